@@ -1,0 +1,353 @@
+"""Every setting once: its default, its unit, where the value comes from; and the checks of them.
+
+A config file (`configs/*.py`) starts from `default_config()` and changes values; the command line
+overrides them (`--config.optimizer.learning_rate=3e-5`). `check_config` refuses what can be seen to
+be wrong without reading data or compiling; `describe()` is the text of `--help_config`.
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import ml_collections
+
+from bertjax.model.presets import BertConfig, Execution
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting: default value, what it means (with its unit), and the source of the default."""
+
+    default: Any
+    help: str
+    source: str = ""
+
+
+S = Setting
+PAPER = "BERT paper A.2"
+CODE = "google-research/bert"
+
+SETTINGS: dict[str, Any] = {
+    "job": S("pretrain", "what to do: pretrain"),
+    "seed": S(0, "seed of everything random: initial weights, pairs, order, masks, dropout"),
+    "init_from": S("", "model directory (Hugging Face, TF1 or bertjax) whose weights are loaded at "
+                   "step 0; optimizer and step start fresh. Ignored when a run is resumed"),
+    "resume": S("auto", "what to do when the workdir already holds a run: auto = go on if the "
+                "settings agree, stop if they differ; changed = go on with the new settings; "
+                "overwrite = delete the old run; never = stop"),
+    "phases": S(((1_000_000, 512),), "((steps, sequence length), ...): phases of one run with one "
+                "optimizer state and one schedule; lengths in tokens, never shrinking", PAPER),
+    "batch_size": S(256, "rows of the global batch (sequences an optimizer step)", PAPER),
+    "accumulation": S(1, "micro-batches an optimizer step; the update equals the large batch's"),
+    "data": {
+        "corpus": S("", "token store made by bertjax.tools.build_corpus, or a comma-separated "
+                    "mixture DIR=WEIGHT,DIR=WEIGHT; 'docstrings' = the embedded demo corpus"),
+        "short_seq_prob": S(0.1, "share of pairs with a random shorter target length", CODE),
+        "nsp": S(True, "next-sentence pairs; False = one segment of contiguous text a row and no "
+                 "NSP loss"),
+        "packed": S(False, "several pairs in one row, attention confined to each pair"),
+        "workers": S(0, "processes that assemble batches ahead of time; 0 = threads only"),
+        "prefetch": S(4, "batches kept ready in host memory"),
+        "demo_megabytes": S(12.0, "size of the embedded demo corpus, in MB of text"),
+        "demo_vocab_size": S(8000, "vocabulary trained on the embedded demo corpus, in entries"),
+    },
+    "masking": {
+        "rate": S(0.15, "share of a row's tokens that are predicted", PAPER),
+        "mask_prob": S(0.8, "share of the predicted tokens replaced by [MASK]", PAPER),
+        "random_prob": S(0.1, "share of the predicted tokens replaced by a random token; the rest "
+                         "stays as it is", PAPER),
+        "whole_word": S(False, "choose whole words instead of single pieces"),
+        "max_predictions": S(0, "predicted positions a row (static shape); 0 = rate x length "
+                             "rounded up: 20 at 128, 77 at 512", CODE),
+        "replace_with_special": S(False, "let random replacement draw special and unused tokens "
+                                  "too, as the original code does"),
+    },
+    "model": {
+        "vocab_size": S(0, "entries of the embedding table; 0 = the tokenizer's, rounded up to a "
+                        "multiple of 'vocab_multiple'"),
+        "vocab_multiple": S(1, "round the embedding table up to a multiple of this (64 or 128 "
+                            "speeds the MLM head up; extra rows are never predicted as targets)"),
+        "hidden_size": S(768, "H, width of the encoder"),
+        "num_hidden_layers": S(12, "L, encoder layers"),
+        "num_attention_heads": S(12, "A, attention heads; must divide H"),
+        "intermediate_size": S(3072, "F, width of the feed-forward layer"),
+        "hidden_act": S("gelu_new", "activation: gelu_new (tanh form), gelu (erf) or relu",
+                        CODE + " modeling.py"),
+        "hidden_dropout_prob": S(0.1, "dropout after embeddings and each sub-layer", PAPER),
+        "attention_probs_dropout_prob": S(0.1, "dropout on attention probabilities", PAPER),
+        "max_position_embeddings": S(512, "longest sequence, in tokens", PAPER),
+        "initializer_range": S(0.02, "standard deviation of the truncated normal", CODE),
+        "layer_norm_eps": S(1e-12, "epsilon of LayerNorm", CODE),
+    },
+    "optimizer": {
+        "name": S("adamw", "adamw or lamb"),
+        "learning_rate": S(1e-4, "peak learning rate", PAPER),
+        "warmup_steps": S(10_000, "steps of linear warm-up", PAPER),
+        "schedule": S("linear", "after warm-up: linear (the original's: to 0, measured from step "
+                      "0), linear_after_warmup (Hugging Face's), cosine, constant", CODE),
+        "b1": S(0.9, "decay of the first moment", PAPER),
+        "b2": S(0.999, "decay of the second moment", PAPER),
+        "eps": S(1e-6, "added to the root of the second moment", CODE + " optimization.py"),
+        "weight_decay": S(0.01, "decoupled weight decay", PAPER),
+        "no_decay": S(r"(^|/)(bias|scale)$", "parameter paths (regex) without weight decay: biases "
+                      "and LayerNorm", CODE + " optimization.py"),
+        "clip_norm": S(1.0, "gradient clipping by global norm; 0 = off",
+                       CODE + " optimization.py"),
+        "bias_correction": S(False, "Adam's bias correction; the original has none",
+                             CODE + " optimization.py"),
+        "max_skipped_in_row": S(20, "stop after this many non-finite steps in a row (each is "
+                                "skipped and counted)"),
+    },
+    "execution": {
+        "dtype": S("auto", "arithmetic of the encoder: float32 or bfloat16 over float32 "
+                   "parameters; auto = bfloat16 on TPU and GPU, float32 on CPU"),
+        "attention": S("auto", "attention implementation; auto = the fastest exact one for the "
+                       "backend, reference = plain XLA"),
+        "layers": S("unrolled", "unrolled, or scan (compiles faster, needs remat to fit)"),
+        "remat": S("none", "what the backward pass recomputes instead of keeping: none, dots, "
+                   "full"),
+        "prng": S("auto", "random bits: threefry2x32 or rbg; auto = rbg on TPU"),
+        "compilation_cache": S("~/.cache/bertjax/xla", "directory of compiled programs, reused by "
+                               "later starts; '' = off"),
+        "debug_nans": S(False, "stop at the operation that makes the first NaN (slow)"),
+    },
+    "mesh": {
+        "data": S(-1, "devices along the data axis; -1 = all that are left"),
+        "fsdp": S(1, "devices that share one copy of parameters and optimizer state"),
+        "tensor": S(1, "devices that split each layer's matrices"),
+    },
+    "checkpoint": {
+        "every_steps": S(1000, "steps between checkpoints; one more at the end and at SIGTERM"),
+        "keep_last": S(3, "newest checkpoints kept"),
+        "keep_best": S(1, "best checkpoints kept, by 'metric'"),
+        "metric": S("eval/loss", "what 'best' is measured by (lower is better)"),
+    },
+    "eval": {
+        "every_steps": S(1000, "steps between evaluations on held-out pairs; 0 = only at the end"),
+        "rows": S(10_000, "held-out rows evaluated at most; 0 = all"),
+    },
+    "log": {
+        "every_steps": S(100, "steps between log lines"),
+        "tensorboard": S(True, "write TensorBoard events beside metrics.jsonl"),
+        "fill_mask": S((), "sentences with [MASK] whose best fillings are printed at the end"),
+    },
+    "profile_steps": S((0, 0), "(first, last) step recorded as a profiler trace under "
+                       "WORKDIR/profile; (0, 0) = none"),
+}
+
+# Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
+FREE_ON_RESUME = ("execution.", "mesh.", "checkpoint.", "eval.", "log.", "profile_steps", "resume",
+                  "init_from", "data.workers", "data.prefetch", "accumulation")
+
+
+def _walk(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Setting]]:
+    for name, value in settings.items():
+        if isinstance(value, Setting):
+            yield prefix + name, value
+        else:
+            yield from _walk(value, f"{prefix}{name}.")
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The original BERT-base pre-training: a ConfigDict whose keys and types are fixed."""
+
+    def build(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value.default if isinstance(value, Setting) else build(value)
+                for name, value in settings.items()}
+
+    return ml_collections.ConfigDict(build(SETTINGS))
+
+
+def describe() -> str:
+    """All settings with defaults, meaning and source, as `--help_config` prints them."""
+    lines = []
+    for path, setting in _walk(SETTINGS):
+        source = f" [{setting.source}]" if setting.source else ""
+        lines.append(f"--config.{path}={setting.default!r}\n    {setting.help}{source}")
+    return "\n".join(lines)
+
+
+def nearest(name: str, valid: list[str]) -> str:
+    """' Did you mean ...?' for an unknown name, or the list of valid ones."""
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else f" Valid: {', '.join(valid)}."
+
+
+def apply_variants(
+    config: ml_collections.ConfigDict,
+    text: str | None,
+    variants: Mapping[str, Callable[[ml_collections.ConfigDict], None]],
+) -> ml_collections.ConfigDict:
+    """Applies the comma-separated variants of `--config=FILE:variant,variant` in order.
+
+    Raises ValueError naming the nearest variant when one is unknown.
+    """
+    for name in filter(None, (text or "").split(",")):
+        if name not in variants:
+            raise ValueError(f"unknown variant {name!r}.{nearest(name, list(variants))}")
+        variants[name](config)
+    return config
+
+
+def check_override_names(arguments: list[str]) -> None:
+    """Refuses `--config.x.y` for a setting that does not exist, naming the nearest one.
+
+    Args:
+      arguments: the command line without the program's name.
+    """
+    valid = [path for path, _ in _walk(SETTINGS)]
+    for argument in arguments:
+        if argument.startswith("--config."):
+            name = argument.removeprefix("--config.").split("=", 1)[0]
+            if name not in valid:
+                close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+                # A right name in the wrong group: 'learning_rate' for 'optimizer.learning_rate'.
+                same = [path for path in valid if path.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+                hint = (same or close or ["--help_config lists all"])[0]
+                raise ValueError(f"unknown setting --config.{name}. Did you mean "
+                                 f"--config.{hint}?" if same or close else
+                                 f"unknown setting --config.{name}; {hint}")
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{'optimizer.learning_rate': 1e-4, ...} of a ConfigDict or of a parsed config.json."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping | ml_collections.ConfigDict):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def resume_conflicts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Lines 'name: old -> new' of the settings that would change the run if it went on."""
+
+    def plain(value: Any) -> Any:  # JSON turns tuples into lists
+        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+    before, after = flatten(old), flatten(new)
+    return [f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
+            for name in sorted(before.keys() | after.keys())
+            if not name.startswith(FREE_ON_RESUME)
+            and plain(before.get(name)) != plain(after.get(name))]
+
+
+def total_steps(config: ml_collections.ConfigDict) -> int:
+    """Optimizer steps of the whole run, over all phases."""
+    return sum(steps for steps, _ in config.phases)
+
+
+def max_predictions(config: ml_collections.ConfigDict, seq_length: int) -> int:
+    """P, the predicted positions of a row of `seq_length` tokens."""
+    # 1e-9: 0.15 * 20 is 3.0000000000000004 in floating point, which must not become 4.
+    return config.masking.max_predictions or math.ceil(config.masking.rate * seq_length - 1e-9)
+
+
+def model_config(config: ml_collections.ConfigDict, tokenizer_vocab_size: int) -> BertConfig:
+    """The architecture of this run for a vocabulary of the given size.
+
+    Raises ValueError if the vocabulary is larger than an explicit `model.vocab_size`.
+    """
+    model = dict(config.model)
+    multiple = model.pop("vocab_multiple")
+    if model["vocab_size"] == 0:
+        model["vocab_size"] = -(-tokenizer_vocab_size // multiple) * multiple
+    if tokenizer_vocab_size > model["vocab_size"]:
+        raise ValueError(
+            f"the tokenizer has {tokenizer_vocab_size} entries, but config.model.vocab_size is "
+            f"{model['vocab_size']}: ids from {model['vocab_size']} on would have no embedding. "
+            "Set --config.model.vocab_size=0 to follow the tokenizer.")
+    return BertConfig(**model)
+
+
+def execution(config: ml_collections.ConfigDict, backend: str) -> Execution:
+    """How the encoder runs on `backend` ('cpu', 'gpu' or 'tpu')."""
+    settings = config.execution
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "float32" if backend == "cpu" else "bfloat16"
+    return Execution(dtype=dtype, attention=settings.attention, layers=settings.layers,
+                     remat=settings.remat)
+
+
+def check_config(config: ml_collections.ConfigDict) -> None:
+    """Refuses settings that cannot work, before any data is read or anything compiled.
+
+    Raises ValueError that names the setting, its value and the remedy.
+    """
+    def one_of(name: str, values: tuple[str, ...]) -> None:
+        value = flatten(config)[name]
+        if value not in values:
+            raise ValueError(f"config.{name}={value!r} is unknown.{nearest(value, list(values))}")
+
+    one_of("job", ("pretrain",))
+    one_of("resume", ("auto", "changed", "overwrite", "never"))
+    one_of("optimizer.name", ("adamw", "lamb"))
+    one_of("optimizer.schedule", ("linear", "linear_after_warmup", "cosine", "constant"))
+    one_of("execution.dtype", ("auto", "float32", "bfloat16"))
+    one_of("execution.prng", ("auto", "threefry2x32", "rbg"))
+
+    _check_phases(config)
+    for name in ("batch_size", "accumulation", "checkpoint.keep_last", "log.every_steps",
+                 "model.vocab_multiple"):
+        if flatten(config)[name] < 1:
+            raise ValueError(f"config.{name}={flatten(config)[name]} must be at least 1")
+    if config.batch_size % config.accumulation:
+        raise ValueError(
+            f"config.batch_size={config.batch_size} is not divisible by config.accumulation="
+            f"{config.accumulation}; the next valid batch size is "
+            f"{-(-config.batch_size // config.accumulation) * config.accumulation}")
+
+    for name in ("masking.rate", "masking.mask_prob", "masking.random_prob",
+                 "data.short_seq_prob", "model.hidden_dropout_prob",
+                 "model.attention_probs_dropout_prob"):
+        if not 0 <= flatten(config)[name] <= 1:
+            raise ValueError(f"config.{name}={flatten(config)[name]} is not a probability (0 to 1)")
+    if config.masking.rate == 0:
+        raise ValueError("config.masking.rate=0: nothing would be predicted; the paper has 0.15")
+    if config.masking.mask_prob + config.masking.random_prob > 1 + 1e-9:
+        raise ValueError(
+            f"config.masking.mask_prob={config.masking.mask_prob} and random_prob="
+            f"{config.masking.random_prob} add up to more than 1; the rest stays unchanged")
+
+    steps, warmup = total_steps(config), config.optimizer.warmup_steps
+    if not 0 <= warmup <= steps:
+        raise ValueError(f"config.optimizer.warmup_steps={warmup} must be between 0 and the "
+                         f"{steps:,} steps of config.phases")
+    if config.optimizer.learning_rate <= 0:
+        raise ValueError(f"config.optimizer.learning_rate={config.optimizer.learning_rate} must be "
+                         "positive")
+    first, last = config.profile_steps
+    if first > last or last > steps:
+        raise ValueError(f"config.profile_steps={config.profile_steps} must be (first, last) with "
+                         f"first <= last <= {steps}")
+    model_config(config.copy_and_resolve_references(), config.model.vocab_size or 5)
+
+
+def _check_phases(config: ml_collections.ConfigDict) -> None:
+    phases = config.phases
+    if not phases or not all(isinstance(phase, tuple | list) and len(phase) == 2
+                             and all(isinstance(number, int) for number in phase)
+                             for phase in phases):
+        raise ValueError(f"config.phases={phases!r} must be ((steps, sequence length), ...) in "
+                         "whole numbers, such as ((900000, 128), (100000, 512))")
+    previous = 0
+    for steps, length in phases:
+        if steps < 1:
+            raise ValueError(f"config.phases={phases!r}: a phase of {steps} steps; at least 1")
+        if length < 5:
+            raise ValueError(f"config.phases={phases!r}: a sequence of {length} tokens has no room "
+                             "for [CLS] A [SEP] B [SEP]; at least 5")
+        if length < previous:
+            raise ValueError(
+                f"config.phases={phases!r} shrinks from {previous} to {length} tokens; put the "
+                "shorter phase first (positions beyond it would go untrained)")
+        previous = length
+    limit = config.model.max_position_embeddings
+    if previous > limit:
+        raise ValueError(
+            f"config.phases asks for sequences of {previous} tokens, but "
+            f"config.model.max_position_embeddings is {limit}; shorten the phase or raise it")
