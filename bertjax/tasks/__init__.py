@@ -1,0 +1,1 @@
+"""Fine-tuning tasks: files -> records -> features -> (model) -> outputs -> scores, submissions."""

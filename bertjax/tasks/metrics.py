@@ -1,0 +1,300 @@
+"""The scores that tasks report: from gold and predicted values to named numbers.
+
+In: plain sequences or numpy arrays of labels, values or tags, one entry an example (for tags one
+list a sentence). Out: `Scores`, a dict of floats in [0, 1] (correlations in [-1, 1]) and the flags
+that a reader must see beside them. A number that is mathematically undefined is 0.0 with a flag,
+never NaN, so that means over seeds and the choice of the best checkpoint stay meaningful.
+
+The definitions are those of scikit-learn, scipy and seqeval 1.2.2 (which follows conlleval.pl);
+none of the three is needed at run time.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+CONSTANT = "constant"  # a correlation with constant predictions or gold is undefined: 0.0
+ONE_CLASS_ONLY = "one class only"  # every prediction is the same class: a failed run, usually
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Named numbers of one evaluation; `flags` says what makes them doubtful."""
+
+    values: Mapping[str, float]
+    flags: tuple[str, ...] = ()
+    details: Mapping[str, object] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[name]
+
+    @property
+    def degenerate(self) -> bool:
+        """True if the model predicts a constant (a run that did not learn)."""
+        return ONE_CLASS_ONLY in self.flags or CONSTANT in self.flags
+
+
+def is_better(value: float, best: float | None) -> bool:
+    """True if `value` beats `best` (higher is better). NaN and infinities never win."""
+    return math.isfinite(value) and (best is None or not math.isfinite(best) or value > best)
+
+
+def _pair(gold, predicted, dtype=None) -> tuple[np.ndarray, np.ndarray]:
+    gold, predicted = np.asarray(gold, dtype), np.asarray(predicted, dtype)
+    if gold.shape != predicted.shape:
+        raise ValueError(f"{gold.shape} gold values but {predicted.shape} predictions")
+    if gold.size == 0:
+        raise ValueError("no examples to score")
+    return gold, predicted
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return float(numerator) / float(denominator) if denominator else 0.0
+
+
+def precision_recall_f1(hits: int, predicted: int, gold: int) -> tuple[float, float, float]:
+    """Precision, recall and F1 from counts; each is 0.0 where its denominator is."""
+    return _ratio(hits, predicted), _ratio(hits, gold), _ratio(2 * hits, predicted + gold)
+
+
+def accuracy(gold, predicted) -> float:
+    """Share of equal entries."""
+    gold, predicted = _pair(gold, predicted)
+    return float(np.mean(gold == predicted))
+
+
+def binary_f1(gold, predicted, positive: int = 1) -> float:
+    """F1 of class `positive`; 0.0 if it is neither predicted nor present."""
+    gold, predicted = _pair(gold, predicted)
+    true_positive = int(np.sum((gold == positive) & (predicted == positive)))
+    counts = int(np.sum(predicted == positive)), int(np.sum(gold == positive))
+    return precision_recall_f1(true_positive, *counts)[2]
+
+
+def macro_f1(gold, predicted) -> float:
+    """Unweighted mean of the F1 of every class that occurs in gold or predictions."""
+    gold, predicted = _pair(gold, predicted)
+    classes = np.union1d(gold, predicted)
+    return float(np.mean([binary_f1(gold, predicted, c) for c in classes]))
+
+
+def matthews(gold, predicted) -> float:
+    """Matthews correlation for any number of classes (Gorodkin 2004); 0.0 for a constant side."""
+    gold, predicted = _pair(gold, predicted)
+    classes = np.union1d(gold, predicted)
+    gold_hot = (gold[:, None] == classes).astype(np.float64)
+    predicted_hot = (predicted[:, None] == classes).astype(np.float64)
+    n = len(gold)
+    gold_count, predicted_count = gold_hot.sum(0), predicted_hot.sum(0)
+    covariance = n * np.sum(gold_hot * predicted_hot) - predicted_count @ gold_count
+    spread = (n * n - predicted_count @ predicted_count) * (n * n - gold_count @ gold_count)
+    return _ratio(covariance, math.sqrt(spread))
+
+
+def _is_constant(values: np.ndarray) -> bool:
+    return bool(np.all(values == values[0]))
+
+
+def pearson(gold, predicted) -> float:
+    """Linear correlation; 0.0 where either side is constant or holds a non-finite value."""
+    gold, predicted = _pair(gold, predicted, np.float64)
+    if not (np.isfinite(gold).all() and np.isfinite(predicted).all()):
+        return 0.0
+    if _is_constant(gold) or _is_constant(predicted):
+        return 0.0
+    gold, predicted = gold - gold.mean(), predicted - predicted.mean()
+    # Scaling before the product keeps values near 1e-200 or 1e200 from under- or overflowing.
+    gold, predicted = gold / np.abs(gold).max(), predicted / np.abs(predicted).max()
+    norm = math.sqrt((gold @ gold) * (predicted @ predicted))
+    return float(np.clip(_ratio(gold @ predicted, norm), -1.0, 1.0))
+
+
+def ranks(values) -> np.ndarray:
+    """Ranks from 1; equal values share the mean of their ranks."""
+    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2.0)[inverse]
+
+
+def spearman(gold, predicted) -> float:
+    """Rank correlation with mean ranks for ties; 0.0 as in `pearson`."""
+    gold, predicted = _pair(gold, predicted, np.float64)
+    if not (np.isfinite(gold).all() and np.isfinite(predicted).all()):
+        return 0.0
+    return pearson(ranks(gold), ranks(predicted))
+
+
+def classification_scores(gold, predicted) -> Scores:
+    """Accuracy, Matthews, macro F1 and (two classes 0 and 1) F1 of class 1.
+
+    `majority` is the accuracy of always answering the most frequent gold class.
+    """
+    gold, predicted = _pair(gold, predicted)
+    if np.any(np.asarray(gold) < 0):
+        raise ValueError("this split has no labels (label < 0): predict on it, do not score it")
+    values = {
+        "accuracy": accuracy(gold, predicted),
+        "matthews": matthews(gold, predicted),
+        "macro_f1": macro_f1(gold, predicted),
+        "majority": float(np.unique(gold, return_counts=True)[1].max() / len(gold)),
+    }
+    if max(gold.max(), predicted.max()) <= 1:
+        values["f1"] = binary_f1(gold, predicted)
+    flags = (ONE_CLASS_ONLY,) if len(predicted) > 1 and _is_constant(predicted) else ()
+    return Scores(values, flags)
+
+
+def regression_scores(gold, predicted) -> Scores:
+    """Pearson, Spearman, their mean and the mean squared error; flagged where undefined."""
+    gold, predicted = _pair(gold, predicted, np.float64)
+    if np.isnan(gold).any():
+        raise ValueError("this split has no labels (NaN targets): predict on it, do not score it")
+    flags = []
+    if _is_constant(gold) or _is_constant(predicted):
+        flags.append(CONSTANT)
+    if not np.isfinite(predicted).all():
+        flags.append("non-finite predictions")
+    values = {"pearson": pearson(gold, predicted), "spearman": spearman(gold, predicted)}
+    values["pearson_spearman"] = (values["pearson"] + values["spearman"]) / 2
+    values["mse"] = float(np.mean((gold - predicted) ** 2))
+    return Scores(values, tuple(flags))
+
+
+def multilabel_scores(gold, predicted) -> Scores:
+    """Micro and macro F1 and exact-match accuracy of two bool arrays [N, C]."""
+    gold, predicted = _pair(gold, predicted, bool)
+    hit, guessed, present = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
+    values = {
+        "micro_f1": precision_recall_f1(hit.sum(), guessed.sum(), present.sum())[2],
+        "macro_f1": float(
+            np.mean([precision_recall_f1(*c)[2] for c in zip(hit, guessed, present, strict=True)])
+        ),
+        "accuracy": float(np.mean((gold == predicted).all(1))),
+    }
+    constant = len(predicted) > 1 and bool(np.all(predicted == predicted[0]))
+    return Scores(values, (ONE_CLASS_ONLY,) if constant else ())
+
+
+# --- entities -------------------------------------------------------------------------------------
+
+Entity = tuple[str, int, int]  # type, first word, one past the last word
+
+
+def split_tag(tag: str) -> tuple[str, str]:
+    """'B-PER' -> ('B', 'PER'); a bare prefix has the type '_', as in seqeval."""
+    if not tag or tag[0] not in "OBIES" or tag[1:2] not in ("", "-"):
+        raise ValueError(f"not an entity tag: {tag!r}; expected O or one of B- I- E- S- and a type")
+    return tag[0], (tag[2:] or "_") if tag[0] != "O" else "_"
+
+
+def lenient_entities(tags: Sequence[str]) -> list[Entity]:
+    """Entities by conlleval's rules: any tag inside may open an entity (I-X after O does).
+
+    Covers IOB1, IOB2 and BIOES in one rule set, so malformed sequences still yield entities.
+    """
+    entities, start, previous = [], None, ("O", "_")
+    for i, current in enumerate([*map(split_tag, tags), ("O", "_")]):
+        (before, before_kind), (prefix, kind) = previous, current
+        # B and S open, E and S close, and a change of type does both. E and I after O open as well.
+        boundary = before in "ESO" or prefix in "BSO" or before_kind != kind
+        if start is not None and boundary:
+            entities.append((before_kind, start, i))
+            start = None
+        if prefix != "O" and boundary:
+            start = i
+        previous = current
+    return entities
+
+
+# Which neighbours (previous tag, this tag) begin, continue or close an entity, and whether their
+# types must agree: '=' same, '!' different, '*' any. seqeval 1.2.2, scheme.py.
+_BEGIN = {
+    "IOB1": "OI* II! BI* IB= BB=",
+    "IOB2": "OB* BB* IB*",
+    "BIOES": "OB* BB* IB* EB* SB* OS* BS* IS* ES* SS*",
+}
+_CONTINUE = {"IOB1": "BI= II=", "IOB2": "BI= II=", "BIOES": "BI= BE= II= IE="}
+_CLOSE = {
+    "IOB1": "II! IO* IB* BO* BI! BB=",
+    "IOB2": "IO* II! IB* BO* BI! BB*",
+    "BIOES": "SO* SB* SI* SE* SS* EO* EB* EI* EE* ES*",
+}
+SCHEMES = tuple(_BEGIN)
+
+
+def _matches(rules: str, before: tuple[str, str], current: tuple[str, str]) -> bool:
+    for rule in rules.split():
+        if rule[:2] == before[0] + current[0]:
+            same = before[1] == current[1]
+            return rule[2] == "*" or same == (rule[2] == "=")
+    return False
+
+
+def strict_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
+    """Only the entities that are well formed in `scheme` (IOB1, IOB2, BIOES).
+
+    Raises ValueError for a prefix that the scheme does not know.
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"unknown tagging scheme {scheme!r}; one of {', '.join(SCHEMES)}")
+    allowed = "OBIES" if scheme == "BIOES" else "OBI"
+    outside = ("O", "_")
+    pairs = [*map(split_tag, tags), outside]
+    for tag, (prefix, _) in zip(tags, pairs, strict=False):
+        if prefix not in allowed:
+            raise ValueError(f"tag {tag!r} is not part of {scheme} (prefixes {' '.join(allowed)})")
+    entities, i, before = [], 0, outside
+    while i < len(pairs):
+        if not _matches(_BEGIN[scheme], before, pairs[i]):
+            before, i = pairs[i], i + 1
+            continue
+        end = i + 1
+        while _matches(_CONTINUE[scheme], pairs[end - 1], pairs[end]):
+            end += 1
+        if _matches(_CLOSE[scheme], pairs[end - 1], pairs[end]):
+            entities.append((pairs[i][1], i, end))
+        before, i = pairs[end - 1], end
+    return entities
+
+
+def entity_scores(
+    gold: Sequence[Sequence[str]],
+    predicted: Sequence[Sequence[str]],
+    scheme: str = "IOB2",
+    strict: bool = False,
+) -> Scores:
+    """Micro-averaged precision, recall and F1 over whole entities, and token accuracy.
+
+    `gold` and `predicted` hold one tag list a sentence, of equal lengths. With strict=False (the
+    default, conlleval's and seqeval's) the scheme plays no part. `details` names the mode and has
+    (precision, recall, F1, support) by type.
+    """
+    if len(gold) != len(predicted):
+        raise ValueError(f"{len(gold)} gold sentences but {len(predicted)} predicted")
+    extract = partial(strict_entities, scheme=scheme) if strict else lenient_entities
+    counts: dict[str, list[int]] = {}  # by type: hits, predicted, gold
+    tokens = correct = 0
+    for number, (gold_tags, predicted_tags) in enumerate(zip(gold, predicted, strict=True)):
+        if len(gold_tags) != len(predicted_tags):
+            raise ValueError(
+                f"sentence {number}: {len(gold_tags)} gold tags but {len(predicted_tags)} predicted"
+            )
+        tokens += len(gold_tags)
+        correct += sum(g == p for g, p in zip(gold_tags, predicted_tags, strict=True))
+        present, guessed = set(extract(gold_tags)), set(extract(predicted_tags))
+        for column, entities in enumerate((present & guessed, guessed, present)):
+            for kind, _, _ in entities:
+                counts.setdefault(kind, [0, 0, 0])[column] += 1
+    if not tokens:
+        raise ValueError("no tags to score")
+    total = [sum(c[column] for c in counts.values()) for column in range(3)]
+    precision, recall, f1 = precision_recall_f1(*total)
+    values = {"precision": precision, "recall": recall, "f1": f1}
+    values["token_accuracy"] = correct / tokens
+    by_type = {k: (*precision_recall_f1(*c), c[2]) for k, c in sorted(counts.items())}
+    details = {"mode": f"strict {scheme}" if strict else "default (conlleval)", "by_type": by_type}
+    flags = (ONE_CLASS_ONLY,) if total[2] and not total[1] else ()
+    return Scores(values, flags, details)

@@ -1,0 +1,166 @@
+"""Metrics against scikit-learn, scipy and seqeval, on random and on degenerate inputs."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+from bertjax.tasks import metrics
+
+TAGS = {
+    "IOB1": ["O", "I-X", "B-X", "I-Y", "B-Y"],
+    "IOB2": ["O", "I-X", "B-X", "I-Y", "B-Y"],
+    "BIOES": ["O", "I-X", "B-X", "E-X", "S-X", "I-Y", "B-Y", "E-Y", "S-Y"],
+}
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classification_numbers_equal_scikit_learn(classes):
+    sk = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(classes)
+    for _ in range(50):
+        gold, predicted = rng.integers(0, classes, (2, rng.integers(2, 40)))
+        scores = metrics.classification_scores(gold, predicted)
+        assert scores["accuracy"] == pytest.approx(sk.accuracy_score(gold, predicted), abs=1e-12)
+        assert scores["matthews"] == pytest.approx(
+            sk.matthews_corrcoef(gold, predicted), abs=1e-12
+        )
+        macro = sk.f1_score(gold, predicted, average="macro", zero_division=0)
+        assert scores["macro_f1"] == pytest.approx(macro, abs=1e-12)
+        if classes == 2:
+            expected = sk.f1_score(gold, predicted, zero_division=0)
+            assert scores["f1"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_constant_predictions_on_the_mrpc_class_balance_give_the_known_numbers_and_a_flag():
+    # 408 development pairs, 279 of them paraphrases: 279/408 and 2*279/(408+279).
+    gold = np.array([1] * 279 + [0] * 129)
+    ones = metrics.classification_scores(gold, np.ones(408, int))
+    zeros = metrics.classification_scores(gold, np.zeros(408, int))
+    assert ones["accuracy"] == pytest.approx(0.683824, abs=5e-7)
+    assert ones["f1"] == pytest.approx(0.812227, abs=5e-7)
+    assert zeros["accuracy"] == pytest.approx(0.316176, abs=5e-7)
+    assert zeros["f1"] == 0.0
+    assert ones["matthews"] == zeros["matthews"] == 0.0
+    assert ones.flags == zeros.flags == (metrics.ONE_CLASS_ONLY,)
+    assert ones.degenerate and zeros.degenerate
+    predicted = gold.copy()
+    assert metrics.classification_scores(gold, predicted).flags == ()
+
+
+@pytest.mark.parametrize("levels", [3, 1000])
+def test_correlations_equal_scipy_with_and_without_ties(levels):
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(levels)
+    for scale in (1.0, 1e-200, 1e150):
+        gold = rng.integers(0, levels, 60) * scale
+        predicted = (gold / scale + rng.integers(0, levels, 60)) * scale
+        scores = metrics.regression_scores(gold, predicted)
+        expected = stats.pearsonr(gold / scale, predicted / scale)[0]
+        assert scores["pearson"] == pytest.approx(expected, abs=1e-12)
+        assert scores["spearman"] == pytest.approx(
+            stats.spearmanr(gold, predicted)[0], abs=1e-12
+        )
+    np.testing.assert_array_equal(metrics.ranks([3, 1, 3, 2]), stats.rankdata([3, 1, 3, 2]))
+
+
+def test_correlation_with_constant_or_broken_predictions_is_zero_with_a_flag():
+    constant = metrics.regression_scores([1.0, 2.0, 3.0], [0.1, 0.1, 0.1])
+    assert constant["pearson"] == constant["spearman"] == 0.0
+    assert constant.flags == (metrics.CONSTANT,)
+    broken = metrics.regression_scores([1.0, 2.0, 3.0], [1.0, math.nan, 3.0])
+    assert broken["pearson"] == broken["spearman"] == 0.0
+    assert broken.flags == ("non-finite predictions",)
+
+
+def test_nan_is_never_better_and_anything_finite_beats_it():
+    assert not metrics.is_better(math.nan, None)
+    assert not metrics.is_better(math.nan, 0.1)
+    assert not metrics.is_better(math.inf, 0.1)
+    assert metrics.is_better(-1.0, math.nan)
+    assert metrics.is_better(0.0, None)
+    assert not metrics.is_better(0.5, 0.5)
+
+
+def test_scoring_a_split_without_labels_is_refused():
+    with pytest.raises(ValueError, match="no labels"):
+        metrics.classification_scores([-1] * 5, [0, 1, 0, 1, 1])
+    with pytest.raises(ValueError, match="no labels"):
+        metrics.regression_scores([math.nan] * 3, [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="no examples"):
+        metrics.accuracy([], [])
+    with pytest.raises(ValueError, match="5,"):
+        metrics.accuracy([1] * 5, [1] * 4)
+
+
+def test_multilabel_f1_equals_scikit_learn():
+    sk = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    for rate in (0.0, 0.1, 0.5, 1.0):
+        gold, predicted = rng.random((20, 5)) < 0.3, rng.random((20, 5)) < rate
+        scores = metrics.multilabel_scores(gold, predicted)
+        for average in ("micro", "macro"):
+            expected = sk.f1_score(gold, predicted, average=average, zero_division=0)
+            assert scores[f"{average}_f1"] == pytest.approx(expected, abs=1e-12)
+        assert scores["accuracy"] == pytest.approx(sk.accuracy_score(gold, predicted))
+        assert scores.degenerate == (rate in (0.0, 1.0))
+
+
+@pytest.mark.parametrize("scheme", metrics.SCHEMES)
+@pytest.mark.parametrize("strict", [False, True])
+def test_entity_scores_equal_seqeval_on_random_tags(scheme, strict):
+    oracle = pytest.importorskip("seqeval.metrics.sequence_labeling")
+    from seqeval import scheme as schemes
+    from seqeval.metrics.v1 import precision_recall_fscore_support as strict_oracle
+
+    rng = np.random.default_rng(7)
+    for _ in range(150):
+        lengths = rng.integers(1, 9, rng.integers(1, 6))
+        gold = [list(rng.choice(TAGS[scheme], n)) for n in lengths]
+        keep = rng.random() * 0.9
+        predicted = [
+            [t if rng.random() < keep else str(rng.choice(TAGS[scheme])) for t in s] for s in gold
+        ]
+        scores = metrics.entity_scores(gold, predicted, scheme, strict)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if strict:
+                rules = getattr(schemes, scheme.replace("BIOES", "IOBES"))
+                expected = strict_oracle(gold, predicted, average="micro", scheme=rules)
+            else:
+                expected = oracle.precision_recall_fscore_support(gold, predicted, average="micro")
+        assert (scores["precision"], scores["recall"], scores["f1"]) == pytest.approx(
+            expected[:3], abs=1e-12
+        )
+        assert scores["token_accuracy"] == oracle.accuracy_score(gold, predicted)
+
+
+def test_an_entity_cut_short_counts_as_wrong_though_most_tokens_are_right():
+    gold = [["B-LOC", "I-LOC", "I-LOC", "O", "B-PER"]]
+    scores = metrics.entity_scores(gold, [["B-LOC", "I-LOC", "O", "O", "B-PER"]])
+    assert scores["precision"] == scores["recall"] == scores["f1"] == 0.5
+    assert scores["token_accuracy"] == pytest.approx(0.8)
+    assert scores.details["by_type"] == {"LOC": (0.0, 0.0, 0.0, 1), "PER": (1.0, 1.0, 1.0, 1)}
+
+
+def test_entity_that_opens_with_i_counts_in_default_mode_only_and_the_mode_is_named():
+    gold, predicted = [["B-X", "I-X", "O"]], [["I-X", "I-X", "O"]]
+    lenient = metrics.entity_scores(gold, predicted)
+    strict = metrics.entity_scores(gold, predicted, "IOB2", strict=True)
+    assert lenient["f1"] == 1.0 and lenient.details["mode"] == "default (conlleval)"
+    assert strict["f1"] == 0.0 and strict.details["mode"] == "strict IOB2"
+
+
+def test_tags_outside_the_scheme_are_refused():
+    with pytest.raises(ValueError, match="not part of IOB2"):
+        metrics.entity_scores([["S-X"]], [["O"]], "IOB2", strict=True)
+    with pytest.raises(ValueError, match="not an entity tag"):
+        metrics.entity_scores([["PER"]], [["O"]])
+    with pytest.raises(ValueError, match="2 gold tags but 1"):
+        metrics.entity_scores([["O", "O"]], [["O"]])
+
+
+def test_tagging_nothing_at_all_is_flagged():
+    assert metrics.entity_scores([["B-X"]], [["O"]]).degenerate
+    assert not metrics.entity_scores([["O"]], [["O"]]).degenerate
