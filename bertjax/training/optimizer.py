@@ -1,0 +1,243 @@
+"""The learning-rate schedule and the optimizers: AdamW exactly as the original, and LAMB.
+
+In: gradients and parameters as nested dicts, the step number. Out: updates to add to the
+parameters, and the optimizer state {'mean': tree, 'variance': tree} in float32.
+
+The state holds no counter. The learning rate follows `step` (batches seen) and the bias correction
+follows `updates` (batches applied); the caller passes both, so a skipped step leaves no trace.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Params = Mapping[str, Any]
+Schedule = Callable[[jax.Array | int], jax.Array]
+Rules = Sequence[tuple[str, float]]
+
+# LayerNorm and biases, as AdamWeightDecayOptimizer's exclude_from_weight_decay in the original.
+NO_DECAY = r"(^|/)(bias|scale|gamma|beta)$|(?i:layer_?norm)"
+
+SCHEDULES = ("linear", "linear_after_warmup", "cosine", "constant")
+
+
+def learning_rate_schedule(
+    name: str, peak: float, warmup_steps: int, total_steps: int, final_fraction: float = 0.0
+) -> Schedule:
+    """Learning rate as a function of the step (0 = the first update).
+
+    Warm-up is `peak * step / warmup_steps` for every schedule, so that with warm-up the first
+    update has rate 0, as in the original. After it:
+      linear               the original's (google-research/bert optimization.py): the line from
+                           `peak` at step 0 to 0 at `total_steps`, joined where warm-up ends
+      linear_after_warmup  Hugging Face's: from `peak` at the end of warm-up to 0
+      cosine               half a cosine from `peak` at the end of warm-up to 0
+      constant             `peak`
+
+    Args:
+      peak: the highest rate (which 'linear' with warm-up only approaches).
+      warmup_steps, total_steps: in optimizer steps; 0 <= warmup_steps <= total_steps.
+      final_fraction: the decay ends at this share of `peak` instead of 0.
+
+    Raises:
+      ValueError: unknown name, or numbers outside those ranges.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"unknown learning-rate schedule {name!r}; one of {', '.join(SCHEDULES)}")
+    if total_steps < 1:
+        raise ValueError(f"total_steps={total_steps} must be at least 1")
+    if not 0 <= warmup_steps <= total_steps:
+        raise ValueError(
+            f"warmup_steps={warmup_steps} must lie between 0 and total_steps={total_steps}")
+    if not peak >= 0:
+        raise ValueError(f"learning rate {peak} must not be negative")
+
+    decay_steps = max(1, total_steps - warmup_steps)
+
+    def decayed(step: jax.Array) -> jax.Array:
+        if name == "linear":
+            left = 1 - jnp.minimum(step, total_steps) / total_steps
+        elif name == "constant":
+            return jnp.ones_like(step)
+        else:
+            left = 1 - jnp.clip((step - warmup_steps) / decay_steps, 0, 1)
+            if name == "cosine":
+                left = 0.5 * (1 - jnp.cos(math.pi * left))
+        return final_fraction + (1 - final_fraction) * left
+
+    def schedule(step: jax.Array | int) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        fraction = decayed(step)
+        if warmup_steps:
+            fraction = jnp.where(step < warmup_steps, step / warmup_steps, fraction)
+        return jnp.float32(peak) * fraction
+
+    return schedule
+
+
+class Optimizer(NamedTuple):
+    """An optimizer; `init` and `update` are those of an optax.GradientTransformationExtraArgs."""
+
+    init: Callable[[Params], Params]  # params -> state
+    # (gradients, state, params, step=, updates=) -> (updates to add to params, new state)
+    update: Callable[..., tuple[Params, Params]]
+    learning_rate: Schedule
+    gradient_norm: Callable[[Params], jax.Array]  # global norm of what is trained, before clipping
+
+
+def make_optimizer(
+    learning_rate: Schedule | float,
+    name: str = "adamw",
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-6,
+    weight_decay: float = 0.01,
+    no_decay: str = NO_DECAY,
+    clip_norm: float = 1.0,
+    bias_correction: bool = False,
+    learning_rate_rules: Rules = (),
+) -> Optimizer:
+    """The original's AdamW, or LAMB, behind clipping by global norm.
+
+    adamw: AdamWeightDecayOptimizer of google-research/bert (optimization.py):
+      m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  p -= lr (m / (sqrt(v) + eps) + decay p)
+    lamb: You et al. 2020, algorithm 2, with phi the identity: the same direction, scaled for each
+      parameter array by |p| / |direction| (1 where either norm is 0). Arrays that `no_decay`
+      matches are not scaled, as in the authors' code. Algorithm 2 has bias correction: pass True.
+
+    Args:
+      learning_rate: a schedule, or a constant.
+      eps: added to the square root of the second moment.
+      weight_decay: for every parameter whose path ('a/b/c') `no_decay` (a regex) does not match.
+      clip_norm: gradients are scaled to at most this global norm (tf.clip_by_global_norm);
+        0 turns clipping off.
+      bias_correction: divides m and v by 1 - b^updates, as Adam does and the original does not.
+        First step with g = 1: the update is 0.999999 lr with it, 3.162178 lr without.
+      learning_rate_rules: ordered (regex over the path, multiplier); the first match counts, no
+        match means 1. Multiplier 0 freezes: no optimizer state, no part in the gradient norm.
+
+    Raises:
+      ValueError: unknown name, or (at init) a rule that matches no parameter.
+    """
+    if name not in ("adamw", "lamb"):
+        raise ValueError(f"unknown optimizer {name!r}; one of adamw, lamb")
+    schedule = learning_rate if callable(learning_rate) else (
+        lambda step: jnp.full_like(jnp.asarray(step, jnp.float32), learning_rate))
+    excluded = re.compile(no_decay)
+
+    def trained(tree: Params) -> dict[str, Any]:
+        """The flat {path: leaf} of what is not frozen."""
+        return {path: leaf for path, leaf in flatten(tree).items()
+                if first_match(learning_rate_rules, path, 1.0)}
+
+    def init(params: Params) -> Params:
+        check_rules(learning_rate_rules, flatten(params))
+        # Two separate trees of zeros: shared buffers could not be donated.
+        return {moment: unflatten({path: jnp.zeros(leaf.shape, jnp.float32)
+                                   for path, leaf in trained(params).items()})
+                for moment in ("mean", "variance")}
+
+    def gradient_norm(gradients: Params) -> jax.Array:
+        return global_norm(trained(gradients))
+
+    def direction(path: str, g: jax.Array, m: jax.Array, v: jax.Array, p: jax.Array,
+                  updates: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * jnp.square(g)
+        m_hat, v_hat = m, v
+        if bias_correction:
+            # 1 - b^n as -expm1(n log b): in float32, 1 - 0.999 has only 4 good digits.
+            m_hat = m / -jnp.expm1((updates + 1) * math.log(b1))
+            v_hat = v / -jnp.expm1((updates + 1) * math.log(b2))
+        step_direction = m_hat / (jnp.sqrt(v_hat) + eps)
+        decays = not excluded.search(path)
+        if decays and weight_decay:
+            step_direction += weight_decay * p
+        if decays and name == "lamb":
+            p_norm, d_norm = jnp.linalg.norm(p.ravel()), jnp.linalg.norm(step_direction.ravel())
+            ratio = p_norm / jnp.where(d_norm > 0, d_norm, 1)
+            step_direction *= jnp.where((p_norm > 0) & (d_norm > 0), ratio, 1)
+        return step_direction, m, v
+
+    def update(gradients: Params, state: Params, params: Params, *, step: jax.Array | int,
+               updates: jax.Array | int | None = None) -> tuple[Params, Params]:
+        updates = jnp.asarray(step if updates is None else updates, jnp.float32)
+        scale = jnp.float32(1)
+        if clip_norm:
+            scale = clip_norm / jnp.maximum(gradient_norm(gradients), clip_norm)
+        means, variances = flatten(state["mean"]), flatten(state["variance"])
+        flat_params, rate = flatten(params), schedule(step)
+        changes, new_means, new_variances = {}, {}, {}
+        for path, gradient in flatten(gradients).items():
+            multiplier = first_match(learning_rate_rules, path, 1.0)
+            if not multiplier:
+                changes[path] = jnp.zeros_like(flat_params[path])
+                continue
+            step_direction, new_means[path], new_variances[path] = direction(
+                path, gradient.astype(jnp.float32) * scale, means[path], variances[path],
+                flat_params[path].astype(jnp.float32), updates)
+            changes[path] = (-rate * multiplier * step_direction).astype(flat_params[path].dtype)
+        return unflatten(changes), {"mean": unflatten(new_means),
+                                    "variance": unflatten(new_variances)}
+
+    return Optimizer(init, update, schedule, gradient_norm)
+
+
+def layerwise_decay_rules(
+    num_layers: int, decay: float, layer: str = r"(^|/)layer_{}/", embeddings: str = r"embeddings/"
+) -> list[tuple[str, float]]:
+    """Learning-rate rules that shrink the rate by `decay` for each layer further from the head.
+
+    Heads and pooler 1, layer L-1 `decay`^2 ... layer 0 `decay`^(L+1), embeddings `decay`^(L+2)
+    (google-research/electra model/optimization.py, `_get_layer_lrs`).
+    """
+    rules = [(layer.format(i), decay ** (num_layers + 1 - i)) for i in range(num_layers)]
+    return [*rules, (embeddings, decay ** (num_layers + 2))]
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """Euclidean norm over all leaves together, in float32."""
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, jnp.float32(0)))
+
+
+def first_match(rules: Rules, path: str, default: float) -> float:
+    """Value of the first rule whose regex is found in `path`."""
+    return next((value for pattern, value in rules if re.search(pattern, path)), default)
+
+
+def check_rules(rules: Rules, paths: Sequence[str] | Mapping[str, Any]) -> None:
+    """Refuses a rule that matches nothing, which is a mistyped pattern rather than a wish."""
+    for pattern, value in rules:
+        if not any(re.search(pattern, path) for path in paths):
+            shown = ", ".join(list(paths)[:5])
+            raise ValueError(f"the rule ({pattern!r}, {value}) matches no parameter path; paths "
+                             f"look like: {shown} ...")
+
+
+def flatten(tree: Params, prefix: str = "") -> dict[str, Any]:
+    """{'a/b/c': leaf} of a nested dict, in the tree's own order."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}/"))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested dict of {'a/b/c': leaf}."""
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree

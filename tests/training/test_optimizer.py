@@ -1,0 +1,154 @@
+"""Schedules and optimizers against the original's formulas, recomputed here in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.training.optimizer import (
+    layerwise_decay_rules,
+    learning_rate_schedule,
+    make_optimizer,
+)
+
+
+def params_and_gradients(seed=0, steps=1):
+    rng = np.random.default_rng(seed)
+    shapes = {"encoder": {"dense": {"kernel": (4, 3), "bias": (3,)},
+                          "layer_norm": {"scale": (3,), "bias": (3,)}}}
+
+    def draw(scale):
+        return jax.tree.map(lambda s: rng.normal(0, scale, s).astype(np.float32), shapes,
+                            is_leaf=lambda x: isinstance(x, tuple))
+
+    return draw(0.5), [draw(10.0 ** rng.uniform(-2, 1)) for _ in range(steps)]
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    # The first two rows: the formulas of google-research/bert optimization.py (polynomial_decay
+    # from step 0, warm-up where step < warmup) and of transformers' get_linear_schedule.
+    ("linear", [0, 5e-5, 9e-5, 9e-5, 4.5e-5, 0]),
+    ("linear_after_warmup", [0, 5e-5, 9e-5, 1e-4, 5e-5, 0]),
+    ("cosine", [0, 5e-5, 9e-5, 1e-4, 5e-5, 0]),
+    ("constant", [0, 5e-5, 9e-5, 1e-4, 1e-4, 1e-4]),
+])
+def test_schedule_values(name, expected):
+    schedule = learning_rate_schedule(name, 1e-4, 10, 100)
+    values = [float(schedule(step)) for step in (0, 5, 9, 10, 55, 100)]
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-11)
+
+
+def test_the_rate_stays_at_its_end_beyond_the_last_step():
+    assert float(learning_rate_schedule("linear", 1e-4, 10, 100)(1000)) == 0
+    ending = learning_rate_schedule("linear_after_warmup", 1.0, 10, 100, final_fraction=0.02)
+    assert float(ending(5000)) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("name", ["linear", "linear_after_warmup", "cosine", "constant"])
+def test_no_warmup_starts_at_the_peak(name):
+    schedule = learning_rate_schedule(name, 1e-4, 0, 10)
+    assert float(schedule(0)) == pytest.approx(1e-4)
+    optimizer = make_optimizer(schedule)
+    params, (gradients,) = params_and_gradients()
+    changes, _ = optimizer.update(gradients, optimizer.init(params), params, step=0)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(changes))
+
+
+def test_warmup_of_the_whole_run_is_finite():
+    schedule = learning_rate_schedule("linear_after_warmup", 1e-4, 10, 10)
+    assert np.isfinite([float(schedule(step)) for step in range(12)]).all()
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(-1, 10), (11, 10), (0, 0)])
+def test_impossible_warmup_is_refused(warmup, total):
+    with pytest.raises(ValueError, match="must"):
+        learning_rate_schedule("linear", 1e-4, warmup, total)
+
+
+@pytest.mark.parametrize(("bias_correction", "expected"), [(False, 3.162178), (True, 0.999999)])
+def test_first_update_with_and_without_bias_correction(bias_correction, expected):
+    # g = 1, b = (0.9, 0.999), eps 1e-6: 0.1 / (sqrt(0.001) + 1e-6), or 1 / (1 + 1e-6).
+    optimizer = make_optimizer(0.1, weight_decay=0, clip_norm=0, bias_correction=bias_correction)
+    params = {"w": jnp.zeros(())}
+    changes, _ = optimizer.update({"w": jnp.ones(())}, optimizer.init(params), params, step=0)
+    assert float(changes["w"]) / -0.1 == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("bias_correction", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_hundred_steps_equal_an_independent_float64_version(name, bias_correction):
+    params, gradients = params_and_gradients(seed=1, steps=100)
+    schedule = learning_rate_schedule("linear", 1e-2, 10, 100)
+    optimizer = make_optimizer(schedule, name, bias_correction=bias_correction)
+
+    expected = {path: np.float64(leaf) for path, leaf in leaves(params).items()}
+    m = {path: np.zeros_like(p) for path, p in expected.items()}
+    v = {path: np.zeros_like(p) for path, p in expected.items()}
+    for t, step_gradients in enumerate(gradients):
+        g = {path: np.float64(leaf) for path, leaf in leaves(step_gradients).items()}
+        norm = np.sqrt(sum((x**2).sum() for x in g.values()))
+        lr = 1e-2 * (t / 10 if t < 10 else 1 - t / 100)
+        for path, p in expected.items():
+            clipped = g[path] * 1.0 / max(norm, 1.0)
+            m[path] = 0.9 * m[path] + 0.1 * clipped
+            v[path] = 0.999 * v[path] + 0.001 * clipped**2
+            c1, c2 = (1 - 0.9 ** (t + 1), 1 - 0.999 ** (t + 1)) if bias_correction else (1, 1)
+            u = m[path] / c1 / (np.sqrt(v[path] / c2) + 1e-6)
+            if path.endswith("kernel"):
+                u = u + 0.01 * p
+                if name == "lamb":
+                    u = u * np.linalg.norm(p) / np.linalg.norm(u)
+            expected[path] = p - lr * u
+
+    state = optimizer.init(params)
+    step_fn = jax.jit(lambda g, s, p, t: optimizer.update(g, s, p, step=t))
+    for t, step_gradients in enumerate(gradients):
+        changes, state = step_fn(step_gradients, state, params, t)
+        params = jax.tree.map(jnp.add, params, changes)
+    for path, value in leaves(params).items():
+        np.testing.assert_allclose(value, expected[path], rtol=1e-5, atol=1e-5)
+
+
+def leaves(tree):
+    return {"/".join(str(k.key) for k in path): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def test_state_is_float32_for_bfloat16_parameters():
+    params = {"w": jnp.ones((3,), jnp.bfloat16)}
+    optimizer = make_optimizer(0.1)
+    state = optimizer.init(params)
+    changes, state = optimizer.update(params, state, params, step=0)
+    assert {x.dtype for x in jax.tree.leaves(state)} == {jnp.dtype("float32")}
+    assert changes["w"].dtype == jnp.bfloat16
+
+
+def test_a_frozen_parameter_has_no_state_no_update_and_no_part_in_the_norm():
+    optimizer = make_optimizer(0.1, learning_rate_rules=[("^encoder/", 0.0)])
+    params = {"encoder": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}}
+    gradients = {"encoder": {"w": jnp.full(2, 1e6)}, "head": {"w": jnp.array([3.0, 4.0])}}
+    state = optimizer.init(params)
+    assert list(state["mean"]) == ["head"]
+    assert float(optimizer.gradient_norm(gradients)) == pytest.approx(5)
+    changes, _ = optimizer.update(gradients, state, params, step=0)
+    assert not np.any(changes["encoder"]["w"])
+    assert np.all(changes["head"]["w"] != 0)
+
+
+def test_the_first_matching_rule_sets_the_learning_rate():
+    rules = layerwise_decay_rules(2, 0.5)
+    params = {"embeddings": {"w": jnp.zeros(1)}, "layer_0": {"w": jnp.zeros(1)},
+              "layer_1": {"w": jnp.zeros(1)}, "head": {"w": jnp.zeros(1)}}
+    optimizer = make_optimizer(1.0, clip_norm=0, learning_rate_rules=rules)
+    gradients = jax.tree.map(jnp.ones_like, params)
+    changes, _ = optimizer.update(gradients, optimizer.init(params), params, step=0)
+    ratio = {name: float(changes[name]["w"][0] / changes["head"]["w"][0]) for name in params}
+    # depth counted as in ELECTRA: two below the head, then one for each layer
+    assert ratio == pytest.approx(
+        {"head": 1, "layer_1": 0.25, "layer_0": 0.125, "embeddings": 0.0625})
+
+
+def test_a_rule_that_matches_nothing_is_refused():
+    optimizer = make_optimizer(1.0, learning_rate_rules=[("encodr", 0.0)])
+    with pytest.raises(ValueError, match="encodr.*matches no parameter.*encoder/w"):
+        optimizer.init({"encoder": {"w": jnp.ones(2)}})
