@@ -1,0 +1,144 @@
+"""The official SQuAD scores: predictions and gold articles in, exact match and F1 in percent out.
+
+Source: evaluate-v1.1.py and evaluate-v2.0.py of the SQuAD site, re-implemented; every returned
+number agrees with theirs to the last digit. `data` is the list under "data" of a SQuAD file.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, no ASCII punctuation, no articles, single blanks."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact(gold: str, predicted: str) -> float:
+    """1.0 if both are the same after normalisation, else 0.0."""
+    return float(normalize_answer(gold) == normalize_answer(predicted))
+
+
+def f1(gold: str, predicted: str, version: str = "2.0") -> float:
+    """F1 of the bags of words. Two empty sides give 1.0 in version 2.0 and 0.0 in 1.1."""
+    gold_words = normalize_answer(gold).split()
+    predicted_words = normalize_answer(predicted).split()
+    if version == "2.0" and not (gold_words and predicted_words):
+        return float(gold_words == predicted_words)
+    same = sum((Counter(gold_words) & Counter(predicted_words)).values())
+    if not same:
+        return 0.0
+    precision, recall = same / len(predicted_words), same / len(gold_words)
+    return 2 * precision * recall / (precision + recall)
+
+
+def questions(data: Sequence[Mapping]) -> Iterator[Mapping]:
+    """Every question-answer entry, in file order."""
+    for article in data:
+        for paragraph in article["paragraphs"]:
+            yield from paragraph["qas"]
+
+
+def score_v1(data: Sequence[Mapping], predictions: Mapping[str, str]) -> dict[str, float]:
+    """SQuAD 1.1: the best score over the gold answers; a missing prediction counts 0.
+
+    Returns exact, f1 (percent), total and missing (counts).
+    """
+    exact_sum = f1_sum = 0.0
+    total = missing = 0
+    for question in questions(data):
+        total += 1
+        if question["id"] not in predictions:
+            missing += 1
+            continue
+        answer = predictions[question["id"]]
+        golds = [gold["text"] for gold in question["answers"]]
+        exact_sum += max(exact(gold, answer) for gold in golds)
+        f1_sum += max(f1(gold, answer, "1.1") for gold in golds)
+    return {
+        "exact": 100.0 * exact_sum / total,
+        "f1": 100.0 * f1_sum / total,
+        "total": total,
+        "missing": missing,
+    }
+
+
+def score_v2(
+    data: Sequence[Mapping],
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None = None,
+    threshold: float = 1.0,
+) -> dict[str, float]:
+    """SQuAD 2.0, with the best thresholds if `null_odds` is given.
+
+    `null_odds` maps a question id to how likely it has no answer: a probability, or the null score
+    minus the best span's score. An answer whose odds are above `threshold` is taken as empty
+    (1.0, the official default, never applies to probabilities). Where the predictions are to be
+    searched for the best threshold they must be the best non-empty spans, else an answer that was
+    blanked before cannot come back. A missing prediction leaves the question out, as officially.
+
+    Returns, in percent: exact, f1, HasAns_/NoAns_ of both; with null_odds best_exact, best_f1 and
+    their *_thresh; and the counts total, HasAns_total, NoAns_total, missing.
+    """
+    has_answer: dict[str, bool] = {}
+    raw_exact: dict[str, float] = {}
+    raw_f1: dict[str, float] = {}
+    for question in questions(data):
+        key = question["id"]
+        has_answer[key] = bool(question["answers"])
+        if key not in predictions:
+            continue
+        golds = [a["text"] for a in question["answers"] if normalize_answer(a["text"])] or [""]
+        raw_exact[key] = max(exact(gold, predictions[key]) for gold in golds)
+        raw_f1[key] = max(f1(gold, predictions[key]) for gold in golds)
+    if not raw_exact:
+        raise ValueError("none of the predictions belongs to a question of this file")
+    odds = {key: 0.0 for key in raw_exact} if null_odds is None else null_odds
+    if lacking := [key for key in raw_exact if key not in odds]:
+        raise ValueError(f"{len(lacking)} questions without null odds, the first is {lacking[0]!r}")
+
+    def decided(scores: Mapping[str, float]) -> dict[str, float]:
+        return {
+            key: float(not has_answer[key]) if odds[key] > threshold else value
+            for key, value in scores.items()
+        }
+
+    result: dict[str, float] = {}
+    for name, scores in (("exact", decided(raw_exact)), ("f1", decided(raw_f1))):
+        result[name] = 100.0 * sum(scores.values()) / len(scores)
+        for kind, wanted in (("HasAns", True), ("NoAns", False)):
+            part = [value for key, value in scores.items() if has_answer[key] is wanted]
+            result[f"{kind}_total"] = len(part)
+            if part:
+                result[f"{kind}_{name}"] = 100.0 * sum(part) / len(part)
+    result["total"] = len(raw_exact)
+    result["missing"] = len(has_answer) - len(raw_exact)
+    if null_odds is not None:
+        for name, scores in (("exact", raw_exact), ("f1", raw_f1)):
+            best, at = _best_threshold(predictions, scores, null_odds, has_answer)
+            result[f"best_{name}"], result[f"best_{name}_thresh"] = best, at
+    return result
+
+
+def _best_threshold(predictions, scores, null_odds, has_answer) -> tuple[float, float]:
+    """Best score in percent, and the odds up to which an answer is kept to reach it.
+
+    Starts from leaving every question empty, then admits answers by rising odds. Questions whose
+    odds are equal are admitted one by one, as in the official script.
+    """
+    current = best = sum(not answerable for answerable in has_answer.values())
+    at = 0.0
+    for key in sorted(null_odds, key=null_odds.__getitem__):
+        if key not in scores:
+            continue
+        if has_answer[key]:
+            current += scores[key]
+        elif predictions[key]:
+            current -= 1
+        if current > best:
+            best, at = current, null_odds[key]
+    return 100.0 * best / len(scores), at

@@ -1,0 +1,96 @@
+"""The SQuAD scores against the official scripts' numbers, on real prediction files and by hand."""
+
+import hashlib
+import json
+
+import pytest
+
+from bertjax.tasks import squad_score
+
+# exact, F1: the numbers that the SQuAD site publishes for the two BERT systems; the other three are
+# the output of the official evaluate-v1.1.py / evaluate-v2.0.py rules on these files.
+PUBLISHED = {
+    "1.1-bert-ensemble": (86.20624408703878, 92.19557978351129),
+    "1.1-slqa": (81.94891201513718, 88.38386312172172),
+    "1.1-logistic-baseline": (40.14191106906339, 50.98153647324482),
+    "2.0-bert-single": (78.74168280973637, 81.77528052374727),
+    "2.0-bidaf-elmo": (65.70369746483618, 67.8764892145134),
+}
+
+
+def read(shared_data, name):
+    return json.loads((shared_data / "squad" / name).read_text(encoding="utf-8"))
+
+
+def one_paragraph(**golds):
+    """Gold data with one question a keyword: id=[answer texts]."""
+    questions = [
+        {"id": key, "question": "?", "answers": [{"text": t, "answer_start": 0} for t in texts]}
+        for key, texts in golds.items()
+    ]
+    return [{"paragraphs": [{"context": "", "qas": questions}]}]
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_scores_of_published_predictions_equal_the_official_ones_to_the_last_digit(
+    shared_data, name
+):
+    version = name[:3]
+    data = read(shared_data, f"dev-v{version}.rebuilt.json")["data"]
+    score = squad_score.score_v1 if version == "1.1" else squad_score.score_v2
+    result = score(data, read(shared_data, f"predictions-{name}.json"))
+    assert (result["exact"], result["f1"]) == PUBLISHED[name]
+    assert result["total"] == {"1.1": 10570, "2.0": 11873}[version]
+
+
+@pytest.mark.real_data
+def test_best_thresholds_equal_the_official_script_with_the_same_odds(shared_data):
+    data = read(shared_data, "dev-v2.0.rebuilt.json")["data"]
+    predictions = read(shared_data, "predictions-2.0-bidaf-elmo.json")
+
+    def odds(key, answer):  # made up, deterministic, rounded so that ties occur
+        noise = int(hashlib.md5(key.encode()).hexdigest()[:6], 16) / 0xFFFFFF
+        return round((0.3 if answer else 0.5) + noise * 0.6 - 0.2, 2)
+
+    null_odds = {key: odds(key, answer) for key, answer in predictions.items()}
+    result = squad_score.score_v2(data, predictions, null_odds, threshold=0.4)
+    # evaluate-v2.0.py --na-prob-file with the same odds and -t 0.4.
+    assert result["exact"] == 57.75288469636992
+    assert result["f1"] == 58.903235541090325
+    assert (result["best_exact"], result["best_exact_thresh"]) == (65.71211993598922, 0.7)
+    assert (result["best_f1"], result["best_f1_thresh"]) == (67.88491168566655, 0.7)
+
+
+def test_threshold_search_uses_the_null_odds():
+    data = one_paragraph(q1=["Rome"], q2=[])
+    predictions = {"q1": "Rome", "q2": "Paris"}
+    result = squad_score.score_v2(data, predictions, {"q1": -5.0, "q2": -1.0}, threshold=0.0)
+    assert result["exact"] == 50.0
+    assert (result["best_exact"], result["best_exact_thresh"]) == (100.0, -5.0)
+    # Zeros in place of the odds, a known mistake, find nothing.
+    zeros = squad_score.score_v2(data, predictions, {"q1": 0.0, "q2": 0.0}, threshold=0.0)
+    assert zeros["best_exact_thresh"] == 0.0
+
+
+def test_normalisation_drops_case_articles_and_punctuation():
+    assert squad_score.normalize_answer("The  U.S. Army, a 'unit' ") == "us army unit"
+    assert squad_score.f1("the cat sat", "Cat") == pytest.approx(2 / 3)
+
+
+def test_empty_answers_are_equal_in_version_2_and_worth_nothing_in_1():
+    assert squad_score.f1("", "the", "2.0") == 1.0
+    assert squad_score.f1("", "the", "1.1") == 0.0
+    assert squad_score.f1("", "x", "2.0") == 0.0
+
+
+def test_missing_predictions_count_zero_in_1_and_are_left_out_and_counted_in_2():
+    data = one_paragraph(q1=["x"], q2=["y"])
+    first = squad_score.score_v1(data, {"q1": "x"})
+    second = squad_score.score_v2(data, {"q1": "x"})
+    assert (first["exact"], first["missing"]) == (50.0, 1)
+    assert (second["exact"], second["missing"]) == (100.0, 1)
+    with pytest.raises(ValueError, match="none of the predictions"):
+        squad_score.score_v2(data, {"other": "x"})
+    with pytest.raises(ValueError, match="without null odds.*q1"):
+        squad_score.score_v2(data, {"q1": "x"}, {})
