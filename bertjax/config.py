@@ -50,7 +50,7 @@ SETTINGS: dict[str, Any] = {
         "packed": S(False, "several pairs in one row, attention confined to each pair"),
         "workers": S(0, "processes that assemble batches ahead of time; 0 = threads only"),
         "prefetch": S(4, "batches kept ready in host memory"),
-        "demo_megabytes": S(12.0, "size of the embedded demo corpus, in MB of text"),
+        "demo_megabytes": S(6.0, "largest size of the embedded demo corpus, in MB of text"),
         "demo_vocab_size": S(8000, "vocabulary trained on the embedded demo corpus, in entries"),
     },
     "masking": {
@@ -189,6 +189,21 @@ def apply_variants(
             raise ValueError(f"unknown variant {name!r}.{nearest(name, list(variants))}")
         variants[name](config)
     return config
+
+
+def two_phase(config: ml_collections.ConfigDict) -> None:
+    """Variant: 128 tokens for 90 % of the steps, 512 for the last 10 % (paper A.2)."""
+    steps = total_steps(config)
+    short = steps * 9 // 10
+    config.phases = ((short, 128), (steps - short, 512))
+
+
+def packed(config: ml_collections.ConfigDict) -> None:
+    """Variant: several pairs in one row, so that no work is spent on padding."""
+    config.data.packed = True
+
+
+PRETRAINING_VARIANTS = {"two_phase": two_phase, "packed": packed}
 
 
 def check_override_names(arguments: list[str]) -> None:

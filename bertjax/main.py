@@ -1,0 +1,85 @@
+"""Command line: flags and a config file in, one job run in a work directory.
+
+    python -m bertjax.main --config=configs/demo.py --workdir=runs/demo
+    python -m bertjax.main --config=configs/large.py:two_phase --config.data.corpus=STORE \\
+        --config.optimizer.learning_rate=2e-4 --workdir=gs://bucket/run1
+
+A setting that cannot work stops the program with one message and exit code 2, before anything is
+compiled. A run that was asked to stop (SIGTERM) saves, and exits with code 75 ("try again").
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from bertjax.config import check_config, check_override_names, describe
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Experiment: a file of configs/, with variants after a colon "
+    "(configs/large.py:two_phase). Any setting can be overridden: --config.batch_size=64.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Directory of the run: checkpoints, metrics.jsonl, report.html, model/. "
+    "Local or gs://. Default: runs/NAME of the config file.")
+_HELP_CONFIG = flags.DEFINE_bool("help_config", False, "Print every setting, then exit.")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the job that the flags describe."""
+    if _HELP_CONFIG.value:
+        print(describe())
+        return
+    if len(arguments) > 1:
+        _refuse(f"unexpected arguments {' '.join(arguments[1:])}: quote wildcards, and write "
+                "settings as --config.NAME=VALUE")
+    if _CONFIG.value is None:
+        _refuse("no experiment given; try --config=configs/demo.py (all settings: --help_config)")
+    config = _CONFIG.value
+    workdir = _WORKDIR.value or os.path.join("runs", _config_name())
+    try:
+        check_config(config)
+        # Late: importing jax takes a second that a refused command need not wait for.
+        from bertjax.training import pretraining
+
+        job = pretraining.prepare(config, workdir)
+    except (ValueError, FileNotFoundError) as error:
+        _refuse(str(error))
+    sys.exit(pretraining.run(job))
+
+
+def _config_name() -> str:
+    """'large-two_phase' for configs/large.py:two_phase."""
+    path = config_flags.get_config_filename(flags.FLAGS["config"])
+    file, _, variants = path.partition(":")
+    name = os.path.splitext(os.path.basename(file))[0]
+    return "-".join(filter(None, (name, variants.replace("=", "").replace(",", "-"))))
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"bertjax: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _parse_flags(arguments: Sequence[str]) -> list[str]:
+    """Parses the flags; a bad name, value or config file is one message, not a traceback."""
+    try:
+        check_override_names(arguments[1:])
+        remaining = flags.FLAGS(arguments)
+        _CONFIG.value and _CONFIG.value.job  # a config file that cannot be read shows only here
+        return remaining
+    except (flags.Error, ValueError, TypeError, AttributeError, OSError) as error:
+        # An error inside the config file arrives as a whole traceback: its last line says it all.
+        lines = str(error).strip().splitlines()
+        _refuse(lines[-1] if "Traceback" in str(error) else " ".join(map(str.strip, lines)))
+
+
+def run() -> None:
+    """Entry point of the `bertjax` console script."""
+    app.run(main, flags_parser=_parse_flags)
+
+
+if __name__ == "__main__":
+    run()

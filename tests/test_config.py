@@ -1,0 +1,81 @@
+"""Settings: defaults are the paper's, and what cannot work is refused with its remedy."""
+
+import json
+
+import pytest
+
+from bertjax import config as settings
+
+
+def changed(**values):
+    config = settings.default_config()
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in values.items()})
+    return config
+
+
+def test_defaults_are_the_original_recipe():
+    config = settings.default_config()
+    settings.check_config(config)
+    assert config.batch_size * config.phases[0][1] == 131_072
+    assert settings.total_steps(config) == 1_000_000
+    assert (config.optimizer.b1, config.optimizer.b2, config.optimizer.eps) == (0.9, 0.999, 1e-6)
+    assert not config.optimizer.bias_correction
+    assert config.model.layer_norm_eps == 1e-12
+
+
+@pytest.mark.parametrize("length, expected", [(20, 3), (128, 20), (512, 77)])
+def test_max_predictions_is_the_rate_rounded_up(length, expected):
+    # 20 at 128 and 77 at 512: the paper's appendix and the original's README.
+    assert settings.max_predictions(settings.default_config(), length) == expected
+
+
+@pytest.mark.parametrize("values, words", [
+    (dict(phases=((10, 512), (5, 128))), "shrinks from 512 to 128"),
+    (dict(phases=((10, 600),)), "max_position_embeddings is 512"),
+    (dict(phases=((10, 4),)), "at least 5"),
+    (dict(phases=()), "must be"),
+    (dict(batch_size=10, accumulation=4), "next valid batch size is 12"),
+    (dict(optimizer__warmup_steps=-1), "warmup_steps=-1"),
+    (dict(optimizer__warmup_steps=2_000_000), "1,000,000 steps"),
+    (dict(optimizer__name="adamv"), "Did you mean 'adamw'"),
+    (dict(masking__mask_prob=0.95, masking__random_prob=0.2), "more than 1"),
+    (dict(masking__rate=0.0), "nothing would be predicted"),
+    (dict(model__num_attention_heads=7), "num_attention_heads=7"),
+    (dict(data__short_seq_prob=1.5), "not a probability"),
+    (dict(profile_steps=(5, 2)), "profile_steps"),
+])
+def test_impossible_settings_are_refused_with_the_reason(values, words):
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        settings.check_config(changed(**values))
+
+
+def test_vocabulary_larger_than_the_model_is_refused_with_both_numbers():
+    config = changed(model__vocab_size=30522)
+    with pytest.raises(ValueError, match="30600 entries.*30522"):
+        settings.model_config(config, 30600)
+    assert settings.model_config(changed(model__vocab_multiple=64), 30522).vocab_size == 30528
+
+
+@pytest.mark.parametrize("argument, hint", [
+    ("--config.optimizer.lerning_rate=1", "optimizer.learning_rate"),
+    ("--config.learning_rate=1", "optimizer.learning_rate"),
+    ("--config.bach_size", "batch_size"),
+])
+def test_unknown_setting_names_the_nearest_one(argument, hint):
+    with pytest.raises(ValueError, match=hint):
+        settings.check_override_names([argument])
+
+
+def test_resume_conflicts_names_what_would_change_the_run():
+    old = json.loads(settings.default_config().to_json())
+    assert settings.resume_conflicts(old, settings.default_config()) == []
+    free = changed(mesh__fsdp=2, log__every_steps=7, execution__remat="full")
+    assert settings.resume_conflicts(old, free) == []
+    lines = settings.resume_conflicts(old, changed(optimizer__learning_rate=3e-4))
+    assert lines == ["optimizer.learning_rate: 0.0001 -> 0.0003"]
+
+
+def test_every_setting_is_described():
+    text = settings.describe()
+    for name in settings.flatten(settings.default_config()):
+        assert f"--config.{name}=" in text
