@@ -152,7 +152,7 @@ def make_optimizer(
         m_hat, v_hat = m, v
         if bias_correction:
             # 1 - b^n as -expm1(n log b): in float32, 1 - 0.999 has only 4 good digits.
-            m_hat = m / -jnp.expm1((updates + 1) * math.log(b1))
+            m_hat = m / -jnp.expm1((updates + 1) * (math.log(b1) if b1 else -math.inf))
             v_hat = v / -jnp.expm1((updates + 1) * math.log(b2))
         step_direction = m_hat / (jnp.sqrt(v_hat) + eps)
         decays = not excluded.search(path)

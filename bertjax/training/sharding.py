@@ -1,0 +1,216 @@
+"""How arrays lie on devices: the mesh (data, fsdp, tensor) and the table of parameter paths to axes.
+
+In: device counts, parameter shapes. Out: a Mesh and NamedShardings, which `jax.jit` turns into the
+collectives. The batch is split over data and fsdp; parameters and optimizer state over fsdp and
+tensor. Results do not depend on the mesh, but for the order of sums.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+P = PartitionSpec
+AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+
+# Ordered (regex over 'a/b/c', axes of the last dimensions); the first match counts. As Megatron-LM
+# (Shoeybi et al. 2019, section 3): the first matrix of attention and MLP is split by its outputs
+# (whole heads), the second by its inputs, so a layer needs one all-reduce in each direction.
+PARTITION_RULES: tuple[tuple[str, PartitionSpec], ...] = (
+    (r"word_embeddings", P("tensor", "fsdp")),  # [V, H], by vocabulary; also the MLM decoder
+    (r"(position|token_type)_embeddings", P(None, "fsdp")),
+    (r"(query|key|value)/kernel$", P("fsdp", "tensor")),  # [H, A*D]
+    (r"(query|key|value)/bias$", P("tensor")),
+    (r"attention.*output.*/kernel$", P("tensor", "fsdp")),  # [A*D, H]
+    (r"intermediate.*/kernel$", P("fsdp", "tensor")),  # [H, F]
+    (r"intermediate.*/bias$", P("tensor")),
+    (r"layer_\d+/output.*/kernel$", P("tensor", "fsdp")),  # [F, H]
+    (r"/kernel$", P("fsdp", None)),  # pooler, MLM transform, task heads
+    (r".*", P()),  # biases and LayerNorm: too small to be worth a collective
+)
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
+              devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh with axes (data, fsdp, tensor) over all devices, in an order that suits the network.
+
+    Args:
+      data, fsdp, tensor: devices along each axis; one of them may be -1 = all that are left.
+
+    Raises:
+      ValueError: the product is not the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = [data, fsdp, tensor]
+    if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
+        raise ValueError(f"mesh data={data} fsdp={fsdp} tensor={tensor}: sizes must be at least 1, "
+                         "and at most one may be -1 (all devices that are left)")
+    known = math.prod(size for size in sizes if size != -1)
+    sizes = [len(devices) // known if size == -1 else size for size in sizes]
+    if math.prod(sizes) != len(devices):
+        raise ValueError(
+            f"mesh data={data} fsdp={fsdp} tensor={tensor} does not fit {len(devices)} devices: "
+            f"their product must be {len(devices)}; data=-1 takes all that are left")
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+class MeshChoice(NamedTuple):
+    """Axis sizes and the reason for them, as `--config.mesh=auto` prints it."""
+
+    data: int
+    fsdp: int
+    tensor: int
+    reason: str
+
+
+def choose_mesh(parameters: int, device_bytes: int | None, devices: int) -> MeshChoice:
+    """The least sharding under which the training state takes at most 40 % of a device.
+
+    Pure data parallelism has the fewest collectives, so fsdp grows only when the 16 bytes a
+    parameter (weight, gradient and two moments in float32) would leave activations no room.
+
+    Args:
+      parameters: of the model.
+      device_bytes: memory of one device, or None if unknown (CPU).
+      devices: in all.
+    """
+    state = 16 * parameters
+    if not device_bytes:
+        return MeshChoice(devices, 1, 1, "device memory unknown: data parallel")
+    budget = 0.4 * device_bytes
+    fsdp = next((size for size in range(1, devices + 1)
+                 if devices % size == 0 and state / size <= budget), devices)
+    share = f"{state / fsdp / 2**30:.1f} of {device_bytes / 2**30:.1f} GiB a device"
+    if fsdp == 1:
+        reason = f"weights, gradients and moments take {share}: data parallel, no sharding needed"
+    elif state / fsdp <= budget:
+        reason = (f"weights, gradients and moments take {state / 2**30:.1f} GiB: sharded over "
+                  f"fsdp={fsdp} they take {share}")
+    else:
+        reason = (f"even sharded over all {devices} devices the state takes {share}, over 40 %: "
+                  "expect to need more devices, or remat and accumulation")
+    return MeshChoice(devices // fsdp, fsdp, 1, reason)
+
+
+def partition_spec(path: str, shape: Sequence[int], mesh: Mesh,
+                   rules: Sequence[tuple[str, PartitionSpec]] = PARTITION_RULES) -> PartitionSpec:
+    """Axes of one parameter: its rule, read from the last dimension backwards.
+
+    A dimension that its axis does not divide stays whole on every device; so does one that the
+    rule does not reach.
+    """
+    axes = next((tuple(spec) for pattern, spec in rules if re.search(pattern, path)), ())
+    axes = (None,) * (len(shape) - len(axes)) + axes[max(0, len(axes) - len(shape)):]
+    kept = [axis if axis and size % mesh.shape[axis] == 0 else None
+            for axis, size in zip(axes, shape, strict=True)]
+    while kept and kept[-1] is None:
+        kept.pop()
+    return P(*kept)
+
+
+def tree_shardings(tree: Any, mesh: Mesh,
+                   rules: Sequence[tuple[str, PartitionSpec]] = PARTITION_RULES) -> Any:
+    """A NamedSharding for each leaf of parameters, or of any state that mirrors them.
+
+    Optimizer moments end in their parameter's path, so the same rule finds them; scalars are
+    replicated.
+
+    Args:
+      tree: arrays or ShapeDtypeStructs.
+    """
+    def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, partition_spec(path_name(path), leaf.shape, mesh, rules))
+
+    return jax.tree_util.tree_map_with_path(sharding, tree)
+
+
+def unsharded(tree: Any, mesh: Mesh,
+              rules: Sequence[tuple[str, PartitionSpec]] = PARTITION_RULES) -> list[str]:
+    """What the mesh fails to divide, for the start-up summary: 'path [shape]: axis=size'."""
+    lines = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = path_name(path)
+        wanted = next((tuple(spec) for pattern, spec in rules if re.search(pattern, name)), ())
+        wanted = wanted[max(0, len(wanted) - len(leaf.shape)):]
+        for axis, size in zip(reversed(wanted), reversed(leaf.shape), strict=False):
+            if axis and size % mesh.shape[axis]:
+                lines.append(f"{name} {list(leaf.shape)}: {axis}={mesh.shape[axis]}")
+    return lines
+
+
+def init_sharded(init: Callable[..., Any], mesh: Mesh, *args: Any) -> Any:
+    """`init(*args)` under jit, each array made in its shards; values do not depend on the mesh."""
+    shardings = tree_shardings(jax.eval_shape(init, *args), mesh)
+    return jax.jit(init, out_shardings=shardings)(*args)
+
+
+def abstract(tree: Any, mesh: Mesh) -> Any:
+    """ShapeDtypeStructs with shardings: the target that a checkpoint is restored into."""
+    return jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding), tree, tree_shardings(tree, mesh))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows split over data and fsdp; every device of a tensor group has the same rows."""
+    return NamedSharding(mesh, P(BATCH_AXES))
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """In how many parts the rows of a batch are split."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """This process's rows {name: [rows, ...]} as parts of global arrays [all rows, ...]."""
+    sharding = batch_sharding(mesh)
+    return {name: jax.make_array_from_process_local_data(sharding, np.asarray(value))
+            for name, value in batch.items()}
+
+
+def batch_slice(mesh: Mesh) -> tuple[int, int]:
+    """(index, count): this process supplies the index-th of `count` equal slices of the batch.
+
+    (process_index, process_count) unless the tensor axis spans processes: those share their rows.
+
+    Raises:
+      ValueError: the mesh scatters a process's rows, so that they are not one slice.
+    """
+    shards = batch_shards(mesh)
+    rows_of: dict[int, set[int]] = {}
+    for device, index in batch_sharding(mesh).devices_indices_map((shards,)).items():
+        rows_of.setdefault(device.process_index, set()).add(index[0].start or 0)
+    mine = rows_of[jax.process_index()]
+    count = shards // len(mine)
+    first = min(mine)
+    if mine != set(range(first, first + len(mine))) or first % len(mine):
+        raise ValueError(f"the mesh {dict(mesh.shape)} gives process {jax.process_index()} the "
+                         f"batch parts {sorted(mine)}, which are not one slice; put the larger "
+                         "axis over whole hosts (tensor and fsdp within a host)")
+    return first // len(mine), count
+
+
+def check_batch(batch_size: int, mesh: Mesh, accumulation: int = 1) -> None:
+    """Refuses a global batch that cannot be split evenly, before anything is read or compiled.
+
+    Raises:
+      ValueError: names the numbers and the valid sizes on either side.
+    """
+    shards = batch_shards(mesh)
+    unit = shards * accumulation
+    if batch_size < 1 or batch_size % unit:
+        below, above = batch_size // unit * unit, (batch_size // unit + 1) * unit
+        nearest = f"{below} or {above}" if below else f"{above}"
+        raise ValueError(
+            f"batch_size={batch_size} does not divide over {shards} devices "
+            f"(data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}) x accumulation="
+            f"{accumulation}: it must be a multiple of {unit}; next valid: {nearest}")
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """'a/b/c' of a jax key path."""
+    return jax.tree_util.keystr(tuple(path), simple=True, separator="/")

@@ -1,0 +1,117 @@
+"""The mesh, the table of partition rules, and what must not depend on either."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from bertjax.training.optimizer import make_optimizer
+from bertjax.training.sharding import (
+    batch_slice,
+    check_batch,
+    choose_mesh,
+    init_sharded,
+    make_mesh,
+    partition_spec,
+    put_batch,
+    tree_shardings,
+    unsharded,
+)
+
+MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8), (2, 1, 1)]
+
+
+def mesh_of(sizes):
+    return make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
+
+
+def init(key):
+    keys = iter(jax.random.split(key, 4))
+    return {"embeddings": {"word_embeddings": {"embedding": jax.random.normal(next(keys), (64, 16))}},
+            "encoder": {"layer_0": {
+                "attention": {"query": {"kernel": jax.random.normal(next(keys), (16, 16)),
+                                        "bias": jnp.zeros(16)}},
+                "intermediate": {"dense": {"kernel": jax.random.normal(next(keys), (16, 32))}}}}}
+
+
+def test_mesh_fills_the_axis_that_is_left_open():
+    assert dict(make_mesh().shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert dict(make_mesh(2, -1, 2).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 1), (-1, 3, 1), (-1, -1, 1), (0, 1, 1), (16, 1, 1)])
+def test_impossible_mesh_is_refused_with_the_numbers(sizes):
+    with pytest.raises(ValueError, match="mesh data="):
+        make_mesh(*sizes)
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_initial_parameters_do_not_depend_on_the_mesh(sizes):
+    expected = jax.jit(init)(jax.random.key(0))
+    params = init_sharded(init, mesh_of(sizes), jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_parameters_are_really_split():
+    params = init_sharded(init, mesh_of((1, 8, 1)), jax.random.key(0))
+    word = params["embeddings"]["word_embeddings"]["embedding"]
+    assert word.addressable_shards[0].data.shape == (64, 2)
+
+
+def test_optimizer_state_lies_where_its_parameter_lies():
+    mesh = mesh_of((2, 2, 2))
+    params = jax.eval_shape(init, jax.random.key(0))
+    state = jax.eval_shape(make_optimizer(1e-3).init, params)
+    expected = tree_shardings(params, mesh)
+    shardings = tree_shardings(state, mesh)
+    assert shardings["mean"] == expected and shardings["variance"] == expected
+
+
+@pytest.mark.parametrize(("path", "shape", "expected"), [
+    ("embeddings/word_embeddings/embedding", (64, 16), P("tensor", "fsdp")),
+    ("embeddings/word_embeddings/embedding", (63, 16), P(None, "fsdp")),
+    ("embeddings/word_embeddings/embedding", (63, 15), P()),
+    ("encoder/layer_3/attention/self/query/kernel", (16, 16), P("fsdp", "tensor")),
+    ("encoder/layer_3/attention/output/dense/kernel", (16, 16), P("tensor", "fsdp")),
+    ("encoder/layer_3/output/dense/kernel", (32, 16), P("tensor", "fsdp")),
+    ("encoder/layer_3/output/layer_norm/scale", (16,), P()),
+    ("classifier/kernel", (16, 3), P("fsdp")),
+    ("step", (), P()),
+])
+def test_partition_rules(path, shape, expected):
+    assert partition_spec(path, shape, mesh_of((2, 2, 2))) == expected
+
+
+def test_what_the_mesh_does_not_divide_is_named():
+    tree = {"word_embeddings": jax.ShapeDtypeStruct((63, 16), jnp.float32)}
+    assert unsharded(tree, mesh_of((2, 2, 2))) == ["word_embeddings [63, 16]: tensor=2"]
+
+
+def test_batch_not_divisible_by_devices_names_numbers_and_next_sizes():
+    with pytest.raises(ValueError, match=r"batch_size=10 .* 8 devices .* 8 or 16"):
+        check_batch(10, make_mesh())
+    with pytest.raises(ValueError, match=r"accumulation=4: .*multiple of 32; next valid: 32"):
+        check_batch(16, make_mesh(), accumulation=4)
+    check_batch(16, make_mesh(), accumulation=2)
+    check_batch(4, make_mesh(2, 2, 2))  # the tensor axis does not split rows
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_put_batch_keeps_the_rows_in_order(sizes):
+    rows = np.arange(16, dtype=np.int32).reshape(8, 2)
+    if sizes == (1, 1, 8):
+        assert put_batch({"x": rows}, mesh_of(sizes))["x"].sharding.is_fully_replicated
+    np.testing.assert_array_equal(put_batch({"x": rows}, mesh_of(sizes))["x"], rows)
+    assert batch_slice(mesh_of(sizes)) == (0, 1)
+
+
+def test_mesh_auto_shards_only_as_much_as_memory_asks():
+    gib = 2**30
+    base, large = 110_000_000, 335_000_000
+    assert choose_mesh(base, 80 * gib, 8)[:3] == (8, 1, 1)
+    # 335e6 x 16 bytes = 5.0 GiB against 40 % of 8 GiB (v3 core) = 3.2 GiB
+    assert choose_mesh(large, 8 * gib, 8)[:3] == (4, 2, 1)
+    assert "fsdp=2" in choose_mesh(large, 8 * gib, 8).reason
+    assert choose_mesh(large, None, 8)[:3] == (8, 1, 1)
+    assert "more devices" in choose_mesh(100 * large, 8 * gib, 4).reason
