@@ -1,0 +1,299 @@
+"""Heads and complete models: hidden states in, logits (float32) out.
+
+Every model keeps the encoder under `encoder` and the pooler under `pooler`, so that weights move
+between models by name:
+
+    encoder/...                                     see encoder.py
+    pooler/{kernel [H, H], bias [H]}
+    mlm/transform/{kernel [H, H], bias [H]}, mlm/LayerNorm/{scale,bias}, mlm/bias [V]
+    nsp/{kernel [H, 2], bias [2]}
+    classifier/{kernel [H, labels], bias [labels]}  (one label for multiple choice)
+    qa_outputs/{kernel [H, 2], bias [2]}
+
+The MLM decoder is the transposed word embedding table: it has no leaf of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.model.dropout import dropout
+from bertjax.model.encoder import (
+    BertEncoder,
+    DenseParams,
+    LayerNormParams,
+    Params,
+    activation,
+    dense,
+    head_site,
+    layer_norm,
+)
+from bertjax.model.lookup import gather_positions
+from bertjax.model.presets import BertConfig, Execution
+
+
+@jax.custom_vjp
+def product_float32(x: jax.Array, table: jax.Array) -> jax.Array:
+    """x [..., H] times table [V, H] transposed -> float32 [..., V].
+
+    The operands are multiplied in x's type and accumulated in float32 without rounding the result,
+    for the softmax. The backward products run in x's type: left alone, they would run in float32
+    because the logits do.
+    """
+    return jnp.einsum(
+        "...H,VH->...V", x, table.astype(x.dtype), preferred_element_type=jnp.float32
+    )
+
+
+def _product_forward(x: jax.Array, table: jax.Array) -> tuple[jax.Array, tuple]:
+    return product_float32(x, table), (x, table)
+
+
+def _product_backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, table = residuals
+    g = cotangent.astype(x.dtype)
+    dx = jnp.einsum("...V,VH->...H", g, table.astype(x.dtype))
+    dtable = jnp.einsum("...V,...H->VH", g, x, preferred_element_type=jnp.float32)
+    return dx, dtable.astype(table.dtype)
+
+
+product_float32.defvjp(_product_forward, _product_backward)
+
+
+def pool(params: Params, hidden: jax.Array, cls_positions: jax.Array | None) -> jax.Array:
+    """tanh(W h + b) of the [CLS] vectors (original: modeling.py, "pooler").
+
+    Args:
+      hidden: [B, T, H].
+      cls_positions: int [B, K], or None for position 0 of every row.
+
+    Returns:
+      [B, K, H], or [B, H] when `cls_positions` is None.
+    """
+    cls = hidden[:, 0] if cls_positions is None else gather_positions(hidden, cls_positions)
+    return jnp.tanh(dense(params, cls))
+
+
+def dense_float32(params: Params, x: jax.Array) -> jax.Array:
+    """A small output layer, in float32 because it feeds a softmax and costs nothing."""
+    return dense(params, x.astype(jnp.float32))
+
+
+class MlmHeadParams(nn.Module):
+    """Declares the transform, its LayerNorm and the output bias [V]."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self) -> Params:
+        c = self.config
+        h = c.hidden_size
+        return {
+            "transform": DenseParams(h, h, c.initializer_range, name="transform")(),
+            "LayerNorm": LayerNormParams(h, name="LayerNorm")(),
+            "bias": self.param("bias", nn.initializers.zeros, (c.vocab_size,)),
+        }
+
+
+def mlm_logits(
+    params: Params, config: BertConfig, word_embeddings: jax.Array, hidden: jax.Array
+) -> jax.Array:
+    """hidden [..., H] -> float32 logits [..., V] (original: get_masked_lm_output)."""
+    x = activation(config.hidden_act)(dense(params["transform"], hidden))
+    x = layer_norm(params["LayerNorm"], x, config.layer_norm_eps)
+    return product_float32(x, word_embeddings) + params["bias"]
+
+
+class BertNetwork(nn.Module):
+    """What every model shares: configuration, execution and the declaration of its parts."""
+
+    config: BertConfig
+    execution: Execution = Execution()
+
+    def _encoder(self) -> BertEncoder:
+        return BertEncoder(self.config, self.execution, name="encoder")
+
+    def _dense(self, name: str, features_out: int) -> Params:
+        c = self.config
+        return DenseParams(c.hidden_size, features_out, c.initializer_range, name=name)()
+
+    def _drop(self, x: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+        """Dropout before a task head (original: run_classifier.py, create_model)."""
+        if dropout_key is None:
+            return x
+        key = jax.random.fold_in(dropout_key, head_site(self.config))
+        return dropout(x, self.config.hidden_dropout_prob, key)
+
+
+class BertModel(BertNetwork):
+    """Encoder and pooler."""
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        cls_positions: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        all_hidden: bool = False,
+    ) -> tuple[jax.Array | tuple[jax.Array, ...], jax.Array]:
+        """Arguments as in BertEncoder and `pool`.
+
+        Returns:
+          (hidden [B, T, H] or all L+1 of them, pooled [B, H] or [B, K, H] with cls_positions).
+        """
+        hidden = self._encoder()(
+            input_ids, attention_mask, token_type_ids, position_ids, dropout_key, all_hidden
+        )
+        pooler = self._dense("pooler", self.config.hidden_size)
+        return hidden, pool(pooler, hidden[-1] if all_hidden else hidden, cls_positions)
+
+
+class BertForPreTraining(BertNetwork):
+    """Masked language model and next-sentence prediction over one encoder."""
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        masked_positions: jax.Array | None = None,
+        cls_positions: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Logits of both objectives.
+
+        Args:
+          masked_positions: int [B, P], the positions that the MLM head sees; None means all T.
+          cls_positions: int [B, K] in packed rows; None means one pair a row, K = 1.
+
+        Returns:
+          (mlm_logits [B, P, V], nsp_logits [B, K, 2]), float32. NSP class 0 is "is next".
+        """
+        encoder = self._encoder()
+        hidden = encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
+        pooler = self._dense("pooler", self.config.hidden_size)
+        mlm = MlmHeadParams(self.config, name="mlm")()
+        nsp = self._dense("nsp", 2)
+
+        words = encoder.get_variable("params", "embeddings")["word_embeddings"]
+        seen = hidden if masked_positions is None else gather_positions(hidden, masked_positions)
+        pooled = pool(pooler, hidden, cls_positions)
+        if cls_positions is None:
+            pooled = pooled[:, None]
+        return mlm_logits(mlm, self.config, words, seen), dense_float32(nsp, pooled)
+
+
+class BertForSequenceClassification(BertNetwork):
+    """Classification or regression (num_labels = 1) of a sentence or a pair of sentences."""
+
+    num_labels: int = 2
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        cls_positions: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Float32 logits [B, labels], or [B, K, labels] with cls_positions [B, K]."""
+        hidden = self._encoder()(
+            input_ids, attention_mask, token_type_ids, position_ids, dropout_key
+        )
+        pooled = pool(self._dense("pooler", self.config.hidden_size), hidden, cls_positions)
+        classifier = self._dense("classifier", self.num_labels)
+        return dense_float32(classifier, self._drop(pooled, dropout_key))
+
+
+class BertForMultipleChoice(BertNetwork):
+    """Choice among C continuations: each scored by one output on its pooled vector."""
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Inputs int [B, C, T] -> float32 logits [B, C]. [N, T] inputs give [N]."""
+
+        def flat(x: jax.Array | None) -> jax.Array | None:
+            return None if x is None else x.reshape(-1, x.shape[-1])
+
+        hidden = self._encoder()(
+            flat(input_ids),
+            flat(attention_mask),
+            flat(token_type_ids),
+            flat(position_ids),
+            dropout_key,
+        )
+        pooled = pool(self._dense("pooler", self.config.hidden_size), hidden, None)
+        classifier = self._dense("classifier", 1)
+        logits = dense_float32(classifier, self._drop(pooled, dropout_key))
+        return logits.reshape(input_ids.shape[:-1])
+
+
+class BertForTokenClassification(BertNetwork):
+    """A label for every token (named entities, parts of speech). No pooler."""
+
+    num_labels: int = 2
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Float32 logits [B, T, labels]."""
+        hidden = self._encoder()(
+            input_ids, attention_mask, token_type_ids, position_ids, dropout_key
+        )
+        classifier = self._dense("classifier", self.num_labels)
+        return dense_float32(classifier, self._drop(hidden, dropout_key))
+
+
+class BertForQuestionAnswering(BertNetwork):
+    """Start and end of an answer span in the row. No pooler, no dropout before the head."""
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """(start_logits [B, T], end_logits [B, T]), float32; padding is not excluded."""
+        hidden = self._encoder()(
+            input_ids, attention_mask, token_type_ids, position_ids, dropout_key
+        )
+        logits = dense_float32(self._dense("qa_outputs", 2), hidden)
+        return logits[..., 0], logits[..., 1]
+
+
+def init_params(model: BertNetwork | BertEncoder, key: jax.Array) -> dict[str, Any]:
+    """Fresh parameters as a plain nested dict of float32 arrays.
+
+    Initialisation as the original: kernels and tables truncated normal (0.02), biases 0, LayerNorm
+    1 and 0. Pure and jit-able (the forward pass is dropped as dead code); the values depend on the
+    key and the parameter's path only, not on sharding or on the other parameters.
+    """
+    ids = jnp.zeros((1, 1), jnp.int32)
+    return model.init(key, ids, jnp.ones_like(ids))["params"]

@@ -1,0 +1,228 @@
+"""What a BERT is (BertConfig), how it is run (Execution), the published sizes and their costs.
+
+A `BertConfig` fixes the function that the network computes and travels with every checkpoint as
+`config.json` (Hugging Face's field names). An `Execution` fixes only speed, memory and rounding:
+two runs that differ in it alone compute the same thing, so it is never stored with the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+# 'gelu' is x * Phi(x) through erf, as transformers names it; 'gelu_new' is the tanh approximation
+# that the original code computes (google-research/bert, modeling.py, last commit).
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+DTYPES = ("float32", "bfloat16", "float16")
+LAYER_MODES = ("unrolled", "scan")
+REMAT_POLICIES = ("none", "full", "dots", "minimal")
+DROPOUT_WORDS = ("auto", "threefry", "hash")
+QKV_MODES = ("separate", "fused")
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """The architecture (Devlin et al. 2019, section 3), in Hugging Face's names.
+
+    Raises:
+      ValueError: a field is out of range or two fields contradict each other.
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768  # H
+    num_hidden_layers: int = 12  # L
+    num_attention_heads: int = 12  # A
+    intermediate_size: int = 3072  # F
+    hidden_act: str = "gelu_new"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+            "type_vocab_size",
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"BertConfig.{name} must be a positive integer, got {value!r}")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"BertConfig.num_attention_heads={self.num_attention_heads} must divide "
+                f"hidden_size={self.hidden_size}; BERT uses hidden_size / 64 heads"
+            )
+        if self.hidden_act not in ACTIVATIONS:
+            raise ValueError(
+                f"BertConfig.hidden_act={self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}"
+            )
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"BertConfig.{name} must be in [0, 1), got {getattr(self, name)}")
+        for name in ("layer_norm_eps", "initializer_range"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"BertConfig.{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(
+                f"BertConfig.pad_token_id={self.pad_token_id} is outside the vocabulary of "
+                f"{self.vocab_size}"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """D = H / A."""
+        return self.hidden_size // self.num_attention_heads
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
+        """Reads a `config.json` (Hugging Face) or `bert_config.json` (original) dictionary.
+
+        Keys that this class does not know are ignored, save those that would change the function:
+        those are refused. Both files' own defaults hold for absent keys: erf GELU.
+
+        Raises:
+          ValueError: the file describes a network that this code does not compute.
+        """
+        refused = {
+            "position_embedding_type": "absolute",
+            "is_decoder": False,
+            "add_cross_attention": False,
+            "tie_word_embeddings": True,
+        }
+        for name, supported in refused.items():
+            if values.get(name, supported) != supported:
+                raise ValueError(
+                    f"config {name}={values[name]!r} is not supported, only {supported!r}"
+                )
+        model_type = values.get("model_type", "bert")
+        if model_type != "bert":
+            raise ValueError(f"config model_type={model_type!r} is not 'bert'")
+        fields = {field.name for field in dataclasses.fields(cls)}
+        known = {k: v for k, v in values.items() if k in fields and v is not None}
+        known.setdefault("hidden_act", "gelu")
+        return cls(**known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dictionary that `from_dict` and transformers' BertConfig both read."""
+        return {"model_type": "bert", **dataclasses.asdict(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How the network is run: changes speed, memory and rounding, never the meaning.
+
+    Attributes:
+      dtype: of activations and matrix products. Parameters, LayerNorm statistics, softmax and
+        losses stay float32.
+      attention: 'auto', 'reference' or the name of a fused kernel (see attention.py).
+      layers: 'unrolled', or 'scan' for one compiled layer body (compile time, less code). The
+        parameters are one leaf a layer in both.
+      remat: what the backward pass finds in memory. 'none' keeps everything; 'dots' keeps the
+        outputs of matrix products and of attention; 'minimal' keeps two [B,T,H] arrays a layer
+        beside its input; 'full' keeps the layer's input only.
+      qkv: 'fused' runs query, key and value as one product; the parameters stay separate.
+      dropout_words: generator of hidden-state dropout; see dropout.py.
+    """
+
+    dtype: str = "float32"
+    attention: str = "auto"
+    layers: str = "unrolled"
+    remat: str = "none"
+    qkv: str = "separate"
+    dropout_words: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("dtype", DTYPES),
+            ("layers", LAYER_MODES),
+            ("remat", REMAT_POLICIES),
+            ("qkv", QKV_MODES),
+            ("dropout_words", DROPOUT_WORDS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"Execution.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}"
+                )
+
+
+def miniature(layers: int, hidden: int, **overrides: Any) -> BertConfig:
+    """One of the 24 miniatures of Turc et al. 2019: A = H / 64, F = 4 H.
+
+    Args:
+      layers: 2, 4, 6, 8, 10 or 12.
+      hidden: 128, 256, 512 or 768.
+      **overrides: other fields of BertConfig.
+    """
+    if hidden % 64:
+        raise ValueError(f"hidden={hidden} must be a multiple of 64, the size of one head")
+    return BertConfig(
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+        **overrides,
+    )
+
+
+PRESETS: dict[str, BertConfig] = {
+    "base": miniature(12, 768),  # Devlin et al. 2019, section 3
+    "large": miniature(24, 1024),
+    "medium": miniature(8, 512),  # google-research/bert, README, "Smaller BERT Models"
+    "small": miniature(4, 512),
+    "mini": miniature(4, 256),
+    "tiny": miniature(2, 128),
+}
+
+PRETRAINING_HEADS = ("pooler", "mlm", "nsp")
+
+
+def parameter_count(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEADS) -> int:
+    """Number of trained parameters of the encoder and of the named heads ('pooler', 'mlm', 'nsp').
+
+    The MLM decoder is tied to the word embeddings and counted once.
+    """
+    h, f = config.hidden_size, config.intermediate_size
+    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    count = rows * h + 2 * h
+    count += config.num_hidden_layers * (4 * (h * h + h) + 2 * h * f + f + h + 4 * h)
+    sizes = {
+        "pooler": h * h + h,
+        "mlm": h * h + h + 2 * h + config.vocab_size,
+        "nsp": 2 * h + 2,
+    }
+    for head in heads:
+        if head not in sizes:
+            raise ValueError(f"unknown head {head!r}; known: {', '.join(sizes)}")
+        count += sizes[head]
+    return count
+
+
+def flops_per_row(
+    config: BertConfig, seq_length: int, predictions: int = 0, nsp: bool = True
+) -> float:
+    """Model FLOPs of forward and backward for one row (backward = 2 x forward).
+
+    6 * (T*(L*(4HH + 2HF) + L*2TH) + P*(HH + HV) + HH + 2H), a multiply-add being two FLOPs. It
+    counts matrix products only: no softmax, normalisation, optimizer or recomputation, so that MFU
+    computed from it falls when remat is on.
+
+    Args:
+      seq_length: T. For rows that hold several pairs this is an upper bound: attention between
+        pairs is counted although it is not needed.
+      predictions: P, positions that the MLM head sees; 0 without it.
+      nsp: whether the pooler and the NSP head run.
+    """
+    h, f = config.hidden_size, config.intermediate_size
+    layers = config.num_hidden_layers
+    encoder = seq_length * layers * (4 * h * h + 2 * h * f + 2 * seq_length * h)
+    mlm = predictions * (h * h + h * config.vocab_size)
+    return 6.0 * (encoder + mlm + (h * h + 2 * h if nsp else 0))
