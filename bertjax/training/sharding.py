@@ -1,4 +1,4 @@
-"""How arrays lie on devices: the mesh (data, fsdp, tensor) and the table of parameter paths to axes.
+"""How arrays lie on devices: the mesh (data, fsdp, tensor), the table from parameter path to axes.
 
 In: device counts, parameter shapes. Out: a Mesh and NamedShardings, which `jax.jit` turns into the
 collectives. The batch is split over data and fsdp; parameters and optimizer state over fsdp and
@@ -26,10 +26,10 @@ PARTITION_RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(position|token_type)_embeddings", P(None, "fsdp")),
     (r"(query|key|value)/kernel$", P("fsdp", "tensor")),  # [H, A*D]
     (r"(query|key|value)/bias$", P("tensor")),
-    (r"attention.*output.*/kernel$", P("tensor", "fsdp")),  # [A*D, H]
-    (r"intermediate.*/kernel$", P("fsdp", "tensor")),  # [H, F]
-    (r"intermediate.*/bias$", P("tensor")),
-    (r"layer_\d+/output.*/kernel$", P("tensor", "fsdp")),  # [F, H]
+    (r"attention/output/kernel$", P("tensor", "fsdp")),  # [A*D, H]
+    (r"intermediate/kernel$", P("fsdp", "tensor")),  # [H, F]
+    (r"intermediate/bias$", P("tensor")),
+    (r"layer_\d+/output/kernel$", P("tensor", "fsdp")),  # [F, H]
     (r"/kernel$", P("fsdp", None)),  # pooler, MLM transform, task heads
     (r".*", P()),  # biases and LayerNorm: too small to be worth a collective
 )

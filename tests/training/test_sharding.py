@@ -28,11 +28,12 @@ def mesh_of(sizes):
 
 def init(key):
     keys = iter(jax.random.split(key, 4))
-    return {"embeddings": {"word_embeddings": {"embedding": jax.random.normal(next(keys), (64, 16))}},
+    word = jax.random.normal(next(keys), (64, 16))
+    return {"embeddings": {"word_embeddings": {"embedding": word}},
             "encoder": {"layer_0": {
                 "attention": {"query": {"kernel": jax.random.normal(next(keys), (16, 16)),
                                         "bias": jnp.zeros(16)}},
-                "intermediate": {"dense": {"kernel": jax.random.normal(next(keys), (16, 32))}}}}}
+                "intermediate": {"kernel": jax.random.normal(next(keys), (16, 32))}}}}
 
 
 def test_mesh_fills_the_axis_that_is_left_open():
@@ -72,10 +73,10 @@ def test_optimizer_state_lies_where_its_parameter_lies():
     ("embeddings/word_embeddings/embedding", (64, 16), P("tensor", "fsdp")),
     ("embeddings/word_embeddings/embedding", (63, 16), P(None, "fsdp")),
     ("embeddings/word_embeddings/embedding", (63, 15), P()),
-    ("encoder/layer_3/attention/self/query/kernel", (16, 16), P("fsdp", "tensor")),
-    ("encoder/layer_3/attention/output/dense/kernel", (16, 16), P("tensor", "fsdp")),
-    ("encoder/layer_3/output/dense/kernel", (32, 16), P("tensor", "fsdp")),
-    ("encoder/layer_3/output/layer_norm/scale", (16,), P()),
+    ("encoder/layer_3/attention/query/kernel", (16, 16), P("fsdp", "tensor")),
+    ("encoder/layer_3/attention/output/kernel", (16, 16), P("tensor", "fsdp")),
+    ("encoder/layer_3/output/kernel", (32, 16), P("tensor", "fsdp")),
+    ("encoder/layer_3/LayerNorm/scale", (16,), P()),
     ("classifier/kernel", (16, 3), P("fsdp")),
     ("step", (), P()),
 ])

@@ -1,0 +1,426 @@
+"""Checkpoints over orbax: written in the background, committed by one rename, never lost or skipped.
+
+In: a tree of arrays, the step, metrics. Out: DIR/<step>/ with `state/` (orbax) and `manifest.json`
+(step, metrics, size and crc32 of every file). The rules:
+
+1. A save goes to DIR/tmp.<step>; its manifest is written last, then one rename makes it DIR/<step>.
+   So a step directory is complete or does not exist, and leftovers of a killed save are tmp.*.
+2. Saving a step that exists replaces it, after the new one is complete.
+3. Old checkpoints are deleted only after the new one is committed.
+4. Restore takes the newest; if its files differ from its manifest it says so and takes the one
+   before. If checkpoints existed and none is intact, that is an error, never a fresh start.
+
+On object stores (gs://), where a rename is no single operation, the step directory is written in
+place and the manifest, written last, is what commits it.
+"""
+
+import json
+import logging
+import os
+import pathlib
+import re
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+STATE = "state"
+
+
+class CheckpointError(RuntimeError):
+    """No checkpoint can be restored, or one could not be written; the message says what to do."""
+
+
+def resolve_directory(path: str) -> epath.Path:
+    """An absolute path: relative ones and ~ are resolved, URLs such as gs://bucket/x are kept."""
+    if re.match(r"^[a-z0-9]+://", path):
+        return epath.Path(path)
+    return epath.Path(pathlib.Path(path).expanduser().absolute())
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+      directory: see `resolve_directory`. Made if absent, and tried by writing to it.
+      keep_last: newest checkpoints kept, at least 1.
+      keep_best: best checkpoints kept besides, by `metric`; 0 = none.
+      metric: name in the metrics given to `save`.
+      mode: 'min' or 'max', which value of the metric is better.
+      timeout_s: longest time of one save, after which it counts as failed.
+
+    Raises:
+      CheckpointError: the directory cannot be written.
+    """
+
+    def __init__(self, directory: str, keep_last: int = 3, keep_best: int = 0,
+                 metric: str = "eval/loss", mode: str = "min", timeout_s: int = 1200):
+        if keep_last < 1 or keep_best < 0:
+            raise ValueError(f"keep_last={keep_last} must be at least 1, keep_best={keep_best} at "
+                             "least 0")
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode={mode!r}; 'min' or 'max'")
+        self.directory = resolve_directory(directory)
+        self.keep_last, self.keep_best = keep_last, keep_best
+        self.metric, self.mode = metric, mode
+        self._in_place = "://" in str(self.directory)
+        self._primary = jax.process_index() == 0
+        # Beside the directory, so that emptying the directory does not erase that it was full.
+        self._ledger = self.directory.parent / f"{self.directory.name}.committed.json"
+        self._saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=timeout_s)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+        if self._primary:
+            self._try_writing()
+            self._recover()
+        _barrier("checkpoints_ready")
+
+    # ---------------------------------------------------------------------------------- saving
+
+    def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
+        """Starts to write `state`; returns once its arrays are copied, so they may be donated.
+
+        All processes call it. An error of the save before this one is raised here.
+
+        Args:
+          state: tree of arrays.
+          metrics: numbers kept with the checkpoint, for `keep_best`.
+        """
+        self.wait()
+        target = self._writing(step)
+        if self._primary:
+            if self._in_place and target.exists():
+                self._make_room_in_place(step)
+            elif target.exists():
+                target.rmtree()
+        _barrier("checkpoint_target_free")
+        self._saver.save(target / STATE, args=ocp.args.PyTreeSave(state))
+        self._pending = self._worker.submit(self._finish, step, dict(metrics or {}))
+
+    def wait(self) -> None:
+        """Returns when nothing is being written any more; raises what went wrong meanwhile."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def check(self) -> None:
+        """Raises the error of a finished background save, without waiting for a running one."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def close(self) -> None:
+        """Waits, then ends the background threads."""
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+            self._saver.close()
+
+    def _writing(self, step: int) -> epath.Path:
+        return self.directory / (str(step) if self._in_place else f"tmp.{step}")
+
+    def _finish(self, step: int, metrics: dict[str, float]) -> None:
+        """In the background thread: waits for orbax, commits, then deletes what is too old."""
+        written, final = self._writing(step), self.directory / str(step)
+        try:
+            self._saver.wait_until_finished()
+            if not self._primary:
+                return
+            manifest = {"step": step, "time": time.time(),
+                        "metrics": {name: float(value) for name, value in metrics.items()},
+                        "files": _fingerprints(written)}
+            _write_text(written / MANIFEST, json.dumps(manifest, indent=1))
+            if not self._in_place:
+                aside = self.directory / f"old.{step}"
+                if final.exists():
+                    final.rename(aside)
+                written.rename(final)
+                if aside.exists():
+                    aside.rmtree()
+            self._retain()
+        except Exception as error:
+            if self._primary and not self._in_place:
+                _remove_quietly(written)  # a full disk gets its room back
+            raise CheckpointError(
+                f"checkpoint of step {step} could not be written to {final}: {error}. Earlier "
+                f"checkpoints are untouched: {self.steps()}") from error
+
+    def _make_room_in_place(self, step: int) -> None:
+        if (self.directory / str(step) / MANIFEST).exists() and not [
+                other for other in self.steps() if other != step]:
+            raise CheckpointError(
+                f"step {step} is the only checkpoint in {self.directory}, and an object store "
+                "cannot replace it in one operation; save to another directory")
+        (self.directory / str(step)).rmtree()
+
+    def _retain(self) -> None:
+        """Deletes all but the newest `keep_last` and the best `keep_best`."""
+        steps = self.steps()
+        keep = set(steps[-self.keep_last:])
+        if self.keep_best:
+            keep |= {step for step, _ in self.ranked()[: self.keep_best]}
+        _write_text(self._ledger, json.dumps({"newest": steps[-1], "kept": sorted(keep)}))
+        for step in steps:
+            if step not in keep:
+                doomed = self.directory / str(step)
+                if not self._in_place:  # so that a kill meanwhile leaves no half directory behind
+                    doomed = doomed.rename(self.directory / f"tmp.deleting.{step}")
+                doomed.rmtree()
+
+    # --------------------------------------------------------------------------------- reading
+
+    def steps(self) -> list[int]:
+        """Committed steps in ascending order (intact or not)."""
+        if not self.directory.exists():
+            return []
+        steps = [int(path.name) for path in self.directory.iterdir() if path.name.isdigit()]
+        if self._in_place:
+            steps = [step for step in steps if (self.directory / str(step) / MANIFEST).exists()]
+        return sorted(steps)
+
+    def latest(self) -> int | None:
+        """The newest step, or None if this run has never committed a checkpoint.
+
+        Raises:
+          CheckpointError: there were checkpoints and now there are none.
+        """
+        steps = self.steps()
+        if steps:
+            return steps[-1]
+        if self._ledger.exists():
+            raise CheckpointError(
+                f"{self.directory} holds no checkpoint, but {self._ledger.name} says that step "
+                f"{json.loads(self._ledger.read_text())['newest']} was saved. Put the checkpoints "
+                f"back, or delete {self._ledger} to start afresh.")
+        return None
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The metrics saved with a step."""
+        return self._manifest(step)["metrics"]
+
+    def ranked(self) -> list[tuple[int, float]]:
+        """(step, value of `metric`), best first; steps saved without it are left out."""
+        found = []
+        for step in self.steps():
+            try:
+                value = self.metrics(step).get(self.metric)
+            except (OSError, ValueError, KeyError):
+                continue  # a corrupt manifest: restore will say so
+            if value is not None and not np.isnan(value):
+                found.append((step, value))
+        sign = 1 if self.mode == "min" else -1
+        return sorted(found, key=lambda pair: (sign * pair[1], -pair[0]))
+
+    def best(self) -> int | None:
+        """The step with the best `metric`, or None."""
+        ranked = self.ranked()
+        return ranked[0][0] if ranked else None
+
+    def problem(self, step: int) -> str | None:
+        """Why a checkpoint is not intact, or None: every file is compared with the manifest."""
+        try:
+            manifest = self._manifest(step)
+            expected = {name: tuple(value) for name, value in manifest["files"].items()}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"{MANIFEST} is missing or unreadable ({error})"
+        if manifest.get("step") != step:
+            return f"{MANIFEST} is of step {manifest.get('step')}"
+        found = _fingerprints(self.directory / str(step))
+        for name, (size, checksum) in expected.items():
+            if name not in found:
+                return f"{name} is missing"
+            if found[name] != (size, checksum):
+                return (f"{name} has {found[name][0]} bytes and checksum {found[name][1]}, not "
+                        f"{size} and {checksum}")
+        return None
+
+    def restore(self, target: Any, step: int | None = None, cast: bool = False) -> tuple[Any, int]:
+        """(state, its step), bit for bit as saved, laid out as `target` says.
+
+        Args:
+          target: tree of ShapeDtypeStructs with shardings (or of arrays); any number of devices.
+          step: None = the newest that is intact, with a warning for each one that is not.
+          cast: lets a target's dtype differ from the saved one.
+
+        Raises:
+          CheckpointError: none, or the asked step, is intact.
+          ValueError: shapes, names or dtypes of the target are not the saved ones.
+        """
+        step = self._choose(step)
+        path = self.directory / str(step) / STATE
+        self._check_fits(target, step, cast)
+        restore_args = jax.tree.map(
+            lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype,
+                                              global_shape=leaf.shape), target)
+        state = self._saver.restore(
+            path, args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args))
+        return jax.tree.map(_own_buffer, state), step
+
+    def restore_numpy(self, step: int | None = None) -> tuple[dict[str, Any], int]:
+        """(nested dict of numpy arrays, step), without a target; any device count, or none."""
+        step = self._choose(step)
+        path = self.directory / str(step) / STATE
+        tree = self._saver.metadata(path).item_metadata.tree
+        restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return self._saver.restore(
+            path, args=ocp.args.PyTreeRestore(restore_args=restore_args)), step
+
+    def _choose(self, step: int | None) -> int:
+        """The step to restore: process 0 verifies, all others follow it."""
+        chosen, message = -1, ""
+        if self._primary:
+            try:
+                chosen = self._intact(step)
+            except CheckpointError as error:
+                message = str(error)
+        if jax.process_count() > 1:
+            chosen = int(multihost_utils.broadcast_one_to_all(np.int64(chosen)))
+        if chosen < 0:
+            raise CheckpointError(message or "process 0 found no intact checkpoint; see its log")
+        return chosen
+
+    def _intact(self, step: int | None) -> int:
+        self.wait()
+        newest = self.latest()
+        if newest is None:
+            raise CheckpointError(f"no checkpoint in {self.directory}")
+        candidates = self.steps()[::-1] if step is None else [step]
+        problems = []
+        for candidate in candidates:
+            if candidate not in self.steps():
+                raise CheckpointError(f"no checkpoint of step {candidate} in {self.directory}; "
+                                      f"there are {self.steps()}")
+            problem = self.problem(candidate)
+            if problem is None:
+                if problems:
+                    log.error("falling back to the checkpoint of step %d: the work since then is "
+                              "repeated", candidate)
+                return candidate
+            problems.append(f"step {candidate}: {problem}")
+            log.error("checkpoint of step %d in %s is CORRUPT: %s", candidate, self.directory,
+                      problem)
+        raise CheckpointError(
+            f"no intact checkpoint in {self.directory} ({'; '.join(problems)}). Restore one from a "
+            "backup, or delete the run to start afresh.")
+
+    def _check_fits(self, target: Any, step: int, cast: bool) -> None:
+        saved = _by_name(self._saver.metadata(self.directory / str(step) / STATE)
+                         .item_metadata.tree)
+        wanted = _by_name(target)
+        missing, extra = sorted(wanted.keys() - saved.keys()), sorted(saved.keys() - wanted.keys())
+        problems = [f"not in the checkpoint: {name}" for name in missing]
+        problems += [f"only in the checkpoint: {name}" for name in extra]
+        for name in sorted(wanted.keys() & saved.keys()):
+            if tuple(wanted[name].shape) != tuple(saved[name].shape):
+                problems.append(f"{name} is {tuple(saved[name].shape)} in the checkpoint and "
+                                f"{tuple(wanted[name].shape)} in this run")
+            elif not cast and jnp.dtype(wanted[name].dtype) != jnp.dtype(saved[name].dtype):
+                problems.append(f"{name} is {saved[name].dtype} in the checkpoint and "
+                                f"{wanted[name].dtype} in this run")
+        if problems:
+            shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more"
+                                               if len(problems) > 8 else "")
+            raise ValueError(f"checkpoint {self.directory / str(step)} is of another model: {shown}")
+
+    def _manifest(self, step: int) -> dict[str, Any]:
+        return json.loads((self.directory / str(step) / MANIFEST).read_text())
+
+    # ---------------------------------------------------------------------------------- start
+
+    def _try_writing(self) -> None:
+        probe = self.directory / f"tmp.probe.{threading.get_ident()}"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            probe.write_text("written at start to see that checkpoints can be")
+            probe.unlink()
+        except OSError as error:
+            raise CheckpointError(f"cannot write checkpoints to {self.directory}: {error}. Choose "
+                                  "another directory.") from error
+
+    def _recover(self) -> None:
+        """Clears up after a kill: an unfinished replacement is undone, leftovers are deleted."""
+        for path in list(self.directory.iterdir()):
+            if path.name.startswith("old."):
+                final = self.directory / path.name.removeprefix("old.")
+                if final.exists():
+                    path.rmtree()
+                else:
+                    path.rename(final)
+            elif path.name.startswith("tmp."):
+                log.warning("removing %s, left by a save that was interrupted", path)
+                _remove_quietly(path)
+
+
+def _fingerprints(directory: epath.Path) -> dict[str, tuple[int, int]]:
+    """{relative name: (bytes, crc32)} of all files but the manifest; of a URL, bytes only."""
+    found = {}
+    remote = "://" in str(directory)
+    for path in _files(directory):
+        name = str(path.relative_to(directory))
+        if name == MANIFEST:
+            continue
+        if remote:  # reading back a whole checkpoint would cost more than the upload
+            found[name] = (path.stat().length, 0)
+            continue
+        checksum, size = 0, 0
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                checksum, size = zlib.crc32(block, checksum), size + len(block)
+        found[name] = (size, checksum)
+    return found
+
+
+def _files(directory: epath.Path) -> Iterator[epath.Path]:
+    for path in directory.iterdir():
+        if path.is_dir():
+            yield from _files(path)
+        else:
+            yield path
+
+
+def _own_buffer(leaf: Any) -> Any:
+    """On the CPU a restored array may alias memory of the reader; a donating step needs its own."""
+    aliases = isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform == "cpu"
+    return jnp.copy(leaf) if aliases else leaf
+
+
+def _by_name(tree: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _write_text(path: epath.Path, text: str) -> None:
+    """Writes all of it or nothing, durably."""
+    if "://" in str(path):
+        path.write_text(text)
+        return
+    partial = pathlib.Path(f"{path}.partial")
+    with open(partial, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
+def _remove_quietly(path: epath.Path) -> None:
+    try:
+        path.rmtree() if path.is_dir() else path.unlink()
+    except OSError as error:
+        log.warning("could not remove %s: %s", path, error)
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
