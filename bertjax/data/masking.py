@@ -1,0 +1,249 @@
+"""Dynamic masking on the device: which tokens are predicted and what stands in their place.
+
+Unmasked ids [B, T] go in; masked ids, and positions, labels and weights of a fixed number P of
+predictions a row come out. The draw is a pure function of the key, so that a step can be repeated,
+and runs inside the compiled step on the global batch.
+
+The rules are the original's (create_pretraining_data.py, create_masked_lm_predictions): of each
+pair, min(max_predictions, max(1, round(0.15 n))) tokens, n counting [CLS] and [SEP]; 80 % become
+[MASK], 10 % a random word, 10 % stay. One rule differs by default: the original draws random words
+from the whole vocabulary, [PAD], [CLS] and [unused] included; see `MaskingSpec.replacement_ids`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Greedy passes over the words of a row. Each pass takes every word that fits in turn, up to the
+# first that does not; what it leaves is shorter than that word. With pieces of real words four
+# passes fill practically every row; a slot that stays empty has weight 0.
+WHOLE_WORD_PASSES = 4
+
+
+class Masked(NamedTuple):
+    """A masked batch.
+
+    Attributes:
+      input_ids: int32 [B, T], some tokens replaced.
+      positions: int32 [B, P], ascending; 0 in unused slots, which come last.
+      labels: int32 [B, P], the original ids at `positions`; 0 in unused slots.
+      weights: float32 [B, P], 1 for predictions and 0 for unused slots.
+    """
+
+    input_ids: jax.Array
+    positions: jax.Array
+    labels: jax.Array
+    weights: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaskingSpec:
+    """How to mask.
+
+    Attributes:
+      mask_id: id of [MASK].
+      special_ids: ids that are never predicted ([CLS], [SEP], [PAD], ...).
+      replacement_ids: int array of the ids that random words are drawn from: no specials and no
+        [unused]. `np.arange(vocab_size)` reproduces the original's draw.
+      max_predictions: the most predictions a pair (`max_predictions_per_seq`).
+      predictions_per_row: P; None means max_predictions. Rows that hold several pairs need more;
+        see `packed_predictions`. What exceeds P in a row loses its last positions.
+      rate: share of a pair's tokens that is predicted.
+      mask_prob, random_prob: shares of predictions that become [MASK] or a random word; the rest
+        keeps its token.
+      whole_word: predict all pieces of a word or none.
+      is_continuation: bool [V], needed for whole words: pieces that continue a word.
+    """
+
+    mask_id: int
+    special_ids: tuple[int, ...]
+    replacement_ids: np.ndarray
+    max_predictions: int
+    predictions_per_row: int | None = None
+    rate: float = 0.15
+    mask_prob: float = 0.8
+    random_prob: float = 0.1
+    whole_word: bool = False
+    is_continuation: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.rate < 1.0:
+            raise ValueError(f"masking rate must be in (0, 1), got {self.rate}")
+        if self.max_predictions < 1:
+            raise ValueError(f"max_predictions must be at least 1, got {self.max_predictions}")
+        if min(self.mask_prob, self.random_prob) < 0 or self.mask_prob + self.random_prob > 1:
+            raise ValueError(
+                f"mask_prob={self.mask_prob} and random_prob={self.random_prob} must be "
+                "probabilities with a sum of at most 1"
+            )
+        if self.random_prob > 0 and len(self.replacement_ids) == 0:
+            raise ValueError(
+                "replacement_ids is empty: the vocabulary has no ordinary word to draw; set "
+                "random_prob to 0 or give a larger vocabulary"
+            )
+        if self.whole_word and self.is_continuation is None:
+            raise ValueError(
+                "whole_word masking needs is_continuation, the tokenizer's mark of word pieces"
+            )
+
+    @property
+    def slots(self) -> int:
+        """P, predicted positions a row."""
+        return self.predictions_per_row or self.max_predictions
+
+    @classmethod
+    def from_tokenizer(
+        cls, tokenizer: Any, max_predictions: int, original_replacements: bool = False, **settings
+    ) -> MaskingSpec:
+        """The specification for a tokenizer of bertjax.tokenization.
+
+        Args:
+          original_replacements: draw random words from the whole vocabulary, as the original.
+          **settings: other fields.
+        """
+        vocabulary = np.arange(tokenizer.vocab_size, dtype=np.int32)
+        return cls(
+            mask_id=tokenizer.mask_id,
+            special_ids=tuple(tokenizer.special_ids),
+            replacement_ids=vocabulary if original_replacements else tokenizer.replacement_ids,
+            max_predictions=max_predictions,
+            is_continuation=tokenizer.is_continuation,
+            **settings,
+        )
+
+
+def prediction_count(tokens: int, rate: float, max_predictions: int) -> int:
+    """Predictions of a pair of `tokens` tokens, specials included: rounded half to even, >= 1."""
+    return min(max_predictions, max(1, int(round(tokens * rate))))
+
+
+def packed_predictions(seq_length: int, pairs: int, rate: float) -> int:
+    """P that holds the predictions of any `pairs` pairs packed in a row of `seq_length` tokens.
+
+    Rounding adds at most a half to each pair, and the minimum of 1 less than 1 to a short one.
+    """
+    shortest = prediction_count(3, rate, seq_length) - 3 * rate  # [CLS] [SEP] [SEP] and no word
+    return int(np.ceil(seq_length * rate + pairs * max(0.5, shortest)))
+
+
+def mask_tokens(
+    key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec
+) -> Masked:
+    """Draws the predictions of every pair and replaces their tokens.
+
+    Args:
+      key: the draw is a pure function of it and of the inputs.
+      input_ids: int [B, T], unmasked.
+      attention_mask: int [B, T]; 0 is padding, 1..K number the pairs of a row.
+
+    Returns:
+      Masked, with P = spec.slots.
+    """
+    choice_key, kind_key, word_key = jax.random.split(key, 3)
+    chosen = choose(choice_key, input_ids, attention_mask, spec)
+
+    share = jax.random.uniform(kind_key, input_ids.shape)
+    draw = jax.random.randint(word_key, input_ids.shape, 0, max(1, len(spec.replacement_ids)))
+    words = jnp.asarray(spec.replacement_ids, input_ids.dtype)[draw] if spec.random_prob else 0
+    replaced = jnp.where(
+        share < spec.mask_prob,
+        spec.mask_id,
+        jnp.where(share < spec.mask_prob + spec.random_prob, words, input_ids),
+    )
+
+    length, slots = input_ids.shape[1], spec.slots
+    index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), input_ids.shape)
+    ordered = jnp.sort(jnp.where(chosen, index, length), axis=1)
+    if slots > length:
+        ordered = jnp.pad(ordered, ((0, 0), (0, slots - length)), constant_values=length)
+    ordered = ordered[:, :slots]
+    used = ordered < length
+    # A chosen token beyond the last slot is not predicted, so it keeps its id.
+    chosen &= index <= jnp.max(jnp.where(used, ordered, -1), axis=1, keepdims=True)
+
+    positions = jnp.where(used, ordered, 0)
+    labels = jnp.where(used, jnp.take_along_axis(input_ids, positions, axis=1), 0)
+    return Masked(
+        input_ids=jnp.where(chosen, replaced, input_ids).astype(jnp.int32),
+        positions=positions,
+        labels=labels.astype(jnp.int32),
+        weights=used.astype(jnp.float32),
+    )
+
+
+def choose(
+    key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec
+) -> jax.Array:
+    """Which tokens are predicted -> bool [B, T].
+
+    The original shuffles the words of a row (a word is one token unless whole_word), walks through
+    them and takes each that still fits into the pair's budget. Here the tokens are sorted by
+    (pair, random number of their word, position) and the walk is done for all rows at once with
+    sums inside the sorted segments.
+    """
+    shape = input_ids.shape
+    length = shape[1]
+    index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), shape)
+    special = jnp.zeros(shape, bool)
+    for special_id in spec.special_ids:
+        special |= input_ids == special_id
+    candidate = (attention_mask > 0) & ~special
+
+    # Budget of each token's pair, from a table made on the host in float64: 0.15 * 30 is exactly
+    # 4.5 there, and the rounding of such halves is what the original's counts hang on.
+    same_pair = attention_mask[:, :, None] == attention_mask[:, None, :]
+    tokens_in_pair = jnp.sum(same_pair, axis=-1)
+    table = [prediction_count(n, spec.rate, spec.max_predictions) for n in range(length + 1)]
+    budget = jnp.asarray(table, jnp.int32)[tokens_in_pair]
+
+    # Words: first token, size, and rank inside the word, each [B, T] and known to every piece.
+    if spec.whole_word:
+        continues = jnp.asarray(spec.is_continuation)[input_ids]
+        before = jnp.pad(candidate[:, :-1], ((0, 0), (1, 0)))
+        pair_before = jnp.pad(attention_mask[:, :-1], ((0, 0), (1, 0)))
+        joined = continues & candidate & before & (pair_before == attention_mask)
+        word = jax.lax.cummax(jnp.where(joined, -1, index), axis=1)
+        end = jax.lax.cummin(
+            jnp.where(jnp.pad(joined[:, 1:], ((0, 0), (0, 1))), length, index), axis=1, reverse=True
+        )
+        size = end - word + 1
+    else:
+        word, size = index, jnp.ones_like(index)
+
+    order = jax.random.bits(key, shape, jnp.uint32)
+    order = jnp.take_along_axis(order, word, axis=1) if spec.whole_word else order
+    group = jnp.where(candidate, attention_mask, jnp.iinfo(jnp.int32).max)
+    group, _, word, index, size, budget, candidate = jax.lax.sort(
+        (group, order, word, index, size, budget, candidate), dimension=1, num_keys=4
+    )
+
+    # Sorted: segments of one pair, in them words in random order, in them pieces in order.
+    place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), shape)
+    starts = jnp.pad(group[:, 1:] != group[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    ends = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)), constant_values=True)
+    first = jax.lax.cummax(jnp.where(starts, place, 0), axis=1)
+    last = jax.lax.cummin(jnp.where(ends, place, length), axis=1, reverse=True)
+
+    def running(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Sum of x up to each place, and the total, within the place's segment."""
+        sums = jnp.cumsum(x.astype(jnp.int32), axis=1)
+        before = jnp.take_along_axis(sums - x, first, axis=1)
+        return sums - before, jnp.take_along_axis(sums, last, axis=1) - before
+
+    taken = jnp.zeros(shape, bool)
+    left = budget
+    for _ in range(WHOLE_WORD_PASSES if spec.whole_word else 1):
+        alive = candidate & ~taken & (size <= left)
+        so_far, _ = running(alive)
+        to_word_end = size - 1 - (index - word)
+        fits = alive & (so_far + to_word_end <= left)
+        taken |= fits
+        left = left - running(fits)[1]
+
+    _, chosen = jax.lax.sort((index, taken), dimension=1, num_keys=1)
+    return chosen
