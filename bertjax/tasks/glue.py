@@ -1,0 +1,278 @@
+"""GLUE: the nine tasks and the diagnostic set, from their official files or from TFDS.
+
+In: a directory with the official files (`CoLA/train.tsv` and so on, or the task's own directory),
+the original MSR files for MRPC, or `tfds:glue/NAME`. Out: records, the scores that the benchmark
+reports, and the submission file of the GLUE site. Sources: gluebenchmark.com (Wang et al. 2019) and
+its download script; label names and their order are those of TFDS.
+"""
+
+import math
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bertjax.tasks.metrics import Scores
+from bertjax.tasks.tables import Table, read_table
+from bertjax.tasks.task import Features, Record, Split, file_fingerprint
+from bertjax.tasks.text import TextTask
+
+
+@dataclass(frozen=True)
+class GlueSpec:
+    """The official layout of one task."""
+
+    folder: str
+    text: tuple[str, ...]  # columns of the one or two texts
+    label: str  # column of the gold label
+    names: dict[str, str] = field(default_factory=dict)  # value in the file -> label name, by index
+    metric: str = "accuracy"  # picks the best checkpoint
+    reported: tuple[str, ...] = ("accuracy",)  # what the benchmark reports
+    submission: dict[str, str] = field(default_factory=dict)  # split -> file name
+    files: dict[str, str] = field(
+        default_factory=lambda: {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
+    )
+    tfds: dict[str, str] = field(
+        default_factory=lambda: {"train": "train", "dev": "validation", "test": "test"}
+    )
+    headerless: tuple[str, ...] | None = None  # columns of labelled files without a header
+    skip_short: bool = False  # the official loader leaves short rows out
+    skip_label: str | None = None  # rows without a gold majority
+
+
+_TWO = {"0": "not_entailment", "1": "entailment"}
+_NAMED_TWO = {"entailment": "entailment", "not_entailment": "not_entailment"}
+_THREE = {name: name for name in ("entailment", "neutral", "contradiction")}
+_PAIR = ("sentence1", "sentence2")
+
+GLUE = {
+    "cola": GlueSpec(
+        "CoLA", ("sentence",), "label", {"0": "unacceptable", "1": "acceptable"},
+        "matthews", ("matthews",), {"test": "CoLA.tsv"},
+        headerless=("source", "label", "star", "sentence"),
+    ),
+    "sst2": GlueSpec(
+        "SST-2", ("sentence",), "label", {"0": "negative", "1": "positive"},
+        submission={"test": "SST-2.tsv"}, headerless=("sentence", "label"),
+    ),
+    "mrpc": GlueSpec(
+        "MRPC", ("#1 String", "#2 String"), "Quality", {"0": "not_equivalent", "1": "equivalent"},
+        "accuracy_f1", ("f1", "accuracy"), {"test": "MRPC.tsv"},
+        headerless=("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
+    ),
+    "stsb": GlueSpec(
+        "STS-B", _PAIR, "score", {}, "pearson_spearman", ("pearson", "spearman"),
+        {"test": "STS-B.tsv"},
+    ),
+    "qqp": GlueSpec(
+        "QQP", ("question1", "question2"), "is_duplicate",
+        {"0": "not_duplicate", "1": "duplicate"}, "accuracy_f1", ("f1", "accuracy"),
+        {"test": "QQP.tsv"}, skip_short=True,
+    ),
+    "mnli": GlueSpec(
+        "MNLI", _PAIR, "gold_label", _THREE,
+        submission={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
+        files={
+            "train": "train.tsv", "dev": "dev_matched.tsv", "dev_mismatched": "dev_mismatched.tsv",
+            "test": "test_matched.tsv", "test_mismatched": "test_mismatched.tsv",
+        },
+        tfds={
+            "train": "train", "dev": "validation_matched",
+            "dev_mismatched": "validation_mismatched",
+            "test": "test_matched", "test_mismatched": "test_mismatched",
+        },
+        skip_label="-",
+    ),
+    "qnli": GlueSpec(
+        "QNLI", ("question", "sentence"), "label", _NAMED_TWO, submission={"test": "QNLI.tsv"}
+    ),
+    "rte": GlueSpec("RTE", _PAIR, "label", _NAMED_TWO, submission={"test": "RTE.tsv"}),
+    "wnli": GlueSpec("WNLI", _PAIR, "label", _TWO, submission={"test": "WNLI.tsv"}),
+    # The diagnostic set has no training data: it is answered by a model trained on MNLI.
+    "ax": GlueSpec(
+        "AX", _PAIR, "label", _THREE, "matthews", ("matthews",), {"test": "AX.tsv"},
+        {"test": "diagnostic.tsv"}, {"test": "test"},
+    ),
+}  # fmt: skip
+
+_QNLI_ROWS = {"train": 104_743, "dev": 5_463, "test": 5_463}
+_WNLI_NOTE = (
+    "WNLI's development split is adversarial (its sentences recur in training with the other "
+    "label): scores below the majority baseline are expected, not a bug"
+)
+
+
+class GlueTask(TextTask):
+    """One GLUE task read from `source`: a directory, or 'tfds:glue/NAME'."""
+
+    def __init__(self, name: str, source: str | pathlib.Path, data_dir: str | None = None):
+        """`data_dir` is TFDS's directory of prepared data sets (None: its default)."""
+        if name not in GLUE:
+            raise ValueError(f"unknown GLUE task {name!r}; one of {', '.join(GLUE)}")
+        self.spec = spec = GLUE[name]
+        head = "classification" if spec.names else "regression"
+        super().__init__(name, head, tuple(spec.names.values()), spec.metric)
+        self.splits = dict(spec.files)
+        self.source, self.data_dir = str(source), data_dir
+
+    # --- reading
+
+    def read(self, split: str) -> Split:
+        """Reads 'train', 'dev', 'test' (and 'dev_mismatched', 'test_mismatched' of MNLI)."""
+        if split not in self.splits:
+            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+        if self.source.startswith("tfds:"):
+            return self._read_tfds(split)
+        folder = pathlib.Path(self.source)
+        if (folder / self.spec.folder).is_dir():
+            folder = folder / self.spec.folder
+        path = folder / self.spec.files[split]
+        if self.name == "mrpc" and not path.exists():
+            return _read_msr(self, folder, split)
+        table = read_table(
+            path,
+            required=self.spec.text,
+            headerless=self._headerless(split),
+            skip_short=self.spec.skip_short,
+        )
+        notes = [f"{table.skipped} short rows skipped"] if table.skipped else []
+        records = self._records(table, str(path), notes)
+        return self._split(split, records, file_fingerprint(path), notes)
+
+    def _headerless(self, split: str) -> tuple[str, ...] | None:
+        columns = self.spec.headerless
+        if columns is not None and split.startswith("test"):
+            return ("index", *self.spec.text)
+        return columns
+
+    def _records(self, table: Table, path: str, notes: list[str]) -> list[Record]:
+        labelled = self.spec.label in table.columns
+        records, dropped = [], 0
+        for number, (line, row) in enumerate(table.rows):
+            where = f"{path}:{line}"
+            label = self._label(row[self.spec.label], where) if labelled else None
+            if label is not None and label == self.spec.skip_label:
+                dropped += 1
+                continue
+            texts = [row[column] for column in self.spec.text]
+            second = texts[1] if len(texts) > 1 else None
+            key = row.get("index") or row.get("id") or str(number)
+            records.append(Record(str(key), texts[0], second, label, where))
+        if dropped:
+            notes.append(f"{dropped} rows without a gold label skipped")
+        return records
+
+    def _label(self, value: str, where: str) -> str | float | None:
+        if self.head == "regression":
+            try:
+                number = float(value)
+            except ValueError:
+                number = math.nan
+            if not math.isfinite(number):
+                raise ValueError(f"{where}: {self.spec.label} {value!r} is not a number")
+            return number if number >= 0 else None
+        if value in ("-1", self.spec.skip_label):
+            return None if value == "-1" else value
+        if value not in self.spec.names:
+            raise ValueError(
+                f"{where}: {self.spec.label} {value!r} is not one of {', '.join(self.spec.names)}"
+            )
+        return self.spec.names[value]
+
+    def _split(
+        self, split: str, records: list[Record], fingerprint: str, notes: list[str]
+    ) -> Split:
+        labels = [record.label for record in records]
+        labelled = bool(labels) and all(label is not None for label in labels)
+        if not labelled and any(label is not None for label in labels):
+            first = next(record for record in records if record.label is None)
+            raise ValueError(f"{first.where}: no label, although other rows of {split} have one")
+        if self.name == "qnli" and len(records) != _QNLI_ROWS[split]:
+            notes.append(
+                f"QNLI {split} has {len(records)} rows, not the {_QNLI_ROWS[split]} of version 2; "
+                "version 1 is obsolete: its splits overlap and its submissions are refused"
+            )
+        return Split(split, records, labelled, fingerprint, tuple(notes))
+
+    def _read_tfds(self, split: str) -> Split:
+        from bertjax.tasks.tfds_source import read_tfds
+
+        rows, fingerprint = read_tfds(self.source, self.spec.tfds[split], self.data_dir)
+        columns = ("question1", "question2") if self.name == "qqp" else self.spec.text
+        if self.name == "mrpc":
+            columns = _PAIR
+        names, records = list(self.spec.names.values()), []
+        for row in sorted(rows, key=lambda row: row["idx"]):
+            label: str | float | None = None
+            if row["label"] >= 0:
+                label = names[int(row["label"])] if names else float(row["label"])
+            texts = [row[column] for column in columns]
+            where = f"{self.source}/{split} row {row['idx']}"
+            second = texts[1] if len(texts) > 1 else None
+            records.append(Record(str(row["idx"]), texts[0], second, label, where))
+        return self._split(split, records, fingerprint, [])
+
+    # --- scores and submissions
+
+    def score(
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
+    ) -> Scores:
+        """The benchmark's scores; `accuracy_f1` and `pearson_spearman` are means of two."""
+        scores = super().score(split, features, outputs)
+        values, flags = dict(scores.values), scores.flags
+        if "f1" in values:
+            values["accuracy_f1"] = (values["accuracy"] + values["f1"]) / 2
+        if "majority" in values and values["accuracy"] < values["majority"]:
+            flags += ("below the majority baseline",)
+        details = {"note": _WNLI_NOTE} if self.name == "wnli" else {}
+        return replace(scores, values=values, flags=flags, details=details)
+
+    def write(
+        self,
+        split: Split,
+        features: Sequence[Features],
+        outputs: Sequence[np.ndarray],
+        directory: pathlib.Path,
+    ) -> list[pathlib.Path]:
+        """predictions_SPLIT.jsonl and, for test splits, the file that the GLUE site expects."""
+        paths = super().write(split, features, outputs, directory)
+        if split.name not in self.spec.submission:
+            return paths
+        in_file = {name: value for value, name in self.spec.names.items()}
+        path = directory / self.spec.submission[split.name]
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("index\tprediction\n")
+            for record, value in zip(split.records, self.predict(outputs), strict=True):
+                answer = f"{min(max(value, 0.0), 5.0):.3f}" if not self.labels else (
+                    in_file[self.labels[int(value)]]
+                )
+                file.write(f"{record.id}\t{answer}\n")
+        return [*paths, path]
+
+
+def _read_msr(task: GlueTask, folder: pathlib.Path, split: str) -> Split:
+    """MRPC from Microsoft's files; dev_ids.tsv says which training pairs are the dev split."""
+    name = "msr_paraphrase_test.txt" if split == "test" else "msr_paraphrase_train.txt"
+    path, ids_path = folder / name, folder / "dev_ids.tsv"
+    for needed in (path, ids_path) if split != "test" else (path,):
+        if not needed.exists():
+            raise ValueError(
+                f"{folder} has neither {task.spec.files[split]} nor {needed.name}; MRPC needs the "
+                "GLUE files or the three original ones"
+            )
+    columns = task.spec.headerless
+    table = read_table(path, required=columns)
+    paths = [path]
+    if split != "test":
+        with open(ids_path, encoding="utf-8") as file:
+            dev = {tuple(line.split()) for line in file if line.strip()}
+        rows = [
+            (line, row)
+            for line, row in table.rows
+            if ((row["#1 ID"], row["#2 ID"]) in dev) == (split == "dev")
+        ]
+        table = Table(table.columns, rows)
+        paths.append(ids_path)
+    records = task._records(table, str(path), [])
+    return Split(split, records, True, file_fingerprint(*paths))
