@@ -1,0 +1,150 @@
+"""Attention dropout as a pure function of (key, batch row, head, query, key position).
+
+A fused attention kernel must redraw in its backward pass the mask of its forward pass, and a
+resumed or rematerialised step the mask of the first run, whatever the tile sizes and however the
+batch is sharded. So no generator with a state is used here but a counter-based hash:
+
+    key, row, head    -> two 32-bit words, the stream of that head        `stream_seeds`
+    stream, (i, j)    -> 16 bits: kept iff they are at least rate * 65536  `keep_mask`
+
+`stream_seeds` runs outside the kernels on GLOBAL row and head indices and its result [B, A, 2] is
+sharded like any other array, so a kernel on one shard needs no offset. `tile_keep_mask` is plain
+jnp on uint32 and runs unchanged inside a Pallas kernel and in the reference path.
+
+One hash gives the bits of four elements: (i, j), (i, j^8), (i^8, j), (i^8, j^8). These are the
+four that one GPU thread holds of a tensor-core result tile, in either orientation, so the
+compiler finds that they share their arithmetic. The mixing function is the two-multiply
+avalanche `lowbias32` (C. Wellons, "Prospecting for hash functions", 2018) over a counter, with the
+second seed word entering between the two multiplications, so that the streams of two heads are
+different functions and not shifted copies of each other.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+BITS = 16
+"""Bits for each decision: a rate is honoured to 1 / 65536."""
+
+_GOLDEN = np.uint32(0x9E3779B9)
+_ROW_STRIDE = np.uint32((0x9E3779B9 << 15) & 0xFFFFFFFF)
+"""Counter of word (i', j') is i' * 2^15 + j': distinct for rows of up to 65,536 tokens."""
+_MIX_1 = np.uint32(0x7FEB352D)
+_MIX_2 = np.uint32(0x846CA68B)
+_MIX_3 = np.uint32(0x2C1B3C6D)
+
+
+def _avalanche(x: jax.Array) -> jax.Array:
+    x = x ^ (x >> np.uint32(16))
+    x = x * _MIX_1
+    x = x ^ (x >> np.uint32(15))
+    x = x * _MIX_2
+    return x ^ (x >> np.uint32(16))
+
+
+def threshold(rate: float) -> int:
+    """The 16-bit value under which an element is dropped: round(rate * 65536).
+
+    Raises ValueError unless 0 <= rate < 1.
+    """
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"dropout rate must be in [0, 1), got {rate}")
+    return min(round(rate * 2**BITS), 2**BITS - 1)
+
+
+def keep_probability(rate: float) -> float:
+    """The probability, to the last bit, with which `tile_keep_mask` keeps an element."""
+    return 1.0 - threshold(rate) / 2**BITS
+
+
+def stream_seeds(key: jax.Array, num_rows: int, num_heads: int) -> jax.Array:
+    """Two words for every (row, head) of the global batch.
+
+    Args:
+      key: a jax PRNG key (typed or raw).
+      num_rows: rows B of the global batch.
+      num_heads: attention heads A.
+
+    Returns:
+      uint32 [B, A, 2]. Entry (b, a) depends on the key, b and a alone, not on B or A.
+    """
+    words = jax.random.bits(key, (2,), jnp.uint32)
+    row = jax.lax.broadcasted_iota(jnp.uint32, (num_rows, num_heads), 0)
+    head = jax.lax.broadcasted_iota(jnp.uint32, (num_rows, num_heads), 1)
+    first = _avalanche(words[0] ^ _avalanche(row * _GOLDEN + np.uint32(1)))
+    first = _avalanche(first + _avalanche(head * _MIX_3 + np.uint32(2)))
+    second = _avalanche(words[1] ^ _avalanche(first + row * _MIX_3))
+    second = _avalanche(second + head * _GOLDEN)
+    return jnp.stack([first, second], axis=-1)
+
+
+def _split(index: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Position -> (position with bit 3 cut out, bit 3 as a boolean)."""
+    low = index & np.uint32(7)
+    high = (index >> np.uint32(4)) << np.uint32(3)
+    return high | low, (index & np.uint32(8)) != np.uint32(0)
+
+
+def tile_keep_mask(
+    seed_0: jax.Array,
+    seed_1: jax.Array,
+    query_start: jax.Array | int,
+    key_start: jax.Array | int,
+    shape: tuple[int, int],
+    rate: float,
+    transposed: bool = False,
+) -> jax.Array:
+    """Which elements of a tile of attention probabilities survive dropout.
+
+    Args:
+      seed_0, seed_1: the two uint32 words of the head (scalars, or anything that broadcasts
+        against the tile).
+      query_start, key_start: position of the tile's first query and key, multiples of 16.
+      shape: (queries, keys) of the tile, or (keys, queries) when `transposed`.
+      rate: probability of being dropped, a Python float.
+      transposed: lay the tile out with keys along its first axis.
+
+    Returns:
+      bool array of `shape` (broadcast with the seeds), True = keep.
+    """
+    query_axis, key_axis = (1, 0) if transposed else (0, 1)
+    expand = {0: lambda x: x[:, None], 1: lambda x: x[None, :]}
+    # One-dimensional ranges: a thread then works out its rows and columns once, and bit 3 of a
+    # position stays visible to the compiler because the starts are added to the other bits.
+    i, i_bit = _split(jax.lax.iota(jnp.uint32, shape[query_axis]))
+    j, j_bit = _split(jax.lax.iota(jnp.uint32, shape[key_axis]))
+    i = i + (jnp.asarray(query_start).astype(jnp.uint32) >> np.uint32(1))
+    j = j + (jnp.asarray(key_start).astype(jnp.uint32) >> np.uint32(1))
+    i_term = expand[query_axis](i * _ROW_STRIDE)
+    j_term = expand[key_axis](j * _GOLDEN)
+    x = (i_term + j_term) + seed_0
+    x = x ^ (x >> np.uint32(16))
+    x = x * _MIX_1
+    x = x ^ (x >> np.uint32(15)) ^ seed_1
+    x = x * _MIX_2
+    word_0 = x ^ (x >> np.uint32(16))
+    x = word_0 * _MIX_3
+    word_1 = x ^ (x >> np.uint32(16))
+    word = jnp.where(expand[query_axis](i_bit), word_1, word_0)
+    # The upper 16 bits decide. The threshold's lower bits are zero, so the whole word can be
+    # compared: no shift for half of the elements.
+    word = jnp.where(expand[key_axis](j_bit), word << np.uint32(16), word)
+    return word >= np.uint32(threshold(rate) << (32 - BITS))
+
+
+def keep_mask(seeds: jax.Array, length: int, rate: float) -> jax.Array:
+    """The whole mask, for the reference path and for tests.
+
+    Args:
+      seeds: uint32 [B, A, 2] of `stream_seeds`.
+      length: tokens T in a row.
+      rate: probability of being dropped.
+
+    Returns:
+      bool [B, A, T, T], axes (row, head, query, key), True = keep.
+    """
+    seed_0 = seeds[..., 0, None, None]
+    seed_1 = seeds[..., 1, None, None]
+    return tile_keep_mask(seed_0, seed_1, 0, 0, (length, length), rate)
