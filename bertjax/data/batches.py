@@ -1,0 +1,400 @@
+"""Training and evaluation batches: a pure function of (seed, step), whatever reads them.
+
+In: one or more `TokenStore`s. Out: dicts of numpy arrays, the rows of this process:
+
+    input_ids, token_type_ids, attention_mask   int32 [B, T]
+    nsp_labels                                  int32 [B, K]    0 = is next, 1 = random
+    nsp_weights                                 float32 [B, K]  0 for rows or slots without a pair
+    position_ids int32 [B, T], cls_positions int32 [B, K]       packed rows only
+
+Row r of a run is row r mod N of epoch r // N (N differs a little from epoch to epoch), batch s is
+rows s*B to (s+1)*B: nothing is dropped where an epoch ends, and a resume needs the step only.
+Process p of n computes its contiguous slice of the B rows and touches nothing else.
+Tokens are unmasked; masks are drawn on the device (`masking.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numba
+import numpy as np
+
+from bertjax.data.pairs import (
+    PairIndex,
+    check_length,
+    combine,
+    copy_ids,
+    locate,
+    permute,
+    tables_of,
+)
+from bertjax.data.store import TokenStore
+
+Batch = dict[str, np.ndarray]
+MIXTURE_BLOCK = 10_000  # rows in which a mixture has its exact proportions
+
+
+class Rows(Protocol):
+    """The endless rows of one corpus; `PaddedRows` here, `packing.PackedRows`."""
+
+    pairs_per_row: int
+    rows_per_epoch: int
+
+    def empty(self, rows: int) -> Batch: ...
+    def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None: ...
+    def epoch_of(self, number: int) -> tuple[int, int]: ...
+
+
+class Epochs:
+    """Which epoch, and which place in it, each row of an endless stream has.
+
+    `make(epoch)` gives an object with a length, the rows of that epoch. Lengths are remembered,
+    the last two objects are kept (a batch may cross an epoch's end).
+    """
+
+    def __init__(self, make: Any):
+        self._make = make
+        self._starts = [0]
+        self._kept: dict[int, Any] = {}
+
+    def __getitem__(self, epoch: int) -> Any:
+        if epoch not in self._kept:
+            self._kept = {e: o for e, o in self._kept.items() if abs(e - epoch) <= 1}
+            while len(self._kept) >= 2:
+                self._kept.pop(min(self._kept))
+            self._kept[epoch] = self._make(epoch)
+        return self._kept[epoch]
+
+    def locate(self, row: int) -> tuple[int, int]:
+        """(epoch, place in it) of a row of the stream."""
+        while self._starts[-1] <= row:
+            self._starts.append(self._starts[-1] + len(self[len(self._starts) - 1]))
+        epoch = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return epoch, row - self._starts[epoch]
+
+    def split(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+        """(epoch's object, indices into `rows`, places in the epoch) for each epoch touched."""
+        if not len(rows):
+            return
+        first, last = self.locate(int(rows.min()))[0], self.locate(int(rows.max()))[0]
+        for epoch in range(first, last + 1):
+            start, end = self._starts[epoch], self._starts[epoch + 1]
+            chosen = np.flatnonzero((rows >= start) & (rows < end))
+            if len(chosen):
+                yield self[epoch], chosen, rows[chosen] - start
+
+
+class PaddedRows:
+    """One pair a row, padded to seq_length."""
+
+    pairs_per_row = 1
+
+    def __init__(self, store: TokenStore, seq_length: int, seed: int, special: Special,
+                 short_seq_prob: float = 0.1, nsp: bool = True, shuffle: bool = True):
+        self.seq_length, self.special, self.nsp, self.shuffle = seq_length, special, nsp, shuffle
+        self._tables = tables_of(store)
+        self._store = store  # keeps the memory maps alive
+        self.epochs = Epochs(
+            lambda epoch: PairIndex(store, seq_length, seed, epoch, short_seq_prob, nsp))
+
+    @property
+    def rows_per_epoch(self) -> int:
+        return len(self.epochs[0])
+
+    def epoch_of(self, number: int) -> tuple[int, int]:
+        return self.epochs.locate(number)
+
+    def empty(self, rows: int) -> Batch:
+        return empty_batch(rows, self.seq_length, 1, self.special.pad)
+
+    def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None:
+        """Write rows `numbers` of the stream to the rows `into` of the batch."""
+        for index, chosen, places in self.epochs.split(numbers):
+            _fill(self._tables, index.drawing, index.anchors, index.num_pairs, places, self.shuffle,
+                  self.special.cls, self.special.sep, into[chosen], batch["input_ids"],
+                  batch["token_type_ids"], batch["attention_mask"], batch["nsp_labels"],
+                  batch["nsp_weights"])
+
+
+class Special:
+    """Ids of [PAD], [CLS] and [SEP]."""
+
+    def __init__(self, pad: int, cls: int, sep: int):
+        self.pad, self.cls, self.sep = pad, cls, sep
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Special:
+        return cls(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+
+
+def empty_batch(rows: int, seq_length: int, pairs_per_row: int, pad: int) -> Batch:
+    """A batch of padding rows with weight 0."""
+    shape = (rows, seq_length)
+    return {
+        "input_ids": np.full(shape, pad, np.int32),
+        "token_type_ids": np.zeros(shape, np.int32),
+        "attention_mask": np.zeros(shape, np.int32),
+        "nsp_labels": np.zeros((rows, pairs_per_row), np.int32),
+        "nsp_weights": np.zeros((rows, pairs_per_row), np.float32),
+    }
+
+
+@numba.njit(cache=True, nogil=True)
+def write_pair(tables, pair, cls_id, sep_id, ids, types, mask, position, mark):
+    """[CLS] A [SEP] (B [SEP]) into one row from `position` on; returns the position after it."""
+    ids[position] = cls_id
+    copy_ids(tables, pair.a_address, pair.a_length, ids, position + 1)
+    middle = position + 1 + pair.a_length
+    ids[middle] = sep_id
+    end = middle + 1
+    if pair.b_length:
+        copy_ids(tables, pair.b_address, pair.b_length, ids, end)
+        end += pair.b_length
+        ids[end] = sep_id
+        end += 1
+        types[middle + 1 : end] = 1
+    mask[position:end] = mark
+    return end
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(tables, drawing, anchors, num_pairs, places, shuffle, cls_id, sep_id, into,
+          ids, types, mask, labels, weights):
+    for i in range(len(places)):
+        number = places[i]
+        if shuffle:
+            number = permute(number, num_pairs, drawing.key)
+        pair = locate(tables, drawing, anchors, number)
+        row = into[i]
+        write_pair(tables, pair, cls_id, sep_id, ids[row], types[row], mask[row], 0, 1)
+        labels[row, 0] = pair.is_random
+        weights[row, 0] = 1.0 if drawing.nsp else 0.0
+
+
+class PretrainingBatches:
+    """Endless random-access batches: `batches[step]` is this process's part of global batch `step`.
+
+    Args:
+      stores: a `TokenStore` or its path, or several: a mixture.
+      seq_length: T; at least 5 (3 without NSP).
+      batch_size: B, rows of the global batch, divisible by process_count.
+      seed: of pairs and order. Masks have their own.
+      weights: of a mixture, share of rows from each store; default by the number of tokens.
+      packed: several pairs a row (`packing.py`), at most `pairs_per_row` (default T // 32, 4..16).
+      process_index, process_count: which contiguous slice of the rows to make.
+      short_seq_prob: share of documents whose pairs are shorter than T (0.1 in the original).
+      nsp: False gives single segments instead of pairs, with nsp_weights 0.
+      tokenizer: whose special ids to use; default the one stored beside the ids.
+
+    Raises:
+      ValueError: before anything is read where seq_length is too short, where the batch does not
+        divide, stores of different tokenizers are mixed, or nearly all pairs would be random.
+    """
+
+    def __init__(
+        self,
+        stores: TokenStore | str | os.PathLike[str] | Sequence[TokenStore | str | os.PathLike[str]],
+        seq_length: int,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        weights: Sequence[float] | None = None,
+        packed: bool = False,
+        pairs_per_row: int | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
+        short_seq_prob: float = 0.1,
+        nsp: bool = True,
+        tokenizer: Any = None,
+    ):
+        check_length(seq_length, nsp)
+        if batch_size < 1 or batch_size % process_count:
+            raise ValueError(f"batch_size {batch_size} does not divide over {process_count} "
+                             "processes; use a multiple of their number")
+        if not 0 <= process_index < process_count:
+            raise ValueError(f"process_index {process_index} of {process_count} processes")
+        if isinstance(stores, (TokenStore, str, os.PathLike)):
+            stores = [stores]
+        self.stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
+        self.seq_length, self.batch_size, self.seed = seq_length, batch_size, seed
+        self.process_index, self.process_count, self.packed = process_index, process_count, packed
+        special = Special.of(tokenizer) if tokenizer is not None else stored_special(self.stores)
+        self._rows = [
+            make_rows(store, seq_length, int(combine(np.uint64(seed % 2**64), np.uint64(i))),
+                      special, packed, pairs_per_row, short_seq_prob, nsp)
+            for i, store in enumerate(self.stores)
+        ]
+        if weights is None:
+            weights = [store.num_tokens for store in self.stores]
+        self._counts = mixture_counts(weights, len(self.stores))
+
+    def __getitem__(self, step: int) -> Batch:
+        local = self.batch_size // self.process_count
+        first = step * self.batch_size + self.process_index * local
+        corpora, numbers = self._assign(np.arange(first, first + local, dtype=np.int64))
+        batch = self._rows[0].empty(local)
+        for corpus, rows in enumerate(self._rows):
+            into = np.flatnonzero(corpora == corpus)
+            if len(into):
+                rows.fill(numbers[into], into, batch)
+        return batch
+
+    def _assign(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(corpus, row of its stream) of each row of the run."""
+        if len(self._rows) == 1:
+            return np.zeros(len(rows), np.int64), rows
+        # Each block of rows holds every corpus exactly in proportion, in an order of its own.
+        block = rows // MIXTURE_BLOCK
+        order = np.array([
+            permute(row % MIXTURE_BLOCK, MIXTURE_BLOCK, np.uint64(
+                combine(np.uint64(self.seed % 2**64), np.uint64(row // MIXTURE_BLOCK))))
+            for row in rows.tolist()])
+        starts = np.cumsum(self._counts) - self._counts
+        corpora = np.searchsorted(starts, order, side="right") - 1
+        return corpora, block * self._counts[corpora] + order - starts[corpora]
+
+    @property
+    def pairs_per_row(self) -> int:
+        return self._rows[0].pairs_per_row
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """Rows that the first epoch of the corpus has; of a mixture, of all its corpora."""
+        return sum(rows.rows_per_epoch for rows in self._rows)
+
+    def epochs(self, steps: int) -> float:
+        """How often `steps` batches go through the corpus (of a mixture, through each: mean)."""
+        share = self._counts / self._counts.sum()
+        each = [steps * self.batch_size * s / rows.rows_per_epoch
+                for s, rows in zip(share, self._rows, strict=True)]
+        return float(np.dot(share, each))
+
+
+def make_rows(
+    store: TokenStore, seq_length: int, seed: int, special: Special, packed: bool,
+    pairs_per_row: int | None, short_seq_prob: float, nsp: bool, shuffle: bool = True,
+) -> Rows:
+    """The row stream of one corpus, padded or packed."""
+    if not packed:
+        return PaddedRows(store, seq_length, seed, special, short_seq_prob, nsp, shuffle)
+    from bertjax.data.packing import PackedRows
+
+    return PackedRows(store, seq_length, seed, special, short_seq_prob, nsp, pairs_per_row)
+
+
+def mixture_counts(weights: Sequence[float], corpora: int) -> np.ndarray:
+    """Rows of each corpus in a block of MIXTURE_BLOCK rows, by largest remainder; int64 [corpora]."""
+    share = np.asarray(weights, float)
+    if share.shape != (corpora,) or not (share > 0).all() or not np.isfinite(share).all():
+        raise ValueError(f"weights {list(weights)}: give one positive number for each of the "
+                         f"{corpora} corpora")
+    exact = share / share.sum() * MIXTURE_BLOCK
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: MIXTURE_BLOCK - counts.sum()]] += 1
+    if (counts == 0).any():
+        raise ValueError(f"weights {list(weights)}: a share under 1/{MIXTURE_BLOCK} is too small")
+    return counts
+
+
+def stored_special(stores: Sequence[TokenStore]) -> Special:
+    """Special ids of the tokenizer beside the ids; ValueError where the stores' tokenizers differ."""
+    prints = {store.manifest["tokenizer"]["fingerprint"] for store in stores}
+    if len(prints) > 1:
+        raise ValueError("the corpora of a mixture were built with different tokenizers: "
+                         + ", ".join(f"{s.path} ({s.manifest['tokenizer']['fingerprint'][:12]})"
+                                     for s in stores) + "; build them with the same one")
+    ids = stores[0].manifest["tokenizer"]
+    return Special(ids["pad_id"], ids["cls_id"], ids["sep_id"])
+
+
+class EvaluationBatches:
+    """Every pair of a split once, in order; the last batch is filled up with rows of weight 0.
+
+    Finite: `len()`, `[i]` and iteration. Same arguments as `PretrainingBatches`; the pairs depend
+    on `seed` only, so that evaluations compare. `max_batches` takes evenly spread pairs.
+    """
+
+    def __init__(
+        self, store: TokenStore | str | os.PathLike[str], seq_length: int, batch_size: int,
+        seed: int = 0, *, process_index: int = 0, process_count: int = 1,
+        short_seq_prob: float = 0.1, nsp: bool = True, tokenizer: Any = None,
+        max_batches: int | None = None,
+    ):
+        check_length(seq_length, nsp)
+        if batch_size < 1 or batch_size % process_count:
+            raise ValueError(f"batch_size {batch_size} does not divide over {process_count} "
+                             "processes; use a multiple of their number")
+        self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
+        special = Special.of(tokenizer) if tokenizer is not None else stored_special([self.store])
+        self._rows = PaddedRows(self.store, seq_length, seed, special, short_seq_prob, nsp,
+                                shuffle=False)
+        self.batch_size, self.process_index, self.process_count = (
+            batch_size, process_index, process_count)
+        self.num_pairs = self._rows.rows_per_epoch
+        if max_batches is not None:
+            self.num_pairs = min(self.num_pairs, max_batches * batch_size)
+
+    def __len__(self) -> int:
+        return -(-self.num_pairs // self.batch_size)
+
+    def __getitem__(self, number: int) -> Batch:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        local = self.batch_size // self.process_count
+        first = number * self.batch_size + self.process_index * local
+        pairs = np.arange(first, max(min(first + local, self.num_pairs), first), dtype=np.int64)
+        batch = self._rows.empty(local)
+        spread = pairs * self._rows.rows_per_epoch // self.num_pairs
+        self._rows.fill(spread, np.arange(len(pairs)), batch)
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.__getitem__, range(len(self)))
+
+
+def evaluation_batches(
+    store: TokenStore | str | os.PathLike[str], seq_length: int, batch_size: int, seed: int = 0,
+    **options: Any,
+) -> EvaluationBatches:
+    """Batches over the held-out split (or the split of a given `TokenStore`), each pair once."""
+    return EvaluationBatches(store, seq_length, batch_size, seed, **options)
+
+
+def prefetch(
+    batches: Any, start_step: int = 0, stop_step: int | None = None, *, threads: int = 1,
+    buffer: int = 4, workers: int = 0,
+) -> Iterator[Batch]:
+    """Batches from `start_step` on, made ahead by Grain.
+
+    Args:
+      batches: an object with `[step]`.
+      stop_step: first step not made; None goes on without end.
+      threads, buffer: threads that make batches and how many are kept ready.
+      workers: processes instead of threads of this one; 0 is enough for padded and packed rows,
+        which are compiled code without the interpreter lock.
+    """
+    import grain
+
+    length = (1 << 62) - start_step if stop_step is None else stop_step - start_step
+    dataset = grain.MapDataset.source(_Steps(batches, start_step, length)).to_iter_dataset(
+        grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer))
+    if workers:
+        dataset = dataset.mp_prefetch(
+            grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=buffer))
+    return iter(dataset)
+
+
+class _Steps:
+    """The steps from `start` on as a Grain source."""
+
+    def __init__(self, batches: Any, start: int, length: int):
+        self._batches, self._start, self._length = batches, start, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Batch:
+        return self._batches[self._start + index]
