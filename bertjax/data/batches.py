@@ -16,6 +16,7 @@ Tokens are unmasked; masks are drawn on the device (`masking.py`).
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -35,6 +36,17 @@ from bertjax.data.store import TokenStore
 
 Batch = dict[str, np.ndarray]
 MIXTURE_BLOCK = 10_000  # rows in which a mixture has its exact proportions
+
+
+class Special:
+    """Ids of [PAD], [CLS] and [SEP]."""
+
+    def __init__(self, pad: int, cls: int, sep: int):
+        self.pad, self.cls, self.sep = pad, cls, sep
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Special:
+        return cls(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
 
 
 class Rows(Protocol):
@@ -59,19 +71,21 @@ class Epochs:
         self._make = make
         self._starts = [0]
         self._kept: dict[int, Any] = {}
+        self._lock = threading.RLock()  # batches may be made by several threads
 
     def __getitem__(self, epoch: int) -> Any:
-        if epoch not in self._kept:
-            self._kept = {e: o for e, o in self._kept.items() if abs(e - epoch) <= 1}
-            while len(self._kept) >= 2:
-                self._kept.pop(min(self._kept))
-            self._kept[epoch] = self._make(epoch)
-        return self._kept[epoch]
+        with self._lock:
+            if epoch not in self._kept:
+                while len(self._kept) >= 2:
+                    self._kept.pop(min(self._kept))
+                self._kept[epoch] = self._make(epoch)
+            return self._kept[epoch]
 
     def locate(self, row: int) -> tuple[int, int]:
         """(epoch, place in it) of a row of the stream."""
-        while self._starts[-1] <= row:
-            self._starts.append(self._starts[-1] + len(self[len(self._starts) - 1]))
+        with self._lock:
+            while self._starts[-1] <= row:
+                self._starts.append(self._starts[-1] + len(self[len(self._starts) - 1]))
         epoch = int(np.searchsorted(self._starts, row, side="right")) - 1
         return epoch, row - self._starts[epoch]
 
@@ -117,17 +131,6 @@ class PaddedRows:
                   self.special.cls, self.special.sep, into[chosen], batch["input_ids"],
                   batch["token_type_ids"], batch["attention_mask"], batch["nsp_labels"],
                   batch["nsp_weights"])
-
-
-class Special:
-    """Ids of [PAD], [CLS] and [SEP]."""
-
-    def __init__(self, pad: int, cls: int, sep: int):
-        self.pad, self.cls, self.sep = pad, cls, sep
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> Special:
-        return cls(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
 
 
 def empty_batch(rows: int, seq_length: int, pairs_per_row: int, pad: int) -> Batch:
@@ -211,14 +214,14 @@ class PretrainingBatches:
         tokenizer: Any = None,
     ):
         check_length(seq_length, nsp)
-        if batch_size < 1 or batch_size % process_count:
-            raise ValueError(f"batch_size {batch_size} does not divide over {process_count} "
-                             "processes; use a multiple of their number")
-        if not 0 <= process_index < process_count:
-            raise ValueError(f"process_index {process_index} of {process_count} processes")
+        check_processes(batch_size, process_index, process_count)
         if isinstance(stores, (TokenStore, str, os.PathLike)):
             stores = [stores]
         self.stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
+        self._options = dict(
+            weights=weights, packed=packed, pairs_per_row=pairs_per_row,
+            process_index=process_index, process_count=process_count,
+            short_seq_prob=short_seq_prob, nsp=nsp, tokenizer=tokenizer)
         self.seq_length, self.batch_size, self.seed = seq_length, batch_size, seed
         self.process_index, self.process_count, self.packed = process_index, process_count, packed
         special = Special.of(tokenizer) if tokenizer is not None else stored_special(self.stores)
@@ -230,6 +233,9 @@ class PretrainingBatches:
         if weights is None:
             weights = [store.num_tokens for store in self.stores]
         self._counts = mixture_counts(weights, len(self.stores))
+
+    def __reduce__(self) -> tuple:
+        return _remake, (self.stores, self.seq_length, self.batch_size, self.seed, self._options)
 
     def __getitem__(self, step: int) -> Batch:
         local = self.batch_size // self.process_count
@@ -273,6 +279,19 @@ class PretrainingBatches:
         return float(np.dot(share, each))
 
 
+def _remake(stores, seq_length, batch_size, seed, options) -> PretrainingBatches:
+    return PretrainingBatches(stores, seq_length, batch_size, seed, **options)
+
+
+def check_processes(batch_size: int, process_index: int, process_count: int) -> None:
+    """ValueError where the rows of a batch do not divide over the processes."""
+    if batch_size < 1 or batch_size % process_count:
+        raise ValueError(f"batch_size {batch_size} does not divide over {process_count} processes; "
+                         "use a multiple of their number")
+    if not 0 <= process_index < process_count:
+        raise ValueError(f"process_index {process_index} of {process_count} processes")
+
+
 def make_rows(
     store: TokenStore, seq_length: int, seed: int, special: Special, packed: bool,
     pairs_per_row: int | None, short_seq_prob: float, nsp: bool, shuffle: bool = True,
@@ -286,7 +305,7 @@ def make_rows(
 
 
 def mixture_counts(weights: Sequence[float], corpora: int) -> np.ndarray:
-    """Rows of each corpus in a block of MIXTURE_BLOCK rows, by largest remainder; int64 [corpora]."""
+    """Rows of each corpus in a block of MIXTURE_BLOCK rows, int64 [corpora]; largest remainder."""
     share = np.asarray(weights, float)
     if share.shape != (corpora,) or not (share > 0).all() or not np.isfinite(share).all():
         raise ValueError(f"weights {list(weights)}: give one positive number for each of the "
@@ -300,7 +319,7 @@ def mixture_counts(weights: Sequence[float], corpora: int) -> np.ndarray:
 
 
 def stored_special(stores: Sequence[TokenStore]) -> Special:
-    """Special ids of the tokenizer beside the ids; ValueError where the stores' tokenizers differ."""
+    """Special ids of the tokenizer beside the ids; ValueError where the stores' ones differ."""
     prints = {store.manifest["tokenizer"]["fingerprint"] for store in stores}
     if len(prints) > 1:
         raise ValueError("the corpora of a mixture were built with different tokenizers: "
@@ -324,9 +343,7 @@ class EvaluationBatches:
         max_batches: int | None = None,
     ):
         check_length(seq_length, nsp)
-        if batch_size < 1 or batch_size % process_count:
-            raise ValueError(f"batch_size {batch_size} does not divide over {process_count} "
-                             "processes; use a multiple of their number")
+        check_processes(batch_size, process_index, process_count)
         self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
         special = Special.of(tokenizer) if tokenizer is not None else stored_special([self.store])
         self._rows = PaddedRows(self.store, seq_length, seed, special, short_seq_prob, nsp,

@@ -93,7 +93,8 @@ def build_store(
             on_plan(files, sum(extent.size for extents in plan for extent in extents))
     build = _describe_build(tokenizer, options, reading, files, plan)
     try:
-        if (done := _open_directory(out_dir, build, overwrite or documents is not None)) is not None:
+        done = _open_directory(out_dir, build, overwrite, in_memory=documents is not None)
+        if done is not None:
             return done
         stores_tokenizer = out_dir / "tokenizer"
         if not stores_tokenizer.exists():
@@ -151,12 +152,16 @@ def _describe_build(
     }
 
 
-def _open_directory(out_dir: Path, build: dict[str, Any], overwrite: bool) -> dict | None:
+def _open_directory(
+    out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: bool
+) -> dict[str, Any] | None:
     """Make `out_dir` ready for this build; the manifest if the same build is finished already."""
     ours = json.loads(stores.to_json(build))
     manifest, begun = out_dir / "manifest.json", out_dir / "build.json"
     held = [path for path in (manifest, begun) if path.exists()]
-    if overwrite and held:
+    if in_memory and manifest.exists() and not overwrite:  # no telling whether it is the same text
+        raise ValueError(f"{out_dir} holds a token store; choose another directory, or overwrite")
+    if held and (overwrite or in_memory):
         manifest.unlink(missing_ok=True)  # first: what follows is no store any more
         for path in out_dir.iterdir():
             if path.name in ("shards", "tokenizer"):

@@ -92,7 +92,7 @@ def combine(a, b):
 
 @numba.njit(cache=True)
 def permute(index, n, key):
-    """Position `index` of a pseudo-random permutation of 0..n-1 (Feistel network, cycle walking)."""
+    """Entry `index` of a pseudo-random permutation of 0..n-1 (Feistel network, cycle walking)."""
     half = np.uint64(1)
     while (np.int64(1) << (np.int64(2) * np.int64(half))) < n:
         half += np.uint64(1)
@@ -101,8 +101,8 @@ def permute(index, n, key):
     while True:
         left, right = x >> half, x & mask
         for round_ in range(4):
-            swap = left ^ (mix(key + _GAMMA * np.uint64(round_ + 1) + (right << np.uint64(8))) & mask)
-            left, right = right, swap
+            scrambled = mix(key + _GAMMA * np.uint64(round_ + 1) + (right << np.uint64(8)))
+            left, right = right, left ^ (scrambled & mask)
         x = (left << half) | right
         if x < np.uint64(n):
             return np.int64(x)
