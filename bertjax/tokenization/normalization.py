@@ -19,7 +19,8 @@ from collections.abc import Callable
 # Cc) before it splits, which joins their neighbours.
 _DELETED_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 _CHUNK = re.compile(f"[\\S{_DELETED_SPACES}]+")
-# Lower-casing tables hold one entry a distinct character; a text that walks through all of Unicode
+_ASCII_WORD = re.compile(r"[0-9A-Za-z]+|[!-/:-@\[-`{-~]")
+# Translation tables hold one entry a distinct character; a text that walks through all of Unicode
 # must not make them grow without bound.
 _TABLE_LIMIT = 1 << 16
 
@@ -118,6 +119,8 @@ class BertNormalizer:
 
     def words(self, text: str) -> list[str]:
         """Normalised words of a chunk, or of a whole text."""
+        if text.isascii() and text.isprintable():  # nothing to clean, decompose or strip
+            return _ASCII_WORD.findall(text.lower() if self.do_lower_case else text)
         text = text.translate(self._clean)
         if self.do_lower_case:
             text = text.lower()

@@ -19,8 +19,8 @@ from bertjax.tokenization.normalization import BertNormalizer, chunk_spans, spli
 
 MAX_WORD_CHARS = 200
 SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-# About 200 bytes an entry: some 60 MB when both caches are full.
-_CACHED_CHUNKS = 1 << 17
+# Entries of a generation, of some 180 bytes each: about 140 MB when all are full.
+_CACHED_CHUNKS = 1 << 18
 _CACHED_WORDS = 1 << 17
 _CACHED_CHARS = 40  # longer chunks (addresses, formulas) rarely come back
 _UNUSED = re.compile(r"^\[unused\d+\]$")
@@ -30,19 +30,28 @@ Offsets = list[tuple[int, int]]
 
 
 class _BoundedCache(dict):
-    """key -> packed ids, computed when missing; emptied when full, so memory is bounded."""
+    """key -> packed ids, computed when missing, in at most `2 * limit` entries.
+
+    Two generations: when this one is full it becomes the old one, and an old entry that is asked
+    for again comes back. So common words never leave, at no cost for a hit.
+    """
 
     def __init__(self, compute: Callable[[str], bytes], limit: int) -> None:
         super().__init__()
         self._compute = compute
         self._limit = limit
+        self._old: dict[str, bytes] = {}
 
     def __missing__(self, key: str) -> bytes:
-        packed = self._compute(key)
-        if len(key) <= _CACHED_CHARS:
-            if len(self) >= self._limit:
-                self.clear()
-            self[key] = packed
+        packed = self._old.get(key)
+        if packed is None:
+            packed = self._compute(key)
+            if len(key) > _CACHED_CHARS:
+                return packed
+        if len(self) >= self._limit:
+            self._old = dict(self)
+            self.clear()
+        self[key] = packed
         return packed
 
 
