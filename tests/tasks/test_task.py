@@ -1,0 +1,142 @@
+"""Segments, length buckets and batches that all tasks share."""
+
+import types
+
+import numpy as np
+import pytest
+
+from bertjax.tasks import task
+
+TOKENIZER = types.SimpleNamespace(cls_id=101, sep_id=102)
+
+
+def rows(lengths, labelled=True):
+    """Rows whose ids all equal the row's number + 1, so that a batch shows where they came from."""
+    made = []
+    for i, n in enumerate(lengths):
+        row = {"input_ids": np.full(n, i + 1, np.int32), "token_type_ids": np.zeros(n, np.int32)}
+        made.append(row | ({"labels": i % 2} if labelled else {}) | {"example": i})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kept"),
+    [((25, 200), (25, 100)), ((125, 130), (63, 62)), ((0, 5), (0, 5)), ((200, 0), (125, 0))],
+)
+def test_pairs_are_trimmed_longest_first_and_the_second_side_loses_on_a_tie(lengths, kept):
+    assert task.trim_lengths(*lengths, 128 - 3) == kept
+
+
+def test_the_first_separator_belongs_to_segment_zero_and_an_empty_segment_stays():
+    row = task.encode_segments(TOKENIZER, [5, 6], [7], 128)
+    np.testing.assert_array_equal(row["input_ids"], [101, 5, 6, 102, 7, 102])
+    np.testing.assert_array_equal(row["token_type_ids"], [0, 0, 0, 0, 1, 1])
+    np.testing.assert_array_equal(
+        task.encode_segments(TOKENIZER, [5], [], 128)["input_ids"], [101, 5, 102, 102]
+    )
+    single = task.encode_segments(TOKENIZER, [5] * 10, None, 4)
+    np.testing.assert_array_equal(single["input_ids"], [101, 5, 5, 102])
+    with pytest.raises(ValueError, match="no room"):
+        task.encode_segments(TOKENIZER, [5], [6], 2)
+
+
+def test_buckets_waste_the_fewest_padding_tokens():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(3, 129, 500)
+    lengths = np.append(lengths, 128)
+    found = task.choose_buckets(lengths, count=3)
+
+    def padded(buckets):
+        return sum(min(b for b in buckets if b >= n) for n in lengths)
+
+    every = range(16, 129, 16)
+    best = min(padded({a, b, 128}) for a in every for b in every)
+    assert len(found) <= 3 and max(found) == 128
+    assert padded(found) == best
+    assert task.choose_buckets([7, 9, 12], count=3) == (16,)
+
+
+def test_training_batches_are_a_function_of_seed_and_step_and_show_each_row_once_an_epoch():
+    features = rows(np.random.default_rng(1).integers(3, 60, 101))
+    batches = task.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0)
+    again = task.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0)
+    assert batches.steps_per_epoch == 13
+    for epoch in (1, 0):  # any order of access
+        seen = np.concatenate([batches.rows(epoch * 13 + i) for i in range(13)])
+        assert sorted(seen) == list(range(101))
+    for step in (20, 3):
+        for name, value in again[step].items():
+            np.testing.assert_array_equal(value, batches[step][name])
+    first = [tuple(batches.rows(i)) for i in range(13)]
+    assert first != [tuple(batches.rows(13 + i)) for i in range(13)]
+    other = task.TrainingBatches(features, 8, seed=6, buckets=(16, 32, 64), pad_id=0)
+    assert first != [tuple(other.rows(i)) for i in range(13)]
+
+
+def test_buckets_save_padding_in_training_batches():
+    features = rows(np.random.default_rng(1).integers(3, 128, 640))
+    one = task.TrainingBatches(features, 8, 0, (128,), 0)
+    three = task.TrainingBatches(features, 8, 0, (32, 80, 128), 0)
+    spent = [sum(b[i]["input_ids"].size for i in range(80)) for b in (one, three)]
+    assert spent[1] < 0.75 * spent[0]
+
+
+def test_the_short_last_batch_keeps_its_shape_with_rows_of_weight_zero():
+    batches = task.TrainingBatches(rows([4] * 10), 8, 0, (16,), pad_id=9)
+    batch = batches[1]
+    assert batch["input_ids"].shape == (8, 16)
+    np.testing.assert_array_equal(batch["weights"], [1, 1, 0, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(batch["attention_mask"].sum(1), [4] * 8)
+    assert (batch["input_ids"][:, 4:] == 9).all()
+    assert batch["labels"].dtype == np.int32 and "example" not in batch
+
+
+def test_processes_get_the_contiguous_slices_of_the_global_batch():
+    features = rows(range(3, 35))
+    whole = task.TrainingBatches(features, 8, 0, (64,), 0)[2]
+    parts = [
+        task.TrainingBatches(features, 8, 0, (64,), 0, process_index=i, process_count=2)[2]
+        for i in range(2)
+    ]
+    for name, value in whole.items():
+        np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), value)
+
+
+def test_evaluation_shows_every_row_exactly_once_in_one_shape_a_bucket():
+    features = rows(np.random.default_rng(2).integers(3, 129, 408))
+    shapes, seen = set(), []
+    for indices, batch in task.evaluation_batches(features, 32, (32, 64, 128), 0):
+        shapes.add(batch["input_ids"].shape)
+        real = batch["weights"] > 0
+        assert real.sum() == len(indices)
+        np.testing.assert_array_equal(batch["input_ids"][real][:, 0], indices + 1)
+        seen += list(indices)
+    assert sorted(seen) == list(range(408))
+    assert shapes == {(32, 32), (32, 64), (32, 128)}
+
+
+def test_rows_without_labels_cannot_be_trained_on():
+    with pytest.raises(ValueError, match="no labels"):
+        task.TrainingBatches(rows([4] * 5, labelled=False), 2, 0, (16,), 0)
+    split = task.Split("test", [], labelled=False, fingerprint="")
+    with pytest.raises(ValueError, match="'test' has no labels.*scoring"):
+        split.require_labels("scoring")
+
+
+def test_labels_are_matched_by_name_with_those_of_the_head():
+    assert task.adopt_labels(["a", "b"], ["b", "c", "a"], "DIR") == ("b", "c", "a")
+    with pytest.raises(ValueError, match=r"\['x'\] are unknown to the head of DIR"):
+        task.adopt_labels(["a", "x"], ["a", "b"], "DIR")
+
+
+def test_multiple_choice_and_tagging_fields_are_padded_along_their_tokens():
+    ids = [np.full(n, 7, np.int32) for n in (3, 5)]
+    row = {"input_ids": ids, "token_type_ids": [np.zeros(3, int), np.ones(5, int)], "labels": 1}
+    batch = task.collate([row], 8, 2, pad_id=0)
+    assert batch["input_ids"].shape == (2, 2, 8)
+    np.testing.assert_array_equal(batch["attention_mask"].sum(-1), [[3, 5], [3, 5]])
+    assert task.row_length(row) == 5
+    tagged = {"input_ids": ids[0], "tags": np.array([0, 2, 0]), "tag_weights": np.array([0, 1, 0])}
+    batch = task.collate([tagged], 4, 1, pad_id=0)
+    np.testing.assert_array_equal(batch["tags"], [[0, 2, 0, 0]])
+    assert batch["tag_weights"].dtype == np.float32
