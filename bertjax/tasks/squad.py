@@ -1,0 +1,389 @@
+"""SQuAD 1.1 and 2.0: passages and questions to windows, span logits to answers and files.
+
+In: the official JSON (or TFDS), a tokenizer with offsets. Out: overlapping windows
+[CLS] question [SEP] passage part [SEP], then predictions.json, nbest_predictions.json and (2.0)
+null_odds.json, and the official scores. Windows, max-context, candidate search and null score
+follow run_squad.py of google-research/bert. Unlike there, an answer is the stretch of the original
+passage between the character offsets of its tokens, so it needs no re-alignment.
+"""
+
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertjax.tasks import squad_score
+from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores
+from bertjax.tasks.task import Features, Split, file_fingerprint
+
+MAX_DROPPED = 0.01  # share of training questions whose answer is not where the file says
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a passage. `answers` holds (text, first character); () = unanswerable."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...]
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which part of the passage a row shows; host-side companion of its features.
+
+    `first` is the row's position of the first passage token, `offsets` [n, 2] the characters of
+    the n passage tokens, `best` [n] whether this window gives the token the most context.
+    """
+
+    first: int
+    offsets: np.ndarray
+    best: np.ndarray
+
+
+class SquadTask:
+    """Extractive question answering with head 'spans' (start and end logits by token)."""
+
+    head = "spans"
+    labels = ()
+    outputs = 2
+
+    def __init__(
+        self,
+        source: str | pathlib.Path,
+        version: str = "1.1",
+        files: dict[str, str] | None = None,
+        doc_stride: int = 128,
+        max_query_length: int = 64,
+        max_answer_length: int = 30,
+        n_best: int = 20,
+        null_threshold: float = 0.0,
+        data_dir: str | None = None,
+    ):
+        """`source` is a directory with `files` (split -> name), or 'tfds:squad/v1.1'.
+
+        doc_stride is the step between windows in tokens; with version 2.0 a question is answered
+        only if its null odds do not exceed null_threshold, which `score` tunes on a split.
+        """
+        if version not in ("1.1", "2.0"):
+            raise ValueError(f"SQuAD version {version!r} is not 1.1 or 2.0")
+        if doc_stride < 1:
+            raise ValueError(f"doc_stride={doc_stride} must be at least 1, or no window advances")
+        for name, value in (("max_query_length", max_query_length), ("n_best", n_best),
+                            ("max_answer_length", max_answer_length)):  # fmt: skip
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        self.source, self.version, self.data_dir = str(source), version, data_dir
+        self.name = f"squad{version}"
+        self.splits = files or {"train": f"train-v{version}.json", "dev": f"dev-v{version}.json"}
+        self.doc_stride, self.max_query_length = doc_stride, max_query_length
+        self.max_answer_length, self.n_best = max_answer_length, n_best
+        self.null_threshold = null_threshold
+        self.metric = "f1" if version == "1.1" else "best_f1"
+        self.dropped = 0  # training answers that the last `features` could not find
+
+    # --- reading
+
+    def read(self, split: str) -> Split:
+        """Questions in file order. A split is labelled if its questions carry 'answers'."""
+        if split not in self.splits:
+            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+        if self.source.startswith("tfds:"):
+            return self._read_tfds(split)
+        path = pathlib.Path(self.source) / self.splits[split]
+        try:
+            articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a SQuAD file (no data): {error}") from None
+        questions, labelled, seen = [], True, set()
+        for number, article in enumerate(articles):
+            where = f"{path}, article {number} ({article.get('title', 'untitled')})"
+            try:
+                for paragraph in article["paragraphs"]:
+                    for entry in paragraph["qas"]:
+                        key = entry["id"]
+                        if key in seen:
+                            raise ValueError(f"{where}: question id {key!r} occurs twice")
+                        seen.add(key)
+                        labelled &= "answers" in entry
+                        unanswerable = entry.get("is_impossible", False)
+                        answers = () if unanswerable else entry.get("answers", ())
+                        pairs = tuple((a["text"], a["answer_start"]) for a in answers)
+                        questions.append(
+                            Question(key, entry["question"], paragraph["context"], pairs, where)
+                        )
+            except KeyError as error:
+                raise ValueError(f"{where}: the key {error} is missing") from None
+        return Split(split, questions, labelled, file_fingerprint(path))
+
+    def _read_tfds(self, split: str) -> Split:
+        from bertjax.tasks.tfds_source import read_tfds
+
+        name = {"dev": "validation"}.get(split, split)
+        rows, fingerprint = read_tfds(self.source, name, self.data_dir)
+        questions = []
+        for row in rows:
+            texts, starts = row["answers"]["text"], row["answers"]["answer_start"]
+            impossible = row.get("is_impossible", False)
+            pairs = () if impossible else tuple(zip(texts, starts, strict=True))
+            where = f"{self.source}/{split}"
+            questions.append(Question(row["id"], row["question"], row["context"], pairs, where))
+        return Split(split, questions, True, fingerprint)
+
+    # --- questions -> windows
+
+    def features(
+        self, split: Split, tokenizer: Any, max_length: int, training: bool
+    ) -> list[Features]:
+        """The windows of every question; with training=True also the first answer's span.
+
+        Raises ValueError before any work if a question could leave no room for the passage, and
+        when more than 1 % of the training answers are not where the file says (each is dropped).
+        """
+        if max_length <= self.max_query_length + 3:
+            raise ValueError(
+                f"max_length={max_length} leaves no room for the passage beside a question of "
+                f"max_query_length={self.max_query_length} tokens and 3 special ones; raise the "
+                "first or lower the second"
+            )
+        if training:
+            split.require_labels("training")
+        rows: list[Features] = []
+        dropped: list[Question] = []
+        passage: tuple[str, Any, Any] = ("", [], [])
+        queries = tokenizer.encode_batch([question.question for question in split.records])
+        for number, (question, query) in enumerate(zip(split.records, queries, strict=True)):
+            if training and question.answers and not answer_is_there(question):
+                dropped.append(question)
+                continue
+            if passage[0] != question.context:  # consecutive questions share their passage
+                ids, offsets = tokenizer.encode_with_offsets(question.context)
+                offsets = np.array(offsets, np.int32).reshape(-1, 2)
+                passage = (question.context, np.array(ids, np.int32), offsets)
+            query = query[: self.max_query_length]
+            for row in self._windows(tokenizer, query, passage[1], passage[2], max_length):
+                row["example"] = number
+                if training:
+                    row |= _answer_tokens(question, row["window"])
+                rows.append(row)
+        self.dropped = len(dropped)
+        if dropped and len(dropped) > MAX_DROPPED * len(split.records):
+            first = dropped[0]
+            raise ValueError(
+                f"{len(dropped)} of {len(split.records)} training answers are not at their "
+                f"answer_start (at most {MAX_DROPPED:.0%} may be dropped); the first is question "
+                f"{first.id!r} in {first.where}: {first.answers[0][0]!r} at {first.answers[0][1]}"
+            )
+        return rows
+
+    def _windows(self, tokenizer, query, ids, offsets, max_length):
+        head = [tokenizer.cls_id, *query, tokenizer.sep_id]
+        room = max_length - len(head) - 1
+        stride = min(self.doc_stride, room)  # a larger step would leave gaps
+        starts = [0]
+        while starts[-1] + room < len(ids):
+            starts.append(starts[-1] + stride)
+        best = _max_context(starts, room, len(ids))
+        for number, start in enumerate(starts):
+            part = slice(start, start + room)
+            row = np.concatenate([head, ids[part], [tokenizer.sep_id]]).astype(np.int32)
+            types = np.zeros(len(row), np.int32)
+            types[len(head) :] = 1
+            window = Window(len(head), offsets[part], best[part] == number)
+            yield {"input_ids": row, "token_type_ids": types, "window": window}
+
+    # --- span logits -> answers
+
+    def answers(
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
+    ) -> "Answers":
+        """Best spans, n-best lists and null odds from the [t, 2] logits of every window."""
+        windows: list[list[tuple[Window, np.ndarray]]] = [[] for _ in split.records]
+        for row, logits in zip(features, outputs, strict=True):
+            windows[row["example"]].append((row["window"], np.asarray(logits, np.float64)))
+        found = Answers({}, {}, {})
+        for question, parts in zip(split.records, windows, strict=True):
+            found.add(question, *self._search(question, parts), null=self.version == "2.0")
+        return found
+
+    def _search(self, question: Question, parts) -> tuple[list[tuple[str, float]], float, float]:
+        """(text, score) candidates best first, the null score, and the lowest span score."""
+        if not parts:
+            return [], 0.0, 0.0
+        candidates, null, lowest = [], math.inf, math.inf
+        for window, logits in parts:
+            null = min(null, float(logits[0].sum()))
+            lowest = min(lowest, float(logits[:, 0].min() + logits[:, 1].min()))
+            candidates += self._candidates(window, logits)
+        candidates.sort(key=lambda candidate: -candidate[0])
+        texts: dict[str, float] = {}
+        for score, first, last in candidates:
+            if len(texts) == self.n_best:
+                break
+            texts.setdefault(question.context[first:last], score)
+        return list(texts.items()), null, lowest
+
+    def _candidates(self, window: Window, logits: np.ndarray) -> list[tuple[float, int, int]]:
+        """(score, first character, end character) of the allowed spans of one window.
+
+        Starts and ends come from the n_best highest logits of the whole row, as in the original;
+        spans must lie in the passage, start where this window has the most context, and have at
+        most max_answer_length tokens.
+        """
+        n = len(window.offsets)
+        best = np.argsort(-logits, axis=0, kind="stable")[: self.n_best] - window.first
+        starts, ends = (np.array([i for i in best[:, k] if 0 <= i < n], int) for k in (0, 1))
+        starts = starts[window.best[starts]]
+        first, last = (a.ravel() for a in np.meshgrid(starts, ends, indexing="ij"))
+        fits = (last >= first) & (last - first < self.max_answer_length)
+        first, last = first[fits], last[fits]
+        scores = logits[window.first + first, 0] + logits[window.first + last, 1]
+        characters = zip(window.offsets[first, 0], window.offsets[last, 1], strict=True)
+        return [(float(s), int(a), int(b)) for s, (a, b) in zip(scores, characters, strict=True)]
+
+    # --- scores and files
+
+    def score(
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
+    ) -> Scores:
+        """Official EM and F1 as shares of 1; version 2.0 at the best threshold for F1 too.
+
+        `details` holds the official numbers in percent; best_f1_thresh found on the development
+        split is the null_threshold to predict a test split with.
+        """
+        split.require_labels("scoring")
+        found = self.answers(split, features, outputs)
+        gold = as_articles(split.records)
+        if self.version == "1.1":
+            official = squad_score.score_v1(gold, found.spans)
+            values = {"exact": official["exact"] / 100, "f1": official["f1"] / 100}
+        else:
+            official = squad_score.score_v2(gold, found.spans, found.null_odds, self.null_threshold)
+            values = {
+                name: official[name] / 100 for name in ("exact", "f1", "best_exact", "best_f1")
+            }
+        final = found.decided(self.null_threshold if self.version == "2.0" else None)
+        flags = (ONE_CLASS_ONLY,) if len(final) > 1 and not any(final.values()) else ()
+        return Scores(values, flags, official)
+
+    def write(
+        self,
+        split: Split,
+        features: Sequence[Features],
+        outputs: Sequence[np.ndarray],
+        directory: pathlib.Path,
+    ) -> list[pathlib.Path]:
+        """predictions, nbest_predictions and (2.0) null_odds, each as _SPLIT.json."""
+        directory.mkdir(parents=True, exist_ok=True)
+        found = self.answers(split, features, outputs)
+        contents: dict[str, Any] = {
+            "predictions": found.decided(self.null_threshold if self.version == "2.0" else None),
+            "nbest_predictions": found.n_best,
+        }
+        if self.version == "2.0":
+            contents["null_odds"] = found.null_odds
+        paths = []
+        for name, content in contents.items():
+            paths.append(directory / f"{name}_{split.name}.json")
+            text = json.dumps(content, indent=1, ensure_ascii=False)
+            paths[-1].write_text(text + "\n", encoding="utf-8")
+        return paths
+
+
+@dataclass(frozen=True)
+class Answers:
+    """By question id: the best non-empty span, its rivals, and the odds of having no answer.
+
+    `null_odds` is the lowest [CLS] score over the windows minus the best span's score.
+    """
+
+    spans: dict[str, str]
+    n_best: dict[str, list[dict[str, Any]]]
+    null_odds: dict[str, float]
+
+    def add(
+        self,
+        question: Question,
+        candidates: list[tuple[str, float]],
+        null_score: float,
+        lowest: float,
+        null: bool,
+    ) -> None:
+        """Records one question. Without any span the answer is empty and the odds stay finite."""
+        key = question.id
+        self.spans[key] = candidates[0][0] if candidates else ""
+        # No span at all: at least as null as the worst span imaginable would make it.
+        self.null_odds[key] = null_score - (candidates[0][1] if candidates else lowest)
+        rivals = [*candidates, *([("", null_score)] if null or not candidates else [])]
+        rivals.sort(key=lambda rival: -rival[1])
+        weights = np.exp([score - rivals[0][1] for _, score in rivals])
+        self.n_best[key] = [
+            {"text": text, "probability": float(p), "score": float(score)}
+            for (text, score), p in zip(rivals, weights / weights.sum(), strict=True)
+        ]
+
+    def decided(self, threshold: float | None) -> dict[str, str]:
+        """Final answers: empty where the null odds are above the threshold (None: never)."""
+        if threshold is None:
+            return dict(self.spans)
+        return {k: "" if self.null_odds[k] > threshold else text for k, text in self.spans.items()}
+
+
+def as_articles(questions: Sequence[Question]) -> list[dict[str, Any]]:
+    """The questions in the shape of a SQuAD file's 'data', for the official scores."""
+    entries = [
+        {"id": q.id, "answers": [{"text": t, "answer_start": s} for t, s in q.answers]}
+        for q in questions
+    ]
+    return [{"paragraphs": [{"qas": entries}]}]
+
+
+def answer_is_there(question: Question) -> bool:
+    """True if the first answer stands at its answer_start, any white space matching any other."""
+    text, start = question.answers[0]
+    there = question.context[start : start + len(text)] if start >= 0 else ""
+    blank = [["" if c.isspace() else c for c in part] for part in (text, there)]
+    return bool(text.strip()) and blank[0] == blank[1]
+
+
+def _answer_tokens(question: Question, window: Window) -> Features:
+    """The first answer's first and last token in the row; 0, 0 if the window lacks part of it."""
+    nothing = {"start_positions": 0, "end_positions": 0}
+    if not question.answers or not len(window.offsets):
+        return nothing
+    text, start = question.answers[0]
+    stripped = text.strip()
+    start += text.index(stripped)
+    begins, ends = window.offsets[:, 0], window.offsets[:, 1]
+    if not (begins[0] <= start and start + len(stripped) <= ends[-1]):
+        return nothing
+    first = int(np.searchsorted(begins, start, side="right")) - 1
+    last = int(np.searchsorted(ends, start + len(stripped), side="left"))
+    if last < first:  # nothing but characters that the tokenizer drops
+        return nothing
+    return {"start_positions": window.first + first, "end_positions": window.first + last}
+
+
+def _max_context(starts: Sequence[int], room: int, tokens: int) -> np.ndarray:
+    """[tokens]: the window that shows most of a token's surroundings, the first of equals.
+
+    Worth of a window to a token: the smaller of its left and right context plus 0.01 of the
+    window's length (run_squad.py, _check_is_max_context).
+    """
+    worth = np.full((len(starts), tokens), -np.inf)
+    for number, start in enumerate(starts):
+        end = min(start + room, tokens)
+        place = np.arange(start, end)
+        worth[number, start:end] = np.minimum(place - start, end - 1 - place) + 0.01 * (end - start)
+    return worth.argmax(0) if tokens else np.zeros(0, int)
+
+
+def with_null_threshold(task: SquadTask, scores: Scores) -> None:
+    """Takes over the threshold that `scores` of a development split found best for F1."""
+    task.null_threshold = float(scores.details["best_f1_thresh"])
