@@ -20,7 +20,6 @@ import numpy as np
 from bertjax.data import store as stores
 
 JUDGED_LENGTH = 128  # sequence length at which the share of random pairs is judged
-JUDGED_DOCUMENTS = 10  # fewer documents are too few to judge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,25 +200,13 @@ def _judge_pairs(
     options: BuildSettings, records: list[dict[str, Any]], dtype: np.dtype,
 ) -> dict[str, Any]:
     """Share of random next-sentence pairs; ValueError where NSP would have nothing to learn."""
-    from bertjax.data.pairs import PairIndex
+    from bertjax.data.pairs import PairIndex, random_share_problem
 
     train = splits["train"]
     draft = {**build, "dtype": dtype.str, "splits": splits, "shards": records}
     index = PairIndex(stores.TokenStore.of_manifest(out_dir, "train", draft), JUDGED_LENGTH, seed=0)
-    share = index.random_share
     single = train["one_sentence_documents"] / train["documents"]
-    if train["documents"] >= JUDGED_DOCUMENTS and share > options.max_random_share:
-        if single > 0.5:
-            cause = (f"{single:.0%} of the documents have a single sentence. Most often the input "
-                     "has a blank line after every sentence: blank lines separate documents, "
-                     "sentences go on lines of their own. If it holds paragraphs, use "
-                     "format=prose or format=blocks, which split them into sentences")
-        else:
-            cause = (f"sentences are longer than a row of {JUDGED_LENGTH} tokens, so there is no "
-                     "true next sentence in it. If lines are paragraphs, set format=prose or "
-                     "format=blocks, which split them into sentences")
-        raise ValueError(
-            f"{share:.0%} of the next-sentence pairs would be random (label 1; about half should "
-            f"be): {cause}. For a corpus of single sentences train without NSP and raise "
-            "max_random_share")
-    return {"random_share": round(share, 6), "one_sentence_share": round(single, 6)}
+    if problem := random_share_problem(index, options.max_random_share):
+        raise ValueError(f"{problem}. For a corpus of single sentences train without NSP and raise "
+                         "max_random_share")
+    return {"random_share": round(index.random_share, 6), "one_sentence_share": round(single, 6)}

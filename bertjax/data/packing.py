@@ -17,8 +17,8 @@ import collections
 import numba
 import numpy as np
 
-from bertjax.data.batches import Batch, Epochs, Special, empty_batch, write_pair
 from bertjax.data.pairs import PairIndex, combine, locate, permute, tables_of
+from bertjax.data.rows import Batch, Epochs, Special, empty_batch, index_epoch, write_pair
 from bertjax.data.store import TokenStore
 
 WINDOW = 1 << 14  # pairs packed together; larger fills better and costs more at a random step
@@ -164,7 +164,7 @@ class PackedRows:
         self.seq_length, self.special, self.pairs_per_row = seq_length, special, pairs_per_row
         self._store, self._tables = store, tables_of(store)
         self.epochs = Epochs(lambda epoch: PackedEpoch(
-            PairIndex(store, seq_length, seed, epoch, short_seq_prob, nsp), seq_length,
+            index_epoch(store, seq_length, seed, epoch, short_seq_prob, nsp), seq_length,
             pairs_per_row))
 
     @property

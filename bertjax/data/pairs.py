@@ -27,6 +27,7 @@ from bertjax.data.store import ADDRESS_BITS, TokenStore
 
 STRIDE = 16  # pairs between two remembered beginnings
 SHORTEST = 5  # [CLS] a [SEP] b [SEP]
+JUDGED_DOCUMENTS = 10  # fewer are too few to judge the share of random pairs by
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # splitmix64
 _MUL1 = np.uint64(0xBF58476D1CE4E5B9)
 _MUL2 = np.uint64(0x94D049BB133111EB)
@@ -301,7 +302,7 @@ class PairIndex:
         if not store.num_documents:
             raise ValueError(f"{store.path}: 0 examples in the split {store.split!r}; build the "
                              "store with more documents or another heldout_fraction")
-        self.store, self.nsp = store, nsp
+        self.store, self.seq_length, self.nsp = store, seq_length, nsp
         self.tables = tables_of(store)
         self.key = np.uint64(combine(np.uint64(seed % 2**64), np.uint64(epoch)))
         self.drawing = Drawing(
@@ -346,3 +347,23 @@ def check_length(seq_length: int, nsp: bool = True) -> None:
     if seq_length < shortest:
         raise ValueError(f"seq_length {seq_length}: must be at least {shortest} "
                          + ("([CLS] a [SEP] b [SEP])" if nsp else "([CLS] a [SEP])"))
+
+
+def random_share_problem(index: PairIndex, limit: float = 0.9) -> str | None:
+    """What is wrong where more than `limit` of the pairs are random: NSP then learns nothing."""
+    documents = index.store.num_documents
+    if not index.nsp or documents < JUDGED_DOCUMENTS or index.random_share <= limit:
+        return None
+    firsts = index.store.document_sentences
+    single = np.count_nonzero(np.diff(firsts) == 1) / documents
+    if single > 0.5:
+        cause = (f"{single:.0%} of the documents have a single sentence. Most often the input has "
+                 "a blank line after every sentence: blank lines separate documents, sentences go "
+                 "on lines of their own. If it holds paragraphs, format=prose or format=blocks "
+                 "split them into sentences")
+    else:
+        cause = (f"most sentences fill a row of {index.seq_length} tokens alone, so it has no room "
+                 "for the true next one. If lines are paragraphs, format=prose or format=blocks "
+                 "split them into sentences")
+    return (f"{index.random_share:.0%} of the next-sentence pairs would be random (label 1; about "
+            f"half should be): {cause}")
