@@ -1,4 +1,4 @@
-"""Checkpoints over orbax: written in the background, committed by one rename, never lost or skipped.
+"""Checkpoints over orbax: written in the background, committed by one rename, never skipped.
 
 In: a tree of arrays, the step, metrics. Out: DIR/<step>/ with `state/` (orbax) and `manifest.json`
 (step, metrics, size and crc32 of every file). The rules:
@@ -43,9 +43,9 @@ class CheckpointError(RuntimeError):
     """No checkpoint can be restored, or one could not be written; the message says what to do."""
 
 
-def resolve_directory(path: str) -> epath.Path:
+def resolve_directory(path: str | os.PathLike[str]) -> epath.Path:
     """An absolute path: relative ones and ~ are resolved, URLs such as gs://bucket/x are kept."""
-    if re.match(r"^[a-z0-9]+://", path):
+    if re.match(r"^[a-z0-9]+://", os.fspath(path)):
         return epath.Path(path)
     return epath.Path(pathlib.Path(path).expanduser().absolute())
 
@@ -65,8 +65,9 @@ class Checkpoints:
       CheckpointError: the directory cannot be written.
     """
 
-    def __init__(self, directory: str, keep_last: int = 3, keep_best: int = 0,
-                 metric: str = "eval/loss", mode: str = "min", timeout_s: int = 1200):
+    def __init__(self, directory: str | os.PathLike[str], keep_last: int = 3,
+                 keep_best: int = 0, metric: str = "eval/loss", mode: str = "min",
+                 timeout_s: int = 1200):
         if keep_last < 1 or keep_best < 0:
             raise ValueError(f"keep_last={keep_last} must be at least 1, keep_best={keep_best} at "
                              "least 0")
@@ -332,7 +333,8 @@ class Checkpoints:
         if problems:
             shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more"
                                                if len(problems) > 8 else "")
-            raise ValueError(f"checkpoint {self.directory / str(step)} is of another model: {shown}")
+            raise ValueError(
+                f"checkpoint {self.directory / str(step)} is of another model: {shown}")
 
     def _manifest(self, step: int) -> dict[str, Any]:
         return json.loads((self.directory / str(step) / MANIFEST).read_text())

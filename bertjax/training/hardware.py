@@ -1,0 +1,37 @@
+"""What the machine can do at best: peak arithmetic and memory of a device.
+
+Peaks are dense bfloat16 products without sparsity, as the vendors publish them; they are the
+denominator of MFU, so a device that is not listed has no MFU rather than a guessed one.
+"""
+
+import jax
+
+# FLOP/s in bfloat16; the first name found in jax's lower-cased device_kind counts.
+PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
+    ("gb200", 2.25e15), ("b200", 2.25e15),
+    ("h100 pcie", 756e12), ("h100", 989e12), ("h200", 989e12), ("gh200", 989e12),
+    ("a100", 312e12), ("l40s", 362e12), ("l4", 121e12), ("v100", 125e12), ("t4", 65e12),
+    ("tpu v6", 918e12), ("tpu v5p", 459e12), ("tpu v5 lite", 197e12), ("tpu v5e", 197e12),
+    ("tpu v5", 459e12),  # v5p reports itself as 'TPU v5'
+    ("tpu v4", 275e12), ("tpu v3", 123e12 / 2), ("tpu v2", 45e12 / 2),  # v2, v3: a device is a core
+)
+
+
+def peak_flops(device: jax.Device | None = None) -> float | None:
+    """Peak FLOP/s of one device in bfloat16, or None if it is not in the table (CPU)."""
+    kind = (device or jax.devices()[0]).device_kind.lower()
+    return next((peak for name, peak in PEAK_BF16_FLOPS if name in kind), None)
+
+
+def device_bytes(device: jax.Device | None = None) -> int | None:
+    """Memory of one device that the runtime may use, or None if it does not say (CPU)."""
+    statistics = (device or jax.devices()[0]).memory_stats()
+    return statistics.get("bytes_limit") if statistics else None
+
+
+def prng_implementation(name: str = "auto", platform: str | None = None) -> str:
+    """'threefry2x32' or 'rbg'. 'auto' takes rbg on TPU, where its bits are an instruction, and
+    threefry2x32 elsewhere: on GPU it fuses with its consumer and is the faster of the two."""
+    if name != "auto":
+        return name
+    return "rbg" if (platform or jax.default_backend()) == "tpu" else "threefry2x32"

@@ -1,0 +1,250 @@
+"""What a run says of itself: metrics.jsonl, TensorBoard events, one progress line on the console.
+
+In: step and {name: number}. Out, in DIR: `metrics.jsonl` with one JSON object a logged step
+(names in the README), `tensorboard/`, and optionally Weights & Biases. Process 0 writes; on the
+others every call does nothing, so callers need not ask who they are.
+"""
+
+import json
+import math
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+from etils import epath
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Sink(Protocol):
+    """A place that scalars go to."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Records finite numbers of a step."""
+
+    def close(self) -> None:
+        """Writes out what is buffered."""
+
+
+class Logbook:
+    """Records of one run.
+
+    Args:
+      directory: of the run; gs:// and other URLs are written locally and copied at each `flush`.
+      start_step: step of the checkpoint that is resumed from, 0 = fresh. Records beyond it, left
+        by the part of the run that is repeated, are removed, so no step appears twice.
+      tensorboard: write TensorBoard events too.
+      wandb: settings for wandb.init (needs the package), or None.
+      write: prints a line; None = standard output.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], start_step: int = 0, *, tensorboard: bool = True,
+                 wandb: Mapping[str, Any] | None = None,
+                 write: Callable[[str], None] | None = None):
+        self._active = jax.process_index() == 0
+        if not self._active:
+            return
+        self._write = write or (lambda line: print(line, flush=True))
+        self._remote = epath.Path(directory) if "://" in str(directory) else None
+        self._directory = pathlib.Path(
+            tempfile.mkdtemp(prefix="bertjax-log-") if self._remote else directory).expanduser()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / METRICS_FILE
+        if self._remote and (self._remote / METRICS_FILE).exists():
+            path.write_text((self._remote / METRICS_FILE).read_text())
+        truncate_records(path, start_step)
+        self._file = open(path, "a", encoding="utf-8")
+        self._sinks: list[Sink] = []
+        if tensorboard:
+            self._sinks.append(TensorBoardSink(self._directory / "tensorboard", start_step))
+        if wandb is not None:
+            self._sinks.append(WandbSink(wandb))
+
+    def train(self, step: int, last_step: int, metrics: Mapping[str, float | None]) -> None:
+        """Records the metrics of a training step and prints the progress line."""
+        if self._active:
+            self._record(step, metrics)
+            self._write(progress_line(step, last_step, metrics))
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records and prints metrics that carry their group in the name ('eval/loss')."""
+        if self._active and metrics:
+            self._record(step, metrics)
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            self._write(f"evaluation at step {step:,}: {shown}")
+
+    def message(self, text: str) -> None:
+        """Prints a line; it is not recorded."""
+        if self._active:
+            self._write(text)
+
+    def flush(self) -> None:
+        """Makes everything so far visible to readers of the directory."""
+        if not self._active or self._file.closed:
+            return
+        self._file.flush()
+        if self._remote:
+            for path in self._directory.rglob("*"):
+                if path.is_file():
+                    target = self._remote / str(path.relative_to(self._directory))
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(path.read_bytes())
+
+    def close(self) -> None:
+        """Writes everything out; may be called twice."""
+        if not self._active or self._file.closed:
+            return
+        for sink in self._sinks:
+            sink.close()
+        self.flush()
+        self._file.close()
+
+    def __enter__(self) -> "Logbook":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _record(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        finite = {name: float(value) for name, value in metrics.items()
+                  if value is not None and math.isfinite(value)}
+        # JSON has no NaN: what is not finite, or not known, becomes null.
+        line = {"step": step, **{name: _plain(value) if name in finite else None
+                                 for name, value in metrics.items()}, "time": time.time()}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        for sink in self._sinks:
+            sink.scalars(step, finite)
+
+
+class TensorBoardSink:
+    """TensorBoard event files, without TensorFlow. Groups without a name of their own: 'train/'."""
+
+    def __init__(self, directory: pathlib.Path, start_step: int):
+        self._writer = EventFileWriter(str(directory))
+        # Tells TensorBoard to drop what an interrupted run wrote from this step on.
+        self._writer.add_event(Event(wall_time=time.time(), step=start_step + 1,
+                                     session_log=SessionLog(status=SessionLog.START)))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        summary = Summary(value=[
+            Summary.Value(tag=name if "/" in name else f"train/{name}", simple_value=value)
+            for name, value in values.items()])
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Weights & Biases, for those who have it installed."""
+
+    def __init__(self, settings: Mapping[str, Any]):
+        try:
+            import wandb
+        except ImportError as error:
+            raise ValueError("logging to Weights & Biases needs its package: pip install wandb"
+                             ) from error
+        self._run = wandb.init(**{"resume": "allow", **settings})
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def truncate_records(path: pathlib.Path, last_step: int) -> int:
+    """Removes records beyond `last_step` and broken lines, all at once; returns how many.
+
+    A kill leaves the old file or the new one, never a part.
+    """
+    if not path.exists():
+        return 0
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    kept = [line for line in lines if _step_of(line) <= last_step]
+    if len(kept) < len(lines):
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        os.replace(partial, path)
+    return len(lines) - len(kept)
+
+
+def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl, without a last line that is still being written."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()
+            if _step_of(line) < sys.maxsize]
+
+
+def progress_line(step: int, last_step: int, metrics: Mapping[str, float | None]) -> str:
+    """'step 1,200/10,000  loss 7.123 (mlm 6.45, nsp 0.673)  lr 1.2e-05  410k tok/s  ETA 2 h'."""
+    parts = [f"step {step:,}/{last_step:,}", f"loss {_number(metrics.get('loss'))}"]
+    inner = ", ".join(f"{name} {_number(metrics[f'{name}_loss'])}" for name in ("mlm", "nsp")
+                      if metrics.get(f"{name}_loss") is not None)
+    if inner:
+        parts[-1] += f" ({inner})"
+    accuracies = [f"{name} {100 * value:.1f}" for name in ("mlm", "nsp")
+                  if (value := metrics.get(f"{name}_accuracy")) is not None]
+    if accuracies:
+        parts.append(f"acc % {', '.join(accuracies)}")
+    if (rate := metrics.get("learning_rate")) is not None:
+        parts.append(f"lr {rate:.2e}")
+    if speed := metrics.get("tokens_per_second"):
+        parts.append(f"{human_count(speed)} tok/s")
+    if mfu := metrics.get("mfu"):
+        parts.append(f"MFU {100 * mfu:.1f} %")
+    step_time = metrics.get("step_time")
+    if step_time:
+        if (waited := metrics.get("data_wait") or 0) > 0.05 * step_time:
+            parts.append(f"DATA WAIT {100 * waited / step_time:.0f} %")
+        if step < last_step:
+            parts.append(f"ETA {human_time(step_time * (last_step - step))}")
+    if skipped := metrics.get("skipped"):
+        parts.append(f"skipped {int(skipped)}")
+    return "  ".join(parts)
+
+
+def human_time(seconds: float) -> str:
+    """'45 s', '12 min', '3 h 20 min', '2 d 5 h'."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
+
+
+def human_count(number: float) -> str:
+    """'950', '12.3k', '4.10M', with three digits."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None or not math.isfinite(value) else f"{value:.4f}"
+
+
+def _plain(value: float) -> float | int:
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def _step_of(line: str) -> int:
+    """The step of a record; of a broken line, a step that is beyond all others."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return sys.maxsize

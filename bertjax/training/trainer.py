@@ -1,0 +1,435 @@
+"""The training loop: one compiled step over the mesh, repeated, logged, saved and resumable.
+
+In: an Objective (what is learnt), an optimizer, a mesh, host batches as a function of the step.
+Out: the trained TrainState; on the way metrics to a logbook and states to checkpoints.
+
+Everything random derives from (seed, step), and batches are asked for by step, so a resumed run
+repeats the undisturbed one bit for bit:
+  1. `resume` = restore a TrainState and call `fit`: it goes on at state.step.
+  2. The step's key is fold_in(key(seed), step); masks and dropout derive from it.
+  3. The optimizer's schedule reads state.step; phases are chosen by state.step.
+  4. A skipped (non-finite) step counts as a step: its batch is not repeated.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bertjax.training import sharding
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.hardware import peak_flops, prng_implementation
+from bertjax.training.logbook import Logbook
+from bertjax.training.optimizer import Optimizer
+from bertjax.training.preemption import Preempted, Watchdog, must_stop, stop_on_signals
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, tuple[jax.Array, jax.Array]]
+
+# Streams of the root key beside the steps' own, which count up from 0.
+INIT_STREAM, EVALUATION_STREAM = 2**32 - 1, 2**32 - 2
+PREPARE, DROPOUT = 0, 1  # streams of a step's key
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that a checkpoint holds."""
+
+    step: jax.Array  # int32 scalar: batches seen
+    params: Any  # nested dict, float32
+    opt_state: Any  # {'mean': ..., 'variance': ...} like params
+    skipped: jax.Array  # int32: steps that were not finite, so not applied
+    skipped_in_row: jax.Array  # int32: of these, the unbroken series that ends now
+
+
+class Objective(Protocol):
+    """What a job teaches the trainer; all methods are pure and run under jit."""
+
+    def init(self, key: jax.Array) -> Any:
+        """Initial parameters; must not depend on sharding."""
+
+    def prepare(self, batch: Batch, key: jax.Array) -> Batch:
+        """The global batch made ready (pre-training draws the masks here); rows stay rows."""
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Sums over the global batch by which its losses are divided."""
+
+    def loss(self, params: Any, batch: Batch, denominators: dict[str, jax.Array],
+             dropout_key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        """Loss of a micro-batch, and {name: (numerator, denominator)} to report.
+
+        Losses and sums of the micro-batches of one batch add up to the batch's. No dropout key
+        means deterministic.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Steps up to `until_step` (of the whole run) with one objective and one batch shape."""
+
+    until_step: int
+    objective: Objective
+    # first step -> endless iterator of this process's rows, {name: [rows, ...]} numpy
+    batches: Callable[[int], Iterator[Mapping[str, np.ndarray]]]
+    tokens_per_step: int = 0  # of the global batch, padding included
+    flops_per_step: float = 0.0  # model FLOPs of the global batch, forward and backward
+
+
+class NotFiniteError(RuntimeError):
+    """Too many steps in a row had a loss or gradient that is not finite."""
+
+
+class Trainer:
+    """Compiles steps for objectives and runs them.
+
+    Args:
+      optimizer: see optimizer.make_optimizer.
+      mesh: see sharding.make_mesh.
+      seed: of initial parameters, masks and dropout.
+      accumulation: micro-batches a step; the update equals the large batch's.
+      prng: 'threefry2x32', 'rbg' or 'auto' (rbg on TPU). Initial parameters always use threefry,
+        so that they are the same everywhere.
+      max_skipped_in_row: `fit` raises after this many non-finite steps in a row.
+      watchdog_s: seconds without a finished step after which the process ends itself; 0 = never.
+
+    With jax_debug_nans set, the state is not donated, since jax runs a failing step again.
+    """
+
+    def __init__(self, optimizer: Optimizer, mesh: Mesh, seed: int = 0, *, accumulation: int = 1,
+                 prng: str = "auto", max_skipped_in_row: int = 20, watchdog_s: float = 0):
+        self.optimizer, self.mesh, self.seed = optimizer, mesh, seed
+        self.accumulation = accumulation
+        self.prng = prng_implementation(prng, mesh.devices.flat[0].platform)
+        self.max_skipped_in_row = max_skipped_in_row
+        self.watchdog_s = watchdog_s
+        self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
+
+    # ------------------------------------------------------------------------------------ state
+
+    def init(self, objective: Objective, params: Any = None) -> TrainState:
+        """A fresh state, sharded over the mesh; from `params` (arrays) where given."""
+        if params is None:
+            return sharding.init_sharded(lambda key: self._state_of(objective.init(key)),
+                                         self.mesh, self._init_key())
+        shardings = sharding.tree_shardings(params, self.mesh)
+        params = jax.tree.map(lambda leaf, where: jax.make_array_from_callback(
+            leaf.shape, where, lambda index, leaf=leaf: leaf[index]), params, shardings)
+        # Not donated: a part of the result would alias the caller's arrays.
+        return sharding.init_sharded(self._state_of, self.mesh, params)
+
+    def abstract_state(self, objective: Objective) -> TrainState:
+        """Shapes and shardings of the state: the target for Checkpoints.restore."""
+        state = jax.eval_shape(lambda key: self._state_of(objective.init(key)), self._init_key())
+        return sharding.abstract(state, self.mesh)
+
+    def _state_of(self, params: Any) -> TrainState:
+        return TrainState(step=jnp.int32(0), params=params, opt_state=self.optimizer.init(params),
+                          skipped=jnp.int32(0), skipped_in_row=jnp.int32(0))
+
+    def _init_key(self) -> jax.Array:
+        return jax.random.fold_in(jax.random.key(self.seed, impl="threefry2x32"), INIT_STREAM)
+
+    # ------------------------------------------------------------------------------------- step
+
+    def train_step(self, objective: Objective) -> Callable[[TrainState, Batch], tuple[
+            TrainState, dict[str, jax.Array]]]:
+        """The compiled step (state, global batch) -> (state, metrics). The old state is donated."""
+        donate = () if jax.config.jax_debug_nans else (0,)
+        return self._jit("train", objective, lambda state_shardings: jax.jit(
+            lambda state, batch: self._step(objective, state, batch), donate_argnums=donate,
+            in_shardings=(state_shardings, sharding.batch_sharding(self.mesh)),
+            out_shardings=(state_shardings, self._replicated())))
+
+    def _step(self, objective: Objective, state: TrainState, batch: Batch
+              ) -> tuple[TrainState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(jax.random.key(self.seed, impl=self.prng), state.step)
+        batch = objective.prepare(batch, jax.random.fold_in(key, PREPARE))
+        (loss, sums), gradients = self._gradients(
+            objective, state.params, batch, jax.random.fold_in(key, DROPOUT))
+
+        norm = self.optimizer.gradient_norm(gradients)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        changes, opt_state = self.optimizer.update(
+            gradients, state.opt_state, state.params, step=state.step,
+            updates=state.step - state.skipped)
+        params = jax.tree.map(jnp.add, state.params, changes)
+
+        def if_finite(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+        new_state = TrainState(
+            step=state.step + 1,
+            params=if_finite(params, state.params),
+            opt_state=if_finite(opt_state, state.opt_state),
+            skipped=state.skipped + ~finite,
+            skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1))
+        metrics = {"loss": loss, **ratios(sums), "grad_norm": norm,
+                   "learning_rate": self.optimizer.learning_rate(state.step),
+                   "skipped": new_state.skipped, "skipped_in_row": new_state.skipped_in_row}
+        return new_state, metrics
+
+    def _gradients(self, objective: Objective, params: Any, batch: Batch, dropout_key: jax.Array
+                   ) -> tuple[tuple[jax.Array, Sums], Any]:
+        """((loss, sums), gradients) of the whole batch, added up over micro-batches."""
+        denominators = objective.denominators(batch)
+        shardings = sharding.tree_shardings(params, self.mesh)
+
+        def of_micro_batch(index: jax.Array | int, micro_batch: Batch) -> Any:
+            result, gradients = jax.value_and_grad(objective.loss, has_aux=True)(
+                params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
+            return result, jax.lax.with_sharding_constraint(gradients, shardings)
+
+        if self.accumulation == 1:
+            return of_micro_batch(0, batch)
+
+        # Row r goes to micro-batch r % accumulation, on whatever mesh: a device then finds all its
+        # micro-batches among its own rows, and dropout does not depend on the number of devices.
+        rows = NamedSharding(self.mesh, PartitionSpec(None, sharding.BATCH_AXES))
+
+        def split(x: jax.Array) -> jax.Array:  # [B, ...] -> [accumulation, B/accumulation, ...]
+            x = x.reshape(-1, self.accumulation, *x.shape[1:]).swapaxes(0, 1)
+            return jax.lax.with_sharding_constraint(x, rows)
+
+        micro_batches = jax.tree.map(split, batch)
+        shapes = jax.eval_shape(of_micro_batch, 0, jax.tree.map(lambda x: x[0], micro_batches))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+        def add(total: Any, indexed: tuple[jax.Array, Batch]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, of_micro_batch(*indexed)), None
+
+        total, _ = jax.lax.scan(add, zeros, (jnp.arange(self.accumulation), micro_batches))
+        return total
+
+    def _jit(self, kind: str, objective: Objective, build: Callable[[Any], Any]) -> Any:
+        """Compiled functions by objective, which is kept alive so that its id stays its own."""
+        if (kind, id(objective)) not in self._compiled:
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(objective))
+            self._compiled[kind, id(objective)] = objective, build(shardings)
+        return self._compiled[kind, id(objective)][1]
+
+    def _replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    # ------------------------------------------------------------------------------- evaluation
+
+    def evaluate(self, objective: Objective, params: Any,
+                 batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, float]:
+        """Ratios of the objective's sums over all `batches`, without dropout.
+
+        Each row counts once, whatever the batch size (pad the last batch with weight 0). The key
+        given to `prepare` depends on the seed and the batch's number only, so masks are the same at
+        every evaluation. 'loss' is the sum of the ratios that end in 'loss', if not among them.
+        """
+        def sums_of(params: Any, batch: Batch, number: jax.Array) -> Sums:
+            key = jax.random.fold_in(jax.random.key(self.seed, impl=self.prng), EVALUATION_STREAM)
+            batch = objective.prepare(batch, jax.random.fold_in(key, number))
+            return objective.loss(params, batch, objective.denominators(batch), None)[1]
+
+        compiled = self._jit("evaluate", objective, lambda state_shardings: jax.jit(
+            sums_of, out_shardings=self._replicated(),
+            in_shardings=(state_shardings.params, sharding.batch_sharding(self.mesh), None)))
+        parts = [compiled(params, sharding.put_batch(batch, self.mesh), np.uint32(number))
+                 for number, batch in enumerate(batches)]
+        if not parts:
+            raise ValueError("nothing to evaluate: the evaluation data has no batch")
+        parts = jax.device_get(parts)
+        total = jax.tree.map(lambda *x: np.sum(np.float64(x)), *parts)
+        result = {name: float(value) for name, value in ratios(total).items()}
+        losses = [value for name, value in result.items() if name.endswith("loss")]
+        return result if "loss" in result or not losses else {"loss": sum(losses), **result}
+
+    # ------------------------------------------------------------------------------------- loop
+
+    def fit(
+        self,
+        state: TrainState,
+        phases: Sequence[Phase],
+        *,
+        logbook: Logbook,
+        checkpoints: Checkpoints | None = None,
+        evaluate: Callable[[TrainState], Mapping[str, float]] | None = None,
+        log_every: int = 100,
+        eval_every: int = 0,
+        checkpoint_every: int = 0,
+        profile_steps: tuple[int, int] = (0, 0),
+        profile_directory: str = "profile",
+    ) -> TrainState:
+        """Trains from state.step to the end of the last phase.
+
+        Args:
+          state: fresh or restored; donated, so not usable afterwards.
+          evaluate: called every `eval_every` steps (0 = never) and at the end.
+          log_every, eval_every, checkpoint_every: in steps; the last step is always logged,
+            evaluated and saved.
+          profile_steps: first and last step of a profiler trace; (0, 0) = none.
+
+        Raises:
+          Preempted: after SIGTERM or SIGINT, once the state is saved (SystemExit, code 75).
+          NotFiniteError: see max_skipped_in_row.
+          CheckpointError: a checkpoint could not be written.
+        """
+        step, last_step = int(state.step), phases[-1].until_step
+        saved_step = step if step else None  # a restored state is on disk already
+        watchdog = Watchdog(self.watchdog_s)
+        meter = _Meter(self.mesh)
+        in_flight: tuple[int, Phase, dict[str, jax.Array]] | None = None
+        profiling = False
+
+        def settle() -> None:
+            """Waits for the step in flight, and looks at and logs its metrics."""
+            nonlocal in_flight
+            if in_flight is None:
+                return
+            (done, phase, metrics), in_flight = in_flight, None
+            skipped_in_row = int(metrics.pop("skipped_in_row"))
+            meter.step_done()
+            watchdog.beat()
+            if done == 1 or done % log_every == 0 or done == last_step:
+                values = {name: value.item() for name, value in jax.device_get(metrics).items()}
+                logbook.train(done, last_step, {**values, **meter.rates(phase)})
+            if skipped_in_row >= self.max_skipped_in_row:
+                raise NotFiniteError(
+                    f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient "
+                    "that is not finite. Parameters are those before them. Lower the learning "
+                    "rate, lengthen the warm-up, or find the operation with "
+                    "--config.execution.debug_nans=True.")
+
+        def save(metrics: Mapping[str, float]) -> None:
+            nonlocal saved_step
+            if checkpoints is not None and saved_step != step:
+                checkpoints.save(step, state, metrics)
+                logbook.flush()
+                saved_step = step
+
+        with stop_on_signals() as stop:
+            for phase in phases:
+                if step >= phase.until_step:
+                    continue
+                train_step = self.train_step(phase.objective)
+                batches = phase.batches(step)
+                meter.start(compiling=True)
+
+                while step < phase.until_step:
+                    # ------------------------------------------------------------------ input
+                    if not profiling and step + 1 == profile_steps[0]:
+                        settle()
+                        jax.profiler.start_trace(profile_directory)
+                        profiling = True
+                    with meter.waiting_for_data():
+                        batch = next(batches, None)
+                    if batch is None:
+                        raise ValueError(f"the data ended after step {step}, but the phase runs to "
+                                         f"step {phase.until_step}")
+
+                    # ----------------------------------- dispatch this step, settle the one before
+                    state, metrics = train_step(state, sharding.put_batch(batch, self.mesh))
+                    step += 1
+                    settle()
+                    in_flight = step, phase, metrics
+
+                    # --------------------------------------------------------------- profile
+                    if profiling and step == profile_steps[1]:
+                        settle()
+                        jax.profiler.stop_trace()
+                        profiling = False
+                        logbook.message(f"profile of steps {profile_steps[0]} to {step} written to "
+                                        f"{profile_directory}")
+
+                    # -------------------------------------- evaluate and save, also when stopping
+                    stopping = must_stop(stop, step)
+                    at_end = step == last_step
+                    evaluated: Mapping[str, float] = {}
+                    if evaluate is not None and not stopping and (
+                            at_end or (eval_every and step % eval_every == 0)):
+                        settle()
+                        with meter.paused():
+                            evaluated = _named("eval/", evaluate(state))
+                        logbook.evaluation(step, evaluated)
+                        watchdog.beat()
+                    if stopping or at_end or (checkpoint_every and step % checkpoint_every == 0):
+                        settle()
+                        with meter.paused():
+                            save(evaluated)
+                    if checkpoints is not None:
+                        checkpoints.check()
+                    if stopping:
+                        if checkpoints is not None:
+                            checkpoints.wait()
+                        watchdog.stop()
+                        logbook.close()
+                        raise Preempted(step, stop.requested or "pre-emption notice")
+
+        settle()
+        if checkpoints is not None:
+            checkpoints.wait()
+        watchdog.stop()
+        return state
+
+
+def ratios(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """numerator / denominator of each; 0 where nothing was counted."""
+    return {name: numerator / jnp.where(denominator == 0, 1, denominator)
+            if isinstance(numerator, jax.Array) else numerator / (denominator or 1)
+            for name, (numerator, denominator) in sums.items()}
+
+
+def _named(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Names that have no group of their own ('squad/f1') get `prefix`."""
+    return {name if "/" in name else prefix + name: value for name, value in metrics.items()}
+
+
+class _Meter:
+    """Time a step, and what follows from it; without compilation, evaluation and saving."""
+
+    def __init__(self, mesh: Mesh):
+        peak = peak_flops(mesh.devices.flat[0])
+        self._peak = peak * mesh.size if peak else None
+        self.start(compiling=True)
+
+    def start(self, compiling: bool = False) -> None:
+        """A new interval. When compiling, it starts once the first step is done."""
+        self._begin, self._steps, self._pause, self._data = time.perf_counter(), 0, 0.0, 0.0
+        self._compiling = compiling
+
+    def step_done(self) -> None:
+        if self._compiling:
+            self.start()
+        else:
+            self._steps += 1
+
+    def paused(self) -> "_Stopwatch":
+        return _Stopwatch(lambda seconds: setattr(self, "_pause", self._pause + seconds))
+
+    def waiting_for_data(self) -> "_Stopwatch":
+        return _Stopwatch(lambda seconds: setattr(self, "_data", self._data + seconds))
+
+    def rates(self, phase: Phase) -> dict[str, float | None]:
+        """step_time and data_wait in seconds a step, tokens_per_second, mfu; a new interval."""
+        steps, elapsed = self._steps, time.perf_counter() - self._begin - self._pause
+        data = self._data
+        self.start()
+        if not steps:
+            return dict.fromkeys(("tokens_per_second", "mfu", "step_time", "data_wait"))
+        step_time = elapsed / steps
+        mfu = phase.flops_per_step / step_time / self._peak if self._peak else None
+        return {"tokens_per_second": phase.tokens_per_step / step_time, "mfu": mfu or None,
+                "step_time": step_time, "data_wait": data / steps}
+
+
+class _Stopwatch:
+    """Context manager that reports the seconds it was open."""
+
+    def __init__(self, report: Callable[[float], None]):
+        self._report = report
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self._report(time.perf_counter() - self._begin)

@@ -1,0 +1,414 @@
+"""The trainer with a two-layer regression: what must not depend on mesh, accumulation or accidents."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.logbook import Logbook
+from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
+from bertjax.training.sharding import make_mesh, put_batch
+from bertjax.training.trainer import NotFiniteError, Phase, Trainer
+
+ROWS, WIDTH = 32, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """Mean squared error of a small MLP; `noise` and `dropout` make masks that show in the loss."""
+
+    dropout: float = 0.0
+    noise: float = 0.0
+
+    def init(self, key):
+        a, b = jax.random.split(key)
+        return {"layer_0": {"intermediate": {"kernel": jax.random.normal(a, (WIDTH, 16)) / 3},
+                            "output": {"kernel": jax.random.normal(b, (16, 1)) / 3,
+                                       "bias": jnp.zeros(1)}}}
+
+    def prepare(self, batch, key):
+        return {**batch, "x": batch["x"] + self.noise * jax.random.normal(key, batch["x"].shape)}
+
+    def denominators(self, batch):
+        return {"rows": batch["weight"].sum()}
+
+    def loss(self, params, batch, denominators, dropout_key):
+        hidden = jnp.tanh(batch["x"] @ params["layer_0"]["intermediate"]["kernel"])
+        if dropout_key is not None and self.dropout:
+            kept = jax.random.bernoulli(dropout_key, 1 - self.dropout, hidden.shape)
+            hidden = hidden * kept / (1 - self.dropout)
+        output = params["layer_0"]["output"]
+        error = batch["weight"] * ((hidden @ output["kernel"] + output["bias"])[:, 0] - batch["y"])
+        total = jnp.sum(error**2)
+        loss = total / jnp.maximum(denominators["rows"], 1)
+        return loss, {"mse": (total, batch["weight"].sum())}
+
+
+def batch_of(step, rows=ROWS):
+    rng = np.random.default_rng(step)
+    x = rng.normal(size=(rows, WIDTH)).astype(np.float32)
+    return {"x": x, "y": np.sin(x).sum(1), "weight": np.ones(rows, np.float32)}
+
+
+def batches(start, rows=ROWS):
+    while True:
+        yield batch_of(start, rows)
+        start += 1
+
+
+def trainer_on(sizes=(8, 1, 1), steps=20, **options):
+    mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
+    optimizer = make_optimizer(learning_rate_schedule("linear", 3e-2, 2, steps))
+    return Trainer(optimizer, mesh, seed=7, **options)
+
+
+class Memory:
+    """A logbook that keeps what it is told."""
+
+    def __init__(self):
+        self.records, self.evaluations, self.messages = [], [], []
+
+    def train(self, step, last_step, metrics):
+        self.records.append({"step": step, **metrics})
+
+    def evaluation(self, step, metrics):
+        self.evaluations.append({"step": step, **metrics})
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def flush(self):
+        pass
+
+    close = flush
+
+
+def losses(trainer, objective=None, steps=10, **options):
+    objective = objective or Regression()
+    book = Memory()
+    state = trainer.fit(trainer.init(objective), [Phase(steps, objective, batches)], logbook=book,
+                        log_every=1, **options)
+    return np.array([record["loss"] for record in book.records]), state
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+# ------------------------------------------------------------------ independence of mesh and batch
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (4, 1, 2), (1, 2, 4)])
+def test_losses_do_not_depend_on_the_mesh_even_with_masks_and_dropout(sizes):
+    objective = Regression(dropout=0.2, noise=0.1)
+    expected, one = losses(trainer_on((1, 1, 1)), objective)
+    found, many = losses(trainer_on(sizes), objective)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), many.params, one.params)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (8, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_accumulation_equals_the_large_batch(sizes, accumulation):
+    expected, one = losses(trainer_on((1, 1, 1)), Regression(noise=0.1))
+    found, many = losses(trainer_on(sizes, accumulation=accumulation), Regression(noise=0.1))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), many.params, one.params)
+
+
+def test_accumulation_with_dropout_does_not_depend_on_the_mesh():
+    objective = Regression(dropout=0.2)
+    expected, _ = losses(trainer_on((1, 1, 1), accumulation=4), objective)
+    found, _ = losses(trainer_on((2, 2, 2), accumulation=4), objective)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+def test_micro_batches_are_cut_without_moving_rows_between_devices():
+    trainer = trainer_on((8, 1, 1), accumulation=4)
+    step = trainer.train_step(Regression())
+    batch = put_batch(batch_of(0), trainer.mesh)
+    text = step.lower(trainer.init(Regression()), batch).compile().as_text()
+    assert not [op for op in ("all-to-all", "collective-permute", "all-gather") if op in text]
+
+
+def test_dropout_changes_with_step_and_micro_batch_but_not_with_the_run():
+    objective = Regression(dropout=0.5)
+    same = {"x": np.ones((ROWS, WIDTH), np.float32), "y": np.ones(ROWS, np.float32),
+            "weight": np.ones(ROWS, np.float32)}
+    trainer = Trainer(make_optimizer(0.0), make_mesh(), accumulation=1)
+    seen = []
+    for _ in range(2):
+        state = trainer.init(objective)
+        for _ in range(3):
+            state, metrics = trainer.train_step(objective)(state, put_batch(same, trainer.mesh))
+            seen.append(float(metrics["loss"]))
+    assert len(set(seen[:3])) == 3 and seen[:3] == seen[3:]
+
+    halves = Trainer(make_optimizer(0.0), make_mesh(), accumulation=2)
+    _, gradients_of_two = halves._gradients(
+        objective, trainer.init(objective).params, put_batch(same, halves.mesh), jax.random.key(0))
+    _, gradients_of_one = trainer._gradients(
+        objective, trainer.init(objective).params, put_batch(same, halves.mesh), jax.random.key(0))
+    difference = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), gradients_of_one,
+                              gradients_of_two)
+    assert max(jax.tree.leaves(difference)) > 1e-3
+
+
+# --------------------------------------------------------------------------------- resume and save
+
+
+def run_with_checkpoints(directory, until, steps=20, sizes=(8, 1, 1)):
+    objective = Regression(dropout=0.2, noise=0.1)
+    trainer = trainer_on(sizes, steps)
+    checkpoints = Checkpoints(directory, keep_last=2)
+    state = trainer.init(objective)
+    if checkpoints.latest() is not None:
+        state, _ = checkpoints.restore(trainer.abstract_state(objective))
+    book = Memory()
+    state = trainer.fit(state, [Phase(until, objective, batches)], logbook=book,
+                        checkpoints=checkpoints, checkpoint_every=4, log_every=1)
+    checkpoints.close()
+    return state, book.records
+
+
+def test_resume_is_bit_identical_to_an_undisturbed_run(tmp_path):
+    whole, records = run_with_checkpoints(tmp_path / "a", 20)
+    run_with_checkpoints(tmp_path / "b", 9)
+    resumed, rest = run_with_checkpoints(tmp_path / "b", 20)
+    assert_same(whole, resumed)
+    assert [r["step"] for r in rest] == list(range(10, 21))
+    for name in ("loss", "grad_norm", "learning_rate"):
+        assert [r[name] for r in records[9:]] == [r[name] for r in rest]
+
+
+def test_resume_on_another_mesh_goes_on_within_rounding(tmp_path):
+    whole, _ = run_with_checkpoints(tmp_path / "a", 12)
+    run_with_checkpoints(tmp_path / "b", 6)
+    resumed, _ = run_with_checkpoints(tmp_path / "b", 12, sizes=(1, 2, 1))
+    assert int(resumed.step) == 12
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), whole.params,
+                 resumed.params)
+
+
+def test_a_finished_run_that_is_resumed_does_nothing(tmp_path):
+    whole, _ = run_with_checkpoints(tmp_path, 6)
+    again, records = run_with_checkpoints(tmp_path, 6)
+    assert records == []
+    assert_same(whole, again)
+
+
+def test_saving_and_evaluating_between_donated_steps(tmp_path):
+    # The state of step s must be on disk as it was, though step s + 1 reuses its memory.
+    trainer, objective = trainer_on(steps=6), Regression()
+    states = {}
+
+    def evaluate(state):
+        states[int(state.step)] = jax.device_get(state)
+        return trainer.evaluate(objective, state.params, [batch_of(99)])
+
+    checkpoints = Checkpoints(tmp_path, keep_last=10)
+    book = Memory()
+    trainer.fit(trainer.init(objective), [Phase(6, objective, batches)], logbook=book,
+                checkpoints=checkpoints, evaluate=evaluate, eval_every=1, checkpoint_every=1,
+                log_every=2)
+    for step in range(1, 7):
+        saved, _ = checkpoints.restore(trainer.abstract_state(objective), step)
+        assert_same(saved, states[step])
+        assert checkpoints.metrics(step)["eval/mse"] == book.evaluations[step - 1]["eval/mse"]
+
+
+def test_nan_debugging_turns_donation_off_and_names_the_error():
+    class Bad(Regression):
+        def loss(self, params, batch, denominators, dropout_key):
+            loss, sums = super().loss(params, batch, denominators, dropout_key)
+            return loss + jnp.log(batch["y"].min() * 0 - 1), sums
+
+    trainer, objective = trainer_on((1, 1, 1)), Bad()
+    state = trainer.init(objective)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        trainer.train_step(objective)(state, put_batch(batch_of(0), trainer.mesh))
+    assert np.isfinite(state.params["layer_0"]["output"]["bias"]).all()  # not deleted
+
+
+# ------------------------------------------------------------------------------------- bad numbers
+
+
+def poisoned(bad_steps):
+    def iterate(start):
+        for step, batch in enumerate(batches(start), start):
+            if step in bad_steps:
+                batch["y"] = np.full_like(batch["y"], np.inf)
+            yield batch
+    return iterate
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted():
+    trainer, objective = trainer_on(), Regression()
+    step = trainer.train_step(objective)
+    state = trainer.init(objective)
+    source = poisoned({2})(0)
+    for _ in range(2):
+        state, _ = step(state, put_batch(next(source), trainer.mesh))
+    before = jax.device_get(state)
+    state, metrics = step(state, put_batch(next(source), trainer.mesh))
+    assert not np.isfinite(float(metrics["loss"]))
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_row)) == (3, 1, 1)
+    assert_same((state.params, state.opt_state), (before.params, before.opt_state))
+    state, metrics = step(state, put_batch(next(source), trainer.mesh))
+    assert (int(state.skipped), int(state.skipped_in_row)) == (1, 0)
+    assert np.isfinite(float(metrics["loss"]))
+
+
+def test_too_many_bad_steps_in_a_row_stop_the_run_with_an_explanation():
+    trainer, objective = trainer_on(max_skipped_in_row=3), Regression()
+    with pytest.raises(NotFiniteError, match="3 steps in a row up to step 7 .* learning"):
+        trainer.fit(trainer.init(objective), [Phase(20, objective, poisoned({1, *range(4, 20)}))],
+                    logbook=Memory())
+
+
+def test_a_batch_without_any_target_changes_nothing_but_weight_decay():
+    trainer, objective = Trainer(make_optimizer(0.1, weight_decay=0), make_mesh()), Regression()
+    state = trainer.init(objective)
+    before = jax.device_get(state.params)
+    batch = batch_of(0) | {"weight": np.zeros(ROWS, np.float32)}
+    state, metrics = trainer.train_step(objective)(state, put_batch(batch, trainer.mesh))
+    assert float(metrics["loss"]) == 0 and float(metrics["mse"]) == 0
+    assert_same(before, state.params)
+
+
+# ------------------------------------------------------------------------------------ loop and log
+
+
+def test_the_logged_learning_rate_is_the_one_used():
+    _, state = losses(trainer_on(steps=10), steps=10)
+    book = Memory()
+    trainer = trainer_on(steps=10)
+    trainer.fit(trainer.init(Regression()), [Phase(10, Regression(), batches)], logbook=book,
+                log_every=1)
+    schedule = learning_rate_schedule("linear", 3e-2, 2, 10)
+    for record in book.records:  # the update that made step s used schedule(s - 1)
+        assert record["learning_rate"] == pytest.approx(float(schedule(record["step"] - 1)))
+
+
+def test_log_evaluation_and_last_step():
+    trainer, objective, book = trainer_on(), Regression(), Memory()
+    trainer.fit(trainer.init(objective), [Phase(7, objective, batches, 320, 1e6)], logbook=book,
+                log_every=3, eval_every=5, evaluate=lambda state: {"loss": 1.0, "squad/f1": 2.0})
+    assert [record["step"] for record in book.records] == [1, 3, 6, 7]
+    assert book.evaluations == [{"step": step, "eval/loss": 1.0, "squad/f1": 2.0}
+                                for step in (5, 7)]
+    assert book.records[1]["tokens_per_second"] == pytest.approx(
+        320 / book.records[1]["step_time"])
+    assert book.records[0]["step_time"] is None  # the first step is compilation
+    assert book.records[1]["mfu"] is None  # the peak of a CPU is not known
+    assert 0 <= book.records[1]["data_wait"] < book.records[1]["step_time"]
+
+
+def test_the_next_step_is_dispatched_before_metrics_are_fetched():
+    events = []
+
+    class Watched(Memory):
+        def train(self, step, last_step, metrics):
+            events.append(f"log {step}")
+
+    def source(start):
+        for step, batch in enumerate(batches(start), start + 1):
+            events.append(f"batch {step}")
+            yield batch
+
+    trainer, objective = trainer_on(), Regression()
+    trainer.fit(trainer.init(objective), [Phase(4, objective, source)], logbook=Watched(),
+                log_every=1)
+    assert events == ["batch 1", "batch 2", "log 1", "batch 3", "log 2", "batch 4", "log 3",
+                      "log 4"]
+
+
+def test_phases_share_one_optimizer_state_and_schedule():
+    trainer, book = trainer_on(steps=8), Memory()
+    first, second = Regression(), Regression()
+    starts = []
+
+    def longer(start):
+        starts.append(start)
+        return batches(start, rows=2 * ROWS)
+
+    state = trainer.fit(trainer.init(first), [Phase(5, first, batches), Phase(8, second, longer)],
+                        logbook=book, log_every=1)
+    assert int(state.step) == 8 and starts == [5]
+    schedule = learning_rate_schedule("linear", 3e-2, 2, 8)
+    assert [r["learning_rate"] for r in book.records] == pytest.approx(
+        [float(schedule(step)) for step in range(8)])
+
+
+def test_data_that_ends_early_is_an_error():
+    trainer, objective = trainer_on(), Regression()
+    with pytest.raises(ValueError, match="data ended after step 2"):
+        trainer.fit(trainer.init(objective),
+                    [Phase(5, objective, lambda start: iter([batch_of(0), batch_of(1)]))],
+                    logbook=Memory())
+
+
+def test_evaluation_counts_each_row_once_and_is_deterministic():
+    trainer, objective = trainer_on(), Regression(dropout=0.5)
+    params = trainer.init(objective).params
+    rows = batch_of(3, 40)
+    split = [{k: v[:32] for k, v in rows.items()},
+             {k: np.concatenate([v[32:], np.zeros_like(v[:24])]) for k, v in rows.items()}]
+    found = trainer.evaluate(objective, params, split)
+    hidden = np.tanh(rows["x"] @ np.asarray(params["layer_0"]["intermediate"]["kernel"]))
+    expected = np.mean((hidden @ np.asarray(params["layer_0"]["output"]["kernel"]))[:, 0]
+                       - rows["y"]) if False else np.mean(
+        ((hidden @ np.asarray(params["layer_0"]["output"]["kernel"]))[:, 0] - rows["y"]) ** 2)
+    assert found["mse"] == pytest.approx(expected, rel=1e-5)
+    assert trainer.evaluate(objective, params, split) == found
+
+
+def test_evaluation_without_data_is_refused():
+    trainer = trainer_on()
+    with pytest.raises(ValueError, match="nothing to evaluate"):
+        trainer.evaluate(Regression(), trainer.init(Regression()).params, [])
+
+
+def test_given_parameters_start_a_fresh_run():
+    trainer, objective = trainer_on((2, 2, 2)), Regression()
+    params = jax.device_get(trainer.init(objective).params)
+    params = jax.tree.map(lambda x: x + 1, params)
+    state = trainer.init(objective, params)
+    assert int(state.step) == 0
+    assert_same(state.params, params)
+    assert state.params["layer_0"]["intermediate"]["kernel"].sharding.spec == ("fsdp", "tensor")
+    trainer.train_step(objective)(state, put_batch(batch_of(0), trainer.mesh))
+    assert_same(params, jax.tree.map(lambda x: x, params))
+
+
+def test_one_compilation_serves_all_steps_and_evaluations():
+    trainer, objective = trainer_on(), Regression()
+    step = trainer.train_step(objective)
+    state = trainer.init(objective)
+    for index in range(3):
+        state, _ = step(state, put_batch(batch_of(index), trainer.mesh))
+        trainer.evaluate(objective, state.params, [batch_of(7), batch_of(8)])
+    assert step._cache_size() == 1
+    assert trainer._compiled["evaluate", id(objective)][1]._cache_size() == 1
+
+
+def test_records_of_a_real_logbook_are_the_documented_names(tmp_path):
+    trainer, objective = trainer_on(), Regression()
+    with Logbook(tmp_path, write=lambda line: None) as book:
+        trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book,
+                    log_every=2)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {"step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "step_time",
+            "data_wait"} <= set(records[-1])
+
+
+def test_profile_is_written_on_request(tmp_path):
+    trainer, objective, book = trainer_on((1, 1, 1)), Regression(), Memory()
+    trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book,
+                profile_steps=(2, 3), profile_directory=str(tmp_path))
+    assert list(tmp_path.rglob("*.xplane.pb"))
+    assert "steps 2 to 3" in book.messages[0]
