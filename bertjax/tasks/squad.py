@@ -19,6 +19,7 @@ import numpy as np
 from bertjax.tasks import squad_score
 from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores
 from bertjax.tasks.task import Features, Split, file_fingerprint
+from bertjax.tasks.windows import most_context, window_starts
 
 MAX_DROPPED = 0.01  # share of training questions whose answer is not where the file says
 
@@ -185,11 +186,8 @@ class SquadTask:
     def _windows(self, tokenizer, query, ids, offsets, max_length):
         head = [tokenizer.cls_id, *query, tokenizer.sep_id]
         room = max_length - len(head) - 1
-        stride = min(self.doc_stride, room)  # a larger step would leave gaps
-        starts = [0]
-        while starts[-1] + room < len(ids):
-            starts.append(starts[-1] + stride)
-        best = _max_context(starts, room, len(ids))
+        starts = window_starts(len(ids), room, self.doc_stride)
+        best = most_context(starts, room, len(ids))
         for number, start in enumerate(starts):
             part = slice(start, start + room)
             row = np.concatenate([head, ids[part], [tokenizer.sep_id]]).astype(np.int32)
@@ -368,20 +366,6 @@ def _answer_tokens(question: Question, window: Window) -> Features:
     if last < first:  # nothing but characters that the tokenizer drops
         return nothing
     return {"start_positions": window.first + first, "end_positions": window.first + last}
-
-
-def _max_context(starts: Sequence[int], room: int, tokens: int) -> np.ndarray:
-    """[tokens]: the window that shows most of a token's surroundings, the first of equals.
-
-    Worth of a window to a token: the smaller of its left and right context plus 0.01 of the
-    window's length (run_squad.py, _check_is_max_context).
-    """
-    worth = np.full((len(starts), tokens), -np.inf)
-    for number, start in enumerate(starts):
-        end = min(start + room, tokens)
-        place = np.arange(start, end)
-        worth[number, start:end] = np.minimum(place - start, end - 1 - place) + 0.01 * (end - start)
-    return worth.argmax(0) if tokens else np.zeros(0, int)
 
 
 def with_null_threshold(task: SquadTask, scores: Scores) -> None:

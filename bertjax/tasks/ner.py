@@ -1,0 +1,315 @@
+"""Tagging of words, as in CoNLL-2003: files in columns to rows, tag logits to entities.
+
+In: one word a line, the tag in the last column, a blank line between sentences and -DOCSTART-
+between documents. Out: rows whose gold stands at the first sub-token of each word, one tag a word
+whatever the length of the text, and entity scores. Source: BERT paper, section 5.3 and appendix:
+first sub-token, maximal document context, no CRF.
+"""
+
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertjax.tasks import metrics
+from bertjax.tasks.task import Features, Split, file_fingerprint
+from bertjax.tasks.windows import most_context, window_starts
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """The words of a sentence, their tags (None in an untagged file), and its document."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None
+    document: int
+    where: str  # "file:line" of the first word
+
+
+@dataclass(frozen=True)
+class TaggedWindow:
+    """Host-side companion of a row: which words it answers for.
+
+    `positions` [n] in the row belong to the words (`sentences` [n], `words` [n]) of the split.
+    """
+
+    positions: np.ndarray
+    sentences: np.ndarray
+    words: np.ndarray
+
+
+class NerTask:
+    """Named entities or any other tag a word, with head 'tagging'."""
+
+    head = "tagging"
+    metric = "f1"
+
+    def __init__(
+        self,
+        source: str | pathlib.Path,
+        files: dict[str, str] | None = None,
+        labels: Sequence[str] = (),
+        scheme: str | None = None,
+        strict: bool = False,
+        context: str = "document",
+        name: str = "ner",
+        entities: bool = True,
+    ):
+        """`source` is a directory with `files` (split -> name; default train/dev/test.conll).
+
+        Args:
+          labels: tag names by index; () = those of the train split, 'O' first.
+          scheme: IOB1, IOB2 or BIOES to convert the files' tags to; None = as they are.
+          strict: score only entities that are well formed in the scheme.
+          context: what a row may show around a word: its 'document' or its 'sentence'.
+          entities: False for tags that are not entities (parts of speech): accuracy is the metric.
+        """
+        if context not in ("document", "sentence"):
+            raise ValueError(f"context={context!r} is neither 'document' nor 'sentence'")
+        if scheme is not None and scheme not in metrics.SCHEMES:
+            raise ValueError(f"scheme={scheme!r}; one of {', '.join(metrics.SCHEMES)} or None")
+        self.source, self.name = pathlib.Path(source), name
+        self.splits = files or {s: f"{s}.conll" for s in ("train", "dev", "test")}
+        self.scheme, self.strict, self.context, self.entities = scheme, strict, context, entities
+        self.metric = "f1" if entities else "token_accuracy"
+        self.labels = tuple(labels) or self._labels_of_train()
+
+    @property
+    def outputs(self) -> int:
+        """Size of the head's output."""
+        return len(self.labels)
+
+    def _labels_of_train(self) -> tuple[str, ...]:
+        if "train" not in self.splits:
+            raise ValueError("without a train split the task needs labels=(...)")
+        split = self.read("train")
+        split.require_labels("training")
+        found = {tag for sentence in split.records for tag in sentence.tags}
+        return tuple(sorted(found, key=lambda tag: (tag != "O", tag)))
+
+    # --- reading
+
+    def read(self, split: str) -> Split:
+        """Sentences in file order; a file with one column has no tags."""
+        if split not in self.splits:
+            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+        path = self.source / self.splits[split]
+        records = read_conll(path)
+        if not records:
+            raise ValueError(f"{path} holds no sentences")
+        labelled = records[0].tags is not None
+        notes: tuple[str, ...] = ()
+        if labelled and self.entities:
+            found = detect_scheme([sentence.tags for sentence in records])
+            notes = (f"tags are {found}",)
+            if self.scheme and found != self.scheme:
+                notes = (f"tags converted from {found} to {self.scheme}",)
+                records = [
+                    Sentence(s.words, convert_tags(s.tags, self.scheme), s.document, s.where)
+                    for s in records
+                ]
+        return Split(split, records, labelled, file_fingerprint(path), notes)
+
+    # --- sentences -> rows
+
+    def features(
+        self, split: Split, tokenizer: Any, max_length: int, training: bool
+    ) -> list[Features]:
+        """Windows over documents (or sentences); every word is answered for in exactly one.
+
+        Windows overlap by half, and a word belongs to the window that shows most around it. The
+        other words of a window are context: their tag_weights are 0.
+        """
+        if training:
+            split.require_labels("training")
+        if max_length < 3:
+            raise ValueError(f"max_length={max_length} has no room beside [CLS] and [SEP]")
+        rows = []
+        for unit in self._units(split.records):
+            rows += self._rows(split, unit, tokenizer, max_length - 2)
+        return rows
+
+    def _units(self, sentences: Sequence[Sentence]) -> list[list[int]]:
+        units: list[list[int]] = []
+        for i, sentence in enumerate(sentences):
+            same = i and sentence.document == sentences[i - 1].document
+            if same and self.context == "document":
+                units[-1].append(i)
+            else:
+                units.append([i])
+        return units
+
+    def _rows(self, split: Split, unit: list[int], tokenizer: Any, room: int) -> list[Features]:
+        places = [(s, w) for s in unit for w in range(len(split.records[s].words))]
+        pieces = tokenizer.encode_batch([split.records[s].words[w] for s, w in places])
+        # A word of characters that the tokenizer drops still needs a position of its own.
+        pieces = [ids or [tokenizer.unk_id] for ids in pieces]
+        ids = np.concatenate(pieces).astype(np.int32)
+        firsts = np.cumsum([0, *map(len, pieces[:-1])])
+        sentence_of, word_of = np.array(places).T
+        tags = np.array([self._tag(split.records[s], w) for s, w in places], np.int32)
+        starts = window_starts(len(ids), room, max(1, room // 2))
+        owner = most_context(starts, room, len(ids))[firsts]
+        rows = []
+        for number, start in enumerate(starts):
+            mine = np.flatnonzero(owner == number)
+            if not len(mine):
+                continue
+            row = [[tokenizer.cls_id], ids[start : start + room], [tokenizer.sep_id]]
+            row = np.concatenate(row).astype(np.int32)
+            positions = firsts[mine] - start + 1
+            features = {
+                "input_ids": row,
+                "token_type_ids": np.zeros(len(row), np.int32),
+                "window": TaggedWindow(positions, sentence_of[mine], word_of[mine]),
+            }
+            if split.labelled:
+                features["tags"] = np.zeros(len(row), np.int32)
+                features["tags"][positions] = tags[mine]
+                features["tag_weights"] = np.zeros(len(row), np.float32)
+                features["tag_weights"][positions] = 1.0
+            rows.append(features)
+        return rows
+
+    def _tag(self, sentence: Sentence, word: int) -> int:
+        if sentence.tags is None:
+            return 0
+        tag = sentence.tags[word]
+        if tag not in self.labels:
+            raise ValueError(
+                f"{sentence.where}: tag {tag!r} is unknown; the head has {list(self.labels)}"
+            )
+        return self.labels.index(tag)
+
+    # --- logits -> tags -> scores and files
+
+    def predict(
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
+    ) -> list[list[str]]:
+        """One tag a word, one list a sentence, from the [t, labels] logits of every row."""
+        tags: list[list[str | None]] = [[None] * len(s.words) for s in split.records]
+        for row, logits in zip(features, outputs, strict=True):
+            window = row["window"]
+            best = np.asarray(logits)[window.positions].argmax(-1)
+            for s, w, tag in zip(window.sentences, window.words, best, strict=True):
+                tags[s][w] = self.labels[tag]
+        if any(tag is None for sentence in tags for tag in sentence):
+            raise ValueError("some words got no tag: the rows are not those of this split")
+        return tags
+
+    def score(
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
+    ) -> metrics.Scores:
+        """Entity precision, recall and F1 (or token accuracy alone) over every word."""
+        split.require_labels("scoring")
+        predicted = self.predict(split, features, outputs)
+        gold = [sentence.tags for sentence in split.records]
+        if self.entities:
+            scheme = self.scheme or detect_scheme(gold)
+            return metrics.entity_scores(gold, predicted, scheme, self.strict)
+        pairs = [
+            (g, p)
+            for gold_tags, tags in zip(gold, predicted, strict=True)
+            for g, p in zip(gold_tags, tags, strict=True)
+        ]
+        accuracy = metrics.accuracy(*zip(*pairs, strict=True))
+        constant = len({p for _, p in pairs}) == 1
+        return metrics.Scores(
+            {"token_accuracy": accuracy}, (metrics.ONE_CLASS_ONLY,) if constant else ()
+        )
+
+    def write(
+        self,
+        split: Split,
+        features: Sequence[Features],
+        outputs: Sequence[np.ndarray],
+        directory: pathlib.Path,
+    ) -> list[pathlib.Path]:
+        """predictions_SPLIT.conll: word, gold tag (where there is one) and predicted tag."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"predictions_{split.name}.conll"
+        predicted = self.predict(split, features, outputs)
+        with open(path, "w", encoding="utf-8") as file:
+            for sentence, tags in zip(split.records, predicted, strict=True):
+                columns = [sentence.words, *([sentence.tags] if sentence.tags else []), tags]
+                for cells in zip(*columns, strict=True):
+                    file.write("\t".join(cells) + "\n")
+                file.write("\n")
+        return [path]
+
+
+def read_conll(path: pathlib.Path) -> list[Sentence]:
+    """Sentences of a file in columns: word first, tag last, separated by tabs or by blanks."""
+    sentences: list[Sentence] = []
+    words: list[str] = []
+    tags: list[str] = []
+    document, width, start = 0, 0, 1
+
+    def finish() -> None:
+        if words:
+            made = Sentence(tuple(words), tuple(tags) or None, document, f"{path}:{start}")
+            sentences.append(made)
+            words.clear()
+            tags.clear()
+
+    with open(path, encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            line = line.rstrip("\r\n")
+            if not line.strip(" \t"):
+                finish()
+                continue
+            if line.startswith("-DOCSTART-"):
+                finish()
+                document += 1
+                continue
+            cells = line.split("\t") if "\t" in line else line.split(" ")
+            cells = [cell for cell in cells if cell] if "\t" not in line else cells
+            width = width or len(cells)
+            if len(cells) != width or not cells[0].strip():
+                raise ValueError(
+                    f"{path}:{number}: expected {width} columns, a word first, found {len(cells)}: "
+                    f"{line!r}"
+                )
+            if not words:
+                start = number
+            words.append(cells[0])
+            if width > 1:
+                tags.append(cells[-1].strip())
+    finish()
+    if not document:  # nothing says which sentences belong together
+        sentences = [Sentence(s.words, s.tags, i, s.where) for i, s in enumerate(sentences)]
+    return sentences
+
+
+def detect_scheme(tags: Sequence[Sequence[str]]) -> str:
+    """BIOES if there are E- or S- tags, IOB1 if an I- tag opens an entity, else IOB2."""
+    found = "IOB2"
+    for sentence in tags:
+        before = ("O", "_")
+        for tag in sentence:
+            current = metrics.split_tag(tag)
+            if current[0] in "ES":
+                return "BIOES"
+            if current[0] == "I" and (before[0] == "O" or before[1] != current[1]):
+                found = "IOB1"
+            before = current
+    return found
+
+
+def convert_tags(tags: Sequence[str], scheme: str) -> tuple[str, ...]:
+    """The same entities, by conlleval's reading, written in another scheme."""
+    converted = ["O"] * len(tags)
+    previous: metrics.Entity | None = None
+    for entity in metrics.lenient_entities(tags):
+        kind, first, end = entity
+        for i in range(first, end):
+            converted[i] = f"I-{kind}"
+        touches = previous is not None and previous[2] == first and previous[0] == kind
+        if scheme != "IOB1" or touches:
+            converted[first] = f"B-{kind}"
+        if scheme == "BIOES":
+            converted[end - 1] = f"S-{kind}" if end - first == 1 else f"E-{kind}"
+        previous = entity
+    return tuple(converted)

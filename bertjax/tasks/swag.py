@@ -1,0 +1,132 @@
+"""Multiple choice: SWAG's CSV files and CODAH-like TSV files.
+
+In: SWAG's train.csv, val.csv and test.csv (columns by name, quotes quote; the test file has no
+label), or CODAH's TSV without a header: category, prompt, four answers, label. Out: four rows
+[CLS] context [SEP] ending [SEP] a question, accuracy, and predictions. Source: BERT paper 4.4;
+segments as run_swag of transformers: sent1 | sent2 + ending.
+"""
+
+import json
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertjax.tasks import metrics
+from bertjax.tasks.tables import read_table
+from bertjax.tasks.task import Features, Split, encode_segments, file_fingerprint
+
+CHOICES = 4
+_ENDINGS = tuple(f"ending{i}" for i in range(CHOICES))
+_CODAH = ("category", "prompt", "answer0", "answer1", "answer2", "answer3", "label")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A context, the start that all endings share (may be empty), and the endings."""
+
+    id: str
+    context: str
+    start: str
+    endings: tuple[str, ...]
+    label: int | None
+    where: str
+
+
+class MultipleChoiceTask:
+    """Picks one of four continuations; head 'multiple_choice' (one logit a choice)."""
+
+    head = "multiple_choice"
+    labels = ()
+    metric = "accuracy"
+    outputs = 1
+
+    def __init__(
+        self, source: str | pathlib.Path, files: dict[str, str] | None = None, name: str = "swag"
+    ):
+        """`source` is a directory with `files` (split -> name; default SWAG's names)."""
+        self.source, self.name = pathlib.Path(source), name
+        self.splits = files or {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
+
+    def read(self, split: str) -> Split:
+        """Choices in file order. Raises ValueError with file and line for a bad label."""
+        if split not in self.splits:
+            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+        path = self.source / self.splits[split]
+        if path.suffix == ".tsv":
+            table = read_table(path, _CODAH[1:-1], headerless=_CODAH)
+            columns = (None, "prompt", _CODAH[2:-1])
+        else:
+            table = read_table(path, ("sent1", "sent2", *_ENDINGS))
+            columns = ("sent2", "sent1", _ENDINGS)
+        start, context, endings = columns
+        labelled = "label" in table.columns
+        records = []
+        for number, (line, row) in enumerate(table.rows):
+            where = f"{path}:{line}"
+            label = None
+            if labelled:
+                if row["label"] not in map(str, range(CHOICES)):
+                    raise ValueError(f"{where}: label {row['label']!r} is not one of 0 to 3")
+                label = int(row["label"])
+            records.append(
+                Choice(
+                    row.get("fold-ind") or str(number),
+                    row[context],
+                    row[start] if start else "",
+                    tuple(row[name] for name in endings),
+                    label,
+                    where,
+                )
+            )
+        return Split(split, records, labelled, file_fingerprint(path))
+
+    def features(
+        self, split: Split, tokenizer: Any, max_length: int, training: bool
+    ) -> list[Features]:
+        """One feature dict a question, whose input_ids are a list of four rows."""
+        if training:
+            split.require_labels("training")
+        contexts = tokenizer.encode_batch([record.context for record in split.records])
+        # Joined by a blank before tokenisation, as "She" + "opens the door.".
+        texts = [f"{r.start} {ending}".strip() for r in split.records for ending in r.endings]
+        endings = tokenizer.encode_batch(texts)
+        features = []
+        for i, record in enumerate(split.records):
+            mine = endings[i * CHOICES : (i + 1) * CHOICES]
+            rows = [encode_segments(tokenizer, contexts[i], ids, max_length) for ids in mine]
+            feature: Features = {
+                name: [row[name] for row in rows] for name in ("input_ids", "token_type_ids")
+            }
+            feature["example"] = i
+            if split.labelled:
+                feature["labels"] = record.label
+            features.append(feature)
+        return features
+
+    def score(
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
+    ) -> metrics.Scores:
+        """Accuracy over the questions."""
+        split.require_labels("scoring")
+        gold = [record.label for record in split.records]
+        return metrics.classification_scores(gold, np.asarray(outputs).argmax(-1))
+
+    def write(
+        self,
+        split: Split,
+        features: Sequence[Features],
+        outputs: Sequence[np.ndarray],
+        directory: pathlib.Path,
+    ) -> list[pathlib.Path]:
+        """predictions_SPLIT.jsonl: id, chosen ending (0 to 3) and its text."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"predictions_{split.name}.jsonl"
+        with open(path, "w", encoding="utf-8") as file:
+            for record, logits in zip(split.records, outputs, strict=True):
+                best = int(np.argmax(logits))
+                row = {"id": record.id, "prediction": best, "text": record.endings[best]}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        return [path]
