@@ -1,0 +1,172 @@
+#!/usr/bin/env bash
+# bertjax on TPU node pools of GKE: writes a JobSet and hands it to kubectl. --help is the manual.
+set -euo pipefail
+
+usage() {
+  cat <<'EOM'
+Run bertjax on TPU slices of a GKE cluster, as a JobSet.
+
+  launch/gke.sh NAME --image=IMAGE --type=TYPE --topology=TOPOLOGY [--flag=value ...] -- FLAGS OF bertjax.main
+
+  launch/gke.sh bert --image=REGION-docker.pkg.dev/PROJECT/REPO/bertjax:tpu --type=v5e --topology=4x4 \
+      --spot -- --config=configs/base.py --config.data.corpus=gs://BUCKET/store --workdir=gs://BUCKET/run1
+  launch/gke.sh bert --image=... --type=v5p --topology=2x2x2 --slices=2 --dry_run -- --config=...
+  kubectl logs -f -l jobset.sigs.k8s.io/jobset-name=bert -c bertjax        follow
+  kubectl delete jobset bert                                               stop and remove
+
+The cluster needs a TPU node pool of this type and topology for each slice, and JobSet:
+  kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml
+
+  --image=IMAGE           built from launch/Dockerfile, target tpu
+  --type=TYPE             v4, v5e, v5p or v6e
+  --topology=TOPOLOGY     chips of one slice, as in the node pool: 4x4, 2x2x2
+  --slices=N              multislice (1)
+  --chips_per_host=N      4, unless the node pool's machines have 1 or 8 chips
+  --spot                  the node pool is of spot machines
+  --service_account=NAME  Kubernetes service account that may use the bucket
+  --namespace=NAME        (default)
+  --max_restarts=N        starts again after pre-emptions and failures (100); never after exit code 2
+  --dry_run               print the manifest instead of applying it
+EOM
+}
+
+fail() {
+  printf 'bertjax: %s\n' "$*" >&2
+  exit 2
+}
+
+NAME='' IMAGE='' TYPE='' TOPOLOGY='' SLICES=1 CHIPS_PER_HOST=4 SPOT=false SERVICE_ACCOUNT=default
+NAMESPACE=default MAX_RESTARTS=100 DRY_RUN=false
+while (($#)); do
+  case $1 in
+    --)
+      shift
+      break
+      ;;
+    -h | --help) usage && exit 0 ;;
+    --spot) SPOT=true ;;
+    --dry_run | --dry-run) DRY_RUN=true ;;
+    --image=?*) IMAGE=${1#*=} ;;
+    --type=?*) TYPE=${1#*=} ;;
+    --topology=?*) TOPOLOGY=${1#*=} ;;
+    --slices=?*) SLICES=${1#*=} ;;
+    --chips_per_host=?*) CHIPS_PER_HOST=${1#*=} ;;
+    --service_account=?*) SERVICE_ACCOUNT=${1#*=} ;;
+    --namespace=?*) NAMESPACE=${1#*=} ;;
+    --max_restarts=?*) MAX_RESTARTS=${1#*=} ;;
+    -*) fail "unknown flag $1, or without its value; --help lists them" ;;
+    *)
+      [[ -z $NAME ]] || fail "unexpected argument '$1': flags of bertjax.main go after --"
+      NAME=$1
+      ;;
+  esac
+  shift
+done
+
+[[ $NAME =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
+  fail "'$NAME' cannot name a job: lower-case letters, digits and hyphens, a letter first"
+[[ -n $IMAGE ]] || fail "no container: give --image=IMAGE, built from launch/Dockerfile"
+for number in "$SLICES" "$CHIPS_PER_HOST" "$MAX_RESTARTS"; do
+  [[ $number =~ ^[0-9]+$ ]] || fail "'$number' is not a whole number"
+done
+[[ " $* " == *" --workdir=gs://"* ]] ||
+  fail "give --workdir=gs://BUCKET/RUN after --: what a container writes to its own disk is lost with it"
+[[ $TOPOLOGY =~ ^[0-9]+x[0-9]+(x[0-9]+)?$ ]] || fail "--topology='$TOPOLOGY' is not like 4x4 or 2x2x2"
+
+case $TYPE in # https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+  v4) ACCELERATOR=tpu-v4-podslice ;;
+  v5e) ACCELERATOR=tpu-v5-lite-podslice ;;
+  v5p) ACCELERATOR=tpu-v5p-slice ;;
+  v6e) ACCELERATOR=tpu-v6e-slice ;;
+  *) fail "--type='$TYPE' is none of v4, v5e, v5p, v6e" ;;
+esac
+
+CHIPS=$((${TOPOLOGY//x/*}))
+((CHIPS_PER_HOST > 0 && CHIPS % CHIPS_PER_HOST == 0)) ||
+  fail "$TOPOLOGY has $CHIPS chips, which are not whole hosts of $CHIPS_PER_HOST: give --chips_per_host"
+HOSTS=$((CHIPS / CHIPS_PER_HOST))
+
+yaml_list() { # WORD...: a list of double-quoted strings
+  local word line=()
+  for word in "$@"; do
+    word=${word//\\/\\\\}
+    line+=("\"${word//\"/\\\"}\"")
+  done
+  local IFS=,
+  printf '[%s]\n' "${line[*]}"
+}
+
+spot_selector() {
+  if $SPOT; then
+    printf '\n                cloud.google.com/gke-spot: "true"'
+  fi
+}
+
+manifest() { # ARGUMENT...
+  cat <<EOM
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: $NAME
+  namespace: $NAMESPACE
+  annotations:
+    # One slice, one node pool: the hosts of a slice are wired to each other.
+    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
+spec:
+  failurePolicy:
+    # All hosts start again together; the run goes on from its newest checkpoint.
+    maxRestarts: $MAX_RESTARTS
+    rules:
+      - action: FailJobSet
+        onJobFailureReasons: [PodFailurePolicy]
+  replicatedJobs:
+    - name: slice
+      replicas: $SLICES
+      template:
+        spec:
+          parallelism: $HOSTS
+          completions: $HOSTS
+          completionMode: Indexed
+          backoffLimit: 0
+          podFailurePolicy:
+            rules:
+              # bertjax.main refused its settings: another start would end the same way.
+              - action: FailJob
+                onExitCodes: {containerName: bertjax, operator: In, values: [2]}
+          template:
+            spec:
+              restartPolicy: Never
+              serviceAccountName: $SERVICE_ACCOUNT
+              # Time to save after SIGTERM; a spot machine leaves about 25 seconds of it.
+              terminationGracePeriodSeconds: 300
+              nodeSelector:
+                cloud.google.com/gke-tpu-accelerator: $ACCELERATOR
+                cloud.google.com/gke-tpu-topology: $TOPOLOGY$(spot_selector)
+              tolerations:
+                - {key: google.com/tpu, operator: Exists, effect: NoSchedule}
+                - {key: cloud.google.com/gke-spot, operator: Exists, effect: NoSchedule}
+              securityContext:
+                runAsUser: 0 # the TPU's device files belong to root
+              containers:
+                - name: bertjax
+                  image: "$IMAGE"
+                  args: $(yaml_list "$@")
+                  ports:
+                    - {containerPort: 8471} # between the hosts of a slice
+                    - {containerPort: 8080} # between slices
+                  resources:
+                    requests: {google.com/tpu: $CHIPS_PER_HOST}
+                    limits: {google.com/tpu: $CHIPS_PER_HOST}
+                  volumeMounts:
+                    - {name: shared-memory, mountPath: /dev/shm}
+              volumes:
+                - name: shared-memory
+                  emptyDir: {medium: Memory}
+EOM
+}
+
+if $DRY_RUN; then
+  manifest "$@"
+else
+  manifest "$@" | kubectl apply -f -
+fi
