@@ -374,5 +374,5 @@ def _record_offsets(data: np.ndarray, path: str) -> np.ndarray:
         offsets.append(position + 12)
         position += length + 16
         if position > size:
-            raise ValueError(f"{path}: cut off in record {len(offsets) - 1}; copy or build it again")
+            raise ValueError(f"{path}: cut off in record {len(offsets) - 1}; copy it again")
     return np.array(offsets, np.int64)

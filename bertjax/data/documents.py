@@ -143,8 +143,9 @@ def _extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> Itera
         elif form == "prose" or path.endswith((".gz", ".zst")):
             yield Extent(path, form, 0, -1, size)
         else:
-            for start in range(0, max(size, 1), extent_bytes):
-                end = min(start + extent_bytes, size)
+            step = -(-size // max(round(size / extent_bytes), 1)) or 1
+            for start in range(0, max(size, 1), step):
+                end = min(start + step, size)
                 yield Extent(path, form, start, -1 if end == size else end, end - start)
 
 

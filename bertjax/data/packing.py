@@ -158,7 +158,7 @@ class PackedRows:
     def __init__(self, store: TokenStore, seq_length: int, seed: int, special: Special,
                  short_seq_prob: float = 0.1, nsp: bool = True, pairs_per_row: int | None = None):
         if pairs_per_row is None:
-            pairs_per_row = min(max(seq_length // 32, 4), 16)
+            pairs_per_row = self.default_pairs(seq_length)
         if pairs_per_row < 1:
             raise ValueError(f"pairs_per_row {pairs_per_row}: must be at least 1")
         self.seq_length, self.special, self.pairs_per_row = seq_length, special, pairs_per_row
@@ -166,6 +166,11 @@ class PackedRows:
         self.epochs = Epochs(lambda epoch: PackedEpoch(
             index_epoch(store, seq_length, seed, epoch, short_seq_prob, nsp), seq_length,
             pairs_per_row))
+
+    @staticmethod
+    def default_pairs(seq_length: int) -> int:
+        """K where none is set."""
+        return min(max(seq_length // 32, 4), 16)
 
     @property
     def rows_per_epoch(self) -> int:

@@ -1,0 +1,116 @@
+"""What a store's pairs look like: numbers over an epoch, and decoded rows for human eyes.
+
+In: a `TokenStore` and a sequence length. Out: a dict of statistics; lines of text in colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bertjax.data.batches import PretrainingBatches
+from bertjax.data.packing import PackedEpoch, PackedRows
+from bertjax.data.pairs import PairIndex
+from bertjax.data.store import TokenStore
+
+MOST_PAIRS = 2_000_000  # statistics of larger epochs are of an even sample
+RESET, BOLD, DIM, RED, GREEN, CYAN = (f"\x1b[{code}m" for code in (0, 1, 2, 31, 32, 36))
+
+
+def pair_statistics(
+    store: TokenStore, seq_length: int, seed: int = 0, short_seq_prob: float = 0.1,
+    nsp: bool = True,
+) -> dict[str, float]:
+    """Numbers over the first epoch at a sequence length.
+
+    Keys: pairs; random (share of random next); mean_length, mean_a, mean_b (tokens, without special
+    ones); full (share of pairs that fill the row); padded_fill and packed_fill (share of positions
+    that hold a token); coverage (share of the corpus's tokens that some pair of the epoch holds;
+    the rest was truncated, and other epochs cut elsewhere), left out where the epoch is sampled.
+    """
+    index = PairIndex(store, seq_length, seed, 0, short_seq_prob, nsp)
+    step = -(-len(index) // MOST_PAIRS)
+    pairs = index.describe(np.arange(0, len(index), step))
+    lengths = pairs[:, 1] + pairs[:, 3]
+    room = seq_length - (3 if nsp else 2)
+    packed = PackedEpoch(index, seq_length, PackedRows.default_pairs(seq_length))
+    statistics = {
+        "pairs": len(index), "random": index.random_share,
+        "mean_length": float(lengths.mean()), "mean_a": float(pairs[:, 1].mean()),
+        "mean_b": float(pairs[:, 3].mean()), "full": float((lengths == room).mean()),
+        "padded_fill": float((lengths + seq_length - room).mean() / seq_length),
+        "packed_fill": packed.fill, "packed_rows": len(packed),
+    }
+    if step == 1:
+        statistics["coverage"] = covered(pairs) / store.num_tokens
+    return statistics
+
+
+def covered(pairs: np.ndarray) -> int:
+    """Number of distinct tokens in pairs [n, 5] (fields of `pairs.Pair`)."""
+    starts = np.concatenate([pairs[:, 0], pairs[:, 2]])
+    ends = starts + np.concatenate([pairs[:, 1], pairs[:, 3]])
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    before = np.concatenate([[np.iinfo(np.int64).min], ends[:-1]])
+    return int(np.maximum(ends - np.maximum(starts, before), 0).sum())
+
+
+def decoded_examples(
+    store: TokenStore, tokenizer: Any, seq_length: int, count: int = 3, seed: int = 0,
+    max_predictions: int | None = None, packed: bool = False, colour: bool = True,
+    **options: Any,
+) -> Iterator[str]:
+    """Some rows as text, a line a pair: NSP label, segments A and B, masked tokens.
+
+    A masked token reads {what stands there -> what is to be predicted}.
+    """
+    batch = PretrainingBatches(
+        store, seq_length, count, seed, packed=packed, tokenizer=tokenizer, **options)[0]
+    masked, labels = _draw_masks(batch, tokenizer, seed,
+                                 max_predictions or max(round(seq_length * 0.15), 1))
+
+    def paint(text: str, *codes: str) -> str:
+        return "".join(codes) + text + RESET if colour else text
+
+    for row in range(count):
+        mask = batch["attention_mask"][row]
+        for slot in range(1, int(mask.max()) + 1):
+            random = bool(batch["nsp_labels"][row, slot - 1])
+            where = np.flatnonzero(mask == slot)
+            words = []
+            for position in where.tolist():
+                token = tokenizer.id_to_token(int(masked[row, position]))
+                in_b = batch["token_type_ids"][row, position] == 1
+                if labels[row, position] >= 0:
+                    label = tokenizer.id_to_token(int(labels[row, position]))
+                    words.append(paint("{" + f"{token}->{label}" + "}", BOLD, RED))
+                elif batch["input_ids"][row, position] in (tokenizer.cls_id, tokenizer.sep_id):
+                    words.append(paint(token, DIM))
+                else:
+                    words.append(paint(token, CYAN) if in_b else token)
+            label = paint("1 random ", BOLD, RED) if random else paint("0 is next", BOLD, GREEN)
+            if not batch["nsp_weights"][row, slot - 1]:
+                label = paint("no NSP   ", DIM)
+            yield (f"row {row} pair {slot}  {label}  {len(where)} tokens\n  " + " ".join(words))
+
+
+def _draw_masks(
+    batch: dict[str, np.ndarray], tokenizer: Any, seed: int, max_predictions: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(masked ids, original id where predicted and -1 elsewhere), both [B, T]."""
+    import jax
+
+    from bertjax.data.masking import MaskingSpec, mask_tokens, packed_predictions
+
+    packed = "position_ids" in batch
+    rows = (packed_predictions(batch["input_ids"].shape[1], batch["nsp_labels"].shape[1],
+                               MaskingSpec.rate) if packed else None)
+    spec = MaskingSpec.from_tokenizer(tokenizer, max_predictions, predictions_per_row=rows)
+    masked = mask_tokens(jax.random.key(seed), batch["input_ids"], batch["attention_mask"], spec)
+    labels = np.full(batch["input_ids"].shape, -1, np.int32)
+    row, slot = np.nonzero(np.asarray(masked.weights))
+    labels[row, np.asarray(masked.positions)[row, slot]] = np.asarray(masked.labels)[row, slot]
+    return np.asarray(masked.input_ids), labels

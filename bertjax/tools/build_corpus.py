@@ -1,0 +1,200 @@
+"""Text files -> a token store for pre-training; or a look into one.
+
+    python -m bertjax.tools.build_corpus --input='corpus/*.txt' --tokenizer=DIR --output=DIR
+    python -m bertjax.tools.build_corpus --inspect --output=DIR --seq_length=128
+
+The tokenizer is copied into the store; training reads it from there. Killed or out of disk: run
+the same command again. Several machines: give each --shard=i/n and the same output directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+from typing import Any
+
+from bertjax.data.build import BuildSettings, Progress, build_store, load
+from bertjax.data.documents import FORMATS, Reading
+from bertjax.data.store import SPLITS, TokenStore
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; defaults of settings are those of `BuildSettings` and `Reading`."""
+    parser = argparse.ArgumentParser(
+        "python -m bertjax.tools.build_corpus", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--input", action="append", metavar="PATTERN",
+        help="files; wildcards in quotes; commas or repetition for several; tfds:name/config:split")
+    add("--tokenizer", help="directory or file (python -m bertjax.tools.train_vocab makes one)")
+    add("--do_lower_case", choices=("true", "false"), help="only if the tokenizer does not say")
+    add("--output", required=True, help="directory of the store")
+    add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    add("--shard", metavar="i/n", help="make only every n-th shard from i on, i from 0")
+    add("--runner", default="local", choices=("local", "beam"),
+        help="beam: Apache Beam; its options follow after --")
+    add("--overwrite", action="store_true", help="throw away what the output directory holds")
+    add("--format", default="auto", choices=("auto", *FORMATS))
+    add("--field", default="text", help="of JSONL, Parquet and TFDS records (default text)")
+    add("--language", default="en", help="for splitting prose into sentences (ISO 639-1)")
+    add("--segment", choices=("true", "false"), help="split into sentences; default by format")
+    add("--errors", default="strict", choices=("strict", "replace"), help="for bytes not UTF-8")
+    add("--data_dir", help="where TFDS data sets are prepared")
+    for field in dataclasses.fields(BuildSettings):
+        if field.type == "bool":
+            add(f"--{field.name}", action="store_true")
+        else:
+            add(f"--{field.name}", type=float if field.type == "float" else int,
+                default=field.default, help=f"default {field.default}")
+    add("--inspect", action="store_true", help="print statistics and decoded examples of the store")
+    add("--seq_length", type=int, default=128, help="for --inspect")
+    add("--examples", type=int, default=4, help="rows that --inspect shows")
+    add("--packed", action="store_true", help="--inspect shows packed rows")
+    add("--split", default="train", choices=SPLITS, help="that --inspect shows")
+    add("--seed", type=int, default=0, help="for --inspect")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Build, inspect, or both."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    beam_options: list[str] = []
+    if "--" in arguments:
+        cut = arguments.index("--")
+        arguments, beam_options = arguments[:cut], arguments[cut + 1 :]
+    flags, left_over = parser().parse_known_args(arguments)
+    if left_over:
+        positional = [a for a in left_over if not a.startswith("-")]
+        raise SystemExit(
+            f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}\n" + (
+                "The shell has expanded a wildcard, so only its first file would be read. Quote "
+                "the wildcard: --input='corpus/*.txt'" if positional else
+                "No such option; see --help"))
+    if not flags.input and not flags.inspect:
+        raise SystemExit("nothing to do: give --input='PATTERN' to build, --inspect to look")
+    try:
+        if flags.input:
+            build(flags, beam_options)
+        if flags.inspect:
+            inspect(flags)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
+    if not flags.tokenizer:
+        raise SystemExit("--tokenizer is missing: a directory with vocab.txt; make one with "
+                         "python -m bertjax.tools.train_vocab")
+    reading = Reading(
+        format=flags.format, field=flags.field, language=flags.language, errors=flags.errors,
+        segment=None if flags.segment is None else flags.segment == "true",
+        data_dir=flags.data_dir)
+    settings = {f.name: getattr(flags, f.name) for f in dataclasses.fields(BuildSettings)}
+    tokenizer: Any = flags.tokenizer
+    if flags.do_lower_case:
+        from bertjax.tokenization import load_tokenizer
+
+        tokenizer = load_tokenizer(tokenizer, flags.do_lower_case == "true")
+    else:
+        tokenizer = load(tokenizer)
+    started = time.monotonic()
+    options = dict(reading=reading, overwrite=flags.overwrite, **settings)
+    if flags.runner == "beam":
+        from bertjax.data.beam import build_store_with_beam
+
+        manifest = build_store_with_beam(
+            flags.input, tokenizer, flags.output, pipeline_options=beam_options, on_plan=show_plan,
+            **options)
+    else:
+        manifest = build_store(
+            flags.input, tokenizer, flags.output, workers=flags.workers,
+            shard=parse_shard(flags.shard), progress=show_progress, on_plan=show_plan, **options)
+    print()
+    if manifest:
+        print(summary(manifest, flags.output, time.monotonic() - started))
+    else:
+        print(f"shards of {flags.shard} are whole; the store is finished when all are")
+
+
+def parse_shard(text: str | None) -> tuple[int, int] | None:
+    """'2/8' -> (2, 8)."""
+    if text is None:
+        return None
+    try:
+        index, count = map(int, text.split("/"))
+    except ValueError:
+        raise ValueError(f"--shard={text}: write i/n, for example 0/8 to 7/8") from None
+    return index, count
+
+
+def show_plan(files: list[str], size: int) -> None:
+    print(f"{len(files):,} file{'s' * (len(files) != 1)}, {size / 1e6:,.1f} MB:")
+    for name in files[:10]:
+        print(f"  {name}")
+    if len(files) > 10:
+        print(f"  ... {files[-1]}")
+
+
+def show_progress(state: Progress) -> None:
+    share = state.bytes_done / max(state.bytes, 1)
+    line = (f"shard {state.shards_done}/{state.shards}  {share:4.0%}  {state.tokens / 1e6:,.1f} M "
+            f"tokens  {state.tokens_per_second:,.0f} tokens/s  ETA {clock(state.eta_seconds)}")
+    if sys.stdout.isatty():
+        print(f"\r{line:<78}", end="", flush=True)
+    else:
+        print(line, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    if seconds == float("inf"):
+        return "?"
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+
+
+def summary(manifest: dict[str, Any], path: str, seconds: float) -> str:
+    """The table that stands at the end of a build."""
+    lines = [f"token store {path}  ({clock(seconds)})",
+             f"{'':10}{'documents':>14}{'sentences':>14}{'tokens':>16}"]
+    for split in SPLITS:
+        counts = manifest["splits"][split]
+        lines.append(f"{split:10}{counts['documents']:14,}{counts['sentences']:14,}"
+                     f"{counts['tokens']:16,}")
+    dropped = ", ".join(f"{n:,} {reason.replace('_', ' ')}"
+                        for reason, n in manifest["dropped"].items()) or "nothing"
+    lines += [
+        f"unknown tokens   {manifest['unknown_rate']:.3%}",
+        f"random pairs     {manifest['random_share']:.1%} at 128 (label 1; 0 = is next)",
+        f"dropped          {dropped}",
+        f"tokenizer        {manifest['tokenizer']['vocab_size']:,} entries, "
+        f"{manifest['tokenizer']['fingerprint'][:16]}",
+        f"content          {manifest['content_hash'][:16]}",
+    ]
+    return "\n".join(lines)
+
+
+def inspect(flags: argparse.Namespace) -> None:
+    from bertjax.data.inspection import decoded_examples, pair_statistics
+
+    store = TokenStore(flags.output, flags.split)
+    print(summary(store.manifest, flags.output, 0.0).replace("  (0:00:00)", ""))
+    numbers = pair_statistics(store, flags.seq_length, flags.seed)
+    print(f"\nfirst epoch of {flags.split!r} at length {flags.seq_length}")
+    for name, value in numbers.items():
+        share = name in ("random", "full", "padded_fill", "packed_fill", "coverage")
+        text = f"{value:.1%}" if share else f"{value:,.1f}".removesuffix(".0")
+        print(f"  {name:14}{text:>14}")
+    print("\n{what stands there->what is to be predicted}, segment B in another colour")
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for line in decoded_examples(
+            store, load(store.tokenizer_directory), flags.seq_length, flags.examples, flags.seed,
+            packed=flags.packed, colour=colour):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
