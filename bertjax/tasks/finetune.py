@@ -1,0 +1,392 @@
+"""Fine-tuning: one loop for every task, from a pre-trained model to scores and files.
+
+In: a Task, a tokenizer, the weights to start from, settings. Out: the weights that scored best on
+the development split, their scores, and a result as JSON. The loop is the trainer's; this module
+adds length buckets, evaluation with the task's own metric, early stopping and the choice of the
+best. `FineTuner` reads and featurises once and keeps its compiled steps: any number of runs with
+other learning rates, epochs and seeds share them (see sweep.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.tasks.metrics import Scores, is_better
+from bertjax.tasks.objective import (
+    TaskObjective,
+    balanced_class_weights,
+    class_counts,
+    model_for,
+)
+from bertjax.tasks.schedule import rate_at, set_schedule, with_schedule_in_state
+from bertjax.tasks.task import (
+    Features,
+    Split,
+    Task,
+    TrainingBatches,
+    choose_buckets,
+    evaluation_batches,
+    process_slice,
+    row_length,
+)
+from bertjax.training import sharding
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
+from bertjax.training.trainer import Phase, Trainer, TrainState
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuneSettings:
+    """Everything that does not change between the runs of a search. Defaults: BERT paper A.3."""
+
+    max_length: int = 128  # tokens of a row
+    buckets: int = 3  # padded lengths, each one compilation
+    eval_batch_size: int = 128  # rows; rounded up to the devices
+    evaluations_per_epoch: int = 1
+    early_stopping: int = 0  # evaluations without a new best after which a run ends; 0 = never
+    warmup: float = 0.1  # share of the steps (run_classifier.py)
+    schedule: str = "linear"  # see optimizer.learning_rate_schedule
+    weight_decay: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-6
+    bias_correction: bool = False  # the original has none
+    clip_norm: float = 1.0
+    accumulation: int = 1
+    layer_decay: float = 1.0  # factor on the rate for each layer further from the head
+    freeze: tuple[str, ...] = ()  # regexes over parameter paths that stay as they are
+    class_weights: tuple[float, ...] | str = ()  # one a class, or 'balanced'
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """What a search varies."""
+
+    learning_rate: float = 2e-5
+    batch_size: int = 32
+    epochs: int = 3
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The outcome of one run: the best parameters on the development split and how they scored."""
+
+    settings: RunSettings
+    params: Any
+    scores: Scores
+    value: float  # of the task's metric
+    best_step: int
+    steps: int  # trained, fewer than planned after early stopping
+    history: tuple[tuple[int, float], ...]  # (step, value) of every evaluation
+    seconds: float
+
+
+class EarlyStop(Exception):  # noqa: N818  not an error: it leaves Trainer.fit in good order
+    """Raised inside an evaluation when the patience is used up."""
+
+
+class FineTuner:
+    """A task, its data as features, and the compiled steps of one model on one mesh."""
+
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: Any,
+        config: BertConfig,
+        load_params: Callable[[Any, jax.Array], Any],
+        settings: FineTuneSettings = FineTuneSettings(),  # noqa: B008  frozen
+        execution: Execution = Execution(),  # noqa: B008  frozen
+        mesh: Mesh | None = None,
+        prng: str = "auto",
+    ):
+        """load_params(model, key) gives the starting parameters; key draws the new head.
+
+        Raises ValueError if rows could be longer than the model has positions.
+        """
+        if settings.max_length > config.max_position_embeddings:
+            raise ValueError(
+                f"max_length={settings.max_length} exceeds the {config.max_position_embeddings} "
+                "positions of the model; shorten it"
+            )
+        self.task, self.tokenizer, self.config, self.settings = task, tokenizer, config, settings
+        self.mesh = sharding.make_mesh() if mesh is None else mesh
+        self.model = model_for(task, config, execution)
+        self.load_params, self.prng = load_params, prng
+        self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
+        self._prepared: tuple[TaskObjective, Trainer] | None = None
+        self._predict: Any = None
+
+    # --- data
+
+    def data(self, split: str, training: bool = False) -> tuple[Split, list[Features]]:
+        """The split and its features, read once."""
+        if (split, training) not in self._splits:
+            records = self.task.read(split)
+            for note in records.notes:
+                log.info("%s %s: %s", self.task.name, split, note)
+            features = self.task.features(
+                records, self.tokenizer, self.settings.max_length, training
+            )
+            self._splits[split, training] = records, features
+        return self._splits[split, training]
+
+    def buckets(self, features: Sequence[Features]) -> tuple[int, ...]:
+        """Padded lengths for these rows, at most max_length."""
+        found = choose_buckets([row_length(row) for row in features], self.settings.buckets)
+        # A bucket is a multiple of 16 and may exceed a max_length that is not.
+        return tuple(sorted({min(length, self.settings.max_length) for length in found}))
+
+    # --- compiled parts
+
+    def _objective_and_trainer(self) -> tuple[TaskObjective, Trainer]:
+        if self._prepared is None:
+            s = self.settings
+            weights = s.class_weights
+            if weights and self.task.head not in ("classification", "tagging"):
+                raise ValueError(f"class_weights do not apply to the head {self.task.head!r}")
+            if weights == "balanced":
+                counts = class_counts(self.data("train", training=True)[1], self.task.head)
+                weights = balanced_class_weights(counts, len(self.task.labels))
+            if weights and len(weights) != len(self.task.labels):
+                raise ValueError(
+                    f"{len(weights)} class_weights for {len(self.task.labels)} labels "
+                    f"{list(self.task.labels)}"
+                )
+            rules = [(pattern, 0.0) for pattern in s.freeze]
+            if s.layer_decay != 1.0:
+                rules += layerwise_decay_rules(self.config.num_hidden_layers, s.layer_decay)
+            unit = make_optimizer(
+                1.0, b1=s.b1, b2=s.b2, eps=s.eps, weight_decay=s.weight_decay,
+                clip_norm=s.clip_norm, bias_correction=s.bias_correction,
+                learning_rate_rules=rules,
+            )  # fmt: skip
+            # Seeds travel with the batches, and schedules in the state: see TaskObjective.
+            trainer = Trainer(
+                with_schedule_in_state(unit, s.schedule), self.mesh, seed=0,
+                accumulation=s.accumulation, prng=self.prng,
+            )  # fmt: skip
+            self._prepared = TaskObjective(self.model, self.task.head, tuple(weights)), trainer
+        return self._prepared
+
+    def predict(self, params: Any, features: Sequence[Features]) -> list[np.ndarray]:
+        """Logits of every row in feature order, without padding; each row computed once."""
+        if not features:
+            return []
+        if self._predict is None:
+            objective = TaskObjective(self.model, self.task.head)
+            self._predict = jax.jit(
+                objective.outputs, out_shardings=NamedSharding(self.mesh, PartitionSpec())
+            )
+        shards = sharding.batch_shards(self.mesh)
+        batch_size = -(-self.settings.eval_batch_size // shards) * shards
+        index, count = sharding.batch_slice(self.mesh)
+        pending = []
+        buckets = self.buckets(features)
+        rows = [{k: row[k] for k in ("input_ids", "token_type_ids")} for row in features]
+        for members, batch in evaluation_batches(
+            rows, batch_size, buckets, self.tokenizer.pad_id
+        ):
+            batch = sharding.put_batch(process_slice(batch, index, count), self.mesh)
+            pending.append((members, self._predict(params, batch)))
+        outputs: list[Any] = [None] * len(features)
+        by_token = self.task.head in ("tagging", "spans")
+        for members, logits in pending:
+            for member, row in zip(members, np.asarray(logits), strict=False):
+                outputs[member] = row[: row_length(features[member])] if by_token else row
+        return outputs
+
+    def evaluate(self, params: Any, split: str = "dev") -> Scores:
+        """The task's scores of a split with labels."""
+        records, features = self.data(split)
+        records.require_labels("evaluation")
+        return self.task.score(records, features, self.predict(params, features))
+
+    # --- one run
+
+    def initial_state(self, run: RunSettings, steps: int) -> TrainState:
+        """Weights to start from, with a head drawn from the run's seed."""
+        objective, trainer = self._objective_and_trainer()
+        params = self.load_params(self.model, jax.random.key(run.seed, impl="threefry2x32"))
+        state = trainer.init(objective, params)
+        return set_schedule(state, run.learning_rate, int(self.settings.warmup * steps), steps)
+
+    def run(
+        self,
+        run: RunSettings,
+        logbook: Any = None,
+        checkpoints: Checkpoints | None = None,
+        log_every: int = 100,
+    ) -> Run:
+        """Trains once and returns the best parameters on 'dev'.
+
+        With `checkpoints` every evaluation is saved, and an interrupted run goes on.
+        """
+        started = time.monotonic()
+        sharding.check_batch(run.batch_size, self.mesh, self.settings.accumulation)
+        objective, trainer = self._objective_and_trainer()
+        _, features = self.data("train", training=True)
+        index, count = sharding.batch_slice(self.mesh)
+        buckets = self.buckets(features)
+        batches = TrainingBatches(
+            features, run.batch_size, run.seed, buckets, self.tokenizer.pad_id,
+            process_index=index, process_count=count,
+        )  # fmt: skip
+        steps = batches.steps_per_epoch * run.epochs
+        every = max(1, batches.steps_per_epoch // self.settings.evaluations_per_epoch)
+
+        state = self.initial_state(run, steps)
+        best = _Best(self.settings.early_stopping)
+        if checkpoints is not None and checkpoints.latest() is not None:
+            state = self._resume(checkpoints, trainer.abstract_state(objective), best)
+
+        def evaluate(state: TrainState) -> Mapping[str, float]:
+            scores = self.evaluate(state.params)
+            return best.see(int(state.step), scores, scores[self.task.metric], state.params)
+
+        def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:
+            rows = run.batch_size // count
+            for step in range(first_step, steps):
+                yield batches[step] | {"run": np.full(rows, run.seed, np.int32)}
+
+        tokens = run.batch_size * int(np.mean([row_length(row) for row in features]))
+        schedule = jax.device_get(state.opt_state["schedule"])
+        book = _WithLearningRate(logbook, self.settings.schedule, schedule)
+        if int(state.step) < steps:
+            try:
+                state = trainer.fit(
+                    state, [Phase(steps, objective, stream, tokens)],
+                    logbook=book, checkpoints=checkpoints, evaluate=evaluate,
+                    log_every=log_every, eval_every=every,
+                    checkpoint_every=every if checkpoints is not None else 0,
+                )  # fmt: skip
+            except EarlyStop as stop:
+                log.info("%s", stop)
+        if best.params is None:
+            raise ValueError("no evaluation gave a finite score; nothing can be chosen as best")
+        return Run(
+            run, best.params, best.scores, best.value, best.step, best.history[-1][0],
+            tuple(best.history), time.monotonic() - started,
+        )  # fmt: skip
+
+    def _resume(self, checkpoints: Checkpoints, target: TrainState, best: _Best) -> TrainState:
+        """The newest state; `best` relearns what was found before."""
+        metric = f"eval/{self.task.metric}"
+        for step in checkpoints.steps():
+            value = checkpoints.metrics(step).get(metric)
+            if value is None:
+                continue
+            best.history.append((step, value))
+        if (step := checkpoints.best()) is not None:
+            state, _ = checkpoints.restore(target, step)
+            scores = self.evaluate(state.params)
+            best.adopt(step, scores, scores[self.task.metric], state.params)
+        state, _ = checkpoints.restore(target)
+        return state
+
+
+class _Best:
+    """The best evaluation so far, with its own copy of the parameters."""
+
+    def __init__(self, patience: int):
+        self.patience, self.misses = patience, 0
+        self.params: Any = None
+        self.scores: Scores | None = None
+        self.value: float | None = None
+        self.step = 0
+        self.history: list[tuple[int, float]] = []
+
+    def adopt(self, step: int, scores: Scores, value: float, params: Any) -> None:
+        self.step, self.scores, self.value = step, scores, value
+        self.params = jax.tree.map(jnp.copy, params)  # the trainer donates its own
+
+    def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
+        """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
+        self.history.append((step, value))
+        if is_better(value, self.value):
+            self.adopt(step, scores, value, params)
+            self.misses = 0
+        else:
+            self.misses += 1
+            if self.patience and self.misses >= self.patience:
+                raise EarlyStop(f"no better score for {self.misses} evaluations, at step {step}")
+        return scores.values
+
+
+class _WithLearningRate:
+    """Passes on to a logbook (or to nothing), with the learning rate that the state holds."""
+
+    def __init__(self, logbook: Any, schedule: str, numbers: Mapping[str, Any]):
+        self._logbook, self._schedule, self._numbers = logbook, schedule, numbers
+
+    def train(self, step: int, last_step: int, metrics: Mapping[str, Any]) -> None:
+        if self._logbook is not None:
+            rate = float(rate_at(self._schedule, self._numbers, step - 1))
+            self._logbook.train(step, last_step, {**metrics, "learning_rate": rate})
+
+    def __getattr__(self, name: str) -> Any:
+        if self._logbook is None:
+            return lambda *args, **kwargs: None
+        return getattr(self._logbook, name)
+
+
+# --- results
+
+
+def result_json(
+    tuner: FineTuner, run: Run, checkpoint: str, splits: Sequence[str] = ("train", "dev")
+) -> dict[str, Any]:
+    """What must be known to believe and to repeat a number."""
+    return {
+        "task": tuner.task.name,
+        "metric": tuner.task.metric,
+        "value": run.value,
+        "scores": dict(run.scores.values),
+        "flags": list(run.scores.flags),
+        "details": _plain(run.scores.details),
+        "checkpoint": checkpoint,
+        "tokenizer": getattr(tuner.tokenizer, "fingerprint", ""),
+        "data": {s: tuner.data(s, training=s == "train")[0].fingerprint for s in splits},
+        "rows": {s: len(tuner.data(s, training=s == "train")[1]) for s in splits},
+        "notes": [n for s in splits for n in tuner.data(s, training=s == "train")[0].notes],
+        "dropped": getattr(tuner.task, "dropped", 0),
+        "labels": list(tuner.task.labels),
+        "run": dataclasses.asdict(run.settings),
+        "settings": dataclasses.asdict(tuner.settings),
+        "best_step": run.best_step,
+        "steps": run.steps,
+        "history": [list(point) for point in run.history],
+        "seconds": round(run.seconds, 3),
+        "devices": f"{tuner.mesh.devices.size} x {tuner.mesh.devices.flat[0].device_kind}",
+    }
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes JSON; NaN and infinities, which JSON lacks, are refused."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

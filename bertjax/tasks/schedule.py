@@ -1,0 +1,67 @@
+"""An optimizer whose learning-rate schedule is data, so that runs share one compiled step.
+
+The trainer compiles its optimizer into the step; a search over learning rates and epochs would
+compile anew for each. Here peak, warm-up and length live in the optimizer state as three scalars.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.training.optimizer import SCHEDULES, Optimizer
+
+
+def rate_at(name: str, schedule: Mapping[str, Any], step: Any) -> jax.Array:
+    """The rate that optimizer.learning_rate_schedule gives, for traced numbers."""
+    step = jnp.asarray(step, jnp.float32)
+    peak, warmup, total = schedule["peak"], schedule["warmup_steps"], schedule["total_steps"]
+    if name == "linear":
+        fraction = 1 - jnp.minimum(step, total) / total
+    elif name == "constant":
+        fraction = jnp.ones_like(step)
+    else:
+        fraction = 1 - jnp.clip((step - warmup) / jnp.maximum(total - warmup, 1), 0, 1)
+        if name == "cosine":
+            fraction = 0.5 * (1 - jnp.cos(jnp.pi * fraction))
+    rising = step / jnp.maximum(warmup, 1)
+    return peak * jnp.where(step < warmup, rising, fraction)
+
+
+def with_schedule_in_state(unit: Optimizer, name: str) -> Optimizer:
+    """`unit` (an optimizer of learning rate 1) scaled by the schedule in the state.
+
+    The state gains 'schedule': peak, warmup_steps and total_steps, all 0 until `set_schedule`.
+    `learning_rate`, which sees the step only, is not a number: take it from `rate_at`.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"unknown learning-rate schedule {name!r}; one of {', '.join(SCHEDULES)}")
+
+    def init(params: Any) -> dict[str, Any]:
+        names = ("peak", "warmup_steps", "total_steps")
+        return {**unit.init(params), "schedule": {n: jnp.zeros((), jnp.float32) for n in names}}
+
+    def update(gradients, state, params, *, step, updates=None):
+        moments = {key: value for key, value in state.items() if key != "schedule"}
+        changes, moments = unit.update(gradients, moments, params, step=step, updates=updates)
+        rate = rate_at(name, state["schedule"], step)
+        changes = jax.tree.map(lambda change: change * rate.astype(change.dtype), changes)
+        return changes, {**moments, "schedule": state["schedule"]}
+
+    def unknown_rate(step: Any) -> jax.Array:
+        return jnp.full_like(jnp.asarray(step, jnp.float32), jnp.nan)
+
+    return Optimizer(init, update, unknown_rate, unit.gradient_norm)
+
+
+def set_schedule(state: Any, peak: float, warmup_steps: int, total_steps: int) -> Any:
+    """The TrainState with the numbers of a run in its optimizer state, sharded as before."""
+    if not 0 <= warmup_steps <= total_steps:
+        raise ValueError(f"warmup_steps={warmup_steps} must lie between 0 and {total_steps}")
+    new = {"peak": peak, "warmup_steps": warmup_steps, "total_steps": total_steps}
+    old = state.opt_state["schedule"]
+    placed = {
+        name: jax.device_put(jnp.float32(value), old[name].sharding) for name, value in new.items()
+    }
+    return state.replace(opt_state={**state.opt_state, "schedule": placed})

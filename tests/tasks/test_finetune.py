@@ -1,0 +1,98 @@
+"""The fine-tuning loop on toy tasks and tiny models."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.model.heads import init_params
+from bertjax.model.presets import BertConfig
+from bertjax.tasks import finetune, schedule
+from bertjax.tasks.custom import TableTask
+from bertjax.tokenization import WordPieceTokenizer
+from bertjax.training import sharding
+from bertjax.training.optimizer import learning_rate_schedule
+
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
+CONFIG = BertConfig(
+    vocab_size=len(VOCAB), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+    intermediate_size=32, max_position_embeddings=64, initializer_range=0.2,
+    hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+
+
+def fresh(model, key):
+    return init_params(model, key)
+
+
+def write_table(folder, name, rows, seed):
+    """Filler words around 'good' or 'bad', which is the class."""
+    rng = np.random.default_rng(seed)
+    lines = ["text\tlabel"]
+    for _ in range(rows):
+        words = list(rng.choice(["film", "a", "the", "very"], rng.integers(1, 25)))
+        label = str(rng.choice(["good", "bad"]))
+        words.insert(rng.integers(0, len(words) + 1), label)
+        lines.append(" ".join(words) + "\t" + label)
+    (folder / name).write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def tuner(tmp_path):
+    write_table(tmp_path, "train.tsv", 192, 0)
+    write_table(tmp_path, "dev.tsv", 41, 1)
+    task = TableTask(tmp_path, {"train": "train.tsv", "dev": "dev.tsv"})
+    tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
+    settings = finetune.FineTuneSettings(max_length=32, buckets=2, eval_batch_size=16)
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    return finetune.FineTuner(task, tokenizer, CONFIG, fresh, settings, mesh=mesh)
+
+
+@pytest.mark.parametrize("name", ["linear", "linear_after_warmup", "cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
+    numbers = {"peak": 3e-5, "warmup_steps": warmup, "total_steps": 40}
+    expected = learning_rate_schedule(name, 3e-5, warmup, 40)
+    for step in range(42):
+        np.testing.assert_allclose(
+            schedule.rate_at(name, numbers, step), expected(step), rtol=1e-6, atol=1e-12
+        )
+
+
+@pytest.mark.slow
+def test_a_toy_task_is_learnt_and_runs_share_their_compiled_steps(tuner):
+    first = tuner.run(finetune.RunSettings(1e-2, 16, 6, seed=0))
+    assert first.value > 0.9
+    assert len(first.history) == 6 and first.best_step in dict(first.history)
+    _, trainer = tuner._objective_and_trainer()
+    (_, step), *others = trainer._compiled.values()
+    assert not others
+    compiled = step._cache_size()
+    assert compiled <= 2  # one a bucket
+    tuner.run(finetune.RunSettings(1e-3, 16, 1, seed=3))
+    assert step._cache_size() == compiled
+    assert tuner._predict._cache_size() <= 2
+    result = finetune.result_json(tuner, first, "none")
+    json.dumps(result, allow_nan=False)
+    assert result["rows"] == {"train": 192, "dev": 41} and len(result["data"]["dev"]) == 64
+
+
+@pytest.mark.slow
+def test_a_run_is_a_function_of_its_seed(tuner):
+    runs = [tuner.run(finetune.RunSettings(1e-3, 16, 1, seed)) for seed in (1, 1, 2)]
+    leaves = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(r.params)]) for r in runs]
+    np.testing.assert_array_equal(leaves[0], leaves[1])
+    assert np.abs(leaves[0] - leaves[2]).max() > 1e-4
+
+
+def test_predictions_do_not_depend_on_bucket_batch_or_devices(tuner):
+    params = fresh(tuner.model, jax.random.key(0))
+    _, features = tuner.data("dev")
+    outputs = tuner.predict(params, features)
+    assert len(outputs) == 41
+    for i in (0, 17, 40):
+        row = features[i]["input_ids"][None]
+        alone = tuner.model.apply({"params": params}, row, jnp.ones_like(row), jnp.zeros_like(row))
+        np.testing.assert_allclose(outputs[i], alone[0], atol=2e-6)
