@@ -1,0 +1,317 @@
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from bertjax.data import store as stores
+from bertjax.data.build import build_store
+from bertjax.data.store import TokenStore
+
+
+def files_of(path):
+    return {p.relative_to(path): p.read_bytes() for p in sorted(pathlib.Path(path).rglob("*"))
+            if p.is_file()}
+
+
+def all_documents(path):
+    return [doc for split in stores.SPLITS for doc in TokenStore(path, split).documents()]
+
+
+def test_every_token_comes_back_in_order(tmp_path, tokenizer, documents):
+    docs = documents(30)
+    manifest = build_store(None, tokenizer, tmp_path / "s", documents=docs, heldout_fraction=0,
+                           shard_bytes=5000)
+    store = TokenStore(tmp_path / "s")
+    assert len(manifest["shards"]) > 3
+    assert [[s.tolist() for s in d] for d in store.documents()] == [
+        [tokenizer.encode(s) for s in d] for d in docs]
+    assert store.num_tokens == sum(len(s.split()) for d in docs for s in d)
+    assert manifest["nsp_labels"] == {"0": "is next", "1": "random"}
+
+
+def test_output_is_byte_identical_for_any_number_of_workers(tmp_path, tokenizer, documents,
+                                                            text_file):
+    for i in range(3):
+        text_file(tmp_path / f"{i}.txt", documents(40, seed=i))
+    for workers in (1, 4):
+        build_store(f"{tmp_path}/*.txt", tokenizer, tmp_path / f"s{workers}", workers=workers,
+                    shard_bytes=20_000)
+    assert len(list((tmp_path / "s1/shards").glob("*.json"))) >= 4
+    assert files_of(tmp_path / "s1") == files_of(tmp_path / "s4")
+
+
+def test_machines_that_share_the_shards_give_the_same_bytes(tmp_path, tokenizer, documents,
+                                                            text_file):
+    text_file(tmp_path / "a.txt", documents(60))
+    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, shard_bytes=10_000)
+    build_store(**arguments, out_dir=tmp_path / "whole")
+    assert build_store(**arguments, out_dir=tmp_path / "s", shard=(1, 2)) == {}
+    assert not (tmp_path / "s/manifest.json").exists()
+    assert build_store(**arguments, out_dir=tmp_path / "s", shard=(0, 2))["documents"] == 60
+    assert files_of(tmp_path / "whole") == files_of(tmp_path / "s")
+
+
+_KILLED = """
+import sys, time
+sys.path.insert(0, {here!r})
+import conftest
+from bertjax.data import build
+tokenizer = conftest.WordTokenizer()
+class Slow(conftest.WordTokenizer):
+    def encode_batch(self, texts):
+        time.sleep(0.2)
+        return super().encode_batch(texts)
+if __name__ == "__main__":
+    build.build_store(sys.argv[1], Slow(), sys.argv[2], shard_bytes=10_000)
+"""
+
+
+def test_a_killed_build_goes_on_without_redoing_finished_shards(tmp_path, tokenizer, documents,
+                                                                text_file):
+    text_file(tmp_path / "a.txt", documents(80))
+    (tmp_path / "run.py").write_text(_KILLED.format(here=str(pathlib.Path(__file__).parent)))
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "run.py", tmp_path / "a.txt", tmp_path / "s"],
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    shards = tmp_path / "s/shards"
+    deadline = time.monotonic() + 60
+    while not list(shards.glob("00002.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()  # SIGKILL
+    process.wait()
+    finished = {p: p.stat().st_mtime_ns for p in shards.iterdir() if ".tmp" not in p.name}
+    assert len([p for p in finished if p.suffix == ".json"]) >= 3
+    with pytest.raises(ValueError, match="unfinished"):
+        TokenStore(tmp_path / "s")
+    build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", shard_bytes=10_000)
+    whole = {p for p in finished if p.with_suffix(".json") in finished}
+    assert all(p.stat().st_mtime_ns == finished[p] for p in whole)
+    build_store(tmp_path / "a.txt", tokenizer, tmp_path / "again", shard_bytes=10_000)
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "again")
+
+
+def test_a_shard_cut_short_is_made_again(tmp_path, tokenizer, documents, text_file):
+    text_file(tmp_path / "a.txt", documents(40))
+    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s",
+                     shard_bytes=10_000)
+    build_store(**arguments)
+    before = files_of(tmp_path / "s")
+    (tmp_path / "s/manifest.json").unlink()
+    tokens = tmp_path / "s/shards/00001.tokens"
+    tokens.write_bytes(tokens.read_bytes()[:-2])
+    build_store(**arguments)
+    assert files_of(tmp_path / "s") == before
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("change", ["setting", "corpus", "tokenizer"])
+def test_a_changed_build_is_refused_never_mixed(tmp_path, make_tokenizer, documents, text_file,
+                                                change, finished):
+    text_file(tmp_path / "a.txt", documents(20))
+    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=make_tokenizer(),
+                     out_dir=tmp_path / "s")
+    build_store(**arguments)
+    if not finished:
+        (tmp_path / "s/manifest.json").unlink()
+    if change == "setting":
+        arguments["heldout_fraction"] = 0.5
+    elif change == "tokenizer":
+        arguments["tokenizer"] = make_tokenizer(vocab_size=999)
+    else:
+        text_file(tmp_path / "a.txt", documents(21))
+    with pytest.raises(ValueError, match="other input or settings"):
+        build_store(**arguments)
+    build_store(**arguments, overwrite=True)
+    build_store(**(arguments | {"out_dir": tmp_path / "fresh"}))
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "fresh")
+
+
+def test_a_foreign_directory_is_not_touched(tmp_path, tokenizer):
+    (tmp_path / "mine.txt").write_text("x\n")
+    with pytest.raises(ValueError, match="not empty"):
+        build_store(tmp_path / "mine.txt", tokenizer, tmp_path, overwrite=True)
+    assert os.listdir(tmp_path) == ["mine.txt"]
+
+
+def test_a_full_disk_is_a_clear_error_and_can_be_gone_on_from(tmp_path, tokenizer, documents,
+                                                              text_file, monkeypatch):
+    text_file(tmp_path / "a.txt", documents(40))
+    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s",
+                     shard_bytes=10_000)
+    finish = stores.ShardWriter.finish
+
+    def full(self, counts):
+        if self.number == 2:
+            raise OSError(28, "No space left on device")
+        return finish(self, counts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stores.ShardWriter, "finish", full)
+        with pytest.raises(OSError, match="disk of .* is full.*run the same command again"):
+            build_store(**arguments)
+    assert not list((tmp_path / "s").rglob("*.tmp"))
+    assert build_store(**arguments)["documents"] == 40
+
+
+def test_documents_without_tokens_are_dropped_and_counted(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("a b\n\n\n\u200b\n\nc d\n", encoding="utf-8")
+    manifest = build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s")
+    assert manifest["documents"] == 2
+    assert manifest["dropped"] == {"empty_documents": 1, "empty_sentences": 1}
+
+
+def test_zero_examples_is_an_error(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("\n\n")
+    (tmp_path / "b.txt").write_text("")
+    with pytest.raises(ValueError, match="0 examples from 2 files"):
+        build_store(f"{tmp_path}/?.txt", tokenizer, tmp_path / "s")
+    assert not (tmp_path / "s/manifest.json").exists()
+    with pytest.raises(ValueError, match="0 examples from memory"):
+        build_store(None, tokenizer, tmp_path / "m", documents=[])
+
+
+def test_blank_line_after_every_sentence_stops_with_the_explanation(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"this is sentence {i}" for i in range(20)))
+    with pytest.raises(ValueError, match="100% of the next-sentence pairs.*blank line after every"):
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", heldout_fraction=0)
+    manifest = build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", heldout_fraction=0,
+                           max_random_share=1.0, overwrite=True)
+    assert manifest["random_share"] == manifest["one_sentence_share"] == 1.0
+
+
+def test_lines_that_are_whole_paragraphs_stop_too(tmp_path, tokenizer, documents, text_file):
+    text_file(tmp_path / "a.txt", documents(20, sentences=(2, 5), words=(200, 300)))
+    with pytest.raises(ValueError, match="fill a row of 128 tokens.*format=prose"):
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s")
+
+
+def test_a_high_unknown_rate_stops(tmp_path, make_tokenizer):
+    lower_case_only = make_tokenizer(words=["the", "cat", "sat"])
+    (tmp_path / "a.txt").write_text("THE CAT SAT\nTHE CAT\nSAT\n")
+    with pytest.raises(ValueError, match=r"100\.0% of 6 tokens are unknown.*do_lower_case"):
+        build_store(tmp_path / "a.txt", lower_case_only, tmp_path / "s")
+    (tmp_path / "a.txt").write_text("the cat sat\n" * 20 + "dog\n")
+    manifest = build_store(tmp_path / "a.txt", lower_case_only, tmp_path / "t")
+    assert manifest["unknown_rate"] == pytest.approx(1 / 61)
+
+
+def test_heldout_documents_are_chosen_by_their_text(tmp_path, tokenizer, make_tokenizer,
+                                                    documents):
+    docs = documents(400, sentences=(2, 4), words=(3, 6))
+
+    def heldout(name, docs, tokenizer):
+        build_store(None, tokenizer, tmp_path / name, documents=docs, heldout_fraction=0.2)
+        return [[len(s) for s in d] for d in TokenStore(tmp_path / name, "heldout").documents()]
+
+    first = heldout("a", docs, tokenizer)
+    assert sorted(first) == sorted(heldout("b", docs[::-1], make_tokenizer(vocab_size=70_000)))
+    # Binomial(400, 0.2): mean 80, standard deviation 8.
+    assert abs(len(first) - 80) < 4 * 8
+
+
+@pytest.mark.parametrize("fraction", [1e-9, 0.999999])
+def test_either_split_has_a_document_where_there_are_two(tmp_path, tokenizer, documents, fraction):
+    manifest = build_store(None, tokenizer, tmp_path / "s", documents=documents(2),
+                           heldout_fraction=fraction)
+    assert [manifest["splits"][s]["documents"] for s in stores.SPLITS] == [1, 1]
+
+
+def test_identical_documents_are_removed_on_request(tmp_path, tokenizer, documents):
+    docs = documents(10)
+    twice = docs + docs[:4]
+    manifest = build_store(None, tokenizer, tmp_path / "s", documents=twice, heldout_fraction=0,
+                           deduplicate=True, shard_bytes=3000)
+    assert manifest["dropped"] == {"duplicate_documents": 4}
+    build_store(None, tokenizer, tmp_path / "once", documents=docs, heldout_fraction=0)
+    for got, expected in zip(all_documents(tmp_path / "s"), all_documents(tmp_path / "once"),
+                             strict=True):
+        assert np.array_equal(np.concatenate(got), np.concatenate(expected))
+
+
+def test_max_tokens_stops_at_the_same_document_for_any_workers(tmp_path, tokenizer, documents,
+                                                               text_file):
+    text_file(tmp_path / "a.txt", documents(100))
+    for workers in (1, 3):
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / f"s{workers}", max_tokens=9000,
+                    shard_bytes=10_000, workers=workers, heldout_fraction=0)
+    manifests = [json.loads((tmp_path / f"s{w}/manifest.json").read_text()) for w in (1, 3)]
+    assert manifests[0] == manifests[1]
+    lengths = [sum(map(len, d)) for d in TokenStore(tmp_path / "s1").documents()]
+    assert sum(lengths[:-1]) < 9000 <= sum(lengths)
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path, make_tokenizer, documents):
+    for size, dtype in ((65_536, "uint16"), (65_537, "uint32")):
+        tokenizer = make_tokenizer(vocab_size=size)
+        docs = documents(3)
+        build_store(None, tokenizer, tmp_path / dtype, documents=docs, heldout_fraction=0)
+        assert TokenStore(tmp_path / dtype).document(0)[0].dtype == dtype
+        assert TokenStore(tmp_path / dtype).document(0)[0].tolist() == tokenizer.encode(docs[0][0])
+
+
+def test_a_finished_build_is_returned_as_it_is(tmp_path, tokenizer, documents, text_file):
+    text_file(tmp_path / "a.txt", documents(10))
+    seen = []
+    arguments = (tmp_path / "a.txt", tokenizer, tmp_path / "s")
+    first = build_store(*arguments, progress=seen.append)
+    assert seen[-1].shards_done == seen[-1].shards and seen[-1].eta_seconds == 0
+    before = (tmp_path / "s/manifest.json").stat().st_mtime_ns
+    assert build_store(*arguments) == json.loads(json.dumps(first))
+    assert (tmp_path / "s/manifest.json").stat().st_mtime_ns == before
+
+
+def test_in_memory_documents_never_replace_a_store_unasked(tmp_path, tokenizer, documents):
+    build_store(None, tokenizer, tmp_path / "s", documents=documents(5))
+    with pytest.raises(ValueError, match="holds a token store"):
+        build_store(None, tokenizer, tmp_path / "s", documents=documents(6))
+    with pytest.raises(ValueError, match="is a string"):
+        build_store(None, tokenizer, tmp_path / "t", documents=["not a list of sentences"])
+
+
+def test_a_store_copied_in_part_is_refused(tmp_path, tokenizer, documents):
+    build_store(None, tokenizer, tmp_path / "s", documents=documents(5))
+    path = tmp_path / "s/shards/00000.tokens"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(ValueError, match="damaged or was copied in part"):
+        TokenStore(tmp_path / "s")
+
+
+_MEMORY = """
+import resource, sys
+sys.path.insert(0, {here!r})
+import conftest
+from bertjax.data.build import build_store
+class Fast(conftest.WordTokenizer):
+    def encode_batch(self, texts):
+        return [[5 + len(w) for w in t.split()] for t in texts]
+if __name__ == "__main__":
+    build_store(sys.argv[1], Fast(), sys.argv[2], workers=int(sys.argv[3]), heldout_fraction=0)
+    print(max(resource.getrusage(w).ru_maxrss for w in
+              (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_peak_memory_does_not_grow_with_the_corpus(tmp_path, documents):
+    block = "\n\n".join("\n".join(d) for d in documents(300)) + "\n\n"
+    (tmp_path / "run.py").write_text(_MEMORY.format(here=str(pathlib.Path(__file__).parent)))
+    peaks = {}
+    for megabytes in (10, 200):
+        with open(tmp_path / f"{megabytes}.txt", "w") as file:
+            for _ in range(megabytes * 1_000_000 // len(block)):
+                file.write(block)
+        for workers in (1, 4):
+            out = subprocess.run(
+                [sys.executable, tmp_path / "run.py", tmp_path / f"{megabytes}.txt",
+                 tmp_path / f"s{megabytes}-{workers}", str(workers)],
+                env={**os.environ, "PYTHONPATH": ":".join(sys.path)}, check=True,
+                capture_output=True, text=True)
+            peaks[megabytes, workers] = int(out.stdout)
+    assert files_of(tmp_path / "s200-1") == files_of(tmp_path / "s200-4")
+    for workers in (1, 4):  # the largest process, MiB
+        assert peaks[200, workers] < peaks[10, workers] + 100 < 400, peaks

@@ -1,0 +1,164 @@
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+import zstandard
+
+from bertjax.data.documents import (
+    Extent,
+    Reading,
+    plan_extents,
+    read_documents,
+    read_extent,
+    resolve,
+)
+from bertjax.data.sentences import split_sentences
+
+
+def sentences(*args, **kwargs):
+    return [doc.sentences for doc in read_documents(*args, **kwargs)]
+
+
+def test_text_is_a_sentence_a_line_with_blank_lines_between_documents(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\n\na b.\r\nc d. e\n \n\nf\n")
+    assert sentences(tmp_path / "a.txt") == [["a b.", "c d. e"], ["f"]]
+
+
+def test_prose_is_one_document_a_file_and_blocks_one_a_paragraph_group(tmp_path):
+    (tmp_path / "a.txt").write_text("One. Two is here.\nThree.\n\nFour.\n")
+    assert sentences(tmp_path / "a.txt", "prose") == [["One.", "Two is here.", "Three.", "Four."]]
+    assert sentences(tmp_path / "a.txt", "blocks") == [["One.", "Two is here.", "Three."],
+                                                       ["Four."]]
+
+
+def test_wikiextractor_documents_lose_their_repeated_title(tmp_path):
+    (tmp_path / "wiki_00").write_text(
+        '<doc id="7" url="u" title="Autism">\nAutism\n\nIt is. It was.\n\nSigns.\n</doc>\n'
+        '<doc id="8" url="u" title="B">\nB\n\nB.\n</doc>\n')
+    docs = list(read_documents(tmp_path / "wiki_00"))
+    assert [d.id for d in docs] == ["7", "8"]
+    assert docs[0].sentences == ["It is.", "It was.", "Signs."] and docs[1].sentences == ["B."]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_jsonl_plain_and_compressed(tmp_path, suffix):
+    data = b"".join(json.dumps(r).encode() + b"\n" for r in [
+        {"body": "One. Two is here.\nThree."}, {"body": ["kept. whole", "b"], "id": 3}])
+    path = tmp_path / f"a.jsonl{suffix}"
+    compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
+    path.write_bytes(compress(data))
+    expected = [["One.", "Two is here.", "Three."], ["kept. whole", "b"]]
+    assert sentences(path, field="body", segment=None)[0] == expected[0]
+    assert sentences(path, field="body", segment=False)[1] == expected[1]
+
+
+def test_jsonl_errors_name_file_line_and_field(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"txt": "y"}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: no field 'text'.*txt"):
+        sentences(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text('{"text": "x"}\n\n{"text"\n')
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 3: not JSON"):
+        sentences(tmp_path / "b.jsonl")
+
+
+def test_parquet_row_groups_are_extents(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"text": [f"Number {i}. Again." for i in range(10)] + [None]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
+    assert sentences(tmp_path / "a.parquet")[9] == ["Number 9.", "Again."]
+    assert len(sentences(tmp_path / "a.parquet")) == 10
+    plan = plan_extents([str(tmp_path / "a.parquet")], Reading(), 1)
+    assert [(e.start, e.end) for group in plan for e in group] == [(0, 1), (1, 2), (2, 3)]
+    with pytest.raises(ValueError, match="no column 'body'.*text"):
+        sentences(tmp_path / "a.parquet", field="body")
+
+
+@pytest.mark.parametrize("form", ["text", "wikiextractor", "jsonl"])
+def test_any_cut_of_a_file_into_extents_gives_every_document_once(tmp_path, form, documents):
+    docs = documents(12, sentences=(1, 4), words=(1, 4))
+    if form == "text":
+        content = "\n\n\n".join("\n".join(d) for d in docs) + "\n"
+    elif form == "jsonl":
+        content = "".join(json.dumps({"text": d}) + "\n" for d in docs)
+    else:
+        content = "".join(f'<doc id="{i}" title="T">\nT\n' + "\n".join(d) + "\n</doc>\n"
+                          for i, d in enumerate(docs))
+    path = tmp_path / "file"
+    path.write_text(content)
+    reading = Reading(format=form, segment=False)
+    for step in (1, 7, 50, 333, len(content)):
+        cuts = [*range(0, len(content), step), len(content)]
+        read = [d.sentences for a, b in zip(cuts, cuts[1:], strict=False)
+                for d in read_extent(Extent(str(path), form, a, -1 if b == len(content) else b, 1),
+                                     reading)]
+        assert read == docs, step
+
+
+def test_bytes_that_are_not_utf8_name_file_line_and_byte(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"ok\ncaf\xe9\nok\n")
+    with pytest.raises(ValueError, match=r"latin\.txt, line 2: byte 0xe9 at offset 6 .*UTF-8"):
+        sentences(path)
+    counts = {}
+    assert sentences(path, errors="replace", counts=counts) == [["ok", "caf\ufffd", "ok"]]
+    assert counts == {"undecodable_lines": 1}
+
+
+def test_utf8_under_the_c_locale_and_without_its_byte_order_mark(tmp_path):
+    path = tmp_path / "bom.txt"
+    path.write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9\n")
+    code = ("import sys; from bertjax.data.documents import read_documents; "
+            "print(ascii([d.sentences for d in read_documents(sys.argv[1])]))")
+    out = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True,
+                         env={"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0",
+                              "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ":".join(sys.path)})
+    assert out.stdout.strip() == r"[['caf\xe9']]", out.stderr
+
+
+def test_a_pattern_without_a_match_is_an_error_and_files_come_once(tmp_path):
+    for name in ("b.txt", "a.txt"):
+        (tmp_path / name).write_text("x\n")
+    with pytest.raises(ValueError, match=r"no file matches .*none-\*"):
+        resolve(f"{tmp_path}/*.txt,{tmp_path}/none-*")
+    assert resolve([f"{tmp_path}/*.txt", f"{tmp_path}/a.txt"]) == [
+        f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
+
+
+def test_documents_beyond_the_longest_go_on_as_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertjax.data.documents.MAX_SENTENCES", 4)
+    (tmp_path / "a.txt").write_text("".join(f"s{i}\n" for i in range(10)))
+    counts = {}
+    read = sentences(tmp_path / "a.txt", counts=counts)
+    assert read == [["s0", "s1", "s2", "s3"], ["s4", "s5", "s6", "s7"], ["s8", "s9"]]
+    assert counts == {"long_documents_cut": 2}
+
+
+def test_tfds_that_needs_tensorflow_says_what_to_install(monkeypatch):
+    import tensorflow_datasets as tfds
+
+    def refuse(*args, **kwargs):
+        raise NotImplementedError("no random access")
+
+    monkeypatch.setattr(tfds, "data_source", refuse)
+    with pytest.raises(ValueError, match="pip install tensorflow-cpu"):
+        list(read_documents("tfds:wikipedia/20230601.en"))
+
+
+def test_tfds_records_are_documents(monkeypatch):
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr(tfds, "data_source", lambda name, **k: [
+        {"text": b"One. Two is here."}, {"text": "Three."}])
+    assert sentences("tfds:some/config:train") == [["One.", "Two is here."], ["Three."]]
+
+
+def test_sentences_of_several_languages():
+    assert split_sentences('Hello Dr. Smith. "What?" he said. 3 of them.') == [
+        "Hello Dr. Smith.", '"What?" he said.', "3 of them."]
+    assert split_sentences("Am 3. Mai z. B. kam er. Dann ging er.", "de") == [
+        "Am 3. Mai z. B. kam er.", "Dann ging er."]
+    assert split_sentences("他来了。她走了。", "zh") == ["他来了。", "她走了。"]
