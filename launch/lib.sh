@@ -223,7 +223,7 @@ transient Max retries exceeded|name resolution|unable to find the server|unreach
 quota quota
 capacity no more capacity|insufficient .*capacity|RESOURCE_EXHAUSTED|RESOURCE_POOL_EXHAUSTED|stockout|"?code"?:? 8\b
 exists already exists|ALREADY_EXISTS
-permission PERMISSION_DENIED|does not have .*permission|SERVICE_DISABLED|has not been used in project|not have an active account|login
+permission PERMISSION_DENIED|does not have .*permission|SERVICE_DISABLED|has not been used in project|have an active account|auth login
 missing NOT_FOUND|not found
 transient UNAVAILABLE|INTERNAL\b|internal error|DEADLINE_EXCEEDED|timed out|connection (reset|aborted)|\b50[0234]\b|ABORTED
 PATTERNS
