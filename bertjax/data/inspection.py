@@ -109,7 +109,8 @@ def _draw_masks(
     rows = (packed_predictions(batch["input_ids"].shape[1], batch["nsp_labels"].shape[1],
                                MaskingSpec.rate) if packed else None)
     spec = MaskingSpec.from_tokenizer(tokenizer, max_predictions, predictions_per_row=rows)
-    masked = mask_tokens(jax.random.key(seed), batch["input_ids"], batch["attention_mask"], spec)
+    draw = jax.jit(lambda ids, mask: mask_tokens(jax.random.key(seed), ids, mask, spec))
+    masked = draw(batch["input_ids"], batch["attention_mask"])
     labels = np.full(batch["input_ids"].shape, -1, np.int32)
     row, slot = np.nonzero(np.asarray(masked.weights))
     labels[row, np.asarray(masked.positions)[row, slot]] = np.asarray(masked.labels)[row, slot]

@@ -1,0 +1,164 @@
+import struct
+
+import numpy as np
+import pytest
+
+from bertjax.data.bert_tfrecord import (
+    TFRecordBatches,
+    examples_of_batch,
+    make_example,
+    masked_crc32c,
+    parse_example,
+    read_records,
+    write_records,
+)
+
+T, P = 16, 3
+
+
+def example(number, seq_length=T, predictions=P):
+    n = 5 + number % 9
+    pad = [0] * (seq_length - n)
+    return make_example({
+        "input_ids": [2, *range(1000 + number, 1000 + number + n - 2), 3, *pad],
+        "input_mask": [1] * n + pad, "segment_ids": [0] * (n - 2) + [1, 1] + pad,
+        "masked_lm_positions": [1, 2] + [0] * (predictions - 2),
+        "masked_lm_ids": [300 + number, 7] + [0] * (predictions - 2),
+        "masked_lm_weights": np.array([1, 1] + [0] * (predictions - 2), np.float32),
+        "next_sentence_labels": [number % 2]})
+
+
+def test_crc32c_of_published_vectors():
+    # RFC 3720, appendix B.4: 32 bytes of zeros, of ones, ascending.
+    for data, crc in ((bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43),
+                      (bytes(range(32)), 0x46DD794E)):
+        assert masked_crc32c(data) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    # "123456789" is the usual check value of the polynomial; its length is not a multiple of 8.
+    crc = 0xE3069283
+    assert masked_crc32c(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_example_bytes_against_protocol_buffers():
+    # Message types declared here, so that Google's own runtime is the oracle.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    F = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="e.proto", package="t", syntax="proto3")
+
+    def message(name, *fields, parent=file.message_type):
+        m = parent.add(name=name)
+        for number, field, kind, repeated, type_name in fields:
+            m.field.add(name=field, number=number, type=kind, type_name=type_name,
+                        label=F.LABEL_REPEATED if repeated else F.LABEL_OPTIONAL)
+        return m
+
+    message("FloatList", (1, "value", F.TYPE_FLOAT, True, None))
+    message("Int64List", (1, "value", F.TYPE_INT64, True, None))
+    message("Feature", (2, "float_list", F.TYPE_MESSAGE, False, ".t.FloatList"),
+            (3, "int64_list", F.TYPE_MESSAGE, False, ".t.Int64List"))
+    features = message("Features", (1, "feature", F.TYPE_MESSAGE, True, ".t.Features.Entry"))
+    entry = message("Entry", (1, "key", F.TYPE_STRING, False, None),
+                    (2, "value", F.TYPE_MESSAGE, False, ".t.Feature"),
+                    parent=features.nested_type)
+    entry.options.map_entry = True
+    message("Example", (1, "features", F.TYPE_MESSAGE, False, ".t.Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    Example = message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Example"))
+
+    ours = Example.FromString(make_example(
+        {"a": np.array([1, 300, -5, 2**40]), "w": np.array([0.5, 1.0], np.float32)}))
+    assert list(ours.features.feature["a"].int64_list.value) == [1, 300, -5, 2**40]
+    assert list(ours.features.feature["w"].float_list.value) == [0.5, 1.0]
+    theirs = Example()
+    theirs.features.feature["ids"].int64_list.value.extend([0, 127, 128, 30521, -1])
+    theirs.features.feature["f"].float_list.value.extend([1.5])
+    parsed = parse_example(theirs.SerializeToString())
+    assert parsed["ids"].tolist() == [0, 127, 128, 30521, -1] and parsed["f"].tolist() == [1.5]
+
+
+def test_unpacked_lists_are_read():
+    # proto2 writers may give each number a field of its own: tag 8, varint.
+    values = bytes([8, 5, 8, 0xAC, 2])
+    feature = bytes([0x1A, len(values)]) + values
+    entry = b"\x0a\x01a\x12" + bytes([len(feature)]) + feature
+    group = bytes([0x0A, len(entry)]) + entry
+    assert parse_example(bytes([0x0A, len(group)]) + group)["a"].tolist() == [5, 300]
+
+
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz"])
+def test_records_come_back(tmp_path, name):
+    records = [b"", b"x" * 1000, bytes(range(256))]
+    assert write_records(tmp_path / name, records) == 3
+    assert list(read_records(tmp_path / name)) == records
+    plain = struct.pack("<Q", 0)
+    assert (tmp_path / name).read_bytes()[:8] == plain or name.endswith("gz")
+
+
+def test_damage_is_found(tmp_path):
+    write_records(tmp_path / "a", [example(i) for i in range(4)])
+    data = (tmp_path / "a").read_bytes()
+    (tmp_path / "b").write_bytes(data[:-3])
+    with pytest.raises(ValueError, match="cut off in record 3"):
+        list(read_records(tmp_path / "b"))
+    with pytest.raises(ValueError, match="cut off in record 3"):
+        TFRecordBatches(tmp_path / "b", 2)
+    flipped = bytearray(data)
+    flipped[40] ^= 1
+    (tmp_path / "b").write_bytes(flipped)
+    with pytest.raises(ValueError, match="record 0 is damaged"):
+        list(read_records(tmp_path / "b"))
+    (tmp_path / "b").write_text("this is text, not a record file")
+    with pytest.raises(ValueError, match="is it a TFRecord file"):
+        TFRecordBatches(tmp_path / "b", 2)
+
+
+def test_batches_of_plain_and_gzip_files_have_each_example_once_an_epoch(tmp_path):
+    write_records(tmp_path / "0.tfrecord", map(example, range(20)))
+    write_records(tmp_path / "1.tfrecord.gz", map(example, range(20, 33)))
+    batches = TFRecordBatches(f"{tmp_path}/*", 11, seed=1, seq_length=T, max_predictions=P)
+    assert batches.examples_per_epoch == 33 and (batches.seq_length, batches.max_predictions) == (
+        T, P)
+    first = [batches[s] for s in range(3)]
+    assert sorted(np.concatenate([b["masked_lm_ids"][:, 0] for b in first])) == list(
+        range(300, 333))
+    shapes = {k: (v.shape, v.dtype.name) for k, v in first[0].items()}
+    assert shapes["masked_lm_weights"] == ((11, P), "float32")
+    assert shapes["input_ids"] == ((11, T), "int32") and shapes["nsp_labels"] == ((11, 1), "int32")
+    second = np.concatenate([batches[s]["masked_lm_ids"][:, 0] for s in range(3, 6)])
+    assert sorted(second) == list(range(300, 333))
+    assert list(second) != list(np.concatenate([b["masked_lm_ids"][:, 0] for b in first]))
+    thirds = [TFRecordBatches(f"{tmp_path}/*", 33, seed=1, process_index=i, process_count=3)[0]
+              for i in range(3)]
+    assert np.array_equal(np.concatenate([b["input_ids"] for b in thirds]),
+                          np.concatenate([b["input_ids"] for b in first]))
+
+
+def test_written_batches_read_back(tmp_path):
+    write_records(tmp_path / "a", map(example, range(8)))
+    batch = TFRecordBatches(tmp_path / "a", 8)[0]
+    write_records(tmp_path / "b", examples_of_batch(batch))
+    again = TFRecordBatches(tmp_path / "b", 8)[0]
+    assert sorted(map(bytes, batch["input_ids"])) == sorted(map(bytes, again["input_ids"]))
+    assert {len(r) for r in read_records(tmp_path / "a")} == {
+        len(r) for r in read_records(tmp_path / "b")}
+
+
+def test_other_lengths_than_the_files_are_refused_naming_both(tmp_path):
+    write_records(tmp_path / "a", [example(0, 128, 20)])
+    with pytest.raises(ValueError, match="max_seq_length=128, training is set to 512"):
+        TFRecordBatches(tmp_path / "a", 1, seq_length=512)
+    with pytest.raises(ValueError, match="max_predictions_per_seq=20, training is set to 76"):
+        TFRecordBatches(tmp_path / "a", 1, max_predictions=76)
+    write_records(tmp_path / "b", [example(0, 128, 20), example(1, 64, 20)])
+    with pytest.raises(ValueError, match="a record has 64 input_ids, the first record .* 128"):
+        TFRecordBatches(tmp_path / "b", 2)[0]
+
+
+def test_no_records_and_foreign_records_are_refused(tmp_path):
+    write_records(tmp_path / "a", [])
+    with pytest.raises(ValueError, match="0 examples from 1 files"):
+        TFRecordBatches(tmp_path / "a", 1)
+    write_records(tmp_path / "b", [make_example({"image": [1]})])
+    with pytest.raises(ValueError, match="no field input_ids.*image"):
+        TFRecordBatches(tmp_path / "b", 1)

@@ -1,0 +1,79 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bertjax.tools import build_corpus
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Three files, and a vocabulary of their words."""
+    words = ["the", "cat", "sat", "on", "mat", "."]
+    (tmp_path / "vocab").mkdir()
+    (tmp_path / "vocab/vocab.txt").write_text("\n".join(SPECIALS + words) + "\n")
+    (tmp_path / "vocab/tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    for i in range(3):
+        (tmp_path / f"part-{i}.txt").write_text(
+            "\n\n".join("the cat sat .\non the mat .\nthe mat sat ." for _ in range(4 + i)))
+    return tmp_path
+
+
+def arguments(corpus, *more):
+    return [f"--tokenizer={corpus}/vocab", f"--output={corpus}/store", "--workers=1", *more]
+
+
+def test_a_quoted_wildcard_reads_every_file_and_prints_them(corpus, capsys):
+    build_corpus.main(arguments(corpus, f"--input={corpus}/part-*.txt"))
+    out = capsys.readouterr().out
+    assert all(f"part-{i}.txt" in out for i in range(3)) and "3 files" in out
+    manifest = json.loads((corpus / "store/manifest.json").read_text())
+    assert manifest["documents"] == 4 + 5 + 6
+    assert "unknown tokens" in out and "random pairs" in out
+
+
+def test_a_wildcard_that_the_shell_expanded_is_refused(corpus):
+    with pytest.raises(SystemExit, match="Quote the wildcard"):
+        build_corpus.main(arguments(corpus, f"--input={corpus}/part-0.txt",
+                                    f"{corpus}/part-1.txt", f"{corpus}/part-2.txt"))
+    assert not (corpus / "store").exists()
+    with pytest.raises(SystemExit, match="No such option"):
+        build_corpus.main(arguments(corpus, "--input=x", "--wrokers=3"))
+
+
+def test_a_pattern_without_a_match_is_refused(corpus):
+    with pytest.raises(SystemExit, match="no file matches"):
+        build_corpus.main(arguments(corpus, f"--input={corpus}/none-*.txt"))
+
+
+def test_inspect_shows_statistics_and_decoded_pairs(corpus, capsys):
+    build_corpus.main(arguments(corpus, f"--input={corpus}/part-*.txt", "--inspect",
+                                "--seq_length=32", "--examples=3", "--packed"))
+    out = capsys.readouterr().out
+    assert "coverage" in out and "packed_fill" in out
+    assert "[CLS]" in out and "cat" in out and "->" in out
+    assert "0 is next" in out or "1 random" in out
+    assert "\x1b[" not in out  # colour is for terminals
+
+
+def test_nothing_to_do_and_bad_shards_are_refused(corpus):
+    with pytest.raises(SystemExit, match="nothing to do"):
+        build_corpus.main([f"--output={corpus}/store"])
+    with pytest.raises(SystemExit, match="tokenizer is missing"):
+        build_corpus.main([f"--output={corpus}/store", "--input=x"])
+    for bad in ("3", "2/2", "a/b"):
+        with pytest.raises(SystemExit, match="shard"):
+            build_corpus.main(arguments(corpus, f"--input={corpus}/*.txt", f"--shard={bad}"))
+
+
+def test_the_command_builds_with_two_processes(corpus):
+    out = subprocess.run(
+        [sys.executable, "-m", "bertjax.tools.build_corpus",
+         *arguments(corpus, f"--input={corpus}/part-*.txt", "--shard_bytes=100", "--workers=2")],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    assert out.returncode == 0, out.stderr
+    assert "15" in out.stdout and "ETA 0:00:00" in out.stdout
