@@ -46,8 +46,8 @@ class Logbook:
       write: prints a line; None = standard output.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], start_step: int = 0, *, tensorboard: bool = True,
-                 wandb: Mapping[str, Any] | None = None,
+    def __init__(self, directory: str | os.PathLike[str], start_step: int = 0, *,
+                 tensorboard: bool = True, wandb: Mapping[str, Any] | None = None,
                  write: Callable[[str], None] | None = None):
         self._active = jax.process_index() == 0
         if not self._active:

@@ -115,8 +115,9 @@ class Trainer:
     def init(self, objective: Objective, params: Any = None) -> TrainState:
         """A fresh state, sharded over the mesh; from `params` (arrays) where given."""
         if params is None:
-            return sharding.init_sharded(lambda key: self._state_of(objective.init(key)),
-                                         self.mesh, self._init_key())
+            initialise = self._jit("init", objective, lambda state_shardings: jax.jit(
+                lambda key: self._state_of(objective.init(key)), out_shardings=state_shardings))
+            return initialise(self._init_key())
         shardings = sharding.tree_shardings(params, self.mesh)
         params = jax.tree.map(lambda leaf, where: jax.make_array_from_callback(
             leaf.shape, where, lambda index, leaf=leaf: leaf[index]), params, shardings)

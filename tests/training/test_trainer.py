@@ -1,12 +1,14 @@
-"""The trainer with a two-layer regression: what must not depend on mesh, accumulation or accidents."""
+"""The trainer with a two-layer regression: what must not depend on mesh, batching or accidents."""
 
 import dataclasses
+import functools
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logbook import Logbook
@@ -60,7 +62,17 @@ def batches(start, rows=ROWS):
         start += 1
 
 
+@functools.cache  # so that tests share compiled steps
+def regression(dropout=0.0, noise=0.0):
+    return Regression(dropout, noise)
+
+
 def trainer_on(sizes=(8, 1, 1), steps=20, **options):
+    return cached_trainer(sizes, steps, **options)
+
+
+@functools.cache
+def cached_trainer(sizes, steps, **options):
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
     optimizer = make_optimizer(learning_rate_schedule("linear", 3e-2, 2, steps))
     return Trainer(optimizer, mesh, seed=7, **options)
@@ -88,7 +100,7 @@ class Memory:
 
 
 def losses(trainer, objective=None, steps=10, **options):
-    objective = objective or Regression()
+    objective = objective or regression()
     book = Memory()
     state = trainer.fit(trainer.init(objective), [Phase(steps, objective, batches)], logbook=book,
                         log_every=1, **options)
@@ -104,7 +116,7 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (4, 1, 2), (1, 2, 4)])
 def test_losses_do_not_depend_on_the_mesh_even_with_masks_and_dropout(sizes):
-    objective = Regression(dropout=0.2, noise=0.1)
+    objective = regression(dropout=0.2, noise=0.1)
     expected, one = losses(trainer_on((1, 1, 1)), objective)
     found, many = losses(trainer_on(sizes), objective)
     np.testing.assert_allclose(found, expected, rtol=2e-6)
@@ -114,14 +126,14 @@ def test_losses_do_not_depend_on_the_mesh_even_with_masks_and_dropout(sizes):
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (8, 1, 1), (2, 2, 2)])
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_accumulation_equals_the_large_batch(sizes, accumulation):
-    expected, one = losses(trainer_on((1, 1, 1)), Regression(noise=0.1))
-    found, many = losses(trainer_on(sizes, accumulation=accumulation), Regression(noise=0.1))
+    expected, one = losses(trainer_on((1, 1, 1)), regression(noise=0.1))
+    found, many = losses(trainer_on(sizes, accumulation=accumulation), regression(noise=0.1))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), many.params, one.params)
 
 
 def test_accumulation_with_dropout_does_not_depend_on_the_mesh():
-    objective = Regression(dropout=0.2)
+    objective = regression(dropout=0.2)
     expected, _ = losses(trainer_on((1, 1, 1), accumulation=4), objective)
     found, _ = losses(trainer_on((2, 2, 2), accumulation=4), objective)
     np.testing.assert_allclose(found, expected, rtol=2e-6)
@@ -129,14 +141,14 @@ def test_accumulation_with_dropout_does_not_depend_on_the_mesh():
 
 def test_micro_batches_are_cut_without_moving_rows_between_devices():
     trainer = trainer_on((8, 1, 1), accumulation=4)
-    step = trainer.train_step(Regression())
+    step = trainer.train_step(regression())
     batch = put_batch(batch_of(0), trainer.mesh)
-    text = step.lower(trainer.init(Regression()), batch).compile().as_text()
+    text = step.lower(trainer.init(regression()), batch).compile().as_text()
     assert not [op for op in ("all-to-all", "collective-permute", "all-gather") if op in text]
 
 
 def test_dropout_changes_with_step_and_micro_batch_but_not_with_the_run():
-    objective = Regression(dropout=0.5)
+    objective = regression(dropout=0.5)
     same = {"x": np.ones((ROWS, WIDTH), np.float32), "y": np.ones(ROWS, np.float32),
             "weight": np.ones(ROWS, np.float32)}
     trainer = Trainer(make_optimizer(0.0), make_mesh(), accumulation=1)
@@ -162,7 +174,7 @@ def test_dropout_changes_with_step_and_micro_batch_but_not_with_the_run():
 
 
 def run_with_checkpoints(directory, until, steps=20, sizes=(8, 1, 1)):
-    objective = Regression(dropout=0.2, noise=0.1)
+    objective = regression(dropout=0.2, noise=0.1)
     trainer = trainer_on(sizes, steps)
     checkpoints = Checkpoints(directory, keep_last=2)
     state = trainer.init(objective)
@@ -203,7 +215,7 @@ def test_a_finished_run_that_is_resumed_does_nothing(tmp_path):
 
 def test_saving_and_evaluating_between_donated_steps(tmp_path):
     # The state of step s must be on disk as it was, though step s + 1 reuses its memory.
-    trainer, objective = trainer_on(steps=6), Regression()
+    trainer, objective = trainer_on(), regression()
     states = {}
 
     def evaluate(state):
@@ -247,7 +259,7 @@ def poisoned(bad_steps):
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted():
-    trainer, objective = trainer_on(), Regression()
+    trainer, objective = trainer_on(), regression()
     step = trainer.train_step(objective)
     state = trainer.init(objective)
     source = poisoned({2})(0)
@@ -264,14 +276,14 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
 
 
 def test_too_many_bad_steps_in_a_row_stop_the_run_with_an_explanation():
-    trainer, objective = trainer_on(max_skipped_in_row=3), Regression()
+    trainer, objective = trainer_on(max_skipped_in_row=3), regression()
     with pytest.raises(NotFiniteError, match="3 steps in a row up to step 7 .* learning"):
         trainer.fit(trainer.init(objective), [Phase(20, objective, poisoned({1, *range(4, 20)}))],
                     logbook=Memory())
 
 
 def test_a_batch_without_any_target_changes_nothing_but_weight_decay():
-    trainer, objective = Trainer(make_optimizer(0.1, weight_decay=0), make_mesh()), Regression()
+    trainer, objective = Trainer(make_optimizer(0.1, weight_decay=0), make_mesh()), regression()
     state = trainer.init(objective)
     before = jax.device_get(state.params)
     batch = batch_of(0) | {"weight": np.zeros(ROWS, np.float32)}
@@ -284,18 +296,16 @@ def test_a_batch_without_any_target_changes_nothing_but_weight_decay():
 
 
 def test_the_logged_learning_rate_is_the_one_used():
-    _, state = losses(trainer_on(steps=10), steps=10)
-    book = Memory()
-    trainer = trainer_on(steps=10)
-    trainer.fit(trainer.init(Regression()), [Phase(10, Regression(), batches)], logbook=book,
+    book, trainer = Memory(), trainer_on(steps=20)
+    trainer.fit(trainer.init(regression()), [Phase(10, regression(), batches)], logbook=book,
                 log_every=1)
-    schedule = learning_rate_schedule("linear", 3e-2, 2, 10)
+    schedule = learning_rate_schedule("linear", 3e-2, 2, 20)
     for record in book.records:  # the update that made step s used schedule(s - 1)
         assert record["learning_rate"] == pytest.approx(float(schedule(record["step"] - 1)))
 
 
 def test_log_evaluation_and_last_step():
-    trainer, objective, book = trainer_on(), Regression(), Memory()
+    trainer, objective, book = trainer_on(), regression(), Memory()
     trainer.fit(trainer.init(objective), [Phase(7, objective, batches, 320, 1e6)], logbook=book,
                 log_every=3, eval_every=5, evaluate=lambda state: {"loss": 1.0, "squad/f1": 2.0})
     assert [record["step"] for record in book.records] == [1, 3, 6, 7]
@@ -320,7 +330,7 @@ def test_the_next_step_is_dispatched_before_metrics_are_fetched():
             events.append(f"batch {step}")
             yield batch
 
-    trainer, objective = trainer_on(), Regression()
+    trainer, objective = trainer_on(), regression()
     trainer.fit(trainer.init(objective), [Phase(4, objective, source)], logbook=Watched(),
                 log_every=1)
     assert events == ["batch 1", "batch 2", "log 1", "batch 3", "log 2", "batch 4", "log 3",
@@ -328,8 +338,8 @@ def test_the_next_step_is_dispatched_before_metrics_are_fetched():
 
 
 def test_phases_share_one_optimizer_state_and_schedule():
-    trainer, book = trainer_on(steps=8), Memory()
-    first, second = Regression(), Regression()
+    trainer, book = trainer_on(steps=20), Memory()
+    first, second = regression(), Regression()
     starts = []
 
     def longer(start):
@@ -339,13 +349,13 @@ def test_phases_share_one_optimizer_state_and_schedule():
     state = trainer.fit(trainer.init(first), [Phase(5, first, batches), Phase(8, second, longer)],
                         logbook=book, log_every=1)
     assert int(state.step) == 8 and starts == [5]
-    schedule = learning_rate_schedule("linear", 3e-2, 2, 8)
+    schedule = learning_rate_schedule("linear", 3e-2, 2, 20)
     assert [r["learning_rate"] for r in book.records] == pytest.approx(
         [float(schedule(step)) for step in range(8)])
 
 
 def test_data_that_ends_early_is_an_error():
-    trainer, objective = trainer_on(), Regression()
+    trainer, objective = trainer_on(), regression()
     with pytest.raises(ValueError, match="data ended after step 2"):
         trainer.fit(trainer.init(objective),
                     [Phase(5, objective, lambda start: iter([batch_of(0), batch_of(1)]))],
@@ -353,40 +363,38 @@ def test_data_that_ends_early_is_an_error():
 
 
 def test_evaluation_counts_each_row_once_and_is_deterministic():
-    trainer, objective = trainer_on(), Regression(dropout=0.5)
+    trainer, objective = trainer_on(), regression(dropout=0.5)
     params = trainer.init(objective).params
     rows = batch_of(3, 40)
     split = [{k: v[:32] for k, v in rows.items()},
              {k: np.concatenate([v[32:], np.zeros_like(v[:24])]) for k, v in rows.items()}]
     found = trainer.evaluate(objective, params, split)
     hidden = np.tanh(rows["x"] @ np.asarray(params["layer_0"]["intermediate"]["kernel"]))
-    expected = np.mean((hidden @ np.asarray(params["layer_0"]["output"]["kernel"]))[:, 0]
-                       - rows["y"]) if False else np.mean(
-        ((hidden @ np.asarray(params["layer_0"]["output"]["kernel"]))[:, 0] - rows["y"]) ** 2)
-    assert found["mse"] == pytest.approx(expected, rel=1e-5)
+    errors = (hidden @ np.asarray(params["layer_0"]["output"]["kernel"]))[:, 0] - rows["y"]
+    assert found["mse"] == pytest.approx(np.mean(errors**2), rel=1e-5)
     assert trainer.evaluate(objective, params, split) == found
 
 
 def test_evaluation_without_data_is_refused():
     trainer = trainer_on()
     with pytest.raises(ValueError, match="nothing to evaluate"):
-        trainer.evaluate(Regression(), trainer.init(Regression()).params, [])
+        trainer.evaluate(regression(), trainer.init(regression()).params, [])
 
 
 def test_given_parameters_start_a_fresh_run():
-    trainer, objective = trainer_on((2, 2, 2)), Regression()
+    trainer, objective = trainer_on((2, 2, 2)), regression()
     params = jax.device_get(trainer.init(objective).params)
     params = jax.tree.map(lambda x: x + 1, params)
     state = trainer.init(objective, params)
     assert int(state.step) == 0
     assert_same(state.params, params)
-    assert state.params["layer_0"]["intermediate"]["kernel"].sharding.spec == ("fsdp", "tensor")
+    assert state.params["layer_0"]["intermediate"]["kernel"].sharding.spec == P("fsdp", "tensor")
     trainer.train_step(objective)(state, put_batch(batch_of(0), trainer.mesh))
     assert_same(params, jax.tree.map(lambda x: x, params))
 
 
 def test_one_compilation_serves_all_steps_and_evaluations():
-    trainer, objective = trainer_on(), Regression()
+    trainer, objective = trainer_on(), Regression(noise=0.3)
     step = trainer.train_step(objective)
     state = trainer.init(objective)
     for index in range(3):
@@ -397,7 +405,7 @@ def test_one_compilation_serves_all_steps_and_evaluations():
 
 
 def test_records_of_a_real_logbook_are_the_documented_names(tmp_path):
-    trainer, objective = trainer_on(), Regression()
+    trainer, objective = trainer_on(), regression()
     with Logbook(tmp_path, write=lambda line: None) as book:
         trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book,
                     log_every=2)
@@ -407,7 +415,7 @@ def test_records_of_a_real_logbook_are_the_documented_names(tmp_path):
 
 
 def test_profile_is_written_on_request(tmp_path):
-    trainer, objective, book = trainer_on((1, 1, 1)), Regression(), Memory()
+    trainer, objective, book = trainer_on((1, 1, 1)), regression(), Memory()
     trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book,
                 profile_steps=(2, 3), profile_directory=str(tmp_path))
     assert list(tmp_path.rglob("*.xplane.pb"))
