@@ -235,6 +235,14 @@ class WordPieceTokenizer:
             known = self._inside
         return pieces
 
+    def count_use(self, words: Iterable[tuple[str, int]]) -> np.ndarray:
+        """int64 [V]: how often each piece is used in normalised words with these counts."""
+        used = [0] * len(self.vocab)
+        for word, count in words:
+            for token_id, _, _ in self._match(word):
+                used[token_id] += count
+        return np.array(used, dtype=np.int64)
+
     def _around_specials(self, text: str) -> Iterator[tuple[str, int | None]]:
         """Parts of `text` in order: (special token, None) or (text between, its start)."""
         done = 0

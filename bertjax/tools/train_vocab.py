@@ -1,0 +1,143 @@
+"""Trains a WordPiece vocabulary on text files, and says how well it fits.
+
+    python -m bertjax.tools.train_vocab --input='corpus/*.txt' --output=vocab --compare=DIR
+
+writes vocab.txt and tokenizer_config.json (casing included) to the output directory, and prints
+the unknown rate and the tokens a word on text that was not trained on, beside those of another
+vocabulary (--compare). The corpus is read once, in any size, in memory that does not grow with it.
+"""
+
+import argparse
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Iterator
+
+from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
+
+_KEPT_OUT_EVERY = 100  # without --heldout, every hundredth line is measured on, not trained on
+_MEASURED_LINES = 20_000
+
+
+def boolean(text: str) -> bool:
+    """'true' or 'false' in the usual spellings; anything else is refused."""
+    values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return values[text.lower()]
+
+
+def add_boolean(parser: argparse.ArgumentParser, name: str, default, help: str) -> None:
+    """Adds `--name`, `--name=true|false` and `--no-name` (and `--noname`, as absl spells it)."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default, help=help)
+    group.add_argument(f"--no-{name}", f"--no{name}", dest=name, action="store_false",
+                       default=default, help=argparse.SUPPRESS)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        "python -m bertjax.tools.train_vocab", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--input", action="append", required=True, metavar="PATTERN",
+        help="files; wildcards in quotes; commas or repetition for several")
+    add("--output", required=True, help="directory for vocab.txt and tokenizer_config.json")
+    add("--vocab_size", type=int, default=VOCAB_SIZE, help=f"entries (default {VOCAB_SIZE})")
+    add_boolean(parser, "do_lower_case", True, "an uncased vocabulary (default true)")
+    add_boolean(parser, "strip_accents", None, "drop combining marks (default: as do_lower_case)")
+    add_boolean(parser, "tokenize_chinese_chars", True, "isolate CJK ideographs (default true)")
+    add("--num_unused", type=int, help="[unusedN] rows (default vocab_size / 30, at most 994)")
+    add("--min_char_count", type=int, default=2, help="rarer characters get no entry (default 2)")
+    add("--max_chars", type=int, default=1000, help="characters with entries (default 1000)")
+    add("--max_words", type=int, default=2_000_000,
+        help="distinct words held in memory, about 250 bytes each (default 2000000)")
+    add("--heldout", action="append", metavar="PATTERN",
+        help="text to measure on (default: every 100th line of the input, not trained on)")
+    add("--compare", metavar="DIR_OR_VOCAB", help="a vocabulary to measure beside the new one")
+    add("--format", default="auto", help="auto, or a format of bertjax.tools.build_corpus")
+    add("--field", default="text", help="of JSONL, Parquet and TFDS records (default text)")
+    add("--errors", default="strict", choices=("strict", "replace"), help="for bytes not UTF-8")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, save, measure."""
+    flags, left_over = parser().parse_known_args(arguments)
+    if left_over:
+        positional = [a for a in left_over if not a.startswith("-")]
+        raise SystemExit(
+            f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}\n" + (
+                "The shell has expanded a wildcard, so only its first file would be read. Quote "
+                "the wildcard: --input='corpus/*.txt'" if positional else
+                "No such option; see --help"))
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        train(flags)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def train(flags: argparse.Namespace) -> None:
+    from bertjax.tokenization import load_tokenizer
+
+    # Before hours of counting: is there anything wrong with what is needed only afterwards?
+    other = load_tokenizer(flags.compare) if flags.compare else None
+    if flags.heldout:
+        measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES))
+    else:
+        measured = []
+    for name in ("vocab_size", "do_lower_case", "strip_accents", "tokenize_chinese_chars",
+                 "num_unused", "min_char_count", "max_chars", "max_words"):
+        print(f"{name} = {getattr(flags, name)}")
+    started = time.monotonic()
+    lines = read_lines(flags.input, flags)
+    tokenizer = train_wordpiece(
+        lines if flags.heldout else keep_out(lines, measured), flags.vocab_size,
+        flags.do_lower_case, flags.strip_accents, flags.tokenize_chinese_chars,
+        num_unused=flags.num_unused, min_char_count=flags.min_char_count,
+        max_chars=flags.max_chars, max_words=flags.max_words)
+    tokenizer.save(flags.output)
+    print(f"{tokenizer.vocab_size} entries in {flags.output}/vocab.txt, "
+          f"{time.monotonic() - started:.1f} s")
+    rows = [(flags.output, tokenizer)] + ([(flags.compare, other)] if other else [])
+    print(f"on {len(measured)} lines that were not trained on:")
+    for name, one in rows:
+        unknown, tokens_a_word = fit(one, measured)
+        print(f"  {name}: {one.vocab_size} entries, unknown rate {unknown:.4%}, "
+              f"{tokens_a_word:.4f} tokens a word")
+
+
+def fit(tokenizer, texts: list[str]) -> tuple[float, float]:
+    """(share of unknown tokens, tokens a white-space separated word); nan without text."""
+    tokens = unknown = words = 0
+    for text in texts:
+        ids = tokenizer.encode(text)
+        tokens += len(ids)
+        unknown += ids.count(tokenizer.unk_id)
+        words += len(text.split())
+    return (unknown / tokens, tokens / words) if tokens and words else (float("nan"), float("nan"))
+
+
+def read_lines(patterns: list[str], flags: argparse.Namespace) -> Iterator[str]:
+    """Lines or paragraphs of the files; sentence boundaries do not matter to a vocabulary."""
+    from bertjax.data.documents import read_documents
+
+    documents = read_documents(patterns, flags.format, segment=False, field=flags.field,
+                               errors=flags.errors)
+    return (line for document in documents for line in document.sentences)
+
+
+def keep_out(lines: Iterator[str], kept: list[str]) -> Iterator[str]:
+    """Yields `lines` but for every hundredth, which goes to `kept` (20,000 at most)."""
+    for number, line in enumerate(lines):
+        if number % _KEPT_OUT_EVERY == _KEPT_OUT_EVERY // 2 and len(kept) < _MEASURED_LINES:
+            kept.append(line)
+        else:
+            yield line
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
