@@ -63,21 +63,31 @@ start() { # ID -- CMD...
     fail "another command is running here: launch/tpu.sh stop ends it"
   fi
   mkdir -p "$RUN"
-  rm -f "$RUN/exit_code"
+  rm -f "$RUN/exit_code" "$RUN/pid"
   printf '%s\n' "$id" >"$RUN/id"
   printf '=== %s %s\n' "$(date -u +%FT%TZ)" "$*" >>"$RUN/log"
   enter
   # A session of its own: the job outlives this connection, and its number names the whole group.
   setsid nohup bash "$SELF" supervise "$@" >>"$RUN/log" 2>&1 </dev/null &
-  printf '%s\n' "$!" >"$RUN/pid"
+  # Only from its number on can the job be seen and stopped; a status in between would say "lost".
+  local tenths=100
+  until [[ -s $RUN/pid ]]; do
+    ((tenths-- > 0)) || fail "the job did not start; $RUN/log may say why"
+    sleep 0.1
+  done
 }
 
 supervise() { # CMD...: runs it and writes down how it ended
   trap : TERM INT # stop signals the whole group; this shell must outlive the job
+  write pid "$$"
   local code=0
   "$@" || code=$?
-  printf '%s\n' "$code" >"$RUN/exit_code.new"
-  mv "$RUN/exit_code.new" "$RUN/exit_code"
+  write exit_code "$code"
+}
+
+write() { # NAME VALUE: never seen half written
+  printf '%s\n' "$2" >"$RUN/$1.new"
+  mv "$RUN/$1.new" "$RUN/$1"
 }
 
 state() { # ID or "any"
@@ -103,7 +113,7 @@ stop() {
   while read_pid; do
     if ((tenths-- <= 0)); then
       kill -KILL -- "-$PID" 2>/dev/null || true
-      echo 137 >"$RUN/exit_code"
+      write exit_code 137
       fail "did not stop in ${BERTJAX_STOP_SECONDS:-300} seconds and was killed"
     fi
     sleep 0.1

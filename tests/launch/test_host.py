@@ -1,4 +1,4 @@
-"""launch/host.sh, run for real in a temporary home: installation, and the life of a detached job."""
+"""launch/host.sh, run for real in a temporary home: installation, and a detached job's life."""
 
 import os
 import pathlib
@@ -42,7 +42,7 @@ class Host:
             if self.state(run) == state:
                 return
             time.sleep(0.02)
-        raise AssertionError(f"{self.state(run)}, not {state}: {(self.root / 'run/log').read_text()}")
+        raise AssertionError(f"{self.state(run)}, not {state}: {self.log}")
 
     @property
     def log(self) -> str:
@@ -124,7 +124,8 @@ def test_another_run_is_refused_while_one_is_going(ready):
     ready("start", "1", "--", "sleep", "20")
     done = ready("start", "2", "--", "true")
     assert done.returncode == 1 and "launch/tpu.sh stop" in done.stderr
-    assert (ready.state("1"), ready.state("2"), ready.state("any")) == ("running", "other", "running")
+    states = [ready.state(run) for run in ("1", "2", "any")]
+    assert states == ["running", "other", "running"]
 
 
 def test_the_end_of_another_run_does_not_count(ready):

@@ -1,6 +1,7 @@
-"""launch/tpu.sh: the exact gcloud commands, what is tried again and what is not, what is refused."""
+"""launch/tpu.sh: the exact gcloud commands, what is tried again, and what is refused."""
 
 import shlex
+import shutil
 import tarfile
 
 import pytest
@@ -182,8 +183,6 @@ def test_copy_takes_the_work_tree_without_what_git_ignores(cloud, small_repo):
 
 
 def test_copy_works_without_git(cloud, small_repo):
-    import shutil
-
     shutil.rmtree(small_repo / ".git")
     cloud.repo = small_repo
     cloud.has_slice("READY")
@@ -201,7 +200,8 @@ def test_a_work_directory_on_the_hosts_own_disks_is_refused(cloud, workdir):
     assert "gs://BUCKET/RUN" in done.stderr
 
 
-@pytest.mark.parametrize("workdir", ["--workdir=gs://b/r", "--workdir gs://b/r", "--workdir=/nfs/r"])
+@pytest.mark.parametrize("workdir", [
+    "--workdir=gs://b/r", "--workdir gs://b/r", "--workdir=/nfs/r"])
 def test_a_shared_work_directory_is_accepted(cloud, workdir):
     cloud.has_slice("READY")
     done = cloud.run(f"tpu.sh run bert -- python -m bertjax.main --config=c.py {workdir}")
