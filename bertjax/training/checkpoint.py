@@ -6,7 +6,8 @@ In: a tree of arrays, the step, metrics. Out: DIR/<step>/ with `state/` (orbax) 
 1. A save goes to DIR/tmp.<step>; its manifest is written last, then one rename makes it DIR/<step>.
    So a step directory is complete or does not exist, and leftovers of a killed save are tmp.*.
 2. Saving a step that exists replaces it, after the new one is complete.
-3. Old checkpoints are deleted only after the new one is committed.
+3. Old checkpoints are deleted only after the new one is committed, and so are later ones, which
+   an earlier restore has abandoned.
 4. Restore takes the newest; if its files differ from its manifest it says so and takes the one
    before. If checkpoints existed and none is intact, that is an error, never a fresh start.
 
@@ -14,6 +15,7 @@ On object stores (gs://), where a rename is no single operation, the step direct
 place and the manifest, written last, is what commits it.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -24,7 +26,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 STATE = "state"
+_LOCKS: dict[str, IO[str]] = {}  # path -> open file that holds the lock until the process ends
 
 
 class CheckpointError(RuntimeError):
@@ -60,14 +63,15 @@ class Checkpoints:
       metric: name in the metrics given to `save`.
       mode: 'min' or 'max', which value of the metric is better.
       timeout_s: longest time of one save, after which it counts as failed.
+      read_only: for readers of a run that may still be training: nothing is touched.
 
     Raises:
-      CheckpointError: the directory cannot be written.
+      CheckpointError: the directory cannot be written, or another process is training in it.
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep_last: int = 3,
                  keep_best: int = 0, metric: str = "eval/loss", mode: str = "min",
-                 timeout_s: int = 1200):
+                 timeout_s: int = 1200, read_only: bool = False):
         if keep_last < 1 or keep_best < 0:
             raise ValueError(f"keep_last={keep_last} must be at least 1, keep_best={keep_best} at "
                              "least 0")
@@ -83,8 +87,12 @@ class Checkpoints:
         self._saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=timeout_s)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self._read_only = read_only
+        if read_only:
+            return
         if self._primary:
             self._try_writing()
+            self._lock()
             self._recover()
         _barrier("checkpoints_ready")
 
@@ -99,6 +107,8 @@ class Checkpoints:
           state: tree of arrays.
           metrics: numbers kept with the checkpoint, for `keep_best`.
         """
+        if self._read_only:
+            raise CheckpointError(f"{self.directory} was opened read_only")
         self.wait()
         target = self._writing(step)
         if self._primary:
@@ -150,7 +160,7 @@ class Checkpoints:
                 written.rename(final)
                 if aside.exists():
                     aside.rmtree()
-            self._retain()
+            self._retain(step)
         except Exception as error:
             if self._primary and not self._in_place:
                 _remove_quietly(written)  # a full disk gets its room back
@@ -166,14 +176,18 @@ class Checkpoints:
                 "cannot replace it in one operation; save to another directory")
         (self.directory / str(step)).rmtree()
 
-    def _retain(self) -> None:
-        """Deletes all but the newest `keep_last` and the best `keep_best`."""
-        steps = self.steps()
+    def _retain(self, newest: int) -> None:
+        """Deletes all but the newest `keep_last` and the best `keep_best`.
+
+        History is linear: steps beyond the one just saved are corrupt, or were abandoned when an
+        earlier one was restored, and a resume must not land on them.
+        """
+        steps = [step for step in self.steps() if step <= newest]
         keep = set(steps[-self.keep_last:])
         if self.keep_best:
-            keep |= {step for step, _ in self.ranked()[: self.keep_best]}
-        _write_text(self._ledger, json.dumps({"newest": steps[-1], "kept": sorted(keep)}))
-        for step in steps:
+            keep |= set([step for step, _ in self.ranked() if step <= newest][: self.keep_best])
+        _write_text(self._ledger, json.dumps({"newest": newest, "kept": sorted(keep)}))
+        for step in self.steps():
             if step not in keep:
                 doomed = self.directory / str(step)
                 if not self._in_place:  # so that a kill meanwhile leaves no half directory behind
@@ -350,6 +364,26 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(f"cannot write checkpoints to {self.directory}: {error}. Choose "
                                   "another directory.") from error
+
+    def _lock(self) -> None:
+        """Refuses a second process that trains here (a job requeued while the first still runs)."""
+        path = str(self._ledger.parent / f"{self.directory.name}.lock")
+        if self._in_place or path in _LOCKS:
+            return
+        # A POSIX lock: the kernel drops it however the process ends, and data workers forked from
+        # this process do not inherit it. Closing the file would drop it, so it stays open.
+        file = open(path, "a")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.close()
+            raise CheckpointError(f"another process is training in {self.directory.parent} and "
+                                  f"holds {path}; wait for it, stop it, or choose another "
+                                  "directory") from error
+        except OSError as error:
+            log.warning("%s does not support locks (%s): nothing keeps a second process from "
+                        "training here", path, error)
+        _LOCKS[path] = file
 
     def _recover(self) -> None:
         """Clears up after a kill: an unfinished replacement is undone, leftovers are deleted."""
