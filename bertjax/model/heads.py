@@ -192,6 +192,27 @@ class BertForPreTraining(BertNetwork):
         return mlm_logits(mlm, self.config, words, seen), dense_float32(nsp, pooled)
 
 
+class BertForMaskedLM(BertNetwork):
+    """Masked language model alone: no pooler, as checkpoints trained without NSP have none."""
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        masked_positions: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Float32 logits [B, P, V] at masked_positions [B, P]; None means all T positions."""
+        encoder = self._encoder()
+        hidden = encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
+        words = encoder.get_variable("params", "embeddings")["word_embeddings"]
+        seen = hidden if masked_positions is None else gather_positions(hidden, masked_positions)
+        return mlm_logits(MlmHeadParams(self.config, name="mlm")(), self.config, words, seen)
+
+
 class BertForSequenceClassification(BertNetwork):
     """Classification or regression (num_labels = 1) of a sentence or a pair of sentences."""
 

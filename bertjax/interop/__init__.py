@@ -1,0 +1,21 @@
+"""Any BERT in, any BERT out: Hugging Face, Google's TF1 checkpoints, StableHLO."""
+
+from bertjax.interop.loading import (
+    TASKS,
+    LoadedModel,
+    check_pretrained,
+    load_model,
+    load_pretrained_params,
+    open_source,
+)
+from bertjax.interop.names import LoadError
+
+__all__ = [
+    "TASKS",
+    "LoadError",
+    "LoadedModel",
+    "check_pretrained",
+    "load_model",
+    "load_pretrained_params",
+    "open_source",
+]

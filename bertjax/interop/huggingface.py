@@ -1,0 +1,297 @@
+"""Hugging Face's model directories, read without torch and written so that transformers loads them.
+
+    config.json  model.safetensors (or shards with an index, or pytorch_model.bin)
+    vocab.txt  tokenizer_config.json  README.md
+
+Reading gives (BertConfig, the whole config.json, state dict of numpy arrays under today's names);
+`names.match` then fits the state dict to a model. Writing is atomic: a directory appears complete
+or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from bertjax.interop.names import LoadError, flatten, hugging_face_place
+from bertjax.interop.torch_pickle import read_torch_pickle
+from bertjax.model.presets import BertConfig
+
+_SAFETENSORS_TYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+# Buffers that old versions of transformers stored beside the weights; they hold 0, 1, 2, ...
+_BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_BARE = ("embeddings.", "encoder.", "pooler.")  # a BertModel saved alone has no "bert." in front
+
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                "pytorch_model.bin.index.json")
+
+
+def is_hugging_face(directory: str | Path) -> bool:
+    """Whether a directory holds weights in this layout."""
+    return any((Path(directory) / name).is_file() for name in WEIGHT_FILES)
+
+
+def read_config(directory: str | Path) -> tuple[BertConfig, dict[str, Any]]:
+    """(BertConfig, everything in config.json).
+
+    Raises:
+      LoadError: no config.json, not JSON, or another architecture than BERT's.
+    """
+    path = Path(directory) / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return BertConfig.from_dict(values), values
+    except FileNotFoundError:
+        raise LoadError(f"{directory} has no config.json") from None
+    except (json.JSONDecodeError, ValueError, TypeError) as error:
+        raise LoadError(f"{path}: {error}") from error
+
+
+def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
+    """Name -> array of one file, bfloat16 included (as ml_dtypes.bfloat16).
+
+    Raises:
+      LoadError: truncated or malformed.
+    """
+    try:
+        entries = safetensors.deserialize(Path(path).read_bytes())
+    except safetensors.SafetensorError as error:
+        raise LoadError(f"{path} is not a readable safetensors file: {error}") from error
+    arrays = {}
+    for name, entry in entries:
+        if entry["dtype"] not in _SAFETENSORS_TYPES:
+            raise LoadError(f"{path}: {name} has type {entry['dtype']}, which is not supported")
+        data = np.frombuffer(entry["data"], _SAFETENSORS_TYPES[entry["dtype"]])
+        arrays[name] = data.reshape(entry["shape"])
+    return arrays
+
+
+def read_state_dict(directory: str | Path) -> dict[str, np.ndarray]:
+    """All weights of a directory under today's names; buffers and the tied decoder are left out.
+
+    Raises:
+      LoadError: no weights, a missing or broken shard, or an untied decoder, which BERT has not.
+    """
+    directory = Path(directory)
+    for name in WEIGHT_FILES:
+        path = directory / name
+        if not path.is_file():
+            continue
+        if name.endswith(".index.json"):
+            return normalise_names(_read_shards(path), str(path))
+        read = read_torch_pickle if name.endswith(".bin") else read_safetensors
+        return normalise_names(read(path), str(path))
+    raise LoadError(f"{directory} has none of {', '.join(WEIGHT_FILES)}")
+
+
+def _read_shards(index: Path) -> dict[str, np.ndarray]:
+    placement = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    arrays: dict[str, np.ndarray] = {}
+    for shard in sorted(set(placement.values())):
+        path = index.parent / shard
+        if path.name != shard or not path.is_file():
+            raise LoadError(f"{index} names the shard {shard!r}, which is not beside it")
+        read = read_torch_pickle if shard.endswith(".bin") else read_safetensors
+        arrays.update(read(path))
+    lost = sorted(set(placement) - set(arrays))
+    if lost:
+        raise LoadError(f"{index} promises {len(lost)} tensors that no shard holds: {lost[:5]}")
+    return arrays
+
+
+def normalise_names(state: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
+    """Old names (gamma, beta, no "bert.") become today's; buffers and tied copies are dropped.
+
+    Raises:
+      LoadError: the MLM decoder is not the word embedding table.
+    """
+    named: dict[str, np.ndarray] = {}
+    for name, array in state.items():
+        if name.startswith(_BARE):
+            name = "bert." + name
+        if name.endswith("LayerNorm.gamma"):
+            name = name.removesuffix("gamma") + "weight"
+        elif name.endswith("LayerNorm.beta"):
+            name = name.removesuffix("beta") + "bias"
+        if name in named:
+            raise LoadError(f"{source} has two entries for {name}")
+        if name not in _BUFFERS:
+            named[name] = array
+
+    copies = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    for copy, original in copies.items():
+        array = named.pop(copy, None)
+        if array is None:
+            continue
+        if original not in named:
+            named[original] = array
+        elif not np.array_equal(array, named[original]):
+            raise LoadError(
+                f"{source}: {copy} {array.shape} differs from {original} "
+                f"{named[original].shape}; BERT's decoder is tied to its embeddings"
+            )
+    return named
+
+
+# --------------------------------------------------------------------------------------- writing
+
+
+def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Hugging Face's names and orientation for a parameter tree, float32 contiguous arrays.
+
+    Raises:
+      ValueError: a parameter is NaN or infinite: such a model is not worth keeping.
+    """
+    state: dict[str, np.ndarray] = {}
+    broken = []
+    for path, value in flatten(params).items():
+        name, transposed = hugging_face_place(path)
+        array = np.asarray(value, np.float32)
+        if not np.isfinite(array).all():
+            broken.append(f"{path}: {np.count_nonzero(~np.isfinite(array))} of {array.size}")
+        state[name] = np.ascontiguousarray(array.T if transposed else array)
+    if broken:
+        raise ValueError(
+            "the parameters hold NaN or infinite values and were not written:\n  "
+            + "\n  ".join(broken[:20])
+        )
+    return state
+
+
+@contextlib.contextmanager
+def atomic_directory(target: str | Path, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary directory beside `target` that becomes it when the block ends without an error.
+
+    Raises:
+      FileExistsError: `target` exists, is not empty, and `overwrite` is False.
+    """
+    target = Path(target).absolute()
+    occupied = target.exists() and any(target.iterdir())
+    if occupied and not overwrite:
+        raise FileExistsError(f"{target} exists and is not empty; choose another, or overwrite it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+            os.replace(target, old / "it")
+            os.replace(temporary, target)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
+
+
+def write_directory(
+    target: str | Path,
+    config: BertConfig,
+    params: Mapping[str, Any],
+    architecture: str,
+    tokenizer: Any = None,
+    labels: Mapping[int, str] | None = None,
+    card: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a model as Hugging Face does; transformers gives the same logits from it.
+
+    Args:
+      params: parameter tree of the model named by `architecture` (a class name of heads.py, which
+        are transformers' own).
+      tokenizer: of bertjax.tokenization; its files are written beside the weights.
+      labels: class number -> name, for classifiers.
+      card: text of README.md; see `model_card`.
+      settings: more entries of config.json, e.g. problem_type.
+
+    Raises:
+      ValueError: NaN in the weights, or a vocabulary larger than the embedding table.
+      FileExistsError: see `atomic_directory`.
+    """
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size} rows"
+        )
+    state = state_dict(params)
+    values = {
+        "architectures": [architecture],
+        **config.to_dict(),
+        "dtype": "float32",
+        **(settings or {}),
+    }
+    if labels is not None:
+        values["id2label"] = {str(i): name for i, name in sorted(labels.items())}
+        values["label2id"] = {name: i for i, name in sorted(labels.items())}
+    with atomic_directory(target, overwrite) as directory:
+        safetensors.numpy.save_file(
+            state, directory / "model.safetensors", metadata={"format": "pt"}
+        )
+        (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+        if tokenizer is not None:
+            tokenizer.save(directory)
+        if card is not None:
+            (directory / "README.md").write_text(card, encoding="utf-8")
+
+
+def model_card(
+    name: str,
+    architecture: str,
+    parameters: int,
+    data: str = "not recorded",
+    recipe: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    commit: str = "not recorded",
+    language: str = "en",
+    license: str | None = None,
+) -> str:
+    """README.md of a model directory: what it was trained on, how, how well, by which code.
+
+    Args:
+      recipe: setting -> value, in the order to print.
+      metrics: name -> value on held-out data.
+      commit: of the code that trained it.
+    """
+    head = ["---", f"language: {language}", "library_name: transformers", "tags:", "- bert",
+            "- bertjax"]
+    if license:
+        head.append(f"license: {license}")
+    lines = [*head, "---", "", f"# {name}", "",
+             f"{architecture} with {parameters / 1e6:.1f} M parameters, trained with bertjax "
+             f"(commit {commit}). The weights load in `transformers` and in `bertjax.load_model`.",
+             "", "## Data", "", data]
+    for title, header, table in (
+        ("Recipe", "| setting | value |", recipe),
+        ("Metrics", "| held-out metric | value |", metrics),
+    ):
+        if table:
+            rows = [f"| {k} | {v:.6g} |" if isinstance(v, float) else f"| {k} | {v} |"
+                    for k, v in table.items()]
+            lines += ["", f"## {title}", "", header, "|---|---|", *rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,285 @@
+"""Any BERT in: one way to open Hugging Face directories, Google's checkpoints and bertjax runs.
+
+`open_source` finds out what a path holds and reads its weights under their foreign names;
+`load_pretrained_params` fits them to a given model, `load_model` makes the model as well. Nothing
+is loaded in part: what is missing, unexpected or of another shape is listed and refused, and only
+a task head may start afresh, when asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bertjax.interop import huggingface, tf1
+from bertjax.interop.names import (
+    LoadError,
+    Place,
+    flatten,
+    google_place,
+    hugging_face_place,
+    match,
+    unflatten,
+)
+from bertjax.model import heads
+from bertjax.model.presets import BertConfig, Execution
+
+# task name -> model; the class names are transformers' architecture names.
+TASKS: dict[str, type[heads.BertNetwork]] = {
+    "features": heads.BertModel,
+    "pretraining": heads.BertForPreTraining,
+    "mlm": heads.BertForMaskedLM,
+    "sequence-classification": heads.BertForSequenceClassification,
+    "token-classification": heads.BertForTokenClassification,
+    "question-answering": heads.BertForQuestionAnswering,
+    "multiple-choice": heads.BertForMultipleChoice,
+}
+ARCHITECTURES = {model.__name__: model for model in TASKS.values()}
+_LABELLED = (heads.BertForSequenceClassification, heads.BertForTokenClassification)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What a path holds.
+
+    Attributes:
+      kind: 'huggingface', 'tf1' or 'bertjax'.
+      config: the network.
+      settings: everything else that the configuration file says.
+      place: parameter path -> its foreign name.
+      read: reads the weights, foreign name -> array.
+      directory: where tokenizer files are looked for.
+    """
+
+    kind: str
+    config: BertConfig
+    settings: Mapping[str, Any]
+    place: Callable[[str], Place]
+    read: Callable[[], dict[str, np.ndarray]]
+    directory: Path
+
+
+def open_source(path: str | Path) -> Source:
+    """Recognises a model directory, a TF1 checkpoint (directory or prefix) or a bertjax workdir.
+
+    Raises:
+      LoadError: none of these, or its configuration is missing or describes no BERT.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir() and huggingface.is_hugging_face(path):
+        config, settings = huggingface.read_config(path)
+        return Source("huggingface", config, settings, hugging_face_place,
+                      lambda: huggingface.read_state_dict(path), path)
+    if (path / "checkpoints").is_dir():
+        return _open_run(path)
+    prefix = tf1.find_prefix(path)
+    if prefix is not None:
+        config, settings = tf1.read_config(prefix)
+        return Source("tf1", config, settings, google_place,
+                      lambda: tf1.read_variables(prefix), prefix.parent)
+    raise LoadError(
+        f"{path} holds no model: expected config.json with {' or '.join(huggingface.WEIGHT_FILES)}"
+        ", bert_config.json with bert_model.ckpt.index, or a bertjax workdir with checkpoints/"
+    )
+
+
+def _open_run(workdir: Path) -> Source:
+    """The newest intact checkpoint of a training run."""
+    import ml_collections
+
+    from bertjax import config as settings_of_runs
+    from bertjax.tokenization import load_tokenizer
+
+    run = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
+    vocab_size = load_tokenizer(workdir).vocab_size
+    config = settings_of_runs.model_config(ml_collections.ConfigDict(run), vocab_size)
+
+    def read() -> dict[str, np.ndarray]:
+        from bertjax.training.checkpoint import Checkpoints
+
+        checkpoints = Checkpoints(str(workdir / "checkpoints"))
+        state, _ = checkpoints.restore_numpy()
+        checkpoints.close()
+        return flatten(state["params"])
+
+    return Source("bertjax", config, run, lambda name: Place(name, False), read, workdir)
+
+
+def check_pretrained(path: str | Path, config: BertConfig) -> None:
+    """Refuses a checkpoint of another network before anything is built or read in full.
+
+    Activation, epsilon and heads have no shape, so nothing else would notice that they differ.
+
+    Raises:
+      LoadError: not a checkpoint, or its configuration differs from `config`.
+    """
+    theirs = open_source(path).config
+    ignored = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range",
+               "pad_token_id"}
+    same = {"gelu_pytorch_tanh": "gelu_new"}
+    differences = []
+    for field in dataclasses.fields(BertConfig):
+        stored, asked = getattr(theirs, field.name), getattr(config, field.name)
+        if field.name not in ignored and same.get(stored, stored) != same.get(asked, asked):
+            differences.append(f"  {field.name}: the checkpoint has {stored!r}, the model {asked!r}")
+    if differences:
+        raise LoadError(
+            f"{path} is not a checkpoint of the configured model:\n" + "\n".join(differences)
+            + "\nSet the model's configuration to the checkpoint's values. A larger vocabulary "
+            "comes from `python -m bertjax.tools.convert --add_vocab`."
+        )
+
+
+def load_pretrained_params(
+    path: str | Path, model: heads.BertNetwork, key: jax.Array, reinitialise_head: bool = False
+) -> dict[str, Any]:
+    """The parameters of `model` from any checkpoint, as a nested dict of float32 numpy arrays.
+
+    Args:
+      path: see `open_source`.
+      key: draws the heads that start afresh.
+      reinitialise_head: start heads afresh that the file lacks or has in another size (a new
+        task); the encoder is always loaded in full.
+
+    Raises:
+      LoadError: the configurations differ, or names and shapes do, all of them listed.
+    """
+    check_pretrained(path, model.config)
+    params, _ = fit(open_source(path), model, key, reinitialise_head)
+    return params
+
+
+def fit(
+    source: Source, model: heads.BertNetwork, key: jax.Array, reinitialise_head: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """(parameters of `model` from `source`, the paths that started afresh).
+
+    Raises:
+      LoadError: names or shapes do not fit.
+    """
+    shapes = jax.eval_shape(lambda k: heads.init_params(model, k), key)
+    wanted = {path: leaf.shape for path, leaf in flatten(shapes).items()}
+    loaded, fresh = match(
+        wanted, source.read(), source.place, str(source.directory), reinitialise_head
+    )
+    if fresh:
+        drawn = flatten(jax.jit(lambda k: heads.init_params(model, k))(key))
+        loaded |= {path: np.asarray(drawn[path]) for path in fresh}
+    return unflatten({path: loaded[path] for path in wanted}), fresh
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, ready to be called.
+
+    Attributes:
+      model: the flax module (config and execution inside).
+      params: nested dict of arrays.
+      tokenizer: None where the directory has none.
+      labels: class number -> name, for classifiers that name their classes.
+      settings: the whole configuration file.
+      fresh: parameters that were initialised afresh on request.
+    """
+
+    model: heads.BertNetwork
+    params: dict[str, Any]
+    tokenizer: Any = None
+    labels: dict[int, str] | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fresh: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        static = ("all_hidden",)
+        object.__setattr__(self, "_apply", jax.jit(
+            lambda params, *args, **kwargs: self.model.apply({"params": params}, *args, **kwargs),
+            static_argnames=static,
+        ))
+
+    @property
+    def config(self) -> BertConfig:
+        """The network's configuration."""
+        return self.model.config
+
+    def __call__(self, input_ids: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs, compiled once a shape; arguments as in heads.py."""
+        return self._apply(self.params, input_ids, attention_mask, *args, **kwargs)
+
+
+def load_model(
+    path: str | Path,
+    task: str | None = None,
+    execution: Execution | None = None,
+    num_labels: int | None = None,
+    reinitialise_head: bool = False,
+    seed: int = 0,
+) -> LoadedModel:
+    """A model from any checkpoint in one line.
+
+    Args:
+      path: Hugging Face directory, TF1 checkpoint (directory or prefix), or bertjax workdir.
+      task: a name of TASKS; None takes what the checkpoint says it is.
+      execution: how to run it; None is float32.
+      num_labels: of a new classifier; None takes the file's.
+      reinitialise_head: start the task head afresh where the file has none or one of another size.
+      seed: of that head.
+
+    Raises:
+      LoadError: no checkpoint, another network, or weights that do not fit.
+      ValueError: unknown task.
+    """
+    if task is not None and task not in TASKS:
+        raise ValueError(f"task={task!r} is not one of {', '.join(TASKS)}")
+    source = open_source(path)
+    kind = TASKS[task] if task else _declared(source)
+    options: dict[str, Any] = {}
+    labels = _labels(source.settings)
+    if kind in _LABELLED:
+        options["num_labels"] = num_labels or _stored_labels(source) or 2
+        if labels and len(labels) != options["num_labels"]:
+            labels = None
+    model = kind(source.config, execution or Execution(), **options)
+    params, fresh = fit(source, model, jax.random.key(seed), reinitialise_head)
+    return LoadedModel(
+        model, jax.tree.map(jax.numpy.asarray, params), _tokenizer(source), labels,
+        source.settings, tuple(fresh),
+    )
+
+
+def _declared(source: Source) -> type[heads.BertNetwork]:
+    """The model class that the checkpoint was written from."""
+    if source.kind != "huggingface":
+        return heads.BertForPreTraining
+    for name in source.settings.get("architectures") or ("BertModel",):
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    raise LoadError(
+        f"{source.directory}: architectures {source.settings['architectures']} is none of "
+        f"{', '.join(ARCHITECTURES)}; name a task ({', '.join(TASKS)})"
+    )
+
+
+def _labels(settings: Mapping[str, Any]) -> dict[int, str] | None:
+    stored = settings.get("id2label")
+    return {int(i): name for i, name in stored.items()} if isinstance(stored, Mapping) else None
+
+
+def _stored_labels(source: Source) -> int | None:
+    """Rows of the stored classifier, read from the weights themselves: config files often lie."""
+    bias = source.read().get(source.place("classifier/bias").name)
+    return None if bias is None else bias.shape[0]
+
+
+def _tokenizer(source: Source) -> Any:
+    """The tokenizer beside the weights, or None without vocabulary files."""
+    from bertjax.tokenization import load_tokenizer
+
+    try:
+        return load_tokenizer(source.directory)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,202 @@
+"""Reads `pytorch_model.bin` without torch and without running what a pickle may ask to run.
+
+A pickle is a program: unpickling one calls any function that it names. This reader gives the
+unpickler a closed list of names (dictionaries, tensors, storages) and refuses every other, so that
+a file can hold numbers and nothing else. Both formats of torch.save are read: the zip archive
+(torch >= 1.6) and the older sequence of pickles followed by raw storages.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from bertjax.interop.names import LoadError
+
+_STORAGE_TYPES = {
+    "FloatStorage": np.float32,
+    "DoubleStorage": np.float64,
+    "HalfStorage": np.float16,
+    "BFloat16Storage": ml_dtypes.bfloat16,
+    "LongStorage": np.int64,
+    "IntStorage": np.int32,
+    "ShortStorage": np.int16,
+    "CharStorage": np.int8,
+    "ByteStorage": np.uint8,
+    "BoolStorage": np.bool_,
+}
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_PROTOCOL = 1001
+
+
+class _StorageType:
+    """Stands for torch.FloatStorage and its kind; never called."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = np.dtype(dtype)
+
+
+class _Storage:
+    """A flat array that is filled after the pickle has been read."""
+
+    def __init__(self, dtype: np.dtype, size: int) -> None:
+        self.dtype = dtype
+        self.size = size
+        self.data: np.ndarray | None = None
+
+
+class _Tensor:
+    """A strided view of a storage, resolved once the storage is filled."""
+
+    def __init__(self, storage: _Storage, offset: int, shape: tuple, strides: tuple) -> None:
+        self.storage, self.offset = storage, offset
+        self.shape, self.strides = tuple(shape), tuple(strides)
+
+    def resolve(self) -> np.ndarray:
+        flat = self.storage.data
+        last = self.offset + sum(
+            (n - 1) * s for n, s in zip(self.shape, self.strides, strict=True) if n
+        )
+        if self.offset < 0 or min(self.strides, default=0) < 0:
+            raise LoadError("a tensor with a negative offset or stride")
+        if flat is None or (0 not in self.shape and last >= flat.size):
+            raise LoadError(f"a tensor of shape {self.shape} reaches beyond its storage")
+        item = flat.dtype.itemsize
+        view = np.lib.stride_tricks.as_strided(
+            flat[self.offset :], self.shape, tuple(s * item for s in self.strides)
+        )
+        return view.copy()
+
+
+def _rebuild_tensor(storage, offset, shape, strides, *_ignored) -> _Tensor:
+    return _Tensor(storage, offset, shape, strides)
+
+
+def _rebuild_parameter(tensor, *_ignored) -> _Tensor:
+    return tensor
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the names that a state dict consists of, and no other."""
+
+    def __init__(self, stream: BinaryIO, source: str) -> None:
+        super().__init__(stream, encoding="utf-8")
+        self.source = source
+        self.storages: dict[str, _Storage] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor"):
+            return _rebuild_tensor
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return _rebuild_parameter
+        if module == "torch" and name in _STORAGE_TYPES:
+            return _StorageType(_STORAGE_TYPES[name])
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        raise LoadError(
+            f"{self.source}: the pickle asks for {module}.{name}, which a file of weights has no "
+            "need of; it was not run. Convert the file to safetensors where you trust it"
+        )
+
+    def persistent_load(self, reference: Any) -> _Storage:
+        if not isinstance(reference, tuple) or reference[0] != "storage":
+            raise LoadError(f"{self.source}: unknown reference {reference!r}")
+        _, storage_type, key, _device, size = reference[:5]
+        if len(reference) > 5 and reference[5] is not None:
+            raise LoadError(f"{self.source}: views of storages (torch < 0.4) are not supported")
+        if key not in self.storages:
+            self.storages[key] = _Storage(storage_type.dtype, int(size))
+        return self.storages[key]
+
+
+def _state_dict(value: Any, source: str) -> dict[str, np.ndarray]:
+    if isinstance(value, dict) and isinstance(value.get("state_dict"), dict):
+        value = value["state_dict"]
+    if not isinstance(value, dict):
+        raise LoadError(f"{source} holds a {type(value).__name__}, not a dictionary of tensors")
+    arrays = {}
+    for name, tensor in value.items():
+        if not isinstance(tensor, _Tensor):
+            raise LoadError(f"{source}: entry {name!r} is not a tensor")
+        arrays[str(name)] = tensor.resolve()
+    return arrays
+
+
+def read_torch_pickle(path: str | Path) -> dict[str, np.ndarray]:
+    """State dict name -> array (bfloat16 as ml_dtypes.bfloat16).
+
+    Raises:
+      LoadError: truncated file, foreign content, or a pickle that asks for anything but tensors.
+    """
+    path = Path(path)
+    source = str(path)
+    try:
+        if zipfile.is_zipfile(path):
+            return _read_zip(path, source)
+        with path.open("rb") as stream:
+            return _read_legacy(stream, source)
+    except LoadError:
+        raise
+    except (pickle.UnpicklingError, EOFError, KeyError, ValueError, IndexError, AttributeError,
+            TypeError, zipfile.BadZipFile) as error:
+        raise LoadError(f"{source} is not a readable torch file: {error}") from error
+
+
+def _read_zip(path: Path, source: str) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.namelist()
+        pickles = [name for name in entries if name.split("/")[-1] == "data.pkl"]
+        if len(pickles) != 1:
+            raise LoadError(f"{source}: expected one data.pkl in the archive, found {len(pickles)}")
+        root = pickles[0][: -len("data.pkl")]
+        order = "<"
+        if root + "byteorder" in entries:
+            order = {b"little": "<", b"big": ">"}[archive.read(root + "byteorder").strip()]
+        unpickler = _Unpickler(io.BytesIO(archive.read(pickles[0])), source)
+        value = unpickler.load()
+        for key, storage in unpickler.storages.items():
+            raw = archive.read(f"{root}data/{key}")
+            _fill(storage, raw, order, source)
+    return _state_dict(value, source)
+
+
+def _read_legacy(stream: BinaryIO, source: str) -> dict[str, np.ndarray]:
+    if _Unpickler(stream, source).load() != _LEGACY_MAGIC:
+        raise LoadError(f"{source} is not a file of torch.save")
+    if _Unpickler(stream, source).load() != _LEGACY_PROTOCOL:
+        raise LoadError(f"{source}: unknown protocol of torch.save")
+    system = _Unpickler(stream, source).load()
+    order = "<" if system.get("little_endian", True) else ">"
+    unpickler = _Unpickler(stream, source)
+    value = unpickler.load()
+    for key in _Unpickler(stream, source).load():
+        storage = unpickler.storages[key]
+        count = int(np.frombuffer(_exactly(stream, 8, source), order + "i8")[0])
+        if count != storage.size:
+            raise LoadError(f"{source}: storage {key} has {count} elements, not {storage.size}")
+        raw = _exactly(stream, count * storage.dtype.itemsize, source)
+        _fill(storage, raw, order, source)
+    return _state_dict(value, source)
+
+
+def _exactly(stream: BinaryIO, count: int, source: str) -> bytes:
+    data = stream.read(count)
+    if len(data) != count:
+        raise LoadError(f"{source} is truncated: {count} bytes expected, {len(data)} found")
+    return data
+
+
+def _fill(storage: _Storage, raw: bytes, order: str, source: str) -> None:
+    if len(raw) < storage.size * storage.dtype.itemsize:
+        raise LoadError(f"{source}: a storage of {len(raw)} bytes is too short")
+    data = np.frombuffer(raw, storage.dtype, count=storage.size)
+    storage.data = data.byteswap() if order == ">" else data
