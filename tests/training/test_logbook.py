@@ -1,0 +1,128 @@
+"""metrics.jsonl, TensorBoard events and the progress line."""
+
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from bertjax.training.logbook import (
+    Logbook,
+    human_count,
+    human_time,
+    progress_line,
+    read_records,
+    truncate_records,
+)
+
+METRICS = {"loss": 7.12345, "mlm_loss": 6.45, "nsp_loss": 0.673, "mlm_accuracy": 0.123,
+           "nsp_accuracy": 0.5, "learning_rate": 1.2e-5, "grad_norm": 0.9,
+           "tokens_per_second": 410_000.0, "mfu": 0.312, "step_time": 0.2, "data_wait": 0.0}
+
+
+def test_a_record_holds_step_and_metrics_as_json(tmp_path):
+    lines = []
+    with Logbook(tmp_path, write=lines.append) as book:
+        book.train(3, 10, {**METRICS, "skipped": 2, "mfu": None})
+        book.evaluation(3, {"eval/loss": 1.5})
+    first, second = read_records(tmp_path / "metrics.jsonl")
+    assert first["step"] == 3 and first["loss"] == 7.12345 and first["mfu"] is None
+    assert first["skipped"] == 2 and isinstance(first["skipped"], int)
+    assert {"step": 3, "eval/loss": 1.5}.items() <= second.items()
+    assert lines[1] == "evaluation at step 3: eval/loss 1.5000"
+
+
+def test_a_loss_that_is_not_finite_is_null_in_valid_json(tmp_path):
+    lines = []
+    with Logbook(tmp_path, write=lines.append) as book:
+        book.train(1, 10, {"loss": float("nan"), "grad_norm": float("inf")})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    record = json.loads(text, parse_constant=pytest.fail)
+    assert record["loss"] is None and record["grad_norm"] is None
+    assert "loss not finite" in lines[0]
+
+
+def test_resume_removes_the_records_that_will_be_repeated(tmp_path):
+    with Logbook(tmp_path, write=lambda line: None) as book:
+        for step in range(1, 8):
+            book.train(step, 10, METRICS)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 8, "lo')  # the kill came in the middle of a line
+    with Logbook(tmp_path, start_step=5, write=lambda line: None) as book:
+        book.train(6, 10, METRICS)
+    assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_truncation_replaces_the_file_in_one_operation(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        truncate_records(path, 1)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    monkeypatch.undo()
+    assert truncate_records(path, 1) == 1
+    assert path.read_text() == '{"step": 1}\n'
+    assert truncate_records(tmp_path / "absent", 1) == 0
+
+
+def test_tensorboard_reads_the_events_and_drops_what_a_resume_repeats(tmp_path):
+    for start in (0, 2):
+        with Logbook(tmp_path, start_step=start, write=lambda line: None) as book:
+            for step in range(start + 1, start + 4):
+                book.train(step, 10, {"loss": step + 0.1 * start})
+                book.evaluation(step, {"eval/loss": 1.0})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"train/loss", "eval/loss"}
+    found = [(e.step, round(e.value, 3)) for e in events.Scalars("train/loss")]
+    assert found == [(1, 1.0), (2, 2.0), (3, 3.2), (4, 4.2), (5, 5.2)]
+
+
+def test_no_tensorboard_when_it_is_off(tmp_path):
+    Logbook(tmp_path, tensorboard=False, write=lambda line: None).close()
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_other_processes_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    with Logbook(tmp_path / "run", write=pytest.fail) as book:
+        book.train(1, 2, METRICS)
+        book.evaluation(1, {"eval/loss": 1.0})
+        book.message("hello")
+        book.flush()
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_wandb_says_how_to_install_it(tmp_path):
+    try:
+        import wandb  # noqa: F401
+        pytest.skip("wandb is installed here")
+    except ImportError:
+        with pytest.raises(ValueError, match="pip install wandb"):
+            Logbook(tmp_path, tensorboard=False, wandb={}, write=lambda line: None)
+
+
+def test_progress_line():
+    assert progress_line(1200, 10_000, METRICS) == (
+        "step 1,200/10,000  loss 7.1235 (mlm 6.4500, nsp 0.6730)  acc % mlm 12.3, nsp 50.0  "
+        "lr 1.20e-05  410k tok/s  MFU 31.2 %  ETA 29 min")
+    assert progress_line(1, 10, {"loss": 1.0}) == "step 1/10  loss 1.0000"
+    assert "DATA WAIT 50 %" in progress_line(1, 10, {**METRICS, "data_wait": 0.1})
+    assert "skipped 3" in progress_line(1, 10, {"loss": 1.0, "skipped": 3})
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (4.2, "4 s"), (99, "99 s"), (100, "2 min"), (5940, "99 min"), (12_000, "3 h 20 min"),
+    (190_800, "2 d 5 h"), (7 * 86400, "7 d 0 h")])
+def test_human_time(seconds, text):
+    assert human_time(seconds) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(950, "950"), (12_345, "12.3k"), (4.1e6, "4.1M"),
+                                              (1.02e12, "1.02T"), (0.5, "0.5")])
+def test_human_count(number, text):
+    assert human_count(number) == text
