@@ -17,9 +17,9 @@ from bertjax.training.optimizer import learning_rate_schedule
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
-    vocab_size=len(VOCAB), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+    vocab_size=len(VOCAB), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
     intermediate_size=32, max_position_embeddings=64, initializer_range=0.2,
-    hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0,
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def write_table(folder, name, rows, seed):
     rng = np.random.default_rng(seed)
     lines = ["text\tlabel"]
     for _ in range(rows):
-        words = list(rng.choice(["film", "a", "the", "very"], rng.integers(1, 25)))
+        words = list(rng.choice(["film", "a", "the", "very"], rng.choice([2, 3, 4, 20])))
         label = str(rng.choice(["good", "bad"]))
         words.insert(rng.integers(0, len(words) + 1), label)
         lines.append(" ".join(words) + "\t" + label)
@@ -63,7 +63,7 @@ def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
 
 @pytest.mark.slow
 def test_a_toy_task_is_learnt_and_runs_share_their_compiled_steps(tuner):
-    first = tuner.run(finetune.RunSettings(1e-2, 16, 6, seed=0))
+    first = tuner.run(finetune.RunSettings(5e-3, 16, 6, seed=0))
     assert first.value > 0.9
     assert len(first.history) == 6 and first.best_step in dict(first.history)
     _, trainer = tuner._objective_and_trainer()

@@ -1,0 +1,76 @@
+"""A user's own tables: classes by name, several labels, numbers."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bertjax.tasks.custom import TableTask
+
+
+class Words:
+    cls_id, sep_id, pad_id = 101, 102, 0
+
+    def encode_batch(self, texts):
+        return [[len(word) for word in text.split()] for text in texts]
+
+
+def test_classes_are_named_by_the_train_split_and_matched_by_name(tmp_path):
+    (tmp_path / "a.csv").write_text('text,label\n"x, y",pos\nz,neg\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "q", "label": "pos", "id": "k1"}\n')
+    task = TableTask(tmp_path, {"train": "a.csv", "dev": "b.jsonl"})
+    assert task.labels == ("neg", "pos")
+    split = task.read("train")
+    assert split.records[0].text_a == "x, y"
+    assert [f["labels"] for f in task.features(split, Words(), 16, True)] == [1, 0]
+    # The head of a fine-tuned model has its own order.
+    other = TableTask(tmp_path, {"train": "a.csv"}, labels=("pos", "other", "neg"))
+    assert [f["labels"] for f in other.features(other.read("train"), Words(), 16, True)] == [0, 2]
+    dev = task.read("dev")
+    [path] = task.write(dev, task.features(dev, Words(), 16, False), [[0.0, 2.0]], tmp_path)
+    row = json.loads(path.read_text())
+    assert (row["id"], row["prediction"]) == ("k1", "pos")
+    assert row["scores"]["pos"] == pytest.approx(1 / (1 + np.exp(-2)), abs=1e-6)
+
+
+def test_a_label_unknown_to_the_head_is_refused_with_file_and_line(tmp_path):
+    (tmp_path / "a.tsv").write_text("text\tlabel\nx\ta\ny\tb\n")
+    (tmp_path / "b.tsv").write_text("text\tlabel\nx\ta\ny\tc\n")
+    task = TableTask(tmp_path, {"train": "a.tsv", "dev": "b.tsv"})
+    with pytest.raises(ValueError, match=r"b\.tsv:3: label 'c' is unknown; the head has"):
+        task.features(task.read("dev"), Words(), 16, False)
+
+
+def test_several_labels_come_as_a_list_or_joined_and_may_be_none_at_all(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "x", "label": ["b", "a"]}\n{"text": "y", "label": []}\n'
+    )
+    (tmp_path / "b.csv").write_text("text,label\nx,a|b\ny,\nz,b\n")
+    task = TableTask(tmp_path, {"train": "a.jsonl", "dev": "b.csv"}, head="multilabel")
+    dev = task.read("dev")
+    features = task.features(dev, Words(), 16, False)
+    np.testing.assert_array_equal([f["label_set"] for f in features], [[1, 1], [0, 0], [0, 1]])
+    outputs = [[1.0, 1.0], [-1.0, -1.0], [-1.0, 1.0]]
+    assert task.score(dev, features, outputs)["micro_f1"] == 1.0
+
+
+def test_numbers_make_a_regression_over_pairs(tmp_path):
+    (tmp_path / "a.tsv").write_text("q\ta\tlabel\nx\ty\t0.5\nz\tw\t2\n")
+    task = TableTask(tmp_path, {"train": "a.tsv"}, head="regression", text=("q", "a"))
+    features = task.features(task.read("train"), Words(), 16, True)
+    assert [f["targets"] for f in features] == [0.5, 2.0]
+    np.testing.assert_array_equal(features[0]["token_type_ids"], [0, 0, 0, 1, 1])
+    (tmp_path / "a.tsv").write_text("q\ta\tlabel\nx\ty\thigh\n")
+    with pytest.raises(ValueError, match=r"a\.tsv:2: label 'high' is not a number"):
+        task.read("train")
+
+
+def test_a_train_file_without_the_label_column_is_refused_and_a_test_file_is_not(tmp_path):
+    (tmp_path / "a.tsv").write_text("text\tclass\nx\ta\n")
+    with pytest.raises(ValueError, match="no column 'label' to train on; found text, class"):
+        TableTask(tmp_path, {"train": "a.tsv"})
+    task = TableTask(tmp_path, {"train": "a.tsv", "test": "a.tsv"}, label="class")
+    task.label = "label"
+    assert not task.read("test").labelled
+    with pytest.raises(ValueError, match=r"labels=\(...\)"):
+        TableTask(tmp_path, {"test": "a.tsv"})
