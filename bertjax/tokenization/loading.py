@@ -60,11 +60,14 @@ def load_tokenizer(
     stored = _read_json(directory / CONFIG_FILE)
     if vocab_file.suffix == ".model":
         from bertjax.tokenization.sentencepiece import SentencePieceTokenizer
-        kept = stored.get("do_lower_case")
-        if None not in (do_lower_case, kept) and do_lower_case != kept:
+        tokenizer = SentencePieceTokenizer(vocab_file, **_special_names(stored))
+        if do_lower_case not in (None, tokenizer.do_lower_case):
             raise ValueError(_contradiction(
-                "do_lower_case", do_lower_case, kept, directory / CONFIG_FILE))
-        return SentencePieceTokenizer(vocab_file, **_special_names(stored))
+                "do_lower_case", do_lower_case, tokenizer.do_lower_case, vocab_file))
+        if strip_accents is not None:
+            raise ValueError(f"strip_accents={strip_accents}: {vocab_file} brings its own "
+                             "normalisation; leave the argument out")
+        return tokenizer
 
     vocab = read_vocab(vocab_file)
     options = _stored_options(stored, directory)

@@ -23,7 +23,7 @@ SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token
 _CACHED_CHUNKS = 1 << 18
 _CACHED_WORDS = 1 << 17
 _CACHED_CHARS = 40  # longer chunks (addresses, formulas) rarely come back
-_UNUSED = re.compile(r"^\[unused\d+\]$")
+unused_pattern = re.compile(r"^\[unused\d+\]$")
 _ID = "i"  # array type code: int32, in the caches and in what leaves this module
 
 Offsets = list[tuple[int, int]]
@@ -92,8 +92,7 @@ class WordPieceTokenizer:
         special = require_special_tokens(self._ids, self.special_tokens, "the vocabulary")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
         self.special_ids: tuple[int, ...] = special
-        longest_first = sorted(set(self.special_tokens.values()), key=len, reverse=True)
-        self._special_pattern = re.compile("|".join(map(re.escape, longest_first)))
+        self._special_pattern = special_pattern(self.special_tokens.values())
 
         self.normalizer = BertNormalizer(
             self.do_lower_case, self.strip_accents, self.tokenize_chinese_chars)
@@ -142,7 +141,7 @@ class WordPieceTokenizer:
         """int32 [<V]: ids that may replace a masked token, all but specials and `[unusedN]`."""
         special = set(self.special_ids)
         return np.array([i for i, piece in enumerate(self.vocab)
-                         if i not in special and not _UNUSED.match(piece)], dtype=np.int32)
+                         if i not in special and not unused_pattern.match(piece)], dtype=np.int32)
 
     @property
     def fingerprint(self) -> str:
@@ -159,8 +158,8 @@ class WordPieceTokenizer:
         `keep_special_tokens` the names of special tokens become their ids.
         """
         if keep_special_tokens:
-            return [i for piece, start in self._around_specials(text)
-                    for i in ([self._ids[piece]] if start is None else self.encode(piece))]
+            return [i for part, is_special in split_at_specials(self._special_pattern, text)
+                    for i in ([self._ids[part]] if is_special else self.encode(part))]
         return memoryview(self._packed(text)).cast(_ID).tolist()
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
@@ -186,10 +185,11 @@ class WordPieceTokenizer:
         """
         ids: list[int] = []
         offsets: Offsets = []
-        parts = self._around_specials(text) if keep_special_tokens else [(text, 0)]
+        parts = (split_at_specials(self._special_pattern, text) if keep_special_tokens
+                 else [(text, False)])
         position = 0
-        for part, start in parts:
-            if start is None:
+        for part, is_special in parts:
+            if is_special:
                 ids.append(self._ids[part])
                 offsets.append((position, position + len(part)))
             else:
@@ -242,17 +242,6 @@ class WordPieceTokenizer:
             for token_id, _, _ in self._match(word):
                 used[token_id] += count
         return np.array(used, dtype=np.int64)
-
-    def _around_specials(self, text: str) -> Iterator[tuple[str, int | None]]:
-        """Parts of `text` in order: (special token, None) or (text between, its start)."""
-        done = 0
-        for match in self._special_pattern.finditer(text):
-            if match.start() > done:
-                yield text[done:match.start()], done
-            yield match.group(), None
-            done = match.end()
-        if done < len(text):
-            yield text[done:], done
 
     # --- ids to text ------------------------------------------------------------------------
 
@@ -313,6 +302,23 @@ def require_special_tokens(
             "or give the names it uses instead (for example unk_token='<unk>'; beside the "
             "vocabulary they are keys of tokenizer_config.json)")
     return tuple(ids[token] for token in special_tokens.values())
+
+
+def special_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of `tokens` literally, the longest first."""
+    return re.compile("|".join(map(re.escape, sorted(set(tokens), key=len, reverse=True))))
+
+
+def split_at_specials(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, bool]]:
+    """(part, whether it is a special token), in order; the parts joined are `text`."""
+    done = 0
+    for match in pattern.finditer(text):
+        if match.start() > done:
+            yield text[done:match.start()], False
+        yield match.group(), True
+        done = match.end()
+    if done < len(text):
+        yield text[done:], False
 
 
 def unknown_rate(tokenizer, texts: Iterable[str]) -> float:
