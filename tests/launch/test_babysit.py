@@ -166,6 +166,21 @@ def test_being_offline_is_waited_out_without_touching_the_slice(cloud):
     assert "gcloud does not answer; looking again" in done.stderr
 
 
+def test_being_offline_between_two_runs_is_waited_out(cloud):
+    cloud.has_slice("READY", setup=True)
+    cloud.plays({"ssh status": [IDLE, *ended(75, 75, 0)],
+                 "tpu-vm describe": [{"stdout": "READY\n"}, *[{"rc": 1, "stderr": OFFLINE}] * 3]})
+    assert babysit(cloud).returncode == 0
+    assert cloud.story.count("describe") == 5 and cloud.story.count("start") == 2
+
+
+def test_a_copy_that_failed_is_not_unpacked(cloud):
+    cloud.plays({"tpu-vm scp": [{"rc": 1, "stderr": "lost connection\n"}]})
+    assert babysit(cloud).returncode == 0
+    first = cloud.story.index("scp")
+    assert "unpack" not in cloud.story[first:cloud.story.index("scp", first + 1)]
+
+
 def test_hosts_that_wait_for_a_dead_peer_are_stopped_and_all_start_again(cloud):
     cloud.has_slice("READY", setup=True)
     half = {"stdout": "bertjax-host w0 exited 134\nbertjax-host w1 running\n"}
@@ -186,7 +201,7 @@ def test_hosts_that_end_well_one_after_the_other_are_given_their_time(cloud):
 
 
 @pytest.mark.parametrize(("codes", "starts"), [
-    ((0, 0), 1), ((75, 75), 2), ((75, 134), 2), ((2, 1), 1), ((1, 0), 2)])
+    ((0, 0), 1), ((75, 75), 2), ((75, 134), 2), ((2, 75), 1), ((2, 134), 1), ((1, 0), 2)])
 def test_the_code_of_many_hosts_is_the_one_that_decides(cloud, codes, starts):
     cloud.has_slice("READY", setup=True)
     both = {"stdout": "".join(f"bertjax-host w{n} exited {c}\n" for n, c in enumerate(codes))}
