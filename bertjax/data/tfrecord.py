@@ -1,0 +1,254 @@
+"""TFRecord files and tf.train.Example, without TensorFlow.
+
+In: bytes and arrays. Out: records, features. A record is framed by its length and two masked
+CRC-32C checksums (tensorflow/core/lib/io/record_writer.h) and holds a protocol-buffer map from
+names to lists of numbers (tensorflow/core/example/feature.proto).
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numba
+import numpy as np
+
+# --- CRC-32C and frames -----------------------------------------------------------------------
+
+def _crc_tables() -> np.ndarray:
+    """uint32 [8, 256]: tables for eight bytes at a time, polynomial 0x82F63B78 (Castagnoli)."""
+    table = np.zeros((8, 256), np.uint32)
+    for i in range(256):
+        crc = i
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        table[0, i] = crc
+    for k in range(1, 8):
+        table[k] = (table[k - 1] >> 8) ^ table[0, table[k - 1] & 0xFF]
+    return table
+
+
+_CRC = _crc_tables()
+
+
+@numba.njit(cache=True, nogil=True)
+def _crc32c(data, table):
+    crc = np.uint32(0xFFFFFFFF)
+    n = len(data)
+    i = 0
+    while i + 8 <= n:
+        low = crc ^ (np.uint32(data[i]) | np.uint32(data[i + 1]) << np.uint32(8)
+                     | np.uint32(data[i + 2]) << np.uint32(16)
+                     | np.uint32(data[i + 3]) << np.uint32(24))
+        crc = (table[7, low & np.uint32(255)] ^ table[6, (low >> np.uint32(8)) & np.uint32(255)]
+               ^ table[5, (low >> np.uint32(16)) & np.uint32(255)]
+               ^ table[4, low >> np.uint32(24)]
+               ^ table[3, data[i + 4]] ^ table[2, data[i + 5]]
+               ^ table[1, data[i + 6]] ^ table[0, data[i + 7]])
+        i += 8
+    while i < n:
+        crc = table[0, (crc ^ np.uint32(data[i])) & np.uint32(255)] ^ (crc >> np.uint32(8))
+        i += 1
+    return crc ^ np.uint32(0xFFFFFFFF)
+
+
+def masked_crc32c(data: bytes | np.ndarray) -> int:
+    """The checksum of a TFRecord: CRC-32C, rotated and shifted."""
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        data = np.frombuffer(data, np.uint8)
+    crc = int(_crc32c(data, _CRC))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def write_records(path: str | os.PathLike[str], records: Iterable[bytes],
+                  compressed: bool | None = None) -> int:
+    """Write records as a TFRecord file, GZIP if `compressed` (default: by the name's .gz)."""
+    compressed = str(path).endswith(".gz") if compressed is None else compressed
+    count = 0
+    with (gzip.open if compressed else open)(path, "wb") as file:
+        for record in records:
+            length = struct.pack("<Q", len(record))
+            file.write(length + struct.pack("<I", masked_crc32c(length)) + record
+                       + struct.pack("<I", masked_crc32c(record)))
+            count += 1
+    return count
+
+
+def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """Records of a TFRecord file, plain or GZIP (told by its first bytes), checksums verified.
+
+    Raises:
+      ValueError: cut off or damaged, with file and record number.
+    """
+    with _open(path) as file:
+        number = 0
+        while head := file.read(12):
+            if len(head) < 12 or struct.unpack("<I", head[8:])[0] != masked_crc32c(head[:8]):
+                raise ValueError(f"{path}: damaged before record {number} (wrong length checksum); "
+                                 "is it a TFRecord file, and whole?")
+            (length,) = struct.unpack("<Q", head[:8])
+            record, tail = file.read(length), file.read(4)
+            if len(record) < length or len(tail) < 4:
+                raise ValueError(f"{path}: cut off in record {number}; copy or build it again")
+            if struct.unpack("<I", tail)[0] != masked_crc32c(record):
+                raise ValueError(f"{path}: record {number} is damaged (wrong checksum)")
+            yield record
+            number += 1
+
+
+def is_gzip(path: str | os.PathLike[str]) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _open(path: str | os.PathLike[str]) -> Any:
+    return gzip.open(path, "rb") if is_gzip(path) else open(path, "rb", buffering=1 << 18)
+
+
+def record_offsets(data: np.ndarray, path: str) -> np.ndarray:
+    """Where the content of each record begins, int64 [n]; the lengths' checksums are verified."""
+    offsets, position, size = [], 0, len(data)
+    while position < size:
+        head = data[position : position + 12].tobytes()
+        if len(head) < 12 or struct.unpack("<I", head[8:])[0] != masked_crc32c(head[:8]):
+            raise ValueError(f"{path}: damaged at byte {position}, record {len(offsets)} (wrong "
+                             "length checksum); is it a TFRecord file, and whole?")
+        (length,) = struct.unpack("<Q", head[:8])
+        offsets.append(position + 12)
+        position += length + 16
+        if position > size:
+            raise ValueError(f"{path}: cut off in record {len(offsets) - 1}; copy it again")
+    return np.array(offsets, np.int64)
+
+
+# --- tf.train.Example -------------------------------------------------------------------------
+
+def make_example(features: Mapping[str, np.ndarray]) -> bytes:
+    """A serialized tf.train.Example of integer and float lists."""
+    entries = b""
+    for name, values in features.items():
+        values = np.asarray(values).ravel()
+        if values.dtype.kind == "f":
+            kind, packed = 2, values.astype("<f4").tobytes()
+        else:
+            kind, packed = 3, b"".join(map(_varint, values.tolist()))
+        feature = _field(kind, _field(1, packed))
+        entries += _field(1, _field(1, name.encode()) + _field(2, feature))
+    return _field(1, entries)
+
+
+def parse_example(record: bytes) -> dict[str, np.ndarray]:
+    """Features of a serialized tf.train.Example: int64 or float32 [n] (byte lists are left out)."""
+    features = {}
+    for _, group in _fields(record):
+        for _, entry in _fields(group):
+            parts = dict(_fields(entry))
+            for kind, values in _fields(parts.get(2, b"")):
+                if kind == 2:
+                    features[bytes(parts[1]).decode()] = _floats(values)
+                elif kind == 3:
+                    features[bytes(parts[1]).decode()] = _integers(values)
+    return features
+
+
+def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _read_varint(data: memoryview | bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
+
+
+def _fields(data: memoryview | bytes) -> Iterator[tuple[int, Any]]:
+    """(number, content) of each field: a view of bytes, or an int for a varint."""
+    data, position = memoryview(data), 0
+    while position < len(data):
+        tag, position = _read_varint(data, position)
+        wire = tag & 7
+        if wire == 0:
+            value, position = _read_varint(data, position)
+            yield tag >> 3, value
+            continue
+        if wire == 2:
+            length, position = _read_varint(data, position)
+        else:
+            length = {1: 8, 5: 4}[wire]
+        yield tag >> 3, data[position : position + length]
+        position += length
+
+
+def _floats(values: memoryview) -> np.ndarray:
+    return np.concatenate(
+        [np.empty(0, "<f4"), *(np.frombuffer(v, "<f4") for _, v in _fields(values))])
+
+
+def _integers(values: memoryview) -> np.ndarray:
+    lists = []
+    for _, packed in _fields(values):
+        if isinstance(packed, int):  # not packed: one varint a field
+            lists.append(np.array([packed], np.uint64).astype(np.int64))
+        else:
+            out = np.empty(len(packed), np.int64)
+            lists.append(out[: _unpack(np.frombuffer(packed, np.uint8), out)])
+    return np.concatenate([np.empty(0, np.int64), *lists])
+
+
+@numba.njit(cache=True, nogil=True)
+def _unpack(data, out):
+    count = 0
+    value, shift = np.uint64(0), np.uint64(0)
+    for byte in data:
+        value |= np.uint64(byte & 127) << shift
+        if byte < 128:
+            out[count] = np.int64(value)
+            count += 1
+            value, shift = np.uint64(0), np.uint64(0)
+        else:
+            shift += np.uint64(7)
+    return count
+
+
+@numba.njit(cache=True, nogil=True)
+def varint_at(data, position, end):
+    """(value, position after it); the position is -1 where the bytes end first."""
+    value, shift = np.uint64(0), np.uint64(0)
+    while position < end and shift < np.uint64(64):
+        byte = data[position]
+        position += 1
+        value |= np.uint64(byte & 127) << shift
+        if byte < 128:
+            return np.int64(value), position
+        shift += np.uint64(7)
+    return np.int64(0), np.int64(-1)
+
+
+@numba.njit(cache=True, nogil=True)
+def content_at(data, position, end, field):
+    """(begin, end) of the length-delimited field that must come next; begin -1 if it does not."""
+    tag, position = varint_at(data, position, end)
+    if position < 0 or tag != (field << 3 | 2):
+        return np.int64(-1), end
+    length, position = varint_at(data, position, end)
+    if position < 0 or length < 0 or length > end - position:
+        return np.int64(-1), end
+    return position, position + length
