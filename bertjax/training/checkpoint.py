@@ -131,6 +131,15 @@ class Checkpoints:
         if self._pending is not None and self._pending.done():
             self.wait()
 
+    def clear(self) -> None:
+        """Deletes every checkpoint and the memory of them: the run starts afresh."""
+        self.wait()
+        if self._primary:
+            self._ledger.unlink(missing_ok=True)
+            for path in list(self.directory.iterdir()):
+                path.rmtree() if path.is_dir() else path.unlink()
+        _barrier("checkpoints_cleared")
+
     def close(self) -> None:
         """Waits, then ends the background threads."""
         try:

@@ -248,6 +248,12 @@ def test_a_directory_that_never_had_one_is_a_fresh_start(tmp_path):
         Checkpoints(tmp_path / "a" / "b").restore_numpy()
 
 
+def test_clear_makes_a_fresh_start(tmp_path):
+    checkpoints = saved(tmp_path / "checkpoints", [3])
+    checkpoints.clear()
+    assert Checkpoints(tmp_path / "checkpoints").latest() is None
+
+
 def test_leftovers_of_a_killed_save_are_harmless_and_removed(tmp_path):
     saved(tmp_path, [3])
     shutil.copytree(tmp_path / "3", tmp_path / "tmp.5")

@@ -1,0 +1,252 @@
+"""Kills a small training run again and again, and shows that nothing is lost.
+
+    python -m bertjax.tools.soak --kills=100
+
+A tiny model trains with the real trainer, checkpoints and logbook in a child process. Each round
+one accident happens to it: SIGTERM, SIGKILL at a random moment, SIGKILL during a save, a disk that
+is full, a newest checkpoint truncated or emptied, leftovers of a save. Then it is started again.
+In the end parameters, optimizer state and every logged loss must equal, bit for bit, those of a run
+that nobody disturbed. Exit code 0 = they do.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+WIDTH, ROWS = 32, 16
+ACCIDENTS = ("sigterm", "sigkill", "sigkill_during_save", "full_disk", "truncated", "emptied",
+             "leftovers")
+
+
+def batches(start: int, pause_s: float) -> Iterator[dict[str, np.ndarray]]:
+    """Endless {'x': [ROWS, WIDTH], 'y': [ROWS]}, each a function of its step."""
+    step = start
+    while True:
+        x = np.random.default_rng(step).normal(size=(ROWS, WIDTH)).astype(np.float32)
+        yield {"x": x, "y": np.sin(x).sum(1)}
+        step += 1
+        time.sleep(pause_s)
+
+
+def train(directory: pathlib.Path, steps: int, save_every: int, pause_s: float,
+          full_disk: bool) -> None:
+    """The child: resumes where it can, trains to the end, writes `final.npz`.
+
+    With `full_disk`, files of a checkpoint cannot grow beyond 2 kB.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from bertjax.training.checkpoint import Checkpoints
+    from bertjax.training.logbook import Logbook
+    from bertjax.training.optimizer import flatten, learning_rate_schedule, make_optimizer
+    from bertjax.training.sharding import make_mesh
+    from bertjax.training.trainer import Phase, Trainer
+
+    @dataclasses.dataclass(frozen=True)
+    class NoisyRegression:
+        """Noise in `prepare` and dropout in `loss`, so that a wrong key shows in the loss."""
+
+        def init(self, key: Any) -> Any:
+            return {"kernel": jax.random.normal(key, (WIDTH, WIDTH)) / 8, "bias": jnp.zeros(WIDTH)}
+
+        def prepare(self, batch: Any, key: Any) -> Any:
+            return {**batch, "x": batch["x"] + jax.random.normal(key, batch["x"].shape) / 10}
+
+        def denominators(self, batch: Any) -> Any:
+            return {}
+
+        def loss(self, params: Any, batch: Any, denominators: Any, dropout_key: Any) -> Any:
+            hidden = jnp.tanh(batch["x"] @ params["kernel"] + params["bias"])
+            if dropout_key is not None:
+                hidden *= jax.random.bernoulli(dropout_key, 0.9, hidden.shape)
+            total = jnp.sum((hidden.sum(1) - batch["y"]) ** 2)
+            return total / ROWS, {"mse": (total, jnp.float32(ROWS))}
+
+    class Disk(Checkpoints):
+        """Checkpoints whose disk may be full."""
+
+        def save(self, *args: Any, **options: Any) -> None:
+            if full_disk:
+                _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+            super().save(*args, **options)
+            if full_disk:
+                self.wait()
+
+    def announced(start: int) -> Iterator[dict[str, np.ndarray]]:
+        """The batches; says so once the step is compiled and runs."""
+        for number, batch in enumerate(batches(start, pause_s)):
+            if number == 2:
+                print(f"training from step {start}", flush=True)
+            yield batch
+
+    objective = NoisyRegression()
+    trainer = Trainer(make_optimizer(learning_rate_schedule("linear", 1e-3, 10, steps)),
+                      make_mesh(devices=jax.devices()[:1]))
+    checkpoints = Disk(directory / "checkpoints", keep_last=2)
+    if checkpoints.latest() is None:
+        state, step = trainer.init(objective), 0
+    else:
+        state, step = checkpoints.restore(trainer.abstract_state(objective))
+    with Logbook(directory, step, tensorboard=False, write=lambda line: None) as logbook:
+        state = trainer.fit(
+            state, [Phase(steps, objective, announced)], logbook=logbook,
+            checkpoints=checkpoints, checkpoint_every=save_every, log_every=1)
+    checkpoints.close()
+    flat = flatten({"params": state.params, "opt_state": state.opt_state,
+                    "counters": {"step": state.step, "skipped": state.skipped}})
+    np.savez(directory / "final.npz", **jax.device_get(flat))
+
+
+class Soak:
+    """One run under fire.
+
+    Args:
+      directory: emptied and used for the undisturbed and the disturbed run.
+      kills: accidents in all.
+      seed: of the accidents and their moments.
+    """
+
+    def __init__(self, directory: pathlib.Path, kills: int, seed: int):
+        self.directory, self.kills = directory, kills
+        self.random = random.Random(seed)
+        self.steps, self.save_every = 60 * kills + 60, 10
+        self.counts: Counter[str] = Counter()
+        self.begun_at: list[int] = []
+
+    def start(self, run: pathlib.Path, pause_s: float, full_disk: bool = False
+              ) -> subprocess.Popen[str]:
+        """A child that trains in `run`; returns when it has made its first steps."""
+        command = [sys.executable, "-m", "bertjax.tools.soak", "--child", str(run),
+                   "--steps", str(self.steps), "--save-every", str(self.save_every),
+                   "--pause", str(pause_s), *(["--full-disk"] if full_disk else [])]
+        # One CPU device: bit-equality is promised for the same number of devices.
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        child = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE,
+                                 stderr=open(run / "stderr.txt", "a"))
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        if not line.startswith("training from step"):
+            raise SystemExit(f"the run did not start: {(run / 'stderr.txt').read_text()[-3000:]}")
+        self.begun_at.append(int(line.split()[-1]))
+        return child
+
+    def hurt(self, run: pathlib.Path, accident: str) -> None:
+        """One round: starts the run, lets the accident happen, checks how the child ended."""
+        child = self.start(run, 0.005, full_disk=accident == "full_disk")
+        if accident == "sigkill_during_save":
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline and child.poll() is None:
+                if list((run / "checkpoints").glob("tmp.*")):
+                    time.sleep(self.random.uniform(0, 0.03))
+                    break
+        elif accident != "full_disk":
+            time.sleep(self.random.uniform(0.0, 0.7))
+        if accident == "sigterm":
+            child.send_signal(signal.SIGTERM)
+        elif accident != "full_disk":
+            child.kill()
+        code = child.wait(timeout=120)
+        expected = {"sigterm": (75, 0), "full_disk": (1, 0)}.get(accident, (-signal.SIGKILL, 0))
+        if code not in expected:
+            raise SystemExit(f"after {accident} the run ended with code {code}, not {expected[0]}: "
+                             f"{(run / 'stderr.txt').read_text()[-3000:]}")
+        steps = sorted((path for path in (run / "checkpoints").iterdir() if path.name.isdigit()),
+                       key=lambda path: int(path.name))
+        if accident in ("truncated", "emptied") and len(steps) > 1:
+            spoil(steps[-1], emptied=accident == "emptied")
+        if accident == "leftovers" and steps:
+            shutil.copytree(steps[-1], run / "checkpoints" / "tmp.99999999")
+        self.counts[accident] += 1
+
+    def run(self) -> None:
+        """Raises SystemExit with an explanation if anything differs."""
+        calm, rough = self.directory / "undisturbed", self.directory / "disturbed"
+        for run in (calm, rough):
+            shutil.rmtree(run, ignore_errors=True)
+            run.mkdir(parents=True)
+        if self.start(calm, 0).wait():
+            raise SystemExit(f"the undisturbed run failed: {(calm / 'stderr.txt').read_text()}")
+        self.begun_at.clear()
+
+        order = [ACCIDENTS[i % len(ACCIDENTS)] for i in range(self.kills)]
+        self.random.shuffle(order)
+        for number, accident in enumerate(order, 1):
+            self.hurt(rough, accident)
+            if number % 10 == 0:
+                print(f"{number} accidents, last start at step {self.begun_at[-1]}", flush=True)
+        if self.start(rough, 0).wait():
+            raise SystemExit(f"the last start failed: {(rough / 'stderr.txt').read_text()[-3000:]}")
+        self.compare(calm, rough)
+        accidents = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
+        print(f"bit-equal after {self.kills} accidents in {self.steps} steps ({accidents}); "
+              f"started at steps {self.begun_at[:8]} ... {self.begun_at[-1]}")
+
+    def compare(self, calm: pathlib.Path, rough: pathlib.Path) -> None:
+        """Final arrays and the whole history of losses, bit for bit."""
+        with np.load(calm / "final.npz") as expected, np.load(rough / "final.npz") as found:
+            different = [name for name in expected.files
+                         if expected[name].tobytes() != found[name].tobytes()]
+        if different:
+            raise SystemExit(f"differs from the undisturbed run: {', '.join(different)}")
+        if history(calm) != history(rough):
+            raise SystemExit("metrics.jsonl differs from the undisturbed run's")
+
+
+def history(run: pathlib.Path) -> list[tuple[int, float, float]]:
+    """(step, loss, gradient norm) of every record."""
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [(record["step"], record["loss"], record["grad_norm"]) for record in records]
+
+
+def spoil(checkpoint: pathlib.Path, emptied: bool) -> None:
+    """Deletes everything in a checkpoint directory, or the second half of its largest file."""
+    if emptied:
+        shutil.rmtree(checkpoint)
+        checkpoint.mkdir()
+    else:
+        files = [path for path in checkpoint.rglob("*") if path.is_file()]
+        path = max(files, key=lambda path: path.stat().st_size)
+        os.truncate(path, path.stat().st_size // 2)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kills", type=int, default=100, help="accidents in all")
+    parser.add_argument("--seed", type=int, default=0, help="of the accidents")
+    parser.add_argument("--directory", type=pathlib.Path, help="default: a temporary one")
+    for name, kind in (("child", pathlib.Path), ("steps", int), ("save-every", int),
+                       ("pause", float)):
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--full-disk", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        train(arguments.child, arguments.steps, arguments.save_every, arguments.pause,
+              arguments.full_disk)
+        return
+    if arguments.directory:
+        Soak(arguments.directory, arguments.kills, arguments.seed).run()
+    else:
+        with tempfile.TemporaryDirectory() as directory:
+            Soak(pathlib.Path(directory), arguments.kills, arguments.seed).run()
+
+
+if __name__ == "__main__":
+    main()
