@@ -1,0 +1,224 @@
+"""Vocabulary training: layout, determinism, bounds, the command line, and quality on real text."""
+
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from bertjax.tokenization import load_tokenizer
+from bertjax.tokenization.normalization import BertNormalizer
+from bertjax.tokenization.train_vocab import WordCounts, _characters, train_wordpiece
+from bertjax.tools import train_vocab as tool
+
+SPECIALS = ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def prose(words=20_000, kinds=900, seed=0):
+    """Lines of made-up words, common ones much more often than rare ones (Zipf)."""
+    rng = random.Random(seed)
+    syllables = ["ka", "ro", "mi", "ten", "sul", "ing", "er", "un", "a", "do", "pre", "ly"]
+    lexicon = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(kinds)]
+    weights = [1 / (i + 1) for i in range(kinds)]
+    drawn = rng.choices(lexicon, weights, k=words)
+    return [" ".join(drawn[i:i + 12]).capitalize() + "." for i in range(0, words, 12)]
+
+
+def test_layout_is_bert_s():
+    tokenizer = train_wordpiece(prose(), vocab_size=400, num_unused=120)
+    vocab = tokenizer.vocab
+    assert len(vocab) == 400 and vocab[0] == "[PAD]"
+    assert list(vocab[1:100]) == [f"[unused{i}]" for i in range(99)]
+    assert list(vocab[100:104]) == SPECIALS
+    assert list(vocab[104:125]) == [f"[unused{i}]" for i in range(99, 120)]
+    letters = sorted(set("".join(prose()).lower()) - {" "})
+    assert list(vocab[125:125 + len(letters)]) == letters
+    assert {f"##{c}" for c in letters if c != "."} <= set(vocab)
+
+
+def test_every_word_of_the_training_text_is_known_and_common_ones_are_one_piece():
+    lines = prose()
+    tokenizer = train_wordpiece(lines, vocab_size=400, num_unused=0)
+    assert all(tokenizer.unk_id not in row for row in tokenizer.encode_batch(lines))
+    common = Counter(" ".join(lines).lower().replace(".", "").split()).most_common(20)
+    assert all(len(tokenizer.encode(word)) == 1 for word, _ in common)
+
+
+def test_same_sentences_give_the_same_bytes(tmp_path):
+    for name in "ab":
+        train_wordpiece(prose(), vocab_size=300).save(tmp_path / name)
+    assert (tmp_path / "a/vocab.txt").read_bytes() == (tmp_path / "b/vocab.txt").read_bytes()
+    # Where sentences are cut does not matter either.
+    joined = train_wordpiece([" ".join(prose())], vocab_size=300)
+    assert joined.vocab == load_tokenizer(tmp_path / "a").vocab
+
+
+def test_training_normalises_as_the_tokenizer_will():
+    kagi = "\u304b\u304e"
+    assert kagi in train_wordpiece([kagi] * 9, 40, True, strip_accents=False).vocab
+    assert kagi not in train_wordpiece([kagi] * 9, 40, True).vocab
+    assert "\u304b\u304d" in train_wordpiece([kagi] * 9, 40, True).vocab
+    assert "May" in train_wordpiece(["May"] * 9, 40, do_lower_case=False).vocab
+    assert "may" in train_wordpiece(["May"] * 9, 40).vocab
+
+
+def test_a_small_corpus_gives_what_it_can_and_says_how_much(caplog):
+    tokenizer = train_wordpiece(["one two three"] * 3, vocab_size=1000)
+    assert tokenizer.vocab_size < 1000
+    assert f"vocab_size={tokenizer.vocab_size}" in caplog.text
+    assert tokenizer.tokenize("one two three") == ["one", "two", "three"]
+
+
+def test_a_size_below_the_entries_that_must_be_is_refused():
+    with pytest.raises(ValueError, match="vocab_size=20 is too small"):
+        train_wordpiece(prose(), vocab_size=20)
+    with pytest.raises(ValueError, match="no words"):
+        train_wordpiece(["", " \u200b "], vocab_size=100)
+
+
+def test_other_special_names():
+    tokenizer = train_wordpiece(
+        prose(), vocab_size=300, special_tokens={"unk_token": "<unk>", "mask_token": "<mask>"})
+    assert tokenizer.id_to_token(tokenizer.unk_id) == "<unk>"
+    assert "[MASK]" not in tokenizer.vocab
+
+
+def test_rare_characters_get_no_entry():
+    words = [("abc", 10), ("ab\u00f0", 1), ("\u00f0z", 1), ("q", 1)]
+    alphabet, entries = _characters(words, min_count=2, limit=100)
+    assert alphabet == set("abc\u00f0")
+    assert entries == ["a", "b", "c", "\u00f0", "##b", "##c", "##\u00f0"]
+    assert _characters(words, 1, 2)[0] == set("ab")
+
+
+def test_word_counts_equal_a_plain_count_and_stay_bounded():
+    lines = prose(5000)
+    normalizer = BertNormalizer(True)
+    expected = Counter(word for line in lines for word in normalizer.words(line))
+    counts = WordCounts(normalizer)
+    for line in lines:
+        counts.add(line)
+    assert dict(counts.ranked()) == expected
+    assert [c for _, c in counts.ranked()] == sorted(expected.values(), reverse=True)
+
+    bounded = WordCounts(normalizer, max_words=100)
+    for line in lines:
+        bounded.add(line)
+        bounded._count_buffer()
+        assert len(bounded._words) <= 100 and len(bounded._chunks) <= 100
+    kept = bounded.ranked()
+    assert kept[0] == max(expected.items(), key=lambda item: item[1])  # common words keep all
+    assert sum(c for _, c in kept) + bounded.forgotten == sum(expected.values())
+
+
+def test_counts_beyond_32_bits_keep_their_order(monkeypatch):
+    ranked = [("the", 9_000_000_000), ("then", 5_000_000_000), ("zoo", 3)]
+    monkeypatch.setattr(WordCounts, "ranked", lambda self: ranked)
+    tokenizer = train_wordpiece(["x"], vocab_size=17, num_unused=0)
+    # Room for 5 specials, 10 character forms and two more pieces: the two common words.
+    assert tokenizer.vocab[-2:] == ("the", "then")
+
+
+# --- the command line -------------------------------------------------------------------------
+
+
+def write(directory, parts=2):
+    for i in range(parts):
+        (directory / f"part{i}.txt").write_text("\n".join(prose(6000, seed=i)) + "\n")
+    return str(directory / "part*.txt")
+
+
+def test_tool_trains_saves_and_compares(tmp_path, capsys):
+    pattern = write(tmp_path)
+    tool.main([f"--input={pattern}", f"--output={tmp_path / 'one'}", "--vocab_size=300"])
+    tool.main([f"--input={pattern}", f"--output={tmp_path / 'two'}", "--vocab_size=200",
+               "--do_lower_case=false", f"--compare={tmp_path / 'one'}"])
+    out = capsys.readouterr().out
+    assert "do_lower_case = True" in out and "do_lower_case = False" in out
+    last = out.splitlines()[-2:]
+    assert all("unknown rate" in line and "tokens a word" in line for line in last)
+    assert load_tokenizer(tmp_path / "one").do_lower_case is True
+    assert load_tokenizer(tmp_path / "two").do_lower_case is False
+
+
+@pytest.mark.parametrize("argument, value", [
+    ("--do_lower_case=false", False), ("--no-do_lower_case", False), ("--nodo_lower_case", False),
+    ("--do_lower_case=true", True), ("--do_lower_case", True), ("--do_lower_case=False", False),
+])
+def test_boolean_flags_can_be_switched_off(argument, value):
+    flags = tool.parser().parse_args(["--input=a", "--output=b", argument])
+    assert flags.do_lower_case is value
+
+
+def test_a_boolean_that_is_neither_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        tool.main(["--input=a", "--output=b", "--do_lower_case=maybe"])
+    assert "'maybe' is neither true nor false" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("extra, message", [
+    (["other.txt"], "Quote the wildcard"),
+    (["--vocab_sise=9"], "No such option"),
+    (["--compare=/nowhere/vocab.txt"], "no tokenizer at /nowhere/vocab.txt"),
+])
+def test_bad_arguments_are_refused_before_any_work(tmp_path, extra, message):
+    with pytest.raises(SystemExit, match=message):
+        tool.main([f"--input={write(tmp_path)}", f"--output={tmp_path / 'x'}", *extra])
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_pattern_without_a_match_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="nothing\\*.txt"):
+        tool.main([f"--input={tmp_path}/nothing*.txt", f"--output={tmp_path / 'x'}"])
+
+
+# --- real text --------------------------------------------------------------------------------
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_no_more_tokens_a_word_than_the_original_on_heldout_wikipedia(
+        shared_data, wikipedia_lines, tmp_path):
+    import tarfile
+
+    with tarfile.open(shared_data / "corpus" / "wikipedia-featured.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    files = sorted(p for p in tmp_path.rglob("*") if p.is_file())
+    lines = (line for file in files for line in file.read_text(encoding="utf-8").split("\n")
+             if not line.startswith(("<doc ", "</doc>")))
+    ours = train_wordpiece(lines)
+    original = load_tokenizer(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
+    assert ours.vocab_size == original.vocab_size == 30522
+    unknown, tokens = tool.fit(ours, wikipedia_lines)
+    original_unknown, original_tokens = tool.fit(original, wikipedia_lines)
+    print(f"\nours {tokens:.4f} tokens a word, {unknown:.4%} unknown; "
+          f"original {original_tokens:.4f}, {original_unknown:.4%}")
+    assert tokens <= original_tokens
+    assert unknown < 1e-4
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_a_gigabyte_of_text_within_two_gigabytes_of_memory(wikipedia_lines, tmp_path):
+    """1 GB in which one word in ten is new, so that the dictionaries must forget."""
+    rng = random.Random(0)
+    size = 0
+    with open(tmp_path / "big.txt", "w", encoding="utf-8") as file:
+        while size < 1_000_000_000:
+            words = rng.choice(wikipedia_lines).split()
+            words[::10] = [f"{word}{rng.getrandbits(40):x}" for word in words[::10]]
+            size += file.write(" ".join(words) + "\n")
+    program = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+        "from bertjax.tools.train_vocab import main\n"
+        "main(sys.argv[1:])\n"
+        "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n")
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"--input={tmp_path / 'big.txt'}",
+         f"--output={tmp_path / 'vocab'}", "--vocab_size=8000"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    assert load_tokenizer(tmp_path / "vocab").vocab_size == 8000
+    assert int(done.stdout.split()[-1]) < 2_000_000  # KiB
