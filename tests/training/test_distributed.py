@@ -1,0 +1,197 @@
+"""Several real processes on this machine, joined over loopback, against one process."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from bertjax.training.distributed import Cluster, detect
+
+WORKER = """
+import sys
+from bertjax.training import distributed
+coordinator, processes, process_id, directory, steps, pause = sys.argv[1:]
+if int(processes) > 1:
+    distributed.initialize(coordinator, int(processes), int(process_id), timeout_s=60,
+                           heartbeat_s=10)
+import time, dataclasses, jax, jax.numpy as jnp, numpy as np
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.logbook import Logbook
+from bertjax.training.optimizer import make_optimizer
+from bertjax.training.sharding import batch_slice, make_mesh
+from bertjax.training.trainer import Phase, Trainer
+
+class Linear:
+    def init(self, key):
+        return {"dense": {"kernel": jax.random.normal(key, (16, 8))}}
+    def prepare(self, batch, key):
+        return {"x": batch["x"] + jax.random.normal(key, batch["x"].shape)}
+    def denominators(self, batch):
+        return {"rows": jnp.float32(batch["x"].shape[0])}
+    def loss(self, params, batch, denominators, dropout_key):
+        y = batch["x"] @ params["dense"]["kernel"]
+        if dropout_key is not None:
+            y = y * jax.random.bernoulli(dropout_key, 0.9, y.shape)
+        total = jnp.sum((y - 1) ** 2)
+        return total / denominators["rows"], {"mse": (total, jnp.float32(y.shape[0]))}
+
+mesh = make_mesh(4, 2, 1)
+index, count = batch_slice(mesh)
+def batches(step):
+    while True:
+        rows = np.random.default_rng(step).normal(size=(16, 16)).astype(np.float32)
+        yield {"x": rows[index * 16 // count:(index + 1) * 16 // count]}
+        step += 1
+        time.sleep(float(pause))
+
+objective = Linear()
+trainer = Trainer(make_optimizer(1e-2), mesh, accumulation=2)
+checkpoints = Checkpoints(directory + "/checkpoints")
+if checkpoints.latest() is None:
+    state, step = trainer.init(objective), 0
+else:
+    state, step = checkpoints.restore(trainer.abstract_state(objective))
+print("start", step, flush=True)
+with Logbook(directory, step, tensorboard=False, write=lambda line: None) as logbook:
+    state = trainer.fit(state, [Phase(int(steps), objective, batches)], logbook=logbook,
+                        checkpoints=checkpoints, log_every=1, checkpoint_every=5,
+                        evaluate=lambda state: trainer.evaluate(
+                            objective, state.params, [next(batches(99))]))
+checkpoints.close()
+"""
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(processes, directory, steps=8, pause=0.0, only=None):
+    directory.mkdir(exist_ok=True)
+    coordinator = f"127.0.0.1:{free_port()}"
+    started = []
+    for process_id in range(processes) if only is None else only:
+        environment = {
+            **os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // processes}"}
+        command = [sys.executable, "-c", WORKER, coordinator, str(processes), str(process_id),
+                   str(directory), str(steps), str(pause)]
+        started.append(subprocess.Popen(
+            command, env=environment, text=True, stdout=subprocess.PIPE,
+            stderr=open(directory / f"stderr.{process_id}", "a")))
+    return started
+
+
+def finish(processes, directory, timeout=240):
+    codes = [process.wait(timeout) for process in processes]
+    for process in processes:
+        process.stdout.close()
+    if any(code not in (0, 75) for code in codes):
+        print({p.name: p.read_text()[-3000:] for p in directory.glob("stderr.*")})
+    return codes
+
+
+def records(directory):
+    import json
+    return [{k: v for k, v in json.loads(line).items() if k in ("step", "loss", "eval/mse")}
+            for line in (directory / "metrics.jsonl").open()]
+
+
+def final(directory, step):
+    from bertjax.training.checkpoint import Checkpoints
+    return Checkpoints(directory / "checkpoints", read_only=True).restore_numpy(step)[0]
+
+
+def assert_same_run(a, b, step=8):
+    for x, y in zip(records(a), records(b), strict=True):
+        assert x == pytest.approx(y, rel=1e-6)
+    np.testing.assert_allclose(final(a, step)["params"]["dense"]["kernel"],
+                               final(b, step)["params"]["dense"]["kernel"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_several_processes_train_as_one_does(tmp_path, processes):
+    assert finish(start(1, tmp_path / "one"), tmp_path / "one") == [0]
+    several = tmp_path / "several"
+    assert finish(start(processes, several), several) == [0] * processes
+    assert_same_run(tmp_path / "one", several)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_saves_in_all_and_one_process_resumes(tmp_path):
+    assert finish(start(1, tmp_path / "one", 60), tmp_path / "one") == [0]
+    several = tmp_path / "several"
+    processes = start(2, several, 60, pause=0.3)
+    for process in processes:
+        assert process.stdout.readline() == "start 0\n"
+    while not (several / "metrics.jsonl").exists() or not records(several):
+        time.sleep(0.1)
+    processes[1].send_signal(signal.SIGTERM)
+    assert finish(processes, several) == [75, 75]
+    stopped_at = records(several)[-1]["step"]
+    assert 0 < stopped_at < 60
+    assert finish(start(1, several, 60), several) == [0]
+    assert_same_run(tmp_path / "one", several, 60)
+
+
+@pytest.mark.slow
+def test_a_peer_that_dies_stops_the_other_and_the_restart_resumes(tmp_path):
+    processes = start(2, tmp_path, 40, pause=0.2)
+    while not (tmp_path / "checkpoints" / "5").exists():
+        assert processes[0].poll() is None, (tmp_path / "stderr.0").read_text()
+        time.sleep(0.1)
+    processes[1].kill()
+    codes = [process.wait(120) for process in processes]
+    assert codes[1] == -signal.SIGKILL and codes[0] not in (0, 75)
+    processes = start(2, tmp_path, 12)
+    assert int(processes[0].stdout.readline().split()[1]) >= 5
+    assert finish(processes, tmp_path) == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_peer_that_never_comes_is_a_readable_message_and_an_exit_code(tmp_path):
+    worker = WORKER.replace("timeout_s=60", "timeout_s=5")
+    for process_id in ("0", "1"):
+        result = subprocess.run(
+            [sys.executable, "-c", worker, f"127.0.0.1:{free_port()}", "2", process_id,
+             str(tmp_path), "5", "0"], capture_output=True, text=True, timeout=120,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        assert result.returncode == 77, result.stderr[-2000:]
+        assert f"process {process_id} of 2 waited 5 s" in result.stderr
+
+
+# -------------------------------------------------------------------------------------- detection
+
+
+def test_one_process_without_any_hint():
+    assert detect(environment={}, tpu_devices=False) is None
+
+
+def test_flags_come_first():
+    slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}
+    assert detect("h:1", 2, 1, slurm, True) == Cluster("flags", "h:1", 2, 1)
+    assert detect(environment=slurm, tpu_devices=True) == Cluster("SLURM", None, 4, 1)
+
+
+def test_a_shell_inside_a_slurm_allocation_is_one_process():
+    assert detect(environment={"SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}, tpu_devices=False) is None
+
+
+def test_a_tpu_machine_asks_its_metadata_unless_it_runs_on_the_cpu():
+    assert detect(environment={}, tpu_devices=True) == Cluster("TPU metadata")
+    assert detect(environment={"JAX_PLATFORMS": "cpu"}, tpu_devices=True) is None
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("h:1", 2), "give all three"), (("", 2, 0), "give all three"), (("h", 2, 0), "needs a port"),
+    (("h:1", 2, 2), "must be below")])
+def test_incomplete_flags_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        detect(*arguments, environment={}, tpu_devices=False)
