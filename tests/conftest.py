@@ -5,10 +5,18 @@ import pathlib
 
 # Before the first jax import of the process. A GPU run (`-m gpu`) sets BERTJAX_TEST_PLATFORM=cuda.
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("BERTJAX_TEST_PLATFORM", "cpu"))
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = (
-        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    ).strip()
+for flag, value in (
+    ("xla_force_host_platform_device_count", "8"),
+    # Tests compile far longer than they compute: let LLVM optimise less.
+    ("xla_backend_optimization_level", "0"),
+    ("xla_llvm_disable_expensive_passes", "true"),
+):
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{flag}={value}".strip()
+# Several tests, and the programs that they start, compile the same step: once a checkout is enough.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR",
+                      str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
