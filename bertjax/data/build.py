@@ -12,6 +12,7 @@ text, and writes the manifest last.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -30,6 +31,10 @@ from bertjax.data.documents import Document, Extent, Reading, plan_extents, read
 from bertjax.data.finish import BuildSettings, check_unknown_rate, finish_store
 
 BATCH_CHARACTERS = 1 << 20  # tokenized at a time; bounds a worker's memory
+
+
+# (arguments of `build_shard`, tokenizer, whether to stop early) -> (number, record) of each shard.
+Run = Callable[[list[tuple], Any, Callable[[], bool]], Iterator[tuple[int, dict[str, Any]]]]
 
 
 class Progress(NamedTuple):
@@ -57,6 +62,7 @@ def build_store(
     shard: tuple[int, int] | None = None,
     progress: Callable[[Progress], None] | None = None,
     on_plan: Callable[[list[str], int], None] | None = None,
+    run: Run | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Build a token store; return its manifest.
@@ -71,6 +77,7 @@ def build_store(
       shard: (i, n): make every n-th shard from i on and return {} unless all shards are then there;
         for n machines that share a directory. The one that finds all shards whole finishes.
       progress, on_plan: called after each shard, and with (files, bytes) before the first.
+      run: makes the missing shards elsewhere (`beam.py`) instead of in `workers` processes here.
       **settings: fields of `BuildSettings`.
 
     Raises:
@@ -109,7 +116,8 @@ def build_store(
         else:
             shards = len(plan)
             todo = range(shards)[shard[0] :: shard[1]] if shard else range(shards)
-            complete = _build_shards(plan, todo, tokenizer, out_dir, options, reading, workers,
+            run = run or functools.partial(run_here, workers=workers)
+            complete = _build_shards(plan, todo, tokenizer, out_dir, options, reading, run,
                                      progress)
             if complete is not None:
                 shards = complete
@@ -195,7 +203,7 @@ def _brief(value: Any) -> str:
 
 def _build_shards(
     plan: list[list[Extent]], todo: range, tokenizer: Any, out_dir: Path, options: BuildSettings,
-    reading: Reading, workers: int, progress: Callable[[Progress], None] | None,
+    reading: Reading, run: Run, progress: Callable[[Progress], None] | None,
 ) -> int | None:
     """Make the missing shards of `todo`; how many shards the store has, None if some are missing.
 
@@ -238,9 +246,8 @@ def _build_shards(
     missing = [number for number in todo if number not in records]
     if records:
         report()
-    for number, record in _run(
-            [(plan[n], n, directory, dtype, reading) for n in missing], tokenizer,
-            min(workers, len(missing)), lambda: enough() is not None):
+    tasks = [(plan[n], n, directory, dtype, reading) for n in missing]
+    for number, record in run(tasks, tokenizer, lambda: enough() is not None):
         records[number] = record
         made_tokens += record["tokens"]
         made_bytes += sizes[number]
@@ -253,10 +260,11 @@ def _build_shards(
     ) else None
 
 
-def _run(
-    tasks: list[tuple], tokenizer: Any, workers: int, stop: Callable[[], bool]
+def run_here(
+    tasks: list[tuple], tokenizer: Any, stop: Callable[[], bool], workers: int = 1
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of the shards as they are finished, made here or in spawned processes."""
+    """(number, record) of the shards as they are finished, made here or in spawned processes."""
+    workers = min(workers, len(tasks))
     if workers <= 1:
         for task in tasks:
             if stop():

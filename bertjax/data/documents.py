@@ -118,14 +118,19 @@ def detect_format(path: str) -> str:
 
 def plan_extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> list[list[Extent]]:
     """Files as groups of extents of about `extent_bytes` bytes of input each, in order."""
+    extents = list(_extents(files, reading, extent_bytes))
+    total = sum(extent.size for extent in extents)
+    target = total / max(round(total / extent_bytes), 1)  # so that the last is not a small rest
     groups: list[list[Extent]] = []
-    filled = extent_bytes
-    for extent in _extents(files, reading, extent_bytes):
-        if filled + extent.size > extent_bytes and (filled or not groups):
+    before, placed = 0, -1
+    for extent in extents:
+        # An extent goes where its middle lies.
+        group = int((before + extent.size / 2) / target) if target else 0
+        if group > placed:
             groups.append([])
-            filled = 0
+            placed = group
         groups[-1].append(extent)
-        filled += extent.size
+        before += extent.size
     return groups
 
 

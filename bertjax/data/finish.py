@@ -29,7 +29,8 @@ class BuildSettings:
     Attributes:
       heldout_fraction: share of documents kept out of training, chosen by the hash of their text;
         at least one document on either side where there are two or more.
-      shard_bytes: input a shard; smaller shards restart with less lost, and are more files.
+      shard_bytes: input a shard, about; smaller ones balance better over processes and lose less
+        in a restart, but every shard is three files and a memory map (65,530 at most on Linux).
       max_tokens: stop after this many tokens (whole documents); None takes everything.
       deduplicate: keep only the first of documents with identical text (8 bytes of memory each).
       max_unknown_rate: refuse a tokenizer that makes a larger share of tokens unknown.
@@ -37,7 +38,7 @@ class BuildSettings:
     """
 
     heldout_fraction: float = 0.01
-    shard_bytes: int = 32 << 20
+    shard_bytes: int = 16 << 20
     max_tokens: int | None = None
     deduplicate: bool = False
     max_unknown_rate: float = 0.05

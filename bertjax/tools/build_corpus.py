@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     add("--shard", metavar="i/n", help="make only every n-th shard from i on, i from 0")
     add("--runner", default="local", choices=("local", "beam"),
-        help="beam: Apache Beam; its options follow after --")
+        help="beam: on Apache Beam; its options follow after --, such as --runner=FlinkRunner")
     add("--overwrite", action="store_true", help="throw away what the output directory holds")
     add("--format", default="auto", choices=("auto", *FORMATS))
     add("--field", default="text", help="of JSONL, Parquet and TFDS records (default text)")
@@ -101,17 +101,15 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
     else:
         tokenizer = load(tokenizer)
     started = time.monotonic()
-    options = dict(reading=reading, overwrite=flags.overwrite, **settings)
+    run = None
     if flags.runner == "beam":
-        from bertjax.data.beam import build_store_with_beam
+        from bertjax.data.beam import beam_run
 
-        manifest = build_store_with_beam(
-            flags.input, tokenizer, flags.output, pipeline_options=beam_options, on_plan=show_plan,
-            **options)
-    else:
-        manifest = build_store(
-            flags.input, tokenizer, flags.output, workers=flags.workers,
-            shard=parse_shard(flags.shard), progress=show_progress, on_plan=show_plan, **options)
+        run = beam_run(beam_options)
+    manifest = build_store(
+        flags.input, tokenizer, flags.output, workers=flags.workers, reading=reading,
+        overwrite=flags.overwrite, shard=parse_shard(flags.shard), progress=show_progress,
+        on_plan=show_plan, run=run, **settings)
     print()
     if manifest:
         print(summary(manifest, flags.output, time.monotonic() - started))
