@@ -127,7 +127,7 @@ def check_pretrained(path: str | Path, config: BertConfig) -> None:
     for field in dataclasses.fields(BertConfig):
         stored, asked = getattr(theirs, field.name), getattr(config, field.name)
         if field.name not in ignored and same.get(stored, stored) != same.get(asked, asked):
-            differences.append(f"  {field.name}: the checkpoint has {stored!r}, the model {asked!r}")
+            differences.append(f"  {field.name}: checkpoint {stored!r}, model {asked!r}")
     if differences:
         raise LoadError(
             f"{path} is not a checkpoint of the configured model:\n" + "\n".join(differences)

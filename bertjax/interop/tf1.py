@@ -134,7 +134,7 @@ def snappy_decompress(data: bytes) -> bytes:
             raise LoadError("malformed snappy block")
         for _ in range(length):  # a copy may overlap its own output
             out.append(out[-offset])
-    if len(out) != expected:
+    if len(out) != expected or at != len(data):
         raise LoadError("malformed snappy block")
     return bytes(out)
 

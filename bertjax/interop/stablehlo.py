@@ -1,0 +1,116 @@
+"""Export of a model as StableHLO: one compiled-anywhere function, its weights beside it.
+
+A directory holds `model.stablehlo` (jax.export: batch and length are symbols; CPU, CUDA and TPU),
+`model.safetensors` (flat names with '/'), `export.json` and the tokenizer files. It needs neither
+bertjax nor flax; with jax and numpy alone (safetensors is read here by hand):
+
+    import json, jax, numpy as np
+    def read(path):
+        raw = open(path, "rb").read()
+        start = 8 + int.from_bytes(raw[:8], "little")
+        entries = json.loads(raw[8:start])
+        return {name: np.frombuffer(raw[start:][slice(*e["data_offsets"])], "<f4")
+                      .reshape(e["shape"])
+                for name, e in entries.items() if name != "__metadata__"}
+    function = jax.export.deserialize(open("model.stablehlo", "rb").read())
+    outputs = function.call(read("model.safetensors"), input_ids, attention_mask, token_type_ids)
+
+The three inputs are int32 [batch, length] with length <= max_position_embeddings. JAX keeps such
+files readable for at least six months and writes the version into them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from jax import export
+
+from bertjax.interop.huggingface import atomic_directory, read_safetensors
+from bertjax.interop.loading import LoadedModel
+from bertjax.interop.names import flatten, unflatten
+from bertjax.model.presets import Execution
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def export_model(
+    loaded: LoadedModel,
+    target: str | Path,
+    platforms: Sequence[str] = PLATFORMS,
+    overwrite: bool = False,
+) -> float:
+    """Writes the directory and compares what it computes with the live model.
+
+    Float32 and the reference attention: fused kernels belong to one backend, an export to all.
+
+    Returns:
+      The largest absolute difference over two batches of different shapes.
+
+    Raises:
+      ValueError: the export differs from the live model by more than 1e-4.
+      FileExistsError: see huggingface.atomic_directory.
+    """
+    model = loaded.model.clone(execution=Execution(attention="reference"), parent=None)
+    weights = {path: np.asarray(x, np.float32) for path, x in flatten(loaded.params).items()}
+
+    def function(weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array,
+                 types: jax.Array) -> Any:
+        return model.apply({"params": unflatten(weights)}, ids, mask, types)
+
+    batch, length = export.symbolic_shape(
+        "batch, length", constraints=[f"length <= {model.config.max_position_embeddings}"]
+    )
+    rows = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in weights.items()}
+    exported = export.export(jax.jit(function), platforms=list(platforms))(
+        shapes, rows, rows, rows
+    )
+    with atomic_directory(target, overwrite) as directory:
+        (directory / "model.stablehlo").write_bytes(exported.serialize())
+        safetensors.numpy.save_file(weights, directory / "model.safetensors")
+        (directory / "export.json").write_text(json.dumps({
+            "model": type(model).__name__,
+            "inputs": ["weights", "input_ids", "attention_mask", "token_type_ids"],
+            "platforms": list(platforms),
+            "jax": jax.__version__,
+            "config": dataclasses.asdict(model.config),
+        }, indent=2) + "\n")
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.save(directory)
+        difference = compare(dataclasses.replace(loaded, model=model), directory)
+        if not difference < 1e-4:
+            raise ValueError(f"the exported function differs from the model by {difference:.2e}")
+    return difference
+
+
+def load_exported(directory: str | Path) -> tuple[Any, dict[str, np.ndarray]]:
+    """(exported function, its weights): call as function.call(weights, ids, mask, types)."""
+    directory = Path(directory)
+    function = export.deserialize((directory / "model.stablehlo").read_bytes())
+    return function, read_safetensors(directory / "model.safetensors")
+
+
+def compare(loaded: LoadedModel, directory: str | Path) -> float:
+    """Largest absolute difference between an export and the live model, on random rows."""
+    function, weights = load_exported(directory)
+    rng = np.random.default_rng(0)
+    largest = 0.0
+    longest = loaded.config.max_position_embeddings
+    for shape in ((1, min(7, longest)), (3, min(32, longest))):
+        ids = rng.integers(0, loaded.config.vocab_size, shape).astype(np.int32)
+        mask = np.ones(shape, np.int32)
+        mask[-1, shape[1] // 2 :] = 0
+        types = np.zeros(shape, np.int32)
+        ours = jax.tree.leaves(loaded(ids, mask, types))
+        theirs = jax.tree.leaves(function.call(weights, ids, mask, types))
+        for a, b in zip(ours, theirs, strict=True):
+            largest = max(largest, float(np.abs(np.asarray(a) - np.asarray(b)).max()))
+    return largest

@@ -1,0 +1,199 @@
+"""Converts a model between formats, and extends its vocabulary.
+
+    python -m bertjax.tools.convert --from=DIR --to=hf --out=DIR [--add_vocab=FILE]
+    python -m bertjax.tools.convert --from=DIR --to=stablehlo --out=DIR
+
+DIR is a Hugging Face directory, a TF1 checkpoint (directory or prefix) or a bertjax workdir. The
+result of --to=hf is what transformers, `bertjax.load_model` and --config.init_from read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bertjax.interop.huggingface import model_card, write_directory
+from bertjax.interop.loading import TASKS, LoadedModel, load_model
+from bertjax.interop.names import LoadError, flatten
+
+_PASSED_ON = ("problem_type", "finetuning_task")
+
+
+def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[LoadedModel, int]:
+    """Adds words at the end of the vocabulary; a new row is the mean of its old pieces' rows.
+
+    Old ids keep their meaning and old rows their bits, so that text without new words gives the
+    same ids. Rows of the table beyond the old vocabulary are used before the table grows.
+
+    Returns:
+      (the larger model, the number of words added). Words that exist already are passed over.
+
+    Raises:
+      ValueError: no WordPiece tokenizer beside the model, or nothing to add.
+    """
+    from bertjax.tokenization import WordPieceTokenizer
+
+    old = loaded.tokenizer
+    if not isinstance(old, WordPieceTokenizer):
+        raise ValueError("extending a vocabulary needs vocab.txt beside the model")
+    vocabulary = [old.id_to_token(i) for i in range(old.vocab_size)]
+    known = set(vocabulary)
+    added = [w for w in dict.fromkeys(w.strip() for w in words) if w and w not in known]
+    if not added:
+        raise ValueError("every word of --add_vocab is in the vocabulary already")
+    larger = WordPieceTokenizer(
+        [*vocabulary, *added], old.do_lower_case, old.strip_accents, old.tokenize_chinese_chars,
+        **old.special_tokens,
+    )
+    pieces = [_pieces(old, word) for word in added]
+    size = max(loaded.config.vocab_size, len(vocabulary) + len(added))
+    params = jax.tree.map(np.asarray, loaded.params)
+    tables = [(params["encoder"]["embeddings"], "word_embeddings")]
+    if "mlm" in params:
+        tables.append((params["mlm"], "bias"))
+    for parent, name in tables:
+        table = parent[name]
+        grown = np.zeros((size, *table.shape[1:]), np.float32)
+        grown[: len(table)] = table
+        for i, ids in enumerate(pieces, start=len(vocabulary)):
+            grown[i] = table[ids].mean(axis=0)
+        parent[name] = grown
+    config = dataclasses.replace(loaded.config, vocab_size=size)
+    model = loaded.model.clone(config=config, parent=None)
+    return dataclasses.replace(loaded, model=model, params=params, tokenizer=larger), len(added)
+
+
+def _pieces(tokenizer: Any, word: str) -> list[int]:
+    """Ids of a word's old pieces. A continuation ('##itis') is spelled by continuations: the
+    pieces after those of a letter in front of it."""
+    if not word.startswith("##"):
+        return tokenizer.encode(word) or [tokenizer.unk_id]
+    first = tokenizer.encode("a")
+    ids = tokenizer.encode("a" + word[2:])
+    if ids[: len(first)] == first and len(ids) > len(first):
+        return ids[len(first) :]
+    return tokenizer.encode(word[2:]) or [tokenizer.unk_id]
+
+
+def compare(before: LoadedModel, after: LoadedModel) -> float:
+    """Largest absolute difference of two models' outputs on the same random rows.
+
+    Only ids and classes that both have are compared, so a larger vocabulary may be held against
+    the old one.
+    """
+    rng = np.random.default_rng(0)
+    vocabulary = min(before.config.vocab_size, after.config.vocab_size)
+    if before.tokenizer is not None:
+        vocabulary = min(vocabulary, before.tokenizer.vocab_size)
+    shape = (2, min(16, before.config.max_position_embeddings))
+    ids = rng.integers(0, vocabulary, shape).astype(np.int32)
+    mask = np.ones(shape, np.int32)
+    mask[1, shape[1] // 2 :] = 0
+    differences = []
+    for a, b in zip(jax.tree.leaves(before(ids, mask)), jax.tree.leaves(after(ids, mask)),
+                    strict=True):
+        common = vocabulary if a.shape[-1] != b.shape[-1] else a.shape[-1]
+        differences.append(np.abs(np.asarray(a[..., :common]) - np.asarray(b[..., :common])).max())
+    return float(max(differences))
+
+
+def convert(
+    source: str | Path,
+    target: str,
+    out: str | Path,
+    add_vocab: str | Path | None = None,
+    task: str | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> float:
+    """Converts and compares; see the module's docstring.
+
+    Args:
+      target: 'hf' or 'stablehlo'.
+      add_vocab: file with one new word a line.
+      task: see load_model.
+      say: receives progress, one line at a time.
+
+    Returns:
+      The largest difference between the outputs of what was read and of what was written.
+    """
+    if target not in ("hf", "stablehlo"):
+        raise ValueError(f"--to={target} is not one of hf, stablehlo")
+    started = time.monotonic()
+    before = load_model(source, task)
+    count = sum(x.size for x in jax.tree.leaves(before.params))
+    name = type(before.model).__name__
+    say(f"read    {source}: {name}, {count / 1e6:,.1f} M parameters, "
+        f"{time.monotonic() - started:.1f} s")
+    after = before
+    if add_vocab is not None:
+        words = Path(add_vocab).read_text(encoding="utf-8").splitlines()
+        after, added = extend_vocabulary(before, words)
+        say(f"vocab   {added:,} words added, {after.config.vocab_size:,} rows")
+    if target == "stablehlo":
+        from bertjax.interop.stablehlo import export_model
+
+        difference = export_model(after, out, overwrite=overwrite)
+    else:
+        write_directory(
+            out, after.config, after.params, name, after.tokenizer, after.labels,
+            _card(before, str(source)), {k: v for k, v in before.settings.items()
+                                         if k in _PASSED_ON}, overwrite)
+        again = load_model(out, task)
+        _check_bits(after.params, again.params)
+        difference = compare(before, again)
+    size = sum(p.stat().st_size for p in Path(out).iterdir())
+    say(f"wrote   {out}: {size / 1e6:,.1f} MB")
+    say(f"compare largest difference of the outputs {difference:.2e}")
+    return difference
+
+
+def _check_bits(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    ours, theirs = flatten(written), flatten(read)
+    different = [path for path in ours if not np.array_equal(ours[path], theirs.get(path))]
+    if different or set(ours) != set(theirs):
+        raise LoadError(f"what was written reads back otherwise: {different[:10]}")
+
+
+def _card(loaded: LoadedModel, source: str) -> str:
+    run = loaded.settings if "batch_size" in loaded.settings else {}
+    recipe = {k: run[k] for k in ("phases", "batch_size", "seed", "init_from") if run.get(k)}
+    recipe |= {f"optimizer.{k}": v for k, v in (run.get("optimizer") or {}).items()}
+    corpus = (run.get("data") or {}).get("corpus")
+    return model_card(
+        Path(source).name, type(loaded.model).__name__,
+        sum(x.size for x in jax.tree.leaves(loaded.params)),
+        data=f"Corpus: {corpus}." if corpus else f"Converted from {Path(source).name}.",
+        recipe=recipe,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--from", dest="source", required=True, metavar="DIR")
+    parser.add_argument("--to", default="hf", choices=("hf", "stablehlo"))
+    parser.add_argument("--out", required=True, metavar="DIR")
+    parser.add_argument("--task", choices=tuple(TASKS), help="which model to make of it")
+    parser.add_argument("--add_vocab", metavar="FILE", help="new words, one a line")
+    parser.add_argument("--overwrite", action="store_true")
+    options = parser.parse_args(arguments)
+    try:
+        convert(options.source, options.to, options.out, options.add_vocab, options.task,
+                options.overwrite, print)
+    except (ValueError, FileExistsError, FileNotFoundError) as error:
+        print(f"convert: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

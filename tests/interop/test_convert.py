@@ -1,0 +1,94 @@
+"""The converter: comparison, vocabulary extension, StableHLO, refusals."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.interop import load_model
+from bertjax.interop.huggingface import write_directory
+from bertjax.tokenization import WordPieceTokenizer
+from bertjax.tools.convert import convert, extend_vocabulary, main
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "mo", "##use",
+         "a", "c", "##at", "."]
+VOCABULARY = WORDS + [f"filler{i}" for i in range(37 - len(WORDS))]
+
+
+@pytest.fixture(scope="module")
+def with_tokenizer(tmp_path_factory):
+    """The golden model with a vocabulary of its size."""
+    path = tmp_path_factory.mktemp("model") / "m"
+    golden = load_model(GOLDEN)
+    write_directory(path, golden.config, golden.params, "BertForPreTraining",
+                    WordPieceTokenizer(VOCABULARY, do_lower_case=True))
+    return path
+
+
+def test_tf1_to_hugging_face_is_exact(tmp_path):
+    lines = []
+    source = GOLDEN.parent / "golden_tf1"
+    assert convert(source, "hf", tmp_path / "out", say=lines.append) == 0.0
+    assert any("compare" in line for line in lines) and any("read" in line for line in lines)
+    expected = load_model(GOLDEN).params
+    jax.tree.map(np.testing.assert_array_equal, load_model(tmp_path / "out").params, expected)
+    assert "BertForPreTraining" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_new_words_are_means_of_their_old_pieces_and_old_ids_stay(with_tokenizer):
+    old = load_model(with_tokenizer)
+    new, added = extend_vocabulary(old, ["mouse", "cats", "the", "", "mouse", "##ats"])
+    assert added == 3 and new.config.vocab_size == 40
+    before = old.params["encoder"]["embeddings"]["word_embeddings"]
+    after = new.params["encoder"]["embeddings"]["word_embeddings"]
+    np.testing.assert_array_equal(after[:37], before)
+    assert old.tokenizer.tokenize("mouse cats") == ["mo", "##use", "cat", "##s"]
+    np.testing.assert_allclose(after[37], (before[9] + before[10]) / 2, rtol=1e-6)
+    np.testing.assert_allclose(after[38], (before[6] + before[7]) / 2, rtol=1e-6)
+    np.testing.assert_allclose(after[39], (before[13] + before[7]) / 2, rtol=1e-6)
+    bias = old.params["mlm"]["bias"]
+    np.testing.assert_allclose(new.params["mlm"]["bias"][37], (bias[9] + bias[10]) / 2, rtol=1e-6)
+    assert new.tokenizer.encode("the mouse sat") == [5, 37, 8]
+    assert new.tokenizer.encode("the cat sat") == old.tokenizer.encode("the cat sat")
+
+
+def test_the_command_extends_writes_and_compares(with_tokenizer, tmp_path, capsys):
+    (tmp_path / "words.txt").write_text("mouse\n")
+    arguments = [f"--from={with_tokenizer}", "--to=hf", f"--out={tmp_path / 'out'}",
+                 f"--add_vocab={tmp_path / 'words.txt'}"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "1 words added, 38 rows" in printed
+    assert float(printed.split("outputs ")[1]) < 1e-5
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 38
+    assert load_model(tmp_path / "out").tokenizer.encode("mouse") == [37]
+    assert main(arguments) == 1
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_a_path_without_a_model_is_an_error_message_and_not_a_traceback(tmp_path, capsys):
+    assert main([f"--from={tmp_path}", f"--out={tmp_path / 'out'}"]) == 1
+    assert "holds no model" in capsys.readouterr().err
+
+
+def test_stablehlo_gives_the_live_models_outputs_at_any_shape_without_bertjax(tmp_path):
+    assert convert(GOLDEN, "stablehlo", tmp_path / "out") < 1e-5
+    # The loader of the module's docstring, verbatim in what it does.
+    raw = (tmp_path / "out" / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    weights = {
+        name: np.frombuffer(raw[start:][slice(*e["data_offsets"])], "<f4").reshape(e["shape"])
+        for name, e in json.loads(raw[8:start]).items() if name != "__metadata__"
+    }
+    function = jax.export.deserialize((tmp_path / "out" / "model.stablehlo").read_bytes())
+    assert set(function.platforms) == {"cpu", "cuda", "tpu"}
+    live = load_model(GOLDEN)
+    for shape in ((1, 3), (5, 16)):
+        ids = np.random.default_rng(0).integers(0, 37, shape).astype(np.int32)
+        ours = live(ids, ids * 0 + 1, ids % 2)
+        theirs = function.call(weights, ids, ids * 0 + 1, ids % 2)
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)

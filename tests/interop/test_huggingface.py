@@ -1,0 +1,190 @@
+"""Round trips, refusals and atomic writing of Hugging Face's layout."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from bertjax.interop import LoadError, load_model, load_pretrained_params
+from bertjax.interop.huggingface import (
+    model_card,
+    read_safetensors,
+    read_state_dict,
+    write_directory,
+)
+from bertjax.interop.names import flatten
+from bertjax.model.heads import BertForPreTraining, BertForSequenceClassification
+from bertjax.model.presets import BertConfig
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return load_model(GOLDEN)
+
+
+def directory_with(tmp_path, change, config=None):
+    """A copy of the golden directory whose state dict went through `change`."""
+    state = change(dict(read_safetensors(GOLDEN / "model.safetensors")))
+    save_file({k: np.ascontiguousarray(v) for k, v in state.items()},
+              tmp_path / "model.safetensors")
+    values = json.loads((GOLDEN / "config.json").read_text()) | (config or {})
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    return tmp_path
+
+
+def test_round_trip_is_bit_equal(golden, tmp_path):
+    write_directory(tmp_path / "a", golden.config, golden.params, "BertForPreTraining")
+    again = load_model(tmp_path / "a")
+    jax.tree.map(np.testing.assert_array_equal, golden.params, again.params)
+    assert again.config == golden.config
+    before, after = read_state_dict(GOLDEN), read_state_dict(tmp_path / "a")
+    assert set(before) == set(after)
+    assert all((before[k] == after[k]).all() for k in before)
+
+
+def test_every_parameter_has_its_own_foreign_name(golden):
+    state = read_state_dict(GOLDEN)
+    assert len(flatten(golden.params)) == len(state)
+
+
+def test_nan_in_the_export_raises_and_leaves_nothing_behind(golden, tmp_path):
+    params = jax.tree.map(np.array, golden.params)
+    params["encoder"]["layer_1"]["output"]["kernel"][0, 0] = np.nan
+    with pytest.raises(ValueError, match="encoder/layer_1/output/kernel: 1 of 960"):
+        write_directory(tmp_path / "a", golden.config, params, "BertForPreTraining")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_directories_are_kept_unless_told_otherwise(golden, tmp_path):
+    target = tmp_path / "a"
+    target.mkdir()
+    (target / "mine.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match="not empty"):
+        write_directory(target, golden.config, golden.params, "BertForPreTraining")
+    assert (target / "mine.txt").read_text() == "keep"
+    write_directory(target, golden.config, golden.params, "BertForPreTraining", overwrite=True)
+    assert not (target / "mine.txt").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_old_names_buffers_and_a_missing_prefix(golden, tmp_path):
+    def age(state):
+        state = {
+            k.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"): v
+            for k, v in state.items()
+        }
+        return state | {"bert.embeddings.position_ids": np.arange(16)[None]}
+
+    old = load_model(directory_with(tmp_path, age))
+    jax.tree.map(np.testing.assert_array_equal, golden.params, old.params)
+
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    directory_with(bare, lambda s: {k[5:]: v for k, v in s.items() if k.startswith("bert.")},
+                   {"architectures": ["BertModel"]})
+    encoder = load_model(bare).params["encoder"]
+    jax.tree.map(np.testing.assert_array_equal, golden.params["encoder"], encoder)
+
+
+def test_another_prefix_is_refused_with_missing_and_unexpected_names(tmp_path):
+    path = directory_with(tmp_path, lambda s: {f"model.{k}": v for k, v in s.items()})
+    with pytest.raises(LoadError) as error:
+        load_model(path)
+    message = str(error.value)
+    assert "missing in the file" in message and "unexpected in the file" in message
+    assert "bert.embeddings.word_embeddings.weight (37, 24)" in message
+    assert "model.bert.embeddings.word_embeddings.weight (37, 24)" in message
+    with pytest.raises(LoadError):  # the switch for heads never excuses the encoder
+        load_model(path, task="sequence-classification", reinitialise_head=True)
+
+
+def test_one_missing_layer_is_refused(tmp_path):
+    path = directory_with(tmp_path, lambda s: {k: v for k, v in s.items() if ".layer.1." not in k})
+    with pytest.raises(LoadError, match="16 missing in the file"):
+        load_model(path)
+
+
+def test_a_file_with_more_layers_than_its_config_is_refused(tmp_path):
+    path = directory_with(tmp_path, lambda s: s, {"num_hidden_layers": 1})
+    with pytest.raises(LoadError, match="16 unexpected in the file"):
+        load_model(path)
+
+
+def test_head_of_another_size_is_refused_and_restarted_only_on_request(golden, tmp_path):
+    config = golden.config
+    model = BertForSequenceClassification(config, num_labels=16)
+    params = load_pretrained_params(GOLDEN, model, jax.random.key(0), reinitialise_head=True)
+    write_directory(tmp_path / "a", config, params, "BertForSequenceClassification",
+                    labels={i: f"class {i}" for i in range(16)})
+    loaded = load_model(tmp_path / "a")
+    assert loaded.model.num_labels == 16 and loaded.labels[3] == "class 3"
+
+    two = BertForSequenceClassification(config, num_labels=2)
+    with pytest.raises(LoadError) as error:
+        load_pretrained_params(tmp_path / "a", two, jax.random.key(1))
+    assert "(16, 24), the model needs (2, 24)" in str(error.value)
+    assert "reinitialise_head=True" in str(error.value)
+    fresh = load_pretrained_params(tmp_path / "a", two, jax.random.key(1), reinitialise_head=True)
+    assert fresh["classifier"]["kernel"].shape == (24, 2)
+    jax.tree.map(np.testing.assert_array_equal, params["encoder"], fresh["encoder"])
+    jax.tree.map(np.testing.assert_array_equal, params["pooler"], fresh["pooler"])
+
+
+def test_a_head_that_the_file_lacks_is_refused_and_restarted_only_on_request():
+    config = load_model(GOLDEN).config
+    model = BertForSequenceClassification(config)
+    with pytest.raises(LoadError, match=r"classifier.weight \(2, 24\)"):
+        load_pretrained_params(GOLDEN, model, jax.random.key(0))
+
+
+def test_networks_that_differ_without_a_shape_are_refused(golden):
+    for change in ({"num_attention_heads": 4}, {"hidden_act": "gelu_new"},
+                   {"layer_norm_eps": 1e-5}, {"vocab_size": 40}):
+        config = BertConfig.from_dict(golden.config.to_dict() | change)
+        with pytest.raises(LoadError, match=next(iter(change))):
+            load_pretrained_params(GOLDEN, BertForPreTraining(config), jax.random.key(0))
+
+
+def test_an_untied_decoder_is_refused_and_a_tied_copy_is_dropped(golden, tmp_path):
+    words = "bert.embeddings.word_embeddings.weight"
+    copy = "cls.predictions.decoder.weight"
+    path = directory_with(tmp_path, lambda s: s | {copy: s[words]})
+    jax.tree.map(np.testing.assert_array_equal, golden.params, load_model(path).params)
+    path = directory_with(tmp_path, lambda s: s | {copy: s[words] + 1})
+    with pytest.raises(LoadError, match="differs"):
+        load_model(path)
+
+
+def test_a_directory_without_a_model_says_what_was_looked_for(tmp_path):
+    with pytest.raises(LoadError, match="model.safetensors.*bert_model.ckpt.index"):
+        load_model(tmp_path)
+    shutil.copy(GOLDEN / "model.safetensors", tmp_path)
+    with pytest.raises(LoadError, match="no config.json"):
+        load_model(tmp_path)
+    with pytest.raises(ValueError, match="task='translation'"):
+        load_model(GOLDEN, task="translation")
+
+
+def test_vocabulary_larger_than_the_table_is_not_written(golden, tmp_path):
+    class Tokenizer:
+        vocab_size = 38
+
+    with pytest.raises(ValueError, match="38 tokens, the model 37 rows"):
+        write_directory(tmp_path / "a", golden.config, golden.params, "BertForPreTraining",
+                        Tokenizer())
+
+
+def test_model_card_names_data_recipe_metrics_and_commit():
+    card = model_card("demo", "BertForPreTraining", 4_400_000, "docstrings", {"steps": 100},
+                      {"mlm_loss": 2.5}, commit="abc123")
+    assert card.startswith("---\nlanguage: en\n")
+    for text in ("4.4 M parameters", "abc123", "docstrings", "| steps | 100 |",
+                 "| mlm_loss | 2.5 |"):
+        assert text in card
