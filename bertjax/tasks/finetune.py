@@ -97,6 +97,10 @@ class Run:
     seconds: float
 
 
+class NoFiniteScore(ValueError):
+    """Every evaluation of a run gave NaN, so nothing can be chosen as best."""
+
+
 class EarlyStop(Exception):  # noqa: N818  not an error: it leaves Trainer.fit in good order
     """Raised inside an evaluation when the patience is used up."""
 
@@ -278,7 +282,7 @@ class FineTuner:
             except EarlyStop as stop:
                 log.info("%s", stop)
         if best.params is None:
-            raise ValueError("no evaluation gave a finite score; nothing can be chosen as best")
+            raise NoFiniteScore("no evaluation gave a finite score; nothing can be chosen as best")
         return Run(
             run, best.params, best.scores, best.value, best.step, best.history[-1][0],
             tuple(best.history), time.monotonic() - started,

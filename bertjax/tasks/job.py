@@ -1,0 +1,273 @@
+"""The fine-tuning jobs of the command line: from a config to a run, a suite entry or an evaluation.
+
+In: the settings below, as a mapping. Out: in the workdir metrics.jsonl, result.json, predictions
+(and submission files), and `model/` in Hugging Face's layout with the label names in config.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from bertjax.interop import load_pretrained_params, open_source
+from bertjax.interop.huggingface import write_directory
+from bertjax.interop.loading import fit
+from bertjax.model.heads import init_params
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.tasks.custom import TableTask
+from bertjax.tasks.finetune import FineTuner, FineTuneSettings, Run, RunSettings, result_json
+from bertjax.tasks.finetune import write_json as _write_json
+from bertjax.tasks.glue import GLUE, GlueTask
+from bertjax.tasks.ner import NerTask
+from bertjax.tasks.squad import SquadTask, with_null_threshold
+from bertjax.tasks.swag import MultipleChoiceTask
+from bertjax.tasks.task import adopt_labels
+from bertjax.tokenization import load_tokenizer
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.logbook import Logbook
+from bertjax.training.optimizer import flatten, unflatten
+
+log = logging.getLogger(__name__)
+
+OTHER_TASKS = ("squad1.1", "squad2.0", "ner", "tag", "swag", "table")
+
+
+def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) -> Any:
+    """The task `name` over `data` (a directory, or 'tfds:...').
+
+    Args:
+      name: a GLUE task (cola ... ax), squad1.1, squad2.0, ner, tag (tags that are no entities),
+        swag, or table (your own CSV, TSV or JSON lines).
+      options: keyword arguments of the task's class, see glue.py, squad.py, ner.py, swag.py and
+        custom.py.
+    """
+    options = dict(options or {})
+    try:
+        if name in GLUE:
+            return GlueTask(name, data, **options)
+        if name in ("squad1.1", "squad2.0"):
+            return SquadTask(data, name.removeprefix("squad"), **options)
+        if name in ("ner", "tag"):
+            return NerTask(data, name=name, entities=name == "ner", **options)
+        if name == "swag":
+            return MultipleChoiceTask(data, **options)
+        if name == "table":
+            return TableTask(data, **options)
+    except TypeError as error:
+        raise ValueError(f"task {name!r}: {error}") from None
+    raise ValueError(f"unknown task {name!r}; one of {', '.join((*GLUE, *OTHER_TASKS))}")
+
+
+class Pretrained:
+    """Starting parameters: the encoder of a checkpoint, read once, and a head drawn from a key."""
+
+    def __init__(self, path: str | pathlib.Path):
+        self.path = str(path)
+        self.source = open_source(path)
+        self._loaded: dict[str, np.ndarray] = {}
+        self._draw: Any = None
+
+    @property
+    def config(self) -> BertConfig:
+        """The network of the checkpoint."""
+        return self.source.config
+
+    def labels(self) -> tuple[str, ...]:
+        """Label names stored with the checkpoint, by index; () if it names none."""
+        stored = self.source.settings.get("id2label") or {}
+        return tuple(stored[key] for key in sorted(stored, key=int))
+
+    def __call__(self, model: Any, key: jax.Array) -> dict[str, Any]:
+        """Parameters of `model`; what the checkpoint lacks is drawn from `key`."""
+        if self._draw is None:
+            params, fresh = fit(self.source, model, key, reinitialise_head=True)
+            self._loaded = {k: v for k, v in flatten(params).items() if k not in fresh}
+            log.info("%s: drawn afresh: %s", self.path, ", ".join(fresh) or "nothing")
+            self._draw = jax.jit(
+                lambda k: {path: flatten(init_params(model, k))[path] for path in fresh}
+            )
+        return unflatten(self._loaded | self._draw(key))
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A fine-tuning run whose data and settings have been read and checked."""
+
+    tuner: FineTuner
+    run: RunSettings
+    workdir: pathlib.Path
+    init_from: str
+    predict: tuple[str, ...]
+    log_every: int
+
+
+def prepare(
+    task: Any,
+    init_from: str,
+    workdir: str | pathlib.Path,
+    settings: FineTuneSettings,
+    run: RunSettings,
+    *,
+    dropout: tuple[float, float] | None = None,
+    execution: Execution = Execution(),  # noqa: B008  frozen
+    mesh: Any = None,
+    prng: str = "auto",
+    predict: tuple[str, ...] = ("dev",),
+    log_every: int = 50,
+) -> Job:
+    """Reads what can be read before anything compiles.
+
+    Args:
+      predict: splits for which predictions (and submission files) are written.
+      dropout: (hidden, attention) in place of the checkpoint's.
+
+    Raises ValueError or LoadError naming the setting, or file and line, and the remedy.
+    """
+    for split in predict:
+        if split not in task.splits:
+            raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
+    if "train" not in task.splits:
+        raise ValueError(
+            f"task {task.name!r} has no training split; evaluate a fine-tuned model on it instead"
+        )
+    start = Pretrained(init_from)
+    config = start.config
+    if dropout is not None:
+        config = dataclasses.replace(
+            config, hidden_dropout_prob=dropout[0], attention_probs_dropout_prob=dropout[1]
+        )
+    tokenizer = load_tokenizer(start.source.directory)
+    tuner = FineTuner(task, tokenizer, config, start, settings, execution, mesh, prng)
+    tuner.data("train", training=True)
+    tuner.data("dev")[0].require_labels("choosing the best checkpoint")
+    return Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every)
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Trains, keeps the best on dev, writes everything, and returns the result (see result.json).
+
+    An interrupted run in the same workdir goes on; a finished one is only written out again.
+    """
+    tuner, workdir = job.tuner, job.workdir
+    directory = workdir / "checkpoints"
+    _refuse_other_run(workdir, job)
+    checkpoints = Checkpoints(
+        str(directory), keep_last=1, keep_best=1, metric=f"eval/{tuner.task.metric}", mode="max"
+    )
+    try:
+        with Logbook(str(workdir), checkpoints.latest() or 0) as logbook:
+            done = tuner.run(job.run, logbook, checkpoints, job.log_every)
+            logbook.message(summary_line(tuner.task, done))
+    finally:
+        checkpoints.close()
+    if tuner.task.name == "squad2.0":
+        with_null_threshold(tuner.task, done.scores)
+    result = result_json(tuner, done, job.init_from)
+    if jax.process_index() == 0:
+        _write_json(workdir / "result.json", result)
+    write_predictions(tuner, done.params, job.predict, workdir)
+    save_model(tuner, done.params, workdir / "model", result)
+    return result
+
+
+def _refuse_other_run(workdir: pathlib.Path, job: Job) -> None:
+    """A workdir belongs to one set of settings."""
+    wanted = {
+        "task": job.tuner.task.name,
+        "init_from": job.init_from,
+        "run": dataclasses.asdict(job.run),
+        "settings": json.loads(json.dumps(dataclasses.asdict(job.tuner.settings))),
+    }
+    path = workdir / "finetune.json"
+    if path.exists() and (found := json.loads(path.read_text(encoding="utf-8"))) != wanted:
+        differing = [name for name in wanted if found.get(name) != wanted[name]]
+        raise ValueError(
+            f"{workdir} holds a fine-tuning run with another {', '.join(differing)}; choose "
+            "another workdir, or delete it"
+        )
+    if jax.process_index() == 0:
+        _write_json(path, wanted)
+
+
+def summary_line(task: Any, run: Run) -> str:
+    """'mrpc: accuracy_f1 0.8512 (step 345 of 345; ...)' with the flags that make it doubtful."""
+    numbers = ", ".join(f"{name} {value:.4f}" for name, value in run.scores.values.items())
+    flags = "".join(f"  [{flag}]" for flag in run.scores.flags)
+    return (
+        f"{task.name}: best {task.metric} {run.value:.4f} at step {run.best_step} of {run.steps} "
+        f"({numbers}){flags}, {run.seconds:.1f} s"
+    )
+
+
+def write_predictions(
+    tuner: FineTuner, params: Any, splits: tuple[str, ...], directory: pathlib.Path
+) -> list[pathlib.Path]:
+    """Prediction and submission files of the splits."""
+    paths = []
+    for name in splits:
+        split, features = tuner.data(name)
+        outputs = tuner.predict(params, features)
+        if jax.process_index() == 0:
+            paths += tuner.task.write(split, features, outputs, directory)
+    return paths
+
+
+def save_model(
+    tuner: FineTuner, params: Any, directory: pathlib.Path, result: Mapping[str, Any]
+) -> None:
+    """Writes the model in Hugging Face's layout, with its label names."""
+    host = jax.tree.map(lambda leaf: np.asarray(jax.device_get(leaf)), params)
+    if jax.process_index() != 0:
+        return
+    task = tuner.task
+    kinds = {
+        "regression": "regression",
+        "multilabel": "multi_label_classification",
+        "classification": "single_label_classification",
+    }
+    settings: dict[str, Any] = {"finetuned": {"task": task.name, "value": result["value"]}}
+    if task.head in kinds:
+        settings["problem_type"] = kinds[task.head]
+    labels = dict(enumerate(task.labels)) or None
+    if task.head == "regression":
+        labels = {0: "value"}
+    write_directory(
+        directory, tuner.config, host, type(tuner.model).__name__, tuner.tokenizer, labels,
+        settings=settings, overwrite=True,
+    )  # fmt: skip
+
+
+def evaluate(
+    task: Any,
+    model_directory: str | pathlib.Path,
+    split: str = "dev",
+    settings: FineTuneSettings = FineTuneSettings(),  # noqa: B008  frozen
+    execution: Execution = Execution(),  # noqa: B008  frozen
+    mesh: Any = None,
+    write_to: str | pathlib.Path | None = None,
+) -> Any:
+    """Scores a fine-tuned model on a split (None if it has no labels) and writes predictions.
+
+    The task takes over the head's label order. Raises LoadError for a checkpoint without the head
+    and ValueError for labels that the head does not know.
+    """
+    source = Pretrained(model_directory)
+    if task.labels and source.labels():
+        task.labels = adopt_labels(task.labels, source.labels(), str(model_directory))
+    tuner = FineTuner(
+        task, load_tokenizer(source.source.directory), source.config, source, settings, execution,
+        mesh,
+    )  # fmt: skip
+    params = load_pretrained_params(model_directory, tuner.model, jax.random.key(0))
+    records, features = tuner.data(split)
+    outputs = tuner.predict(params, features)
+    if write_to is not None:
+        task.write(records, features, outputs, pathlib.Path(write_to))
+    return task.score(records, features, outputs) if records.labelled else None

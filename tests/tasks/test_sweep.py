@@ -1,0 +1,79 @@
+"""The search: grid, resumption, degenerate runs, table and picture. No model is trained here."""
+
+import types
+
+import pytest
+
+from bertjax.tasks import metrics, sweep
+from bertjax.tasks.finetune import NoFiniteScore, RunSettings
+
+
+class Tuner:
+    """Scores by a formula; notes what it was asked to run."""
+
+    def __init__(self, fail_at=None):
+        self.ran, self.fail_at = [], fail_at
+
+    def run(self, settings):
+        if len(self.ran) == self.fail_at:
+            raise KeyboardInterrupt
+        self.ran.append(settings)
+        if settings.seed == 1 and settings.learning_rate == 5e-5:
+            raise NoFiniteScore("all NaN")
+        value = 0.9 - settings.learning_rate * 1000 + settings.seed * 0.01
+        flags = (metrics.ONE_CLASS_ONLY,) if settings.seed == 2 else ()
+        scores = metrics.Scores({"accuracy": value}, flags)
+        return types.SimpleNamespace(
+            settings=settings, value=value, scores=scores, best_step=7, seconds=1.0
+        )
+
+
+def runs():
+    return sweep.grid([16], [5e-5, 2e-5], [2, 3], range(3))
+
+
+def test_the_grid_is_the_papers_times_the_seeds_grouped_by_batch_size():
+    found = list(sweep.grid(seeds=range(5)))
+    assert len(found) == len(set(found)) == 2 * 3 * 3 * 5
+    assert [r.batch_size for r in found] == [16] * 45 + [32] * 45
+    assert found[0] == RunSettings(5e-5, 16, 2, 0)
+
+
+def test_an_interrupted_search_goes_on_and_repeats_no_run(tmp_path):
+    first = Tuner(fail_at=4)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep(first, runs(), tmp_path, {"task": "toy"})
+    with open(tmp_path / "runs.jsonl", "a") as file:
+        file.write('{"batch_size": 16, "learn')  # killed while writing
+    second, kept = Tuner(), []
+    outcomes = sweep.sweep(second, runs(), tmp_path, {"task": "toy"}, keep=kept.append)
+    assert first.ran + second.ran == list(runs())
+    assert len(outcomes) == 12 == len(sweep.read_outcomes(tmp_path / "runs.jsonl"))
+    assert outcomes == sweep.read_outcomes(tmp_path / "runs.jsonl")
+    assert kept[-1].settings == RunSettings(2e-5, 16, 2, 2)
+    values = [run.value for run in kept]
+    assert values == sorted(values)
+    with pytest.raises(ValueError, match="another search.*'toy' -> 'other'"):
+        sweep.sweep(Tuner(), runs(), tmp_path, {"task": "other"})
+
+
+def test_failed_and_one_class_runs_are_counted_and_averaged_honestly(tmp_path):
+    outcomes = sweep.sweep(Tuner(), runs(), tmp_path, {})
+    rows = {row.setting: row for row in sweep.rows(outcomes)}
+    row = rows[16, 5e-5, 2]
+    assert row.values == pytest.approx((0.85, 0.0, 0.87)) and row.degenerate == 2
+    assert row.mean == pytest.approx(1.72 / 3)
+    assert row.deviation == pytest.approx(0.496588, abs=1e-6)  # numpy.std(..., ddof=1)
+    assert sweep.best_outcome(outcomes).learning_rate == 2e-5
+    text = sweep.write_report("toy", "accuracy", outcomes, tmp_path)
+    assert "12 runs, 6 degenerate" in text
+    assert "| 16 | 5e-05 | 2 | 3 | 0.5733 | 0.4966 | 2 | 0.8500 0.0000 0.8700 |" in text
+    assert (tmp_path / "sweep.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "sweep.md").read_text() == text
+
+
+def test_one_seed_has_no_deviation_and_no_run_is_an_error():
+    outcome = sweep.Outcome(16, 2e-5, 3, 0, 0.5, {}, (), 1, 1.0)
+    assert sweep.rows([outcome])[0].deviation == 0.0
+    with pytest.raises(ValueError, match="no finished run"):
+        sweep.best_outcome([])
