@@ -66,6 +66,18 @@ checkpoints.close()
 """
 
 
+STARTED = []
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        process.communicate()
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -85,13 +97,20 @@ def start(processes, directory, steps=8, pause=0.0, only=None):
         started.append(subprocess.Popen(
             command, env=environment, text=True, stdout=subprocess.PIPE,
             stderr=open(directory / f"stderr.{process_id}", "a")))
+    STARTED.extend(started)
     return started
+
+
+def begun(process):
+    """The step that a process started from (gloo also writes to standard output)."""
+    for line in process.stdout:
+        if line.startswith("start "):
+            return int(line.split()[1])
+    raise AssertionError("the process ended before it trained")
 
 
 def finish(processes, directory, timeout=240):
     codes = [process.wait(timeout) for process in processes]
-    for process in processes:
-        process.stdout.close()
     if any(code not in (0, 75) for code in codes):
         print({p.name: p.read_text()[-3000:] for p in directory.glob("stderr.*")})
     return codes
@@ -129,8 +148,7 @@ def test_sigterm_to_one_process_saves_in_all_and_one_process_resumes(tmp_path):
     assert finish(start(1, tmp_path / "one", 60), tmp_path / "one") == [0]
     several = tmp_path / "several"
     processes = start(2, several, 60, pause=0.3)
-    for process in processes:
-        assert process.stdout.readline() == "start 0\n"
+    assert [begun(process) for process in processes] == [0, 0]
     while not (several / "metrics.jsonl").exists() or not records(several):
         time.sleep(0.1)
     processes[1].send_signal(signal.SIGTERM)
@@ -151,7 +169,7 @@ def test_a_peer_that_dies_stops_the_other_and_the_restart_resumes(tmp_path):
     codes = [process.wait(120) for process in processes]
     assert codes[1] == -signal.SIGKILL and codes[0] not in (0, 75)
     processes = start(2, tmp_path, 12)
-    assert int(processes[0].stdout.readline().split()[1]) >= 5
+    assert begun(processes[0]) >= 5
     assert finish(processes, tmp_path) == [0, 0]
 
 
