@@ -2,7 +2,8 @@
 
 A directory holds `model.stablehlo` (jax.export: batch and length are symbols; CPU, CUDA and TPU),
 `model.safetensors` (flat names with '/'), `export.json` and the tokenizer files. It needs neither
-bertjax nor flax; with jax and numpy alone (safetensors is read here by hand):
+bertjax nor flax. With jax, numpy and flatbuffers (which jax.export reads its own files with) alone,
+safetensors being read by hand:
 
     import json, jax, numpy as np
     def read(path):
