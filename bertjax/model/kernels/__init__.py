@@ -1,0 +1,38 @@
+"""Hand-written kernels and the choice among them.
+
+    dropout_bits       attention dropout as a hash of (key, row, head, query, key position)
+    flash_attention    the Pallas kernels (GPU)
+    attention_pallas   attention() over flash_attention, for the dispatch table
+    attention_cudnn    attention() over cuDNN, without dropout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+
+def select_attention(shape: Sequence[int], dtype: jnp.dtype, dropout_rate: float) -> str:
+    """The implementation that 'auto' stands for on this backend.
+
+    Args:
+      shape: of the query, [B, T, A, D].
+      dtype: compute type.
+      dropout_rate: of the attention probabilities, 0 when deterministic.
+
+    Returns:
+      'pallas' on NVIDIA GPUs from Ampere on, in 16-bit types and with a head size that is a power
+      of two; else 'reference'. cuDNN's attention is never chosen: its dropout offset is a counter
+      inside the process, so that a resumed run would draw other masks, and without dropout it has
+      no lead (see flash_attention).
+    """
+    del dropout_rate
+    head = shape[-1]
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", None)
+    if device.platform != "gpu" or capability is None or float(capability) < 8.0:
+        return "reference"
+    half = dtype in (jnp.bfloat16, jnp.float16)
+    return "pallas" if half and head >= 16 and head & (head - 1) == 0 else "reference"

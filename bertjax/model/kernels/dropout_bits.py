@@ -59,6 +59,18 @@ def keep_probability(rate: float) -> float:
     return 1.0 - threshold(rate) / 2**BITS
 
 
+def key_words(key: jax.Array) -> jax.Array:
+    """uint32 [2] from all words of a jax PRNG key, typed or raw, without running its generator."""
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    words = key.astype(jnp.uint32)
+    first = second = jnp.uint32(0)
+    for index in range(words.shape[-1]):
+        first = _avalanche(first + words[index] + _GOLDEN)
+        second = _avalanche(second ^ (words[index] * _MIX_3 + np.uint32(index + 1)))
+    return jnp.stack([first, _avalanche(second + first)])
+
+
 def stream_seeds(key: jax.Array, num_rows: int, num_heads: int) -> jax.Array:
     """Two words for every (row, head) of the global batch.
 
@@ -70,7 +82,7 @@ def stream_seeds(key: jax.Array, num_rows: int, num_heads: int) -> jax.Array:
     Returns:
       uint32 [B, A, 2]. Entry (b, a) depends on the key, b and a alone, not on B or A.
     """
-    words = jax.random.bits(key, (2,), jnp.uint32)
+    words = key_words(key)
     row = jax.lax.broadcasted_iota(jnp.uint32, (num_rows, num_heads), 0)
     head = jax.lax.broadcasted_iota(jnp.uint32, (num_rows, num_heads), 1)
     first = _avalanche(words[0] ^ _avalanche(row * _GOLDEN + np.uint32(1)))
@@ -131,6 +143,39 @@ def tile_keep_mask(
     # The upper 16 bits decide. The threshold's lower bits are zero, so the whole word can be
     # compared: no shift for half of the elements.
     word = jnp.where(expand[key_axis](j_bit), word << np.uint32(16), word)
+    return word >= np.uint32(threshold(rate) << (32 - BITS))
+
+
+def hidden_keep_mask(
+    word_0: jax.Array,
+    word_1: jax.Array,
+    tokens: jax.Array | int,
+    columns: jax.Array,
+    rate: float,
+) -> jax.Array:
+    """Which elements of hidden states survive dropout: a function of (key, token, column).
+
+    Args:
+      word_0, word_1: the uint32 words of `key_words(key)`.
+      tokens: uint32 index of the token in the global batch, row * T + position.
+      columns: uint32 index in the hidden vector; broadcasts against `tokens`.
+      rate: probability of being dropped, a Python float.
+
+    Returns:
+      bool of the broadcast shape, True = keep. Four neighbouring columns share one hash.
+    """
+    # The token's own stream first: a scalar a row inside a kernel, so it costs next to nothing.
+    stream = _avalanche(jnp.asarray(tokens).astype(jnp.uint32) * _GOLDEN + word_0)
+    x = stream + (columns >> np.uint32(2)) * _GOLDEN
+    x = x ^ (x >> np.uint32(16))
+    x = x * _MIX_1
+    x = x ^ (x >> np.uint32(15)) ^ word_1
+    x = x * _MIX_2
+    first = x ^ (x >> np.uint32(16))
+    x = first * _MIX_3
+    second = x ^ (x >> np.uint32(16))
+    word = jnp.where((columns & np.uint32(2)) != np.uint32(0), second, first)
+    word = jnp.where((columns & np.uint32(1)) != np.uint32(0), word << np.uint32(16), word)
     return word >= np.uint32(threshold(rate) << (32 - BITS))
 
 

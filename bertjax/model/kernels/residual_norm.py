@@ -1,0 +1,319 @@
+"""LayerNorm(residual + dropout(h)) in one pass over memory, forward and backward (GPU, Pallas).
+
+    h, residual [B,T,H]  ->  y [B,T,H], twice
+
+XLA splits this chain into about eight memory-bound kernels a site, among them a float32 array
+written only to be summed. Here forward reads h and the residual and writes the sum z and y;
+backward reads z and the cotangents and writes the two gradients and one partial sum of the scale's
+and bias's gradients for each program. The dropout mask is never stored: it is drawn again from
+(key, token, column), see `dropout_bits.hidden_keep_mask`.
+
+y is returned twice so that its two uses, the residual branch and the next product, hand back two
+cotangents: the backward kernel adds them in registers instead of XLA in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.pallas import triton as plgpu
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bertjax.model.kernels.dropout_bits import hidden_keep_mask, keep_probability
+
+LARGEST_CHUNK = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    rate: float
+    epsilon: float
+    interpret: bool
+    warps: int
+    backward_warps: int
+    rows: int
+    backward_rows: int
+
+
+def _chunks(width: int) -> list[tuple[int, int]]:
+    """(start, size) of powers of two that make up `width`: Triton's arrays have such sizes."""
+    parts, start = [], 0
+    while start < width:
+        size = min(LARGEST_CHUNK, 1 << ((width - start).bit_length() - 1))
+        parts.append((start, size))
+        start += size
+    return parts
+
+
+def _total(parts: list[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, [jnp.sum(part) for part in parts])
+
+
+def _normalise(z: list[jax.Array], width: int, epsilon: float) -> tuple[list[jax.Array], jax.Array]:
+    """(centred and scaled chunks, reciprocal deviation) of one row, float32."""
+    mean = _total(z) * (1.0 / width)
+    centred = [part - mean for part in z]
+    variance = _total([part * part for part in centred]) * (1.0 / width)
+    reciprocal = lax.rsqrt(variance + epsilon)
+    return [part * reciprocal for part in centred], reciprocal
+
+
+def _keep(words_ref, token: jax.Array, start: int, size: int, rate: float) -> jax.Array:
+    columns = lax.iota(jnp.uint32, size) + np.uint32(start)
+    return hidden_keep_mask(words_ref[0], words_ref[1], token, columns, rate)
+
+
+def _forward_kernel(
+    words_ref, tokens_ref, h_ref, r_ref, scale_ref, bias_ref, y_ref, z_ref, *, spec: _Spec
+):
+    rows, width = h_ref.shape
+    chunks = _chunks(width)
+    scale = [scale_ref[pl.ds(*chunk)] for chunk in chunks]
+    bias = [bias_ref[pl.ds(*chunk)] for chunk in chunks]
+    factor = 1.0 / keep_probability(spec.rate)
+
+    def row(i, _):
+        z = []
+        for start, size in chunks:
+            at = pl.ds(start, size)
+            h = h_ref[i, at].astype(jnp.float32)
+            if spec.rate > 0.0:
+                keep = _keep(words_ref, tokens_ref[i], start, size, spec.rate)
+                h = jnp.where(keep, h * factor, 0.0)
+            # Rounded before the statistics are taken, so that backward sees the same numbers.
+            rounded = (h + r_ref[i, at].astype(jnp.float32)).astype(z_ref.dtype)
+            z_ref[i, at] = rounded
+            z.append(rounded.astype(jnp.float32))
+        normalised, _ = _normalise(z, width, spec.epsilon)
+        for (start, size), x, g, b in zip(chunks, normalised, scale, bias, strict=True):
+            y_ref[i, pl.ds(start, size)] = (x * g + b).astype(y_ref.dtype)
+        return 0
+
+    lax.fori_loop(0, rows, row, 0)
+
+
+def _backward_kernel(
+    words_ref, tokens_ref, z_ref, dy_1_ref, dy_2_ref, scale_ref, dh_ref, dr_ref, sums_ref,
+    *, spec: _Spec,
+):  # fmt: skip
+    rows, width = z_ref.shape
+    chunks = _chunks(width)
+    scale = [scale_ref[pl.ds(*chunk)] for chunk in chunks]
+    factor = 1.0 / keep_probability(spec.rate)
+
+    def row(i, carry):
+        dscale, dbias = carry
+        load = lambda ref: [ref[i, pl.ds(*chunk)].astype(jnp.float32) for chunk in chunks]  # noqa: E731
+        x, reciprocal = _normalise(load(z_ref), width, spec.epsilon)
+        dy = [a + b for a, b in zip(load(dy_1_ref), load(dy_2_ref), strict=True)]
+        dx = [a * b for a, b in zip(dy, scale, strict=True)]
+        mean = _total(dx) * (1.0 / width)
+        slope = _total([a * b for a, b in zip(dx, x, strict=True)]) * (1.0 / width)
+        for (start, size), d, part in zip(chunks, dx, x, strict=True):
+            at = pl.ds(start, size)
+            dz = (d - mean - part * slope) * reciprocal
+            dr_ref[i, at] = dz.astype(dr_ref.dtype)
+            if spec.rate > 0.0:
+                keep = _keep(words_ref, tokens_ref[i], start, size, spec.rate)
+                dz = jnp.where(keep, dz * factor, 0.0)
+            dh_ref[i, at] = dz.astype(dh_ref.dtype)
+        dscale = tuple(a + d * b for a, d, b in zip(dscale, dy, x, strict=True))
+        dbias = tuple(a + d for a, d in zip(dbias, dy, strict=True))
+        return dscale, dbias
+
+    zeros = tuple(jnp.zeros((size,), jnp.float32) for _, size in chunks)
+    dscale, dbias = lax.fori_loop(0, rows, row, (zeros, zeros))
+    for (start, size), a, b in zip(chunks, dscale, dbias, strict=True):
+        sums_ref[0, pl.ds(start, size)] = a
+        sums_ref[1, pl.ds(start, size)] = b
+
+
+def _call(kernel, spec, warps, grid, in_specs, out_specs, out_shape, name, args):
+    params: dict[str, Any] = {}
+    if not spec.interpret:
+        params["compiler_params"] = plgpu.CompilerParams(num_warps=warps, num_stages=1)
+    return pl.pallas_call(
+        functools.partial(kernel, spec=spec),
+        grid=grid,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        out_shape=out_shape,
+        interpret=spec.interpret,
+        name=name,
+        **params,
+    )(*args)
+
+
+def _blocks(rows: int, width: int):
+    """Specs of a block of hidden vectors, of their token numbers, of a [H] vector, of the words."""
+    return (
+        pl.BlockSpec((rows, width), lambda i: (i, 0)),
+        pl.BlockSpec((rows,), lambda i: (i,)),
+        pl.BlockSpec((width,), lambda i: (0,)),
+        pl.BlockSpec((2,), lambda i: (0,)),
+    )
+
+
+def _forward(h, r, scale, bias, words, tokens, *, spec: _Spec):
+    """One shard's y and z, [B,T,H]."""
+    batch, length, width = h.shape
+    count = batch * length
+    rows = math.gcd(count, spec.rows)
+    block, numbers, vector, pair = _blocks(rows, width)
+    flat = jax.ShapeDtypeStruct((count, width), h.dtype)
+    y, z = _call(
+        _forward_kernel, spec, spec.warps, (count // rows,),
+        [pair, numbers, block, block, vector, vector], [block, block], [flat, flat],
+        "residual_norm_forward",
+        (words, tokens.reshape(count), h.reshape(flat.shape), r.reshape(flat.shape), scale, bias),
+    )  # fmt: skip
+    return y.reshape(h.shape), z.reshape(h.shape)
+
+
+def _backward(z, dy_1, dy_2, scale, words, tokens, *, spec: _Spec):
+    """One shard's dh, dr [B,T,H] and partial sums [B, programs a row, 2, H] of scale and bias."""
+    batch, length, width = z.shape
+    count = batch * length
+    rows = math.gcd(length, spec.backward_rows)
+    block, numbers, vector, pair = _blocks(rows, width)
+    flat = jax.ShapeDtypeStruct((count, width), z.dtype)
+    dh, dr, sums = _call(
+        _backward_kernel, spec, spec.backward_warps, (count // rows,),
+        [pair, numbers, block, block, block, vector],
+        [block, block, pl.BlockSpec((None, 2, width), lambda i: (i, 0, 0))],
+        [flat, flat, jax.ShapeDtypeStruct((count // rows, 2, width), jnp.float32)],
+        "residual_norm_backward",
+        (words, tokens.reshape(count), z.reshape(flat.shape), dy_1.reshape(flat.shape),
+         dy_2.reshape(flat.shape), scale),
+    )  # fmt: skip
+    return (
+        dh.reshape(z.shape),
+        dr.reshape(z.shape),
+        sums.reshape(batch, length // rows, 2, width),
+    )
+
+
+def _per_shard(function, rule: str, outputs: int):
+    """Runs `function` on each shard of rows; hidden vectors must be whole."""
+
+    @custom_partitioning
+    def run(*args):
+        return tuple(function(*args))
+
+    def layouts(mesh, args):
+        rows = (tuple(args[0].sharding.spec) + (None,) * 3)[0]
+        place = lambda a: NamedSharding(  # noqa: E731
+            mesh, PartitionSpec(*((rows,) if a.ndim > 1 else ()))
+        )
+        return tuple(place(a) for a in args), (NamedSharding(mesh, PartitionSpec(rows)),) * outputs
+
+    def infer(mesh, args, result):
+        return layouts(mesh, args)[1]
+
+    def partition(mesh, args, result):
+        operands, results = layouts(mesh, args)
+        return mesh, lambda *a: tuple(function(*a)), results, operands
+
+    run.def_partition(
+        infer_sharding_from_operands=infer,
+        partition=partition,
+        sharding_rule=rule,
+        need_replication_factors=tuple(f for f in ("t", "h", "w", "s", "n") if f in rule),
+    )
+    return run
+
+
+@functools.lru_cache(maxsize=None)
+def _sharded(spec: _Spec, backward: bool):
+    if backward:
+        rule = "b t h, b t h, b t h, h, w, b t -> b t h, b t h, b n s h"
+        return _per_shard(functools.partial(_backward, spec=spec), rule, 3)
+    rule = "b t h, b t h, h, h, w, b t -> b t h, b t h"
+    return _per_shard(functools.partial(_forward, spec=spec), rule, 2)
+
+
+def _run(spec: _Spec, backward: bool, *args):
+    if jax.device_count() == 1:
+        return (_backward if backward else _forward)(*args, spec=spec)
+    return _sharded(spec, backward)(*args)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _norm(spec: _Spec, h, r, scale, bias, words, tokens):
+    y, _ = _run(spec, False, h, r, scale, bias, words, tokens)
+    return y, y
+
+
+def _norm_forward(spec, h, r, scale, bias, words, tokens):
+    y, z = _run(spec, False, h, r, scale, bias, words, tokens)
+    return (y, y), (z, scale, words, tokens)
+
+
+def _norm_backward(spec, residuals, cotangents):
+    z, scale, words, tokens = residuals
+    dy_1, dy_2 = (c.astype(z.dtype) for c in cotangents)
+    dh, dr, sums = _run(spec, True, z, dy_1, dy_2, scale, words, tokens)
+    dscale, dbias = jnp.sum(sums, axis=(0, 1))
+    no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
+    return dh, dr, dscale, dbias, no_gradient(words), no_gradient(tokens)
+
+
+_norm.defvjp(_norm_forward, _norm_backward)
+
+
+def residual_layer_norm(
+    h: jax.Array,
+    residual: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    words: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    epsilon: float = 1e-12,
+    interpret: bool = False,
+    warps: int = 1,
+    backward_warps: int = 1,
+    rows: int = 8,
+    backward_rows: int = 32,
+) -> tuple[jax.Array, jax.Array]:
+    """LayerNorm(residual + dropout(h)), twice: see the module's docstring.
+
+    Args:
+      h, residual: [B, T, H] of one type; H a multiple of 16.
+      scale, bias: float32 [H].
+      words: uint32 [2] of `dropout_bits.key_words`, needed when dropout_rate > 0.
+      dropout_rate, epsilon: Python floats.
+      interpret: run without a GPU (tests).
+      warps, backward_warps, rows, backward_rows: launch shape, speed only. `backward_rows` also
+        sets how many partial sums the gradients of scale and bias are made of.
+
+    Returns:
+      (y, y): use one for the residual branch, the other for the next product.
+
+    Raises:
+      ValueError: for dropout without words, or shapes that do not fit.
+    """
+    if h.shape != residual.shape or h.ndim != 3 or h.shape[-1] % 16:
+        raise ValueError(
+            f"h and residual must be [B, T, H] with H a multiple of 16, got {h.shape} and "
+            f"{residual.shape}"
+        )
+    if dropout_rate > 0.0 and words is None:
+        raise ValueError("dropout_rate > 0 needs words (dropout_bits.key_words)")
+    if words is None:
+        words = jnp.zeros((2,), jnp.uint32)
+    spec = _Spec(
+        float(dropout_rate), float(epsilon), interpret, warps, backward_warps, rows, backward_rows
+    )
+    batch, length, _ = h.shape
+    tokens = lax.iota(jnp.uint32, batch * length).reshape(batch, length)
+    scale, bias = scale.astype(jnp.float32), bias.astype(jnp.float32)
+    return _norm(spec, h, residual, scale, bias, words, tokens)

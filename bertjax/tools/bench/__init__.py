@@ -1,0 +1,7 @@
+"""Speed of training, side by side with transformers on the same card: python -m bertjax.tools.bench
+
+    workloads  what is measured: model, length, rows, predictions
+    jax_step   bertjax's training step: seconds, memory, kernel profile, parity of data with:
+    peer       the same step in transformers + torch.compile, in a process of its own
+    kernels    a jax.profiler trace -> time by kind of kernel
+"""
