@@ -55,7 +55,7 @@ class FineTuneSettings:
     """Everything that does not change between the runs of a search. Defaults: BERT paper A.3."""
 
     max_length: int = 128  # tokens of a row
-    buckets: int = 3  # padded lengths, each one compilation
+    buckets: int = 0  # padded lengths, each one compilation; 0 = by the amount of data
     eval_batch_size: int = 128  # rows; rounded up to the devices
     evaluations_per_epoch: int = 1
     early_stopping: int = 0  # evaluations without a new best after which a run ends; 0 = never
@@ -135,6 +135,7 @@ class FineTuner:
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
         self._prepared: tuple[TaskObjective, Trainer] | None = None
         self._predict: Any = None
+        self._buckets: set[int] = set()
 
     # --- data
 
@@ -151,10 +152,21 @@ class FineTuner:
         return self._splits[split, training]
 
     def buckets(self, features: Sequence[Features]) -> tuple[int, ...]:
-        """Padded lengths for these rows, at most max_length."""
-        found = choose_buckets([row_length(row) for row in features], self.settings.buckets)
-        # A bucket is a multiple of 16 and may exceed a max_length that is not.
-        return tuple(sorted({min(length, self.settings.max_length) for length in found}))
+        """Padded lengths for these rows, at most max_length: the same for all splits if they fit.
+
+        Chosen from the rows that are seen first (those of 'train'), so that other splits need no
+        further compilation.
+        """
+        limit = self.settings.max_length
+        lengths = [row_length(row) for row in features]
+        if not self._buckets:
+            tokens = len(lengths) * max(lengths)
+            count = self.settings.buckets or 1 + (tokens > 2e6) + (tokens > 2e7)
+            # A bucket is a multiple of 16 and may exceed a max_length that is not.
+            self._buckets = {min(length, limit) for length in choose_buckets(lengths, count)}
+        if max(lengths) > max(self._buckets):
+            self._buckets.add(limit)
+        return tuple(sorted(self._buckets))
 
     # --- compiled parts
 

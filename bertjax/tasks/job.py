@@ -130,13 +130,13 @@ def prepare(
 
     Raises ValueError or LoadError naming the setting, or file and line, and the remedy.
     """
-    for split in predict:
-        if split not in task.splits:
-            raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
     if "train" not in task.splits:
         raise ValueError(
             f"task {task.name!r} has no training split; evaluate a fine-tuned model on it instead"
         )
+    for split in predict:
+        if split not in task.splits:
+            raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
     start = Pretrained(init_from)
     config = start.config
     if dropout is not None:

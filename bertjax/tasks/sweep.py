@@ -108,7 +108,7 @@ def sweep(
 
 
 def _one(tuner: FineTuner, settings: RunSettings) -> tuple[Outcome, Any]:
-    """A run and its outcome; a run that diverged counts 0 and is flagged, and the search goes on."""
+    """A run and its outcome; one that diverged counts 0 and is flagged, and the search goes on."""
     common = (settings.batch_size, settings.learning_rate, settings.epochs, settings.seed)
     try:
         run = tuner.run(settings)

@@ -1,0 +1,123 @@
+"""The fine-tuning job from files to a model directory, and the refusals before it starts."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.interop import LoadError
+from bertjax.interop.huggingface import write_directory
+from bertjax.model.heads import BertModel, init_params
+from bertjax.model.presets import BertConfig
+from bertjax.tasks import job
+from bertjax.tasks.finetune import FineTuneSettings, RunSettings
+from bertjax.tokenization import WordPieceTokenizer
+from bertjax.training import sharding
+
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
+CONFIG = BertConfig(
+    vocab_size=len(VOCAB), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+    intermediate_size=32, max_position_embeddings=64, initializer_range=0.2,
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+SETTINGS = FineTuneSettings(max_length=32, buckets=1, eval_batch_size=16)
+
+
+def one_device():
+    return sharding.make_mesh(devices=jax.devices()[:1])
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A model directory with an encoder and no task head."""
+    params = jax.jit(lambda key: init_params(BertModel(CONFIG), key))(jax.random.key(0))
+    tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
+    write_directory(tmp_path / "start", CONFIG, params, "BertModel", tokenizer)
+    return tmp_path / "start"
+
+
+@pytest.fixture
+def data(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, rows in (("train.tsv", 64), ("dev.tsv", 21), ("test.tsv", 7)):
+        lines = ["text" if name == "test.tsv" else "text\tlabel"]
+        for _ in range(rows):
+            label = str(rng.choice(["good", "bad"]))
+            text = f"a {label} " + " ".join(rng.choice(["film", "the", "very"], 3))
+            lines.append(text if name == "test.tsv" else f"{text}\t{label}")
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def table(folder, **options):
+    files = {s: f"{s}.tsv" for s in ("train", "dev", "test")}
+    return job.make_task("table", folder, {"files": files, **options})
+
+
+@pytest.mark.slow
+def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start, data, tmp_path):
+    task, workdir = table(data), tmp_path / "run"
+    run = RunSettings(5e-3, 16, 3, seed=1)
+    prepared = job.prepare(
+        task, start, workdir, SETTINGS, run, mesh=one_device(), predict=("dev", "test")
+    )
+    result = job.run(prepared)
+    stored = json.loads((workdir / "result.json").read_text())
+    assert stored["value"] == result["value"] and stored["run"]["seed"] == 1
+    assert len((workdir / "predictions_test.jsonl").read_text().splitlines()) == 7
+    assert stored["data"]["dev"] == task.read("dev").fingerprint
+    config = json.loads((workdir / "model" / "config.json").read_text())
+    assert config["label2id"] == {"bad": 0, "good": 1}
+    assert config["architectures"] == ["BertForSequenceClassification"]
+
+    # Names decide: a task that lists its labels the other way round scores the same.
+    again = table(data, labels=("good", "bad"))
+    scores = job.evaluate(again, workdir / "model", settings=SETTINGS, mesh=one_device())
+    assert again.labels == ("bad", "good")
+    assert scores["accuracy"] == pytest.approx(result["scores"]["accuracy"])
+    # A finished run is not trained again, and another one is not mixed with it.
+    repeated = job.run(prepared)
+    assert repeated["value"] == result["value"] and repeated["best_step"] == result["best_step"]
+    with pytest.raises(ValueError, match="another run; choose another workdir"):
+        other = RunSettings(1e-3, 16, 3, seed=1)
+        job.run(job.prepare(task, start, workdir, SETTINGS, other, mesh=one_device()))
+
+
+def test_evaluating_a_checkpoint_without_the_head_is_refused(start, data):
+    with pytest.raises(LoadError, match="classifier"):
+        job.evaluate(table(data), start, settings=SETTINGS, mesh=one_device())
+
+
+def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_path):
+    def prepare(task, settings=SETTINGS, **options):
+        return job.prepare(task, start, tmp_path, settings, RunSettings(), mesh=one_device(),
+                           **options)  # fmt: skip
+
+    with pytest.raises(ValueError, match="cannot predict split 'valid'; one of train, dev, test"):
+        prepare(table(data), predict=("valid",))
+    with pytest.raises(ValueError, match="max_length=65 exceeds the 64 positions"):
+        prepare(table(data), FineTuneSettings(max_length=65))
+    with pytest.raises(ValueError, match="no training split"):
+        prepare(job.make_task("ax", data))
+    unlabelled = job.make_task("table", data, {"files": {"train": "train.tsv", "dev": "test.tsv"}})
+    with pytest.raises(ValueError, match="'dev' has no labels.*choosing the best"):
+        prepare(unlabelled, predict=())
+    with pytest.raises(ValueError, match="unknown task 'boolq'; one of cola"):
+        job.make_task("boolq", data)
+    with pytest.raises(ValueError, match="unexpected keyword argument 'colour'"):
+        job.make_task("squad1.1", data, {"colour": 1})
+
+
+def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start, data):
+    from bertjax.model.heads import BertForSequenceClassification
+
+    pretrained = job.Pretrained(start)
+    model = BertForSequenceClassification(CONFIG, num_labels=3)
+    first, same, other = (pretrained(model, jax.random.key(seed)) for seed in (0, 0, 1))
+    kernel = [np.asarray(p["classifier"]["kernel"]) for p in (first, same, other)]
+    np.testing.assert_array_equal(kernel[0], kernel[1])
+    assert np.abs(kernel[0] - kernel[2]).max() > 1e-3
+    for one, two in zip(jax.tree.leaves(first["encoder"]), jax.tree.leaves(other["encoder"]),
+                        strict=True):  # fmt: skip
+        np.testing.assert_array_equal(one, two)
