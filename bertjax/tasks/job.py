@@ -66,10 +66,13 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
 
 
 class Pretrained:
-    """Starting parameters: the encoder of a checkpoint, read once, and a head drawn from a key."""
+    """Starting parameters: the encoder of a checkpoint, read once, and a head drawn from a key.
 
-    def __init__(self, path: str | pathlib.Path):
-        self.path = str(path)
+    With keep_head=False the head is drawn even if the checkpoint has one of the same size.
+    """
+
+    def __init__(self, path: str | pathlib.Path, keep_head: bool = True):
+        self.path, self.keep_head = str(path), keep_head
         self.source = open_source(path)
         self._loaded: dict[str, np.ndarray] = {}
         self._draw: Any = None
@@ -88,6 +91,9 @@ class Pretrained:
         """Parameters of `model`; what the checkpoint lacks is drawn from `key`."""
         if self._draw is None:
             params, fresh = fit(self.source, model, key, reinitialise_head=True)
+            if not self.keep_head:
+                heads = ("classifier/", "qa_outputs/")
+                fresh = {*fresh, *(path for path in flatten(params) if path.startswith(heads))}
             self._loaded = {k: v for k, v in flatten(params).items() if k not in fresh}
             log.info("%s: drawn afresh: %s", self.path, ", ".join(fresh) or "nothing")
             self._draw = jax.jit(
@@ -138,6 +144,11 @@ def prepare(
         if split not in task.splits:
             raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
     start = Pretrained(init_from)
+    if task.labels and start.labels():
+        # A head for the same names goes on in its own order; one for other names is of no use.
+        start.keep_head = set(task.labels) == set(start.labels())
+        if start.keep_head:
+            task.labels = start.labels()
     config = start.config
     if dropout is not None:
         config = dataclasses.replace(

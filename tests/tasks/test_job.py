@@ -109,6 +109,26 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         job.make_task("squad1.1", data, {"colour": 1})
 
 
+def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(start, data, tmp_path):
+    from bertjax.model.heads import BertForSequenceClassification
+
+    model = BertForSequenceClassification(CONFIG)
+    params = jax.jit(lambda key: init_params(model, key))(jax.random.key(9))
+    tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
+    for name, labels in (("same", {0: "good", 1: "bad"}), ("other", {0: "x", 1: "y"})):
+        write_directory(
+            tmp_path / name, CONFIG, params, "BertForSequenceClassification", tokenizer, labels
+        )
+        task = table(data)
+        prepared = job.prepare(
+            task, tmp_path / name, tmp_path, SETTINGS, RunSettings(), mesh=one_device()
+        )
+        loaded = prepared.tuner.load_params(prepared.tuner.model, jax.random.key(0))
+        kept = np.array_equal(loaded["classifier"]["kernel"], params["classifier"]["kernel"])
+        assert kept == (name == "same")
+        assert task.labels == (("good", "bad") if kept else ("bad", "good"))
+
+
 def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start, data):
     from bertjax.model.heads import BertForSequenceClassification
 
