@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from bertjax.config import check_config, check_override_names, describe
@@ -24,11 +24,17 @@ _CONFIG = config_flags.DEFINE_config_file(
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Directory of the run: checkpoints, metrics.jsonl, report.html, model/. "
     "Local or gs://. Default: runs/NAME of the config file.")
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", "HOST:PORT of process 0 of a run over several machines. Not needed on TPU "
+    "pods and under SLURM, where the processes find each other.")
+_PROCESSES = flags.DEFINE_integer("processes", 0, "With --coordinator: number of processes.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which one this is.")
 _HELP_CONFIG = flags.DEFINE_bool("help_config", False, "Print every setting, then exit.")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the job that the flags describe."""
+    logging.set_verbosity(logging.WARNING)  # libraries report every file that they write
     if _HELP_CONFIG.value:
         print(describe())
         return
@@ -42,8 +48,9 @@ def main(arguments: Sequence[str]) -> None:
     try:
         check_config(config)
         # Late: importing jax takes a second that a refused command need not wait for.
-        from bertjax.training import pretraining
+        from bertjax.training import pretraining, runtime
 
+        runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value)
         job = pretraining.prepare(config, workdir)
     except (ValueError, FileNotFoundError) as error:
         _refuse(str(error))

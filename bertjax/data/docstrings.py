@@ -14,6 +14,8 @@ import re
 import sysconfig
 from collections.abc import Iterator
 
+from etils import epath
+
 # Packages of bertjax's own dependency tree with much prose in their docstrings, richest first.
 PACKAGES = ("numpy", "scipy", "jax", "matplotlib", "flax", "optax", "orbax", "numba",
             "tensorflow_datasets", "grain", "pyarrow", "absl", "ml_collections")
@@ -43,6 +45,25 @@ def docstring_documents(megabytes: float) -> Iterator[tuple[str, list[str]]]:
             yield name, paragraphs
             if left <= 0:
                 return
+
+
+def build_docstring_store(directory: epath.PathLike, megabytes: float, vocab_size: int) -> epath.Path:
+    """Trains a vocabulary on the corpus and builds its token store; does nothing if it is there.
+
+    Returns: the directory of the store, with 5 % of the documents held out.
+    """
+    from bertjax.data.build import build_store
+    from bertjax.data.sentences import split_sentences
+    from bertjax.tokenization.train_vocab import train_wordpiece
+
+    store = epath.Path(directory)
+    if not (store / "manifest.json").exists():
+        documents = [[sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
+                     for _, paragraphs in docstring_documents(megabytes)]
+        sentences = (sentence for document in documents for sentence in document)
+        tokenizer = train_wordpiece(sentences, vocab_size=vocab_size, do_lower_case=True)
+        build_store(None, tokenizer, store, documents=documents, heldout_fraction=0.05)
+    return store
 
 
 def _sources() -> Iterator[tuple[str, list[str]]]:

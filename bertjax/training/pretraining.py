@@ -1,0 +1,374 @@
+"""Pre-training: the masked language model and next-sentence prediction over a token store.
+
+`PretrainingObjective` is what the trainer learns: masks drawn on the device, the joint loss.
+`prepare` turns a configuration into a checked `Job` without compiling anything; `run` trains it,
+evaluates it, and leaves the model in Hugging Face's layout and a report in the work directory.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from bertjax import config as settings
+from bertjax.data.batches import EvaluationBatches, PretrainingBatches, prefetch
+from bertjax.data.masking import MaskingSpec, mask_tokens, packed_predictions
+from bertjax.data.store import TokenStore
+from bertjax.model.heads import BertForPreTraining, init_params
+from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
+from bertjax.tokenization import load_tokenizer
+from bertjax.training import losses, sharding
+from bertjax.training.checkpoint import Checkpoints, resolve_directory
+from bertjax.training.logbook import Logbook
+from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
+from bertjax.training.trainer import Batch, Phase, Sums, Trainer, TrainState
+
+NO_CORPUS = """this run needs a corpus: --config.data.corpus=STORE names a token store.
+
+Make one from your own text (plain text, JSONL, Parquet, WikiExtractor output, TFDS):
+
+  1. a vocabulary   python -m bertjax.tools.train_vocab --input='corpus/*.txt' --output=vocab
+  2. the store      python -m bertjax.tools.build_corpus --input='corpus/*.txt' \\
+                        --tokenizer=vocab --output=store
+  3. this command again with --config.data.corpus=store
+
+No text at hand? Try the program on the embedded demo corpus: --config=configs/demo.py"""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PretrainingObjective:
+    """MLM + NSP as the trainer's Objective (trainer.py), for rows of one length.
+
+    Loss: mean over the masked tokens of the global batch plus mean over its pairs (paper A.2).
+    """
+
+    model: BertForPreTraining
+    masking: MaskingSpec
+    nsp: bool = True
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        return init_params(self.model, key)
+
+    def prepare(self, batch: Batch, key: jax.Array) -> Batch:
+        """Draws the masks of the global batch: adds mlm_positions, _labels, _weights [B, P]."""
+        masked = mask_tokens(key, batch["input_ids"], batch["attention_mask"], self.masking)
+        return {**batch, "input_ids": masked.input_ids, "mlm_positions": masked.positions,
+                "mlm_labels": masked.labels, "mlm_weights": masked.weights}
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Masked tokens and pairs of the global batch."""
+        return {"mlm": jnp.sum(batch["mlm_weights"]), "nsp": jnp.sum(batch["nsp_weights"])}
+
+    def loss(self, params: Any, batch: Batch, denominators: dict[str, jax.Array],
+             dropout_key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        mlm_logits, nsp_logits = self.model.apply(
+            {"params": params}, batch["input_ids"], batch["attention_mask"],
+            batch["token_type_ids"], batch.get("position_ids"), batch["mlm_positions"],
+            batch.get("cls_positions"), dropout_key)
+        loss, correct, count = losses.mlm_sums(
+            mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
+        total = losses.mean(loss, denominators["mlm"])
+        sums = {"mlm_loss": (loss, count), "mlm_accuracy": (correct, count)}
+        if self.nsp:
+            loss, correct, count = losses.nsp_sums(
+                nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
+            total += losses.mean(loss, denominators["nsp"])
+            sums |= {"nsp_loss": (loss, count), "nsp_accuracy": (correct, count)}
+        return total, sums
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """A pre-training run whose settings have been checked against each other and the data."""
+
+    config: ml_collections.ConfigDict
+    workdir: epath.Path
+    mesh: Mesh
+    tokenizer: Any
+    model_config: BertConfig
+    execution: Execution
+    stores: list[TokenStore]
+    phases: list[Phase]
+    evaluations: list[EvaluationBatches]  # one a phase
+    epochs: float
+    resumed_from: int | None  # step of the newest checkpoint
+
+
+# --------------------------------------------------------------------------------------- prepare
+
+
+def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
+    """Checks everything that can be checked without compiling.
+
+    Raises ValueError naming the setting and the remedy. May build the embedded demo corpus.
+    """
+    if not config.data.corpus:
+        raise ValueError(NO_CORPUS)
+    directory = resolve_directory(workdir)
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    sharding.check_batch(config.batch_size, mesh, config.accumulation)
+    resumed_from = _check_workdir(config, directory)
+
+    stores, weights = _open_corpora(config, directory)
+    tokenizer = load_tokenizer(stores[0].tokenizer_directory)
+    model_config = settings.model_config(config, tokenizer.vocab_size)
+    execution = settings.execution(config, mesh.devices.flat[0].platform)
+    if config.init_from and resumed_from is None:
+        _check_init_from(config.init_from, model_config)
+
+    phases, evaluations, epochs, until = [], [], 0.0, 0
+    for steps, length in config.phases:
+        slice_index, slice_count = sharding.batch_slice(mesh)
+        batches = PretrainingBatches(
+            stores, length, config.batch_size, config.seed, weights=weights,
+            packed=config.data.packed, process_index=slice_index, process_count=slice_count,
+            short_seq_prob=config.data.short_seq_prob, nsp=config.data.nsp, tokenizer=tokenizer)
+        objective = PretrainingObjective(
+            BertForPreTraining(model_config, execution),
+            _masking(config, tokenizer, length, batches.pairs_per_row), config.data.nsp)
+        until += steps
+        phases.append(Phase(
+            until_step=until, objective=objective, batches=_stream(config, batches),
+            tokens_per_step=config.batch_size * length,
+            flops_per_step=config.batch_size * flops_per_row(
+                model_config, length, objective.masking.slots, config.data.nsp)))
+        evaluations.append(EvaluationBatches(
+            TokenStore(stores[0].path, "heldout"), length, config.batch_size, config.seed,
+            process_index=slice_index, process_count=slice_count, nsp=config.data.nsp,
+            short_seq_prob=config.data.short_seq_prob, tokenizer=tokenizer,
+            max_batches=-(-config.eval.rows // config.batch_size) if config.eval.rows else None))
+        epochs += batches.epochs(steps)
+    return Job(config, directory, mesh, tokenizer, model_config, execution, stores, phases,
+               evaluations, epochs, resumed_from)
+
+
+def _masking(config: ml_collections.ConfigDict, tokenizer: Any, length: int,
+             pairs: int) -> MaskingSpec:
+    slots = settings.max_predictions(config, length)
+    per_row = packed_predictions(length, pairs, config.masking.rate) if pairs > 1 else None
+    return MaskingSpec.from_tokenizer(
+        tokenizer, slots, original_replacements=config.masking.replace_with_special,
+        predictions_per_row=per_row, rate=config.masking.rate,
+        mask_prob=config.masking.mask_prob, random_prob=config.masking.random_prob,
+        whole_word=config.masking.whole_word)
+
+
+def _stream(config: ml_collections.ConfigDict, batches: PretrainingBatches):
+    def stream(first_step: int) -> Iterator[Batch]:
+        return prefetch(batches, first_step, buffer=config.data.prefetch,
+                        workers=config.data.workers)
+    return stream
+
+
+def _open_corpora(config: ml_collections.ConfigDict, workdir: epath.Path
+                  ) -> tuple[list[TokenStore], list[float] | None]:
+    """The token stores of config.data.corpus and their weights, if any are given."""
+    if config.data.corpus == "docstrings":
+        from bertjax.data.docstrings import build_docstring_store
+
+        return [TokenStore(build_docstring_store(
+            workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size))], None
+    stores, weights = [], []
+    for part in config.data.corpus.split(","):
+        path, _, weight = part.partition("=")
+        stores.append(TokenStore(path))
+        try:
+            weights.append(float(weight) if weight else None)
+        except ValueError:
+            raise ValueError(f"config.data.corpus: the weight {weight!r} of {path} is not a "
+                             "number; write DIR=2.5,DIR=1") from None
+    if any(weights) and None in weights:
+        raise ValueError("config.data.corpus: give every corpus of the mixture a weight, or none")
+    return stores, weights if any(weights) else None
+
+
+def _check_workdir(config: ml_collections.ConfigDict, workdir: epath.Path) -> int | None:
+    """The step that this run goes on from; refuses to mix it with a different run."""
+    previous = workdir / "config.json"
+    newest = Checkpoints(str(workdir / "checkpoints")).latest()
+    if config.resume == "overwrite":
+        if newest is not None and jax.process_index() == 0:
+            (workdir / "checkpoints").rmtree()
+            for name in ("config.json", "metrics.jsonl"):
+                (workdir / name).unlink(missing_ok=True)
+        return None
+    if newest is None:
+        return None
+    if config.resume == "never":
+        raise ValueError(f"{workdir} already holds a run at step {newest:,} and config.resume is "
+                         "'never'; choose another --workdir")
+    conflicts = settings.resume_conflicts(json.loads(previous.read_text()), config)
+    if conflicts and config.resume != "changed":
+        changes = "\n  ".join(conflicts)
+        raise ValueError(
+            f"{workdir} holds a run at step {newest:,} with other settings:\n  {changes}\n"
+            "Choose another --workdir, or say what is meant: --config.resume=changed goes on from "
+            "that step with the new settings, --config.resume=overwrite deletes the old run.")
+    return newest
+
+
+def _check_init_from(path: str, model_config: BertConfig) -> None:
+    from bertjax.interop import check_pretrained
+
+    check_pretrained(path, model_config)
+
+
+# ------------------------------------------------------------------------------------------- run
+
+
+def run(job: Job) -> int:
+    """Trains, evaluates, exports; returns the exit code. See trainer.py for what may be raised."""
+    config, workdir = job.config, job.workdir
+    optimizer = make_optimizer(
+        learning_rate_schedule(config.optimizer.schedule, config.optimizer.learning_rate,
+                               config.optimizer.warmup_steps, settings.total_steps(config)),
+        config.optimizer.name, b1=config.optimizer.b1, b2=config.optimizer.b2,
+        eps=config.optimizer.eps, weight_decay=config.optimizer.weight_decay,
+        no_decay=config.optimizer.no_decay, clip_norm=config.optimizer.clip_norm,
+        bias_correction=config.optimizer.bias_correction)
+    trainer = Trainer(optimizer, job.mesh, config.seed, accumulation=config.accumulation,
+                      prng=config.execution.prng,
+                      max_skipped_in_row=config.optimizer.max_skipped_in_row)
+    checkpoints = Checkpoints(str(workdir / "checkpoints"), config.checkpoint.keep_last,
+                              config.checkpoint.keep_best, config.checkpoint.metric)
+    first = job.phases[0].objective
+    if job.resumed_from is not None:
+        state, step = checkpoints.restore(trainer.abstract_state(first))
+    else:
+        state, step = trainer.init(first, _initial_params(job, trainer)), 0
+
+    logbook = Logbook(str(workdir), step, tensorboard=config.log.tensorboard)
+    if jax.process_index() == 0:
+        (workdir / "config.json").write_text(config.to_json(indent=1))
+        job.tokenizer.save(workdir)
+    logbook.message(summary(job, step))
+
+    def evaluate(state: TrainState) -> dict[str, float]:
+        now = next((i for i, phase in enumerate(job.phases) if int(state.step) <= phase.until_step),
+                   len(job.phases) - 1)
+        return trainer.evaluate(job.phases[now].objective, state.params, job.evaluations[now])
+
+    finished = step >= job.phases[-1].until_step
+    if finished:
+        logbook.message(f"The run is already finished at step {step:,}; nothing to train.")
+    else:
+        state = trainer.fit(
+            state, job.phases, logbook=logbook, checkpoints=checkpoints, evaluate=evaluate,
+            log_every=config.log.every_steps, eval_every=config.eval.every_steps,
+            checkpoint_every=config.checkpoint.every_steps, profile_steps=config.profile_steps,
+            profile_directory=str(workdir / "profile"))
+    _finish(job, state.params, evaluate(state), logbook)
+    logbook.close()
+    return 0
+
+
+def _initial_params(job: Job, trainer: Trainer) -> dict[str, Any] | None:
+    """Weights of config.init_from with new heads where it has none; None = from scratch."""
+    if not job.config.init_from:
+        return None
+    from bertjax.interop import load_pretrained_params
+
+    return load_pretrained_params(
+        job.config.init_from, job.phases[0].objective.model, jax.random.key(job.config.seed))
+
+
+def summary(job: Job, step: int) -> str:
+    """The start-up screen: what will run, on what, over how much data."""
+    config, phases = job.config, job.phases
+    devices = job.mesh.devices
+    model = job.model_config
+    tokens = sum(store.num_tokens for store in job.stores)
+    documents = sum(store.num_documents for store in job.stores)
+    shape = " x ".join(f"{name} {size}" for name, size in job.mesh.shape.items())
+    lines = [
+        ("model", f"L={model.num_hidden_layers} H={model.hidden_size} "
+                  f"A={model.num_attention_heads} F={model.intermediate_size} "
+                  f"V={model.vocab_size:,}: {parameter_count(model) / 1e6:.1f} M parameters"),
+        ("devices", f"{devices.size} x {devices.flat[0].device_kind} ({shape}), "
+                    f"{job.execution.dtype}"),
+        ("corpus", f"{documents:,} documents, {tokens / 1e6:,.1f} M tokens "
+                   f"+ {job.evaluations[0].num_pairs:,} held-out pairs"),
+    ]
+    begin = 0
+    for number, (phase, (steps, length)) in enumerate(zip(phases, config.phases, strict=True), 1):
+        lines.append((f"phase {number}", (
+            f"steps {begin + 1:,} to {phase.until_step:,}: {config.batch_size} x {length} = "
+            f"{phase.tokens_per_step:,} tokens a step, {phase.flops_per_step / 1e12:,.3g} TFLOP")))
+        begin += steps
+    lines.append(("length", f"{settings.total_steps(config):,} steps, "
+                            f"{job.epochs:,.1f} epochs of the corpus"))
+    if job.resumed_from is not None:
+        origin = f"resumed from the checkpoint of step {step:,}"
+        if config.init_from:
+            origin += f" (init_from={config.init_from} counts at step 0 only: the checkpoint wins)"
+    else:
+        origin = f"weights of {config.init_from}" if config.init_from else "random weights"
+    lines.append(("start", origin))
+    lines.append(("workdir", str(job.workdir)))
+    return "\n".join(f"{name:>9}  {text}" for name, text in lines)
+
+
+# ---------------------------------------------------------------------------------------- finish
+
+
+def unigram_entropy(store: TokenStore) -> float:
+    """Entropy in nats of the tokens of a split: the MLM loss of the best context-free guess."""
+    counts = np.zeros(store.vocab_size, np.int64)
+    for document in store.documents():
+        for sentence in document:
+            counts += np.bincount(sentence, minlength=store.vocab_size)
+    share = counts[counts > 0] / counts.sum()
+    return float(-np.sum(share * np.log(share)))
+
+
+def _finish(job: Job, params: Any, metrics: dict[str, float], logbook: Logbook) -> None:
+    """Prints the result, and writes the model in Hugging Face's layout, examples and the report."""
+    heldout = job.evaluations[-1]
+    lines = [f"held-out MLM loss {metrics['mlm_loss']:.3f}, accuracy {metrics['mlm_accuracy']:.1%} "
+             f"(unigram entropy of the held-out tokens: {unigram_entropy(heldout.store):.3f})"]
+    if "nsp_accuracy" in metrics:
+        accuracy = metrics["nsp_accuracy"]
+        error = math.sqrt(accuracy * (1 - accuracy) / heldout.num_pairs)
+        lines.append(
+            f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} pairs "
+            f"({(accuracy - 0.5) / max(error, 1e-9):+.1f} standard errors from chance, 50.0%)")
+    logbook.message("\n".join(lines))
+    params = sharding.fetch(params)
+    if jax.process_index() != 0:
+        return
+
+    from bertjax.interop import huggingface
+
+    model = job.workdir / "model"
+    card = huggingface.model_card(
+        f"BERT pre-trained in {job.workdir.name}", "BertForPreTraining",
+        parameter_count(job.model_config), job.config.data.corpus,
+        settings.flatten(job.config), metrics)
+    huggingface.write_directory(model, job.model_config, params, "BertForPreTraining",
+                                job.tokenizer, card=card, overwrite=True)
+    logbook.message(f"model written to {model} (loads in transformers and bertjax.load_model)")
+    _fill_masks(job, model, logbook)
+
+
+def _fill_masks(job: Job, model: epath.Path, logbook: Logbook) -> None:
+    """Prints the best fillings of config.log.fill_mask, and keeps them for the report."""
+    if not job.config.log.fill_mask:
+        return
+    from bertjax.inference import fill_mask
+    from bertjax.interop import load_model
+
+    loaded = load_model(model)
+    examples = [(sentence, fill_mask(loaded, sentence, top_k=5)[0])
+                for sentence in job.config.log.fill_mask]
+    (job.workdir / "examples.json").write_text(json.dumps(examples, indent=1))
+    for sentence, fillings in examples:
+        words = ", ".join(f"{filling.token} {filling.probability:.0%}" for filling in fillings)
+        logbook.message(f"  {sentence}\n    {words}")

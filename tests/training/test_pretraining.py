@@ -1,0 +1,223 @@
+"""The pre-training job: what it refuses, and that its loss and its resume are exact."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.config import default_config
+from bertjax.data.build import build_store
+from bertjax.tokenization.wordpiece import WordPieceTokenizer
+from bertjax.training import pretraining, sharding
+from bertjax.training.optimizer import make_optimizer
+from bertjax.training.trainer import Trainer
+
+WORDS = [f"w{i}" for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A token store of 40 documents of random words."""
+    random = np.random.default_rng(0)
+    tokenizer = WordPieceTokenizer(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS], do_lower_case=True)
+    documents = [[" ".join(random.choice(WORDS, random.integers(3, 12)))
+                  for _ in range(random.integers(4, 12))] for _ in range(40)]
+    directory = tmp_path_factory.mktemp("pretraining") / "store"
+    build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.2)
+    return directory
+
+
+def tiny_config(store):
+    config = default_config()
+    config.data.corpus = str(store)
+    config.model.update(num_hidden_layers=2, hidden_size=16, num_attention_heads=2,
+                        intermediate_size=32, max_position_embeddings=64)
+    config.phases = ((4, 32),)
+    config.batch_size = 16
+    config.optimizer.warmup_steps = 2
+    config.eval.rows = 32
+    config.log.tensorboard = False
+    config.execution.compilation_cache = ""
+    return config
+
+
+@pytest.fixture
+def config(store):
+    return tiny_config(store)
+
+
+# ------------------------------------------------------------------------------------- refusals
+
+
+def test_without_a_corpus_the_message_says_how_to_get_one(config, tmp_path):
+    config.data.corpus = ""
+    with pytest.raises(ValueError, match="build_corpus") as refused:
+        pretraining.prepare(config, str(tmp_path))
+    assert len(str(refused.value).splitlines()) < 24  # one screen
+    assert "train_vocab" in str(refused.value)
+
+
+def test_batch_that_the_devices_cannot_split_is_refused_with_valid_sizes(config, tmp_path):
+    config.batch_size = 10
+    with pytest.raises(ValueError, match=r"batch_size=10 .*8 devices.*8 or 16"):
+        pretraining.prepare(config, str(tmp_path))
+
+
+def test_vocabulary_larger_than_the_model_is_refused(config, tmp_path):
+    config.model.vocab_size = 50
+    with pytest.raises(ValueError, match="65 entries.*50"):
+        pretraining.prepare(config, str(tmp_path))
+
+
+def test_directory_that_is_no_store_is_refused(config, tmp_path):
+    config.data.corpus = str(tmp_path)
+    with pytest.raises(ValueError, match="no token store"):
+        pretraining.prepare(config, str(tmp_path / "run"))
+
+
+def test_mixture_with_a_bad_weight_is_refused(config, store, tmp_path):
+    config.data.corpus = f"{store}=2,{store}"
+    with pytest.raises(ValueError, match="every corpus of the mixture a weight"):
+        pretraining.prepare(config, str(tmp_path))
+    config.data.corpus = f"{store}=much"
+    with pytest.raises(ValueError, match="'much'.*not a number"):
+        pretraining.prepare(config, str(tmp_path))
+
+
+# ------------------------------------------------------------------------------------ exactness
+
+
+def train(config, workdir, mesh=None, steps=3):
+    """Losses and parameters after a few steps of the job's first phase."""
+    job = pretraining.prepare(config, str(workdir))
+    mesh = mesh or job.mesh
+    trainer = Trainer(make_optimizer(1e-3), mesh, config.seed, accumulation=config.accumulation)
+    phase = job.phases[0]
+    state, step = trainer.init(phase.objective), trainer.train_step(phase.objective)
+    batches, seen = phase.batches(0), []
+    for _ in range(steps):
+        state, metrics = step(state, sharding.put_batch(next(batches), mesh))
+        seen.append(float(metrics["loss"]))
+    return np.array(seen), jax.device_get(state.params)
+
+
+@pytest.fixture
+def without_dropout(config):
+    config.model.hidden_dropout_prob = config.model.attention_probs_dropout_prob = 0.0
+    return config
+
+
+def test_loss_with_dropout_is_the_same_on_one_and_on_eight_devices(config, tmp_path):
+    one = sharding.make_mesh(devices=jax.devices()[:1])
+    alone, _ = train(config, tmp_path / "a", one)
+    together, _ = train(config, tmp_path / "b", sharding.make_mesh())
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6 * alone.max())
+
+
+def test_accumulation_gives_the_update_of_the_large_batch(without_dropout, tmp_path):
+    without_dropout.batch_size = 32  # 4 micro-batches with a row for each of the 8 devices
+    whole, params = train(without_dropout, tmp_path / "a")
+    without_dropout.accumulation = 4
+    parts, accumulated = train(without_dropout, tmp_path / "b")
+    np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-6 * whole.max())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5),
+                 params, accumulated)
+
+
+def test_packed_rows_train_too(config, tmp_path):
+    config.data.packed = True
+    losses, _ = train(config, tmp_path)
+    assert np.isfinite(losses).all()
+
+
+def test_without_nsp_only_the_masked_language_model_is_learnt(without_dropout, tmp_path):
+    without_dropout.data.nsp = False
+    job = pretraining.prepare(without_dropout, str(tmp_path))
+    objective = job.phases[0].objective
+
+
+    def sums_of(batch, key):
+        batch = objective.prepare(batch, key)
+        return objective.loss(objective.init(key), batch, objective.denominators(batch), None)[1]
+
+    sums = jax.eval_shape(sums_of, next(job.phases[0].batches(0)), jax.random.key(0))
+    assert set(sums) == {"mlm_loss", "mlm_accuracy"}
+
+
+# --------------------------------------------------------------------------------- run and resume
+
+
+def read_metrics(workdir):
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [r for r in records if "loss" in r], [r for r in records if "eval/loss" in r]
+
+
+def weights(workdir, step):
+    from bertjax.training.checkpoint import Checkpoints
+
+    return Checkpoints(str(workdir / "checkpoints")).restore_numpy(step)[0]
+
+
+@pytest.fixture(scope="module")
+def finished_run(store, tmp_path_factory):
+    """(config, directory) of a run over two phases, with dropout, that was never disturbed."""
+    config = tiny_config(store)
+    config.phases = ((4, 32), (4, 48))
+    config.log.every_steps = 1
+    config.checkpoint.every_steps = 3
+    directory = tmp_path_factory.mktemp("finished")
+    assert pretraining.run(pretraining.prepare(config, str(directory))) == 0
+    return config, directory
+
+
+@pytest.fixture
+def run_copy(finished_run, tmp_path):
+    config, directory = finished_run
+    shutil.copytree(directory, tmp_path / "run")
+    return config.copy_and_resolve_references(), tmp_path / "run"
+
+
+def test_run_leaves_metrics_checkpoints_and_settings(finished_run):
+    _, directory = finished_run
+    training, evaluations = read_metrics(directory)
+    assert [record["step"] for record in training] == list(range(1, 9))
+    assert {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "learning_rate", "grad_norm",
+            "tokens_per_second", "mfu", "step_time", "data_wait"} <= set(training[-1])
+    assert evaluations[-1]["step"] == 8
+    assert json.loads((directory / "config.json").read_text())["batch_size"] == 16
+    assert (directory / "vocab.txt").exists()
+
+
+def test_stopped_run_resumes_to_the_same_bits(finished_run, run_copy):
+    # From before the boundary of the phases, with dropout and masks on.
+    config, directory = run_copy
+    for later in ("6", "8"):  # what a kill between steps 3 and 6 would have left
+        shutil.rmtree(directory / "checkpoints" / later)
+    (directory / "checkpoints.committed.json").unlink()
+    job = pretraining.prepare(config, str(directory))
+    assert job.resumed_from == 3
+    pretraining.run(job)
+    undisturbed = weights(finished_run[1], 8)
+    jax.tree.map(np.testing.assert_array_equal, weights(directory, 8), undisturbed)
+
+
+def test_second_run_with_other_settings_is_refused_until_it_says_what_it_means(run_copy):
+    config, directory = run_copy
+    config.optimizer.learning_rate = 5e-4
+    with pytest.raises(ValueError, match="learning_rate: 0.0001 -> 0.0005") as refused:
+        pretraining.prepare(config, str(directory))
+    assert "overwrite" in str(refused.value) and "changed" in str(refused.value)
+    config.resume = "changed"
+    assert pretraining.prepare(config, str(directory)).resumed_from == 8
+    config.resume = "overwrite"
+    assert pretraining.prepare(config, str(directory)).resumed_from is None
+
+
+def test_finished_run_is_left_alone(finished_run, run_copy, capsys):
+    config, directory = run_copy
+    pretraining.run(pretraining.prepare(config, str(directory)))
+    assert "already finished at step 8" in capsys.readouterr().out
+    jax.tree.map(np.testing.assert_array_equal, weights(directory, 8), weights(finished_run[1], 8))
