@@ -4,6 +4,9 @@ Peaks are dense bfloat16 products without sparsity, as the vendors publish them;
 denominator of MFU, so a device that is not listed has no MFU rather than a guessed one.
 """
 
+import platform as host
+from typing import Any
+
 import jax
 
 # FLOP/s in bfloat16; the first name found in jax's lower-cased device_kind counts.
@@ -35,3 +38,13 @@ def prng_implementation(name: str = "auto", platform: str | None = None) -> str:
     if name != "auto":
         return name
     return "rbg" if (platform or jax.default_backend()) == "tpu" else "threefry2x32"
+
+
+def describe() -> dict[str, Any]:
+    """What a reader of the results needs to know of the machine, as `hardware.json` holds it."""
+    device = jax.devices()[0]
+    return {"devices": jax.device_count(), "device_kind": device.device_kind,
+            "platform": device.platform, "processes": jax.process_count(),
+            "memory_per_device_gib": round(size / 2**30, 1) if (size := device_bytes()) else None,
+            "peak_bf16_tflops_per_device": peak / 1e12 if (peak := peak_flops()) else None,
+            "host": host.node(), "python": host.python_version(), "jax": jax.__version__}

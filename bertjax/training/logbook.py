@@ -1,8 +1,8 @@
 """What a run says of itself: metrics.jsonl, TensorBoard events, one progress line on the console.
 
 In: step and {name: number}. Out, in DIR: `metrics.jsonl` with one JSON object a logged step
-(names in the README), `tensorboard/`, and optionally Weights & Biases. Process 0 writes; on the
-others every call does nothing, so callers need not ask who they are.
+(names in the README), `hardware.json`, `tensorboard/`, and optionally Weights & Biases. Process 0
+writes; on the others every call does nothing, so callers need not ask who they are.
 """
 
 import json
@@ -21,7 +21,10 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from bertjax.training.hardware import describe
+
 METRICS_FILE = "metrics.jsonl"
+HARDWARE_FILE = "hardware.json"
 
 
 class Sink(Protocol):
@@ -61,6 +64,7 @@ class Logbook:
         if self._remote and (self._remote / METRICS_FILE).exists():
             path.write_text((self._remote / METRICS_FILE).read_text())
         truncate_records(path, start_step)
+        (self._directory / HARDWARE_FILE).write_text(json.dumps(describe(), indent=1) + "\n")
         self._file = open(path, "a", encoding="utf-8")
         self._sinks: list[Sink] = []
         if tensorboard:

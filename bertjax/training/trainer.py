@@ -293,7 +293,9 @@ class Trainer:
             watchdog.beat()
             if done == 1 or done % log_every == 0 or done == last_step:
                 values = {name: value.item() for name, value in jax.device_get(metrics).items()}
-                logbook.train(done, last_step, {**values, **meter.rates(phase)})
+                # jit sorts the names; the loss belongs first.
+                logbook.train(done, last_step, {"loss": values.pop("loss"), **values,
+                                                **meter.rates(phase)})
             if skipped_in_row >= self.max_skipped_in_row:
                 raise NotFiniteError(
                     f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient "

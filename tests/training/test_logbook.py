@@ -84,7 +84,9 @@ def test_tensorboard_reads_the_events_and_drops_what_a_resume_repeats(tmp_path):
 
 def test_no_tensorboard_when_it_is_off(tmp_path):
     Logbook(tmp_path, tensorboard=False, write=lambda line: None).close()
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hardware.json", "metrics.jsonl"]
+    hardware = json.loads((tmp_path / "hardware.json").read_text())
+    assert hardware["devices"] == 8 and hardware["platform"] == "cpu"
 
 
 def test_other_processes_write_nothing(tmp_path, monkeypatch):

@@ -1,0 +1,88 @@
+"""report.html: one file, offline, with the numbers of the run in it."""
+
+import json
+import re
+
+import pytest
+
+from bertjax.tools.report import thin, write_report
+
+
+def make_run(directory, learning_rate=1e-4, steps=50):
+    directory.mkdir()
+    with open(directory / "metrics.jsonl", "w") as file:
+        for step in range(1, steps + 1):
+            record = {"step": step, "loss": 10 / step, "mlm_accuracy": 0.01 * step,
+                      "learning_rate": learning_rate, "tokens_per_second": 1000.0, "mfu": None,
+                      "skipped": 0, "time": 100.0 + 60 * step}
+            file.write(json.dumps(record) + "\n")
+        file.write(json.dumps({"step": steps, "eval/loss": 0.25, "eval/mlm_accuracy": 0.4}) + "\n")
+    (directory / "config.json").write_text(json.dumps(
+        {"optimizer": {"learning_rate": learning_rate, "name": "adamw"}, "seed": 0}))
+    (directory / "examples.json").write_text(json.dumps(
+        [{"text": "a [MASK] </script><b>", "predictions": [["dog", 0.5], ["<i>", 0.25]]}]))
+    return directory
+
+
+def data_of(page):
+    return json.loads(re.search(r"const data = (.*);\n", page).group(1))
+
+
+def test_the_report_is_one_offline_file_with_curves_and_held_out_points(tmp_path):
+    path = write_report([make_run(tmp_path / "run")])
+    assert path == tmp_path / "run" / "report.html"
+    page = path.read_text()
+    # the only address is the name of the SVG namespace, which nothing fetches
+    assert set(re.findall(r"https?://[^\"' <]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<(link|img|script src)", page)
+    charts = {chart["title"]: chart for chart in data_of(page)["charts"]}
+    train, held_out = charts["Loss"]["series"]
+    assert train["x"] == list(range(1, 51)) and train["y"][1] == 5
+    assert (held_out["kind"], held_out["x"], held_out["y"]) == ("eval", [50], [0.25])
+    assert "Learning rate" in charts and "Tokens per second" in charts
+    assert "Model FLOPs utilisation" not in charts and "Skipped steps" not in charts
+    assert "40.0 %" in page and "49 min" in page and "optimizer.learning_rate" in page
+
+
+def test_text_of_examples_cannot_break_the_page(tmp_path):
+    page = write_report([make_run(tmp_path / "run")]).read_text()
+    assert page.count("</script>") == 1
+    assert "&lt;/script&gt;&lt;b&gt;" in page and "&lt;i&gt;" in page
+    assert "<mark>[MASK]</mark>" in page
+
+
+def test_several_runs_are_compared_and_what_differs_comes_first(tmp_path):
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", learning_rate=3e-4)]
+    page = write_report(runs, tmp_path / "both.html").read_text()
+    assert data_of(page)["runs"] == ["a", "b"]
+    loss = data_of(page)["charts"][0]["series"]
+    assert [(s["run"], s["kind"]) for s in loss] == [(0, "train"), (0, "eval"), (1, "train"),
+                                                     (1, "eval")]
+    settings = page[page.index("Settings"):]
+    assert "1 differ" in settings
+    assert settings.index("optimizer.learning_rate") < settings.index("optimizer.name")
+    assert settings.count('class="different"') == 1
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "y").mkdir()
+    runs = [make_run(tmp_path / "x" / "run"), make_run(tmp_path / "y" / "run")]
+    assert len(set(data_of(write_report(runs).read_text())["runs"])) == 2
+
+
+def test_a_directory_without_records_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no metrics.jsonl"):
+        write_report([tmp_path])
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="no record yet"):
+        write_report([tmp_path])
+
+
+def test_long_curves_are_thinned_without_losing_a_spike():
+    points = [(step, 0.0) for step in range(100_000)]
+    points[54_321] = (54_321, 9.0)
+    kept = thin(points, 1000)
+    assert len(kept) <= 1100 and (54_321, 9.0) in kept
+    assert kept == sorted(kept) and kept[-1] == points[-1]
+    assert thin(points[:500], 1000) == points[:500]
