@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 WIDTH, ROWS = 32, 16
+BYTES_PER_RECORD = 270
 ACCIDENTS = ("sigterm", "sigkill", "sigkill_during_save", "full_disk", "truncated", "emptied",
              "leftovers")
 
@@ -151,13 +152,15 @@ class Soak:
         """One round: starts the run, lets the accident happen, checks how the child ended."""
         child = self.start(run, 0.005, full_disk=accident == "full_disk")
         if accident == "sigkill_during_save":
-            deadline = time.monotonic() + 5
-            while time.monotonic() < deadline and child.poll() is None:
-                if list((run / "checkpoints").glob("tmp.*")):
-                    time.sleep(self.random.uniform(0, 0.03))
-                    break
+            while child.poll() is None and not list((run / "checkpoints").glob("tmp.*")):
+                pass
+            time.sleep(self.random.uniform(0, 0.03))
         elif accident != "full_disk":
-            time.sleep(self.random.uniform(0.0, 0.7))
+            # After a number of steps rather than seconds, so that a busy machine gets on as well.
+            enough = size_of(run) + BYTES_PER_RECORD * self.random.randrange(100)
+            while child.poll() is None and size_of(run) < enough:
+                time.sleep(0.005)
+            time.sleep(self.random.uniform(0, 0.02))
         if accident == "sigterm":
             child.send_signal(signal.SIGTERM)
         elif accident != "full_disk":
@@ -213,6 +216,11 @@ def history(run: pathlib.Path) -> list[tuple[int, float, float]]:
     """(step, loss, gradient norm) of every record."""
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [(record["step"], record["loss"], record["grad_norm"]) for record in records]
+
+
+def size_of(run: pathlib.Path) -> int:
+    """Bytes of metrics.jsonl, which grows by a record a step."""
+    return (run / "metrics.jsonl").stat().st_size
 
 
 def spoil(checkpoint: pathlib.Path, emptied: bool) -> None:
