@@ -106,7 +106,7 @@ def test_chunks_of_several_sentences_are_random_half_of_the_time(tmp_path):
 
 
 def test_a_tenth_of_the_documents_aim_at_shorter_pairs(tmp_path):
-    store = counting_store(tmp_path / "s", [[1] * 400] * 1000)
+    store = counting_store(tmp_path / "s", [[1] * 110] * 4000)
     pairs = all_pairs(PairIndex(store, 103, seed=5))
     document, start = places(store, pairs[:, 0])
     first = start == 0  # the first pair of a document is as long as its target, unless random
@@ -115,7 +115,7 @@ def test_a_tenth_of_the_documents_aim_at_shorter_pairs(tmp_path):
     # The target is uniform on 2..100, in one case of 99 the full length after all.
     assert within((total < 100).mean(), len(total), 0.1 * 98 / 99)
     short = total[total < 100]
-    assert short.min() >= 2
+    assert 2 <= short.min() < 6 and 96 < short.max()
     assert abs(short.mean() - 50.5) < 4 * 28.3 / math.sqrt(len(short))
 
 
