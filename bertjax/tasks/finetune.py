@@ -71,6 +71,7 @@ class FineTuneSettings:
     layer_decay: float = 1.0  # factor on the rate for each layer further from the head
     freeze: tuple[str, ...] = ()  # regexes over parameter paths that stay as they are
     class_weights: tuple[float, ...] | str = ()  # one a class, or 'balanced'
+    feature_layers: str = ""  # tagging over a frozen encoder: see feature_tagger.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,7 @@ class FineTuner:
             )
         self.task, self.tokenizer, self.config, self.settings = task, tokenizer, config, settings
         self.mesh = sharding.make_mesh() if mesh is None else mesh
-        self.model = model_for(task, config, execution)
+        self.model = model_for(task, config, execution, settings.feature_layers)
         self.load_params, self.prng = load_params, prng
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
         self._prepared: tuple[TaskObjective, Trainer] | None = None
@@ -184,7 +185,8 @@ class FineTuner:
                     f"{len(weights)} class_weights for {len(self.task.labels)} labels "
                     f"{list(self.task.labels)}"
                 )
-            rules = [(pattern, 0.0) for pattern in s.freeze]
+            frozen = (*s.freeze, *(("^encoder/",) if s.feature_layers else ()))
+            rules = [(pattern, 0.0) for pattern in frozen]
             if s.layer_decay != 1.0:
                 rules += layerwise_decay_rules(self.config.num_hidden_layers, s.layer_decay)
             unit = make_optimizer(

@@ -19,9 +19,10 @@ import numpy as np
 from bertjax.interop import load_pretrained_params, open_source
 from bertjax.interop.huggingface import write_directory
 from bertjax.interop.loading import fit
-from bertjax.model.heads import init_params
+from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks.custom import TableTask
+from bertjax.tasks.feature_tagger import BertFeatureTagger
 from bertjax.tasks.finetune import FineTuner, FineTuneSettings, Run, RunSettings, result_json
 from bertjax.tasks.finetune import write_json as _write_json
 from bertjax.tasks.glue import GLUE, GlueTask
@@ -90,16 +91,27 @@ class Pretrained:
     def __call__(self, model: Any, key: jax.Array) -> dict[str, Any]:
         """Parameters of `model`; what the checkpoint lacks is drawn from `key`."""
         if self._draw is None:
-            params, fresh = fit(self.source, model, key, reinitialise_head=True)
+            params, fresh = self._fit(model, key)
             if not self.keep_head:
                 heads = ("classifier/", "qa_outputs/")
                 fresh = {*fresh, *(path for path in flatten(params) if path.startswith(heads))}
-            self._loaded = {k: v for k, v in flatten(params).items() if k not in fresh}
+            shapes = flatten(jax.eval_shape(lambda k: init_params(model, k), key))
+            flat = flatten(params)
+            self._loaded = {path: flat[path] for path in shapes if path not in fresh}
             log.info("%s: drawn afresh: %s", self.path, ", ".join(fresh) or "nothing")
             self._draw = jax.jit(
                 lambda k: {path: flatten(init_params(model, k))[path] for path in fresh}
             )
         return unflatten(self._loaded | self._draw(key))
+
+
+    def _fit(self, model: Any, key: jax.Array) -> tuple[dict[str, Any], list[str]]:
+        if not isinstance(model, BertFeatureTagger):
+            return fit(self.source, model, key, reinitialise_head=True)
+        # No checkpoint format knows the parts above this encoder: they all start afresh.
+        encoder, _ = fit(self.source, BertModel(model.config), key, reinitialise_head=True)
+        shapes = jax.eval_shape(lambda k: init_params(model, k), key)
+        return encoder, [path for path in flatten(shapes) if not path.startswith("encoder/")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +246,9 @@ def save_model(
     tuner: FineTuner, params: Any, directory: pathlib.Path, result: Mapping[str, Any]
 ) -> None:
     """Writes the model in Hugging Face's layout, with its label names."""
+    if isinstance(tuner.model, BertFeatureTagger):
+        log.warning("no model directory: Hugging Face's layout has no place for a BiLSTM")
+        return
     host = jax.tree.map(lambda leaf: np.asarray(jax.device_get(leaf)), params)
     if jax.process_index() != 0:
         return

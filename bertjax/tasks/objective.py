@@ -23,14 +23,31 @@ from bertjax.model.heads import (
     init_params,
 )
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger
 from bertjax.tasks.task import Features
 from bertjax.training import losses
 
 Batch = Mapping[str, jax.Array]
 
 
-def model_for(task: Any, config: BertConfig, execution: Execution) -> Any:
-    """The model class of the task's head, with as many outputs as the task has."""
+def model_for(
+    task: Any, config: BertConfig, execution: Execution, feature_layers: str = ""
+) -> Any:
+    """The model of the task's head, with as many outputs as the task has.
+
+    feature_layers: for tagging, a choice of feature_tagger.py makes the paper's feature-based
+    model over a frozen encoder.
+    """
+    if feature_layers:
+        if task.head != "tagging":
+            raise ValueError(f"feature_layers={feature_layers!r} is for tagging, not {task.head}")
+        if feature_layers not in LAYER_CHOICES:
+            raise ValueError(
+                f"feature_layers={feature_layers!r}; one of {', '.join(LAYER_CHOICES)}"
+            )
+        return BertFeatureTagger(
+            config, execution, num_labels=task.outputs, layers=feature_layers
+        )
     if task.head == "tagging":
         return BertForTokenClassification(config, execution, num_labels=task.outputs)
     if task.head == "spans":

@@ -1,0 +1,91 @@
+"""The paper's feature-based tagger: a frozen encoder, a choice of its layers, a 2-layer BiLSTM.
+
+In: the fields of a tagging batch. Out: logits [B, T, tags]. Source: BERT paper, section 5.3 and
+Table 7: the features feed a randomly initialised two-layer 768-dimensional BiLSTM and a classifier.
+The paper does not say how its sums are weighted; here by a softmax over learnt scalars, equal at
+the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.model.heads import BertNetwork, dense_float32
+
+# Name -> hidden states used (index 0 = embeddings, -1 = last layer), and how.
+LAYER_CHOICES: dict[str, tuple[slice, str]] = {
+    "embeddings": (slice(0, 1), "sum"),
+    "second_to_last": (slice(-2, -1), "sum"),
+    "last": (slice(-1, None), "sum"),
+    "weighted_sum_last_4": (slice(-4, None), "sum"),
+    "concat_last_4": (slice(-4, None), "concat"),
+    "weighted_sum_all": (slice(1, None), "sum"),
+}
+
+
+class BertFeatureTagger(BertNetwork):
+    """Tags from frozen features. Train it with the rule ('^encoder/', 0.0)."""
+
+    num_labels: int = 2
+    layers: str = "concat_last_4"
+    lstm_size: int = 768
+    lstm_layers: int = 2
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Float32 logits [B, T, labels]. The encoder never drops and gets no gradient."""
+        hidden = self._encoder()(
+            input_ids, attention_mask, token_type_ids, position_ids, None, True
+        )
+        mix = None
+        if self.layers.startswith("weighted_sum"):
+            count = len(hidden[LAYER_CHOICES[self.layers][0]])
+            mix = self.param("mix", nn.initializers.zeros, (count,))
+        x = combine([jax.lax.stop_gradient(state) for state in hidden], self.layers, mix)
+        lengths = jnp.sum(attention_mask > 0, -1)
+        for number in range(self.lstm_layers):
+            x = self._drop(x, self._key(dropout_key, number))
+            x = nn.Bidirectional(
+                nn.RNN(nn.OptimizedLSTMCell(self.lstm_size), name=f"forward_{number}"),
+                nn.RNN(nn.OptimizedLSTMCell(self.lstm_size), name=f"backward_{number}"),
+                name=f"lstm_{number}",
+            )(x, seq_lengths=lengths)
+        x = self._drop(x, self._key(dropout_key, self.lstm_layers))
+        scale = self.config.initializer_range
+        kernel = self.param(
+            "classifier_kernel", nn.initializers.truncated_normal(scale),
+            (x.shape[-1], self.num_labels),
+        )  # fmt: skip
+        bias = self.param("classifier_bias", nn.initializers.zeros, (self.num_labels,))
+        return dense_float32({"kernel": kernel, "bias": bias}, x)
+
+    def _key(self, dropout_key: jax.Array | None, number: int) -> jax.Array | None:
+        return None if dropout_key is None else jax.random.fold_in(dropout_key, number)
+
+
+def combine(
+    hidden: Sequence[jax.Array], layers: str, mix: jax.Array | None = None
+) -> jax.Array:
+    """The L+1 hidden states [B, T, H] as features, by a name of LAYER_CHOICES, in float32.
+
+    mix: logits of the weights of a sum, one a layer; None = equal weights.
+    """
+    if layers not in LAYER_CHOICES:
+        raise ValueError(f"layers={layers!r} is unknown; one of {', '.join(LAYER_CHOICES)}")
+    chosen, how = LAYER_CHOICES[layers]
+    states = [state.astype(jnp.float32) for state in hidden[chosen]]
+    if how == "concat":
+        return jnp.concatenate(states, -1)
+    weights = jax.nn.softmax(jnp.zeros(len(states)) if mix is None else mix)
+    return sum(weight * state for weight, state in zip(weights, states, strict=True))
