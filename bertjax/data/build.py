@@ -339,7 +339,7 @@ def write_shard(
             counts["empty_sentences"] = (
                 counts.get("empty_sentences", 0) + int(np.count_nonzero(lengths == 0)))
             writer.add(ids, lengths[lengths > 0], kept)
-        return writer.finish({"dropped": {k: v for k, v in sorted(counts.items()) if v},
+        return writer.finish({"noticed": {k: v for k, v in sorted(counts.items()) if v},
                               "unknown_tokens": unknown})
     except BaseException:
         writer.abandon()

@@ -372,12 +372,16 @@ def _parquet(path: str) -> Any:
 
 
 def _tfds_source(path: str, reading: Reading) -> Any:
-    name, _, split = path.removeprefix("tfds:").partition(":")
+    parts = path.removeprefix("tfds:").split(":")
+    split = parts.pop() if len(parts) > 1 and not parts[-1][:1].isdigit() else "train"
+    name = ":".join(parts)  # may end with :version
     try:
         import tensorflow_datasets as tfds
 
-        return tfds.data_source(name, split=split or "train", data_dir=reading.data_dir,
-                                download=False)
+        return tfds.data_source(name, split=split, data_dir=reading.data_dir, download=False)
+    except ValueError as error:
+        where = reading.data_dir or "TFDS's default data_dir"
+        raise ValueError(f"{path}: {error} (looked for in {where})") from error
     except (ImportError, NotImplementedError) as error:
         raise ValueError(
             f"{path}: TFDS cannot read this data set here ({error}). Without TensorFlow it reads "

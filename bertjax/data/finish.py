@@ -19,6 +19,7 @@ import numpy as np
 
 from bertjax.data import store as stores
 
+REPAIRED = ("undecodable_lines", "long_documents_cut")  # kept, unlike what else is counted
 JUDGED_LENGTH = 128  # sequence length at which the share of random pairs is judged
 
 
@@ -81,20 +82,21 @@ def finish_store(
         if record is None:
             raise ValueError(f"{directory}: shard {number} is missing or damaged; build it again")
         records.append(record)
-    dropped: dict[str, int] = {}
+    noticed: dict[str, int] = {}
     for record in records:
-        for reason, count in record["dropped"].items():
-            dropped[reason] = dropped.get(reason, 0) + count
+        for what, count in record["noticed"].items():
+            noticed[what] = noticed.get(what, 0) + count
+    repaired = {what: noticed.pop(what) for what in REPAIRED if what in noticed}
     unknown_rate = check_unknown_rate(records, options)
     if not sum(record["documents"] for record in records):
         source = f"{num_files} file{'s' * (num_files != 1)}" if num_files else "memory"
         raise ValueError(
             f"0 examples from {source}: no document has a token"
-            + (f" ({dropped})" if dropped else "")
+            + (f" ({noticed})" if noticed else "")
             + "; check the input pattern, the format and the field name")
 
     kept, why = _select(directory, records, options)
-    dropped.update(why)
+    dropped = {**noticed, **why}
     splits = _write_tables(out_dir, directory, records, kept)
     judged = _judge_pairs(out_dir, splits, build, options, records, dtype)
     digest = hashlib.blake2b(digest_size=32)
@@ -115,6 +117,7 @@ def finish_store(
         "tokens": sum(split["tokens"] for split in splits.values()),
         "unknown_rate": unknown_rate,
         "dropped": dict(sorted(dropped.items())),
+        "repaired": repaired,
         **judged,
         "shards": [{key: record[key] for key in ("documents", "sentences", "tokens", "hash")}
                    for record in records],

@@ -176,9 +176,6 @@ class PackedRows:
     def rows_per_epoch(self) -> int:
         return len(self.epochs[0])
 
-    def epoch_of(self, number: int) -> tuple[int, int]:
-        return self.epochs.locate(number)
-
     def empty(self, rows: int) -> Batch:
         batch = empty_batch(rows, self.seq_length, self.pairs_per_row, self.special.pad)
         batch["position_ids"] = np.zeros((rows, self.seq_length), np.int32)

@@ -51,7 +51,6 @@ class Rows(Protocol):
 
     def empty(self, rows: int) -> Batch: ...
     def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None: ...
-    def epoch_of(self, number: int) -> tuple[int, int]: ...
 
 
 class Epochs:
@@ -121,9 +120,6 @@ class PaddedRows:
     @property
     def rows_per_epoch(self) -> int:
         return len(self.epochs[0])
-
-    def epoch_of(self, number: int) -> tuple[int, int]:
-        return self.epochs.locate(number)
 
     def empty(self, rows: int) -> Batch:
         return empty_batch(rows, self.seq_length, 1, self.special.pad)

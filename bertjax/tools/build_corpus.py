@@ -162,12 +162,14 @@ def summary(manifest: dict[str, Any], path: str, seconds: float) -> str:
         counts = manifest["splits"][split]
         lines.append(f"{split:10}{counts['documents']:14,}{counts['sentences']:14,}"
                      f"{counts['tokens']:16,}")
-    dropped = ", ".join(f"{n:,} {reason.replace('_', ' ')}"
-                        for reason, n in manifest["dropped"].items()) or "nothing"
+    dropped, repaired = (
+        ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in manifest[key].items())
+        or "nothing" for key in ("dropped", "repaired"))
     lines += [
         f"unknown tokens   {manifest['unknown_rate']:.3%}",
         f"random pairs     {manifest['random_share']:.1%} at 128 (label 1; 0 = is next)",
         f"dropped          {dropped}",
+        f"repaired         {repaired}",
         f"tokenizer        {manifest['tokenizer']['vocab_size']:,} entries, "
         f"{manifest['tokenizer']['fingerprint'][:16]}",
         f"content          {manifest['content_hash'][:16]}",

@@ -10,6 +10,7 @@ import pytest
 
 from bertjax.data import store as stores
 from bertjax.data.build import build_store
+from bertjax.data.documents import Reading
 from bertjax.data.store import TokenStore
 
 
@@ -165,6 +166,15 @@ def test_documents_without_tokens_are_dropped_and_counted(tmp_path, tokenizer):
     assert manifest["dropped"] == {"empty_documents": 1, "empty_sentences": 1}
 
 
+def test_replaced_bytes_are_counted_in_the_manifest(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_bytes(b"ok\ncaf\xe9\nok\n")
+    with pytest.raises(ValueError, match="line 2: byte 0xe9"):
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s")
+    manifest = build_store(tmp_path / "a.txt", tokenizer, tmp_path / "r",
+                           reading=Reading(errors="replace"))
+    assert manifest["repaired"] == {"undecodable_lines": 1} and manifest["sentences"] == 3
+
+
 def test_zero_examples_is_an_error(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("\n\n")
     (tmp_path / "b.txt").write_text("")
@@ -286,6 +296,7 @@ import resource, sys
 sys.path.insert(0, {here!r})
 import conftest
 from bertjax.data.build import build_store
+from bertjax.data.documents import Reading
 class Fast(conftest.WordTokenizer):
     def encode_batch(self, texts):
         return [[5 + len(w) for w in t.split()] for t in texts]
