@@ -173,13 +173,13 @@ def test_dropout_changes_with_the_key_and_is_absent_without_one(params):
 
 
 EXECUTIONS = [
-    Execution(layers="scan"),
-    Execution(remat="full"),
-    Execution(remat="dots"),
-    Execution(remat="minimal"),
     Execution(layers="scan", remat="full"),
-    Execution(layers="scan", remat="dots"),
-    Execution(qkv="fused"),
+    Execution(remat="dots", qkv="fused"),
+    pytest.param(Execution(layers="scan"), marks=pytest.mark.slow),
+    pytest.param(Execution(remat="full"), marks=pytest.mark.slow),
+    pytest.param(Execution(remat="dots"), marks=pytest.mark.slow),
+    pytest.param(Execution(remat="minimal"), marks=pytest.mark.slow),
+    pytest.param(Execution(layers="scan", remat="dots"), marks=pytest.mark.slow),
 ]
 
 
