@@ -8,7 +8,7 @@ its download script; label names and their order are those of TFDS.
 
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -276,3 +276,22 @@ def _read_msr(task: GlueTask, folder: pathlib.Path, split: str) -> Split:
         paths.append(ids_path)
     records = task._records(table, str(path), [])
     return Split(split, records, True, file_fingerprint(*paths))
+
+
+def glue_table(results: Mapping[str, Mapping[str, float]]) -> str:
+    """A Markdown table in percent of {task: scores} as the benchmark reports them.
+
+    A task with two scores counts with their mean, MNLI with the mean of m and mm where both are
+    there ('mnli' and 'mnli_mm'). WNLI and AX are shown but, as in the paper, left out of the mean.
+    """
+    cells, counted = {}, {}
+    for name, scores in results.items():
+        spec = GLUE[name.removesuffix("_mm")]
+        values = [100 * scores[metric] for metric in spec.reported]
+        cells[name] = "/".join(f"{value:.1f}" for value in values)
+        counted.setdefault(name.removesuffix("_mm"), []).append(sum(values) / len(values))
+    means = [sum(v) / len(v) for name, v in counted.items() if name not in ("wnli", "ax")]
+    header = [*cells, "mean"]
+    row = [*cells.values(), f"{sum(means) / len(means):.1f}" if means else "-"]
+    lines = [header, ["---"] * len(header), row]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

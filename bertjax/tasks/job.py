@@ -31,6 +31,7 @@ from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
 from bertjax.tokenization import load_tokenizer
+from bertjax.training import sharding
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import flatten, unflatten
@@ -171,6 +172,53 @@ def prepare(
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
     return Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every)
+
+
+def from_config(config: Any, workdir: str, mesh: Any = None) -> Job:
+    """The job of a config file: `config.task` beside the settings that pre-training shares.
+
+    Options of the task's class are in `config.task.options`, a mapping; tuples and numbers in it
+    are passed on as they are.
+    """
+    t, o = config.task, config.optimizer
+    if not config.init_from:
+        raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
+    if not t.data:
+        raise ValueError("config.task.data is empty: name the directory of the task's files")
+    task = make_task(t.name, t.data, dict(t.options))
+    if t.metric:
+        task.metric = t.metric
+    settings = FineTuneSettings(
+        max_length=t.max_length,
+        buckets=t.buckets,
+        eval_batch_size=t.eval_batch_size,
+        evaluations_per_epoch=t.evaluations_per_epoch,
+        early_stopping=t.early_stopping,
+        warmup=t.warmup,
+        schedule=o.schedule,
+        weight_decay=o.weight_decay,
+        b1=o.b1,
+        b2=o.b2,
+        eps=o.eps,
+        bias_correction=o.bias_correction,
+        clip_norm=o.clip_norm,
+        accumulation=config.accumulation,
+        layer_decay=t.layer_decay,
+        freeze=tuple(t.freeze),
+        class_weights=t.class_weights if t.class_weights == "balanced" else tuple(t.class_weights),
+        feature_layers=t.feature_layers,
+    )
+    mesh = sharding.make_mesh(**config.mesh) if mesh is None else mesh
+    e = config.execution
+    dtype = e.dtype
+    if dtype == "auto":
+        dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
+    return prepare(
+        task, config.init_from, workdir, settings,
+        RunSettings(o.learning_rate, config.batch_size, t.epochs, config.seed),
+        execution=Execution(dtype=dtype, attention=e.attention, layers=e.layers, remat=e.remat),
+        mesh=mesh, prng=e.prng, predict=tuple(t.predict), log_every=config.log.every_steps,
+    )  # fmt: skip
 
 
 def run(job: Job) -> dict[str, Any]:

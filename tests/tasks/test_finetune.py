@@ -88,8 +88,9 @@ def test_a_run_is_a_function_of_its_seed(tuner):
 
 
 @pytest.mark.slow
-def test_predictions_do_not_depend_on_bucket_and_batch(tuner):
-    params = fresh(tuner.model, jax.random.key(0))
+def test_predictions_do_not_depend_on_bucket_batch_or_devices(tuner):
+    """41 rows on one device and on eight, in batches of 16, against each row alone."""
+    params = jax.jit(lambda key: fresh(tuner.model, key))(jax.random.key(0))
     _, features = tuner.data("dev")
     outputs = tuner.predict(params, features)
     assert len(outputs) == 41
@@ -99,3 +100,7 @@ def test_predictions_do_not_depend_on_bucket_and_batch(tuner):
         row = features[i]["input_ids"][None]
         alone = model({"params": params}, row, jnp.ones_like(row), jnp.zeros_like(row))
         np.testing.assert_allclose(outputs[i], alone[0], atol=2e-6)
+    spread = finetune.FineTuner(
+        tuner.task, tuner.tokenizer, CONFIG, fresh, tuner.settings, mesh=sharding.make_mesh()
+    )
+    np.testing.assert_allclose(spread.predict(params, features), outputs, atol=2e-6)

@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from bertjax.tasks.glue import GLUE, GlueTask
+from bertjax.tasks.glue import GLUE, GlueTask, glue_table
 
 # Rows of the official files (gluebenchmark.com), train/dev/test.
 OFFICIAL_ROWS = {
@@ -204,6 +204,21 @@ def test_every_task_names_a_metric_that_its_scores_contain():
         scores = task.score(split, rows, outputs)
         assert scores[task.metric] == pytest.approx(1.0)
         assert set(spec.reported) <= set(scores.values)
+
+
+def test_the_glue_table_averages_as_the_benchmark_does():
+    text = glue_table({
+        "cola": {"matthews": 0.5},
+        "mrpc": {"f1": 0.9, "accuracy": 0.8},
+        "mnli": {"accuracy": 0.84},
+        "mnli_mm": {"accuracy": 0.82},
+        "wnli": {"accuracy": 0.1},
+    })  # fmt: skip
+    assert text.splitlines() == [
+        "| cola | mrpc | mnli | mnli_mm | wnli | mean |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| 50.0 | 90.0/80.0 | 84.0 | 82.0 | 10.0 | 72.7 |",  # (50 + 85 + 83) / 3
+    ]
 
 
 def test_an_unknown_task_or_split_names_the_valid_ones():

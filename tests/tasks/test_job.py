@@ -129,6 +129,30 @@ def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(start, d
         assert task.labels == (("good", "bad") if kept else ("bad", "good"))
 
 
+def test_a_config_gives_the_job_it_describes(start, data, tmp_path):
+    from ml_collections import ConfigDict
+
+    from bertjax.config import default_config
+
+    config = default_config().unlock()
+    config.update(ConfigDict({"init_from": str(start), "batch_size": 16, "seed": 4}))
+    config.optimizer.learning_rate = 3e-5
+    files = {s: f"{s}.tsv" for s in ("train", "dev", "test")}
+    config.task = ConfigDict({
+        "name": "table", "data": str(data), "options": {"files": files}, "metric": "matthews",
+        "max_length": 32, "epochs": 2, "warmup": 0.1, "buckets": 1, "eval_batch_size": 16,
+        "evaluations_per_epoch": 1, "early_stopping": 0, "layer_decay": 0.9, "freeze": (),
+        "class_weights": "balanced", "feature_layers": "", "predict": ("test",),
+    })  # fmt: skip
+    prepared = job.from_config(config, str(tmp_path / "run"), mesh=one_device())
+    assert prepared.run == RunSettings(3e-5, 16, 2, 4)
+    assert prepared.predict == ("test",) and prepared.tuner.task.metric == "matthews"
+    assert prepared.tuner.settings.layer_decay == 0.9
+    config.init_from = ""
+    with pytest.raises(ValueError, match="config.init_from is empty"):
+        job.from_config(config, str(tmp_path / "run"))
+
+
 def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start, data):
     from bertjax.model.heads import BertForSequenceClassification
 
