@@ -235,6 +235,14 @@ class FineTuner:
         records.require_labels("evaluation")
         return self.task.score(records, features, self.predict(params, features))
 
+    def _value(self, scores: Scores) -> float:
+        if self.task.metric not in scores.values:
+            raise ValueError(
+                f"task {self.task.name!r} has no metric {self.task.metric!r}; it gives "
+                f"{', '.join(scores.values)}"
+            )
+        return scores[self.task.metric]
+
     # --- one run
 
     def initial_state(self, run: RunSettings, steps: int) -> TrainState:
@@ -275,7 +283,7 @@ class FineTuner:
 
         def evaluate(state: TrainState) -> Mapping[str, float]:
             scores = self.evaluate(state.params)
-            return best.see(int(state.step), scores, scores[self.task.metric], state.params)
+            return best.see(int(state.step), scores, self._value(scores), state.params)
 
         def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:
             rows = run.batch_size // count
@@ -313,7 +321,8 @@ class FineTuner:
         if (step := checkpoints.best()) is not None:
             state, _ = checkpoints.restore(target, step)
             scores = self.evaluate(state.params)
-            best.adopt(step, scores, scores[self.task.metric], state.params)
+            best.adopt(step, scores, self._value(scores), state.params)
+            best.misses = sum(later > step for later, _ in best.history)
         state, _ = checkpoints.restore(target)
         return state
 

@@ -36,6 +36,7 @@ class GlueSpec:
     tfds: dict[str, str] = field(
         default_factory=lambda: {"train": "train", "dev": "validation", "test": "test"}
     )
+    tfds_text: tuple[str, ...] | None = None  # TFDS's names of the texts, where they differ
     headerless: tuple[str, ...] | None = None  # columns of labelled files without a header
     skip_short: bool = False  # the official loader leaves short rows out
     skip_label: str | None = None  # rows without a gold majority
@@ -45,6 +46,7 @@ _TWO = {"0": "not_entailment", "1": "entailment"}
 _NAMED_TWO = {"entailment": "entailment", "not_entailment": "not_entailment"}
 _THREE = {name: name for name in ("entailment", "neutral", "contradiction")}
 _PAIR = ("sentence1", "sentence2")
+_PREMISE = ("premise", "hypothesis")
 
 GLUE = {
     "cola": GlueSpec(
@@ -58,7 +60,7 @@ GLUE = {
     ),
     "mrpc": GlueSpec(
         "MRPC", ("#1 String", "#2 String"), "Quality", {"0": "not_equivalent", "1": "equivalent"},
-        "accuracy_f1", ("f1", "accuracy"), {"test": "MRPC.tsv"},
+        "accuracy_f1", ("f1", "accuracy"), {"test": "MRPC.tsv"}, tfds_text=_PAIR,
         headerless=("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
     ),
     "stsb": GlueSpec(
@@ -82,7 +84,7 @@ GLUE = {
             "dev_mismatched": "validation_mismatched",
             "test": "test_matched", "test_mismatched": "test_mismatched",
         },
-        skip_label="-",
+        tfds_text=_PREMISE, skip_label="-",
     ),
     "qnli": GlueSpec(
         "QNLI", ("question", "sentence"), "label", _NAMED_TWO, submission={"test": "QNLI.tsv"}
@@ -92,7 +94,7 @@ GLUE = {
     # The diagnostic set has no training data: it is answered by a model trained on MNLI.
     "ax": GlueSpec(
         "AX", _PAIR, "label", _THREE, "matthews", ("matthews",), {"test": "AX.tsv"},
-        {"test": "diagnostic.tsv"}, {"test": "test"},
+        {"test": "diagnostic.tsv"}, {"test": "test"}, tfds_text=_PREMISE,
     ),
 }  # fmt: skip
 
@@ -199,9 +201,7 @@ class GlueTask(TextTask):
         from bertjax.tasks.tfds_source import read_tfds
 
         rows, fingerprint = read_tfds(self.source, self.spec.tfds[split], self.data_dir)
-        columns = ("question1", "question2") if self.name == "qqp" else self.spec.text
-        if self.name == "mrpc":
-            columns = _PAIR
+        columns = self.spec.tfds_text or self.spec.text
         names, records = list(self.spec.names.values()), []
         for row in sorted(rows, key=lambda row: row["idx"]):
             label: str | float | None = None

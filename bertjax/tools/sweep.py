@@ -17,14 +17,19 @@ from absl import app, flags
 
 from bertjax.tasks.sweep import PAPER_GRID
 
+
+def _texts(name: str) -> list[str]:
+    return [f"{value:g}" for value in PAPER_GRID[name]]
+
+
 _TASK = flags.DEFINE_string("task", None, "cola, sst2, mrpc, ..., squad1.1, ner, table, ...")
 _DATA = flags.DEFINE_string("data", None, "Directory of the task's files, or tfds:NAME.")
 _INIT = flags.DEFINE_string("init_from", None, "Model directory to start from.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where runs.jsonl, sweep.md and best/ go.")
 _OPTIONS = flags.DEFINE_string("options", "{}", "Options of the task as a JSON object.")
-_BATCH = flags.DEFINE_list("batch_size", PAPER_GRID["batch_size"], "Batch sizes.")
-_RATE = flags.DEFINE_list("learning_rate", PAPER_GRID["learning_rate"], "Peak learning rates.")
-_EPOCHS = flags.DEFINE_list("epochs", PAPER_GRID["epochs"], "Epochs.")
+_BATCH = flags.DEFINE_list("batch_size", _texts("batch_size"), "Batch sizes.")
+_RATE = flags.DEFINE_list("learning_rate", _texts("learning_rate"), "Peak learning rates.")
+_EPOCHS = flags.DEFINE_list("epochs", _texts("epochs"), "Epochs.")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "Seeds 0 to N-1 of every setting.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("max_length", 128, "Tokens of a row.")
 _DTYPE = flags.DEFINE_enum("dtype", "auto", ["auto", "float32", "bfloat16"], "Arithmetic.")

@@ -94,6 +94,18 @@ def test_tfds_gives_the_same_records_as_the_files(shared_data, tmp_path):
         assert left.labelled == right.labelled
 
 
+@pytest.mark.parametrize("name", GLUE)
+def test_columns_splits_and_label_names_are_those_of_tfds(name):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    import tensorflow_datasets.text  # noqa: F401
+
+    task, info = GlueTask(name, "nowhere"), tfds.builder(f"glue/{name}").info
+    assert set(task.spec.tfds_text or task.spec.text) | {"label", "idx"} == set(info.features)
+    if task.labels and name != "ax":
+        assert list(task.labels) == info.features["label"].names
+    assert set(task.spec.tfds) == set(task.splits)
+
+
 def test_tfds_rows_of_bytes_and_of_str_are_the_same_text():
     from bertjax.tasks.tfds_source import plain
 

@@ -172,6 +172,24 @@ def test_the_threshold_found_on_dev_decides_the_answers():
     assert task.score(split, rows, outputs)["exact"] == 1.0
 
 
+def test_tfds_rows_become_the_same_questions(monkeypatch):
+    from bertjax.tasks import tfds_source
+
+    answers = {"text": ["Rome", "in Rome"], "answer_start": [3, 0]}
+    rows = [
+        {"id": "1", "question": "x", "context": "in Rome", "answers": answers},
+        {"id": "2", "question": "y", "context": "in Rome", "is_impossible": True,
+         "answers": {"text": [], "answer_start": []}},
+    ]  # fmt: skip
+    asked = []
+    monkeypatch.setattr(
+        tfds_source, "read_tfds", lambda *args: asked.append(args) or (rows, "fingerprint")
+    )
+    split = SquadTask("tfds:squad/v2.0", "2.0").read("dev")
+    assert asked == [("tfds:squad/v2.0", "validation", None)]
+    assert [q.answers for q in split.records] == [(("Rome", 3), ("in Rome", 0)), ()]
+
+
 def test_broken_files_are_named(tmp_path):
     path = tmp_path / "dev-v1.1.json"
     path.write_text('{"version": "1.1"}')
