@@ -4,6 +4,8 @@
     flash_attention    the Pallas kernels (GPU)
     attention_pallas   attention() over flash_attention, for the dispatch table
     attention_cudnn    attention() over cuDNN, without dropout
+    residual_norm      LayerNorm(residual + dropout(h)), one pass forward and one backward (GPU)
+    gelu               GELU recomputed in backward, in the form that cuBLASLt takes over
 """
 
 from __future__ import annotations
@@ -12,6 +14,15 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+
+
+def compiler_options(platform: str) -> dict[str, bool]:
+    """XLA options of a training step on `platform` ('gpu', 'tpu', 'cpu'), for jax.jit.
+
+    On GPU, products go to cuBLASLt only: XLA's own Triton products are tried first otherwise, and
+    then the bias and GELU behind a product are separate passes over memory instead of part of it.
+    """
+    return {"xla_gpu_enable_triton_gemm": False} if platform == "gpu" else {}
 
 
 def select_attention(shape: Sequence[int], dtype: jnp.dtype, dropout_rate: float) -> str:

@@ -8,6 +8,20 @@ from bertjax.model.kernels.dropout_bits import stream_seeds
 from bertjax.model.kernels.flash_attention import flash_attention
 
 
+def packed_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attention_mask: jax.Array,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """`attention` for queries, keys and values that are slices of one product [B,T,3H]."""
+    return attention(
+        query, key, value, attention_mask, dropout_rate, dropout_key, packed=True
+    )
+
+
 def attention(
     query: jax.Array,
     key: jax.Array,
@@ -15,6 +29,7 @@ def attention(
     attention_mask: jax.Array,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    packed: bool = False,
 ) -> jax.Array:
     """[B,T,A,D] x 3 and mask [B,T] -> context [B,T,A,D]; same dropout bits as the reference path.
 
@@ -28,5 +43,5 @@ def attention(
         seeds = stream_seeds(dropout_key, query.shape[0], query.shape[2])
     interpret = jax.default_backend() not in ("gpu", "cuda")
     return flash_attention(
-        query, key, value, attention_mask, seeds, dropout_rate, interpret=interpret
+        query, key, value, attention_mask, seeds, dropout_rate, packed=packed, interpret=interpret
     )

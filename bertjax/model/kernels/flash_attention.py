@@ -44,45 +44,66 @@ _PADDING_ID = -1
 class Tiling:
     """Tile sizes and launch shape of the kernels; speed only, never the result's meaning.
 
-    `backward` is 'fused' (one program a head computes all three gradients, five matrix products a
-    tile; dq accumulates in device memory) or 'split' (one kernel for dk and dv and one for dq,
-    seven products a tile, programs a tile). `bounded` skips the tiles of a row that
-    no common segment id can touch (packed rows); it needs the split backward.
+    Attributes:
+      block_q, block_k, warps, stages: of the forward kernel.
+      backward: 'fused', one program a head computes all three gradients with five matrix products
+        a tile, dq adding up in device memory; or 'twin', a program for each block of a head goes
+        over all queries for dk and dv, then over all keys for dq, seven products a tile.
+      backward_block_q, backward_block_k, backward_warps: of the backward kernel; 'twin' needs equal
+        blocks. It is not software-pipelined: with two stages and 64 x 64 tiles the compiler of
+        jax 0.11 lets the next load overwrite an operand in use, and dv varied from run to run.
+      bounded: skip the tiles of a row that no common segment id can touch (packed rows); needs
+        'twin'.
     """
 
-    block_q: int = 128
+    block_q: int = 64
     block_k: int = 128
-    warps: int = 8
+    warps: int = 4
     stages: int = 2
-    backward: str = "fused"
+    backward: str = "twin"
     backward_block_q: int = 64
-    backward_block_k: int = 128
-    backward_warps: int = 8
-    backward_stages: int = 2
+    backward_block_k: int = 64
+    backward_warps: int = 4
     bounded: bool = False
 
     def __post_init__(self) -> None:
-        if self.backward not in ("fused", "split"):
-            raise ValueError(f"Tiling.backward must be 'fused' or 'split', got {self.backward!r}")
+        if self.backward not in ("fused", "twin"):
+            raise ValueError(f"Tiling.backward must be 'fused' or 'twin', got {self.backward!r}")
+        if self.backward == "twin" and self.backward_block_q != self.backward_block_k:
+            raise ValueError("Tiling.backward='twin' needs backward_block_q = backward_block_k")
         if self.bounded and self.backward == "fused":
-            raise ValueError("Tiling.bounded needs backward='split'")
+            raise ValueError("Tiling.bounded needs backward='twin'")
 
     @classmethod
-    def for_length(cls, length: int, packed: bool = False) -> Tiling:
-        """The tiling to use for rows of `length` tokens on an H100."""
-        if packed:
-            return cls(backward="split", backward_block_q=64, backward_block_k=64, bounded=True)
-        return cls()
+    def for_length(cls, length: int, bounded: bool = False) -> Tiling:
+        """The tiling to use for rows of `length` tokens, tuned on an H100."""
+        if length <= 128 and not bounded:
+            return cls(
+                block_k=64, backward="fused", backward_block_k=128, backward_warps=8
+            )
+        return cls(bounded=bounded)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """Everything static that a kernel needs."""
+    """Everything static that a kernel needs. `packed`: q, k, v are one array [B,T,3,A,D]."""
 
     rate: float
     scale: float
     tiling: Tiling
+    packed: bool
     interpret: bool
+
+
+Q, K, V = range(3)
+
+
+def _put(refs, which: int, at, value: jax.Array) -> None:
+    """Stores rows of dq, dk or dv, which are three outputs or slices of a packed one."""
+    if len(refs) == 1:
+        refs[0][at, which, :] = value.astype(refs[0].dtype)
+    else:
+        refs[which][at, :] = value.astype(refs[which].dtype)
 
 
 def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
@@ -178,10 +199,10 @@ def _delta(o: jax.Array, do: jax.Array, spec: _Spec) -> jax.Array:
 
 
 def _backward_fused_kernel(
-    seeds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, do_ref, lse_ref,
-    dq_ref, dk_ref, dv_ref, partial_ref, *, spec: _Spec,
-):  # fmt: skip
+    seeds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, do_ref, lse_ref, *out_refs, spec: _Spec
+):
     """All gradients of one head: for each block of keys, over all blocks of queries."""
+    *gradients, partial_ref = out_refs
     length, head = q_ref.shape
     block_q = _block(length, spec.tiling.backward_block_q)
     block_k = _block(length, spec.tiling.backward_block_k)
@@ -210,7 +231,7 @@ def _backward_fused_kernel(
             if key_index > 0:
                 dq = dq + partial_ref[at_q, :]
             if key_index == keys - 1:
-                dq_ref[at_q, :] = (dq * (spec.scale * inverse_keep)).astype(dq_ref.dtype)
+                _put(gradients, Q, at_q, dq * (spec.scale * inverse_keep))
             else:
                 partial_ref[at_q, :] = dq
             return dk, dv
@@ -220,71 +241,61 @@ def _backward_fused_kernel(
             dk, dv = tile(0, carry)
         else:
             dk, dv = lax.fori_loop(0, queries, tile, carry)
-        dk_ref[at_k, :] = (dk * (spec.scale * inverse_keep)).astype(dk_ref.dtype)
-        dv_ref[at_k, :] = (dv * inverse_keep).astype(dv_ref.dtype)
+        _put(gradients, K, at_k, dk * (spec.scale * inverse_keep))
+        _put(gradients, V, at_k, dv * inverse_keep)
         if keys > 1 and not spec.interpret:
             plgpu.debug_barrier()  # the next pass reads what other threads of this one wrote
 
 
-def _backward_kv_kernel(
-    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, do_ref, lse_ref, dk_ref, dv_ref,
-    *, spec: _Spec,
+def _backward_twin_kernel(
+    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, do_ref, lse_ref, *gradients,
+    spec: _Spec,
 ):  # fmt: skip
-    """dk and dv of one block of keys, over the blocks of queries."""
-    block_k, head = k_ref.shape
-    length = q_ref.shape[0]
-    block_q = _block(length, spec.tiling.backward_block_q)
-    start_k = pl.program_id(0) * block_k
-    k, v, ids_k = k_ref[...], v_ref[...], ids_ref[pl.ds(start_k, block_k)]
+    """Block i of one head: dk and dv of its keys, then dq of its queries."""
+    length, head = q_ref.shape
+    block = _block(length, spec.tiling.backward_block_q)
+    mine = pl.program_id(0) * block
+    at_mine, own = pl.ds(mine, block), pl.ds(0, block)
     seeds = seeds_ref[0], seeds_ref[1]
-
-    def tile(index, carry):
-        dk, dv = carry
-        start_q = index * block_q
-        at_q = pl.ds(start_q, block_q)
-        q, do = q_ref[at_q, :], do_ref[at_q, :]
-        delta = _delta(o_ref[at_q, :], do, spec)
-        dropped, ds = _gradient_tile(
-            spec, seeds, start_q, start_k, q, k, v, ids_ref[at_q], ids_k,
-            do, lse_ref[at_q], delta, turned=True,
-        )  # fmt: skip
-        return dk + _dot(ds, q, (1, 0)), dv + _dot(dropped, do, (1, 0))
-
-    low, high = (bounds_ref[0], bounds_ref[1]) if spec.tiling.bounded else (0, length // block_q)
-    zero = jnp.zeros((block_k, head), jnp.float32)
-    dk, dv = lax.fori_loop(low, high, tile, (zero, zero))
+    bounds = (bounds_ref[0], bounds_ref[1]) if spec.tiling.bounded else (0, length // block)
+    zero = jnp.zeros((block, head), jnp.float32)
     inverse_keep = 1.0 / keep_probability(spec.rate)
-    dk_ref[...] = (dk * (spec.scale * inverse_keep)).astype(dk_ref.dtype)
-    dv_ref[...] = (dv * inverse_keep).astype(dv_ref.dtype)
+    q_mine, k_mine, v_mine = q_ref[at_mine, :], k_ref[at_mine, :], v_ref[at_mine, :]
+    ids_mine = ids_ref[at_mine]
 
+    def over_queries(index, carry):
+        dk, dv = carry
+        start = index * block
+        at = pl.ds(start, block)
+        q, do = q_ref[at, :], do_ref[at, :]
+        delta = _delta(o_ref[at, :], do, spec)
+        dropped, ds = _gradient_tile(
+            spec, seeds, start, mine, q, k_mine, v_mine, ids_ref[at], ids_mine,
+            do, lse_ref[at], delta, turned=True,
+        )  # fmt: skip
+        dv = dv + _dot(dropped, do, (1, 0))
+        dk = dk + _dot(ds, q, (1, 0))
+        return dk, dv
 
-def _backward_q_kernel(
-    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, do_ref, lse_ref, dq_ref,
-    *, spec: _Spec,
-):  # fmt: skip
-    """dq of one block of queries, over the blocks of keys."""
-    block_q, head = q_ref.shape
-    length = k_ref.shape[0]
-    block_k = _block(length, spec.tiling.backward_block_k)
-    start_q = pl.program_id(0) * block_q
-    q, do, ids_q = q_ref[...], do_ref[...], ids_ref[pl.ds(start_q, block_q)]
-    delta = _delta(o_ref[...], do, spec)
-    lse = lse_ref[...]
-    seeds = seeds_ref[0], seeds_ref[1]
+    dk, dv = lax.fori_loop(*bounds, over_queries, (zero, zero))
+    _put(gradients, K, own, dk * (spec.scale * inverse_keep))
+    _put(gradients, V, own, dv * inverse_keep)
 
-    def tile(index, dq):
-        start_k = index * block_k
-        at_k = pl.ds(start_k, block_k)
-        k = k_ref[at_k, :]
+    do_mine, lse_mine = do_ref[at_mine, :], lse_ref[at_mine]
+    delta_mine = _delta(o_ref[at_mine, :], do_mine, spec)
+
+    def over_keys(index, dq):
+        start = index * block
+        at = pl.ds(start, block)
+        k = k_ref[at, :]
         _, ds = _gradient_tile(
-            spec, seeds, start_q, start_k, q, k, v_ref[at_k, :], ids_q, ids_ref[at_k],
-            do, lse, delta, turned=False,
+            spec, seeds, mine, start, q_mine, k, v_ref[at, :], ids_mine, ids_ref[at],
+            do_mine, lse_mine, delta_mine, turned=False,
         )  # fmt: skip
         return dq + _dot(ds, k, (1, 0))
 
-    low, high = (bounds_ref[0], bounds_ref[1]) if spec.tiling.bounded else (0, length // block_k)
-    dq = lax.fori_loop(low, high, tile, jnp.zeros((block_q, head), jnp.float32))
-    dq_ref[...] = (dq * (spec.scale / keep_probability(spec.rate))).astype(dq_ref.dtype)
+    dq = lax.fori_loop(*bounds, over_keys, zero)
+    _put(gradients, Q, own, dq * (spec.scale * inverse_keep))
 
 
 def _tile_bounds(ids: jax.Array, block: int, over: int) -> jax.Array:
@@ -305,18 +316,40 @@ def _tile_bounds(ids: jax.Array, block: int, over: int) -> jax.Array:
     return jnp.stack([first, last], axis=-1).astype(jnp.int32)
 
 
-def _head_spec(block: int, head: int, whole: bool) -> pl.BlockSpec:
-    """A head's [T, D] (`whole`) or its block number program_id(0), out of [B, T, A, D]."""
-    if whole:
-        return pl.BlockSpec((None, block, None, head), lambda i, a, b: (b, 0, a, 0))
+def _whole(length: int, head: int) -> pl.BlockSpec:
+    """A head's [T, D] out of [B, T, A, D]."""
+    return pl.BlockSpec((None, length, None, head), lambda i, a, b: (b, 0, a, 0))
+
+
+def _tile(block: int, head: int) -> pl.BlockSpec:
+    """A head's block number program_id(0) out of [B, T, A, D]."""
     return pl.BlockSpec((None, block, None, head), lambda i, a, b: (b, i, a, 0))
 
 
-def _specs(length: int):
+def _packed(part: int, block: int, head: int, whole: bool) -> pl.BlockSpec:
+    """The same of q, k or v (`part`) out of [B, T, 3, A, D]."""
+    return pl.BlockSpec(
+        (None, block, None, None, head), lambda i, a, b: (b, 0 if whole else i, part, a, 0)
+    )
+
+
+def _operands(qkv, spec: _Spec):
+    """(B, T, A, D), the three arrays to read, and whole-head specs for them."""
+    if spec.packed:
+        batch, length, _, heads, head = qkv[0].shape
+        specs = [_packed(part, length, head, True) for part in (Q, K, V)]
+        return (batch, length, heads, head), qkv * 3, specs
+    batch, length, heads, head = qkv[0].shape
+    return qkv[0].shape, qkv, [_whole(length, head)] * 3
+
+
+def _shared_specs(length: int):
+    """Specs of the seeds, the tile bounds, the segment ids and the log-sum-exp of a head."""
     seeds = pl.BlockSpec((None, None, 2), lambda i, a, b: (b, a, 0))
     bounds = pl.BlockSpec((None, None, 2), lambda i, a, b: (b, i, 0))
     ids = pl.BlockSpec((None, length), lambda i, a, b: (b, 0))
-    return seeds, bounds, ids
+    lse = pl.BlockSpec((None, None, length), lambda i, a, b: (b, a, 0))
+    return seeds, bounds, ids, lse
 
 
 def _call(kernel, spec: _Spec, grid, in_specs, out_specs, out_shape, warps, stages, name, args):
@@ -335,161 +368,140 @@ def _call(kernel, spec: _Spec, grid, in_specs, out_specs, out_shape, warps, stag
     )(*args)
 
 
-def _forward(q, k, v, ids, seeds, *, spec: _Spec):
+def _bounds(spec: _Spec, ids: jax.Array, block: int, over: int) -> jax.Array:
+    if spec.tiling.bounded:
+        return _tile_bounds(ids, block, over)
+    return jnp.zeros((ids.shape[0], ids.shape[1] // block, 2), jnp.int32)
+
+
+def _forward(ids, seeds, *qkv, spec: _Spec):
     """One shard's forward pass -> context [B,T,A,D], log2-sum-exp2 [B,A,T] float32."""
-    batch, length, heads, head = q.shape
+    (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
     tiling = spec.tiling
     block_q = _block(length, tiling.block_q)
-    bounds = (
-        _tile_bounds(ids, block_q, _block(length, tiling.block_k))
-        if tiling.bounded
-        else jnp.zeros((batch, length // block_q, 2), jnp.int32)
-    )
-    seeds_spec, bounds_spec, ids_spec = _specs(length)
-    tile, whole = _head_spec(block_q, head, False), _head_spec(length, head, True)
+    specs[Q] = _packed(Q, block_q, head, False) if spec.packed else _tile(block_q, head)
+    seeds_spec, bounds_spec, ids_spec, _ = _shared_specs(length)
     return _call(
-        _forward_kernel,
-        spec,
-        (length // block_q, heads, batch),
-        [seeds_spec, bounds_spec, tile, whole, whole, ids_spec],
-        [tile, pl.BlockSpec((None, None, block_q), lambda i, a, b: (b, a, i))],
+        _forward_kernel, spec, (length // block_q, heads, batch),
+        [seeds_spec, bounds_spec, *specs, ids_spec],
         [
-            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            _tile(block_q, head),
+            pl.BlockSpec((None, None, block_q), lambda i, a, b: (b, a, i)),
+        ],
+        [
+            jax.ShapeDtypeStruct((batch, length, heads, head), qkv[0].dtype),
             jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
         ],
-        tiling.warps,
-        tiling.stages,
-        "attention_forward",
-        (seeds, bounds, q, k, v, ids),
-    )
+        tiling.warps, tiling.stages, "attention_forward",
+        (seeds, _bounds(spec, ids, block_q, _block(length, tiling.block_k)), *arrays, ids),
+    )  # fmt: skip
 
 
-def _backward(q, k, v, ids, seeds, o, lse, do, *, spec: _Spec):
-    """One shard's gradients dq, dk, dv, each [B,T,A,D]."""
-    batch, length, heads, head = q.shape
+def _backward(ids, seeds, o, lse, do, *qkv, spec: _Spec):
+    """One shard's gradients, laid out as `qkv`."""
+    (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
     tiling = spec.tiling
-    warps, stages = tiling.backward_warps, tiling.backward_stages
-    seeds_spec, bounds_spec, ids_spec = _specs(length)
-    whole = _head_spec(length, head, True)
-    lse_whole = pl.BlockSpec((None, None, length), lambda i, a, b: (b, a, 0))
-    like_q = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    seeds_spec, bounds_spec, ids_spec, lse_spec = _shared_specs(length)
+    whole = _whole(length, head)
     block_q = _block(length, tiling.backward_block_q)
     block_k = _block(length, tiling.backward_block_k)
-    if tiling.backward == "fused":
-        # dq's partial sums, one head after the other: only touched when a head has several blocks.
-        rows = length if length > block_k else 1
-        partial = jax.ShapeDtypeStruct((batch, rows, heads, head), jnp.float32)
-        dq, dk, dv, _ = _call(
-            _backward_fused_kernel, spec, (1, heads, batch),
-            [seeds_spec, whole, whole, whole, ids_spec, whole, whole, lse_whole],
-            [whole, whole, whole, _head_spec(rows, head, True)],
-            [like_q, like_q, like_q, partial],
-            warps, stages, "attention_backward",
-            (seeds, q, k, v, ids, o, do, lse),
-        )  # fmt: skip
-        return dq, dk, dv
-    if tiling.bounded:
-        bounds_kv = _tile_bounds(ids, block_k, block_q)
-        bounds_q = _tile_bounds(ids, block_q, block_k)
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
+    written = length if tiling.backward == "fused" else block_q
+    if spec.packed:
+        out_specs = [
+            pl.BlockSpec((None, written, 3, None, head), lambda i, a, b: (b, i, 0, a, 0))
+        ]
     else:
-        bounds_kv = jnp.zeros((batch, length // block_k, 2), jnp.int32)
-        bounds_q = jnp.zeros((batch, length // block_q, 2), jnp.int32)
-    tile_k, tile_q = _head_spec(block_k, head, False), _head_spec(block_q, head, False)
-    dk, dv = _call(
-        _backward_kv_kernel, spec, (length // block_k, heads, batch),
-        [seeds_spec, bounds_spec, whole, tile_k, tile_k, ids_spec, whole, whole, lse_whole],
-        [tile_k, tile_k], [like_q, like_q],
-        warps, stages, "attention_backward_kv",
-        (seeds, bounds_kv, q, k, v, ids, o, do, lse),
+        out_specs = [_tile(written, head)] * 3
+    if tiling.backward == "twin":
+        return _call(
+            _backward_twin_kernel, spec, (length // block_q, heads, batch),
+            [seeds_spec, bounds_spec, *specs, ids_spec, whole, whole, lse_spec],
+            out_specs, shapes, tiling.backward_warps, 1, "attention_backward",
+            (seeds, _bounds(spec, ids, block_q, block_q), *arrays, ids, o, do, lse),
+        )  # fmt: skip
+    # dq's partial sums, a head after the other: only touched when a head has several key blocks.
+    rows = length if length > block_k else 1
+    partial = jax.ShapeDtypeStruct((batch, rows, heads, head), jnp.float32)
+    *gradients, _ = _call(
+        _backward_fused_kernel, spec, (1, heads, batch),
+        [seeds_spec, *specs, ids_spec, whole, whole, lse_spec],
+        [*out_specs, _whole(rows, head)], [*shapes, partial],
+        tiling.backward_warps, 1, "attention_backward",
+        (seeds, *arrays, ids, o, do, lse),
     )  # fmt: skip
-    lse_tile = pl.BlockSpec((None, None, block_q), lambda i, a, b: (b, a, i))
-    [dq] = _call(
-        _backward_q_kernel, spec, (length // block_q, heads, batch),
-        [seeds_spec, bounds_spec, tile_q, whole, whole, ids_spec, tile_q, tile_q, lse_tile],
-        [tile_q], [like_q],
-        warps, stages, "attention_backward_q",
-        (seeds, bounds_q, q, k, v, ids, o, do, lse),
-    )  # fmt: skip
-    return dq, dk, dv
+    return gradients
 
 
-def _per_shard(function, num_outputs_like_q: int, with_lse: bool):
+def _per_shard(function, spec: _Spec, backward: bool):
     """`function` made to run on each shard of rows and heads instead of on gathered operands."""
+    qkv_rule = "b t p a d" if spec.packed else "b t a d"
+    count = 1 if spec.packed else 3
 
-    @functools.partial(custom_partitioning, static_argnums=())
+    @custom_partitioning
     def run(*args):
-        return tuple(function(*args))
+        return tuple(function(*args, spec=spec))
 
-    def shardings(mesh, q_sharding, number):
-        spec = tuple(q_sharding.spec) + (None,) * (4 - len(q_sharding.spec))
-        rows, _, heads, _ = spec
+    def layouts(mesh, args):
+        rows, heads = (tuple(args[1].sharding.spec) + (None,) * 2)[:2]
         of = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))  # noqa: E731
-        whole = of(rows, None, heads, None)
-        lse = of(rows, heads, None)
-        operands = (whole, whole, whole, of(rows, None), of(rows, heads, None))
-        if not with_lse:
-            operands += (whole, lse, whole)
-        outputs = (whole,) * number + ((lse,) if with_lse else ())
-        return operands, outputs
+        context, lse = of(rows, None, heads), of(rows, heads)
+        qkv = (of(rows, None, None, heads) if spec.packed else context,) * count
+        operands = (of(rows), of(rows, heads))
+        if backward:
+            return (*operands, context, lse, context, *qkv), qkv
+        return (*operands, *qkv), (context, lse)
 
-    def infer(mesh, arg_shapes, result_shape):
-        return shardings(mesh, arg_shapes[0].sharding, num_outputs_like_q)[1]
+    def infer(mesh, args, result):
+        return layouts(mesh, args)[1]
 
-    def partition(mesh, arg_shapes, result_shape):
-        operands, outputs = shardings(mesh, arg_shapes[0].sharding, num_outputs_like_q)
-        return mesh, lambda *args: tuple(function(*args)), outputs, operands
+    def partition(mesh, args, result):
+        operands, results = layouts(mesh, args)
+        return mesh, lambda *a: tuple(function(*a, spec=spec)), results, operands
 
-    inputs = "b t a d, b t a d, b t a d, b t, b a s"
-    if not with_lse:
-        inputs += ", b t a d, b a t, b t a d"
-    outputs = ", ".join(["b t a d"] * num_outputs_like_q + (["b a t"] if with_lse else []))
+    inputs, context = "b t, b a s", "b t a d, b a t"
+    qkv = ", ".join([qkv_rule] * count)
+    rule = f"{inputs}, {context}, b t a d, {qkv} -> {qkv}" if backward else (
+        f"{inputs}, {qkv} -> {context}"
+    )
     run.def_partition(
         infer_sharding_from_operands=infer,
         partition=partition,
-        sharding_rule=f"{inputs} -> {outputs}",
-        need_replication_factors=("t", "d", "s"),
+        sharding_rule=rule,
+        need_replication_factors=("t", "d", "s", *(("p",) if spec.packed else ())),
     )
     return run
 
 
-@functools.lru_cache(maxsize=None)
-def _sharded_forward(spec: _Spec):
-    return _per_shard(functools.partial(_forward, spec=spec), 1, with_lse=True)
+@functools.cache
+def _sharded(spec: _Spec, backward: bool):
+    return _per_shard(_backward if backward else _forward, spec, backward)
 
 
-@functools.lru_cache(maxsize=None)
-def _sharded_backward(spec: _Spec):
-    return _per_shard(functools.partial(_backward, spec=spec), 3, with_lse=False)
-
-
-def _run_forward(spec, *args):
+def _run(spec: _Spec, backward: bool, *args):
     # One device: call the kernel itself, which keeps the compiled program free of callbacks.
     if jax.device_count() == 1:
-        return _forward(*args, spec=spec)
-    return _sharded_forward(spec)(*args)
+        return (_backward if backward else _forward)(*args, spec=spec)
+    return _sharded(spec, backward)(*args)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(spec: _Spec, q, k, v, ids, seeds):
-    return _run_forward(spec, q, k, v, ids, seeds)[0]
+def _attend(spec: _Spec, ids, seeds, *qkv):
+    return _run(spec, False, ids, seeds, *qkv)[0]
 
 
-def _attend_forward(spec, q, k, v, ids, seeds):
-    o, lse = _run_forward(spec, q, k, v, ids, seeds)
+def _attend_forward(spec, ids, seeds, *qkv):
+    o, lse = _run(spec, False, ids, seeds, *qkv)
     # Named so that a rematerialisation policy can keep them and never run the forward kernel twice.
-    o, lse = checkpoint_name(o, "attention_context"), checkpoint_name(lse, "attention_lse")
-    return o, (q, k, v, ids, seeds, o, lse)
+    o, lse = checkpoint_name(o, "attention_residuals"), checkpoint_name(lse, "attention_residuals")
+    return o, (ids, seeds, o, lse, qkv)
 
 
 def _attend_backward(spec, residuals, do):
-    q, k, v, ids, seeds, o, lse = residuals
-    args = (q, k, v, ids, seeds, o, lse, do.astype(q.dtype))
-    if jax.device_count() == 1:
-        dq, dk, dv = _backward(*args, spec=spec)
-    else:
-        dq, dk, dv = _sharded_backward(spec)(*args)
+    ids, seeds, o, lse, qkv = residuals
+    gradients = _run(spec, True, ids, seeds, o, lse, do.astype(o.dtype), *qkv)
     no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
-    return dq, dk, dv, no_gradient(ids), no_gradient(seeds)
+    return no_gradient(ids), no_gradient(seeds), *gradients
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -503,6 +515,7 @@ def flash_attention(
     seeds: jax.Array | None = None,
     dropout_rate: float = 0.0,
     tiling: Tiling | None = None,
+    packed: bool = False,
     interpret: bool = False,
 ) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v with dropout on the probabilities, fused.
@@ -515,6 +528,10 @@ def flash_attention(
       dropout_rate: probability of dropping an attention weight; kept ones are divided by
         `dropout_bits.keep_probability(dropout_rate)`.
       tiling: tile sizes; by default `Tiling.for_length(T)`.
+      packed: q, k and v are the thirds, along the last axis, of one product [B, T, 3H]. The kernels
+        then read that product and write its gradient as a whole, without the copies that splitting
+        and joining cost (XLA drops a concatenation of neighbouring slices). Not for heads sharded
+        over devices.
       interpret: run the kernels' code as ordinary XLA operations (tests without a GPU; slow).
 
     Returns:
@@ -543,6 +560,11 @@ def flash_attention(
         q, k, v = (jnp.pad(x, widths) for x in (q, k, v))
         ids = jnp.pad(ids, ((0, 0), (0, extra)), constant_values=_PADDING_ID)
     tiling = tiling or Tiling.for_length(length + extra)
-    spec = _Spec(float(dropout_rate), 1.0 / math.sqrt(head), tiling, interpret)
-    out = _attend(spec, q, k, v, ids, seeds)
+    spec = _Spec(float(dropout_rate), 1.0 / math.sqrt(head), tiling, packed, interpret)
+    qkv = (q, k, v)
+    if packed:
+        flat = [x.reshape(batch, length + extra, heads * head) for x in qkv]
+        shape = (batch, length + extra, 3, heads, head)
+        qkv = (jnp.concatenate(flat, axis=-1).reshape(shape),)
+    out = _attend(spec, ids, seeds, *qkv)
     return out[:, :length] if extra else out

@@ -232,7 +232,7 @@ def _per_shard(function, rule: str, outputs: int):
     return run
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _sharded(spec: _Spec, backward: bool):
     if backward:
         rule = "b t h, b t h, b t h, h, w, b t -> b t h, b t h, b n s h"

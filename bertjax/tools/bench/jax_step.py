@@ -6,10 +6,14 @@ all inside; only the input pipeline is left out, because one batch is fed again 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
 import pathlib
 import statistics
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -18,10 +22,12 @@ import numpy as np
 
 from bertjax.data.masking import MaskingSpec
 from bertjax.model.heads import BertForPreTraining
+from bertjax.model.kernels import compiler_options as kernel_options
 from bertjax.model.presets import PRESETS, BertConfig, Execution
 from bertjax.tools.bench import kernels
 from bertjax.tools.bench.workloads import MASK_ID, Workload, rows
 from bertjax.training import sharding
+from bertjax.training.hardware import peak_flops
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.pretraining import PretrainingObjective
 from bertjax.training.trainer import Trainer
@@ -38,8 +44,17 @@ class Compiled:
     compile_seconds: float
 
 
-def prepare(work: Workload, execution: Execution, config: BertConfig | None = None) -> Compiled:
-    """Builds and compiles the step of `work`; may run in a thread."""
+def prepare(
+    work: Workload,
+    execution: Execution,
+    config: BertConfig | None = None,
+    compiler_options: dict[str, Any] | None = None,
+) -> Compiled:
+    """Builds and compiles the step of `work`; may run in a thread.
+
+    Args:
+      compiler_options: XLA options beside those of XLA_FLAGS, to try one out.
+    """
     config = config or PRESETS[work.model]
     objective = PretrainingObjective(
         BertForPreTraining(config, execution),
@@ -54,10 +69,27 @@ def prepare(work: Workload, execution: Execution, config: BertConfig | None = No
     schedule = learning_rate_schedule("linear", 1e-4, 10_000, 1_000_000)
     trainer = Trainer(make_optimizer(schedule), mesh)
     batch = sharding.put_batch(rows(work), mesh)
-    state = trainer.init(objective)
+    state = trainer.init(objective, _random_params(trainer.abstract_state(objective).params))
     started = time.perf_counter()
-    step = trainer.train_step(objective).lower(state, batch).compile()
+    options = compiler_options
+    if options is None:
+        options = kernel_options(jax.default_backend())
+    step = trainer.train_step(objective).lower(state, batch).compile(compiler_options=options)
     return Compiled(work, step, state, batch, time.perf_counter() - started)
+
+
+def _random_params(shapes: Any) -> Any:
+    """Initial values drawn on the host: the real initialisation takes longer to compile than to
+    time a step."""
+    rng = np.random.default_rng(0)
+
+    def draw(path: Any, leaf: Any) -> np.ndarray:
+        name = path[-1].key
+        if name in ("scale", "bias"):
+            return np.full(leaf.shape, float(name == "scale"), np.float32)
+        return rng.standard_normal(leaf.shape, np.float32) * np.float32(0.02)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def time_step(compiled: Compiled, steps: int = 20, trace: str | None = None) -> dict[str, Any]:
@@ -85,15 +117,16 @@ def time_step(compiled: Compiled, steps: int = 20, trace: str | None = None) -> 
         state, metrics = compiled.step(state, compiled.batch)
     jax.block_until_ready(state)
     pipelined = (time.perf_counter() - started) / steps
-    memory = jax.local_devices()[0].memory_stats() or {}
     analysis = compiled.step.memory_analysis()
+    temporary = getattr(analysis, "temp_size_in_bytes", 0)
     result = {
         "step_seconds": min(pipelined, statistics.median(seconds)),
         "step_seconds_one_by_one": statistics.median(seconds),
         "compile_seconds": compiled.compile_seconds,
         "loss": float(metrics["loss"]),
-        "peak_bytes": memory.get("peak_bytes_in_use"),
-        "temporary_bytes": getattr(analysis, "temp_size_in_bytes", None),
+        "temporary_bytes": temporary,
+        # What this step needs by itself; the allocator's own peak spans all steps of the process.
+        "peak_bytes": temporary + getattr(analysis, "argument_size_in_bytes", 0),
     }
     if trace is not None:
         pathlib.Path(trace).mkdir(parents=True, exist_ok=True)
@@ -121,3 +154,46 @@ def measured_peak(size: int = 8192, repeats: int = 20) -> float:
         c = product(a, b)
     c.block_until_ready()
     return 2.0 * size**3 * repeats / (time.perf_counter() - started)
+
+
+def main() -> None:
+    """Times workloads and prints one JSON object on the last line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("workloads", nargs="+", type=Workload.parse)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument(
+        "--execution",
+        type=json.loads,
+        default={"dtype": "bfloat16", "qkv": "fused", "dropout_words": "hash"},
+        help="fields of model.presets.Execution, as JSON",
+    )
+    parser.add_argument(
+        "--xla", type=json.loads, default=None, help="JSON: XLA options instead of the step's own"
+    )
+    args = parser.parse_args()
+    execution = Execution(**args.execution)
+    with ThreadPoolExecutor(len(args.workloads)) as pool:
+        ready = list(
+            pool.map(lambda w: prepare(w, execution, compiler_options=args.xla), args.workloads)
+        )
+    results = {}
+    for index, compiled in enumerate(ready):
+        with tempfile.TemporaryDirectory() as trace:
+            results[compiled.work.name] = time_step(compiled, args.steps, trace)
+        ready[index] = compiled = None  # frees the state before the next workload runs
+    device = jax.devices()[0]
+    print(
+        json.dumps(
+            {
+                "device": device.device_kind,
+                "nominal_flops": peak_flops(device),
+                "measured_flops": measured_peak(),
+                "versions": f"jax {jax.__version__}",
+                "results": results,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 
 import numpy as np
@@ -44,8 +45,15 @@ def _batch(work: Workload, device: str):
     return {k: torch.from_numpy(v.astype(np.int64)).to(device) for k, v in batch.items()}
 
 
-def measure(work: Workload, steps: int = 20, compiled: bool = True) -> dict[str, float]:
-    """Seconds and peak memory of the peer's step."""
+def measure(
+    work: Workload, steps: int = 20, compiled: bool = True, wait: bool = False
+) -> dict[str, float]:
+    """Seconds and peak memory of the peer's step.
+
+    Args:
+      wait: say "ready" after the warm-up and wait for a line on standard input before timing, so
+        that several processes can compile at once and be timed one by one.
+    """
     import torch
     import transformers
 
@@ -81,6 +89,9 @@ def measure(work: Workload, steps: int = 20, compiled: bool = True) -> dict[str,
     for _ in range(4):
         step()
     torch.cuda.synchronize()
+    if wait:
+        print("ready", flush=True)
+        sys.stdin.readline()
     torch.cuda.reset_peak_memory_stats()
     seconds = []
     for _ in range(steps):
@@ -108,8 +119,9 @@ def main() -> None:
     parser.add_argument("workload", type=Workload.parse)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--wait", action="store_true", help="warm up, then wait for a line")
     args = parser.parse_args()
-    print(json.dumps(measure(args.workload, args.steps, not args.eager)))
+    print(json.dumps(measure(args.workload, args.steps, not args.eager, args.wait)))
 
 
 if __name__ == "__main__":
