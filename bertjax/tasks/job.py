@@ -307,6 +307,8 @@ def save_model(
         "classification": "single_label_classification",
     }
     settings: dict[str, Any] = {"finetuned": {"task": task.name, "value": result["value"]}}
+    if task.name == "squad2.0":
+        settings["finetuned"]["null_threshold"] = result["details"]["best_f1_thresh"]
     if task.head in kinds:
         settings["problem_type"] = kinds[task.head]
     labels = dict(enumerate(task.labels)) or None
@@ -329,12 +331,16 @@ def evaluate(
 ) -> Any:
     """Scores a fine-tuned model on a split (None if it has no labels) and writes predictions.
 
-    The task takes over the head's label order. Raises LoadError for a checkpoint without the head
+    The task takes over the head's label order and, for SQuAD 2.0, the null threshold that was
+    found on the development split. Raises LoadError for a checkpoint without the head
     and ValueError for labels that the head does not know.
     """
     source = Pretrained(model_directory)
     if task.labels and source.labels():
         task.labels = adopt_labels(task.labels, source.labels(), str(model_directory))
+    stored = source.source.settings.get("finetuned") or {}
+    if task.name == "squad2.0" and "null_threshold" in stored:
+        task.null_threshold = float(stored["null_threshold"])
     tuner = FineTuner(
         task, load_tokenizer(source.source.directory), source.config, source, settings, execution,
         mesh,
