@@ -1,0 +1,110 @@
+"""Asks a trained model: one question on the command line, or a file with one input a line.
+
+    python -m bertjax.tools.predict --model=DIR --task=fill-mask --text="Paris is a [MASK]."
+    python -m bertjax.tools.predict --model=DIR --task=classify --file=in.tsv --out=out.jsonl
+
+In a file, a tab separates the two texts of a pair (next-sentence, classify) or the question from
+its context (qa); words of ner are separated by spaces. The answers are JSON, one object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertjax import inference
+from bertjax.interop.loading import LoadedModel, load_model
+from bertjax.model.presets import DTYPES, Execution
+
+
+def _pair(line: str, purpose: str) -> tuple[str, str]:
+    first, tab, second = line.partition("\t")
+    if not tab:
+        raise ValueError(f"{purpose} needs two texts separated by a tab, got {line!r}")
+    return first, second
+
+
+def _fill(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
+    return [
+        {"text": line, "masks": [[f._asdict() for f in mask] for mask in
+                                 inference.fill_mask(loaded, line, options.top_k)]}
+        for line in lines
+    ]
+
+
+def _next(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
+    pairs = [_pair(line, "next-sentence") for line in lines]
+    scores = inference.next_sentence(loaded, pairs, options.batch_size)
+    return [{"first": a, "second": b, "is_next": p}
+            for (a, b), p in zip(pairs, scores, strict=True)]
+
+
+def _classify(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
+    texts = [_pair(line, "") if "\t" in line else line for line in lines]
+    answers = inference.classify(loaded, texts, options.batch_size)
+    return [{"text": t, "labels": a, "label": max(a, key=a.get)}
+            for t, a in zip(texts, answers, strict=True)]
+
+
+def _tag(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
+    words = [line.split() for line in lines]
+    tags = inference.tag_words(loaded, words, options.batch_size)
+    return [{"words": w, "tags": t} for w, t in zip(words, tags, strict=True)]
+
+
+def _answer(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
+    return [
+        {"question": question, **inference.answer(loaded, question, context,
+                                                  batch_size=options.batch_size)._asdict()}
+        for question, context in (_pair(line, "qa") for line in lines)
+    ]
+
+
+# task -> (answers, the model that load_model makes; None = what the checkpoint says)
+TASKS: dict[str, tuple[Callable[..., list[dict]], str | None]] = {
+    "fill-mask": (_fill, None),
+    "next-sentence": (_next, "pretraining"),
+    "classify": (_classify, "sequence-classification"),
+    "ner": (_tag, "token-classification"),
+    "qa": (_answer, "question-answering"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", required=True, metavar="DIR")
+    parser.add_argument("--task", required=True, choices=tuple(TASKS))
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--text", action="append", help="an input; may be given several times")
+    given.add_argument("--file", metavar="FILE", help="inputs, one a line")
+    parser.add_argument("--out", metavar="FILE", help="JSON lines; default: the screen")
+    parser.add_argument("--top_k", type=int, default=5, help="candidates for each [MASK]")
+    parser.add_argument("--batch_size", type=int, default=32, help="rows")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    options = parser.parse_args(arguments)
+    try:
+        lines = options.text or [
+            line for line in Path(options.file).read_text(encoding="utf-8").splitlines() if line
+        ]
+        answer, task = TASKS[options.task]
+        loaded = load_model(options.model, task, Execution(dtype=options.dtype))
+        written = "\n".join(
+            json.dumps(a, ensure_ascii=False) for a in answer(loaded, lines, options)
+        )
+    except (ValueError, FileNotFoundError) as error:
+        print(f"predict: {error}", file=sys.stderr)
+        return 1
+    if options.out:
+        Path(options.out).write_text(written + "\n", encoding="utf-8")
+    else:
+        print(written)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
