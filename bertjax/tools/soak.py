@@ -153,7 +153,7 @@ class Soak:
         child = self.start(run, 0.005, full_disk=accident == "full_disk")
         if accident == "sigkill_during_save":
             while child.poll() is None and not list((run / "checkpoints").glob("tmp.*")):
-                pass
+                time.sleep(0.001)
             time.sleep(self.random.uniform(0, 0.03))
         elif accident != "full_disk":
             # After a number of steps rather than seconds, so that a busy machine gets on as well.

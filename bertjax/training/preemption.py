@@ -7,15 +7,18 @@ on; EXIT_HUNG = no step ended within the watchdog's limit, stacks are on stderr,
 import contextlib
 import faulthandler
 import os
+import pathlib
 import signal
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 
 import jax
 from jax.experimental import multihost_utils
 
+PREEMPTED_URL = "http://metadata.google.internal/computeMetadata/v1/instance/preempted"
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 EXIT_HUNG = 76
 
@@ -68,6 +71,33 @@ def stop_on_signals(signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def on_compute_engine() -> bool:
+    """Whether this is a virtual machine of Google Compute Engine (TPU VMs are)."""
+    with contextlib.suppress(OSError):
+        return "Google Compute Engine" in pathlib.Path(
+            "/sys/class/dmi/id/product_name").read_text()
+    return False
+
+
+def watch_for_notice(url: str = PREEMPTED_URL, interval_s: float = 5) -> None:
+    """Sends this process SIGTERM once the machine's metadata says that it will be taken away.
+
+    A spot machine is announced about 30 s ahead, but nothing signals a process that was started
+    over ssh. Polls from a daemon thread; a metadata server that does not answer is asked again.
+    """
+    def poll() -> None:
+        request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as reply:
+                if reply.read().strip() == b"TRUE":
+                    sys.stderr.write("this machine will be pre-empted: saving and stopping\n")
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+            time.sleep(interval_s)
+
+    threading.Thread(target=poll, name="preemption notice", daemon=True).start()
 
 
 def must_stop(stop: StopSignal, step: int) -> bool:

@@ -12,7 +12,6 @@ repeats the undisturbed one bit for bit:
 """
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -24,8 +23,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.training import sharding
 from bertjax.training.checkpoint import Checkpoints
-from bertjax.training.hardware import peak_flops, prng_implementation
+from bertjax.training.hardware import prng_implementation
 from bertjax.training.logbook import Logbook
+from bertjax.training.meter import Meter
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.preemption import Preempted, Watchdog, must_stop, stop_on_signals
 
@@ -278,7 +278,7 @@ class Trainer:
         step, last_step = int(state.step), phases[-1].until_step
         saved_step = step if step else None  # a restored state is on disk already
         watchdog = Watchdog(self.watchdog_s)
-        meter = _Meter(self.mesh)
+        meter = Meter(self.mesh)
         in_flight: tuple[int, Phase, dict[str, jax.Array]] | None = None
         profiling = False
 
@@ -294,8 +294,8 @@ class Trainer:
             if done == 1 or done % log_every == 0 or done == last_step:
                 values = {name: value.item() for name, value in jax.device_get(metrics).items()}
                 # jit sorts the names; the loss belongs first.
-                logbook.train(done, last_step, {"loss": values.pop("loss"), **values,
-                                                **meter.rates(phase)})
+                rates = meter.rates(phase.tokens_per_step, phase.flops_per_step)
+                logbook.train(done, last_step, {"loss": values.pop("loss"), **values, **rates})
             if skipped_in_row >= self.max_skipped_in_row:
                 raise NotFiniteError(
                     f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient "
@@ -385,54 +385,3 @@ def ratios(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
 def _named(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Names that have no group of their own ('squad/f1') get `prefix`."""
     return {name if "/" in name else prefix + name: value for name, value in metrics.items()}
-
-
-class _Meter:
-    """Time a step, and what follows from it; without compilation, evaluation and saving."""
-
-    def __init__(self, mesh: Mesh):
-        peak = peak_flops(mesh.devices.flat[0])
-        self._peak = peak * mesh.size if peak else None
-        self.start(compiling=True)
-
-    def start(self, compiling: bool = False) -> None:
-        """A new interval. When compiling, it starts once the first step is done."""
-        self._begin, self._steps, self._pause, self._data = time.perf_counter(), 0, 0.0, 0.0
-        self._compiling = compiling
-
-    def step_done(self) -> None:
-        if self._compiling:
-            self.start()
-        else:
-            self._steps += 1
-
-    def paused(self) -> "_Stopwatch":
-        return _Stopwatch(lambda seconds: setattr(self, "_pause", self._pause + seconds))
-
-    def waiting_for_data(self) -> "_Stopwatch":
-        return _Stopwatch(lambda seconds: setattr(self, "_data", self._data + seconds))
-
-    def rates(self, phase: Phase) -> dict[str, float | None]:
-        """step_time and data_wait in seconds a step, tokens_per_second, mfu; a new interval."""
-        steps, elapsed = self._steps, time.perf_counter() - self._begin - self._pause
-        data = self._data
-        self.start()
-        if not steps:
-            return dict.fromkeys(("tokens_per_second", "mfu", "step_time", "data_wait"))
-        step_time = elapsed / steps
-        mfu = phase.flops_per_step / step_time / self._peak if self._peak else None
-        return {"tokens_per_second": phase.tokens_per_step / step_time, "mfu": mfu or None,
-                "step_time": step_time, "data_wait": data / steps}
-
-
-class _Stopwatch:
-    """Context manager that reports the seconds it was open."""
-
-    def __init__(self, report: Callable[[float], None]):
-        self._report = report
-
-    def __enter__(self) -> None:
-        self._begin = time.perf_counter()
-
-    def __exit__(self, *exception: object) -> None:
-        self._report(time.perf_counter() - self._begin)

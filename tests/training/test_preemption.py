@@ -1,10 +1,12 @@
 """Signals become a flag; a hung process ends itself."""
 
+import http.server
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -15,6 +17,7 @@ from bertjax.training.preemption import (
     Watchdog,
     must_stop,
     stop_on_signals,
+    watch_for_notice,
 )
 
 
@@ -45,6 +48,33 @@ def test_outside_the_main_thread_nothing_is_installed():
     thread.start()
     thread.join()
     assert seen == [(None, before)]
+
+
+def test_a_notice_in_the_metadata_becomes_sigterm():
+    answers = [b"FALSE", b"TRUE"]
+
+    class Metadata(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            assert self.headers["Metadata-Flavor"] == "Google"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers.pop(0))
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with stop_on_signals() as stop:
+            watch_for_notice(f"http://127.0.0.1:{server.server_port}/", interval_s=0.05)
+            for _ in range(200):
+                if stop.requested:
+                    break
+                time.sleep(0.02)
+        server.shutdown()
+        thread.join()
+    assert stop.requested == "SIGTERM" and not answers
 
 
 def test_preempted_ends_the_process_with_its_own_code():

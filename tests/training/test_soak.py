@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -31,7 +32,8 @@ def test_resume_after_sigterm_and_after_sigkill_is_bit_identical(tmp_path):
     stopped_at = soak.begun_at[-1]
     assert 0 < stopped_at < 60  # saved at the step that SIGTERM met, not at a multiple of 10
     while not (rough / "checkpoints" / str(stopped_at // 10 * 10 + 10)).exists():
-        pass
+        assert child.poll() is None, (rough / "stderr.txt").read_text()
+        time.sleep(0.002)
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert soak.start(rough, 0).wait() == 0
