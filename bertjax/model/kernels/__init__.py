@@ -45,5 +45,5 @@ def select_attention(shape: Sequence[int], dtype: jnp.dtype, dropout_rate: float
     capability = getattr(device, "compute_capability", None)
     if device.platform != "gpu" or capability is None or float(capability) < 8.0:
         return "reference"
-    half = dtype in (jnp.bfloat16, jnp.float16)
+    half = jnp.dtype(dtype) in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
     return "pallas" if half and head >= 16 and head & (head - 1) == 0 else "reference"

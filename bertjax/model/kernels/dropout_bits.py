@@ -146,6 +146,24 @@ def tile_keep_mask(
     return word >= np.uint32(threshold(rate) << (32 - BITS))
 
 
+def _hidden_draw(
+    word_0: jax.Array, word_1: jax.Array, tokens: jax.Array | int, columns: jax.Array
+) -> jax.Array:
+    """uint32 of the broadcast shape whose upper 16 bits are the draw; the lower ones vary."""
+    # The token's own stream first: a scalar a row inside a kernel, so it costs next to nothing.
+    stream = _avalanche(jnp.asarray(tokens).astype(jnp.uint32) * _GOLDEN + word_0)
+    x = stream + (columns >> np.uint32(2)) * _GOLDEN
+    x = x ^ (x >> np.uint32(16))
+    x = x * _MIX_1
+    x = x ^ (x >> np.uint32(15)) ^ word_1
+    x = x * _MIX_2
+    first = x ^ (x >> np.uint32(16))
+    x = first * _MIX_3
+    second = x ^ (x >> np.uint32(16))
+    word = jnp.where((columns & np.uint32(2)) != np.uint32(0), second, first)
+    return jnp.where((columns & np.uint32(1)) != np.uint32(0), word << np.uint32(16), word)
+
+
 def hidden_keep_mask(
     word_0: jax.Array,
     word_1: jax.Array,
@@ -164,19 +182,20 @@ def hidden_keep_mask(
     Returns:
       bool of the broadcast shape, True = keep. Four neighbouring columns share one hash.
     """
-    # The token's own stream first: a scalar a row inside a kernel, so it costs next to nothing.
-    stream = _avalanche(jnp.asarray(tokens).astype(jnp.uint32) * _GOLDEN + word_0)
-    x = stream + (columns >> np.uint32(2)) * _GOLDEN
-    x = x ^ (x >> np.uint32(16))
-    x = x * _MIX_1
-    x = x ^ (x >> np.uint32(15)) ^ word_1
-    x = x * _MIX_2
-    first = x ^ (x >> np.uint32(16))
-    x = first * _MIX_3
-    second = x ^ (x >> np.uint32(16))
-    word = jnp.where((columns & np.uint32(2)) != np.uint32(0), second, first)
-    word = jnp.where((columns & np.uint32(1)) != np.uint32(0), word << np.uint32(16), word)
-    return word >= np.uint32(threshold(rate) << (32 - BITS))
+    draw = _hidden_draw(word_0, word_1, tokens, columns)
+    return draw >= np.uint32(threshold(rate) << (32 - BITS))
+
+
+def hidden_words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The draws behind `hidden_keep_mask` for a whole array [..., H], uniform in [0, 65536).
+
+    An element is kept iff its word is at least `threshold(rate)`.
+    """
+    words = key_words(key)
+    count = int(np.prod(shape[:-1], dtype=np.int64))
+    tokens = jax.lax.iota(jnp.uint32, count).reshape(*shape[:-1], 1)
+    columns = jax.lax.iota(jnp.uint32, shape[-1])
+    return _hidden_draw(words[0], words[1], tokens, columns) >> np.uint32(32 - BITS)
 
 
 def keep_mask(seeds: jax.Array, length: int, rate: float) -> jax.Array:

@@ -1,0 +1,130 @@
+"""The fused attention kernels against a plain float32 attention with the same dropout bits.
+
+On the CPU the kernels' code runs interpreted; `-m gpu` runs the compiled kernels.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bertjax.model.kernels.dropout_bits import keep_mask, keep_probability, stream_seeds
+from bertjax.model.kernels.flash_attention import Tiling, flash_attention
+
+RATE = 0.1
+TWIN = Tiling(block_q=16, block_k=16, backward_block_q=16, backward_block_k=16)
+FUSED = Tiling(
+    block_q=16, block_k=16, backward="fused", backward_block_q=16, backward_block_k=16
+)
+BOUNDED = Tiling(
+    block_q=16, block_k=16, backward_block_q=16, backward_block_k=16, bounded=True
+)
+
+
+def reference(q, k, v, ids, seeds, rate):
+    scores = jnp.einsum("bqad,bkad->baqk", q, k) / np.sqrt(q.shape[-1])
+    visible = ids[:, None, :, None] == ids[:, None, None, :]
+    p = jax.nn.softmax(jnp.where(visible, scores, -1e30), axis=-1)
+    if rate:
+        keep = keep_mask(seeds, q.shape[1], rate)
+        p = jnp.where(keep, p / keep_probability(rate), 0.0)
+    return jnp.einsum("baqk,bkad->bqad", p, v)
+
+
+def inputs(batch, length, heads, head, dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(0), 5)
+    shape = (batch, length, heads, head)
+    q, k, v, g = (jax.random.normal(key, shape).astype(dtype) for key in keys[:4])
+    half, quarter = length // 2, length // 4
+    row = jnp.array([1] * half + [2] * quarter + [0] * (length - half - quarter))
+    return q, k, v, g, jnp.tile(row, (batch, 1)), stream_seeds(keys[4], batch, heads)
+
+
+def gradients(attend, q, k, v, g):
+    out, pull = jax.vjp(attend, q, k, v)
+    return (out, *pull(g.astype(out.dtype)))
+
+
+@pytest.mark.parametrize(
+    ("length", "tiling", "packed"),
+    [
+        (32, TWIN, True),
+        pytest.param(32, FUSED, True, marks=pytest.mark.slow),
+        pytest.param(64, BOUNDED, False, marks=pytest.mark.slow),
+        pytest.param(40, None, True, marks=pytest.mark.slow),
+    ],
+)
+def test_value_and_gradients_equal_the_reference_with_dropout(length, tiling, packed):
+    q, k, v, g, ids, seeds = inputs(1, length, 1, 16)
+
+    def fused(q, k, v):
+        return flash_attention(
+            q, k, v, ids, seeds, RATE, tiling, packed=packed, interpret=True
+        )
+
+    got = jax.jit(lambda *a: gradients(fused, *a))(q, k, v, g)
+    want = gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), q, k, v, g)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_forward_equals_the_reference_without_dropout_and_pads_odd_lengths():
+    q, k, v, _, ids, _ = inputs(2, 20, 1, 16)
+    got = jax.jit(lambda *a: flash_attention(*a, interpret=True))(q, k, v, ids)
+    np.testing.assert_allclose(got, reference(q, k, v, ids, None, 0.0), atol=2e-6)
+
+
+def test_sharded_rows_draw_the_bits_of_the_global_batch():
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+    q, k, v, _, ids, seeds = inputs(2, 16, 2, 16)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    run = jax.jit(
+        lambda q, k, v, ids: flash_attention(q, k, v, ids, seeds, RATE, interpret=True)
+    )
+    whole = reference(q, k, v, ids, seeds, RATE)
+    split = run(*(jax.device_put(x, rows) for x in (q, k, v, ids)))
+    assert split.sharding.is_equivalent_to(rows, 4)
+    np.testing.assert_allclose(split, whole, atol=2e-6)
+
+
+def test_shapes_that_the_kernels_do_not_take_are_refused():
+    q = jnp.zeros((1, 16, 1, 24))
+    with pytest.raises(ValueError, match="power of two"):
+        flash_attention(q, q, q, jnp.ones((1, 16), jnp.int32))
+    q = jnp.zeros((1, 16, 1, 16))
+    with pytest.raises(ValueError, match="needs seeds"):
+        flash_attention(q, q, q, jnp.ones((1, 16), jnp.int32), dropout_rate=0.1)
+    with pytest.raises(ValueError, match="share one shape"):
+        flash_attention(q, q[:, :8], q, jnp.ones((1, 16), jnp.int32))
+    with pytest.raises(ValueError, match="twin"):
+        Tiling(backward="fused", bounded=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("length", "bounded"), [(128, False), (384, False), (512, False), (512, True)]
+)
+def test_compiled_kernels_are_right_and_bit_identical_from_run_to_run(length, bounded):
+    if jax.default_backend() != "gpu":
+        pytest.skip("needs a GPU")
+    q, k, v, g, ids, seeds = inputs(16, length, 12, 64, jnp.bfloat16)
+    tiling = Tiling.for_length(length, bounded)
+    run = jax.jit(
+        lambda *a: gradients(
+            lambda q, k, v: flash_attention(q, k, v, ids, seeds, RATE, tiling), *a
+        )
+    )
+    got = run(q, k, v, g)
+    wide = (x.astype(jnp.float32) for x in (q, k, v, g))
+    with jax.default_matmul_precision("highest"):
+        want = gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), *wide)
+    for a, b in zip(got, want, strict=True):
+        # bfloat16 operands: 2^-8 relative, a few roundings deep.
+        error = jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b)
+        assert error < 8e-3
+    for _ in range(20):
+        for a, b in zip(got, run(q, k, v, g), strict=True):
+            np.testing.assert_array_equal(a, b)

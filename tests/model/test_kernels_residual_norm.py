@@ -1,0 +1,72 @@
+"""residual_layer_norm against the plain expression with the same dropout bits, interpreted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.model.kernels.dropout_bits import (
+    hidden_words,
+    keep_probability,
+    key_words,
+    threshold,
+)
+from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
+from bertjax.model.kernels.residual_norm import residual_layer_norm
+
+RATE, EPSILON = 0.1, 1e-12
+
+
+def reference(h, residual, scale, bias, key):
+    keep = hidden_words(key, h.shape) >= threshold(RATE)
+    z = residual + jnp.where(keep, h / keep_probability(RATE), 0.0)
+    centred = z - z.mean(-1, keepdims=True)
+    y = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * scale + bias
+    return y, y
+
+
+def test_value_and_all_gradients_equal_the_plain_expression():
+    keys = jax.random.split(jax.random.key(0), 7)
+    # 48 = 32 + 16: two chunks.
+    h, residual, g1, g2 = (jax.random.normal(k, (2, 8, 48)) for k in keys[:4])
+    scale = 1 + jax.random.normal(keys[4], (48,))
+    bias = jax.random.normal(keys[5], (48,))
+
+    def fused(h, residual, scale, bias):
+        return residual_layer_norm(
+            h, residual, scale, bias, key_words(keys[6]), RATE, EPSILON,
+            interpret=True, backward_rows=4,
+        )  # fmt: skip
+
+    def both(function):
+        def loss(*args):
+            first, second = function(*args)
+            return jnp.sum(first * g1) + jnp.sum(jnp.sin(second) * g2)
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))
+
+    got = both(fused)(h, residual, scale, bias)
+    want = both(lambda *a: reference(*a, keys[6]))(h, residual, scale, bias)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
+    for a, b in zip(got[1], want[1], strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-6)
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    h = jnp.zeros((1, 2, 16))
+    with pytest.raises(ValueError, match="needs words"):
+        residual_layer_norm(h, h, jnp.ones(16), jnp.ones(16), dropout_rate=0.1)
+    with pytest.raises(ValueError, match="multiple of 16"):
+        residual_layer_norm(h[..., :8], h[..., :8], jnp.ones(8), jnp.ones(8))
+
+
+@pytest.mark.parametrize(("gelu", "approximate"), [(gelu_tanh, True), (gelu_erf, False)])
+def test_recomputing_gelu_equals_jax_in_value_and_slope(gelu, approximate):
+    x = jnp.linspace(-6, 6, 101)
+
+    def plain(x):
+        return jax.nn.gelu(x, approximate=approximate)
+
+    np.testing.assert_allclose(gelu(x), plain(x), atol=1e-6)
+    slope, want = (jax.vmap(jax.grad(f))(x) for f in (gelu, plain))
+    np.testing.assert_allclose(slope, want, atol=1e-6)
