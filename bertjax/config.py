@@ -30,7 +30,7 @@ PAPER = "BERT paper A.2"
 CODE = "google-research/bert"
 
 SETTINGS: dict[str, Any] = {
-    "job": S("pretrain", "what to do: pretrain"),
+    "job": S("pretrain", "what to do: pretrain, or finetune (on 'task')"),
     "seed": S(0, "seed of everything random: initial weights, pairs, order, masks, dropout"),
     "init_from": S("", "model directory (Hugging Face, TF1 or bertjax) whose weights are loaded at "
                    "step 0; optimizer and step start fresh. Ignored when a run is resumed"),
@@ -133,6 +133,26 @@ SETTINGS: dict[str, Any] = {
         "tensorboard": S(True, "write TensorBoard events beside metrics.jsonl"),
         "fill_mask": S((), "sentences with [MASK] whose best fillings are printed at the end"),
     },
+    "task": {
+        "name": S("", "fine-tuning task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax, "
+                  "squad1.1, squad2.0, ner, tag, swag, or table (your own CSV, TSV, JSON lines)"),
+        "data": S("", "directory of the task's files in their official layout, or tfds:NAME"),
+        "options": S({}, "options of the task's class (tasks/*.py), such as columns of a table"),
+        "metric": S("", "what 'best on dev' means; '' = the task's own"),
+        "max_length": S(128, "tokens of a row", PAPER.replace("A.2", "A.3")),
+        "epochs": S(3, "passes over the training set", PAPER.replace("A.2", "A.3")),
+        "warmup": S(0.1, "share of the steps with linear warm-up", CODE + " run_classifier.py"),
+        "buckets": S(0, "padded lengths, each one compilation; 0 = by the amount of data"),
+        "eval_batch_size": S(128, "rows of an evaluation batch"),
+        "evaluations_per_epoch": S(1, "evaluations on dev an epoch"),
+        "early_stopping": S(0, "stop after this many evaluations without a new best; 0 = never"),
+        "layer_decay": S(1.0, "factor on the learning rate for each layer further from the head"),
+        "freeze": S((), "parameter paths (regex) that stay as they are"),
+        "class_weights": S((), "weight of each class in the loss"),
+        "feature_layers": S("", "tagging over a frozen encoder: layers used as features (paper "
+                            "table 7), such as concat_last_4"),
+        "predict": S(("dev",), "splits whose predictions and submission files are written"),
+    },
     "profile_steps": S((0, 0), "(first, last) step recorded as a profiler trace under "
                        "WORKDIR/profile; (0, 0) = none"),
 }
@@ -191,6 +211,18 @@ def apply_variants(
     return config
 
 
+def finetune_config() -> ml_collections.ConfigDict:
+    """The recipe of the paper's section 4 and appendix A.3 for a task; name it in `config.task`."""
+    config = default_config()
+    config.job = "finetune"
+    config.batch_size = 32  # A.3: 16 or 32
+    config.optimizer.learning_rate = 2e-5  # A.3: 5e-5, 3e-5 or 2e-5
+    # Without it, small tasks often fail to train (Mosbach et al. 2021); the original has none.
+    config.optimizer.bias_correction = True
+    config.log.every_steps = 50
+    return config
+
+
 def two_phase(config: ml_collections.ConfigDict) -> None:
     """Variant: 128 tokens for 90 % of the steps, 512 for the last 10 % (paper A.2)."""
     steps = total_steps(config)
@@ -216,10 +248,11 @@ def check_override_names(arguments: list[str]) -> None:
     for argument in arguments:
         if argument.startswith("--config."):
             name = argument.removeprefix("--config.").split("=", 1)[0]
-            if name not in valid:
+            if name not in valid and not name.startswith("task.options."):
                 close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
                 # A right name in the wrong group: 'learning_rate' for 'optimizer.learning_rate'.
-                same = [path for path in valid if path.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+                last = name.rsplit(".", 1)[-1]
+                same = [path for path in valid if path.rsplit(".", 1)[-1] == last]
                 hint = (same or close or ["--help_config lists all"])[0]
                 raise ValueError(f"unknown setting --config.{name}. Did you mean "
                                  f"--config.{hint}?" if same or close else
@@ -298,14 +331,15 @@ def check_config(config: ml_collections.ConfigDict) -> None:
         if value not in values:
             raise ValueError(f"config.{name}={value!r} is unknown.{nearest(value, list(values))}")
 
-    one_of("job", ("pretrain",))
+    one_of("job", ("pretrain", "finetune"))
     one_of("resume", ("auto", "changed", "overwrite", "never"))
     one_of("optimizer.name", ("adamw", "lamb"))
     one_of("optimizer.schedule", ("linear", "linear_after_warmup", "cosine", "constant"))
     one_of("execution.dtype", ("auto", "float32", "bfloat16"))
     one_of("execution.prng", ("auto", "threefry2x32", "rbg"))
 
-    _check_phases(config)
+    if config.job == "pretrain":
+        _check_pretraining(config)
     for name in ("batch_size", "accumulation", "checkpoint.keep_last", "log.every_steps",
                  "model.vocab_multiple"):
         if flatten(config)[name] < 1:
@@ -316,6 +350,13 @@ def check_config(config: ml_collections.ConfigDict) -> None:
             f"{config.accumulation}; the next valid batch size is "
             f"{-(-config.batch_size // config.accumulation) * config.accumulation}")
 
+    if config.optimizer.learning_rate <= 0:
+        raise ValueError(f"config.optimizer.learning_rate={config.optimizer.learning_rate} must be "
+                         "positive")
+
+
+def _check_pretraining(config: ml_collections.ConfigDict) -> None:
+    _check_phases(config)
     for name in ("masking.rate", "masking.mask_prob", "masking.random_prob",
                  "data.short_seq_prob", "model.hidden_dropout_prob",
                  "model.attention_probs_dropout_prob"):
@@ -332,9 +373,6 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     if not 0 <= warmup <= steps:
         raise ValueError(f"config.optimizer.warmup_steps={warmup} must be between 0 and the "
                          f"{steps:,} steps of config.phases")
-    if config.optimizer.learning_rate <= 0:
-        raise ValueError(f"config.optimizer.learning_rate={config.optimizer.learning_rate} must be "
-                         "positive")
     first, last = config.profile_steps
     if first > last or last > steps:
         raise ValueError(f"config.profile_steps={config.profile_steps} must be (first, last) with "

@@ -48,13 +48,17 @@ def main(arguments: Sequence[str]) -> None:
     try:
         check_config(config)
         # Late: importing jax takes a second that a refused command need not wait for.
-        from bertjax.training import pretraining, runtime
+        from bertjax.training import runtime
 
         runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value)
-        job = pretraining.prepare(config, workdir)
+        if config.job == "finetune":
+            from bertjax.tasks import job as jobs
+        else:
+            from bertjax.training import pretraining as jobs
+        job = jobs.prepare(config, workdir)
     except (ValueError, FileNotFoundError) as error:
         _refuse(str(error))
-    sys.exit(pretraining.run(job))
+    jobs.run(job)
 
 
 def _config_name() -> str:
@@ -75,7 +79,8 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
     try:
         check_override_names(arguments[1:])
         remaining = flags.FLAGS(arguments)
-        _CONFIG.value and _CONFIG.value.job  # a config file that cannot be read shows only here
+        if _CONFIG.value is not None:
+            _ = _CONFIG.value.job  # a config file that cannot be read shows only at its first use
         return remaining
     except (flags.Error, ValueError, TypeError, AttributeError, OSError) as error:
         # An error inside the config file arrives as a whole traceback: its last line says it all.

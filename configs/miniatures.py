@@ -16,7 +16,7 @@ def get_config(text="L=4,H=256"):
     words = text.split(",")
     sizes = dict(word.split("=", 1) for word in words if "=" in word)
     if set(sizes) != {"L", "H"} or not all(size.isdigit() for size in sizes.values()):
-        raise ValueError(f"miniatures.py:{text} must say both sizes, such as miniatures.py:L=4,H=256")
+        raise ValueError(f"miniatures.py:{text} must say both sizes: miniatures.py:L=4,H=256")
 
     config = default_config()
     model = miniature(int(sizes["L"]), int(sizes["H"]))  # table 1 of the paper

@@ -25,7 +25,7 @@ import pytest  # noqa: E402
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
-    """Directory of the real data sets: $BERTJAX_SHARED_DATA, or `shared/data` beside the checkout."""
+    """Directory of the real data sets: $BERTJAX_SHARED_DATA, or shared/data beside the checkout."""
     beside = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
     path = pathlib.Path(os.environ.get("BERTJAX_SHARED_DATA", beside))
     if not path.is_dir():

@@ -47,10 +47,12 @@ def docstring_documents(megabytes: float) -> Iterator[tuple[str, list[str]]]:
                 return
 
 
-def build_docstring_store(directory: epath.PathLike, megabytes: float, vocab_size: int) -> epath.Path:
+def build_docstring_store(
+    directory: epath.PathLike, megabytes: float, vocab_size: int
+) -> epath.Path:
     """Trains a vocabulary on the corpus and builds its token store; does nothing if it is there.
 
-    Returns: the directory of the store, with 5 % of the documents held out.
+    Returns: the directory of the store, with 10 % of the documents held out.
     """
     from bertjax.data.build import build_store
     from bertjax.data.sentences import split_sentences
@@ -58,11 +60,11 @@ def build_docstring_store(directory: epath.PathLike, megabytes: float, vocab_siz
 
     store = epath.Path(directory)
     if not (store / "manifest.json").exists():
-        documents = [[sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
+        documents = [[sentence for text in paragraphs for sentence in split_sentences(text)]
                      for _, paragraphs in docstring_documents(megabytes)]
         sentences = (sentence for document in documents for sentence in document)
         tokenizer = train_wordpiece(sentences, vocab_size=vocab_size, do_lower_case=True)
-        build_store(None, tokenizer, store, documents=documents, heldout_fraction=0.05)
+        build_store(None, tokenizer, store, documents=documents, heldout_fraction=0.1)
     return store
 
 
@@ -117,7 +119,8 @@ _RULES = (
     (re.compile(r"\s*\[[0-9, ]+\]_*"), ""),  # footnote marks
     (re.compile(r"\s+"), " "),
 )
-_NOT_PROSE = re.compile(r">>>|\.\.\. |^\s*(\.\. |[-=~^*#+|]{3,}|:\w+|@)|[{}|\\]|://|__\w+__\(", re.M)
+_NOT_PROSE = re.compile(
+    r">>>|\.\.\. |^\s*(\.\. |[-=~^*#+|]{3,}|:\w+|@)|[{}|\\]|://|__\w+__\(", re.M)
 
 
 def prose_paragraphs(text: str) -> Iterator[str]:

@@ -156,7 +156,10 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 
 def dense(params: Params, x: jax.Array) -> jax.Array:
     """x [..., in] -> [..., out] in x's type; products accumulate in float32 on accelerators."""
-    return x @ params["kernel"].astype(x.dtype) + params["bias"].astype(x.dtype)
+    # A plain matrix product: with [B, T, in], the weights' gradient would contract two axes, which
+    # XLA's CPU backend does at half the speed.
+    rows = x.reshape(-1, x.shape[-1]) @ params["kernel"].astype(x.dtype)
+    return rows.reshape(*x.shape[:-1], -1) + params["bias"].astype(x.dtype)
 
 
 def layer_norm(params: Params, x: jax.Array, epsilon: float) -> jax.Array:

@@ -57,7 +57,8 @@ def _product_backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array
     x, table = residuals
     g = cotangent.astype(x.dtype)
     dx = jnp.einsum("...V,VH->...H", g, table.astype(x.dtype))
-    dtable = jnp.einsum("...V,...H->VH", g, x, preferred_element_type=jnp.float32)
+    dtable = jnp.einsum("NV,NH->VH", g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1]),
+                        preferred_element_type=jnp.float32)
     return dx, dtable.astype(table.dtype)
 
 

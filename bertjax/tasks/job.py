@@ -127,7 +127,7 @@ class Job:
     log_every: int
 
 
-def prepare(
+def prepare_task(
     task: Any,
     init_from: str,
     workdir: str | pathlib.Path,
@@ -174,7 +174,7 @@ def prepare(
     return Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every)
 
 
-def from_config(config: Any, workdir: str, mesh: Any = None) -> Job:
+def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
     """The job of a config file: `config.task` beside the settings that pre-training shares.
 
     Options of the task's class are in `config.task.options`, a mapping; tuples and numbers in it
@@ -213,7 +213,7 @@ def from_config(config: Any, workdir: str, mesh: Any = None) -> Job:
     dtype = e.dtype
     if dtype == "auto":
         dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
-    return prepare(
+    return prepare_task(
         task, config.init_from, workdir, settings,
         RunSettings(o.learning_rate, config.batch_size, t.epochs, config.seed),
         execution=Execution(dtype=dtype, attention=e.attention, layers=e.layers, remat=e.remat),

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         options = json.loads(_OPTIONS.value)
         task = job.make_task(_TASK.value, _DATA.value, options)
-        prepared = job.prepare(
+        prepared = job.prepare_task(
             task, _INIT.value, directory, settings, RunSettings(), execution=Execution(dtype=dtype)
         )
         tuner = prepared.tuner

@@ -8,7 +8,7 @@ evaluates it, and leaves the model in Hugging Face's layout and a report in the 
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from bertjax.data.store import TokenStore
 from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.tokenization import load_tokenizer
+from bertjax.tools.report import write_report
 from bertjax.training import losses, sharding
 from bertjax.training.checkpoint import Checkpoints, resolve_directory
 from bertjax.training.logbook import Logbook
@@ -134,9 +135,10 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
         objective = PretrainingObjective(
             BertForPreTraining(model_config, execution),
             _masking(config, tokenizer, length, batches.pairs_per_row), config.data.nsp)
+        stream = _stream(config, batches, phase_start=until)
         until += steps
         phases.append(Phase(
-            until_step=until, objective=objective, batches=_stream(config, batches),
+            until_step=until, objective=objective, batches=stream,
             tokens_per_step=config.batch_size * length,
             flops_per_step=config.batch_size * flops_per_row(
                 model_config, length, objective.masking.slots, config.data.nsp)))
@@ -161,9 +163,10 @@ def _masking(config: ml_collections.ConfigDict, tokenizer: Any, length: int,
         whole_word=config.masking.whole_word)
 
 
-def _stream(config: ml_collections.ConfigDict, batches: PretrainingBatches):
+def _stream(config: ml_collections.ConfigDict, batches: PretrainingBatches,
+            phase_start: int) -> Callable[[int], Iterator[Batch]]:
     def stream(first_step: int) -> Iterator[Batch]:
-        return prefetch(batches, first_step, buffer=config.data.prefetch,
+        return prefetch(batches, first_step - phase_start, buffer=config.data.prefetch,
                         workers=config.data.workers)
     return stream
 
@@ -174,6 +177,9 @@ def _open_corpora(config: ml_collections.ConfigDict, workdir: epath.Path
     if config.data.corpus == "docstrings":
         from bertjax.data.docstrings import build_docstring_store
 
+        if not (workdir / "corpus" / "manifest.json").exists():
+            print("Gathering the demo corpus from installed documentation (under a minute) ...",
+                  flush=True)
         return [TokenStore(build_docstring_store(
             workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size))], None
     stores, weights = [], []
@@ -341,7 +347,7 @@ def _finish(job: Job, params: Any, metrics: dict[str, float], logbook: Logbook) 
             f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} pairs "
             f"({(accuracy - 0.5) / max(error, 1e-9):+.1f} standard errors from chance, 50.0%)")
     logbook.message("\n".join(lines))
-    params = sharding.fetch(params)
+    params = sharding.fetch(params, job.mesh)
     if jax.process_index() != 0:
         return
 
@@ -356,6 +362,8 @@ def _finish(job: Job, params: Any, metrics: dict[str, float], logbook: Logbook) 
                                 job.tokenizer, card=card, overwrite=True)
     logbook.message(f"model written to {model} (loads in transformers and bertjax.load_model)")
     _fill_masks(job, model, logbook)
+    logbook.flush()
+    logbook.message(f"report: {write_report([job.workdir])}")
 
 
 def _fill_masks(job: Job, model: epath.Path, logbook: Logbook) -> None:
@@ -366,9 +374,11 @@ def _fill_masks(job: Job, model: epath.Path, logbook: Logbook) -> None:
     from bertjax.interop import load_model
 
     loaded = load_model(model)
-    examples = [(sentence, fill_mask(loaded, sentence, top_k=5)[0])
-                for sentence in job.config.log.fill_mask]
+    examples = []
+    for text in job.config.log.fill_mask:
+        predictions = [(filling.token, filling.probability)
+                       for filling in fill_mask(loaded, text, top_k=5)[0]]
+        examples.append({"text": text, "predictions": predictions})
+        words = ", ".join(f"{token} {probability:.0%}" for token, probability in predictions)
+        logbook.message(f"  {text}\n    {words}")
     (job.workdir / "examples.json").write_text(json.dumps(examples, indent=1))
-    for sentence, fillings in examples:
-        words = ", ".join(f"{filling.token} {filling.probability:.0%}" for filling in fillings)
-        logbook.message(f"  {sentence}\n    {words}")

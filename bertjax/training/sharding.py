@@ -149,6 +149,12 @@ def init_sharded(init: Callable[..., Any], mesh: Mesh, *args: Any) -> Any:
     return jax.jit(init, out_shardings=shardings)(*args)
 
 
+def fetch(tree: Any, mesh: Mesh) -> Any:
+    """Whole arrays as numpy, on every process; all processes call it."""
+    everywhere = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))
+    return jax.device_get(everywhere(tree))
+
+
 def abstract(tree: Any, mesh: Mesh) -> Any:
     """ShapeDtypeStructs with shardings: the target that a checkpoint is restored into."""
     return jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(

@@ -59,7 +59,7 @@ def table(folder, **options):
 def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start, data, tmp_path):
     task, workdir = table(data), tmp_path / "run"
     run = RunSettings(5e-3, 16, 3, seed=1)
-    prepared = job.prepare(
+    prepared = job.prepare_task(
         task, start, workdir, SETTINGS, run, mesh=one_device(), predict=("dev", "test")
     )
     result = job.run(prepared)
@@ -81,7 +81,7 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     assert repeated["value"] == result["value"] and repeated["best_step"] == result["best_step"]
     with pytest.raises(ValueError, match="another run; choose another workdir"):
         other = RunSettings(1e-3, 16, 3, seed=1)
-        job.run(job.prepare(task, start, workdir, SETTINGS, other, mesh=one_device()))
+        job.run(job.prepare_task(task, start, workdir, SETTINGS, other, mesh=one_device()))
 
 
 def test_evaluating_a_checkpoint_without_the_head_is_refused(start, data):
@@ -91,7 +91,7 @@ def test_evaluating_a_checkpoint_without_the_head_is_refused(start, data):
 
 def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_path):
     def prepare(task, settings=SETTINGS, **options):
-        return job.prepare(task, start, tmp_path, settings, RunSettings(), mesh=one_device(),
+        return job.prepare_task(task, start, tmp_path, settings, RunSettings(), mesh=one_device(),
                            **options)  # fmt: skip
 
     with pytest.raises(ValueError, match="cannot predict split 'valid'; one of train, dev, test"):
@@ -120,7 +120,7 @@ def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(start, d
             tmp_path / name, CONFIG, params, "BertForSequenceClassification", tokenizer, labels
         )
         task = table(data)
-        prepared = job.prepare(
+        prepared = job.prepare_task(
             task, tmp_path / name, tmp_path, SETTINGS, RunSettings(), mesh=one_device()
         )
         loaded = prepared.tuner.load_params(prepared.tuner.model, jax.random.key(0))
@@ -144,13 +144,13 @@ def test_a_config_gives_the_job_it_describes(start, data, tmp_path):
         "evaluations_per_epoch": 1, "early_stopping": 0, "layer_decay": 0.9, "freeze": (),
         "class_weights": "balanced", "feature_layers": "", "predict": ("test",),
     })  # fmt: skip
-    prepared = job.from_config(config, str(tmp_path / "run"), mesh=one_device())
+    prepared = job.prepare(config, str(tmp_path / "run"), mesh=one_device())
     assert prepared.run == RunSettings(3e-5, 16, 2, 4)
     assert prepared.predict == ("test",) and prepared.tuner.task.metric == "matthews"
     assert prepared.tuner.settings.layer_decay == 0.9
     config.init_from = ""
     with pytest.raises(ValueError, match="config.init_from is empty"):
-        job.from_config(config, str(tmp_path / "run"))
+        job.prepare(config, str(tmp_path / "run"))
 
 
 def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start, data):
