@@ -90,6 +90,25 @@ def test_sharded_rows_draw_the_bits_of_the_global_batch():
     np.testing.assert_allclose(split, whole, atol=2e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [("data", None), ("data", "tensor")])
+def test_sharded_gradients_equal_the_reference(axes):
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    q, k, v, g, ids, seeds = inputs(2, 16, 2, 16)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
+    place = NamedSharding(mesh, PartitionSpec(axes[0], None, axes[1]))
+
+    def fused(q, k, v):
+        return flash_attention(q, k, v, ids, seeds, RATE, FUSED, interpret=True)
+
+    run = jax.jit(lambda *a: gradients(fused, *a))
+    got = run(*(jax.device_put(x, place) for x in (q, k, v, g)))
+    want = gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), q, k, v, g)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
 def test_shapes_that_the_kernels_do_not_take_are_refused():
     q = jnp.zeros((1, 16, 1, 24))
     with pytest.raises(ValueError, match="power of two"):

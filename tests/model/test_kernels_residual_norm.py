@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.dropout_bits import (
     hidden_words,
@@ -50,6 +51,30 @@ def test_value_and_all_gradients_equal_the_plain_expression():
     np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
     for a, b in zip(got[1], want[1], strict=True):
         np.testing.assert_allclose(a, b, atol=5e-6)
+
+
+def test_sharded_rows_draw_the_bits_of_the_global_batch():
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+    keys = jax.random.split(jax.random.key(0), 3)
+    h, residual = (jax.random.normal(k, (2, 4, 16)) for k in keys[:2])
+    scale, bias = jnp.full(16, 1.5), jnp.full(16, 0.1)
+
+    def gradients(h, residual):
+        out, pull = jax.vjp(
+            lambda *a: residual_layer_norm(
+                *a, words=key_words(keys[2]), dropout_rate=RATE, interpret=True
+            ),
+            h, residual, scale, bias,
+        )  # fmt: skip
+        return out[0], pull((jnp.sin(h), jnp.cos(h)))
+
+    rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
+    split = jax.jit(gradients)(jax.device_put(h, rows), jax.device_put(residual, rows))
+    out, pull = jax.vjp(lambda *a: reference(*a, keys[2]), h, residual, scale, bias)
+    want = out[0], pull((jnp.sin(h), jnp.cos(h)))
+    for a, b in zip(jax.tree.leaves(split), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-6)
 
 
 def test_inputs_that_do_not_fit_are_refused():

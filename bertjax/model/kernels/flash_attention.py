@@ -468,7 +468,8 @@ def _per_shard(function, spec: _Spec, backward: bool):
         infer_sharding_from_operands=infer,
         partition=partition,
         sharding_rule=rule,
-        need_replication_factors=("t", "d", "s", *(("p",) if spec.packed else ())),
+        # Shardy wants them in the order in which the rule names them.
+        need_replication_factors=tuple(sorted({*"tdsp"} & {*rule}, key=rule.index)),
     )
     return run
 

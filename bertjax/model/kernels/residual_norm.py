@@ -227,7 +227,8 @@ def _per_shard(function, rule: str, outputs: int):
         infer_sharding_from_operands=infer,
         partition=partition,
         sharding_rule=rule,
-        need_replication_factors=tuple(f for f in ("t", "h", "w", "s", "n") if f in rule),
+        # Shardy wants them in the order in which the rule names them.
+        need_replication_factors=tuple(sorted({*"thwsn"} & {*rule}, key=rule.index)),
     )
     return run
 
