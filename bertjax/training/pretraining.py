@@ -199,13 +199,16 @@ def _open_corpora(config: ml_collections.ConfigDict, workdir: epath.Path
 def _check_workdir(config: ml_collections.ConfigDict, workdir: epath.Path) -> int | None:
     """The step that this run goes on from; refuses to mix it with a different run."""
     previous = workdir / "config.json"
-    newest = Checkpoints(str(workdir / "checkpoints")).latest()
-    if config.resume == "overwrite":
-        if newest is not None and jax.process_index() == 0:
-            (workdir / "checkpoints").rmtree()
-            for name in ("config.json", "metrics.jsonl"):
-                (workdir / name).unlink(missing_ok=True)
-        return None
+    checkpoints = Checkpoints(str(workdir / "checkpoints"))
+    try:
+        if config.resume == "overwrite":
+            checkpoints.clear()
+            if jax.process_index() == 0:
+                for name in ("config.json", "metrics.jsonl"):
+                    (workdir / name).unlink(missing_ok=True)
+        newest = checkpoints.latest()
+    finally:
+        checkpoints.close()
     if newest is None:
         return None
     if config.resume == "never":

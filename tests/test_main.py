@@ -1,0 +1,68 @@
+"""The command line: what it refuses, with which message and exit code."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def command_line(*arguments):
+    """Runs python -m bertjax.main in the checkout."""
+    return subprocess.run([sys.executable, "-m", "bertjax.main", *arguments], cwd=ROOT, text=True,
+                          capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--config=configs/demo.py", "--config.lerning_rate=3"], "optimizer.learning_rate"),
+    (["--config=configs/demo.py", "--config.batch_size=many"], "batch_size"),
+    (["--config=configs/demo.py", "--config.data.nsp=maybe"], "data.nsp"),
+    (["--config=configs/demo.py", "part-1.txt", "part-2.txt"], "quote wildcards"),
+    (["--config=configs/large.py:tow_phase"], "Did you mean 'two_phase'"),
+    (["--config=configs/miniatures.py:L=4"], "both sizes"),
+    (["--config=configs/absent.py"], "configs/absent.py"),
+    (["--confg=configs/demo.py"], "config"),
+    ([], "--config=configs/demo.py"),
+    (["--config=configs/large.py"], "bertjax.tools.build_corpus"),
+    (["--config=configs/glue.py:mrpc"], "config.init_from"),
+])
+def test_wrong_command_is_one_message_and_exit_code_2(arguments, words):
+    done = command_line(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) < 24  # one screen
+
+
+@pytest.mark.parametrize("text, value", [("false", False), ("0", False), ("true", True)])
+def test_switch_that_is_on_by_default_can_be_switched_off(text, value):
+    program = ("from bertjax import main; from absl import app;"
+               "app.run(lambda _: print(main._CONFIG.value.data.nsp),"
+               "flags_parser=main._parse_flags)")
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--config=configs/base.py", f"--config.data.nsp={text}"],
+        cwd=ROOT, text=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.stdout.strip() == str(value), done.stderr
+
+
+def test_help_config_lists_every_setting():
+    done = command_line("--help_config")
+    assert done.returncode == 0
+    assert "--config.optimizer.learning_rate=0.0001" in done.stdout
+
+
+# continued.py reads the checkpoint that it continues from.
+CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem != "continued")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_config_is_short_and_passes_the_checks(path):
+    from bertjax.config import check_config
+
+    names: dict = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    check_config(names["get_config"]())
+    assert len(path.read_text().splitlines()) <= 60
