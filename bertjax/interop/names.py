@@ -213,7 +213,7 @@ def _names_of_other_heads(wanted: Iterable[str], place: Any) -> set[str]:
 
 
 def _complaint(
-    source: str, missing: list[str], unexpected: list[str], misshaped: list[str], limit: int = 20
+    source: str, missing: list[str], unexpected: list[str], misshaped: list[str], limit: int = 100
 ) -> str:
     lines = [f"{source} does not fit the model:"]
     for title, entries in (
