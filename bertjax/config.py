@@ -34,6 +34,8 @@ SETTINGS: dict[str, Any] = {
     "seed": S(0, "seed of everything random: initial weights, pairs, order, masks, dropout"),
     "init_from": S("", "model directory (Hugging Face, TF1 or bertjax) whose weights are loaded at "
                    "step 0; optimizer and step start fresh. Ignored when a run is resumed"),
+    "reinitialise_head": S(False, "let heads (MLM, NSP, pooler) that init_from lacks start afresh "
+                           "instead of refusing the checkpoint"),
     "resume": S("auto", "what to do when the workdir already holds a run: auto = go on if the "
                 "settings agree, stop if they differ; changed = go on with the new settings; "
                 "overwrite = delete the old run; never = stop"),
@@ -103,8 +105,8 @@ SETTINGS: dict[str, Any] = {
     "execution": {
         "dtype": S("auto", "arithmetic of the encoder: float32 or bfloat16 over float32 "
                    "parameters; auto = bfloat16 on TPU and GPU, float32 on CPU"),
-        "attention": S("auto", "attention implementation; auto = the fastest exact one for the "
-                       "backend, reference = plain XLA"),
+        "kernels": S("auto", "auto = hand-written kernels where they are faster (GPU: attention, "
+                     "residual + dropout + LayerNorm), xla = plain XLA everywhere"),
         "layers": S("unrolled", "unrolled, or scan (compiles faster, needs remat to fit)"),
         "remat": S("none", "what the backward pass recomputes instead of keeping: none, dots, "
                    "full"),
@@ -159,7 +161,7 @@ SETTINGS: dict[str, Any] = {
 
 # Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
 FREE_ON_RESUME = ("execution.", "mesh.", "checkpoint.", "eval.", "log.", "profile_steps", "resume",
-                  "init_from", "data.workers", "data.prefetch", "accumulation")
+                  "init_from", "reinitialise_head", "data.workers", "data.prefetch", "accumulation")
 
 
 def _walk(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Setting]]:
@@ -313,12 +315,12 @@ def model_config(config: ml_collections.ConfigDict, tokenizer_vocab_size: int) -
 
 def execution(config: ml_collections.ConfigDict, backend: str) -> Execution:
     """How the encoder runs on `backend` ('cpu', 'gpu' or 'tpu')."""
-    settings = config.execution
-    dtype = settings.dtype
-    if dtype == "auto":
-        dtype = "float32" if backend == "cpu" else "bfloat16"
-    return Execution(dtype=dtype, attention=settings.attention, layers=settings.layers,
-                     remat=settings.remat)
+    how = config.execution
+    fastest = Execution.for_backend(backend, config.mesh.tensor > 1, dtype=how.dtype,
+                                    layers=how.layers, remat=how.remat)
+    if how.kernels == "xla":
+        return dataclasses.replace(fastest, attention="reference", norm="xla")
+    return fastest
 
 
 def check_config(config: ml_collections.ConfigDict) -> None:
@@ -336,6 +338,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     one_of("optimizer.name", ("adamw", "lamb"))
     one_of("optimizer.schedule", ("linear", "linear_after_warmup", "cosine", "constant"))
     one_of("execution.dtype", ("auto", "float32", "bfloat16"))
+    one_of("execution.kernels", ("auto", "xla"))
     one_of("execution.prng", ("auto", "threefry2x32", "rbg"))
 
     if config.job == "pretrain":

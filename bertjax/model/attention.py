@@ -26,6 +26,7 @@ IMPLEMENTATIONS: dict[str, str] = {
     "reference": "bertjax.model.attention:reference_attention",
     "cudnn": "bertjax.model.kernels.attention_cudnn:attention",
     "pallas": "bertjax.model.kernels.attention_pallas:attention",
+    "pallas_packed": "bertjax.model.kernels.attention_pallas:packed_attention",
 }
 SELECTOR = "bertjax.model.kernels:select_attention"
 
@@ -75,6 +76,7 @@ def attention(
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     implementation: str = "auto",
+    packed: bool = False,
 ) -> jax.Array:
     """Attention by the named implementation.
 
@@ -84,6 +86,7 @@ def attention(
       dropout_rate: of the attention probabilities; no effect when `dropout_key` is None.
       implementation: a name of IMPLEMENTATIONS, or 'auto' for the fastest one known for this
         backend, type and shape.
+      packed: the three are slices of one product, which a kernel may then read in place.
 
     Returns:
       [B, T, A, D], the query's type.
@@ -93,6 +96,8 @@ def attention(
     """
     if implementation == "auto":
         implementation = _automatic(query, dropout_rate if dropout_key is not None else 0.0)
+    if packed and implementation == "pallas":
+        implementation = "pallas_packed"
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"attention={implementation!r} is not one of auto, {', '.join(IMPLEMENTATIONS)}"

@@ -34,10 +34,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.model.attention import attention
 from bertjax.model.dropout import dropout, site_keys
+from bertjax.model.kernels.dropout_bits import key_words
+from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
+from bertjax.model.kernels.residual_norm import residual_layer_norm
 from bertjax.model.lookup import small_table_lookup, table_lookup
 from bertjax.model.presets import BertConfig, Execution
 
 Params = dict[str, Any]
+# One array twice: for the residual branch and for the next product. Two variables have two
+# cotangents, which the fused LayerNorm adds up in its backward pass instead of XLA before it.
+Pair = tuple[jax.Array, jax.Array]
 SITES_PER_LAYER = 3
 
 
@@ -146,9 +152,9 @@ class LayerParams(nn.Module):
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     """The activation that `hidden_act` names: 'gelu' is exact (erf), 'gelu_new' is by tanh."""
     return {
-        "gelu": functools.partial(jax.nn.gelu, approximate=False),
-        "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
-        "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
+        "gelu": gelu_erf,
+        "gelu_new": gelu_tanh,
+        "gelu_pytorch_tanh": gelu_tanh,
         "relu": jax.nn.relu,
         "silu": jax.nn.silu,
     }[name]
@@ -237,40 +243,71 @@ def self_attention(
         config.attention_probs_dropout_prob,
         key,
         execution.attention,
+        packed=execution.qkv == "fused",
     )
     return checkpoint_name(context.reshape(batch, length, hidden), "attention_context")
 
 
+def add_and_norm(
+    params: Params,
+    config: BertConfig,
+    execution: Execution,
+    residual: jax.Array,
+    h: jax.Array,
+    key: jax.Array | None,
+) -> Pair:
+    """LayerNorm(residual + dropout(h)), once for each of its two uses (see Pair)."""
+    if execution.norm == "fused":
+        return residual_layer_norm(
+            h,
+            residual,
+            params["scale"],
+            params["bias"],
+            None if key is None else key_words(key),
+            0.0 if key is None else config.hidden_dropout_prob,
+            config.layer_norm_eps,
+            interpret=jax.default_backend() != "gpu",
+        )
+    h = dropout(h, config.hidden_dropout_prob, key, execution.dropout_words)
+    y = layer_norm(params, residual + h, config.layer_norm_eps)
+    return y, y
+
+
 def layer(
     params: Params,
-    x: jax.Array,
+    x: Pair,
     attention_mask: jax.Array,
     keys: jax.Array | None,
     *,
     config: BertConfig,
     execution: Execution,
-) -> jax.Array:
+) -> Pair:
     """One post-LN Transformer layer, x [B, T, H] -> [B, T, H] (original: transformer_model).
 
     Args:
       keys: [3] dropout keys of this layer's sites, or None.
     """
     attention_key, output_key, ffn_key = (None,) * 3 if keys is None else keys
-    drop = functools.partial(
-        dropout, rate=config.hidden_dropout_prob, generator=execution.dropout_words
+    attend, norm = params["attention"], functools.partial(add_and_norm, config=config)
+    residual, x = x
+    context = self_attention(attend, config, execution, x, attention_mask, attention_key)
+    residual, x = norm(
+        attend["LayerNorm"],
+        execution=execution,
+        residual=residual,
+        h=dense(attend["output"], context),
+        key=output_key,
     )
-    eps = config.layer_norm_eps
-
-    context = self_attention(
-        params["attention"], config, execution, x, attention_mask, attention_key
-    )
-    attended = drop(dense(params["attention"]["output"], context), key=output_key)
-    x = layer_norm(params["attention"]["LayerNorm"], x + attended, eps)
+    residual = checkpoint_name(residual, "attention_normalised")
     x = checkpoint_name(x, "attention_normalised")
-
     inner = activation(config.hidden_act)(dense(params["intermediate"], x))
-    out = drop(dense(params["output"], inner), key=ffn_key)
-    return layer_norm(params["LayerNorm"], x + out, eps)
+    return norm(
+        params["LayerNorm"],
+        execution=execution,
+        residual=residual,
+        h=dense(params["output"], inner),
+        key=ffn_key,
+    )
 
 
 def rematerialised(function: Callable, remat: str) -> Callable:
@@ -357,16 +394,16 @@ class BertEncoder(nn.Module):
 
         if execution.layers == "scan":
 
-            def body(carry: jax.Array, xs: tuple[Params, jax.Array | None]) -> tuple:
+            def body(carry: Pair, xs: tuple[Params, jax.Array | None]) -> tuple:
                 out = run(xs[0], carry, attention_mask, xs[1])
-                return out, out if all_hidden else None
+                return out, out[1] if all_hidden else None
 
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
-            last, every = jax.lax.scan(body, x, (stacked, layer_keys))
+            (_, last), every = jax.lax.scan(body, (x, x), (stacked, layer_keys))
             return (x, *every) if all_hidden else last
 
-        hidden = [x]
+        hidden, pair = [x], (x, x)
         for i, params in enumerate(layers):
-            x = run(params, x, attention_mask, None if layer_keys is None else layer_keys[i])
-            hidden.append(x)
-        return tuple(hidden) if all_hidden else x
+            pair = run(params, pair, attention_mask, None if layer_keys is None else layer_keys[i])
+            hidden.append(pair[1])
+        return tuple(hidden) if all_hidden else pair[1]

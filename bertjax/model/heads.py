@@ -42,24 +42,32 @@ def product_float32(x: jax.Array, table: jax.Array) -> jax.Array:
 
     The operands are multiplied in x's type and accumulated in float32 without rounding the result,
     for the softmax. The backward products run in x's type: left alone, they would run in float32
-    because the logits do.
+    because the logits do. The table is padded to a multiple of 64 rows on the way: a product with
+    30,522 columns, rows of odd alignment, takes more than twice the time on a GPU.
     """
-    return jnp.einsum(
-        "...H,VH->...V", x, table.astype(x.dtype), preferred_element_type=jnp.float32
-    )
+    return _product_forward(x, table)[0]
+
+
+def _padded(table: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.pad(table.astype(x.dtype), ((0, -table.shape[0] % 64), (0, 0)))
 
 
 def _product_forward(x: jax.Array, table: jax.Array) -> tuple[jax.Array, tuple]:
-    return product_float32(x, table), (x, table)
+    logits = jnp.einsum(
+        "...H,VH->...V", x, _padded(table, x), preferred_element_type=jnp.float32
+    )
+    return logits[..., : table.shape[0]], (x, table)
 
 
 def _product_backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, table = residuals
-    g = cotangent.astype(x.dtype)
-    dx = jnp.einsum("...V,VH->...H", g, table.astype(x.dtype))
+    rows = table.shape[0]
+    widths = [(0, 0)] * (cotangent.ndim - 1) + [(0, -rows % 64)]
+    g = jnp.pad(cotangent.astype(x.dtype), widths)
+    dx = jnp.einsum("...V,VH->...H", g, _padded(table, x))
     dtable = jnp.einsum("NV,NH->VH", g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1]),
                         preferred_element_type=jnp.float32)
-    return dx, dtable.astype(table.dtype)
+    return dx, dtable[:rows].astype(table.dtype)
 
 
 product_float32.defvjp(_product_forward, _product_backward)

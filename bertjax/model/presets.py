@@ -19,6 +19,7 @@ LAYER_MODES = ("unrolled", "scan")
 REMAT_POLICIES = ("none", "full", "dots", "minimal")
 DROPOUT_WORDS = ("auto", "threefry", "hash")
 QKV_MODES = ("separate", "fused")
+NORM_MODES = ("xla", "fused")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +132,8 @@ class Execution:
         beside its input; 'full' keeps the layer's input only.
       qkv: 'fused' runs query, key and value as one product; the parameters stay separate.
       dropout_words: generator of hidden-state dropout; see dropout.py.
+      norm: 'fused' runs residual + dropout + LayerNorm as one kernel (GPU; needs
+        dropout_words='hash', whose masks the kernel draws again instead of storing them).
     """
 
     dtype: str = "float32"
@@ -139,6 +142,7 @@ class Execution:
     remat: str = "none"
     qkv: str = "separate"
     dropout_words: str = "auto"
+    norm: str = "xla"
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -147,11 +151,34 @@ class Execution:
             ("remat", REMAT_POLICIES),
             ("qkv", QKV_MODES),
             ("dropout_words", DROPOUT_WORDS),
+            ("norm", NORM_MODES),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"Execution.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}"
                 )
+        if self.norm == "fused" and self.dropout_words != "hash":
+            raise ValueError("Execution.norm='fused' needs dropout_words='hash'")
+
+    @classmethod
+    def for_backend(
+        cls, backend: str, tensor_parallel: bool = False, **overrides: Any
+    ) -> Execution:
+        """The fastest known execution on `backend` ('cpu', 'gpu', 'tpu').
+
+        Args:
+          tensor_parallel: whether the heads of a layer are split over devices.
+          **overrides: other fields; dtype 'auto' is bfloat16 on accelerators, float32 on the CPU.
+        """
+        if overrides.get("dtype", "auto") == "auto":
+            overrides["dtype"] = "float32" if backend == "cpu" else "bfloat16"
+        if backend == "cpu":
+            return cls(**{"dropout_words": "hash"} | overrides)  # compiles in half the time
+        if backend == "gpu" and overrides["dtype"] != "float32":
+            fast = {"qkv": "separate" if tensor_parallel else "fused", "dropout_words": "hash",
+                    "norm": "fused"}
+            return cls(**fast | overrides)
+        return cls(**overrides)
 
 
 def miniature(layers: int, hidden: int, **overrides: Any) -> BertConfig:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bertjax import config as configuration
 from bertjax.interop import load_pretrained_params, open_source
 from bertjax.interop.huggingface import write_directory
 from bertjax.interop.loading import fit
@@ -209,15 +210,12 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
         feature_layers=t.feature_layers,
     )
     mesh = sharding.make_mesh(**config.mesh) if mesh is None else mesh
-    e = config.execution
-    dtype = e.dtype
-    if dtype == "auto":
-        dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
+    execution = configuration.execution(config, mesh.devices.flat[0].platform)
     return prepare_task(
         task, config.init_from, workdir, settings,
         RunSettings(o.learning_rate, config.batch_size, t.epochs, config.seed),
-        execution=Execution(dtype=dtype, attention=e.attention, layers=e.layers, remat=e.remat),
-        mesh=mesh, prng=e.prng, predict=tuple(t.predict), log_every=config.log.every_steps,
+        execution=execution, mesh=mesh, prng=config.execution.prng, predict=tuple(t.predict),
+        log_every=config.log.every_steps,
     )  # fmt: skip
 
 

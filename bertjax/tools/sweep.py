@@ -52,16 +52,14 @@ def main(arguments: Sequence[str]) -> None:
     from bertjax.tasks import job, sweep
     from bertjax.tasks.finetune import FineTuneSettings, RunSettings
 
-    dtype = _DTYPE.value
-    if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    execution = Execution.for_backend(jax.default_backend(), dtype=_DTYPE.value)
     directory = pathlib.Path(_WORKDIR.value)
     settings = FineTuneSettings(max_length=_LENGTH.value, buckets=_BUCKETS.value)
     try:
         options = json.loads(_OPTIONS.value)
         task = job.make_task(_TASK.value, _DATA.value, options)
         prepared = job.prepare_task(
-            task, _INIT.value, directory, settings, RunSettings(), execution=Execution(dtype=dtype)
+            task, _INIT.value, directory, settings, RunSettings(), execution=execution
         )
         tuner = prepared.tuner
         identity = {

@@ -12,15 +12,39 @@ import jax.numpy as jnp
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Negative log probability of `labels` [...] under `logits` [..., C] -> float32 [...].
+    """Negative log probability of `labels` [...] under `logits` [..., C] -> float32 [...]."""
+    return scored_cross_entropy(logits, labels)[0]
 
-    The label's logit is picked by a masked sum, not by a gather: its gradient is then elementwise
-    and joins the softmax's in one pass, where a gather's would be a scatter into [..., C].
+
+@jax.custom_vjp
+def scored_cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(negative log probability, whether the label has the largest logit), both float32 [...].
+
+    Over logits [..., C] and int labels [...]. Logits of a vocabulary are the largest arrays of a
+    step, so passes over them are counted: maximum and sum forward, one pass backward. The label's
+    logit is a gather, whose gradient here is part of that one pass and no scatter.
     """
-    logits = logits.astype(jnp.float32)
+    return _cross_entropy_forward(logits, labels)[0]
+
+
+def _cross_entropy_forward(logits: jax.Array, labels: jax.Array) -> tuple:
+    wide = logits.astype(jnp.float32)
+    top = jnp.max(wide, axis=-1)
+    log_sum = top + jnp.log(jnp.sum(jnp.exp(wide - top[..., None]), axis=-1))
+    picked = jnp.take_along_axis(wide, labels[..., None], axis=-1, mode="clip")[..., 0]
+    correct = (picked >= top).astype(jnp.float32)
+    return (log_sum - picked, correct), (logits, labels, log_sum)
+
+
+def _cross_entropy_backward(residuals: tuple, cotangents: tuple) -> tuple[jax.Array, None]:
+    logits, labels, log_sum = residuals
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    picked = jnp.sum(jnp.where(classes == labels[..., None], logits, 0.0), axis=-1)
-    return jax.nn.logsumexp(logits, axis=-1) - picked
+    probabilities = jnp.exp(logits.astype(jnp.float32) - log_sum[..., None])
+    gradient = cotangents[0][..., None] * (probabilities - (classes == labels[..., None]))
+    return gradient.astype(logits.dtype), None
+
+
+scored_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def classification_sums(
@@ -38,8 +62,7 @@ def classification_sums(
       so is the gradient: whoever divides must guard the denominator, not this sum.
     """
     weights = weights.astype(jnp.float32)
-    losses = cross_entropy(logits, labels)
-    correct = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+    losses, correct = scored_cross_entropy(logits, labels)
     return jnp.sum(losses * weights), jnp.sum(correct * weights), jnp.sum(weights)
 
 

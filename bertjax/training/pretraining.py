@@ -286,7 +286,8 @@ def _initial_params(job: Job, trainer: Trainer) -> dict[str, Any] | None:
     from bertjax.interop import load_pretrained_params
 
     return load_pretrained_params(
-        job.config.init_from, job.phases[0].objective.model, jax.random.key(job.config.seed))
+        job.config.init_from, job.phases[0].objective.model, jax.random.key(job.config.seed),
+        job.config.reinitialise_head)
 
 
 def summary(job: Job, step: int) -> str:
@@ -338,6 +339,12 @@ def unigram_entropy(store: TokenStore) -> float:
     return float(-np.sum(share * np.log(share)))
 
 
+def random_share(batches: EvaluationBatches) -> float:
+    """Share of the pairs whose second half is from elsewhere (label 1)."""
+    labels = [(batch["nsp_labels"] * batch["nsp_weights"]).sum() for batch in batches]
+    return float(sum(labels)) / batches.num_pairs
+
+
 def _finish(job: Job, params: Any, metrics: dict[str, float], logbook: Logbook) -> None:
     """Prints the result, and writes the model in Hugging Face's layout, examples and the report."""
     heldout = job.evaluations[-1]
@@ -346,9 +353,13 @@ def _finish(job: Job, params: Any, metrics: dict[str, float], logbook: Logbook) 
     if "nsp_accuracy" in metrics:
         accuracy = metrics["nsp_accuracy"]
         error = math.sqrt(accuracy * (1 - accuracy) / heldout.num_pairs)
+        # The larger class is not exactly half: single-sentence chunks are always 'random'.
+        share = random_share(heldout)
+        chance = max(share, 1 - share)
         lines.append(
             f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} pairs "
-            f"({(accuracy - 0.5) / max(error, 1e-9):+.1f} standard errors from chance, 50.0%)")
+            f"({(accuracy - chance) / max(error, 1e-9):+.1f} standard errors from the best constant "
+            f"guess, {chance:.1%})")
     logbook.message("\n".join(lines))
     params = sharding.fetch(params, job.mesh)
     if jax.process_index() != 0:

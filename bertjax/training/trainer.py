@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bertjax.model.kernels import compiler_options
 from bertjax.training import sharding
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.hardware import prng_implementation
@@ -142,8 +143,10 @@ class Trainer:
             TrainState, dict[str, jax.Array]]]:
         """The compiled step (state, global batch) -> (state, metrics). The old state is donated."""
         donate = () if jax.config.jax_debug_nans else (0,)
+        options = compiler_options(self.mesh.devices.flat[0].platform)
         return self._jit("train", objective, lambda state_shardings: jax.jit(
             lambda state, batch: self._step(objective, state, batch), donate_argnums=donate,
+            compiler_options=options,
             in_shardings=(state_shardings, sharding.batch_sharding(self.mesh)),
             out_shardings=(state_shardings, self._replicated())))
 

@@ -164,14 +164,14 @@ def main() -> None:
     parser.add_argument(
         "--execution",
         type=json.loads,
-        default={"dtype": "bfloat16", "qkv": "fused", "dropout_words": "hash"},
-        help="fields of model.presets.Execution, as JSON",
+        default={},
+        help="fields of model.presets.Execution that differ from the trainer's choice, as JSON",
     )
     parser.add_argument(
         "--xla", type=json.loads, default=None, help="JSON: XLA options instead of the step's own"
     )
     args = parser.parse_args()
-    execution = Execution(**args.execution)
+    execution = Execution.for_backend(jax.default_backend(), **args.execution)
     with ThreadPoolExecutor(len(args.workloads)) as pool:
         ready = list(
             pool.map(lambda w: prepare(w, execution, compiler_options=args.xla), args.workloads)
