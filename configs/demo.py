@@ -12,23 +12,24 @@ from bertjax.config import default_config
 def get_config():
     config = default_config()
     config.data.corpus = "docstrings"
+    config.data.demo_vocab_size = 5_000
 
     config.model.num_hidden_layers = 2
     config.model.hidden_size = 128
-    config.model.num_attention_heads = 2
+    config.model.num_attention_heads = 4
     config.model.intermediate_size = 512
     config.model.max_position_embeddings = 128
     config.model.hidden_dropout_prob = 0.0  # a few epochs of a small model cannot overfit
     config.model.attention_probs_dropout_prob = 0.0
 
-    config.phases = ((4_000, 64),)
+    config.phases = ((1_200, 64),)
     config.batch_size = 64
     config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = 200
 
-    config.eval.every_steps = 1_000
-    config.eval.rows = 4_000
-    config.checkpoint.every_steps = 1_000
+    config.eval.every_steps = 300
+    config.eval.rows = 0  # all
+    config.checkpoint.every_steps = 300
     config.log.every_steps = 50
     config.log.fill_mask = (
         "Return the [MASK] of the array elements over a given axis.",

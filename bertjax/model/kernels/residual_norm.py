@@ -282,8 +282,8 @@ def residual_layer_norm(
     interpret: bool = False,
     warps: int = 1,
     backward_warps: int = 1,
-    rows: int = 8,
-    backward_rows: int = 32,
+    rows: int | None = None,
+    backward_rows: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """LayerNorm(residual + dropout(h)), twice: see the module's docstring.
 
@@ -293,8 +293,9 @@ def residual_layer_norm(
       words: uint32 [2] of `dropout_bits.key_words`, needed when dropout_rate > 0.
       dropout_rate, epsilon: Python floats.
       interpret: run without a GPU (tests).
-      warps, backward_warps, rows, backward_rows: launch shape, speed only. `backward_rows` also
-        sets how many partial sums the gradients of scale and bias are made of.
+      warps, backward_warps, rows, backward_rows: launch shape, speed only; None takes what was
+        fastest on an H100 for this H. `backward_rows` also sets how many partial sums the gradients
+        of scale and bias are made of.
 
     Returns:
       (y, y): use one for the residual branch, the other for the next product.
@@ -311,10 +312,14 @@ def residual_layer_norm(
         raise ValueError("dropout_rate > 0 needs words (dropout_bits.key_words)")
     if words is None:
         words = jnp.zeros((2,), jnp.uint32)
+    batch, length, width = h.shape
+    if rows is None:
+        rows = 4 if width >= 1024 else 8
+    if backward_rows is None:
+        backward_rows = 16 if width >= 1024 else 32
     spec = _Spec(
         float(dropout_rate), float(epsilon), interpret, warps, backward_warps, rows, backward_rows
     )
-    batch, length, _ = h.shape
     tokens = lax.iota(jnp.uint32, batch * length).reshape(batch, length)
     scale, bias = scale.astype(jnp.float32), bias.astype(jnp.float32)
     return _norm(spec, h, residual, scale, bias, words, tokens)
