@@ -155,13 +155,16 @@ SETTINGS: dict[str, Any] = {
                             "table 7), such as concat_last_4"),
         "predict": S(("dev",), "splits whose predictions and submission files are written"),
     },
+    "watchdog_seconds": S(0.0, "end the process (exit code 76, stacks on stderr) when no step ends "
+                          "for so long; 0 = never. Allow for compilation and evaluation"),
     "profile_steps": S((0, 0), "(first, last) step recorded as a profiler trace under "
                        "WORKDIR/profile; (0, 0) = none"),
 }
 
 # Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
 FREE_ON_RESUME = ("execution.", "mesh.", "checkpoint.", "eval.", "log.", "profile_steps", "resume",
-                  "init_from", "reinitialise_head", "data.workers", "data.prefetch", "accumulation")
+                  "init_from", "reinitialise_head", "watchdog_seconds", "data.workers",
+                  "data.prefetch", "accumulation")
 
 
 def _walk(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Setting]]:

@@ -22,14 +22,14 @@ def get_config():
     config.model.hidden_dropout_prob = 0.0  # a few epochs of a small model cannot overfit
     config.model.attention_probs_dropout_prob = 0.0
 
-    config.phases = ((1_200, 64),)
+    config.phases = ((800, 64),)
     config.batch_size = 64
     config.optimizer.learning_rate = 1e-3
-    config.optimizer.warmup_steps = 200
+    config.optimizer.warmup_steps = 150
 
-    config.eval.every_steps = 300
+    config.eval.every_steps = 200
     config.eval.rows = 0  # all
-    config.checkpoint.every_steps = 300
+    config.checkpoint.every_steps = 200
     config.log.every_steps = 50
     config.log.fill_mask = (
         "Return the [MASK] of the array elements over a given axis.",

@@ -245,7 +245,8 @@ def run(job: Job) -> int:
         bias_correction=config.optimizer.bias_correction)
     trainer = Trainer(optimizer, job.mesh, config.seed, accumulation=config.accumulation,
                       prng=config.execution.prng,
-                      max_skipped_in_row=config.optimizer.max_skipped_in_row)
+                      max_skipped_in_row=config.optimizer.max_skipped_in_row,
+                      watchdog_s=config.watchdog_seconds)
     checkpoints = Checkpoints(str(workdir / "checkpoints"), config.checkpoint.keep_last,
                               config.checkpoint.keep_best, config.checkpoint.metric)
     first = job.phases[0].objective
@@ -260,10 +261,15 @@ def run(job: Job) -> int:
         job.tokenizer.save(workdir)
     logbook.message(summary(job, step))
 
+    evaluated: dict[int, dict[str, float]] = {}  # by step
+
     def evaluate(state: TrainState) -> dict[str, float]:
-        now = next((i for i, phase in enumerate(job.phases) if int(state.step) <= phase.until_step),
+        step = int(state.step)
+        now = next((i for i, phase in enumerate(job.phases) if step <= phase.until_step),
                    len(job.phases) - 1)
-        return trainer.evaluate(job.phases[now].objective, state.params, job.evaluations[now])
+        evaluated[step] = trainer.evaluate(
+            job.phases[now].objective, state.params, job.evaluations[now])
+        return evaluated[step]
 
     finished = step >= job.phases[-1].until_step
     if finished:
@@ -274,7 +280,8 @@ def run(job: Job) -> int:
             log_every=config.log.every_steps, eval_every=config.eval.every_steps,
             checkpoint_every=config.checkpoint.every_steps, profile_steps=config.profile_steps,
             profile_directory=str(workdir / "profile"))
-    _finish(job, state.params, evaluate(state), logbook)
+    metrics = evaluated.get(int(state.step)) or evaluate(state)
+    _finish(job, state.params, metrics, logbook)
     logbook.close()
     return 0
 
@@ -357,9 +364,9 @@ def _finish(job: Job, params: Any, metrics: dict[str, float], logbook: Logbook) 
         share = random_share(heldout)
         chance = max(share, 1 - share)
         lines.append(
-            f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} pairs "
-            f"({(accuracy - chance) / max(error, 1e-9):+.1f} standard errors from the best constant "
-            f"guess, {chance:.1%})")
+            f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} pairs: "
+            f"{(accuracy - chance) / max(error, 1e-9):+.1f} standard errors from the best constant "
+            f"guess ({chance:.1%})")
     logbook.message("\n".join(lines))
     params = sharding.fetch(params, job.mesh)
     if jax.process_index() != 0:
