@@ -364,9 +364,9 @@ def _finish(job: Job, params: Any, metrics: dict[str, float], logbook: Logbook) 
         share = random_share(heldout)
         chance = max(share, 1 - share)
         lines.append(
-            f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} pairs: "
-            f"{(accuracy - chance) / max(error, 1e-9):+.1f} standard errors from the best constant "
-            f"guess ({chance:.1%})")
+            f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} "
+            f"pairs: {(accuracy - chance) / max(error, 1e-9):+.1f} standard errors from the best "
+            f"constant guess ({chance:.1%})")
     logbook.message("\n".join(lines))
     params = sharding.fetch(params, job.mesh)
     if jax.process_index() != 0:
