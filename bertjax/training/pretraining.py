@@ -123,7 +123,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
     model_config = settings.model_config(config, tokenizer.vocab_size)
     execution = settings.execution(config, mesh.devices.flat[0].platform)
     if config.init_from and resumed_from is None:
-        _check_init_from(config.init_from, model_config)
+        _check_init_from(config.init_from, model_config, tokenizer)
 
     phases, evaluations, epochs, until = [], [], 0.0, 0
     for steps, length in config.phases:
@@ -224,10 +224,20 @@ def _check_workdir(config: ml_collections.ConfigDict, workdir: epath.Path) -> in
     return newest
 
 
-def _check_init_from(path: str, model_config: BertConfig) -> None:
-    from bertjax.interop import check_pretrained
+def _check_init_from(path: str, model_config: BertConfig, tokenizer: Any) -> None:
+    """Refuses weights of another architecture, or trained on other ids than the corpus has."""
+    from bertjax.interop import check_pretrained, open_source
 
     check_pretrained(path, model_config)
+    try:
+        theirs = load_tokenizer(open_source(path).directory)
+    except (ValueError, OSError):
+        return  # a checkpoint without a vocabulary can only be trusted
+    if theirs.fingerprint != tokenizer.fingerprint:
+        raise ValueError(
+            f"config.init_from={path} was trained with another vocabulary or casing than "
+            "config.data.corpus was built with, so the same ids would mean other words. Build the "
+            f"corpus again with build_corpus --tokenizer={path}")
 
 
 # ------------------------------------------------------------------------------------------- run

@@ -1,5 +1,6 @@
 """The pre-training job: what it refuses, and that its loss and its resume are exact."""
 
+import functools
 import json
 import shutil
 
@@ -9,6 +10,7 @@ import pytest
 
 from bertjax.config import default_config
 from bertjax.data.build import build_store
+from bertjax.interop.huggingface import write_directory
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import pretraining, sharding
 from bertjax.training.optimizer import make_optimizer
@@ -85,6 +87,23 @@ def test_mixture_with_a_bad_weight_is_refused(config, store, tmp_path):
     config.data.corpus = f"{store}=much"
     with pytest.raises(ValueError, match="'much'.*not a number"):
         pretraining.prepare(config, str(tmp_path))
+
+
+def test_weights_of_another_vocabulary_are_refused(config, tmp_path):
+    job = pretraining.prepare(config, str(tmp_path / "first"))
+    objective = job.phases[0].objective
+    params = jax.jit(objective.init)(jax.random.key(0))
+    write = functools.partial(
+        write_directory, config=job.model_config, params=params, architecture="BertForPreTraining")
+    write(tmp_path / "same", tokenizer=job.tokenizer)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *reversed(WORDS)]
+    write(tmp_path / "other", tokenizer=WordPieceTokenizer(vocabulary, do_lower_case=True))
+
+    config.init_from = str(tmp_path / "same")
+    pretraining.prepare(config, str(tmp_path / "second"))
+    config.init_from = str(tmp_path / "other")
+    with pytest.raises(ValueError, match="another vocabulary or casing"):
+        pretraining.prepare(config, str(tmp_path / "third"))
 
 
 # ------------------------------------------------------------------------------------ exactness
