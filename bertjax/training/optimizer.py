@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 Params = Mapping[str, Any]
 Schedule = Callable[[jax.Array | int], jax.Array]
@@ -186,6 +187,23 @@ def make_optimizer(
                                     "variance": unflatten(new_variances)}
 
     return Optimizer(init, update, schedule, gradient_norm)
+
+
+def from_optax(transform: optax.GradientTransformation, learning_rate: Schedule) -> Optimizer:
+    """Any optax optimizer as the trainer's: Trainer(from_optax(optax.lion(1.0), schedule), mesh).
+
+    Args:
+      transform: made with learning rate 1, so that the rate is the schedule's at the step (a count
+        of its own would not see skipped steps); clipping belongs in its chain.
+    """
+    def update(gradients: Params, state: Any, params: Params, *, step: jax.Array | int,
+               updates: jax.Array | int | None = None) -> tuple[Params, Any]:
+        del updates
+        changes, state = transform.update(gradients, state, params)
+        rate = learning_rate(step)
+        return jax.tree.map(lambda change: rate * change, changes), state
+
+    return Optimizer(transform.init, update, learning_rate, global_norm)
 
 
 def layerwise_decay_rules(

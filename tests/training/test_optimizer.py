@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from bertjax.training import sharding
 from bertjax.training.optimizer import (
+    from_optax,
     layerwise_decay_rules,
     learning_rate_schedule,
     make_optimizer,
@@ -152,3 +155,35 @@ def test_a_rule_that_matches_nothing_is_refused():
     optimizer = make_optimizer(1.0, learning_rate_rules=[("encodr", 0.0)])
     with pytest.raises(ValueError, match="encodr.*matches no parameter.*encoder/w"):
         optimizer.init({"encoder": {"w": jnp.ones(2)}})
+
+
+def run_steps(optimizer, params, gradients):
+    state = optimizer.init(params)
+    for step, gradient in enumerate(gradients):
+        changes, state = optimizer.update(gradient, state, params, step=step)
+        params = jax.tree.map(jnp.add, params, changes)
+    return params
+
+
+def test_adamw_with_bias_correction_is_optax_adamw():
+    params, gradients = params_and_gradients(steps=20)
+    schedule = learning_rate_schedule("linear", 1e-2, 4, 20)
+    ours = make_optimizer(schedule, bias_correction=True, clip_norm=1.0, no_decay="bias|norm")
+    decayed = {"encoder": {"dense": {"kernel": True, "bias": False},
+                           "layer_norm": {"scale": False, "bias": False}}}
+    theirs = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(1.0, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, mask=decayed))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+                 run_steps(ours, params, gradients),
+                 run_steps(from_optax(theirs, schedule), params, gradients))
+
+
+def test_state_of_an_optax_optimizer_is_sharded_like_its_parameters():
+    mesh = sharding.make_mesh(data=4, fsdp=2)
+    params = {"encoder": {"layer_0": {"intermediate": {"kernel": jnp.zeros((16, 32))}}}}
+    optimizer = from_optax(optax.lion(1.0), lambda step: 1e-4)
+    state = sharding.tree_shardings(jax.eval_shape(optimizer.init, params), mesh)
+    specs = {leaf.spec for leaf in jax.tree.leaves(state) if any(leaf.spec)}
+    wanted = sharding.tree_shardings(params, mesh)["encoder"]["layer_0"]["intermediate"]["kernel"]
+    assert specs == {wanted.spec} and any(wanted.spec)
