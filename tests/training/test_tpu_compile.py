@@ -72,12 +72,8 @@ def compile_for_tpu(config, topology, data, fsdp, **overrides):
 @pytest.mark.slow
 @pytest.mark.parametrize("config, topology, data, fsdp, overrides", [
     ("base.py", "v5e:4x4", 16, 1, {"execution__remat": "dots", "execution__layers": "scan"}),
-    ("base.py", "v4:2x2x4", 16, 1, {"execution__remat": "dots", "execution__layers": "scan"}),
-    ("large.py", "v5e:4x4", 4, 4, {"execution__remat": "full", "execution__layers": "scan",
-                                   "accumulation": 2}),
 ])
 def test_pretraining_step_compiles_for_tpu_and_fits(config, topology, data, fsdp, overrides):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install '.[tpu]'")
     memory = compile_for_tpu(config, topology, data, fsdp, **overrides)
-    limit = {"v5e": 16e9, "v4:": 32e9}[topology[:3]]
-    assert memory["arguments"] + memory["temporaries"] < limit, memory
+    assert memory["arguments"] + memory["temporaries"] < 16e9, memory  # a v5e has 16 GB
