@@ -291,9 +291,9 @@ def test_wrong_usage_is_refused_before_any_call(cloud, flags, train, message):
     assert message in done.stderr
 
 
-def test_real_hosts_through_a_stop_and_a_pre_emption(cloud, small_repo):
+def test_real_hosts_through_a_stop_and_a_crash(cloud, small_repo):
     """The whole way with the real host.sh on two imagined hosts: the first start asks to be started
-    again, the second loses its slice, the third ends. Arguments arrive as they were given."""
+    again, the second crashes (134), the third ends. Arguments arrive as they were given."""
     cloud.repo = small_repo
     for name in ("w0", "w1"):
         (cloud.root / "hosts" / name).mkdir(parents=True)
