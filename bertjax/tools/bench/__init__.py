@@ -1,5 +1,6 @@
-"""Speed of training, side by side with transformers on the same card: python -m bertjax.tools.bench
+"""Measurements, side by side with transformers on the same card: python -m bertjax.tools.bench --help
 
+    step       the training step (the default)
     workloads  what is measured: model, length, rows, predictions
     jax_step   bertjax's training step: seconds, memory, kernel profile, parity of data with:
     peer       the same step in transformers + torch.compile, in a process of its own

@@ -1,0 +1,164 @@
+"""Compares bertjax's training step with transformers + torch.compile on the same card.
+
+    python -m bertjax.tools.bench step                         the four standard workloads
+    python -m bertjax.tools.bench step large-512x32 --no-peer  one of them, bertjax only
+
+Prints a table (rows a second, tokens a second, share of the peak, memory, ratio) and the profile of
+bertjax's kernels; writes bench.json and bench.png into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+from bertjax.tools.bench.workloads import DEFAULT, Workload
+
+
+def _last_json(text: str) -> dict[str, Any]:
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    if not lines:
+        raise ValueError(f"the measurement printed no result; output ends with:\n{text[-2000:]}")
+    return json.loads(lines[-1])
+
+
+def run_jax(workloads: list[Workload], extra: list[str]) -> dict[str, Any]:
+    """bertjax's numbers for all workloads, measured in one process."""
+    command = [sys.executable, "-m", "bertjax.tools.bench.jax_step", *(w.name for w in workloads)]
+    done = subprocess.run([*command, *extra], stdout=subprocess.PIPE, text=True)
+    return _last_json(done.stdout)
+
+
+def run_peers(workloads: list[Workload], steps: int, together: int) -> dict[str, dict[str, Any]]:
+    """The peer's numbers: `together` processes compile side by side, then are timed in turn."""
+    results: dict[str, dict[str, Any]] = {}
+    for start in range(0, len(workloads), together):
+        group = workloads[start : start + together]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "bertjax.tools.bench.peer", w.name, "--wait",
+                 f"--steps={steps}"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for w in group
+        ]  # fmt: skip
+        for process in processes:  # nothing is timed before the last one has finished compiling
+            for line in process.stdout:
+                if line.strip() == "ready":
+                    break
+        for work, process in zip(group, processes, strict=True):
+            try:
+                output, _ = process.communicate("go\n")
+                results[work.name] = _last_json(output)
+            except (BrokenPipeError, ValueError) as error:
+                print(f"peer {work.name}: {error}", file=sys.stderr)
+    return results
+
+
+def table(workloads: list[Workload], ours: dict[str, Any], peers: dict[str, Any]) -> list[str]:
+    """The lines of the table."""
+    nominal, measured = ours["nominal_flops"], ours["measured_flops"]
+    lines = [
+        f"{ours['device']}, {ours['versions']}; bf16 product measured at "
+        f"{measured / 1e12:.0f} TFLOP/s" + (f", nominal {nominal / 1e12:.0f}" if nominal else ""),
+        f"{'workload':16s} {'step ms':>8s} {'seq/s':>8s} {'tokens/s':>10s} {'MFU':>6s} "
+        f"{'of meas.':>8s} {'GB':>5s} {'peer seq/s':>10s} {'peer GB':>7s} {'ratio':>6s}",
+    ]
+    for work in workloads:
+        result, peer = ours["results"][work.name], peers.get(work.name)
+        seconds = result["step_seconds"]
+        rate = work.flops / seconds
+        line = (
+            f"{work.name:16s} {1e3 * seconds:8.2f} {work.batch_size / seconds:8.0f} "
+            f"{work.batch_size * work.seq_length / seconds:10.0f} "
+            f"{rate / nominal if nominal else float('nan'):6.3f} {rate / measured:8.3f} "
+            f"{result['peak_bytes'] / 1e9:5.1f}"
+        )
+        if peer:
+            line += (
+                f" {work.batch_size / peer['step_seconds']:10.0f} {peer['peak_bytes'] / 1e9:7.1f} "
+                f"{peer['step_seconds'] / seconds:6.2f}"
+            )
+        lines.append(line)
+    return lines
+
+
+def draw(
+    path: pathlib.Path, workloads: list[Workload], ours: dict[str, Any], peers: dict[str, Any]
+) -> None:
+    """Rows a second side by side, and bertjax's step by kind of kernel."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.5))
+    names = [w.name for w in workloads]
+    for offset, (label, results) in enumerate(
+        (("transformers + torch.compile", peers), ("bertjax", ours["results"]))
+    ):
+        ratios = [
+            peers[w.name]["step_seconds"] / results[w.name]["step_seconds"]
+            if w.name in peers and w.name in results
+            else 0.0
+            for w in workloads
+        ]
+        places = [i + 0.4 * offset - 0.2 for i in range(len(names))]
+        left.bar(places, ratios, 0.38, label=label)
+        for place, ratio, work in zip(places, ratios, workloads, strict=True):
+            if work.name in results:
+                rate = work.batch_size / results[work.name]["step_seconds"]
+                left.text(place, ratio, f"{rate:,.0f}", ha="center", va="bottom", fontsize=8)
+    left.set_xticks(range(len(names)), names)
+    left.set_ylabel("speed relative to the peer (labels: rows a second)")
+    left.legend(loc="lower right")
+    bottom = [0.0] * len(names)
+    profiles = [ours["results"][n].get("profile_ms", {}) for n in names]
+    for kind in dict.fromkeys(kind for profile in profiles for kind in profile):
+        heights = [profile.get(kind, 0.0) for profile in profiles]
+        right.bar(names, heights, bottom=bottom, label=kind)
+        bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
+    right.set_ylabel("bertjax, ms a step on the GPU")
+    right.legend(fontsize=8)
+    figure.suptitle(f"{ours['device']}: pre-training step, bf16, dropout 0.1, MLM + NSP")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser("python -m bertjax.tools.bench step",
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("workloads", nargs="*", type=Workload.parse,
+                        default=[Workload.parse(name) for name in DEFAULT],
+                        help="MODEL-LENGTHxROWS, e.g. base-128x256")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"))
+    parser.add_argument("--steps", type=int, default=20, help="timed steps of each side")
+    parser.add_argument("--no-peer", action="store_true", help="do not run transformers")
+    parser.add_argument("--peers-together", type=int, default=2,
+                        help="peer processes that compile (and hold memory) at once")
+    parser.add_argument("--execution", help="JSON: fields of Execution instead of the fast ones")
+    parser.add_argument("--xla", help="JSON: XLA options")
+    args = parser.parse_args(argv)
+
+    extra = [f"--steps={args.steps}"]
+    extra += [f"--execution={args.execution}"] if args.execution else []
+    extra += [f"--xla={args.xla}"] if args.xla else []
+    ours = run_jax(args.workloads, extra)
+    peers = {} if args.no_peer else run_peers(args.workloads, args.steps, args.peers_together)
+    args.out.mkdir(parents=True, exist_ok=True)
+    report = {"bertjax": ours, "peer": peers}
+    (args.out / "bench.json").write_text(json.dumps(report, indent=1))
+    for work in args.workloads:
+        result = ours["results"][work.name]
+        print(f"\n{work.name}: milliseconds a step by kind of kernel")
+        for kind, milliseconds in result.get("profile_ms", {}).items():
+            print(f"{milliseconds:8.2f}  {kind}")
+        print("\n".join(result.get("kernels", [])[:12]))
+    print()
+    print("\n".join(table(args.workloads, ours, peers)))
+    draw(args.out / "bench.png", args.workloads, ours, peers)
