@@ -1,19 +1,30 @@
 """The original's pre-training files: TFRecords of tf.train.Example, read and written here.
 
 In: files that `create_pretraining_data.py` of google-research/bert wrote, plain or GZIP, or masked
-batches to write. Out: `TFRecordBatches`, training batches whose masks are fixed, or the records.
-TensorFlow is not needed (`tfrecord.py`).
+batches to write. Out: `TFRecordBatches` and `TFRecordEvaluation`, batches whose masks are fixed:
+
+    input_ids, token_type_ids, attention_mask   int32 [B, T]    masked already
+    mlm_positions, mlm_labels                   int32 [B, P]
+    mlm_weights                                 float32 [B, P]  0 in unused slots
+    nsp_labels, nsp_weights                     int32, float32 [B, 1]
+
+TensorFlow is not needed (`tfrecord.py`). Records are read in any order through a memory map and an
+index of their offsets (8 bytes of memory a record). GZIP has no random access: such files are
+unpacked once, into a directory that is kept (`cache_dir`) or into a temporary one.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import gzip
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -32,119 +43,113 @@ from bertjax.data.tfrecord import (
     varint_at,
 )
 
-SEQUENCE_FIELDS = ("input_ids", "input_mask", "segment_ids")
-PREDICTION_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-FIELDS = (*SEQUENCE_FIELDS, *PREDICTION_FIELDS, "next_sentence_labels")
+# The original's name of each field -> the name in a batch.
+FIELDS = {
+    "input_ids": "input_ids", "input_mask": "attention_mask", "segment_ids": "token_type_ids",
+    "masked_lm_positions": "mlm_positions", "masked_lm_ids": "mlm_labels",
+    "masked_lm_weights": "mlm_weights", "next_sentence_labels": "nsp_labels",
+}
 
 
 def examples_of_batch(batch: Mapping[str, np.ndarray]) -> Iterator[bytes]:
-    """Serialized examples, with the original's names, of a batch as `TFRecordBatches` gives it.
+    """Serialized examples, with the original's names, of a masked batch (see the module).
 
     Rows without a pair (all padding) are left out. Packed rows have no place in that format.
     """
     if "position_ids" in batch:
         raise ValueError("packed rows cannot be written: the original's format has one pair a row")
-    columns = {"input_ids": "input_ids", "input_mask": "attention_mask",
-               "segment_ids": "token_type_ids", "next_sentence_labels": "nsp_labels"}
-    for row in range(len(batch["input_ids"])):
-        if not np.any(batch["attention_mask"][row]):
-            continue
-        features = {name: np.asarray(batch[columns.get(name, name)][row]) for name in FIELDS}
-        features["masked_lm_weights"] = features["masked_lm_weights"].astype(np.float32)
-        yield make_example(features)
+    columns = {name: np.asarray(batch[ours]) for name, ours in FIELDS.items()}
+    columns["masked_lm_weights"] = columns["masked_lm_weights"].astype(np.float32)
+    for row in np.flatnonzero(columns["input_mask"].any(axis=1)):
+        yield make_example({name: column[row] for name, column in columns.items()})
 
 
-class TFRecordBatches:
-    """Endless random-access training batches out of the original's TFRecords.
-
-    As `PretrainingBatches` (a function of (seed, step), the rows of this process), but the masks
-    are those of the files: `input_ids` [B, T] are masked already and each batch has
-    masked_lm_positions, masked_lm_ids int32 [B, P] and masked_lm_weights float32 [B, P].
+class Records:
+    """The examples of the original's files by number: `len()` and `read(numbers, rows, batch)`.
 
     Args:
-      patterns: files; lengths T and P are read from them.
-      seq_length, max_predictions: what the training is set to; None takes what the files hold.
-      cache_dir: where GZIP files are unpacked to, for access in any order; default a temporary
-        directory that is removed at exit.
+      patterns: files (see `documents.resolve`); the lengths T and P are those of the first record.
+      cache_dir: where GZIP files are unpacked to and found again by later starts and by other
+        processes; None: a temporary directory that is removed at exit.
+      tokenizer: the vocabulary that the ids are of.
 
     Raises:
-      ValueError: another T or P than set (both named), a missing field, a damaged file, no records.
+      ValueError: no records, a missing field, a damaged file, ids of another vocabulary.
     """
 
-    pairs_per_row = 1
-
-    def __init__(
-        self, patterns: str | Iterable[str], batch_size: int, seed: int = 0, *,
-        seq_length: int | None = None, max_predictions: int | None = None,
-        process_index: int = 0, process_count: int = 1,
-        cache_dir: str | os.PathLike[str] | None = None,
-    ):
-        check_processes(batch_size, process_index, process_count)
-        self.batch_size, self.seed = batch_size, seed
-        self.process_index, self.process_count = process_index, process_count
-        self._paths = resolve(patterns)
-        self._check_lengths(seq_length, max_predictions)
-        maps, offsets = [], []
-        for number, path in enumerate(self._paths):
-            if is_gzip(path):
-                path = _unpack_gzip(path, cache_dir, number)
-            if size := os.path.getsize(path):
-                maps.append(np.asarray(np.memmap(path, np.uint8, "r", shape=(size,))))
-                offsets.append(record_offsets(maps[-1], path))
-        self._maps = maps
-        self._offsets = np.concatenate([np.empty(0, np.int64), *offsets])
-        self._files = np.repeat(np.arange(len(maps)), [len(o) for o in offsets])
-        self.examples_per_epoch = len(self._offsets)
-
-    def _check_lengths(self, seq_length: int | None, max_predictions: int | None) -> None:
-        first = next((r for path in self._paths for r in read_records(path)), None)
+    def __init__(self, patterns: str | Iterable[str],
+                 cache_dir: str | os.PathLike[str] | None = None, tokenizer: Any = None):
+        self.paths = resolve(patterns)
+        first = next((r for path in self.paths for r in read_records(path)), None)
         if first is None:
-            raise ValueError(f"0 examples from {len(self._paths)} files")
+            raise ValueError(f"0 examples from {len(self.paths)} files")
         example = parse_example(first)
         if missing := [name for name in FIELDS if name not in example]:
-            raise ValueError(f"{self._paths[0]}: no field {', '.join(missing)} (there is "
+            raise ValueError(f"{self.paths[0]}: no field {', '.join(missing)} (there is "
                              f"{', '.join(sorted(example))}); not the original's pre-training data")
         self.seq_length = len(example["input_ids"])
         self.max_predictions = len(example["masked_lm_positions"])
         self._expected = np.array([self.seq_length] * 3 + [self.max_predictions] * 3 + [1])
-        for name, stored, wanted in (
-                ("max_seq_length", self.seq_length, seq_length),
-                ("max_predictions_per_seq", self.max_predictions, max_predictions)):
-            if wanted is not None and wanted != stored:
-                raise ValueError(
-                    f"{self._paths[0]} was built with {name}={stored}, training is set to "
-                    f"{wanted}; set it to {stored}, or build the data with {wanted}")
+        self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
+        self.pad_id = 0 if tokenizer is None else tokenizer.pad_id
+        if tokenizer is not None and example["input_ids"][0] != tokenizer.cls_id:
+            raise ValueError(
+                f"{self.paths[0]}: the first record begins with id {example['input_ids'][0]}, but "
+                f"[CLS] is {tokenizer.cls_id} in the tokenizer; give the vocabulary that the files "
+                "were made with")
+        self._plain = [_unpack_gzip(path, cache_dir) if is_gzip(path) else path
+                       for path in self.paths]
+        self._maps = self._map()
+        offsets = [record_offsets(data, path) if len(data) else np.empty(0, np.int64)
+                   for data, path in zip(self._maps, self.paths, strict=True)]
+        self._offsets = np.concatenate(offsets)
+        self._ends = np.cumsum([len(o) for o in offsets])
 
-    def epochs(self, steps: int) -> float:
-        """How often `steps` batches go through the files."""
-        return steps * self.batch_size / self.examples_per_epoch
+    def _map(self) -> list[np.ndarray]:
+        return [np.asarray(np.memmap(path, np.uint8, "r")) if os.path.getsize(path)
+                else np.empty(0, np.uint8) for path in self._plain]
 
-    def __getitem__(self, step: int) -> Batch:
-        local = self.batch_size // self.process_count
-        first = step * self.batch_size + self.process_index * local
-        records = self.examples_per_epoch
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_maps"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)  # processes map the files again
+        self._maps = self._map()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def empty(self, rows: int) -> Batch:
+        """A batch of padding rows with weight 0."""
+        batch = {ours: np.zeros((rows, length), np.int32)
+                 for ours, length in zip(FIELDS.values(), self._expected.tolist(), strict=True)}
+        batch["input_ids"][:] = self.pad_id
+        batch["mlm_weights"] = batch["mlm_weights"].astype(np.float32)
+        batch["nsp_weights"] = np.zeros((rows, 1), np.float32)
+        return batch
+
+    def read(self, numbers: Iterable[int], batch: Batch) -> None:
+        """Write records to the first rows of a batch that `empty` made.
+
+        Raises:
+          ValueError: a record that is damaged, of another shape than the first, or whose ids are
+            beyond the vocabulary.
+        """
         longest = max(self.seq_length, self.max_predictions)
-        values = np.zeros((local, len(FIELDS), longest), np.int32)
-        weights = np.zeros((local, self.max_predictions), np.float32)
-        for i, row in enumerate(range(first, first + local)):
-            key = np.uint64(combine(np.uint64(self.seed % 2**64), np.uint64(row // records)))
-            self._read(permute(row % records, records, key), values[i], weights[i])
-        columns = {name: np.ascontiguousarray(values[:, i, :n]) for i, (name, n) in enumerate(
-            zip(FIELDS, self._expected.tolist(), strict=True))}
-        return {
-            "input_ids": columns["input_ids"],
-            "token_type_ids": columns["segment_ids"],
-            "attention_mask": columns["input_mask"],
-            "masked_lm_positions": columns["masked_lm_positions"],
-            "masked_lm_ids": columns["masked_lm_ids"],
-            "masked_lm_weights": weights,
-            "nsp_labels": columns["next_sentence_labels"],
-            "nsp_weights": np.ones((local, 1), np.float32),
-        }
+        values = np.empty((len(FIELDS), longest), np.int32)
+        names = list(FIELDS.values())
+        for row, number in enumerate(numbers):
+            values[:] = 0
+            self._read_one(number, values, batch["mlm_weights"][row])
+            for field, name in enumerate(names):
+                if name != "mlm_weights":
+                    batch[name][row] = values[field, : self._expected[field]]
+            batch["nsp_weights"][row] = 1.0
 
-    def _read(self, number: int, values: np.ndarray, weights: np.ndarray) -> None:
-        path = self._paths[self._files[number]]
-        data, offset = self._maps[self._files[number]], int(self._offsets[number])
+    def _read_one(self, number: int, values: np.ndarray, weights: np.ndarray) -> None:
+        file = int(np.searchsorted(self._ends, number, side="right"))
+        path = self.paths[file]
+        data, offset = self._maps[file], int(self._offsets[number])
         length = int.from_bytes(data[offset - 12 : offset - 4].tobytes(), "little")
         record = data[offset : offset + length]
         checksum = int.from_bytes(data[offset + length : offset + length + 4].tobytes(), "little")
@@ -155,8 +160,125 @@ class TFRecordBatches:
         if not well_formed or not np.array_equal(counts, self._expected):
             found = {name: len(v) for name, v in parse_example(record.tobytes()).items()}
             raise ValueError(
-                f"{path}: a record has {found}, the first record of {self._paths[0]} has "
+                f"{path}: a record has {found}, the first record of {self.paths[0]} has "
                 f"{dict(zip(FIELDS, self._expected.tolist(), strict=True))}; do not mix such files")
+        largest = max(values[0].max(), values[4].max())
+        if self._vocab_size is not None and largest >= self._vocab_size:
+            raise ValueError(
+                f"{path}: a record has the id {largest}, the tokenizer has {self._vocab_size} "
+                "entries; give the vocabulary that the files were made with")
+
+
+def split_records(count: int, heldout_fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """(numbers to train on, numbers held out), int64: evenly spread, at least one of each.
+
+    Raises:
+      ValueError: fewer than two records to split.
+    """
+    if not heldout_fraction:
+        return np.arange(count), np.empty(0, np.int64)
+    if count < 2:
+        raise ValueError(f"{count} record cannot be split into a training and a held-out part; "
+                         "name held-out files")
+    held = min(max(round(count * heldout_fraction), 1), count - 1)
+    heldout = (np.arange(held) * 2 + 1) * count // (2 * held)
+    training = np.ones(count, bool)
+    training[heldout] = False
+    return np.flatnonzero(training), heldout
+
+
+class TFRecordBatches:
+    """Endless random-access training batches out of the original's TFRecords.
+
+    As `batches.PretrainingBatches`: a function of (seed, step), the rows of this process only.
+    Each epoch has every record once, in another order; nothing is dropped where one ends.
+
+    Args:
+      records: the files (or patterns of them).
+      numbers: which records to take; default all.
+      seq_length, max_predictions: what the training is set to; None takes what the files hold.
+
+    Raises:
+      ValueError: another T or P than set, both named; and as `Records`.
+    """
+
+    pairs_per_row = 1
+
+    def __init__(
+        self, records: Records | str | os.PathLike[str], batch_size: int, seed: int = 0, *,
+        numbers: np.ndarray | None = None, seq_length: int | None = None,
+        max_predictions: int | None = None, process_index: int = 0, process_count: int = 1,
+    ):
+        check_processes(batch_size, process_index, process_count)
+        self.batch_size, self.seed = batch_size, seed
+        self.process_index, self.process_count = process_index, process_count
+        self.records = records if isinstance(records, Records) else Records(records)
+        check_lengths(self.records, seq_length, max_predictions)
+        self._numbers = np.arange(len(self.records)) if numbers is None else numbers
+        self.examples_per_epoch = len(self._numbers)
+        self.seq_length = self.records.seq_length
+        self.max_predictions = self.records.max_predictions
+
+    def epochs(self, steps: int) -> float:
+        """How often `steps` batches go through the files."""
+        return steps * self.batch_size / self.examples_per_epoch
+
+    def __getitem__(self, step: int) -> Batch:
+        local = self.batch_size // self.process_count
+        first = step * self.batch_size + self.process_index * local
+        batch = self.records.empty(local)
+        self.records.read(map(self._number, range(first, first + local)), batch)
+        return batch
+
+    def _number(self, row: int) -> int:
+        """The record of a row of the endless stream."""
+        epoch, place = divmod(row, self.examples_per_epoch)
+        key = np.uint64(combine(np.uint64(self.seed % 2**64), np.uint64(epoch)))
+        return int(self._numbers[permute(place, self.examples_per_epoch, key)])
+
+
+class TFRecordEvaluation:
+    """Every chosen record once, in order; the last batch is filled up with rows of weight 0.
+
+    Finite: `len()`, `[i]` and iteration. `max_batches` takes evenly spread records.
+    """
+
+    def __init__(self, records: Records, batch_size: int, *, numbers: np.ndarray | None = None,
+                 process_index: int = 0, process_count: int = 1, max_batches: int | None = None):
+        check_processes(batch_size, process_index, process_count)
+        self.records, self.batch_size = records, batch_size
+        self.process_index, self.process_count = process_index, process_count
+        numbers = np.arange(len(records)) if numbers is None else numbers
+        self.num_pairs = len(numbers)
+        if max_batches is not None:
+            self.num_pairs = min(self.num_pairs, max_batches * batch_size)
+        self._numbers = numbers[np.arange(self.num_pairs) * len(numbers) // self.num_pairs]
+
+    def __len__(self) -> int:
+        return -(-self.num_pairs // self.batch_size)
+
+    def __getitem__(self, number: int) -> Batch:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        local = self.batch_size // self.process_count
+        first = number * self.batch_size + self.process_index * local
+        batch = self.records.empty(local)
+        self.records.read(self._numbers[first : first + local].tolist(), batch)
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.__getitem__, range(len(self)))
+
+
+def check_lengths(records: Records, seq_length: int | None, max_predictions: int | None) -> None:
+    """ValueError, with both values, where the files have another T or P than the training."""
+    for name, stored, wanted in (
+            ("max_seq_length", records.seq_length, seq_length),
+            ("max_predictions_per_seq", records.max_predictions, max_predictions)):
+        if wanted is not None and wanted != stored:
+            raise ValueError(
+                f"{records.paths[0]} was built with {name}={stored}, training is set to "
+                f"{wanted}; set it to {stored}, or build the data with {wanted}")
 
 
 _NAMES = np.zeros((len(FIELDS), 32), np.uint8)
@@ -217,14 +339,29 @@ def _read_example(data, names, values, weights, counts):
     return position == end
 
 
-def _unpack_gzip(path: str, cache_dir: str | os.PathLike[str] | None, number: int) -> str:
-    if cache_dir is None:
-        cache_dir = tempfile.mkdtemp(prefix="bertjax-tfrecord-")
-        atexit.register(shutil.rmtree, cache_dir, ignore_errors=True)
-    out = Path(cache_dir) / f"{number:05d}-{Path(path).name}.plain"
+def _unpack_gzip(path: str, cache_dir: str | os.PathLike[str] | None) -> str:
+    """A plain copy of a GZIP file; one that is there already is taken if the file is unchanged."""
+    status = os.stat(path)
+    identity = f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}"
+    name = f"{Path(path).stem}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    out = Path(cache_dir or _temporary_directory()) / name
+    if out.exists():
+        return str(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
-    with gzip.open(path, "rb") as source, open(temporary, "wb") as target:
-        shutil.copyfileobj(source, target, 1 << 20)
-    os.replace(temporary, out)
+    unfinished = out.with_name(f"{out.name}.{os.getpid()}.tmp")
+    try:
+        with gzip.open(path, "rb") as source, open(unfinished, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        os.replace(unfinished, out)
+    except EOFError as error:
+        raise ValueError(f"{path}: the GZIP file is cut off ({error}); copy it again") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
     return str(out)
+
+
+@functools.cache
+def _temporary_directory() -> str:
+    directory = tempfile.mkdtemp(prefix="bertjax-tfrecord-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory

@@ -110,18 +110,41 @@ def _open(path: str | os.PathLike[str]) -> Any:
 
 def record_offsets(data: np.ndarray, path: str) -> np.ndarray:
     """Where the content of each record begins, int64 [n]; the lengths' checksums are verified."""
-    offsets, position, size = [], 0, len(data)
-    while position < size:
-        head = data[position : position + 12].tobytes()
-        if len(head) < 12 or struct.unpack("<I", head[8:])[0] != masked_crc32c(head[:8]):
-            raise ValueError(f"{path}: damaged at byte {position}, record {len(offsets)} (wrong "
-                             "length checksum); is it a TFRecord file, and whole?")
-        (length,) = struct.unpack("<Q", head[:8])
-        offsets.append(position + 12)
-        position += length + 16
-        if position > size:
-            raise ValueError(f"{path}: cut off in record {len(offsets) - 1}; copy it again")
-    return np.array(offsets, np.int64)
+    offsets, end = _walk(data, _CRC)
+    if end > len(data):
+        raise ValueError(f"{path}: cut off in record {len(offsets) - 1}; copy it again")
+    if end < len(data):
+        raise ValueError(f"{path}: damaged at byte {end}, record {len(offsets)} (wrong length "
+                         "checksum); is it a TFRecord file, and whole?")
+    return offsets
+
+
+@numba.njit(cache=True, nogil=True)
+def _walk(data, table):
+    """(offsets, byte after the last record that is whole; beyond the data if one is cut off)."""
+    offsets = np.empty(1 << 10, np.int64)
+    position, count = np.int64(0), 0
+    while position + 12 <= len(data):
+        length, stored = np.uint64(0), np.uint64(0)
+        for i in range(8):
+            length |= np.uint64(data[position + i]) << np.uint64(8 * i)
+        for i in range(4):
+            stored |= np.uint64(data[position + 8 + i]) << np.uint64(8 * i)
+        crc = np.uint32(_crc32c(data[position : position + 8], table))
+        rotated = np.uint32(crc >> np.uint32(15)) | np.uint32(crc << np.uint32(17))
+        if np.uint64(np.uint32(rotated + np.uint32(0xA282EAD8))) != stored:
+            break
+        if count == len(offsets):
+            larger = np.empty(2 * count, np.int64)
+            larger[:count] = offsets
+            offsets = larger
+        offsets[count] = position + 12
+        count += 1
+        if length > np.uint64(len(data)):
+            position = np.int64(len(data)) + 1
+            break
+        position += np.int64(length) + 16
+    return offsets[:count].copy(), position
 
 
 # --- tf.train.Example -------------------------------------------------------------------------

@@ -3,7 +3,13 @@ import struct
 import numpy as np
 import pytest
 
-from bertjax.data.bert_tfrecord import TFRecordBatches, examples_of_batch
+from bertjax.data.bert_tfrecord import (
+    Records,
+    TFRecordBatches,
+    TFRecordEvaluation,
+    examples_of_batch,
+    split_records,
+)
 from bertjax.data.tfrecord import (
     make_example,
     masked_crc32c,
@@ -119,14 +125,14 @@ def test_batches_of_plain_and_gzip_files_have_each_example_once_an_epoch(tmp_pat
     assert batches.examples_per_epoch == 33 and (batches.seq_length, batches.max_predictions) == (
         T, P)
     first = [batches[s] for s in range(3)]
-    assert sorted(np.concatenate([b["masked_lm_ids"][:, 0] for b in first])) == list(
+    assert sorted(np.concatenate([b["mlm_labels"][:, 0] for b in first])) == list(
         range(300, 333))
     shapes = {k: (v.shape, v.dtype.name) for k, v in first[0].items()}
-    assert shapes["masked_lm_weights"] == ((11, P), "float32")
+    assert shapes["mlm_weights"] == ((11, P), "float32")
     assert shapes["input_ids"] == ((11, T), "int32") and shapes["nsp_labels"] == ((11, 1), "int32")
-    second = np.concatenate([batches[s]["masked_lm_ids"][:, 0] for s in range(3, 6)])
+    second = np.concatenate([batches[s]["mlm_labels"][:, 0] for s in range(3, 6)])
     assert sorted(second) == list(range(300, 333))
-    assert list(second) != list(np.concatenate([b["masked_lm_ids"][:, 0] for b in first]))
+    assert list(second) != list(np.concatenate([b["mlm_labels"][:, 0] for b in first]))
     thirds = [TFRecordBatches(f"{tmp_path}/*", 33, seed=1, process_index=i, process_count=3)[0]
               for i in range(3)]
     assert np.array_equal(np.concatenate([b["input_ids"] for b in thirds]),
@@ -136,14 +142,15 @@ def test_batches_of_plain_and_gzip_files_have_each_example_once_an_epoch(tmp_pat
 def test_the_compiled_reader_agrees_with_the_plain_one(tmp_path):
     write_records(tmp_path / "a", map(example, range(40)))
     batches = TFRecordBatches(tmp_path / "a", 40)
-    got = {row["masked_lm_ids"][0]: row for row in (
+    got = {row["mlm_labels"][0]: row for row in (
         {k: v[i] for k, v in batches[0].items()} for i in range(40))}
     for record in read_records(tmp_path / "a"):
         plain = parse_example(record)
         row = got[plain["masked_lm_ids"][0]]
         for ours, theirs in (("input_ids",) * 2, ("attention_mask", "input_mask"),
-                             ("token_type_ids", "segment_ids"), ("masked_lm_positions",) * 2,
-                             ("masked_lm_ids",) * 2, ("masked_lm_weights",) * 2,
+                             ("token_type_ids", "segment_ids"),
+                             ("mlm_positions", "masked_lm_positions"),
+                             ("mlm_labels", "masked_lm_ids"), ("mlm_weights", "masked_lm_weights"),
                              ("nsp_labels", "next_sentence_labels")):
             assert row[ours].tolist() == plain[theirs].tolist()
 
@@ -176,3 +183,102 @@ def test_no_records_and_foreign_records_are_refused(tmp_path):
     write_records(tmp_path / "b", [make_example({"image": [1]})])
     with pytest.raises(ValueError, match="no field input_ids.*image"):
         TFRecordBatches(tmp_path / "b", 1)
+
+
+# --- what a training run needs ------------------------------------------------------------------
+
+
+class Vocabulary:
+    """As much of a tokenizer as the records are checked against."""
+
+    pad_id, cls_id = 0, 2
+
+    def __init__(self, vocab_size):
+        self.vocab_size = vocab_size
+
+
+def labels_of(batches):
+    return np.concatenate([b["mlm_labels"][b["nsp_weights"][:, 0] > 0, 0] for b in batches])
+
+
+def test_held_out_records_are_disjoint_from_the_trained_ones_and_spread(tmp_path):
+    write_records(tmp_path / "a", map(example, range(50)))
+    records = Records(tmp_path / "a")
+    training, heldout = split_records(len(records), 0.1)
+    assert heldout.tolist() == [5, 15, 25, 35, 45]
+    batches = TFRecordBatches(records, 9, numbers=training)
+    assert batches.examples_per_epoch == 45 and batches.epochs(10) == 2
+    seen = set(labels_of([batches[s] for s in range(5)]))
+    kept_out = set(labels_of(TFRecordEvaluation(records, 2, numbers=heldout)))
+    assert len(seen) == 45 and kept_out == {305, 315, 325, 335, 345} and not seen & kept_out
+    for few in (2, 3):
+        assert [len(part) for part in split_records(few, 0.9)] == [1, few - 1]
+    with pytest.raises(ValueError, match="1 record cannot be split"):
+        split_records(1, 0.1)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_an_evaluation_has_each_record_once_whatever_the_processes(tmp_path, processes):
+    write_records(tmp_path / "a", map(example, range(20)))
+    records = Records(tmp_path / "a", tokenizer=Vocabulary(2000))
+    parts = [TFRecordEvaluation(records, 6, process_index=i, process_count=processes)
+             for i in range(processes)]
+    assert {len(part) for part in parts} == {4}
+    batches = [b for part in parts for b in part]
+    assert sorted(labels_of(batches)) == list(range(300, 320))
+    assert sum(b["nsp_weights"].sum() for b in batches) == 20
+    assert sum(b["mlm_weights"].sum() for b in batches) == 40  # none in the rows that fill up
+    assert len(list(TFRecordEvaluation(records, 6, max_batches=2))) == 2
+
+
+def test_the_stream_after_a_step_is_that_of_any_number_of_processes(tmp_path):
+    # As after a resume with other hosts: global batches 5.. with 1, 2 and 4 readers.
+    write_records(tmp_path / "a.gz", map(example, range(30)), compressed=True)
+    whole = TFRecordBatches(tmp_path / "a.gz", 8, seed=3)
+    for processes in (2, 4):
+        parts = [TFRecordBatches(tmp_path / "a.gz", 8, seed=3, process_index=i,
+                                 process_count=processes) for i in range(processes)]
+        for step in (5, 6):
+            for name, column in whole[step].items():
+                assert np.array_equal(column, np.concatenate([p[step][name] for p in parts])), name
+
+
+def test_gzip_files_are_unpacked_once_into_a_directory_that_is_kept(tmp_path):
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        write_records(tmp_path / name / "a.gz", map(example, range(4)), compressed=True)
+    records = Records(f"{tmp_path}/x/a.gz,{tmp_path}/y/a.gz", tmp_path / "cache")
+    assert len(records) == 8  # the same name twice is two files
+    unpacked = sorted((tmp_path / "cache").iterdir())
+    before = [path.stat().st_mtime_ns for path in unpacked]
+    Records(f"{tmp_path}/x/a.gz,{tmp_path}/y/a.gz", tmp_path / "cache")
+    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "cache").iterdir())] == before
+    write_records(tmp_path / "x" / "a.gz", map(example, range(6)), compressed=True)  # changed
+    assert len(Records(f"{tmp_path}/x/a.gz", tmp_path / "cache")) == 6
+    data = (tmp_path / "y" / "a.gz").read_bytes()
+    (tmp_path / "y" / "cut.gz").write_bytes(data[:-20])
+    with pytest.raises(ValueError, match=r"cut\.gz: .*cut off"):
+        Records(tmp_path / "y" / "cut.gz", tmp_path / "cache")
+
+
+def test_batches_travel_to_other_processes(tmp_path):
+    import pickle
+
+    write_records(tmp_path / "a", map(example, range(20)))
+    batches = TFRecordBatches(tmp_path / "a", 8, seed=1)
+    sent = pickle.dumps(batches)
+    assert len(sent) < 5000  # offsets, not the files
+    for name, column in batches[7].items():
+        assert np.array_equal(column, pickle.loads(sent)[7][name])
+
+
+def test_another_vocabulary_is_refused(tmp_path):
+    write_records(tmp_path / "a", [example(0), example(600)])
+    assert len(Records(tmp_path / "a", tokenizer=Vocabulary(2000))) == 2
+    smaller = Records(tmp_path / "a", tokenizer=Vocabulary(1400))
+    with pytest.raises(ValueError, match="has the id 16.*1400 entries"):
+        TFRecordBatches(smaller, 2)[0]
+    other = Vocabulary(2000)
+    other.cls_id = 101
+    with pytest.raises(ValueError, match=r"begins with id 2, but \[CLS\] is 101"):
+        Records(tmp_path / "a", tokenizer=other)
