@@ -45,7 +45,16 @@ SETTINGS: dict[str, Any] = {
     "accumulation": S(1, "micro-batches an optimizer step; the update equals the large batch's"),
     "data": {
         "corpus": S("", "token store made by bertjax.tools.build_corpus, or a comma-separated "
-                    "mixture DIR=WEIGHT,DIR=WEIGHT; 'docstrings' = the embedded demo corpus"),
+                    "mixture DIR=WEIGHT,DIR=WEIGHT; 'tfrecord:PATTERN' = files of the original's "
+                    "create_pretraining_data.py, {length} in PATTERN being that of the phase; "
+                    "'docstrings' = the embedded demo corpus"),
+        "tokenizer": S("", "vocabulary of tfrecord: files (token stores bring their own)"),
+        "heldout": S("", "tfrecord: files to evaluate on, 'tfrecord:PATTERN'; '' = some of the "
+                     "corpus's own records"),
+        "heldout_fraction": S(0.01, "share of the records of tfrecord: files that is held out, if "
+                              "'heldout' names no others"),
+        "cache": S("", "directory for unpacked GZIP tfrecord: files, kept for later starts; '' = a "
+                   "temporary one"),
         "short_seq_prob": S(0.1, "share of pairs with a random shorter target length", CODE),
         "nsp": S(True, "next-sentence pairs; False = one segment of contiguous text a row and no "
                  "NSP loss"),
@@ -164,7 +173,7 @@ SETTINGS: dict[str, Any] = {
 # Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
 FREE_ON_RESUME = ("execution.", "mesh.", "checkpoint.", "eval.", "log.", "profile_steps", "resume",
                   "init_from", "reinitialise_head", "watchdog_seconds", "data.workers",
-                  "data.prefetch", "accumulation")
+                  "data.prefetch", "data.cache", "accumulation")
 
 
 def _walk(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Setting]]:
@@ -364,7 +373,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
 def _check_pretraining(config: ml_collections.ConfigDict) -> None:
     _check_phases(config)
     for name in ("masking.rate", "masking.mask_prob", "masking.random_prob",
-                 "data.short_seq_prob", "model.hidden_dropout_prob",
+                 "data.short_seq_prob", "data.heldout_fraction", "model.hidden_dropout_prob",
                  "model.attention_probs_dropout_prob"):
         if not 0 <= flatten(config)[name] <= 1:
             raise ValueError(f"config.{name}={flatten(config)[name]} is not a probability (0 to 1)")
