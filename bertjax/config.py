@@ -8,6 +8,7 @@ be wrong without reading data or compiling; `describe()` is the text of `--help_
 import dataclasses
 import difflib
 import math
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -41,6 +42,8 @@ SETTINGS: dict[str, Any] = {
                 "overwrite = delete the old run; never = stop"),
     "phases": S(((1_000_000, 512),), "((steps, sequence length), ...): phases of one run with one "
                 "optimizer state and one schedule; lengths in tokens, never shrinking", PAPER),
+    "budget_minutes": S(0.0, "end the run by wall clock, start-up included: 'phases' then is the "
+                        "scale of a schedule that follows the time (training/budget.py); 0 = off"),
     "batch_size": S(256, "rows of the global batch (sequences an optimizer step)", PAPER),
     "accumulation": S(1, "micro-batches an optimizer step; the update equals the large batch's"),
     "data": {
@@ -133,11 +136,15 @@ SETTINGS: dict[str, Any] = {
         "every_steps": S(1000, "steps between checkpoints; one more at the end and at SIGTERM"),
         "keep_last": S(3, "newest checkpoints kept"),
         "keep_best": S(1, "best checkpoints kept, by 'metric'"),
+        "keep_every": S(0, "keep every checkpoint whose step is a multiple of this, to evaluate "
+                        "or export it later (tools.convert --step); 0 = none"),
         "metric": S("eval/loss", "what 'best' is measured by (lower is better)"),
     },
     "eval": {
         "every_steps": S(1000, "steps between evaluations on held-out pairs; 0 = only at the end"),
         "rows": S(10_000, "held-out rows evaluated at most; 0 = all"),
+        "seq_length": S(0, "tokens of a held-out row, the same in all phases, so that their "
+                        "losses compare; 0 = that of the phase"),
     },
     "log": {
         "every_steps": S(100, "steps between log lines"),
@@ -273,6 +280,32 @@ def check_override_names(arguments: list[str]) -> None:
                                  f"unknown setting --config.{name}; {hint}")
 
 
+def config_directory() -> pathlib.Path:
+    """Where the experiments are: bertjax/configs in an installed wheel, configs/ in a clone."""
+    package = pathlib.Path(__file__).parent
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def config_names() -> list[str]:
+    """The NAMEs of `--config=bertjax:NAME`."""
+    return sorted(path.stem for path in config_directory().glob("[!_]*.py"))
+
+
+def config_file(value: str) -> str:
+    """The file, with its variants, that `--config=bertjax:NAME:VARIANTS` means; others unchanged.
+
+    Raises ValueError naming the nearest experiment when NAME is unknown.
+    """
+    package, _, rest = value.partition(":")
+    if package != "bertjax":
+        return value
+    name, colon, variants = rest.partition(":")
+    if name not in config_names():
+        raise ValueError(f"no experiment is called bertjax:{name}.{nearest(name, config_names())}")
+    return f"{config_directory() / name}.py{colon}{variants}"
+
+
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{'optimizer.learning_rate': 1e-4, ...} of a ConfigDict or of a parsed config.json."""
     flat: dict[str, Any] = {}
@@ -372,6 +405,13 @@ def check_config(config: ml_collections.ConfigDict) -> None:
 
 def _check_pretraining(config: ml_collections.ConfigDict) -> None:
     _check_phases(config)
+    if config.budget_minutes < 0:
+        raise ValueError(f"config.budget_minutes={config.budget_minutes} must not be negative")
+    if config.eval.seq_length and not (
+            5 <= config.eval.seq_length <= config.model.max_position_embeddings):
+        raise ValueError(
+            f"config.eval.seq_length={config.eval.seq_length} must be between 5 and "
+            f"config.model.max_position_embeddings={config.model.max_position_embeddings}")
     for name in ("masking.rate", "masking.mask_prob", "masking.random_prob",
                  "data.short_seq_prob", "data.heldout_fraction", "model.hidden_dropout_prob",
                  "model.attention_probs_dropout_prob"):

@@ -1,6 +1,7 @@
 """Command line: flags and a config file in, one job run in a work directory.
 
     python -m bertjax.main --config=configs/demo.py --workdir=runs/demo
+    bertjax --config=bertjax:large:two_phase ...    configs/large.py, from any directory
     python -m bertjax.main --config=configs/large.py:two_phase --config.data.corpus=STORE \\
         --config.optimizer.learning_rate=2e-4 --workdir=gs://bucket/run1
 
@@ -16,11 +17,12 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from bertjax.config import check_config, check_override_names, describe
+from bertjax.config import check_config, check_override_names, config_file, describe
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon "
-    "(configs/large.py:two_phase). Any setting can be overridden: --config.batch_size=64.")
+    "(configs/large.py:two_phase), or bertjax:NAME for one that came with the package "
+    "(bertjax:large:two_phase). Any setting can be overridden: --config.batch_size=64.")
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Directory of the run: checkpoints, metrics.jsonl, report.html, model/. "
     "Local or gs://. Default: runs/NAME of the config file.")
@@ -78,7 +80,7 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
     """Parses the flags; a bad name, value or config file is one message, not a traceback."""
     try:
         check_override_names(arguments[1:])
-        remaining = flags.FLAGS(arguments)
+        remaining = flags.FLAGS(_with_config_file(arguments))
         if _CONFIG.value is not None:
             _ = _CONFIG.value.job  # a config file that cannot be read shows only at its first use
         return remaining
@@ -88,8 +90,20 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
         _refuse(lines[-1] if "Traceback" in str(error) else " ".join(map(str.strip, lines)))
 
 
+def _with_config_file(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the file in place of --config=bertjax:NAME."""
+    found = list(arguments)
+    for i, argument in enumerate(arguments):
+        for name in ("--config=", "-config="):
+            if argument.startswith(name):
+                found[i] = name + config_file(argument.removeprefix(name))
+        if i and arguments[i - 1] in ("--config", "-config"):
+            found[i] = config_file(argument)
+    return found
+
+
 def run() -> None:
-    """Entry point of the `bertjax` console script."""
+    """Parses the command line and runs its job."""
     app.run(main, flags_parser=_parse_flags)
 
 
