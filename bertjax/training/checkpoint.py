@@ -62,6 +62,7 @@ class Checkpoints:
       keep_best: best checkpoints kept besides, by `metric`; 0 = none.
       metric: name in the metrics given to `save`.
       mode: 'min' or 'max', which value of the metric is better.
+      keep_every: checkpoints whose step is a multiple of this are never deleted; 0 = none.
       timeout_s: longest time of one save, after which it counts as failed.
       read_only: for readers of a run that may still be training: nothing is touched.
 
@@ -71,14 +72,14 @@ class Checkpoints:
 
     def __init__(self, directory: str | os.PathLike[str], keep_last: int = 3,
                  keep_best: int = 0, metric: str = "eval/loss", mode: str = "min",
-                 timeout_s: int = 1200, read_only: bool = False):
+                 timeout_s: int = 1200, read_only: bool = False, keep_every: int = 0):
         if keep_last < 1 or keep_best < 0:
             raise ValueError(f"keep_last={keep_last} must be at least 1, keep_best={keep_best} at "
                              "least 0")
         if mode not in ("min", "max"):
             raise ValueError(f"mode={mode!r}; 'min' or 'max'")
         self.directory = resolve_directory(directory)
-        self.keep_last, self.keep_best = keep_last, keep_best
+        self.keep_last, self.keep_best, self.keep_every = keep_last, keep_best, keep_every
         self.metric, self.mode = metric, mode
         self._in_place = "://" in str(self.directory)
         self._primary = jax.process_index() == 0
@@ -186,7 +187,7 @@ class Checkpoints:
         (self.directory / str(step)).rmtree()
 
     def _retain(self, newest: int) -> None:
-        """Deletes all but the newest `keep_last` and the best `keep_best`.
+        """Deletes all but the newest `keep_last`, the best `keep_best` and every `keep_every`-th.
 
         History is linear: steps beyond the one just saved are corrupt, or were abandoned when an
         earlier one was restored, and a resume must not land on them.
@@ -195,6 +196,8 @@ class Checkpoints:
         keep = set(steps[-self.keep_last:])
         if self.keep_best:
             keep |= set([step for step, _ in self.ranked() if step <= newest][: self.keep_best])
+        if self.keep_every:
+            keep |= {step for step in steps if step % self.keep_every == 0}
         _write_text(self._ledger, json.dumps({"newest": newest, "kept": sorted(keep)}))
         for step in self.steps():
             if step not in keep:

@@ -24,11 +24,11 @@ class Meter:
     def start(self, compiling: bool = False) -> None:
         """A new interval. When compiling, it starts once the first step is done."""
         self._begin, self._steps, self._pause, self._data = time.perf_counter(), 0, 0.0, 0.0
-        self._compiling = compiling
+        self.compiling = compiling
 
     def step_done(self) -> None:
         """A step has ended on the devices."""
-        if self._compiling:
+        if self.compiling:
             self.start()
         else:
             self._steps += 1

@@ -27,6 +27,7 @@ from bertjax.model.presets import BertConfig, Execution, flops_per_row, paramete
 from bertjax.tokenization import load_tokenizer
 from bertjax.tools.report import write_report
 from bertjax.training import losses, sharding
+from bertjax.training.budget import Budget
 from bertjax.training.checkpoint import Checkpoints, resolve_directory
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -87,6 +88,14 @@ class PretrainingObjective:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Held-out rows, and the objective that masks and scores them."""
+
+    objective: PretrainingObjective
+    batches: EvaluationBatches
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Job:
     """A pre-training run whose settings have been checked against each other and the data."""
 
@@ -98,7 +107,7 @@ class Job:
     execution: Execution
     stores: list[TokenStore]
     phases: list[Phase]
-    evaluations: list[EvaluationBatches]  # one a phase
+    evaluations: list[Evaluation]  # one a phase
     epochs: float
     resumed_from: int | None  # step of the newest checkpoint
 
@@ -132,24 +141,60 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
             stores, length, config.batch_size, config.seed, weights=weights,
             packed=config.data.packed, process_index=slice_index, process_count=slice_count,
             short_seq_prob=config.data.short_seq_prob, nsp=config.data.nsp, tokenizer=tokenizer)
-        objective = PretrainingObjective(
-            BertForPreTraining(model_config, execution),
-            _masking(config, tokenizer, length, batches.pairs_per_row), config.data.nsp)
-        stream = _stream(config, batches, phase_start=until)
+        objective = make_objective(
+            config, model_config, execution, tokenizer, length, batches.pairs_per_row)
+        # With a budget the trainer counts steps from where the phase began.
+        stream = _stream(config, batches, phase_start=0 if config.budget_minutes else until)
         until += steps
         phases.append(Phase(
             until_step=until, objective=objective, batches=stream,
             tokens_per_step=config.batch_size * length,
             flops_per_step=config.batch_size * flops_per_row(
                 model_config, length, objective.masking.slots, config.data.nsp)))
-        evaluations.append(EvaluationBatches(
-            TokenStore(stores[0].path, "heldout"), length, config.batch_size, config.seed,
-            process_index=slice_index, process_count=slice_count, nsp=config.data.nsp,
-            short_seq_prob=config.data.short_seq_prob, tokenizer=tokenizer,
-            max_batches=-(-config.eval.rows // config.batch_size) if config.eval.rows else None))
+        same = evaluations and config.eval.seq_length  # then one compilation serves all phases
+        evaluations.append(evaluations[0] if same else _evaluation(
+            config, tokenizer, objective, stores[0], length, (slice_index, slice_count)))
         epochs += batches.epochs(steps)
     return Job(config, directory, mesh, tokenizer, model_config, execution, stores, phases,
                evaluations, epochs, resumed_from)
+
+
+def make_objective(config: ml_collections.ConfigDict, model_config: BertConfig,
+                   execution: Execution, tokenizer: Any, length: int, pairs_per_row: int = 1
+                   ) -> PretrainingObjective:
+    """What a phase with rows of `length` tokens trains."""
+    return PretrainingObjective(
+        BertForPreTraining(model_config, execution),
+        _masking(config, tokenizer, length, pairs_per_row), config.data.nsp)
+
+
+def make_trainer(config: ml_collections.ConfigDict, mesh: Mesh) -> Trainer:
+    """The trainer with the optimizer and schedule of the settings."""
+    optimizer = make_optimizer(
+        learning_rate_schedule(config.optimizer.schedule, config.optimizer.learning_rate,
+                               config.optimizer.warmup_steps, settings.total_steps(config)),
+        config.optimizer.name, b1=config.optimizer.b1, b2=config.optimizer.b2,
+        eps=config.optimizer.eps, weight_decay=config.optimizer.weight_decay,
+        no_decay=config.optimizer.no_decay, clip_norm=config.optimizer.clip_norm,
+        bias_correction=config.optimizer.bias_correction)
+    return Trainer(optimizer, mesh, config.seed, accumulation=config.accumulation,
+                   prng=config.execution.prng,
+                   max_skipped_in_row=config.optimizer.max_skipped_in_row,
+                   watchdog_s=config.watchdog_seconds)
+
+
+def _evaluation(config: ml_collections.ConfigDict, tokenizer: Any,
+                objective: PretrainingObjective, store: TokenStore, length: int,
+                batch_slice: tuple[int, int]) -> Evaluation:
+    """The evaluation of a phase that trains on rows of `length` tokens: padded rows, always."""
+    length = config.eval.seq_length or length
+    objective = dataclasses.replace(objective, masking=_masking(config, tokenizer, length, 1))
+    batches = EvaluationBatches(
+        TokenStore(store.path, "heldout"), length, config.batch_size, config.seed,
+        process_index=batch_slice[0], process_count=batch_slice[1], nsp=config.data.nsp,
+        short_seq_prob=config.data.short_seq_prob, tokenizer=tokenizer,
+        max_batches=-(-config.eval.rows // config.batch_size) if config.eval.rows else None)
+    return Evaluation(objective, batches)
 
 
 def _masking(config: ml_collections.ConfigDict, tokenizer: Any, length: int,
@@ -246,24 +291,19 @@ def _check_init_from(path: str, model_config: BertConfig, tokenizer: Any) -> Non
 def run(job: Job) -> int:
     """Trains, evaluates, exports; returns the exit code. See trainer.py for what may be raised."""
     config, workdir = job.config, job.workdir
-    optimizer = make_optimizer(
-        learning_rate_schedule(config.optimizer.schedule, config.optimizer.learning_rate,
-                               config.optimizer.warmup_steps, settings.total_steps(config)),
-        config.optimizer.name, b1=config.optimizer.b1, b2=config.optimizer.b2,
-        eps=config.optimizer.eps, weight_decay=config.optimizer.weight_decay,
-        no_decay=config.optimizer.no_decay, clip_norm=config.optimizer.clip_norm,
-        bias_correction=config.optimizer.bias_correction)
-    trainer = Trainer(optimizer, job.mesh, config.seed, accumulation=config.accumulation,
-                      prng=config.execution.prng,
-                      max_skipped_in_row=config.optimizer.max_skipped_in_row,
-                      watchdog_s=config.watchdog_seconds)
+    trainer = make_trainer(config, job.mesh)
     checkpoints = Checkpoints(str(workdir / "checkpoints"), config.checkpoint.keep_last,
-                              config.checkpoint.keep_best, config.checkpoint.metric)
+                              config.checkpoint.keep_best, config.checkpoint.metric,
+                              keep_every=config.checkpoint.keep_every)
     first = job.phases[0].objective
     if job.resumed_from is not None:
         state, step = checkpoints.restore(trainer.abstract_state(first))
     else:
         state, step = trainer.init(first, _initial_params(job, trainer)), 0
+    budget = None
+    if config.budget_minutes:
+        budget = Budget(config.budget_minutes, settings.total_steps(config),
+                        checkpoints.metrics(step) if step else None, jax.process_count())
 
     logbook = Logbook(str(workdir), step, tensorboard=config.log.tensorboard)
     if jax.process_index() == 0:
@@ -275,13 +315,15 @@ def run(job: Job) -> int:
 
     def evaluate(state: TrainState) -> dict[str, float]:
         step = int(state.step)
-        now = next((i for i, phase in enumerate(job.phases) if step <= phase.until_step),
+        place = budget.position(step) if budget else step
+        now = next((i for i, phase in enumerate(job.phases) if place <= phase.until_step),
                    len(job.phases) - 1)
+        evaluation = job.evaluations[now]
         evaluated[step] = trainer.evaluate(
-            job.phases[now].objective, state.params, job.evaluations[now])
+            evaluation.objective, state.params, evaluation.batches)
         return evaluated[step]
 
-    finished = step >= job.phases[-1].until_step
+    finished = (budget.position(step) if budget else step) >= job.phases[-1].until_step
     if finished:
         logbook.message(f"The run is already finished at step {step:,}; nothing to train.")
     else:
@@ -289,7 +331,7 @@ def run(job: Job) -> int:
             state, job.phases, logbook=logbook, checkpoints=checkpoints, evaluate=evaluate,
             log_every=config.log.every_steps, eval_every=config.eval.every_steps,
             checkpoint_every=config.checkpoint.every_steps, profile_steps=config.profile_steps,
-            profile_directory=str(workdir / "profile"))
+            profile_directory=str(workdir / "profile"), budget=budget)
     metrics = evaluated.get(int(state.step)) or evaluate(state)
     _finish(job, state.params, metrics, logbook)
     logbook.close()
@@ -322,7 +364,7 @@ def summary(job: Job, step: int) -> str:
         ("devices", f"{devices.size} x {devices.flat[0].device_kind} ({shape}), "
                     f"{job.execution.dtype}"),
         ("corpus", f"{documents:,} documents, {tokens / 1e6:,.1f} M tokens "
-                   f"+ {job.evaluations[0].num_pairs:,} held-out pairs"),
+                   f"+ {job.evaluations[0].batches.num_pairs:,} held-out pairs"),
     ]
     begin = 0
     for number, (phase, (steps, length)) in enumerate(zip(phases, config.phases, strict=True), 1):
@@ -330,8 +372,12 @@ def summary(job: Job, step: int) -> str:
             f"steps {begin + 1:,} to {phase.until_step:,}: {config.batch_size} x {length} = "
             f"{phase.tokens_per_step:,} tokens a step, {phase.flops_per_step / 1e12:,.3g} TFLOP")))
         begin += steps
-    lines.append(("length", f"{settings.total_steps(config):,} steps, "
-                            f"{job.epochs:,.1f} epochs of the corpus"))
+    if config.budget_minutes:
+        lines.append(("length", f"{config.budget_minutes:g} minutes, start-up included; at most "
+                                f"{settings.total_steps(config):,} steps"))
+    else:
+        lines.append(("length", f"{settings.total_steps(config):,} steps, "
+                                f"{job.epochs:,.1f} epochs of the corpus"))
     if job.resumed_from is not None:
         origin = f"resumed from the checkpoint of step {step:,}"
         if config.init_from:
@@ -364,7 +410,7 @@ def random_share(batches: EvaluationBatches) -> float:
 
 def _finish(job: Job, params: Any, metrics: dict[str, float], logbook: Logbook) -> None:
     """Prints the result, and writes the model in Hugging Face's layout, examples and the report."""
-    heldout = job.evaluations[-1]
+    heldout = job.evaluations[-1].batches
     lines = [f"held-out MLM loss {metrics['mlm_loss']:.3f}, accuracy {metrics['mlm_accuracy']:.1%} "
              f"(unigram entropy of the held-out tokens: {unigram_entropy(heldout.store):.3f})"]
     if "nsp_accuracy" in metrics:

@@ -7,7 +7,8 @@ Everything random derives from (seed, step), and batches are asked for by step, 
 repeats the undisturbed one bit for bit:
   1. `resume` = restore a TrainState and call `fit`: it goes on at state.step.
   2. The step's key is fold_in(key(seed), step); masks and dropout derive from it.
-  3. The optimizer's schedule reads state.step; phases are chosen by state.step.
+  3. The optimizer's schedule reads state.step; phases are chosen by state.step. Only a run with a
+     budget of wall clock (budget.py) reads both from the time instead.
   4. A skipped (non-finite) step counts as a step: its batch is not repeated.
 """
 
@@ -23,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels import compiler_options
 from bertjax.training import sharding
+from bertjax.training.budget import Budget
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.hardware import prng_implementation
 from bertjax.training.logbook import Logbook
@@ -36,6 +38,8 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]
 # Streams of the root key beside the steps' own, which count up from 0.
 INIT_STREAM, EVALUATION_STREAM = 2**32 - 1, 2**32 - 2
 PREPARE, DROPOUT = 0, 1  # streams of a step's key
+# Key of a batch, int32 [rows]: the place in the learning-rate schedule, where it is not the step.
+POSITION = "schedule_position"
 
 
 @flax.struct.dataclass
@@ -153,6 +157,8 @@ class Trainer:
     def _step(self, objective: Objective, state: TrainState, batch: Batch
               ) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(self.seed, impl=self.prng), state.step)
+        batch = dict(batch)
+        place = batch.pop(POSITION)[0] if POSITION in batch else state.step
         batch = objective.prepare(batch, jax.random.fold_in(key, PREPARE))
         (loss, sums), gradients = self._gradients(
             objective, state.params, batch, jax.random.fold_in(key, DROPOUT))
@@ -160,7 +166,7 @@ class Trainer:
         norm = self.optimizer.gradient_norm(gradients)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         changes, opt_state = self.optimizer.update(
-            gradients, state.opt_state, state.params, step=state.step,
+            gradients, state.opt_state, state.params, step=place,
             updates=state.step - state.skipped)
         params = jax.tree.map(jnp.add, state.params, changes)
 
@@ -174,7 +180,7 @@ class Trainer:
             skipped=state.skipped + ~finite,
             skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1))
         metrics = {"loss": loss, **ratios(sums), "grad_norm": norm,
-                   "learning_rate": self.optimizer.learning_rate(state.step),
+                   "learning_rate": self.optimizer.learning_rate(place),
                    "skipped": new_state.skipped, "skipped_in_row": new_state.skipped_in_row}
         return new_state, metrics
 
@@ -263,6 +269,7 @@ class Trainer:
         checkpoint_every: int = 0,
         profile_steps: tuple[int, int] = (0, 0),
         profile_directory: str = "profile",
+        budget: Budget | None = None,
     ) -> TrainState:
         """Trains from state.step to the end of the last phase.
 
@@ -272,6 +279,9 @@ class Trainer:
           log_every, eval_every, checkpoint_every: in steps; the last step is always logged,
             evaluated and saved.
           profile_steps: first and last step of a profiler trace; (0, 0) = none.
+          budget: ends the run by wall clock. `until_step` of the phases, eval_every and
+            checkpoint_every are then in steps of its scale, and each phase's `batches` is asked
+            for steps since the phase began.
 
         Raises:
           Preempted: after SIGTERM or SIGINT, once the state is saved (SystemExit, code 75).
@@ -279,6 +289,7 @@ class Trainer:
           CheckpointError: a checkpoint could not be written.
         """
         step, last_step = int(state.step), phases[-1].until_step
+        place = budget.position(step) if budget else step  # in the schedule and among the phases
         saved_step = step if step else None  # a restored state is on disk already
         watchdog = Watchdog(self.watchdog_s)
         meter = Meter(self.mesh)
@@ -292,13 +303,16 @@ class Trainer:
                 return
             (done, phase, metrics), in_flight = in_flight, None
             skipped_in_row = int(metrics.pop("skipped_in_row"))
+            if budget and meter.compiling:
+                budget.compiled()
             meter.step_done()
             watchdog.beat()
-            if done == 1 or done % log_every == 0 or done == last_step:
+            if done == 1 or done % log_every == 0 or place >= last_step:
                 values = {name: value.item() for name, value in jax.device_get(metrics).items()}
                 # jit sorts the names; the loss belongs first.
                 rates = meter.rates(phase.tokens_per_step, phase.flops_per_step)
-                logbook.train(done, last_step, {"loss": values.pop("loss"), **values, **rates})
+                end = budget.last_step(done) if budget else last_step
+                logbook.train(done, end, {"loss": values.pop("loss"), **values, **rates})
             if skipped_in_row >= self.max_skipped_in_row:
                 raise NotFiniteError(
                     f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient "
@@ -309,19 +323,23 @@ class Trainer:
         def save(metrics: Mapping[str, float]) -> None:
             nonlocal saved_step
             if checkpoints is not None and saved_step != step:
-                checkpoints.save(step, state, metrics)
+                used = budget.record(step) if budget else {}
+                checkpoints.save(step, state, {**metrics, **used})
                 logbook.flush()
                 saved_step = step
 
         with stop_on_signals() as stop:
-            for phase in phases:
-                if step >= phase.until_step:
+            for number, phase in enumerate(phases):
+                if place >= phase.until_step:
                     continue
+                if budget:
+                    settle()
+                    budget.begin_phase(number, step)
                 train_step = self.train_step(phase.objective)
-                batches = phase.batches(step)
+                batches = phase.batches(step - budget.phase_start if budget else step)
                 meter.start(compiling=True)
 
-                while step < phase.until_step:
+                while place < phase.until_step:
                     # ------------------------------------------------------------------ input
                     if not profiling and step + 1 == profile_steps[0]:
                         settle()
@@ -334,10 +352,14 @@ class Trainer:
                                          f"step {phase.until_step}")
 
                     # ----------------------------------- dispatch this step, settle the one before
+                    if budget:
+                        rows = len(next(iter(batch.values())))
+                        batch = {**batch, POSITION: np.full(rows, place, np.int32)}
                     state, metrics = train_step(state, sharding.put_batch(batch, self.mesh))
                     step += 1
                     settle()
                     in_flight = step, phase, metrics
+                    before, place = place, budget.position(step) if budget else step
 
                     # --------------------------------------------------------------- profile
                     if profiling and step == profile_steps[1]:
@@ -349,16 +371,16 @@ class Trainer:
 
                     # -------------------------------------- evaluate and save, also when stopping
                     stopping = must_stop(stop, step)
-                    at_end = step == last_step
+                    at_end = place >= last_step
                     evaluated: Mapping[str, float] = {}
                     if evaluate is not None and not stopping and (
-                            at_end or (eval_every and step % eval_every == 0)):
+                            at_end or _passed(eval_every, before, place)):
                         settle()
                         with meter.paused():
                             evaluated = _named("eval/", evaluate(state))
                         logbook.evaluation(step, evaluated)
                         watchdog.beat()
-                    if stopping or at_end or (checkpoint_every and step % checkpoint_every == 0):
+                    if stopping or at_end or _passed(checkpoint_every, before, place):
                         settle()
                         with meter.paused():
                             save(evaluated)
@@ -376,6 +398,11 @@ class Trainer:
             checkpoints.wait()
         watchdog.stop()
         return state
+
+
+def _passed(every: int, before: int, now: int) -> bool:
+    """Whether a multiple of `every` lies in (before, now]; never for 0."""
+    return every > 0 and now // every > before // every
 
 
 def ratios(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measurements, side by side with transformers on the same card: python -m bertjax.tools.bench --help
+"""Measurements, side by side with transformers: python -m bertjax.tools.bench --help
 
     step       the training step (the default)
     workloads  what is measured: model, length, rows, predictions

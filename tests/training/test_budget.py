@@ -1,0 +1,154 @@
+"""A run limited by wall clock: what moves its schedule, and that the trainer follows it."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.training.budget import Budget, process_age
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
+from bertjax.training.sharding import make_mesh
+from bertjax.training.trainer import Phase, Trainer
+
+
+class Clock(Budget):
+    """A budget whose time is set by hand."""
+
+    now = 0.0
+
+    def elapsed(self):
+        return self._used + self.now
+
+
+def test_the_age_of_the_process_is_that_of_the_operating_system():
+    first = process_age()
+    time.sleep(0.05)
+    assert 0.03 < process_age() - first < 2 and first > 0.2  # jax alone takes longer to import
+
+
+def test_start_up_uses_time_but_no_schedule():
+    clock = Clock(minutes=1, total=100)
+    clock.begin_phase(0, 0)
+    clock.now = 20
+    assert clock.position(1) == 1  # compiling still; only steps count
+    clock.compiled()
+    for now, place in ((20, 0), (30, 25), (40, 50), (59, 97), (60, 100), (99, 100)):
+        clock.now = now
+        assert clock.position(0) == place
+    assert clock.position(100) == 100
+
+
+def test_compiling_the_next_phase_stands_still_and_the_rest_is_stretched_to_the_end():
+    clock = Clock(minutes=1, total=1000)
+    clock.begin_phase(0, 0)
+    clock.now = 10
+    clock.compiled()
+    clock.now = 50
+    assert clock.position(7) == 800
+    clock.begin_phase(1, 7)
+    clock.now = 55
+    assert clock.position(8) == 800 and clock.phase_start == 7
+    clock.compiled()
+    clock.now = 57.5
+    assert clock.position(9) == 900
+    assert clock.last_step(9) == 9 + 2  # two steps since the phase began moved it by 100
+    clock.now = 60
+    assert clock.position(10) == 1000
+
+
+def test_a_resumed_run_goes_on_with_the_time_and_the_place_of_the_checkpoint():
+    first = Clock(minutes=1, total=100)
+    first.begin_phase(0, 0)
+    first.compiled()
+    first.now = 30
+    record = first.record(5)
+    second = Clock(1, 100, record)
+    assert second.position(5) == 50
+    second.begin_phase(0, 5)
+    assert second.phase_start == 0
+    second.now = 10  # its own start-up
+    second.compiled()
+    second.now = 20
+    assert second.position(6) == 75  # half of what was left, in half of the time left
+    second.now = 30
+    assert second.position(7) == 100
+
+
+def test_a_budget_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="0 minutes"):
+        Budget(0, 10)
+
+
+# ----------------------------------------------------------------------------------- the trainer
+
+
+class Line:
+    """Fits y = a x by one parameter; the gradient is never 0."""
+
+    def init(self, key):
+        return {"a": jnp.zeros(())}
+
+    def prepare(self, batch, key):
+        return batch
+
+    def denominators(self, batch):
+        return {}
+
+    def loss(self, params, batch, denominators, dropout_key):
+        total = jnp.sum((params["a"] * batch["x"] - 9.0) ** 2)
+        return total, {"loss": (total, jnp.float32(len(batch["x"])))}
+
+
+class Book:
+    def __init__(self):
+        self.rates, self.steps, self.evaluated = [], [], []
+
+    def train(self, step, last_step, metrics):
+        self.rates.append(metrics["learning_rate"])
+        self.steps.append((step, last_step))
+
+    def evaluation(self, step, metrics):
+        self.evaluated.append(step)
+
+    def flush(self):
+        pass
+
+    message = close = flush
+
+
+def test_rate_phases_evaluations_and_the_end_follow_the_clock(tmp_path):
+    clock = Clock(minutes=100 / 60, total=10_000)
+    begun = []
+
+    def batches(phase):
+        def stream(first):
+            begun.append((phase, first))
+            while True:
+                clock.now += 10  # every batch takes ten of the hundred seconds
+                yield {"x": np.ones(8, np.float32)}
+        return stream
+
+    trainer = Trainer(make_optimizer(learning_rate_schedule("linear", 1.0, 0, 10_000)),
+                      make_mesh(devices=jax.devices()[:1]))
+    book, checkpoints = Book(), Checkpoints(tmp_path / "checkpoints")
+    objective = Line()
+    state = trainer.fit(
+        trainer.init(objective),
+        [Phase(6_000, objective, batches("short")), Phase(10_000, objective, batches("long"))],
+        logbook=book, log_every=1, evaluate=lambda state: {"loss": 1.0}, eval_every=2_500,
+        checkpoints=checkpoints, budget=clock)
+    checkpoints.close()
+    steps = int(state.step)
+    assert 8 <= steps <= 11
+    assert [name for name, _ in begun] == ["short", "long"] and begun[1] == ("long", 0)
+    assert book.rates[0] == 1 and book.rates[-1] < 0.5
+    assert all(a >= b for a, b in zip(book.rates, book.rates[1:], strict=False))
+    assert book.steps[-1] == (steps, steps)
+    # 2,500 passed, 5,000 or both at once, ...
+    assert len(book.evaluated) in (3, 4) and book.evaluated[-1] == steps
+    record = checkpoints.metrics(steps)
+    assert record["budget/position"] == 10_000 and record["budget/phase"] == 1
+    assert Clock(100 / 60, 10_000, record).position(steps) == 10_000  # finished
