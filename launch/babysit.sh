@@ -145,7 +145,7 @@ finish() { # CODE MESSAGE...: the end of babysitting
   exit "$code"
 }
 
-# shellcheck disable=SC2317  # called by the trap
+# shellcheck disable=SC2317,SC2329  # called by the trap
 interrupted() {
   say "no longer watching; a run on $NAME goes on, and is billed. The same command watches it again;" \
     "launch/tpu.sh stop $NAME --zone=$ZONE stops it"
@@ -188,7 +188,7 @@ for ((starts = 1; starts <= MAX_RESTARTS + 1; starts++)); do
       failures=$((failures + 1))
       # A slice that is ready is never deleted for its silence: the fault may be on this side, and
       # the run may go on.
-      if [[ $OUTCOME != unreachable ]]; then show_log 40 || true; fi
+      if [[ $OUTCOME != unreachable ]]; then show_complaints 40 || true; fi
       if ((failures > MAX_FAILURES)); then
         [[ $OUTCOME != unreachable ]] || finish "$EXIT_SSH" "the hosts of $NAME do not answer"
         finish 1 "failed $failures times in a row, the last time with exit code $OUTCOME"

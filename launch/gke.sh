@@ -24,6 +24,9 @@ The cluster needs a TPU node pool of this type and topology for each slice, and 
   --chips_per_host=N      4, unless the node pool's machines have 1 or 8 chips
   --spot                  the node pool is of spot machines
   --service_account=NAME  Kubernetes service account that may use the bucket
+  --user=ID               run as this user instead of root. Only where the nodes give devices to the
+                          pod's user (containerd: device_ownership_from_security_context = true);
+                          elsewhere the TPU's device files belong to root and jax finds no TPU
   --namespace=NAME        (default)
   --max_restarts=N        starts again after pre-emptions and failures (100); never after exit code 2
   --dry_run               print the manifest instead of applying it
@@ -36,7 +39,7 @@ fail() {
 }
 
 NAME='' IMAGE='' TYPE='' TOPOLOGY='' SLICES=1 CHIPS_PER_HOST=4 SPOT=false SERVICE_ACCOUNT=default
-NAMESPACE=default MAX_RESTARTS=100 DRY_RUN=false
+NAMESPACE=default RUN_AS=0 MAX_RESTARTS=100 DRY_RUN=false
 while (($#)); do
   case $1 in
     --)
@@ -52,6 +55,7 @@ while (($#)); do
     --slices=?*) SLICES=${1#*=} ;;
     --chips_per_host=?*) CHIPS_PER_HOST=${1#*=} ;;
     --service_account=?*) SERVICE_ACCOUNT=${1#*=} ;;
+    --user=?*) RUN_AS=${1#*=} ;;
     --namespace=?*) NAMESPACE=${1#*=} ;;
     --max_restarts=?*) MAX_RESTARTS=${1#*=} ;;
     -*) fail "unknown flag $1, or without its value; --help lists them" ;;
@@ -66,7 +70,7 @@ done
 [[ $NAME =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
   fail "'$NAME' cannot name a job: lower-case letters, digits and hyphens, a letter first"
 [[ -n $IMAGE ]] || fail "no container: give --image=IMAGE, built from launch/Dockerfile"
-for number in "$SLICES" "$CHIPS_PER_HOST" "$MAX_RESTARTS"; do
+for number in "$SLICES" "$CHIPS_PER_HOST" "$RUN_AS" "$MAX_RESTARTS"; do
   [[ $number =~ ^[0-9]+$ ]] || fail "'$number' is not a whole number"
 done
 [[ " $* " == *" --workdir=gs://"* ]] ||
@@ -99,6 +103,15 @@ yaml_list() { # WORD...: a list of double-quoted strings
 spot_selector() {
   if $SPOT; then
     printf '\n                cloud.google.com/gke-spot: "true"'
+  fi
+}
+
+identity() { # of the pod: root without privileges, or a user
+  if ((RUN_AS == 0)); then
+    printf 'runAsUser: 0 # the device files of a TPU belong to root'
+  else
+    printf 'runAsUser: %s\n                runAsGroup: %s\n                runAsNonRoot: true' \
+      "$RUN_AS" "$RUN_AS"
   fi
 }
 
@@ -146,11 +159,13 @@ spec:
                 - {key: google.com/tpu, operator: Exists, effect: NoSchedule}
                 - {key: cloud.google.com/gke-spot, operator: Exists, effect: NoSchedule}
               securityContext:
-                runAsUser: 0 # the TPU's device files belong to root
+                $(identity)
+                seccompProfile: {type: RuntimeDefault}
               containers:
                 - name: bertjax
                   image: "$IMAGE"
                   args: $(yaml_list "$@")
+                  securityContext: {allowPrivilegeEscalation: false}
                   ports:
                     - {containerPort: 8471} # between the hosts of a slice
                     - {containerPort: 8080} # between slices

@@ -9,8 +9,11 @@
 #   host.sh status ID          one line: bertjax-host HOSTNAME bare|idle|other|running|lost|exited CODE
 #   host.sh stop               SIGTERM, so that it saves; SIGKILL after BERTJAX_STOP_SECONDS
 #   host.sh log LINES [follow]
+#   host.sh complaint LINES    the last lines of the log, if the job failed here; else nothing
 #   host.sh exec -- CMD        run CMD in the foreground, with the same directory and Python
-set -euo pipefail
+set -Eeuo pipefail
+# A command that fails unforeseen says where: ssh to all hosts does not.
+trap 'echo "bertjax on $(hostname): host.sh line $LINENO failed with code $?: $BASH_COMMAND" >&2' ERR
 
 ROOT=$HOME/bertjax
 RUN=$ROOT/run
@@ -50,6 +53,7 @@ read_pid() { # sets PID; fails unless the job of that number is ours and alive
 }
 
 enter() { # the directory and the Python of a job
+  [[ -d $ROOT/code ]] || fail "no code here yet: launch/tpu.sh setup"
   cd "$ROOT/code"
   export PATH=$ROOT/venv/bin:$PATH
 }
@@ -82,6 +86,8 @@ supervise() { # CMD...: runs it and writes down how it ended
   write pid "$$"
   local code=0
   "$@" || code=$?
+  # In the log too, for who reads only that: an out-of-memory kill (137) leaves no other trace.
+  printf '=== %s ended with code %s on %s\n' "$(date -u +%FT%TZ)" "$code" "$(hostname)"
   write exit_code "$code"
 }
 
@@ -126,10 +132,20 @@ log() { # LINES [follow]
   tail -n "$1" "$RUN/log"
 }
 
-command=${1:?one of setup, start, status, stop, log, exec}
+complaint() { # LINES: who has not failed is silent, so that all hosts can be asked at once
+  local how
+  how=$(state any)
+  case $how in
+    'exited 0' | 'exited 75' | running | idle | bare) return 0 ;;
+  esac
+  printf '=== %s: %s\n' "$(hostname)" "$how"
+  if [[ -f $RUN/log ]]; then tail -n "$1" "$RUN/log"; fi
+}
+
+command=${1:?one of setup, start, status, stop, log, complaint, exec}
 shift
 case $command in
-  setup | start | stop | log | supervise) "$command" "$@" ;;
+  setup | start | stop | log | complaint | supervise) "$command" "$@" ;;
   status) echo "bertjax-host $(hostname) $(state "$1")" ;;
   exec)
     shift

@@ -468,6 +468,10 @@ show_log() { # LINES [follow]
   call "${SSH[@]}" --command="$HOST_SCRIPT log${*:+ $*}"
 }
 
+show_complaints() { # LINES: of every host where the run failed; host 0 often only waited for another
+  on_all "$HOST_SCRIPT complaint $1"
+}
+
 summarise() { # reads poll_run's lines: prints bare, other, idle, running, "partly CODE" or "exited CODE"
   local tag host state code running=0 ended=0 idle=0 worst=0 lines=0
   while read -r tag host state code; do

@@ -8,7 +8,8 @@ Runs as a program (see conftest.py). State is in the directory $FAKE_GCLOUD:
   slice   gcloud's word for the slice's state; absent = there is none
   hosts/  if there: home directories in which ssh really runs its command, and scp copies
 Verbs are the last two words of the command, such as "tpu-vm create"; ssh is told apart by what it
-runs: "ssh true", "ssh status", "ssh start", "ssh setup", "ssh unpack", "ssh stop", "ssh log".
+runs: "ssh true", "ssh status", "ssh start", "ssh setup", "ssh unpack", "ssh stop", "ssh log",
+"ssh complaint".
 
 A test makes dozens of calls, each a new process: hence the few imports, and some only where needed.
 """

@@ -187,7 +187,7 @@ def test_hosts_that_wait_for_a_dead_peer_are_stopped_and_all_start_again(cloud):
     cloud.plays({"ssh status": [IDLE, half, half, half, *ended(134, 0)]})
     done = babysit(cloud, BERTJAX_GRACE="2")
     assert done.returncode == 0, done.stderr
-    assert cloud.story == ["describe", *AGAIN, *["status"] * 3, "stop", "log",
+    assert cloud.story == ["describe", *AGAIN, *["status"] * 3, "stop", "complaint",
                            "describe", *AGAIN, *DONE]
 
 

@@ -77,3 +77,12 @@ def test_wrong_usage_is_refused(cloud, flags, train, message):
     done = cloud.run(f"gke.sh bert {flags} --dry_run {train}")
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
+
+
+def test_a_pod_is_root_without_privileges_or_the_user_that_is_asked_for(cloud):
+    pod = job(manifest(cloud))["template"]["spec"]
+    assert pod["securityContext"]["runAsUser"] == 0
+    assert pod["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
+    pod = job(manifest(cloud, FLAGS + " --user=1000"))["template"]["spec"]
+    assert pod["securityContext"] == {"runAsUser": 1000, "runAsGroup": 1000, "runAsNonRoot": True,
+                                      "seccompProfile": {"type": "RuntimeDefault"}}

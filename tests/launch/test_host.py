@@ -138,7 +138,7 @@ def test_a_run_can_be_started_again_after_its_end(ready):
     for starts in (1, 2):
         ready("start", "1", "--", "false")
         ready.wait("exited 1")
-        assert ready.log.count("===") == starts
+        assert ready.log.count("ended with code 1 on ") == starts
 
 
 def test_stop_lets_the_job_save(ready):
@@ -147,7 +147,9 @@ def test_stop_lets_the_job_save(ready):
     while "up\n" not in ready.log:
         time.sleep(0.02)
     assert ready("stop").returncode == 0
-    assert (ready.state(), ready.log.endswith("saved\n")) == ("exited 75", True)
+    assert ready.state() == "exited 75"
+    saved, end = ready.log.splitlines()[-2:]
+    assert saved == "saved" and "ended with code 75" in end
 
 
 def test_stop_kills_what_does_not_stop(ready):
@@ -176,6 +178,24 @@ def test_a_process_of_another_program_with_the_old_number_is_not_taken_for_the_j
     (ready.root / "run" / "pid").write_text(f"{os.getpid()}\n")
     assert ready.state() == "lost"
     assert ready("stop").returncode == 0  # and this test goes on living
+
+
+def test_only_a_host_that_failed_complains(ready):
+    assert ready("complaint", "5").stdout == ""
+    ready("start", "1", "--", "true")
+    ready.wait("exited 0")
+    assert ready("complaint", "5").stdout == ""
+    ready("start", "1", "--", "bash", "-c", "echo out of memory; exit 137")
+    ready.wait("exited 137")
+    head, *lines = ready("complaint", "5").stdout.splitlines()
+    assert head.endswith(": exited 137") and "out of memory" in lines
+
+
+def test_a_failure_that_nobody_foresaw_names_host_line_and_command(ready):
+    (ready.root / "run").write_text("a file where a directory belongs")
+    done = ready("start", "1", "--", "true")
+    assert done.returncode != 0
+    assert "host.sh line" in done.stderr and "mkdir -p" in done.stderr
 
 
 def test_the_log_of_nothing_is_a_message(ready):
