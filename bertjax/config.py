@@ -145,6 +145,8 @@ SETTINGS: dict[str, Any] = {
         "rows": S(10_000, "held-out rows evaluated at most; 0 = all"),
         "seq_length": S(0, "tokens of a held-out row, the same in all phases, so that their "
                         "losses compare; 0 = that of the phase"),
+        "masking_rate": S(0.0, "share of a held-out row's tokens that is predicted; 0 = "
+                          "masking.rate"),
     },
     "log": {
         "every_steps": S(100, "steps between log lines"),
@@ -335,10 +337,12 @@ def total_steps(config: ml_collections.ConfigDict) -> int:
     return sum(steps for steps, _ in config.phases)
 
 
-def max_predictions(config: ml_collections.ConfigDict, seq_length: int) -> int:
-    """P, the predicted positions of a row of `seq_length` tokens."""
+def max_predictions(config: ml_collections.ConfigDict, seq_length: int,
+                    rate: float | None = None) -> int:
+    """P, the predicted positions of a row of `seq_length` tokens (at `rate`: config.masking's)."""
+    rate = config.masking.rate if rate is None else rate
     # 1e-9: 0.15 * 20 is 3.0000000000000004 in floating point, which must not become 4.
-    return config.masking.max_predictions or math.ceil(config.masking.rate * seq_length - 1e-9)
+    return config.masking.max_predictions or math.ceil(rate * seq_length - 1e-9)
 
 
 def model_config(config: ml_collections.ConfigDict, tokenizer_vocab_size: int) -> BertConfig:
@@ -412,7 +416,7 @@ def _check_pretraining(config: ml_collections.ConfigDict) -> None:
         raise ValueError(
             f"config.eval.seq_length={config.eval.seq_length} must be between 5 and "
             f"config.model.max_position_embeddings={config.model.max_position_embeddings}")
-    for name in ("masking.rate", "masking.mask_prob", "masking.random_prob",
+    for name in ("masking.rate", "masking.mask_prob", "masking.random_prob", "eval.masking_rate",
                  "data.short_seq_prob", "data.heldout_fraction", "model.hidden_dropout_prob",
                  "model.attention_probs_dropout_prob"):
         if not 0 <= flatten(config)[name] <= 1:

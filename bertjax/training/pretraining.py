@@ -188,7 +188,8 @@ def _evaluation(config: ml_collections.ConfigDict, tokenizer: Any,
                 batch_slice: tuple[int, int]) -> Evaluation:
     """The evaluation of a phase that trains on rows of `length` tokens: padded rows, always."""
     length = config.eval.seq_length or length
-    objective = dataclasses.replace(objective, masking=_masking(config, tokenizer, length, 1))
+    masking = _masking(config, tokenizer, length, 1, config.eval.masking_rate or None)
+    objective = dataclasses.replace(objective, masking=masking)
     batches = EvaluationBatches(
         TokenStore(store.path, "heldout"), length, config.batch_size, config.seed,
         process_index=batch_slice[0], process_count=batch_slice[1], nsp=config.data.nsp,
@@ -197,13 +198,14 @@ def _evaluation(config: ml_collections.ConfigDict, tokenizer: Any,
     return Evaluation(objective, batches)
 
 
-def _masking(config: ml_collections.ConfigDict, tokenizer: Any, length: int,
-             pairs: int) -> MaskingSpec:
-    slots = settings.max_predictions(config, length)
-    per_row = packed_predictions(length, pairs, config.masking.rate) if pairs > 1 else None
+def _masking(config: ml_collections.ConfigDict, tokenizer: Any, length: int, pairs: int,
+             rate: float | None = None) -> MaskingSpec:
+    rate = rate or config.masking.rate
+    slots = settings.max_predictions(config, length, rate)
+    per_row = packed_predictions(length, pairs, rate) if pairs > 1 else None
     return MaskingSpec.from_tokenizer(
         tokenizer, slots, original_replacements=config.masking.replace_with_special,
-        predictions_per_row=per_row, rate=config.masking.rate,
+        predictions_per_row=per_row, rate=rate,
         mask_prob=config.masking.mask_prob, random_prob=config.masking.random_prob,
         whole_word=config.masking.whole_word)
 

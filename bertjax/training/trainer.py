@@ -228,6 +228,11 @@ class Trainer:
 
     # ------------------------------------------------------------------------------- evaluation
 
+    def evaluation_key(self, number: jax.Array | int) -> jax.Array:
+        """The key that `evaluate` gives to `prepare` for batch `number`."""
+        key = jax.random.fold_in(jax.random.key(self.seed, impl=self.prng), EVALUATION_STREAM)
+        return jax.random.fold_in(key, number)
+
     def evaluate(self, objective: Objective, params: Any,
                  batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, float]:
         """Ratios of the objective's sums over all `batches`, without dropout.
@@ -237,8 +242,7 @@ class Trainer:
         every evaluation. 'loss' is the sum of the ratios that end in 'loss', if not among them.
         """
         def sums_of(params: Any, batch: Batch, number: jax.Array) -> Sums:
-            key = jax.random.fold_in(jax.random.key(self.seed, impl=self.prng), EVALUATION_STREAM)
-            batch = objective.prepare(batch, jax.random.fold_in(key, number))
+            batch = objective.prepare(batch, self.evaluation_key(number))
             return objective.loss(params, batch, objective.denominators(batch), None)[1]
 
         compiled = self._jit("evaluate", objective, lambda state_shardings: jax.jit(
