@@ -297,3 +297,41 @@ def test_equals_the_tokenizers_library_on_wikipedia(shared_data, wikipedia_lines
         # What the library does otherwise (private-use and unassigned characters, literal [MASK],
         # words of 101 to 200 characters) does not occur in these lines.
         assert not different, different[:3]
+
+
+# --- the compiled path of encode_flat -----------------------------------------------------------
+
+
+def random_texts(count, seed=0):
+    """Strings that mix words, every kind of white space and control, and other scripts."""
+    rng = random.Random(seed)
+    atoms = ["the", "Unaffable", "un##aff", "[MASK]", "x" * 201, "café", "naïve,word", "Σίσυφος",
+             "\u0915\u0941", "東京都", "한국", "\x00", "\x0b", "\x85", "\u2028", "\xa0", "\u200b",
+             "\t", "\n", "\r\n", " ", "  ", "-", "...", "don't", "$5.00", "3rd", "_", "~", "\x7f",
+             "\U0001f4a9" * 2, "\ufeff", "A" * 250 + "é", "\ud800", "İ", "ﬁ", "a\u0301b"]
+    return ["".join(rng.choice(atoms) + rng.choice(["", "", " "])
+                    for _ in range(rng.randrange(12))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_encode_flat_equals_encode_of_each_text(do_lower_case):
+    letters = [chr(c) for c in range(33, 127)]
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters),
+             "the", "un", "##aff", "##able", "cafe", "東", "σισυφος", "word", "##or", "x" * 30]
+    tokenizer = WordPieceTokenizer(vocab, do_lower_case)
+    texts = [*random_texts(3000), "", " "]
+    ids, lengths = tokenizer.encode_flat(texts)
+    expected = [tokenizer.encode(text) for text in texts]
+    assert ids.dtype == np.int32 and lengths.tolist() == list(map(len, expected))
+    assert ids.tolist() == [i for row in expected for i in row]
+    ids, lengths = tokenizer.encode_flat(["東京都 the", "Σίσυφος"])  # mostly not ASCII
+    assert ids.tolist() == tokenizer.encode("東京都 the Σίσυφος") and lengths.sum() == len(ids)
+    for nothing in ([], [""]):
+        ids, lengths = tokenizer.encode_flat(nothing)
+        assert len(ids) == 0 and lengths.tolist() == [0] * len(nothing)
+
+
+def test_encode_flat_of_a_vocabulary_without_letters():
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "é"], False)
+    ids, lengths = tokenizer.encode_flat(["a b, é", "é"])
+    assert ids.tolist() == [1, 1, 1, 5, 5] and lengths.tolist() == [4, 1]
