@@ -17,6 +17,11 @@ _HOMES = {
     "load_tokenizer": "bertjax.tokenization",
     "load_model": "bertjax.interop",
     "fill_mask": "bertjax.inference",
+    "next_sentence": "bertjax.inference",
+    "classify": "bertjax.inference",
+    "tag_words": "bertjax.inference",
+    "answer": "bertjax.inference",
+    "sentence_embeddings": "bertjax.inference",
     "TokenStore": "bertjax.data.store",
     "Trainer": "bertjax.training.trainer",
 }
