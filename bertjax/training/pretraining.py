@@ -1,4 +1,4 @@
-"""Pre-training: the masked language model and next-sentence prediction over a token store.
+"""Pre-training: the masked language model and next-sentence prediction over a corpus.
 
 `PretrainingObjective` is what the trainer learns: masks drawn on the device, the joint loss.
 `prepare` turns a configuration into a checked `Job` without compiling anything; `run` trains it,
@@ -14,14 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import config as settings
-from bertjax.data.batches import EvaluationBatches, PretrainingBatches, prefetch
+from bertjax.data.batches import prefetch
 from bertjax.data.masking import MaskingSpec, mask_tokens, packed_predictions
-from bertjax.data.store import TokenStore
 from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.tokenization import load_tokenizer
@@ -29,6 +27,7 @@ from bertjax.tools.report import write_report
 from bertjax.training import losses, sharding
 from bertjax.training.budget import Budget
 from bertjax.training.checkpoint import Checkpoints, resolve_directory
+from bertjax.training.corpora import Corpus, open_corpus, random_share, token_entropy
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.trainer import Batch, Phase, Sums, Trainer, TrainState
@@ -50,10 +49,11 @@ class PretrainingObjective:
     """MLM + NSP as the trainer's Objective (trainer.py), for rows of one length.
 
     Loss: mean over the masked tokens of the global batch plus mean over its pairs (paper A.2).
+    `masking` None: the rows arrive masked (TFRecords).
     """
 
     model: BertForPreTraining
-    masking: MaskingSpec
+    masking: MaskingSpec | None
     nsp: bool = True
 
     def init(self, key: jax.Array) -> dict[str, Any]:
@@ -61,6 +61,8 @@ class PretrainingObjective:
 
     def prepare(self, batch: Batch, key: jax.Array) -> Batch:
         """Draws the masks of the global batch: adds mlm_positions, _labels, _weights [B, P]."""
+        if self.masking is None:
+            return batch
         masked = mask_tokens(key, batch["input_ids"], batch["attention_mask"], self.masking)
         return {**batch, "input_ids": masked.input_ids, "mlm_positions": masked.positions,
                 "mlm_labels": masked.labels, "mlm_weights": masked.weights}
@@ -92,7 +94,7 @@ class Evaluation:
     """Held-out rows, and the objective that masks and scores them."""
 
     objective: PretrainingObjective
-    batches: EvaluationBatches
+    batches: Any  # finite: iteration, num_pairs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,7 +107,7 @@ class Job:
     tokenizer: Any
     model_config: BertConfig
     execution: Execution
-    stores: list[TokenStore]
+    corpus: Corpus
     phases: list[Phase]
     evaluations: list[Evaluation]  # one a phase
     epochs: float
@@ -127,8 +129,8 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
     sharding.check_batch(config.batch_size, mesh, config.accumulation)
     resumed_from = _check_workdir(config, directory)
 
-    stores, weights = _open_corpora(config, directory)
-    tokenizer = load_tokenizer(stores[0].tokenizer_directory)
+    corpus = open_corpus(config, directory, sharding.batch_slice(mesh))
+    tokenizer = corpus.tokenizer
     model_config = settings.model_config(config, tokenizer.vocab_size)
     execution = settings.execution(config, mesh.devices.flat[0].platform)
     if config.init_from and resumed_from is None:
@@ -136,13 +138,13 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
 
     phases, evaluations, epochs, until = [], [], 0.0, 0
     for steps, length in config.phases:
-        slice_index, slice_count = sharding.batch_slice(mesh)
-        batches = PretrainingBatches(
-            stores, length, config.batch_size, config.seed, weights=weights,
-            packed=config.data.packed, process_index=slice_index, process_count=slice_count,
-            short_seq_prob=config.data.short_seq_prob, nsp=config.data.nsp, tokenizer=tokenizer)
+        batches = corpus.training(length)
         objective = make_objective(
             config, model_config, execution, tokenizer, length, batches.pairs_per_row)
+        predictions = objective.masking.slots
+        if corpus.masked:
+            objective = dataclasses.replace(objective, masking=None)
+            predictions = batches.max_predictions
         # With a budget the trainer counts steps from where the phase began.
         stream = _stream(config, batches, phase_start=0 if config.budget_minutes else until)
         until += steps
@@ -150,12 +152,12 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
             until_step=until, objective=objective, batches=stream,
             tokens_per_step=config.batch_size * length,
             flops_per_step=config.batch_size * flops_per_row(
-                model_config, length, objective.masking.slots, config.data.nsp)))
+                model_config, length, predictions, config.data.nsp)))
         same = evaluations and config.eval.seq_length  # then one compilation serves all phases
         evaluations.append(evaluations[0] if same else _evaluation(
-            config, tokenizer, objective, stores[0], length, (slice_index, slice_count)))
+            config, corpus, objective, length))
         epochs += batches.epochs(steps)
-    return Job(config, directory, mesh, tokenizer, model_config, execution, stores, phases,
+    return Job(config, directory, mesh, tokenizer, model_config, execution, corpus, phases,
                evaluations, epochs, resumed_from)
 
 
@@ -183,19 +185,14 @@ def make_trainer(config: ml_collections.ConfigDict, mesh: Mesh) -> Trainer:
                    watchdog_s=config.watchdog_seconds)
 
 
-def _evaluation(config: ml_collections.ConfigDict, tokenizer: Any,
-                objective: PretrainingObjective, store: TokenStore, length: int,
-                batch_slice: tuple[int, int]) -> Evaluation:
+def _evaluation(config: ml_collections.ConfigDict, corpus: Corpus,
+                objective: PretrainingObjective, length: int) -> Evaluation:
     """The evaluation of a phase that trains on rows of `length` tokens: padded rows, always."""
     length = config.eval.seq_length or length
-    masking = _masking(config, tokenizer, length, 1, config.eval.masking_rate or None)
-    objective = dataclasses.replace(objective, masking=masking)
-    batches = EvaluationBatches(
-        TokenStore(store.path, "heldout"), length, config.batch_size, config.seed,
-        process_index=batch_slice[0], process_count=batch_slice[1], nsp=config.data.nsp,
-        short_seq_prob=config.data.short_seq_prob, tokenizer=tokenizer,
-        max_batches=-(-config.eval.rows // config.batch_size) if config.eval.rows else None)
-    return Evaluation(objective, batches)
+    if not corpus.masked:
+        masking = _masking(config, corpus.tokenizer, length, 1, config.eval.masking_rate or None)
+        objective = dataclasses.replace(objective, masking=masking)
+    return Evaluation(objective, corpus.heldout(length))
 
 
 def _masking(config: ml_collections.ConfigDict, tokenizer: Any, length: int, pairs: int,
@@ -210,37 +207,12 @@ def _masking(config: ml_collections.ConfigDict, tokenizer: Any, length: int, pai
         whole_word=config.masking.whole_word)
 
 
-def _stream(config: ml_collections.ConfigDict, batches: PretrainingBatches,
-            phase_start: int) -> Callable[[int], Iterator[Batch]]:
+def _stream(config: ml_collections.ConfigDict, batches: Any, phase_start: int
+            ) -> Callable[[int], Iterator[Batch]]:
     def stream(first_step: int) -> Iterator[Batch]:
         return prefetch(batches, first_step - phase_start, buffer=config.data.prefetch,
                         workers=config.data.workers)
     return stream
-
-
-def _open_corpora(config: ml_collections.ConfigDict, workdir: epath.Path
-                  ) -> tuple[list[TokenStore], list[float] | None]:
-    """The token stores of config.data.corpus and their weights, if any are given."""
-    if config.data.corpus == "docstrings":
-        from bertjax.data.docstrings import build_docstring_store
-
-        if not (workdir / "corpus" / "manifest.json").exists():
-            print("Gathering the demo corpus from installed documentation (under a minute) ...",
-                  flush=True)
-        return [TokenStore(build_docstring_store(
-            workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size))], None
-    stores, weights = [], []
-    for part in config.data.corpus.split(","):
-        path, _, weight = part.partition("=")
-        stores.append(TokenStore(path))
-        try:
-            weights.append(float(weight) if weight else None)
-        except ValueError:
-            raise ValueError(f"config.data.corpus: the weight {weight!r} of {path} is not a "
-                             "number; write DIR=2.5,DIR=1") from None
-    if any(weights) and None in weights:
-        raise ValueError("config.data.corpus: give every corpus of the mixture a weight, or none")
-    return stores, weights if any(weights) else None
 
 
 def _check_workdir(config: ml_collections.ConfigDict, workdir: epath.Path) -> int | None:
@@ -356,8 +328,6 @@ def summary(job: Job, step: int) -> str:
     config, phases = job.config, job.phases
     devices = job.mesh.devices
     model = job.model_config
-    tokens = sum(store.num_tokens for store in job.stores)
-    documents = sum(store.num_documents for store in job.stores)
     shape = " x ".join(f"{name} {size}" for name, size in job.mesh.shape.items())
     lines = [
         ("model", f"L={model.num_hidden_layers} H={model.hidden_size} "
@@ -365,7 +335,7 @@ def summary(job: Job, step: int) -> str:
                   f"V={model.vocab_size:,}: {parameter_count(model) / 1e6:.1f} M parameters"),
         ("devices", f"{devices.size} x {devices.flat[0].device_kind} ({shape}), "
                     f"{job.execution.dtype}"),
-        ("corpus", f"{documents:,} documents, {tokens / 1e6:,.1f} M tokens "
+        ("corpus", f"{job.corpus.describe()} "
                    f"+ {job.evaluations[0].batches.num_pairs:,} held-out pairs"),
     ]
     begin = 0
@@ -394,27 +364,13 @@ def summary(job: Job, step: int) -> str:
 # ---------------------------------------------------------------------------------------- finish
 
 
-def unigram_entropy(store: TokenStore) -> float:
-    """Entropy in nats of the tokens of a split: the MLM loss of the best context-free guess."""
-    counts = np.zeros(store.vocab_size, np.int64)
-    for document in store.documents():
-        for sentence in document:
-            counts += np.bincount(sentence, minlength=store.vocab_size)
-    share = counts[counts > 0] / counts.sum()
-    return float(-np.sum(share * np.log(share)))
-
-
-def random_share(batches: EvaluationBatches) -> float:
-    """Share of the pairs whose second half is from elsewhere (label 1)."""
-    labels = [(batch["nsp_labels"] * batch["nsp_weights"]).sum() for batch in batches]
-    return float(sum(labels)) / batches.num_pairs
-
-
 def _finish(job: Job, params: Any, metrics: dict[str, float], logbook: Logbook) -> None:
     """Prints the result, and writes the model in Hugging Face's layout, examples and the report."""
     heldout = job.evaluations[-1].batches
+    length = job.config.eval.seq_length or job.config.phases[-1][1]
+    entropy = token_entropy(job.corpus.token_counts(length))
     lines = [f"held-out MLM loss {metrics['mlm_loss']:.3f}, accuracy {metrics['mlm_accuracy']:.1%} "
-             f"(unigram entropy of the held-out tokens: {unigram_entropy(heldout.store):.3f})"]
+             f"(unigram entropy of the held-out tokens: {entropy:.3f})"]
     if "nsp_accuracy" in metrics:
         accuracy = metrics["nsp_accuracy"]
         error = math.sqrt(accuracy * (1 - accuracy) / heldout.num_pairs)

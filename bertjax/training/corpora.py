@@ -1,0 +1,248 @@
+"""What a pre-training run reads: token stores (or a mixture), or the original's TFRecords.
+
+In: the settings under config.data. Out: a `Corpus`, which gives the batches of a sequence length,
+those to evaluate on, and the tokenizer. Rows of token stores arrive unmasked; TFRecords bring masks
+that were drawn once, when they were written, so the settings under config.masking do not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import ml_collections
+import numpy as np
+from etils import epath
+
+from bertjax import config as settings
+from bertjax.data.batches import EvaluationBatches, PretrainingBatches
+from bertjax.data.bert_tfrecord import (
+    Records,
+    TFRecordBatches,
+    TFRecordEvaluation,
+    check_lengths,
+    split_records,
+)
+from bertjax.data.store import TokenStore
+from bertjax.tokenization import load_tokenizer
+
+TFRECORD = "tfrecord:"
+
+
+class Corpus(Protocol):
+    """Where the rows come from.
+
+    Attributes:
+      tokenizer: of the ids.
+      masked: the rows bring their masks (mlm_positions, _labels, _weights [B, P]).
+      slice: this process's number and the number of processes, for the rows that it makes.
+    """
+
+    tokenizer: Any
+    masked: bool
+    slice: tuple[int, int]
+
+    def training(self, length: int) -> Any:
+        """Endless batches of rows of `length` tokens: `[step]`, `epochs(steps)`."""
+
+    def heldout(self, length: int) -> Any:
+        """Finite batches: iteration, `num_pairs`."""
+
+    def token_counts(self, length: int) -> np.ndarray:
+        """int64 [V]: how often each token is in the held-out text."""
+
+    def describe(self) -> str:
+        """Its size, for the start-up screen."""
+
+
+def open_corpus(config: ml_collections.ConfigDict, workdir: epath.Path, rows: tuple[int, int]
+                ) -> Corpus:
+    """The corpus of config.data; may build the embedded demo corpus in `workdir`.
+
+    Args:
+      rows: (number of this process, number of processes) among those that make rows.
+
+    Raises:
+      ValueError: no corpus there, or settings that do not go with it, with the remedy.
+    """
+    if config.data.corpus.startswith(TFRECORD):
+        return RecordCorpus(config, rows)
+    for name in ("tokenizer", "heldout"):
+        if config.data[name]:
+            raise ValueError(f"config.data.{name} is for TFRecords (config.data.corpus="
+                             f"{TFRECORD}PATTERN); a token store brings its own")
+    return StoreCorpus(config, workdir, rows)
+
+
+class StoreCorpus:
+    """One token store, or a mixture of several."""
+
+    masked = False
+
+    def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path,
+                 rows: tuple[int, int]):
+        self._config, self.slice = config, rows
+        self.stores, self.weights = _open_stores(config, workdir)
+        self.tokenizer = load_tokenizer(self.stores[0].tokenizer_directory)
+        self._heldout = TokenStore(self.stores[0].path, "heldout")
+
+    def _options(self) -> dict[str, Any]:
+        data, (index, count) = self._config.data, self.slice
+        return dict(process_index=index, process_count=count, nsp=data.nsp,
+                    short_seq_prob=data.short_seq_prob, tokenizer=self.tokenizer)
+
+    def training(self, length: int) -> PretrainingBatches:
+        return PretrainingBatches(
+            self.stores, length, self._config.batch_size, self._config.seed, weights=self.weights,
+            packed=self._config.data.packed, **self._options())
+
+    def heldout(self, length: int) -> EvaluationBatches:
+        return EvaluationBatches(self._heldout, length, self._config.batch_size, self._config.seed,
+                                 max_batches=_max_batches(self._config), **self._options())
+
+    def token_counts(self, length: int) -> np.ndarray:
+        counts = np.zeros(self._heldout.vocab_size, np.int64)
+        for document in self._heldout.documents():
+            for sentence in document:
+                counts += np.bincount(sentence, minlength=len(counts))
+        return counts
+
+    def describe(self) -> str:
+        tokens = sum(store.num_tokens for store in self.stores)
+        documents = sum(store.num_documents for store in self.stores)
+        return f"{documents:,} documents, {tokens / 1e6:,.1f} M tokens"
+
+
+class RecordCorpus:
+    """TFRecords of the original's create_pretraining_data.py, each file set of one length.
+
+    `{length}` in a pattern stands for the sequence length of the phase.
+    """
+
+    masked = True
+
+    def __init__(self, config: ml_collections.ConfigDict, rows: tuple[int, int]):
+        self._config, self.slice = config, rows
+        data = config.data
+        if not data.tokenizer:
+            raise ValueError(
+                f"config.data.corpus={data.corpus}: TFRecords hold ids only. Say which vocabulary "
+                "they were made with: --config.data.tokenizer=DIR (or its vocab.txt)")
+        if data.heldout and not data.heldout.startswith(TFRECORD):
+            raise ValueError(f"config.data.heldout={data.heldout}: write {TFRECORD}PATTERN")
+        if data.packed:
+            raise ValueError("config.data.packed: TFRecords have one pair a row; build a token "
+                             "store from the text (bertjax.tools.build_corpus) to pack")
+        for name, setting in settings.SETTINGS["masking"].items():
+            if name != "max_predictions" and config.masking[name] != setting.default:
+                raise ValueError(
+                    f"config.masking.{name}={config.masking[name]} would have no effect: "
+                    "TFRecords bring their masks. Build a token store from the text to choose them")
+        self.tokenizer = load_tokenizer(data.tokenizer)
+        self._opened: dict[str, Records] = {}
+
+    def _open(self, source: str, length: int) -> Records:
+        patterns = source.removeprefix(TFRECORD).replace("{length}", str(length))
+        if patterns not in self._opened:
+            self._opened[patterns] = Records(
+                patterns, self._config.data.cache or None, self.tokenizer)
+        records = self._opened[patterns]
+        try:
+            check_lengths(records, length, self._config.masking.max_predictions or None)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. The lengths are those of config.phases={self._config.phases} and "
+                f"config.masking.max_predictions={self._config.masking.max_predictions} (0 = as "
+                "in the files); {length} in the pattern stands for the length of a phase") from None
+        return records
+
+    def _split(self, length: int) -> tuple[Records, np.ndarray, Records, np.ndarray]:
+        """(files, numbers) to train on and to evaluate on."""
+        data = self._config.data
+        records = self._open(data.corpus, length)
+        if data.heldout:
+            heldout = self._open(data.heldout, length)
+            return records, np.arange(len(records)), heldout, np.arange(len(heldout))
+        training, heldout = split_records(len(records), data.heldout_fraction)
+        return records, training, records, heldout
+
+    def training(self, length: int) -> TFRecordBatches:
+        records, numbers, _, _ = self._split(length)
+        index, count = self.slice
+        return TFRecordBatches(records, self._config.batch_size, self._config.seed, numbers=numbers,
+                               process_index=index, process_count=count)
+
+    def heldout(self, length: int) -> TFRecordEvaluation:
+        _, _, records, numbers = self._split(length)
+        index, count = self.slice
+        return TFRecordEvaluation(records, self._config.batch_size, numbers=numbers,
+                                  process_index=index, process_count=count,
+                                  max_batches=_max_batches(self._config))
+
+    def token_counts(self, length: int) -> np.ndarray:
+        """Special tokens are left out; what was masked is counted as what it was."""
+        _, _, records, numbers = self._split(length)
+        counts = np.zeros(self.tokenizer.vocab_size, np.int64)
+        for batch in TFRecordEvaluation(records, 256, numbers=numbers):
+            ids, (row, slot) = batch["input_ids"], np.nonzero(batch["mlm_weights"])
+            ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_labels"][row, slot]
+            counts += np.bincount(ids.ravel(), minlength=len(counts))
+        counts[list(self.tokenizer.special_ids)] = 0
+        return counts
+
+    def describe(self) -> str:
+        lengths = dict.fromkeys(length for _, length in self._config.phases)
+        sizes = [f"{len(numbers):,} records of {length} tokens" for length in lengths
+                 for numbers in (self._split(length)[1],)]
+        shared = ("" if self._config.data.heldout else
+                  " (every n-th record is held out; where dupe_factor > 1, its text is trained on "
+                  "with other masks: config.data.heldout names files of other text)")
+        return ", ".join(sizes) + shared
+
+
+def token_entropy(counts: np.ndarray) -> float:
+    """Entropy in nats of tokens counted [V]: the MLM loss of the best context-free guess."""
+    share = counts[counts > 0] / counts.sum()
+    return float(-np.sum(share * np.log(share)))
+
+
+def random_share(batches: Iterable[dict[str, np.ndarray]]) -> float:
+    """Share of the pairs whose second half is from elsewhere (label 1), in this process's rows."""
+    random = pairs = 0.0
+    for batch in batches:
+        random += float((batch["nsp_labels"] * batch["nsp_weights"]).sum())
+        pairs += float(batch["nsp_weights"].sum())
+    return random / max(pairs, 1.0)
+
+
+def _max_batches(config: ml_collections.ConfigDict) -> int | None:
+    return -(-config.eval.rows // config.batch_size) if config.eval.rows else None
+
+
+def _open_stores(config: ml_collections.ConfigDict, workdir: epath.Path
+                 ) -> tuple[list[TokenStore], Sequence[float] | None]:
+    """The token stores of config.data.corpus and their weights, if any are given."""
+    if config.data.corpus == "docstrings":
+        from bertjax.data.docstrings import build_docstring_store
+
+        if not (workdir / "corpus" / "manifest.json").exists():
+            print("Gathering the demo corpus from installed documentation (under a minute) ...",
+                  flush=True)
+        return [TokenStore(build_docstring_store(
+            workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size))], None
+    stores, weights = [], []
+    for part in config.data.corpus.split(","):
+        path, _, weight = part.strip().partition("=")
+        if path.startswith(TFRECORD):
+            raise ValueError("config.data.corpus: TFRecords bring their masks and cannot be mixed "
+                             "with token stores; several patterns of TFRecords go after one "
+                             f"{TFRECORD}, separated by commas")
+        stores.append(TokenStore(path))
+        try:
+            weights.append(float(weight) if weight else None)
+        except ValueError:
+            raise ValueError(f"config.data.corpus: the weight {weight!r} of {path} is not a "
+                             "number; write DIR=2.5,DIR=1") from None
+    if any(weights) and None in weights:
+        raise ValueError("config.data.corpus: give every corpus of the mixture a weight, or none")
+    return stores, weights if any(weights) else None

@@ -1,0 +1,140 @@
+"""TFRecords of the original program as the corpus of a run; what is refused, and exact resume."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.config import check_config, default_config
+from bertjax.data.tfrecord import make_example, write_records
+from bertjax.tokenization.wordpiece import WordPieceTokenizer
+from bertjax.training import pretraining
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.corpora import TFRECORD, random_share, token_entropy
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [f"w{i}" for i in range(60)]
+CLS, SEP, MASK, FIRST = 2, 3, 4, 5
+
+
+def masked_example(rng, length, predictions):
+    """A pair as the original writes it: padded to `length`, one to `predictions` words masked."""
+    a, b = rng.integers(FIRST, 65, (2, (length - 3) // 2 - rng.integers(3)))
+    ids = np.array([CLS, *a, SEP, *b, SEP])
+    types = np.array([0] * (len(a) + 2) + [1] * (len(b) + 1))
+    chosen = np.sort(rng.permutation(np.arange(1, len(a) + 1))[: rng.integers(1, predictions + 1)])
+    labels = ids[chosen]
+    ids[chosen] = MASK
+
+    def pad(values, size):
+        return np.concatenate([values, np.zeros(size - len(values), np.asarray(values).dtype)])
+
+    return make_example({
+        "input_ids": pad(ids, length), "input_mask": pad(np.ones(len(ids), int), length),
+        "segment_ids": pad(types, length), "masked_lm_positions": pad(chosen, predictions),
+        "masked_lm_ids": pad(labels, predictions),
+        "masked_lm_weights": pad(np.ones(len(chosen), np.float32), predictions),
+        "next_sentence_labels": rng.integers(0, 2, 1)})
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A directory of records of 32 and 48 tokens (GZIP), and a vocabulary."""
+    directory = tmp_path_factory.mktemp("records")
+    rng = np.random.default_rng(0)
+    for name, length, predictions, count in (
+            ("32-a.tfrecord", 32, 5, 40), ("32-b.tfrecord", 32, 5, 30),
+            ("48-a.tfrecord.gz", 48, 8, 50), ("other.tfrecord", 32, 5, 20)):
+        write_records(directory / name,
+                      (masked_example(rng, length, predictions) for _ in range(count)))
+    WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True).save(directory / "vocab")
+    return directory
+
+
+@pytest.fixture
+def config(files):
+    config = default_config()
+    config.data.corpus = f"{TFRECORD}{files}/{{length}}-*"
+    config.data.tokenizer = str(files / "vocab")
+    config.model.update(num_hidden_layers=1, hidden_size=16, num_attention_heads=2,
+                        intermediate_size=32, max_position_embeddings=64)
+    config.phases = ((4, 32), (4, 48))
+    config.batch_size = 16
+    config.optimizer.warmup_steps = 2
+    config.checkpoint.every_steps = 3
+    config.eval.rows = 0
+    config.log.tensorboard = False
+    config.execution.compilation_cache = ""
+    check_config(config)
+    return config
+
+
+def test_the_masks_of_the_files_reach_the_loss_as_they_are(config, files, tmp_path):
+    job = pretraining.prepare(config, str(tmp_path))
+    batch = next(job.phases[0].batches(0))
+    objective = job.phases[0].objective
+    prepared = objective.prepare(batch, jax.random.key(0))
+    assert prepared is batch and (batch["input_ids"] == MASK).sum() == batch["mlm_weights"].sum()
+    assert float(objective.denominators(batch)["mlm"]) == batch["mlm_weights"].sum()
+    # One of the 70 and of the 50 records is held out, and evaluated on once.
+    assert [e.batches.num_pairs for e in job.evaluations] == [1, 1]
+    assert "69 records of 32 tokens, 49 records of 48 tokens" in pretraining.summary(job, 0)
+    assert job.epochs == pytest.approx(4 * 16 / 69 + 4 * 16 / 49)
+
+
+def test_a_stopped_run_on_records_resumes_to_the_same_bits(config, tmp_path):
+    config.data.cache = str(tmp_path / "cache")
+    assert pretraining.run(pretraining.prepare(config, str(tmp_path / "run"))) == 0
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    for later in ("6", "8"):
+        shutil.rmtree(tmp_path / "again" / "checkpoints" / later)
+    (tmp_path / "again" / "checkpoints.committed.json").unlink()
+    job = pretraining.prepare(config, str(tmp_path / "again"))
+    assert job.resumed_from == 3
+    pretraining.run(job)
+    first, second = (Checkpoints(str(tmp_path / name / "checkpoints")).restore_numpy(8)[0]
+                     for name in ("run", "again"))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    assert (tmp_path / "run" / "model" / "vocab.txt").exists()
+
+
+def test_other_files_to_evaluate_on(config, files, tmp_path):
+    config.phases = ((4, 32),)
+    config.data.heldout = f"{TFRECORD}{files}/other.tfrecord"
+    job = pretraining.prepare(config, str(tmp_path))
+    assert job.evaluations[0].batches.num_pairs == 20
+    assert "70 records" in job.corpus.describe()
+    share = random_share(job.evaluations[0].batches)
+    assert 0 < share < 1 and share * 20 == pytest.approx(round(share * 20))
+    counts = job.corpus.token_counts(32)
+    assert counts[: FIRST].sum() == 0  # [MASK] is counted as the word that it hides
+    assert 3.5 < token_entropy(counts) < np.log(60)
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"phases": ((4, 64),), "data.corpus": "32-*"},
+     r"max_seq_length=32, training is set to 64.*config.phases"),
+    ({"masking.max_predictions": 20}, r"max_predictions_per_seq=5, training is set to 20"),
+    ({"data.tokenizer": ""}, r"config.data.tokenizer=DIR"),
+    ({"data.packed": True}, r"one pair a row"),
+    ({"masking.whole_word": True}, r"whole_word=True would have no effect"),
+    ({"data.heldout": "store"}, r"write tfrecord:PATTERN"),
+    ({"data.corpus": "none-*"}, r"no file matches.*none-"),
+    ({"data.corpus": "*-a.*"}, r"max_seq_length=32, training is set to 48"),
+])
+def test_settings_that_do_not_go_with_the_files_are_refused(
+        config, files, tmp_path, change, message):
+    for name, value in change.items():
+        group, _, last = name.rpartition(".")
+        if name == "data.corpus":
+            value = f"{TFRECORD}{files}/{value}"
+        (config[group] if group else config)[last] = value
+    with pytest.raises(ValueError, match=message):
+        pretraining.prepare(config, str(tmp_path))
+
+
+def test_a_token_store_with_settings_of_records_is_refused(config, tmp_path):
+    config.data.corpus = str(tmp_path / "store")
+    with pytest.raises(ValueError, match="config.data.tokenizer is for TFRecords"):
+        pretraining.prepare(config, str(tmp_path / "run"))
