@@ -7,6 +7,7 @@ be wrong without reading data or compiling; `describe()` is the text of `--help_
 
 import dataclasses
 import difflib
+import importlib.util
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -151,6 +152,8 @@ SETTINGS: dict[str, Any] = {
     "log": {
         "every_steps": S(100, "steps between log lines"),
         "tensorboard": S(True, "write TensorBoard events beside metrics.jsonl"),
+        "csv": S(False, "write metrics.csv too, for a spreadsheet"),
+        "wandb": S("", "project at Weights & Biases that the run reports to (pip install wandb)"),
         "fill_mask": S((), "sentences with [MASK] whose best fillings are printed at the end"),
     },
     "task": {
@@ -390,6 +393,9 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     one_of("execution.kernels", ("auto", "xla"))
     one_of("execution.prng", ("auto", "threefry2x32", "rbg"))
 
+    if config.log.wandb and importlib.util.find_spec("wandb") is None:
+        raise ValueError(f"config.log.wandb={config.log.wandb} needs the package of Weights & "
+                         "Biases: pip install wandb")
     if config.job == "pretrain":
         _check_pretraining(config)
     for name in ("batch_size", "accumulation", "checkpoint.keep_last", "log.every_steps",

@@ -1,7 +1,7 @@
 """What a run says of itself: metrics.jsonl, TensorBoard events, one progress line on the console.
 
 In: step and {name: number}. Out, in DIR: `metrics.jsonl` with one JSON object a logged step
-(names in the README), `hardware.json`, `tensorboard/`, and optionally Weights & Biases. Process 0
+(names in the README), `hardware.json`, and whatever config.log asks for (sinks.py). Process 0
 writes; on the others every call does nothing, so callers need not ask who they are.
 """
 
@@ -13,28 +13,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from etils import epath
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from bertjax.training.hardware import describe
+from bertjax.training.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
 
 METRICS_FILE = "metrics.jsonl"
 HARDWARE_FILE = "hardware.json"
-
-
-class Sink(Protocol):
-    """A place that scalars go to."""
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Records finite numbers of a step."""
-
-    def close(self) -> None:
-        """Writes out what is buffered."""
+CSV_FILE = "metrics.csv"
 
 
 class Logbook:
@@ -45,12 +34,15 @@ class Logbook:
       start_step: step of the checkpoint that is resumed from, 0 = fresh. Records beyond it, left
         by the part of the run that is repeated, are removed, so no step appears twice.
       tensorboard: write TensorBoard events too.
-      wandb: settings for wandb.init (needs the package), or None.
+      csv: write metrics.csv too.
+      wandb: project at Weights & Biases; '' = none.
+      settings: of the run, recorded there.
       write: prints a line; None = standard output.
     """
 
     def __init__(self, directory: str | os.PathLike[str], start_step: int = 0, *,
-                 tensorboard: bool = True, wandb: Mapping[str, Any] | None = None,
+                 tensorboard: bool = True, csv: bool = False, wandb: str = "",
+                 settings: Mapping[str, Any] | None = None,
                  write: Callable[[str], None] | None = None):
         self._active = jax.process_index() == 0
         if not self._active:
@@ -61,16 +53,21 @@ class Logbook:
             tempfile.mkdtemp(prefix="bertjax-log-") if self._remote else directory).expanduser()
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / METRICS_FILE
-        if self._remote and (self._remote / METRICS_FILE).exists():
-            path.write_text((self._remote / METRICS_FILE).read_text())
+        for name in (METRICS_FILE, CSV_FILE, WANDB_FILE) if self._remote else ():
+            if (self._remote / name).exists():
+                (self._directory / name).write_text((self._remote / name).read_text())
         truncate_records(path, start_step)
         (self._directory / HARDWARE_FILE).write_text(json.dumps(describe(), indent=1) + "\n")
         self._file = open(path, "a", encoding="utf-8")
         self._sinks: list[Sink] = []
         if tensorboard:
             self._sinks.append(TensorBoardSink(self._directory / "tensorboard", start_step))
-        if wandb is not None:
-            self._sinks.append(WandbSink(wandb))
+        if csv:
+            self._sinks.append(CsvSink(self._directory / CSV_FILE, start_step))
+        if wandb:
+            name = os.path.basename(os.fspath(directory).rstrip("/"))
+            self._sinks.append(
+                WandbSink(self._directory, start_step, wandb, name, settings))
 
     def train(self, step: int, last_step: int, metrics: Mapping[str, float | None]) -> None:
         """Records the metrics of a training step and prints the progress line."""
@@ -127,43 +124,6 @@ class Logbook:
         self._file.flush()
         for sink in self._sinks:
             sink.scalars(step, finite)
-
-
-class TensorBoardSink:
-    """TensorBoard event files, without TensorFlow. Groups without a name of their own: 'train/'."""
-
-    def __init__(self, directory: pathlib.Path, start_step: int):
-        self._writer = EventFileWriter(str(directory))
-        # Tells TensorBoard to drop what an interrupted run wrote from this step on.
-        self._writer.add_event(Event(wall_time=time.time(), step=start_step + 1,
-                                     session_log=SessionLog(status=SessionLog.START)))
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        summary = Summary(value=[
-            Summary.Value(tag=name if "/" in name else f"train/{name}", simple_value=value)
-            for name, value in values.items()])
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WandbSink:
-    """Weights & Biases, for those who have it installed."""
-
-    def __init__(self, settings: Mapping[str, Any]):
-        try:
-            import wandb
-        except ImportError as error:
-            raise ValueError("logging to Weights & Biases needs its package: pip install wandb"
-                             ) from error
-        self._run = wandb.init(**{"resume": "allow", **settings})
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 def truncate_records(path: pathlib.Path, last_step: int) -> int:

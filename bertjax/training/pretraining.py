@@ -279,7 +279,8 @@ def run(job: Job) -> int:
         budget = Budget(config.budget_minutes, settings.total_steps(config),
                         checkpoints.metrics(step) if step else None, jax.process_count())
 
-    logbook = Logbook(str(workdir), step, tensorboard=config.log.tensorboard)
+    logbook = Logbook(str(workdir), step, tensorboard=config.log.tensorboard, csv=config.log.csv,
+                      wandb=config.log.wandb, settings=config.to_dict())
     if jax.process_index() == 0:
         (workdir / "config.json").write_text(config.to_json(indent=1))
         job.tokenizer.save(workdir)

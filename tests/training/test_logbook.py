@@ -99,15 +99,6 @@ def test_other_processes_write_nothing(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_missing_wandb_says_how_to_install_it(tmp_path):
-    try:
-        import wandb  # noqa: F401
-        pytest.skip("wandb is installed here")
-    except ImportError:
-        with pytest.raises(ValueError, match="pip install wandb"):
-            Logbook(tmp_path, tensorboard=False, wandb={}, write=lambda line: None)
-
-
 def test_progress_line():
     assert progress_line(1200, 10_000, METRICS) == (
         "step 1,200/10,000  loss 7.1235 (mlm 6.4500, nsp 0.6730)  acc % mlm 12.3, nsp 50.0  "
