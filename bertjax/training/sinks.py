@@ -1,0 +1,125 @@
+"""Places that a run's numbers go to beside metrics.jsonl: TensorBoard, Weights & Biases, CSV.
+
+In: a step and its finite numbers by name, from the logbook of process 0. Each is chosen by a
+setting of config.log, and takes up again where an interrupted run was saved.
+"""
+
+import csv
+import io
+import os
+import pathlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+WANDB_FILE = "wandb.id"
+
+
+class Sink(Protocol):
+    """A place that scalars go to."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Records finite numbers of a step."""
+
+    def close(self) -> None:
+        """Writes out what is buffered."""
+
+
+class TensorBoardSink:
+    """TensorBoard event files, without TensorFlow. Groups without a name of their own: 'train/'."""
+
+    def __init__(self, directory: pathlib.Path, start_step: int):
+        self._writer = EventFileWriter(str(directory))
+        # Tells TensorBoard to drop what an interrupted run wrote from this step on.
+        self._writer.add_event(Event(wall_time=time.time(), step=start_step + 1,
+                                     session_log=SessionLog(status=SessionLog.START)))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        summary = Summary(value=[
+            Summary.Value(tag=name if "/" in name else f"train/{name}", simple_value=value)
+            for name, value in values.items()])
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """A run at Weights & Biases, continued under the same id when the workdir is resumed.
+
+    Args:
+      directory: where wandb keeps its files, and `wandb.id` the run's id.
+      start_step: 0 = a new run, with a new id.
+      project: at Weights & Biases.
+      name: of the run there.
+      settings: recorded as the run's configuration.
+
+    Whether it goes over the network is wandb's own affair: WANDB_MODE=offline, WANDB_API_KEY.
+    """
+
+    def __init__(self, directory: pathlib.Path, start_step: int, project: str, name: str,
+                 settings: Mapping[str, Any] | None = None):
+        try:
+            import wandb
+        except ImportError as error:
+            raise ValueError(f"config.log.wandb={project} needs the package of Weights & Biases: "
+                             "pip install wandb") from error
+        path = directory / WANDB_FILE
+        if start_step == 0 or not path.exists():
+            path.write_text(secrets.token_hex(8) + "\n")
+        self._run = wandb.init(project=project, name=name, id=path.read_text().strip(),
+                               resume="allow", dir=str(directory), config=dict(settings or {}))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class CsvSink:
+    """metrics.csv: one row a record, one column a name; empty where a record lacks the name."""
+
+    def __init__(self, path: pathlib.Path, start_step: int):
+        self._path = path
+        self._columns: list[str] = ["step"]
+        rows: list[dict[str, str]] = []
+        if path.exists():
+            with open(path, encoding="utf-8", newline="") as file:
+                reader = csv.DictReader(file)
+                self._columns = list(reader.fieldnames or ["step"])
+                rows = [row for row in reader
+                        if (row["step"] or "").isdigit() and int(row["step"]) <= start_step]
+        self._rewrite(rows)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        new = [name for name in values if name not in self._columns]
+        if new:  # rare: the first training record, the first evaluation
+            with open(self._path, encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+            self._columns += new
+            self._rewrite(rows)
+        with open(self._path, "a", encoding="utf-8", newline="") as file:
+            file.write(self._text([{"step": step, **values}]))
+
+    def close(self) -> None:
+        """Nothing is buffered."""
+
+    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The whole file at once: a kill leaves the old one or the new one."""
+        partial = self._path.with_name(self._path.name + ".partial")
+        partial.write_text(self._text(rows, header=True), encoding="utf-8", newline="")
+        os.replace(partial, self._path)
+
+    def _text(self, rows: Sequence[Mapping[str, Any]], header: bool = False) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, restval="")
+        if header:
+            writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
