@@ -1,0 +1,86 @@
+"""The Colab notebooks: committed without outputs, and each runs from top to bottom."""
+
+import ast
+import json
+import pathlib
+import re
+import shutil
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "launch" / "colab").glob("*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(path: pathlib.Path) -> list[dict]:
+    return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_notebooks_are_there():
+    assert [path.stem for path in NOTEBOOKS] == ["convert", "finetune", "pretrain"]
+
+
+@each_notebook
+def test_outputs_are_stripped(path):
+    """Pictures of an old run would outlive the code that drew them, and swell the repository."""
+    for cell in code_cells(path):
+        assert cell["outputs"] == [] and cell["execution_count"] is None
+
+
+@each_notebook
+def test_only_public_names_and_commands_are_used(path):
+    import bertjax
+
+    for cell in code_cells(path):
+        for node in ast.walk(ast.parse(as_python("".join(cell["source"])))):
+            if isinstance(node, ast.ImportFrom):
+                assert not (node.module or "").startswith("bertjax."), ast.unparse(node)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "bertjax":
+                assert node.attr in bertjax.__all__
+
+
+def as_python(source: str) -> str:
+    """The cell with `pass` in place of each shell command, so that it is Python."""
+    return re.sub(r"^([ \t]*)!(?:.*\\\n)*.*$", r"\1pass", source, flags=re.MULTILINE)
+
+
+@each_notebook
+def test_commands_name_tools_and_experiments_that_exist(path):
+    from bertjax.__main__ import tools
+    from bertjax.config import check_override_names, config_names
+
+    for cell in code_cells(path):
+        source = "".join(cell["source"])
+        for command in re.findall(r"!python -m bertjax ((?:.*\\\n)*.*)", source):
+            words = re.sub(r"\\\n", " ", command).split()
+            assert words[0].startswith("--") or words[0] in tools(), command
+            check_override_names(words)
+        for name in re.findall(r"--config=bertjax:(\w+)", source):
+            assert name in config_names()
+
+
+@pytest.mark.slow
+@each_notebook
+def test_it_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
+    """On the CPU with a few steps, in an empty directory, as Colab would after the installation."""
+    nbclient = pytest.importorskip("nbclient", reason="the [notebooks] extra")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("BERTJAX_NOTEBOOK_QUICK", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # one device, as a free runtime has
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    shutil.copy(path, tmp_path)
+    notebook = nbformat.read(tmp_path / path.name, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3",
+                            resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code"
+               for output in cell.outputs]
+    pictures = [o for o in outputs if "image/png" in o.get("data", {})]
+    printed = "".join(o.get("text", "") for o in outputs if o.output_type == "stream")
+    assert len(pictures) >= 2
+    # A shell command that fails does not stop a notebook.
+    for sign in ("Traceback", "bertjax: ", "error:", "unrecognized arguments"):
+        assert sign not in printed, printed[-3000:]
