@@ -171,7 +171,8 @@ class FineTuner:
 
     # --- compiled parts
 
-    def _objective_and_trainer(self) -> tuple[TaskObjective, Trainer]:
+    def objective_and_trainer(self) -> tuple[TaskObjective, Trainer]:
+        """What is learnt, and what compiles its steps; made once for all runs."""
         if self._prepared is None:
             s = self.settings
             weights = s.class_weights
@@ -247,7 +248,7 @@ class FineTuner:
 
     def initial_state(self, run: RunSettings, steps: int) -> TrainState:
         """Weights to start from, with a head drawn from the run's seed."""
-        objective, trainer = self._objective_and_trainer()
+        objective, trainer = self.objective_and_trainer()
         params = self.load_params(self.model, jax.random.key(run.seed, impl="threefry2x32"))
         state = trainer.init(objective, params)
         return set_schedule(state, run.learning_rate, int(self.settings.warmup * steps), steps)
@@ -265,7 +266,7 @@ class FineTuner:
         """
         started = time.monotonic()
         sharding.check_batch(run.batch_size, self.mesh, self.settings.accumulation)
-        objective, trainer = self._objective_and_trainer()
+        objective, trainer = self.objective_and_trainer()
         _, features = self.data("train", training=True)
         index, count = sharding.batch_slice(self.mesh)
         buckets = self.buckets(features)

@@ -175,21 +175,10 @@ def prepare_task(
     return Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every)
 
 
-def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
-    """The job of a config file: `config.task` beside the settings that pre-training shares.
-
-    Options of the task's class are in `config.task.options`, a mapping; tuples and numbers in it
-    are passed on as they are.
-    """
+def finetune_settings(config: Any) -> FineTuneSettings:
+    """What config.task, config.optimizer and config.accumulation say of the fine-tuning loop."""
     t, o = config.task, config.optimizer
-    if not config.init_from:
-        raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
-    if not t.data:
-        raise ValueError("config.task.data is empty: name the directory of the task's files")
-    task = make_task(t.name, t.data, dict(t.options))
-    if t.metric:
-        task.metric = t.metric
-    settings = FineTuneSettings(
+    return FineTuneSettings(
         max_length=t.max_length,
         buckets=t.buckets,
         eval_batch_size=t.eval_batch_size,
@@ -209,10 +198,26 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
         class_weights=t.class_weights if t.class_weights == "balanced" else tuple(t.class_weights),
         feature_layers=t.feature_layers,
     )
+
+
+def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
+    """The job of a config file: `config.task` beside the settings that pre-training shares.
+
+    Options of the task's class are in `config.task.options`, a mapping; tuples and numbers in it
+    are passed on as they are.
+    """
+    t, o = config.task, config.optimizer
+    if not config.init_from:
+        raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
+    if not t.data:
+        raise ValueError("config.task.data is empty: name the directory of the task's files")
+    task = make_task(t.name, t.data, dict(t.options))
+    if t.metric:
+        task.metric = t.metric
     mesh = sharding.make_mesh(**config.mesh) if mesh is None else mesh
     execution = configuration.execution(config, mesh.devices.flat[0].platform)
     return prepare_task(
-        task, config.init_from, workdir, settings,
+        task, config.init_from, workdir, finetune_settings(config),
         RunSettings(o.learning_rate, config.batch_size, t.epochs, config.seed),
         execution=execution, mesh=mesh, prng=config.execution.prng, predict=tuple(t.predict),
         log_every=config.log.every_steps,

@@ -66,7 +66,7 @@ def test_a_toy_task_is_learnt_and_runs_share_their_compiled_steps(tuner):
     first = tuner.run(finetune.RunSettings(5e-3, 16, 6, seed=0))
     assert first.value > 0.9
     assert len(first.history) == 6 and first.best_step in dict(first.history)
-    _, trainer = tuner._objective_and_trainer()
+    _, trainer = tuner.objective_and_trainer()
     (_, step), *others = trainer._compiled.values()
     assert not others
     compiled = step._cache_size()
