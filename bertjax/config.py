@@ -371,7 +371,7 @@ def execution(config: ml_collections.ConfigDict, backend: str) -> Execution:
     fastest = Execution.for_backend(backend, config.mesh.tensor > 1, dtype=how.dtype,
                                     layers=how.layers, remat=how.remat)
     if how.kernels == "xla":
-        return dataclasses.replace(fastest, attention="reference", norm="xla")
+        return dataclasses.replace(fastest, attention="reference", pointwise="xla")
     return fastest
 
 

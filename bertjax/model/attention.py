@@ -26,8 +26,9 @@ IMPLEMENTATIONS: dict[str, str] = {
     "reference": "bertjax.model.attention:reference_attention",
     "cudnn": "bertjax.model.kernels.attention_cudnn:attention",
     "pallas": "bertjax.model.kernels.attention_pallas:attention",
-    "pallas_packed": "bertjax.model.kernels.attention_pallas:packed_attention",
 }
+# Those that read queries, keys and values out of one product (see joined_attention).
+JOINED_IMPLEMENTATIONS = {"pallas": "bertjax.model.kernels.attention_pallas:joined_attention"}
 SELECTOR = "bertjax.model.kernels:select_attention"
 
 AttentionFn = Callable[..., jax.Array]
@@ -40,6 +41,7 @@ def reference_attention(
     attention_mask: jax.Array,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    several_pairs: bool = False,
 ) -> jax.Array:
     """Scaled dot-product attention with the whole [B, A, T, T] matrix, softmax in float32.
 
@@ -76,7 +78,7 @@ def attention(
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     implementation: str = "auto",
-    packed: bool = False,
+    several_pairs: bool = False,
 ) -> jax.Array:
     """Attention by the named implementation.
 
@@ -86,7 +88,7 @@ def attention(
       dropout_rate: of the attention probabilities; no effect when `dropout_key` is None.
       implementation: a name of IMPLEMENTATIONS, or 'auto' for the fastest one known for this
         backend, type and shape.
-      packed: the three are slices of one product, which a kernel may then read in place.
+      several_pairs: rows hold several pairs, so that a kernel may skip what none of them spans.
 
     Returns:
       [B, T, A, D], the query's type.
@@ -94,24 +96,51 @@ def attention(
     Raises:
       ValueError: unknown name, or the kernel cannot run here (the message says why).
     """
-    if implementation == "auto":
-        implementation = _automatic(query, dropout_rate if dropout_key is not None else 0.0)
-    if packed and implementation == "pallas":
-        implementation = "pallas_packed"
-    if implementation not in IMPLEMENTATIONS:
+    name = _resolved(implementation, query.shape, query.dtype, dropout_rate, dropout_key)
+    run = load_implementation(IMPLEMENTATIONS[name])
+    return run(query, key, value, attention_mask, dropout_rate, dropout_key, several_pairs)
+
+
+def joined_attention(
+    product: jax.Array,
+    bias: jax.Array,
+    attention_mask: jax.Array,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
+    implementation: str = "auto",
+    several_pairs: bool = False,
+) -> jax.Array:
+    """`attention` over queries, keys and values that are still one product without its bias.
+
+    Args:
+      product: [B, T, 3 A D] in the compute type.
+      bias: [3, A, D], to be added to it.
+      The others: as of `attention`.
+    """
+    shape = (*product.shape[:2], *bias.shape[1:])
+    name = _resolved(implementation, shape, product.dtype, dropout_rate, dropout_key)
+    if name in JOINED_IMPLEMENTATIONS:
+        run = load_implementation(JOINED_IMPLEMENTATIONS[name])
+        return run(product, bias, attention_mask, dropout_rate, dropout_key, several_pairs)
+    biased = product + bias.reshape(-1).astype(product.dtype)
+    query, key, value = (x.reshape(shape) for x in jnp.split(biased, 3, axis=-1))
+    run = load_implementation(IMPLEMENTATIONS[name])
+    return run(query, key, value, attention_mask, dropout_rate, dropout_key, several_pairs)
+
+
+def _resolved(implementation: str, shape: tuple[int, ...], dtype: jnp.dtype, dropout_rate: float,
+              dropout_key: jax.Array | None) -> str:
+    """The implementation's name, 'auto' being the kernels' own choice where they exist."""
+    if implementation not in ("auto", *IMPLEMENTATIONS):
         raise ValueError(
             f"attention={implementation!r} is not one of auto, {', '.join(IMPLEMENTATIONS)}"
         )
-    run = load_implementation(IMPLEMENTATIONS[implementation])
-    return run(query, key, value, attention_mask, dropout_rate, dropout_key)
-
-
-def _automatic(query: jax.Array, dropout_rate: float) -> str:
-    """The kernels' own choice where they exist, otherwise the reference path."""
+    if implementation != "auto":
+        return implementation
     if jax.default_backend() == "cpu":
         return "reference"
     try:
         select = load_implementation(SELECTOR)
     except (ImportError, AttributeError):
         return "reference"
-    return select(query.shape, query.dtype, dropout_rate)
+    return select(shape, dtype, 0.0 if dropout_key is None else dropout_rate)

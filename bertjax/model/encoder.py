@@ -32,8 +32,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from bertjax.model.attention import attention
+from bertjax.model.attention import attention, joined_attention
 from bertjax.model.dropout import dropout, site_keys
+from bertjax.model.kernels.bias_gelu import bias_gelu
 from bertjax.model.kernels.dropout_bits import key_words
 from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
 from bertjax.model.kernels.residual_norm import residual_layer_norm
@@ -160,12 +161,17 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     }[name]
 
 
-def dense(params: Params, x: jax.Array) -> jax.Array:
-    """x [..., in] -> [..., out] in x's type; products accumulate in float32 on accelerators."""
+def product(kernel: jax.Array, x: jax.Array) -> jax.Array:
+    """x [..., in] -> [..., out] in x's type, accumulated in float32 on accelerators."""
     # A plain matrix product: with [B, T, in], the weights' gradient would contract two axes, which
     # XLA's CPU backend does at half the speed.
-    rows = x.reshape(-1, x.shape[-1]) @ params["kernel"].astype(x.dtype)
-    return rows.reshape(*x.shape[:-1], -1) + params["bias"].astype(x.dtype)
+    rows = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
+    return rows.reshape(*x.shape[:-1], -1)
+
+
+def dense(params: Params, x: jax.Array) -> jax.Array:
+    """`product` plus the bias."""
+    return product(params["kernel"], x) + params["bias"].astype(x.dtype)
 
 
 def layer_norm(params: Params, x: jax.Array, epsilon: float) -> jax.Array:
@@ -222,65 +228,76 @@ def self_attention(
     x: jax.Array,
     attention_mask: jax.Array,
     key: jax.Array | None,
+    several_pairs: bool,
 ) -> jax.Array:
     """x [B, T, H] -> attention context [B, T, H], before the output projection."""
     batch, length, hidden = x.shape
-    heads = (batch, length, config.num_attention_heads, config.head_size)
-    names = ("query", "key", "value")
-    if execution.qkv == "fused":
-        joined = {
-            "kernel": jnp.concatenate([params[n]["kernel"] for n in names], axis=1),
-            "bias": jnp.concatenate([params[n]["bias"] for n in names]),
-        }
-        q, k, v = jnp.split(dense(joined, x), 3, axis=-1)
-    else:
-        q, k, v = (dense(params[n], x) for n in names)
-    context = attention(
-        q.reshape(heads),
-        k.reshape(heads),
-        v.reshape(heads),
+    heads = (config.num_attention_heads, config.head_size)
+    how = (
         attention_mask,
         config.attention_probs_dropout_prob,
         key,
         execution.attention,
-        packed=execution.qkv == "fused",
+        several_pairs,
     )
+    projections = [params[name] for name in ("query", "key", "value")]
+    if execution.qkv == "fused":
+        kernel = jnp.concatenate([p["kernel"] for p in projections], axis=1)
+        bias = jnp.stack([p["bias"] for p in projections]).reshape(3, *heads)
+        context = joined_attention(product(kernel, x), bias, *how)
+    else:
+        q, k, v = (dense(p, x).reshape(batch, length, *heads) for p in projections)
+        context = attention(q, k, v, *how)
     return checkpoint_name(context.reshape(batch, length, hidden), "attention_context")
 
 
-def add_and_norm(
+def dense_activation(
+    params: Params, config: BertConfig, execution: Execution, x: jax.Array
+) -> jax.Array:
+    """The activation of `dense`, [B, T, H] -> [B, T, F]."""
+    act = activation(config.hidden_act)
+    if execution.pointwise == "fused" and act is gelu_tanh and config.intermediate_size % 128 == 0:
+        interpret = jax.default_backend() != "gpu"
+        return bias_gelu(product(params["kernel"], x), params["bias"], interpret)
+    return act(dense(params, x))
+
+
+def dense_add_norm(
     params: Params,
+    norm: Params,
     config: BertConfig,
     execution: Execution,
+    x: jax.Array,
     residual: jax.Array,
-    h: jax.Array,
     key: jax.Array | None,
 ) -> Pair:
-    """LayerNorm(residual + dropout(h)), once for each of its two uses (see Pair)."""
-    if execution.norm == "fused":
+    """LayerNorm(residual + dropout(dense(x))), once for each of its two uses (see Pair)."""
+    if execution.pointwise == "fused":
         return residual_layer_norm(
-            h,
-            residual,
-            params["scale"],
+            product(params["kernel"], x),
             params["bias"],
+            residual,
+            norm["scale"],
+            norm["bias"],
             None if key is None else key_words(key),
             0.0 if key is None else config.hidden_dropout_prob,
             config.layer_norm_eps,
             interpret=jax.default_backend() != "gpu",
         )
-    h = dropout(h, config.hidden_dropout_prob, key, execution.dropout_words)
-    y = layer_norm(params, residual + h, config.layer_norm_eps)
+    h = dropout(dense(params, x), config.hidden_dropout_prob, key, execution.dropout_words)
+    y = layer_norm(norm, residual + h, config.layer_norm_eps)
     return y, y
 
 
 def layer(
     params: Params,
-    x: Pair,
+    pair: Pair,
     attention_mask: jax.Array,
     keys: jax.Array | None,
     *,
     config: BertConfig,
     execution: Execution,
+    several_pairs: bool,
 ) -> Pair:
     """One post-LN Transformer layer, x [B, T, H] -> [B, T, H] (original: transformer_model).
 
@@ -288,26 +305,19 @@ def layer(
       keys: [3] dropout keys of this layer's sites, or None.
     """
     attention_key, output_key, ffn_key = (None,) * 3 if keys is None else keys
-    attend, norm = params["attention"], functools.partial(add_and_norm, config=config)
-    residual, x = x
-    context = self_attention(attend, config, execution, x, attention_mask, attention_key)
-    residual, x = norm(
-        attend["LayerNorm"],
-        execution=execution,
-        residual=residual,
-        h=dense(attend["output"], context),
-        key=output_key,
+    attend = params["attention"]
+    add_norm = functools.partial(dense_add_norm, config=config, execution=execution)
+
+    residual, x = pair
+    context = self_attention(
+        attend, config, execution, x, attention_mask, attention_key, several_pairs
     )
-    residual = checkpoint_name(residual, "attention_normalised")
-    x = checkpoint_name(x, "attention_normalised")
-    inner = activation(config.hidden_act)(dense(params["intermediate"], x))
-    return norm(
-        params["LayerNorm"],
-        execution=execution,
-        residual=residual,
-        h=dense(params["output"], inner),
-        key=ffn_key,
+    pair = add_norm(
+        attend["output"], attend["LayerNorm"], x=context, residual=residual, key=output_key
     )
+    residual, x = (checkpoint_name(y, "attention_normalised") for y in pair)
+    inner = dense_activation(params["intermediate"], config, execution, x)
+    return add_norm(params["output"], params["LayerNorm"], x=inner, residual=residual, key=ffn_key)
 
 
 def rematerialised(function: Callable, remat: str) -> Callable:
@@ -354,7 +364,7 @@ class BertEncoder(nn.Module):
           input_ids: int [B, T].
           attention_mask: int [B, T]; 0 is padding, equal numbers see each other.
           token_type_ids: int [B, T]; None means all 0.
-          position_ids: int [B, T]; None means 0..T-1.
+          position_ids: int [B, T], given when rows hold several pairs; None means 0..T-1.
           dropout_key: None means deterministic.
 
         Returns:
@@ -389,7 +399,10 @@ class BertEncoder(nn.Module):
             count, SITES_PER_LAYER, *keys.shape[1:]
         )
         run = rematerialised(
-            functools.partial(layer, config=config, execution=execution), execution.remat
+            functools.partial(
+                layer, config=config, execution=execution, several_pairs=position_ids is not None
+            ),
+            execution.remat,
         )
 
         if execution.layers == "scan":

@@ -19,7 +19,7 @@ LAYER_MODES = ("unrolled", "scan")
 REMAT_POLICIES = ("none", "full", "dots", "minimal")
 DROPOUT_WORDS = ("auto", "threefry", "hash")
 QKV_MODES = ("separate", "fused")
-NORM_MODES = ("xla", "fused")
+POINTWISE_MODES = ("xla", "fused")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +132,9 @@ class Execution:
         beside its input; 'full' keeps the layer's input only.
       qkv: 'fused' runs query, key and value as one product; the parameters stay separate.
       dropout_words: generator of hidden-state dropout; see dropout.py.
-      norm: 'fused' runs residual + dropout + LayerNorm as one kernel (GPU; needs
-        dropout_words='hash', whose masks the kernel draws again instead of storing them).
+      pointwise: 'fused' runs bias + dropout + residual + LayerNorm, and the backward pass of
+        bias + GELU, each as one kernel (GPU; needs dropout_words='hash', whose masks the kernel
+        draws again instead of storing them).
     """
 
     dtype: str = "float32"
@@ -142,7 +143,7 @@ class Execution:
     remat: str = "none"
     qkv: str = "separate"
     dropout_words: str = "auto"
-    norm: str = "xla"
+    pointwise: str = "xla"
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -151,14 +152,14 @@ class Execution:
             ("remat", REMAT_POLICIES),
             ("qkv", QKV_MODES),
             ("dropout_words", DROPOUT_WORDS),
-            ("norm", NORM_MODES),
+            ("pointwise", POINTWISE_MODES),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"Execution.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}"
                 )
-        if self.norm == "fused" and self.dropout_words != "hash":
-            raise ValueError("Execution.norm='fused' needs dropout_words='hash'")
+        if self.pointwise == "fused" and self.dropout_words != "hash":
+            raise ValueError("Execution.pointwise='fused' needs dropout_words='hash'")
 
     @classmethod
     def for_backend(
@@ -176,7 +177,7 @@ class Execution:
             return cls(**{"dropout_words": "hash"} | overrides)  # compiles in half the time
         if backend == "gpu" and overrides["dtype"] != "float32":
             fast = {"qkv": "separate" if tensor_parallel else "fused", "dropout_words": "hash",
-                    "norm": "fused"}
+                    "pointwise": "fused"}
             return cls(**fast | overrides)
         return cls(**overrides)
 

@@ -10,7 +10,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.dropout_bits import keep_mask, keep_probability, stream_seeds
-from bertjax.model.kernels.flash_attention import Tiling, flash_attention
+from bertjax.model.kernels.flash_attention import (
+    Tiling,
+    flash_attention,
+    flash_attention_joined,
+)
 
 RATE = 0.1
 TWIN = Tiling(block_q=16, block_k=16, backward_block_q=16, backward_block_k=16)
@@ -47,26 +51,54 @@ def gradients(attend, q, k, v, g):
 
 
 @pytest.mark.parametrize(
-    ("length", "tiling", "packed"),
+    ("length", "tiling"),
     [
-        (32, TWIN, True),
-        pytest.param(32, FUSED, True, marks=pytest.mark.slow),
-        pytest.param(64, BOUNDED, False, marks=pytest.mark.slow),
-        pytest.param(40, None, True, marks=pytest.mark.slow),
+        (32, TWIN),
+        pytest.param(32, FUSED, marks=pytest.mark.slow),
+        pytest.param(64, BOUNDED, marks=pytest.mark.slow),
+        pytest.param(40, None, marks=pytest.mark.slow),
     ],
 )
-def test_value_and_gradients_equal_the_reference_with_dropout(length, tiling, packed):
+def test_value_and_gradients_equal_the_reference_with_dropout(length, tiling):
     q, k, v, g, ids, seeds = inputs(1, length, 1, 16)
 
     def fused(q, k, v):
-        return flash_attention(
-            q, k, v, ids, seeds, RATE, tiling, packed=packed, interpret=True
-        )
+        return flash_attention(q, k, v, ids, seeds, RATE, tiling, interpret=True)
 
     got = jax.jit(lambda *a: gradients(fused, *a))(q, k, v, g)
     want = gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), q, k, v, g)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("length", "tiling"),
+    [
+        (32, TWIN),
+        pytest.param(32, FUSED, marks=pytest.mark.slow),
+        pytest.param(64, BOUNDED, marks=pytest.mark.slow),
+        pytest.param(40, None, marks=pytest.mark.slow),
+    ],
+)
+def test_joined_product_and_its_bias_have_the_gradients_of_the_reference(length, tiling):
+    *qkv, g, ids, seeds = inputs(2, length, 2, 16)
+    product = jnp.stack(qkv, axis=2).reshape(2, length, -1)
+    bias = jax.random.normal(jax.random.key(1), (3, 2, 16))
+
+    def joined(product, bias):
+        return flash_attention_joined(product, bias, ids, seeds, RATE, tiling, interpret=True)
+
+    def plain(product, bias):
+        q, k, v = jnp.moveaxis(product.reshape(2, length, 3, 2, 16) + bias, 2, 0)
+        return reference(q, k, v, ids, seeds, RATE)
+
+    def both(attend, product, bias):
+        out, pull = jax.vjp(attend, product, bias)
+        return (out, *pull(g))
+
+    got = jax.jit(lambda *a: both(joined, *a))(product, bias)
+    for a, b in zip(got, both(plain, product, bias), strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-6)
 
 
 def test_forward_equals_the_reference_without_dropout_and_pads_odd_lengths():
@@ -88,6 +120,24 @@ def test_sharded_rows_draw_the_bits_of_the_global_batch():
     split = run(*(jax.device_put(x, rows) for x in (q, k, v, ids)))
     assert split.sharding.is_equivalent_to(rows, 4)
     np.testing.assert_allclose(split, whole, atol=2e-6)
+
+
+def test_sharded_rows_of_a_joined_product_have_the_gradients_of_the_whole():
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+    *qkv, g, ids, seeds = inputs(2, 16, 2, 16)
+    product = jnp.stack(qkv, axis=2).reshape(2, 16, -1)
+    bias = jax.random.normal(jax.random.key(1), (3, 2, 16))
+
+    def run(product, ids, g):
+        attend = lambda *a: flash_attention_joined(*a, ids, seeds, RATE, interpret=True)  # noqa: E731
+        out, pull = jax.vjp(attend, product, bias)
+        return (out, *pull(g))
+
+    rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
+    split = jax.jit(run)(*(jax.device_put(x, rows) for x in (product, ids, g)))
+    for a, b in zip(split, jax.jit(run)(product, ids, g), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -147,3 +197,17 @@ def test_compiled_kernels_are_right_and_bit_identical_from_run_to_run(length, bo
     for _ in range(20):
         for a, b in zip(got, run(q, k, v, g), strict=True):
             np.testing.assert_array_equal(a, b)
+
+    product = jnp.stack([q, k, v], axis=2).reshape(16, length, -1)
+    bias = jnp.zeros((3, 12, 64))
+
+    def joined(product, bias):
+        return flash_attention_joined(product, bias, ids, seeds, RATE, tiling)
+
+    out, pull = jax.vjp(joined, product, bias)
+    dproduct, dbias = jax.jit(pull)(g)
+    dproduct = dproduct.reshape(16, length, 3, 12, 64)
+    for a, b in zip((out, *jnp.moveaxis(dproduct, 2, 0)), got, strict=True):
+        np.testing.assert_array_equal(a, b)
+    summed = dproduct.astype(jnp.float32).sum((0, 1))
+    assert jnp.linalg.norm(dbias - summed) / jnp.linalg.norm(summed) < 8e-3

@@ -4,8 +4,10 @@
     flash_attention    the Pallas kernels (GPU)
     attention_pallas   attention() over flash_attention, for the dispatch table
     attention_cudnn    attention() over cuDNN, without dropout
-    residual_norm      LayerNorm(residual + dropout(h)), one pass forward and one backward (GPU)
+    residual_norm      LayerNorm(residual + dropout(h + b)), one pass forward and backward (GPU)
+    bias_gelu          backward pass of GELU(h + b) with the bias's gradient (GPU)
     gelu               GELU recomputed in backward, in the form that cuBLASLt takes over
+    sharded            a kernel on each device's own shard
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ def attention(
     attention_mask: jax.Array,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    several_pairs: bool = False,
 ) -> jax.Array:
     """[B,T,A,D] x 3 and mask [B,T] -> context [B,T,A,D].
 

@@ -11,7 +11,7 @@ rematerialised or re-sharded step draws the same mask. No atomics: the result is
 from run to run.
 
 Under several devices each kernel runs on its shard: rows may be split over any mesh axis, and
-heads too (`custom_partitioning`); the seeds travel with their rows and heads.
+heads too; the seeds travel with their rows and heads.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.pallas import triton as plgpu
-from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.dropout_bits import keep_probability, tile_keep_mask
+from bertjax.model.kernels.sharded import per_shard
 
 MASKED = -1e30
 """Score of a forbidden pair, finite so that a row's running maximum never is -inf."""
@@ -88,24 +87,34 @@ class Tiling:
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """Everything static that a kernel needs. `packed`: q, k, v are one array [B,T,3,A,D]."""
+    """Everything static that a kernel needs.
+
+    `joined`: q, k, v are one array [B,T,3,A,D], whose gradient is written as one too, together with
+    partial sums of it over the tokens [B,n,3,A,D]: the gradient of the bias in it.
+    """
 
     rate: float
     scale: float
     tiling: Tiling
-    packed: bool
+    joined: bool
     interpret: bool
 
 
 Q, K, V = range(3)
 
 
-def _put(refs, which: int, at, value: jax.Array) -> None:
-    """Stores rows of dq, dk or dv, which are three outputs or slices of a packed one."""
-    if len(refs) == 1:
+def _put(spec: _Spec, refs, which: int, at, value: jax.Array) -> None:
+    """Stores rows of dq, dk or dv, which are three outputs or slices of a joined one."""
+    if spec.joined:
         refs[0][at, which, :] = value.astype(refs[0].dtype)
     else:
         refs[which][at, :] = value.astype(refs[which].dtype)
+
+
+def _put_sum(spec: _Spec, refs, which: int, total: jax.Array) -> None:
+    """Stores this program's share of the gradient of a bias, [D]."""
+    if spec.joined:
+        refs[1][which, :] = total
 
 
 def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
@@ -211,6 +220,8 @@ def _backward_fused_kernel(
     queries, keys = length // block_q, length // block_k
     seeds = seeds_ref[0], seeds_ref[1]
     inverse_keep = 1.0 / keep_probability(spec.rate)
+    zero = jnp.zeros((block_k, head), jnp.float32)
+    sums = [jnp.zeros((head,), jnp.float32)] * 3
 
     for key_index in range(keys):
         start_k = key_index * block_k
@@ -218,7 +229,7 @@ def _backward_fused_kernel(
         k, v, ids_k = k_ref[at_k, :], v_ref[at_k, :], ids_ref[at_k]
 
         def tile(index, carry, key_index=key_index, start_k=start_k, k=k, v=v, ids_k=ids_k):
-            dk, dv = carry
+            dk, dv, dq_sum = carry
             start_q = index * block_q
             at_q = pl.ds(start_q, block_q)
             q, do = q_ref[at_q, :], do_ref[at_q, :]
@@ -233,20 +244,26 @@ def _backward_fused_kernel(
             if key_index > 0:
                 dq = dq + partial_ref[at_q, :]
             if key_index == keys - 1:
-                _put(gradients, Q, at_q, dq * (spec.scale * inverse_keep))
+                dq = dq * (spec.scale * inverse_keep)
+                _put(spec, gradients, Q, at_q, dq)
+                dq_sum = dq_sum + jnp.sum(dq, axis=0)
             else:
                 partial_ref[at_q, :] = dq
-            return dk, dv
+            return dk, dv, dq_sum
 
-        carry = (jnp.zeros((block_k, head), jnp.float32), jnp.zeros((block_k, head), jnp.float32))
+        carry = (zero, zero, sums[Q])
         if queries == 1:
-            dk, dv = tile(0, carry)
+            dk, dv, sums[Q] = tile(0, carry)
         else:
-            dk, dv = lax.fori_loop(0, queries, tile, carry)
-        _put(gradients, K, at_k, dk * (spec.scale * inverse_keep))
-        _put(gradients, V, at_k, dv * inverse_keep)
+            dk, dv, sums[Q] = lax.fori_loop(0, queries, tile, carry)
+        dk, dv = dk * (spec.scale * inverse_keep), dv * inverse_keep
+        _put(spec, gradients, K, at_k, dk)
+        _put(spec, gradients, V, at_k, dv)
+        sums[K], sums[V] = sums[K] + jnp.sum(dk, axis=0), sums[V] + jnp.sum(dv, axis=0)
         if keys > 1 and not spec.interpret:
             plgpu.debug_barrier()  # the next pass reads what other threads of this one wrote
+    for which, total in enumerate(sums):
+        _put_sum(spec, gradients, which, total)
 
 
 def _backward_twin_kernel(
@@ -280,8 +297,9 @@ def _backward_twin_kernel(
         return dk, dv
 
     dk, dv = lax.fori_loop(*bounds, over_queries, (zero, zero))
-    _put(gradients, K, own, dk * (spec.scale * inverse_keep))
-    _put(gradients, V, own, dv * inverse_keep)
+    for which, gradient in ((K, dk * (spec.scale * inverse_keep)), (V, dv * inverse_keep)):
+        _put(spec, gradients, which, own, gradient)
+        _put_sum(spec, gradients, which, jnp.sum(gradient, axis=0))
 
     do_mine, lse_mine = do_ref[at_mine, :], lse_ref[at_mine]
     delta_mine = _delta(o_ref[at_mine, :], do_mine, spec)
@@ -296,8 +314,9 @@ def _backward_twin_kernel(
         )  # fmt: skip
         return dq + _dot(ds, k, (1, 0))
 
-    dq = lax.fori_loop(*bounds, over_keys, zero)
-    _put(gradients, Q, own, dq * (spec.scale * inverse_keep))
+    dq = lax.fori_loop(*bounds, over_keys, zero) * (spec.scale * inverse_keep)
+    _put(spec, gradients, Q, own, dq)
+    _put_sum(spec, gradients, Q, jnp.sum(dq, axis=0))
 
 
 def _tile_bounds(ids: jax.Array, block: int, over: int) -> jax.Array:
@@ -328,7 +347,7 @@ def _tile(block: int, head: int) -> pl.BlockSpec:
     return pl.BlockSpec((None, block, None, head), lambda i, a, b: (b, i, a, 0))
 
 
-def _packed(part: int, block: int, head: int, whole: bool) -> pl.BlockSpec:
+def _joined(part: int, block: int, head: int, whole: bool) -> pl.BlockSpec:
     """The same of q, k or v (`part`) out of [B, T, 3, A, D]."""
     return pl.BlockSpec(
         (None, block, None, None, head), lambda i, a, b: (b, 0 if whole else i, part, a, 0)
@@ -337,9 +356,9 @@ def _packed(part: int, block: int, head: int, whole: bool) -> pl.BlockSpec:
 
 def _operands(qkv, spec: _Spec):
     """(B, T, A, D), the three arrays to read, and whole-head specs for them."""
-    if spec.packed:
+    if spec.joined:
         batch, length, _, heads, head = qkv[0].shape
-        specs = [_packed(part, length, head, True) for part in (Q, K, V)]
+        specs = [_joined(part, length, head, True) for part in (Q, K, V)]
         return (batch, length, heads, head), qkv * 3, specs
     batch, length, heads, head = qkv[0].shape
     return qkv[0].shape, qkv, [_whole(length, head)] * 3
@@ -381,7 +400,7 @@ def _forward(ids, seeds, *qkv, spec: _Spec):
     (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
     tiling = spec.tiling
     block_q = _block(length, tiling.block_q)
-    specs[Q] = _packed(Q, block_q, head, False) if spec.packed else _tile(block_q, head)
+    specs[Q] = _joined(Q, block_q, head, False) if spec.joined else _tile(block_q, head)
     seeds_spec, bounds_spec, ids_spec, _ = _shared_specs(length)
     return _call(
         _forward_kernel, spec, (length // block_q, heads, batch),
@@ -400,7 +419,7 @@ def _forward(ids, seeds, *qkv, spec: _Spec):
 
 
 def _backward(ids, seeds, o, lse, do, *qkv, spec: _Spec):
-    """One shard's gradients, laid out as `qkv`."""
+    """One shard's gradients, laid out as `qkv`; of a joined one the partial sums too (_Spec)."""
     (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
     tiling = spec.tiling
     seeds_spec, bounds_spec, ids_spec, lse_spec = _shared_specs(length)
@@ -409,10 +428,13 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: _Spec):
     block_k = _block(length, tiling.backward_block_k)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
     written = length if tiling.backward == "fused" else block_q
-    if spec.packed:
+    if spec.joined:
         out_specs = [
-            pl.BlockSpec((None, written, 3, None, head), lambda i, a, b: (b, i, 0, a, 0))
+            pl.BlockSpec((None, rows, 3, None, head), lambda i, a, b: (b, i, 0, a, 0))
+            for rows in (written, None)
         ]
+        sums = (batch, length // written, 3, heads, head)
+        shapes.append(jax.ShapeDtypeStruct(sums, jnp.float32))
     else:
         out_specs = [_tile(written, head)] * 3
     if tiling.backward == "twin":
@@ -435,50 +457,28 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: _Spec):
     return gradients
 
 
-def _per_shard(function, spec: _Spec, backward: bool):
-    """`function` made to run on each shard of rows and heads instead of on gathered operands."""
-    qkv_rule = "b t p a d" if spec.packed else "b t a d"
-    count = 1 if spec.packed else 3
-
-    @custom_partitioning
-    def run(*args):
-        return tuple(function(*args, spec=spec))
-
-    def layouts(mesh, args):
-        rows, heads = (tuple(args[1].sharding.spec) + (None,) * 2)[:2]
-        of = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))  # noqa: E731
-        context, lse = of(rows, None, heads), of(rows, heads)
-        qkv = (of(rows, None, None, heads) if spec.packed else context,) * count
-        operands = (of(rows), of(rows, heads))
-        if backward:
-            return (*operands, context, lse, context, *qkv), qkv
-        return (*operands, *qkv), (context, lse)
-
-    def infer(mesh, args, result):
-        return layouts(mesh, args)[1]
-
-    def partition(mesh, args, result):
-        operands, results = layouts(mesh, args)
-        return mesh, lambda *a: tuple(function(*a, spec=spec)), results, operands
-
-    inputs, context = "b t, b a s", "b t a d, b a t"
-    qkv = ", ".join([qkv_rule] * count)
-    rule = f"{inputs}, {context}, b t a d, {qkv} -> {qkv}" if backward else (
-        f"{inputs}, {qkv} -> {context}"
-    )
-    run.def_partition(
-        infer_sharding_from_operands=infer,
-        partition=partition,
-        sharding_rule=rule,
-        # Shardy wants them in the order in which the rule names them.
-        need_replication_factors=tuple(sorted({*"tdsp"} & {*rule}, key=rule.index)),
-    )
-    return run
-
-
 @functools.cache
 def _sharded(spec: _Spec, backward: bool):
-    return _per_shard(_backward if backward else _forward, spec, backward)
+    qkv_rule, context = "b t p a d" if spec.joined else "b t a d", "b t a d, b a t"
+    count = 1 if spec.joined else 3
+    qkv = ", ".join([qkv_rule] * count)
+    if backward:
+        results = f"{qkv}, b n p a d" if spec.joined else qkv
+        rule = f"b t, b a s, {context}, b t a d, {qkv} -> {results}"
+    else:
+        rule = f"b t, b a s, {qkv} -> {context}"
+
+    def layout(given):
+        rows, heads, _ = given[1]  # of the seeds
+        whole, joined = (rows, None, heads), (rows, None, None, heads)
+        of_qkv = [joined if spec.joined else whole] * count
+        operands, outputs = [(rows,), (rows, heads)], [whole, (rows, heads)]
+        if backward:
+            return [*operands, *outputs, whole, *of_qkv], [*of_qkv, *[joined] * spec.joined]
+        return [*operands, *of_qkv], outputs
+
+    function = functools.partial(_backward if backward else _forward, spec=spec)
+    return per_shard(function, layout, rule, whole="tdspn")
 
 
 def _run(spec: _Spec, backward: bool, *args):
@@ -488,12 +488,22 @@ def _run(spec: _Spec, backward: bool, *args):
     return _sharded(spec, backward)(*args)
 
 
+def _with_bias(bias: jax.Array | None, qkv):
+    """`qkv` itself, or the product [B,T,3H] in it plus the bias [3,A,D] as [B,T,3,A,D]."""
+    if bias is None:
+        return qkv
+    (product,) = qkv
+    biased = product + bias.reshape(-1).astype(product.dtype)
+    return (biased.reshape(*product.shape[:2], *bias.shape),)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(spec: _Spec, ids, seeds, *qkv):
-    return _run(spec, False, ids, seeds, *qkv)[0]
+def _attend(spec: _Spec, ids, seeds, bias, *qkv):
+    return _run(spec, False, ids, seeds, *_with_bias(bias, qkv))[0]
 
 
-def _attend_forward(spec, ids, seeds, *qkv):
+def _attend_forward(spec, ids, seeds, bias, *qkv):
+    qkv = _with_bias(bias, qkv)
     o, lse = _run(spec, False, ids, seeds, *qkv)
     # Named so that a rematerialisation policy can keep them and never run the forward kernel twice.
     o, lse = checkpoint_name(o, "attention_residuals"), checkpoint_name(lse, "attention_residuals")
@@ -503,11 +513,37 @@ def _attend_forward(spec, ids, seeds, *qkv):
 def _attend_backward(spec, residuals, do):
     ids, seeds, o, lse, qkv = residuals
     gradients = _run(spec, True, ids, seeds, o, lse, do.astype(o.dtype), *qkv)
+    bias = None
+    if spec.joined:
+        product, sums = gradients
+        gradients = (product.reshape(*product.shape[:2], -1),)
+        bias = jnp.sum(sums, axis=(0, 1))
     no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
-    return no_gradient(ids), no_gradient(seeds), *gradients
+    return no_gradient(ids), no_gradient(seeds), bias, *gradients
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _prepared(attention_mask, seeds, rate, batch, heads, head, tiling, joined, interpret):
+    """(static spec, segment ids, seeds, tokens to pad each row by) of a checked call."""
+    length = attention_mask.shape[1]
+    if head < 16 or head & (head - 1):
+        raise ValueError(
+            f"the fused kernel needs a head size that is a power of two >= 16, got {head}; "
+            "use attention='reference'"
+        )
+    if rate > 0.0 and seeds is None:
+        raise ValueError("dropout_rate > 0 needs seeds (dropout_bits.stream_seeds)")
+    if seeds is None:
+        seeds = jnp.zeros((batch, heads, 2), jnp.uint32)
+    multiple = 16 if length <= 64 else 64 if length <= 256 else 128
+    extra = -length % multiple
+    ids = jnp.pad(
+        attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID
+    )
+    tiling = tiling or Tiling.for_length(length + extra)
+    return _Spec(float(rate), 1.0 / math.sqrt(head), tiling, joined, interpret), ids, seeds, extra
 
 
 def flash_attention(
@@ -518,7 +554,6 @@ def flash_attention(
     seeds: jax.Array | None = None,
     dropout_rate: float = 0.0,
     tiling: Tiling | None = None,
-    packed: bool = False,
     interpret: bool = False,
 ) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v with dropout on the probabilities, fused.
@@ -531,10 +566,6 @@ def flash_attention(
       dropout_rate: probability of dropping an attention weight; kept ones are divided by
         `dropout_bits.keep_probability(dropout_rate)`.
       tiling: tile sizes; by default `Tiling.for_length(T)`.
-      packed: q, k and v are the thirds, along the last axis, of one product [B, T, 3H]. The kernels
-        then read that product and write its gradient as a whole, without the copies that splitting
-        and joining cost (XLA drops a concatenation of neighbouring slices). Not for heads sharded
-        over devices.
       interpret: run the kernels' code as ordinary XLA operations (tests without a GPU; slow).
 
     Returns:
@@ -546,28 +577,37 @@ def flash_attention(
     batch, length, heads, head = q.shape
     if k.shape != q.shape or v.shape != q.shape:
         raise ValueError(f"q, k, v must share one shape, got {q.shape}, {k.shape}, {v.shape}")
-    if head < 16 or head & (head - 1):
-        raise ValueError(
-            f"the fused kernel needs a head size that is a power of two >= 16, got {head}; "
-            "use attention='reference'"
-        )
-    if dropout_rate > 0.0 and seeds is None:
-        raise ValueError("dropout_rate > 0 needs seeds (dropout_bits.stream_seeds)")
-    if seeds is None:
-        seeds = jnp.zeros((batch, heads, 2), jnp.uint32)
-    ids = attention_mask.astype(jnp.int32)
-    multiple = 16 if length <= 64 else 64 if length <= 256 else 128
-    extra = -length % multiple
-    if extra:
-        widths = ((0, 0), (0, extra), (0, 0), (0, 0))
-        q, k, v = (jnp.pad(x, widths) for x in (q, k, v))
-        ids = jnp.pad(ids, ((0, 0), (0, extra)), constant_values=_PADDING_ID)
-    tiling = tiling or Tiling.for_length(length + extra)
-    spec = _Spec(float(dropout_rate), 1.0 / math.sqrt(head), tiling, packed, interpret)
-    qkv = (q, k, v)
-    if packed:
-        flat = [x.reshape(batch, length + extra, heads * head) for x in qkv]
-        shape = (batch, length + extra, 3, heads, head)
-        qkv = (jnp.concatenate(flat, axis=-1).reshape(shape),)
-    out = _attend(spec, ids, seeds, *qkv)
-    return out[:, :length] if extra else out
+    spec, ids, seeds, extra = _prepared(
+        attention_mask, seeds, dropout_rate, batch, heads, head, tiling, False, interpret
+    )
+    qkv = (jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))) for x in (q, k, v))
+    return _attend(spec, ids, seeds, None, *qkv)[:, :length]
+
+
+def flash_attention_joined(
+    product: jax.Array,
+    bias: jax.Array,
+    attention_mask: jax.Array,
+    seeds: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    tiling: Tiling | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """`flash_attention` over q, k and v as they come out of one product.
+
+    The kernels read the product in place and write its gradient as a whole, without the copies that
+    splitting and joining cost, and the bias's gradient beside it, without a pass over memory. Not
+    for heads sharded over devices.
+
+    Args:
+      product: [B, T, 3 A D], the queries, keys and values of all heads side by side.
+      bias: float32 [3, A, D], still to be added to it.
+      The others: as of `flash_attention`.
+    """
+    batch, length, _ = product.shape
+    _, heads, head = bias.shape
+    spec, ids, seeds, extra = _prepared(
+        attention_mask, seeds, dropout_rate, batch, heads, head, tiling, True, interpret
+    )
+    product = jnp.pad(product, ((0, 0), (0, extra), (0, 0)))
+    return _attend(spec, ids, seeds, bias.astype(jnp.float32), product)[:, :length]

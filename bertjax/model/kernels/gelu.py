@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 
-def _tanh_form(u: jax.Array) -> jax.Array:
-    # Word for word the expression that XLA's product rewriter looks for.
+def tanh_form(u: jax.Array) -> jax.Array:
+    """GELU by tanh, word for word the expression that XLA's product rewriter looks for."""
     cubic = u + 0.044715 * (u * (u * u))
     return u * (0.5 * (1.0 + jnp.tanh(math.sqrt(2.0 / math.pi) * cubic)))
 
@@ -43,6 +43,6 @@ def _recomputing(function: Callable[[jax.Array], jax.Array], name: str, doc: str
 
 
 gelu_tanh = _recomputing(
-    _tanh_form, "gelu_tanh", "GELU by tanh (google-research/bert, modeling.py, gelu)."
+    tanh_form, "gelu_tanh", "GELU by tanh (google-research/bert, modeling.py, gelu)."
 )
 gelu_erf = _recomputing(_erf_form, "gelu_erf", "GELU by erf (Hendrycks and Gimpel 2016).")

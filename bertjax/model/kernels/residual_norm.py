@@ -1,12 +1,13 @@
-"""LayerNorm(residual + dropout(h)) in one pass over memory, forward and backward (GPU, Pallas).
+"""LayerNorm(residual + dropout(h + b)) in one pass over memory, forward and backward (GPU, Pallas).
 
-    h, residual [B,T,H]  ->  y [B,T,H], twice
+    h, residual [B,T,H], b [H]  ->  y [B,T,H], twice
 
 XLA splits this chain into about eight memory-bound kernels a site, among them a float32 array
 written only to be summed. Here forward reads h and the residual and writes the sum z and y;
-backward reads z and the cotangents and writes the two gradients and one partial sum of the scale's
-and bias's gradients for each program. The dropout mask is never stored: it is drawn again from
-(key, token, column), see `dropout_bits.hidden_keep_mask`.
+backward reads z and the cotangents and writes the two gradients and, for each program, one partial
+sum of the gradients of scale, bias and b. b is the bias of the product that makes h: its gradient
+costs nothing here and a pass over memory anywhere else. The dropout mask is never stored: it is
+drawn again from (key, token, column), see `dropout_bits.hidden_keep_mask`.
 
 y is returned twice so that its two uses, the residual branch and the next product, hand back two
 cotangents: the backward kernel adds them in registers instead of XLA in memory.
@@ -24,13 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.pallas import triton as plgpu
-from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.dropout_bits import hidden_keep_mask, keep_probability
+from bertjax.model.kernels.sharded import per_shard
 
 LARGEST_CHUNK = 1024
+SUMS = 3  # gradients that backward adds up over tokens: scale, bias, b
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,19 +74,20 @@ def _keep(words_ref, token: jax.Array, start: int, size: int, rate: float) -> ja
 
 
 def _forward_kernel(
-    words_ref, tokens_ref, h_ref, r_ref, scale_ref, bias_ref, y_ref, z_ref, *, spec: _Spec
+    words_ref, tokens_ref, h_ref, b_ref, r_ref, scale_ref, bias_ref, y_ref, z_ref, *, spec: _Spec
 ):
     rows, width = h_ref.shape
     chunks = _chunks(width)
     scale = [scale_ref[pl.ds(*chunk)] for chunk in chunks]
     bias = [bias_ref[pl.ds(*chunk)] for chunk in chunks]
+    before = [b_ref[pl.ds(*chunk)] for chunk in chunks]
     factor = 1.0 / keep_probability(spec.rate)
 
     def row(i, _):
         z = []
-        for start, size in chunks:
+        for (start, size), b in zip(chunks, before, strict=True):
             at = pl.ds(start, size)
-            h = h_ref[i, at].astype(jnp.float32)
+            h = h_ref[i, at].astype(jnp.float32) + b
             if spec.rate > 0.0:
                 keep = _keep(words_ref, tokens_ref[i], start, size, spec.rate)
                 h = jnp.where(keep, h * factor, 0.0)
@@ -111,13 +113,14 @@ def _backward_kernel(
     factor = 1.0 / keep_probability(spec.rate)
 
     def row(i, carry):
-        dscale, dbias = carry
+        dscale, dbias, dbefore = carry
         load = lambda ref: [ref[i, pl.ds(*chunk)].astype(jnp.float32) for chunk in chunks]  # noqa: E731
         x, reciprocal = _normalise(load(z_ref), width, spec.epsilon)
         dy = [a + b for a, b in zip(load(dy_1_ref), load(dy_2_ref), strict=True)]
         dx = [a * b for a, b in zip(dy, scale, strict=True)]
         mean = _total(dx) * (1.0 / width)
         slope = _total([a * b for a, b in zip(dx, x, strict=True)]) * (1.0 / width)
+        dh = []
         for (start, size), d, part in zip(chunks, dx, x, strict=True):
             at = pl.ds(start, size)
             dz = (d - mean - part * slope) * reciprocal
@@ -126,15 +129,17 @@ def _backward_kernel(
                 keep = _keep(words_ref, tokens_ref[i], start, size, spec.rate)
                 dz = jnp.where(keep, dz * factor, 0.0)
             dh_ref[i, at] = dz.astype(dh_ref.dtype)
+            dh.append(dz)
         dscale = tuple(a + d * b for a, d, b in zip(dscale, dy, x, strict=True))
         dbias = tuple(a + d for a, d in zip(dbias, dy, strict=True))
-        return dscale, dbias
+        dbefore = tuple(a + d for a, d in zip(dbefore, dh, strict=True))
+        return dscale, dbias, dbefore
 
     zeros = tuple(jnp.zeros((size,), jnp.float32) for _, size in chunks)
-    dscale, dbias = lax.fori_loop(0, rows, row, (zeros, zeros))
-    for (start, size), a, b in zip(chunks, dscale, dbias, strict=True):
-        sums_ref[0, pl.ds(start, size)] = a
-        sums_ref[1, pl.ds(start, size)] = b
+    sums = lax.fori_loop(0, rows, row, (zeros,) * SUMS)
+    for which, parts in enumerate(sums):
+        for (start, size), part in zip(chunks, parts, strict=True):
+            sums_ref[which, pl.ds(start, size)] = part
 
 
 def _call(kernel, spec, warps, grid, in_specs, out_specs, out_shape, name, args):
@@ -163,7 +168,7 @@ def _blocks(rows: int, width: int):
     )
 
 
-def _forward(h, r, scale, bias, words, tokens, *, spec: _Spec):
+def _forward(h, b, r, scale, bias, words, tokens, *, spec: _Spec):
     """One shard's y and z, [B,T,H]."""
     batch, length, width = h.shape
     count = batch * length
@@ -172,15 +177,16 @@ def _forward(h, r, scale, bias, words, tokens, *, spec: _Spec):
     flat = jax.ShapeDtypeStruct((count, width), h.dtype)
     y, z = _call(
         _forward_kernel, spec, spec.warps, (count // rows,),
-        [pair, numbers, block, block, vector, vector], [block, block], [flat, flat],
+        [pair, numbers, block, vector, block, vector, vector], [block, block], [flat, flat],
         "residual_norm_forward",
-        (words, tokens.reshape(count), h.reshape(flat.shape), r.reshape(flat.shape), scale, bias),
+        (words, tokens.reshape(count), h.reshape(flat.shape), b, r.reshape(flat.shape), scale,
+         bias),
     )  # fmt: skip
     return y.reshape(h.shape), z.reshape(h.shape)
 
 
 def _backward(z, dy_1, dy_2, scale, words, tokens, *, spec: _Spec):
-    """One shard's dh, dr [B,T,H] and partial sums [B, programs a row, 2, H] of scale and bias."""
+    """One shard's dh, dr [B,T,H] and partial sums [B, programs a row, SUMS, H]."""
     batch, length, width = z.shape
     count = batch * length
     rows = math.gcd(length, spec.backward_rows)
@@ -189,8 +195,8 @@ def _backward(z, dy_1, dy_2, scale, words, tokens, *, spec: _Spec):
     dh, dr, sums = _call(
         _backward_kernel, spec, spec.backward_warps, (count // rows,),
         [pair, numbers, block, block, block, vector],
-        [block, block, pl.BlockSpec((None, 2, width), lambda i: (i, 0, 0))],
-        [flat, flat, jax.ShapeDtypeStruct((count // rows, 2, width), jnp.float32)],
+        [block, block, pl.BlockSpec((None, SUMS, width), lambda i: (i, 0, 0))],
+        [flat, flat, jax.ShapeDtypeStruct((count // rows, SUMS, width), jnp.float32)],
         "residual_norm_backward",
         (words, tokens.reshape(count), z.reshape(flat.shape), dy_1.reshape(flat.shape),
          dy_2.reshape(flat.shape), scale),
@@ -198,48 +204,22 @@ def _backward(z, dy_1, dy_2, scale, words, tokens, *, spec: _Spec):
     return (
         dh.reshape(z.shape),
         dr.reshape(z.shape),
-        sums.reshape(batch, length // rows, 2, width),
+        sums.reshape(batch, length // rows, SUMS, width),
     )
-
-
-def _per_shard(function, rule: str, outputs: int):
-    """Runs `function` on each shard of rows; hidden vectors must be whole."""
-
-    @custom_partitioning
-    def run(*args):
-        return tuple(function(*args))
-
-    def layouts(mesh, args):
-        rows = (tuple(args[0].sharding.spec) + (None,) * 3)[0]
-        place = lambda a: NamedSharding(  # noqa: E731
-            mesh, PartitionSpec(*((rows,) if a.ndim > 1 else ()))
-        )
-        return tuple(place(a) for a in args), (NamedSharding(mesh, PartitionSpec(rows)),) * outputs
-
-    def infer(mesh, args, result):
-        return layouts(mesh, args)[1]
-
-    def partition(mesh, args, result):
-        operands, results = layouts(mesh, args)
-        return mesh, lambda *a: tuple(function(*a)), results, operands
-
-    run.def_partition(
-        infer_sharding_from_operands=infer,
-        partition=partition,
-        sharding_rule=rule,
-        # Shardy wants them in the order in which the rule names them.
-        need_replication_factors=tuple(sorted({*"thwsn"} & {*rule}, key=rule.index)),
-    )
-    return run
 
 
 @functools.cache
 def _sharded(spec: _Spec, backward: bool):
+    def layout(given):
+        rows = given[0][:1]
+        return [rows if len(axes) > 1 else () for axes in given], [rows] * (3 if backward else 2)
+
     if backward:
         rule = "b t h, b t h, b t h, h, w, b t -> b t h, b t h, b n s h"
-        return _per_shard(functools.partial(_backward, spec=spec), rule, 3)
-    rule = "b t h, b t h, h, h, w, b t -> b t h, b t h"
-    return _per_shard(functools.partial(_forward, spec=spec), rule, 2)
+    else:
+        rule = "b t h, h, b t h, h, h, w, b t -> b t h, b t h"
+    function = functools.partial(_backward if backward else _forward, spec=spec)
+    return per_shard(function, layout, rule, whole="thwsn")
 
 
 def _run(spec: _Spec, backward: bool, *args):
@@ -249,13 +229,13 @@ def _run(spec: _Spec, backward: bool, *args):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _norm(spec: _Spec, h, r, scale, bias, words, tokens):
-    y, _ = _run(spec, False, h, r, scale, bias, words, tokens)
+def _norm(spec: _Spec, h, b, r, scale, bias, words, tokens):
+    y, _ = _run(spec, False, h, b, r, scale, bias, words, tokens)
     return y, y
 
 
-def _norm_forward(spec, h, r, scale, bias, words, tokens):
-    y, z = _run(spec, False, h, r, scale, bias, words, tokens)
+def _norm_forward(spec, h, b, r, scale, bias, words, tokens):
+    y, z = _run(spec, False, h, b, r, scale, bias, words, tokens)
     return (y, y), (z, scale, words, tokens)
 
 
@@ -263,9 +243,9 @@ def _norm_backward(spec, residuals, cotangents):
     z, scale, words, tokens = residuals
     dy_1, dy_2 = (c.astype(z.dtype) for c in cotangents)
     dh, dr, sums = _run(spec, True, z, dy_1, dy_2, scale, words, tokens)
-    dscale, dbias = jnp.sum(sums, axis=(0, 1))
+    dscale, dbias, db = jnp.sum(sums, axis=(0, 1))
     no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
-    return dh, dr, dscale, dbias, no_gradient(words), no_gradient(tokens)
+    return dh, db, dr, dscale, dbias, no_gradient(words), no_gradient(tokens)
 
 
 _norm.defvjp(_norm_forward, _norm_backward)
@@ -273,6 +253,7 @@ _norm.defvjp(_norm_forward, _norm_backward)
 
 def residual_layer_norm(
     h: jax.Array,
+    h_bias: jax.Array,
     residual: jax.Array,
     scale: jax.Array,
     bias: jax.Array,
@@ -285,17 +266,18 @@ def residual_layer_norm(
     rows: int | None = None,
     backward_rows: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """LayerNorm(residual + dropout(h)), twice: see the module's docstring.
+    """LayerNorm(residual + dropout(h + h_bias)), twice: see the module's docstring.
 
     Args:
       h, residual: [B, T, H] of one type; H a multiple of 16.
-      scale, bias: float32 [H].
+      h_bias: float32 [H].
+      scale, bias: float32 [H], of the LayerNorm.
       words: uint32 [2] of `dropout_bits.key_words`, needed when dropout_rate > 0.
       dropout_rate, epsilon: Python floats.
       interpret: run without a GPU (tests).
       warps, backward_warps, rows, backward_rows: launch shape, speed only; None takes what was
         fastest on an H100 for this H. `backward_rows` also sets how many partial sums the gradients
-        of scale and bias are made of.
+        of scale, bias and h_bias are made of.
 
     Returns:
       (y, y): use one for the residual branch, the other for the next product.
@@ -321,5 +303,5 @@ def residual_layer_norm(
         float(dropout_rate), float(epsilon), interpret, warps, backward_warps, rows, backward_rows
     )
     tokens = lax.iota(jnp.uint32, batch * length).reshape(batch, length)
-    scale, bias = scale.astype(jnp.float32), bias.astype(jnp.float32)
-    return _norm(spec, h, residual, scale, bias, words, tokens)
+    scale, bias, h_bias = (x.astype(jnp.float32) for x in (scale, bias, h_bias))
+    return _norm(spec, h, h_bias, residual, scale, bias, words, tokens)

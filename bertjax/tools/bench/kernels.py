@@ -16,7 +16,7 @@ KINDS: tuple[tuple[str, str], ...] = (
     ("optimizer", r"multi_tensor|adam"),
     ("embedding", r"scatter|gather|embedding"),
     ("transposes", r"transpose"),
-    ("normalisation, dropout, reductions", r"reduce|norm|softmax|rng|native_layer"),
+    ("normalisation, dropout, reductions", r"gelu_backward|reduce|norm|softmax|rng|native_layer"),
     ("elementwise", r"."),
 )
 """(kind, regex over the kernel's lower-cased name); the first match counts."""

@@ -1,0 +1,81 @@
+"""The GELUs with backward passes of their own against jax's, in value and slope."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bertjax.model.kernels.bias_gelu import bias_gelu
+from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
+
+
+@pytest.mark.parametrize(("gelu", "approximate"), [(gelu_tanh, True), (gelu_erf, False)])
+def test_recomputing_gelu_equals_jax_in_value_and_slope(gelu, approximate):
+    x = jnp.linspace(-6, 6, 101)
+
+    def plain(x):
+        return jax.nn.gelu(x, approximate=approximate)
+
+    np.testing.assert_allclose(gelu(x), plain(x), atol=1e-6)
+    slope, want = (jax.vmap(jax.grad(f))(x) for f in (gelu, plain))
+    np.testing.assert_allclose(slope, want, atol=1e-6)
+
+
+def gradients(function, h, bias, g):
+    out, pull = jax.vjp(function, h, bias)
+    return (out, *pull(g))
+
+
+def inputs(batch=2):
+    keys = jax.random.split(jax.random.key(0), 3)
+    h, g = (jax.random.normal(key, (batch, 24, 128)) for key in keys[:2])
+    return 3 * h, jax.random.normal(keys[2], (128,)), g
+
+
+def plain_bias_gelu(h, bias):
+    return jax.nn.gelu(h + bias, approximate=True)
+
+
+def test_bias_gelu_equals_the_plain_expression_in_value_and_gradients():
+    got = jax.jit(lambda *a: gradients(lambda *x: bias_gelu(*x, interpret=True), *a))(*inputs())
+    for a, b in zip(got, gradients(plain_bias_gelu, *inputs()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_slope_of_the_fused_gelu_is_finite_far_out():
+    h = jnp.array([-1e4, -60.0, 60.0, 1e4])[:, None, None] * jnp.ones((4, 1, 128))
+    slope = jax.vjp(lambda h: bias_gelu(h, jnp.zeros(128), interpret=True), h)[1](jnp.ones_like(h))
+    np.testing.assert_array_equal(slope[0][:, 0, 0], [0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("columns", [None, "tensor"])
+def test_bias_gelu_runs_on_shards_of_rows_and_columns(columns):
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
+    h, bias, g = inputs()
+    place = NamedSharding(mesh, PartitionSpec("data", None, columns))
+    run = jax.jit(lambda *a: gradients(lambda *x: bias_gelu(*x, interpret=True), *a))
+    got = run(jax.device_put(h, place), bias, jax.device_put(g, place))
+    for a, b in zip(got, gradients(plain_bias_gelu, h, bias, g), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_shapes_that_the_fused_gelu_does_not_take_are_refused():
+    with pytest.raises(ValueError, match="multiple of 128"):
+        bias_gelu(jnp.zeros((1, 2, 100)), jnp.zeros(100))
+
+
+@pytest.mark.gpu
+def test_compiled_bias_gelu_is_right():
+    if jax.default_backend() != "gpu":
+        pytest.skip("needs a GPU")
+    keys = jax.random.split(jax.random.key(0), 3)
+    h, g = (jax.random.normal(key, (8, 512, 3072)).astype(jnp.bfloat16) for key in keys[:2])
+    bias = jax.random.normal(keys[2], (3072,))
+    got = jax.jit(lambda *a: gradients(bias_gelu, *a))(h, bias, g)
+    wide = (h + bias.astype(h.dtype)).astype(jnp.float32), jnp.zeros(3072), g.astype(jnp.float32)
+    for a, b in zip(got, gradients(plain_bias_gelu, *wide), strict=True):
+        scale = float(jnp.abs(b).max())
+        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=1e-2 * scale)
