@@ -10,7 +10,7 @@ import difflib
 import importlib.util
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -129,6 +129,8 @@ SETTINGS: dict[str, Any] = {
         "debug_nans": S(False, "stop at the operation that makes the first NaN (slow)"),
     },
     "mesh": {
+        "auto": S(False, "choose the three sizes from the model's size and the devices' memory, "
+                  "and say why (then they are ignored); --config.mesh=auto for short"),
         "data": S(-1, "devices along the data axis; -1 = all that are left"),
         "fsdp": S(1, "devices that share one copy of parameters and optimizer state"),
         "tensor": S(1, "devices that split each layer's matrices"),
@@ -262,6 +264,12 @@ def packed(config: ml_collections.ConfigDict) -> None:
 
 
 PRETRAINING_VARIANTS = {"two_phase": two_phase, "packed": packed}
+
+
+def expand_overrides(arguments: Sequence[str]) -> list[str]:
+    """The command line with `--config.mesh=auto` written out as the setting that it means."""
+    return ["--config.mesh.auto=True" if argument == "--config.mesh=auto" else argument
+            for argument in arguments]
 
 
 def check_override_names(arguments: list[str]) -> None:

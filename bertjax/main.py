@@ -17,7 +17,13 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from bertjax.config import check_config, check_override_names, config_file, describe
+from bertjax.config import (
+    check_config,
+    check_override_names,
+    config_file,
+    describe,
+    expand_overrides,
+)
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon "
@@ -79,6 +85,7 @@ def _refuse(message: str) -> NoReturn:
 def _parse_flags(arguments: Sequence[str]) -> list[str]:
     """Parses the flags; a bad name, value or config file is one message, not a traceback."""
     try:
+        arguments = expand_overrides(arguments)
         check_override_names(arguments[1:])
         remaining = flags.FLAGS(_with_config_file(arguments))
         if _CONFIG.value is not None:

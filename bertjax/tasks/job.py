@@ -21,7 +21,7 @@ from bertjax.interop import load_pretrained_params, open_source
 from bertjax.interop.huggingface import write_directory
 from bertjax.interop.loading import fit
 from bertjax.model.heads import BertModel, init_params
-from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.presets import BertConfig, Execution, parameter_count
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.feature_tagger import BertFeatureTagger
 from bertjax.tasks.finetune import FineTuner, FineTuneSettings, Run, RunSettings, result_json
@@ -32,7 +32,7 @@ from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
 from bertjax.tokenization import load_tokenizer
-from bertjax.training import sharding
+from bertjax.training import hardware, sharding
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import flatten, unflatten
@@ -214,7 +214,12 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
     task = make_task(t.name, t.data, dict(t.options))
     if t.metric:
         task.metric = t.metric
-    mesh = sharding.make_mesh(**config.mesh) if mesh is None else mesh
+    if mesh is None:
+        mesh, reason = sharding.mesh_of(
+            config.mesh, parameter_count(open_source(config.init_from).config), jax.devices(),
+            hardware.device_bytes())
+        if reason:
+            print(f"     mesh  {reason}", flush=True)
     execution = configuration.execution(config, mesh.devices.flat[0].platform)
     return prepare_task(
         task, config.init_from, workdir, finetune_settings(config),

@@ -20,6 +20,11 @@ PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
 )
 
 
+# GiB of a TPU device; the first name found in the lower-cased device_kind counts.
+TPU_GIB = (("tpu v6", 32), ("tpu v5p", 95), ("tpu v5 lite", 16), ("tpu v5e", 16), ("tpu v5", 95),
+           ("tpu v4", 32), ("tpu v3", 16), ("tpu v2", 8))
+
+
 def peak_flops(device: jax.Device | None = None) -> float | None:
     """Peak FLOP/s of one device in bfloat16, or None if it is not in the table (CPU)."""
     kind = (device or jax.devices()[0]).device_kind.lower()
@@ -27,9 +32,19 @@ def peak_flops(device: jax.Device | None = None) -> float | None:
 
 
 def device_bytes(device: jax.Device | None = None) -> int | None:
-    """Memory of one device that the runtime may use, or None if it does not say (CPU)."""
-    statistics = (device or jax.devices()[0]).memory_stats()
-    return statistics.get("bytes_limit") if statistics else None
+    """Memory of one device that the runtime may use, or None if it is not known (CPU).
+
+    TPUs that are only described, for planning, have what the vendor publishes.
+    """
+    device = device or jax.devices()[0]
+    try:
+        statistics = device.memory_stats()
+    except (NotImplementedError, jax.errors.JaxRuntimeError):
+        statistics = None
+    if statistics and "bytes_limit" in statistics:
+        return statistics["bytes_limit"]
+    kind = device.device_kind.lower()
+    return next((size * 2**30 for name, size in TPU_GIB if name in kind), None)
 
 
 def prng_implementation(name: str = "auto", platform: str | None = None) -> str:

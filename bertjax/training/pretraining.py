@@ -24,7 +24,7 @@ from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.tokenization import load_tokenizer
 from bertjax.tools.report import write_report
-from bertjax.training import losses, sharding
+from bertjax.training import hardware, losses, sharding
 from bertjax.training.budget import Budget
 from bertjax.training.checkpoint import Checkpoints, resolve_directory
 from bertjax.training.corpora import Corpus, open_corpus, random_share, token_entropy
@@ -112,6 +112,7 @@ class Job:
     evaluations: list[Evaluation]  # one a phase
     epochs: float
     resumed_from: int | None  # step of the newest checkpoint
+    mesh_reason: str = ""  # why config.mesh.auto chose this mesh
 
 
 # --------------------------------------------------------------------------------------- prepare
@@ -125,7 +126,10 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
     if not config.data.corpus:
         raise ValueError(NO_CORPUS)
     directory = resolve_directory(workdir)
-    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    # The vocabulary is not read yet; for the choice of a mesh the usual size will do.
+    estimate = settings.model_config(config, config.model.vocab_size or 30_522)
+    mesh, mesh_reason = sharding.mesh_of(config.mesh, parameter_count(estimate), jax.devices(),
+                                         hardware.device_bytes())
     sharding.check_batch(config.batch_size, mesh, config.accumulation)
     resumed_from = _check_workdir(config, directory)
 
@@ -158,7 +162,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
             config, corpus, objective, length))
         epochs += batches.epochs(steps)
     return Job(config, directory, mesh, tokenizer, model_config, execution, corpus, phases,
-               evaluations, epochs, resumed_from)
+               evaluations, epochs, resumed_from, mesh_reason)
 
 
 def make_objective(config: ml_collections.ConfigDict, model_config: BertConfig,
@@ -339,6 +343,8 @@ def summary(job: Job, step: int) -> str:
         ("corpus", f"{job.corpus.describe()} "
                    f"+ {job.evaluations[0].batches.num_pairs:,} held-out pairs"),
     ]
+    if job.mesh_reason:
+        lines.insert(2, ("mesh", job.mesh_reason))
     begin = 0
     for number, (phase, (steps, length)) in enumerate(zip(phases, config.phases, strict=True), 1):
         lines.append((f"phase {number}", (

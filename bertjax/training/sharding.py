@@ -97,6 +97,23 @@ def choose_mesh(parameters: int, device_bytes: int | None, devices: int) -> Mesh
     return MeshChoice(devices // fsdp, fsdp, 1, reason)
 
 
+def mesh_of(settings: Mapping[str, Any], parameters: int, devices: Sequence[jax.Device],
+            device_bytes: int | None) -> tuple[Mesh, str]:
+    """The mesh that config.mesh asks for, and why it is so ('' if the sizes were given).
+
+    Args:
+      settings: auto, data, fsdp and tensor of config.mesh.
+      parameters, device_bytes: see choose_mesh.
+
+    Raises:
+      ValueError: the sizes do not fit the devices.
+    """
+    if not settings["auto"]:
+        return make_mesh(settings["data"], settings["fsdp"], settings["tensor"], devices), ""
+    choice = choose_mesh(parameters, device_bytes, len(devices))
+    return make_mesh(choice.data, choice.fsdp, choice.tensor, devices), choice.reason
+
+
 def partition_spec(path: str, shape: Sequence[int], mesh: Mesh,
                    rules: Sequence[tuple[str, PartitionSpec]] = PARTITION_RULES) -> PartitionSpec:
     """Axes of one parameter: its rule, read from the last dimension backwards.
