@@ -2,9 +2,9 @@
 
     python -m bertjax.tools.report RUN [RUN ...] [--output=report.html]
 
-In, from each run's directory: metrics.jsonl, and where present config.json, hardware.json and
-examples.json (a list of {"text": ..., "predictions": [[token, probability], ...]}). Out: HTML with
-its data, style and script inside; no library, nothing is loaded.
+In, from each run's directory: metrics.jsonl, and where present config.json (or finetune.json),
+hardware.json and examples.json (a list of {"text": ..., "predictions": [[token, probability], ...]}).
+Out: HTML with its data, style and script inside; no library, nothing is loaded.
 """
 
 import argparse
@@ -24,13 +24,17 @@ MAX_POINTS = 2000  # of a curve; more than the pixels of a wide screen adds noth
 # Order and titles of the charts; any other metric follows under its own name.
 TITLES = {
     "loss": "Loss", "mlm_loss": "MLM loss", "nsp_loss": "NSP loss", "mlm_accuracy": "MLM accuracy",
-    "nsp_accuracy": "NSP accuracy", "learning_rate": "Learning rate", "grad_norm": "Gradient norm",
+    "nsp_accuracy": "NSP accuracy", "accuracy": "Accuracy", "accuracy_f1": "Mean of accuracy and F1",
+    "f1": "F1", "exact": "Exact match", "best_f1": "F1 at the best threshold",
+    "best_exact": "Exact match at the best threshold", "matthews": "Matthews correlation",
+    "pearson": "Pearson correlation", "spearman": "Spearman correlation", "macro_f1": "Macro F1",
+    "majority": "Share of the most frequent class", "learning_rate": "Learning rate", "grad_norm": "Gradient norm",
     "tokens_per_second": "Tokens per second", "mfu": "Model FLOPs utilisation",
     "step_time": "Seconds a step", "data_wait": "Data wait, seconds a step",
     "skipped": "Skipped steps",
 }
 EXACT = ("learning_rate", "skipped")  # never smoothed
-PERCENT = ("mlm_accuracy", "nsp_accuracy", "mfu")
+PERCENT = ("mlm_accuracy", "nsp_accuracy", "mfu", "accuracy", "majority")
 
 
 def write_report(directories: Sequence[str | os.PathLike[str]],
@@ -73,7 +77,8 @@ def _load(directory: pathlib.Path) -> dict[str, Any]:
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else default
 
     return {"name": directory.resolve().name, "records": records,
-            "config": _flat(read("config.json", {})), "hardware": read("hardware.json", {}),
+            # A fine-tuning run has its settings in finetune.json.
+            "config": _flat(read("config.json", {}) or read("finetune.json", {})), "hardware": read("hardware.json", {}),
             "examples": read("examples.json", [])}
 
 
@@ -106,8 +111,8 @@ def _charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     x, y = zip(*thin(points), strict=True)
                     series.append({"run": number, "kind": kind, "x": x,
                                    "y": [float(f"{value:.6g}") for value in y]})
-        if name == "skipped" and not any(any(s["y"]) for s in series):
-            continue
+        if name == "skipped" and not any(any(s["y"]) for s in series) or name == "majority":
+            continue  # one number says it
         if any(len(s["x"]) > 1 or s["kind"] == "eval" for s in series):
             charts.append({"title": TITLES.get(name, name), "percent": name in PERCENT,
                            "exact": name in EXACT, "series": series})
