@@ -267,9 +267,21 @@ PRETRAINING_VARIANTS = {"two_phase": two_phase, "packed": packed}
 
 
 def expand_overrides(arguments: Sequence[str]) -> list[str]:
-    """The command line with `--config.mesh=auto` written out as the setting that it means."""
-    return ["--config.mesh.auto=True" if argument == "--config.mesh=auto" else argument
-            for argument in arguments]
+    """The command line with its short forms written out.
+
+    --config=bertjax:NAME becomes the file (see config_file), --config.mesh=auto the setting that it
+    means. Raises ValueError for an unknown NAME.
+    """
+    found = list(arguments)
+    for i, argument in enumerate(arguments):
+        for name in ("--config=", "-config="):
+            if argument.startswith(name):
+                found[i] = name + config_file(argument.removeprefix(name))
+        if i and arguments[i - 1] in ("--config", "-config"):
+            found[i] = config_file(argument)
+        if argument.lstrip("-") == "config.mesh=auto":
+            found[i] = "--config.mesh.auto=True"
+    return found
 
 
 def check_override_names(arguments: list[str]) -> None:

@@ -17,13 +17,7 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from bertjax.config import (
-    check_config,
-    check_override_names,
-    config_file,
-    describe,
-    expand_overrides,
-)
+from bertjax.config import check_config, check_override_names, describe, expand_overrides
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon "
@@ -87,7 +81,7 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
     try:
         arguments = expand_overrides(arguments)
         check_override_names(arguments[1:])
-        remaining = flags.FLAGS(_with_config_file(arguments))
+        remaining = flags.FLAGS(arguments)
         if _CONFIG.value is not None:
             _ = _CONFIG.value.job  # a config file that cannot be read shows only at its first use
         return remaining
@@ -95,18 +89,6 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
         # An error inside the config file arrives as a whole traceback: its last line says it all.
         lines = str(error).strip().splitlines()
         _refuse(lines[-1] if "Traceback" in str(error) else " ".join(map(str.strip, lines)))
-
-
-def _with_config_file(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the file in place of --config=bertjax:NAME."""
-    found = list(arguments)
-    for i, argument in enumerate(arguments):
-        for name in ("--config=", "-config="):
-            if argument.startswith(name):
-                found[i] = name + config_file(argument.removeprefix(name))
-        if i and arguments[i - 1] in ("--config", "-config"):
-            found[i] = config_file(argument)
-    return found
 
 
 def run() -> None:
