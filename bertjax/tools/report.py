@@ -3,8 +3,8 @@
     python -m bertjax.tools.report RUN [RUN ...] [--output=report.html]
 
 In, from each run's directory: metrics.jsonl, and where present config.json (or finetune.json),
-hardware.json and examples.json (a list of {"text": ..., "predictions": [[token, probability], ...]}).
-Out: HTML with its data, style and script inside; no library, nothing is loaded.
+hardware.json and examples.json (a list of {"text": ..., "predictions": [[token, probability],
+...]}). Out: HTML with its data, style and script inside; no library, nothing is loaded.
 """
 
 import argparse
@@ -24,11 +24,15 @@ MAX_POINTS = 2000  # of a curve; more than the pixels of a wide screen adds noth
 # Order and titles of the charts; any other metric follows under its own name.
 TITLES = {
     "loss": "Loss", "mlm_loss": "MLM loss", "nsp_loss": "NSP loss", "mlm_accuracy": "MLM accuracy",
-    "nsp_accuracy": "NSP accuracy", "accuracy": "Accuracy", "accuracy_f1": "Mean of accuracy and F1",
-    "f1": "F1", "exact": "Exact match", "best_f1": "F1 at the best threshold",
+    "nsp_accuracy": "NSP accuracy",
+    # Scores of tasks.
+    "accuracy": "Accuracy", "accuracy_f1": "Mean of accuracy and F1", "f1": "F1",
+    "exact": "Exact match", "best_f1": "F1 at the best threshold",
     "best_exact": "Exact match at the best threshold", "matthews": "Matthews correlation",
     "pearson": "Pearson correlation", "spearman": "Spearman correlation", "macro_f1": "Macro F1",
-    "majority": "Share of the most frequent class", "learning_rate": "Learning rate", "grad_norm": "Gradient norm",
+    "majority": "Share of the most frequent class",
+    # The run itself.
+    "learning_rate": "Learning rate", "grad_norm": "Gradient norm",
     "tokens_per_second": "Tokens per second", "mfu": "Model FLOPs utilisation",
     "step_time": "Seconds a step", "data_wait": "Data wait, seconds a step",
     "skipped": "Skipped steps",
@@ -78,7 +82,8 @@ def _load(directory: pathlib.Path) -> dict[str, Any]:
 
     return {"name": directory.resolve().name, "records": records,
             # A fine-tuning run has its settings in finetune.json.
-            "config": _flat(read("config.json", {}) or read("finetune.json", {})), "hardware": read("hardware.json", {}),
+            "config": _flat(read("config.json", {}) or read("finetune.json", {})),
+            "hardware": read("hardware.json", {}),
             "examples": read("examples.json", [])}
 
 
