@@ -1,0 +1,127 @@
+"""The text of a plan: what it is of, memory, time, collectives, and what to change.
+
+In: Costs. Out: lines for a terminal. No numbers are computed here that a Cost does not have.
+"""
+
+from collections.abc import Sequence
+
+from bertjax.tools.plan.chips import GIB, Slice
+from bertjax.tools.plan.cost import Cost
+
+METHODS = {
+    "cycles": "estimate: the compiler's cycles of every operation (loop bodies as often as they "
+              "run) over the clock, plus collectives at the speed of the links. It sees no stalls, "
+              "contention, input, checkpoints or evaluation: compare plans by it, and expect a "
+              "real step to take longer",
+    "roofline": "at best: FLOPs over the peak plus bytes to and from HBM over its bandwidth, plus "
+                "collectives at the speed of the links. The compiler's own cycles, which the plan "
+                "without --quick gives, are 1.3 to 1.8 times that",
+    "measured": "measured: the median of five steps on this machine, on random rows",
+}
+
+
+def heading(name: str, piece: Slice | None, kind: str, versions: str) -> str:
+    """'configs/large.py on v5e:4x4 (v5litepod-16): 16 x TPU v5 lite, 16.0 GiB each; jax ...'."""
+    if piece is None:
+        return f"{name} on this machine ({kind}); {versions}"
+    unit = piece.chip.units.removesuffix("s")
+    return (f"{name} on {piece.name} ({piece.accelerator}): {piece.devices} {piece.chip.units} of "
+            f"{kind}, {piece.chip.hbm_bytes / GIB:.0f} GiB a {unit}; {versions}")
+
+
+def stage_text(cost: Cost) -> str:
+    """One stage: memory, time, collectives."""
+    info = cost.info
+    mesh = " x ".join(f"{name} {size}" for name, size in info.mesh.items())
+    steps = f"{info.steps:,} steps of " if info.steps else ""
+    lines = [
+        f"{info.name}: {steps}{info.rows} x {info.length} tokens, {info.rows_per_device} rows a "
+        "device at a time",
+        f"{'model':>14}  {info.model}",
+        f"{'execution':>14}  {mesh}, accumulation {info.accumulation}, {info.execution}",
+        f"{'fits':>14}  {_fits(cost)}",
+    ]
+    lines += [f"{purpose:>18}  {size / GIB:6.2f} GiB" for purpose, size in cost.bytes.items()
+              if size >= GIB / 200]
+    if cost.largest_rows is not None:
+        lines.append(f"{'largest batch':>14}  about {cost.largest_rows:,} rows a device at a time "
+                     "(by proportion; plan it to be sure)")
+    for c in cost.collectives:
+        how = "asynchronous" if c.asynchronous else "the step waits"
+        lines.append(f"{'collectives':>14}  {c.count:,} {c.kind} over {c.group}: "
+                     f"{c.bytes / 1e6:,.1f} MB a step, {how}")
+    if cost.step_s is not None:
+        parts = "" if cost.operations_s is None else (
+            f" (operations {cost.operations_s * 1e3:,.1f}, collectives "
+            f"{cost.collectives_s * 1e3:,.1f})")
+        mfu = f", MFU {cost.mfu:.1%}" if cost.mfu is not None else ""
+        lines.append(f"{'step':>14}  {cost.step_s * 1e3:,.1f} ms{parts}{mfu}, "
+                     f"{cost.tokens_s:,.0f} tokens/s")
+        if cost.days is not None:
+            lines.append(f"{'whole stage':>14}  {_duration(cost.days)}, "
+                         f"{cost.days * 24 * cost.chips:,.0f} chip-hours")
+    if cost.unknown_loops:
+        lines.append(f"{'note':>14}  counted once, since their length is unknown: "
+                     f"{', '.join(cost.unknown_loops)}")
+    return "\n".join(lines)
+
+
+def _fits(cost: Cost) -> str:
+    if not cost.limit:
+        return f"unknown limit: {cost.total / GIB:.2f} GiB a device"
+    used = f"{cost.total / GIB:.2f} of {cost.limit / GIB:.2f} GiB a device"
+    return f"yes: {used}" if cost.fits else f"NO: {used}"
+
+
+def _duration(days: float) -> str:
+    if days >= 1:
+        return f"{days:,.1f} days"
+    return f"{days * 24:.1f} hours" if days * 24 >= 1 else f"{days * 1440:.1f} minutes"
+
+
+def recipe_text(costs: Sequence[Cost]) -> str:
+    """The run as a whole, and by what method its time was found."""
+    lines = []
+    days = [cost.days for cost in costs]
+    if None not in days:
+        total = sum(days)
+        lines.append(f"whole run: {_duration(total)}, {total * 24 * costs[0].chips:,.0f} "
+                     "chip-hours")
+    lines += [f"times are {METHODS[method]}" for method in
+              dict.fromkeys(cost.method for cost in costs if cost.method)]
+    return "\n".join(lines)
+
+
+def ranking(costs: Sequence[tuple[str, Sequence[Cost]]], fewest: int = 1) -> str:
+    """A table of candidates in order; each is its overrides and the costs of its stages."""
+    lines = ["| rank | overrides | fits | GiB a device | step ms | MFU | tokens/s | days |",
+             "|---|---|---|---|---|---|---|---|"]
+    for rank, (overrides, stages) in enumerate(costs, 1):
+        fits = "yes" if all(cost.fits for cost in stages) else "no"
+        gib = ", ".join(f"{cost.total / GIB:.2f}" for cost in stages)
+        step = ", ".join(f"{cost.step_s * 1e3:,.0f}" if cost.step_s else "-" for cost in stages)
+        mfu = ", ".join(f"{cost.mfu:.1%}" if cost.mfu else "-" for cost in stages)
+        speed = ", ".join(f"{cost.tokens_s:,.0f}" if cost.tokens_s else "-" for cost in stages)
+        days = [cost.days for cost in stages]
+        total = f"{sum(days):.2f}" if None not in days else "-"
+        lines.append(f"| {rank} | {overrides} | {fits} | {gib} | {step} | {mfu} | {speed} | "
+                     f"{total} |")
+    return "\n".join(lines)
+
+
+def remedies(cost: Cost) -> list[str]:
+    """Overrides to try for a step that does not fit, the cheapest first."""
+    info, rows = cost.info, cost.info.rows_per_device
+    found = []
+    if info.remat == "none":
+        found.append("--config.execution.layers=scan --config.execution.remat=dots")
+    if rows > 1:
+        found.append(f"--config.accumulation={2 * info.accumulation}")
+    if info.remat in ("none", "dots", "minimal"):
+        found.append("--config.execution.layers=scan --config.execution.remat=full")
+    shards = info.mesh["data"]
+    state = sum(cost.bytes[name] for name in ("parameters", "optimizer"))
+    if shards > 1 and cost.limit and state > 0.2 * cost.limit:
+        factor = next((n for n in (2, 4, 8, 16) if shards % n == 0), shards)
+        found.append(f"--config.mesh.fsdp={info.mesh['fsdp'] * factor}")
+    return found or ["more chips, or chips with more memory"]

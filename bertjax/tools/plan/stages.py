@@ -1,0 +1,218 @@
+"""Builds the training steps of a configuration, without a corpus.
+
+In: a configuration and the devices of a topology. Out: a `Stage` for each shape of batch that the
+run has (a phase of pre-training; the longest rows of a fine-tuning task). Objective, optimizer and
+trainer are made by the same functions as in a run, so that a plan cannot drift from what runs.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from bertjax import config as settings
+from bertjax.data.packing import PackedRows
+from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
+from bertjax.tasks.finetune import FineTuner
+from bertjax.tasks.glue import GLUE
+from bertjax.tasks.job import finetune_settings
+from bertjax.tools.plan.compilation import StageInfo
+from bertjax.training import hardware, pretraining, sharding
+from bertjax.training.trainer import Objective, Trainer
+
+VOCABULARY = 30522  # of the released uncased models, where the configuration leaves it open
+
+# Training rows of the official data sets, for the length of a fine-tuning run.
+TRAINING_ROWS = {"cola": 8551, "sst2": 67349, "mrpc": 3668, "stsb": 5749, "qqp": 363849,
+                 "mnli": 392702, "qnli": 104743, "rte": 2490, "wnli": 635, "squad1.1": 88524,
+                 "squad2.0": 131944, "swag": 73546, "ner": 14041}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stage:
+    """Steps of one shape: what to compile and how often it runs."""
+
+    name: str
+    steps: int | None  # in the whole run; None = not known without the data
+    objective: Objective
+    trainer: Trainer
+    batch: Mapping[str, tuple[tuple[int, ...], type]]  # name -> (shape of the global batch, type)
+    tokens: int  # a step, padding included
+    flops: float  # a step: the model's, forward and backward
+    config: BertConfig
+    execution: Execution
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step."""
+        return self.batch["input_ids"][0][0]
+
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        where = sharding.batch_sharding(self.trainer.mesh)
+        return {name: jax.ShapeDtypeStruct(shape, kind, sharding=where)
+                for name, (shape, kind) in self.batch.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """Stands in for a tokenizer where only numbers of entries count."""
+
+    vocab_size: int
+    mask_id: int = 4
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        return 0, 1, 2, 3, 4
+
+    @property
+    def replacement_ids(self) -> np.ndarray:
+        return np.arange(5, self.vocab_size, dtype=np.int32)
+
+    @property
+    def is_continuation(self) -> np.ndarray:
+        return np.arange(self.vocab_size) % 2 == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskShape:
+    """Stands in for a fine-tuning task where only its head counts."""
+
+    name: str
+    head: str
+    outputs: int
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(map(str, range(self.outputs)))
+
+
+# ---------------------------------------------------------------------------------------- stages
+
+
+def stages(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> list[Stage]:
+    """The steps that a run of `config` on `devices` compiles.
+
+    Raises:
+      ValueError: mesh or batch do not fit the devices; names the setting and valid values.
+    """
+    vocabulary = Vocabulary(config.model.vocab_size or (
+        config.data.demo_vocab_size if config.data.corpus == "docstrings" else VOCABULARY))
+    model = settings.model_config(config, vocabulary.vocab_size)
+    mesh, _ = sharding.mesh_of(config.mesh, parameter_count(model), devices,
+                               hardware.device_bytes(devices[0]))
+    sharding.check_batch(config.batch_size, mesh, config.accumulation)
+    execution = settings.execution(config, devices[0].platform)
+    if config.job == "finetune":
+        return [_task_stage(config, model, execution, mesh)]
+    trainer = pretraining.make_trainer(config, mesh)
+    return [_phase(config, number, steps, length, model, execution, vocabulary, trainer)
+            for number, (steps, length) in enumerate(config.phases, 1)]
+
+
+def _phase(config: ml_collections.ConfigDict, number: int, steps: int, length: int,
+           model: BertConfig, execution: Execution, vocabulary: Vocabulary, trainer: Trainer
+           ) -> Stage:
+    rows, packed = config.batch_size, config.data.packed
+    pairs = PackedRows.default_pairs(length) if packed else 1
+    objective = pretraining.make_objective(config, model, execution, vocabulary, length, pairs)
+    batch = {name: ((rows, length), np.int32)
+             for name in ("input_ids", "token_type_ids", "attention_mask")}
+    if packed:
+        batch |= {"position_ids": ((rows, length), np.int32),
+                  "cls_positions": ((rows, pairs), np.int32)}
+    batch |= {"nsp_labels": ((rows, pairs), np.int32), "nsp_weights": ((rows, pairs), np.float32)}
+    flops = rows * flops_per_row(model, length, objective.masking.slots, config.data.nsp)
+    return Stage(f"phase {number}", steps, objective, trainer, batch, rows * length, flops, model,
+                 execution)
+
+
+def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution: Execution,
+                mesh: Any) -> Stage:
+    task, rows = config.task, config.batch_size
+    if config.init_from:
+        from bertjax.interop import open_source
+
+        model = open_source(config.init_from).config
+    shape = task_shape(task.name, task.options)
+    tuner = FineTuner(shape, None, model, None, finetune_settings(config), execution, mesh,
+                      config.execution.prng)
+    objective, trainer = tuner.objective_and_trainer()
+    choices = (4,) if shape.head == "multiple_choice" else ()
+    words = (rows, *choices, task.max_length)
+    batch = {name: (words, np.int32)
+             for name in ("input_ids", "token_type_ids", "attention_mask")}
+    batch |= {
+        "classification": {"labels": ((rows,), np.int32)},
+        "multiple_choice": {"labels": ((rows,), np.int32)},
+        "regression": {"targets": ((rows,), np.float32)},
+        "multilabel": {"label_set": ((rows, shape.outputs), np.float32)},
+        "tagging": {"tags": (words, np.int32), "tag_weights": (words, np.float32)},
+        "spans": {name: ((rows,), np.int32) for name in ("start_positions", "end_positions")},
+    }[shape.head]
+    batch |= {"weights": ((rows,), np.float32), "run": ((rows,), np.int32)}
+    known = TRAINING_ROWS.get(task.name)
+    steps = -(-known // rows) * task.epochs if known else None
+    sequences = rows * (choices[0] if choices else 1)
+    flops = sequences * flops_per_row(model, task.max_length, 0, nsp=False)
+    return Stage(task.name, steps, objective, trainer, batch, sequences * task.max_length, flops,
+                 model, execution)
+
+
+def task_shape(name: str, options: Mapping[str, Any]) -> TaskShape:
+    """Head and number of outputs of a task, without its data."""
+    if name in GLUE:
+        names = GLUE[name].names
+        return TaskShape(name, "classification" if names else "regression", len(names) or 1)
+    if name.startswith("squad"):
+        return TaskShape(name, "spans", 2)
+    if name in ("ner", "tag"):
+        return TaskShape(name, "tagging", 9)  # CoNLL-2003 has 9 tags
+    if name == "swag":
+        return TaskShape(name, "multiple_choice", 1)
+    return TaskShape(name, options.get("head", "classification"), 2)
+
+
+def measure(stage: Stage, executable: Any, steps: int = 5) -> float:
+    """Seconds of a step on the devices of this machine: the median after one step of warm-up."""
+    random = np.random.default_rng(0)
+    batch = {}
+    for name, (shape, kind) in stage.batch.items():
+        size = stage.config.vocab_size if name == "input_ids" else 2
+        batch[name] = random.integers(0, size, shape).astype(kind)
+    for name in ("attention_mask", "nsp_weights", "weights"):
+        if name in batch:
+            batch[name][...] = 1
+    placed = sharding.put_batch(batch, stage.trainer.mesh)
+    state = stage.trainer.init(stage.objective)
+    seconds = []
+    for _ in range(steps + 1):
+        began = time.perf_counter()
+        state, metrics = executable(state, placed)
+        jax.block_until_ready(metrics)
+        seconds.append(time.perf_counter() - began)
+    return float(np.median(seconds[1:]))
+
+
+def describe(stage: Stage) -> StageInfo:
+    """The numbers of a stage that its cost depends on."""
+    mesh, state = stage.trainer.mesh, stage.trainer.abstract_state(stage.objective)
+
+    def size(tree: Any) -> int:
+        return sum(int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
+                   for leaf in jax.tree.leaves(tree))
+
+    c, e = stage.config, stage.execution
+    return StageInfo(
+        stage.name, stage.steps, stage.tokens, stage.flops, stage.rows,
+        stage.batch["input_ids"][0][-1], mesh=dict(mesh.shape),
+        accumulation=stage.trainer.accumulation,
+        model=f"L={c.num_hidden_layers} H={c.hidden_size} A={c.num_attention_heads} "
+              f"F={c.intermediate_size} V={c.vocab_size:,}, "
+              f"{parameter_count(c) / 1e6:.1f} M parameters",
+        execution=f"{e.dtype}, layers {e.layers}, remat {e.remat}", remat=e.remat,
+        parameters=size(state.params), optimizer=size(state.opt_state),
+        batch=size(stage.abstract_batch()), device_kind=mesh.devices.flat[0].device_kind)

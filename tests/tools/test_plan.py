@@ -1,0 +1,195 @@
+"""Plans: names of slices, memory by purpose, time, search, messages; one plan of this machine."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from bertjax import config as settings
+from bertjax.model.presets import PRESETS
+from bertjax.tools.plan import chips, page, search
+from bertjax.tools.plan.chips import GIB
+from bertjax.tools.plan.compilation import Cache, Compiled, StageInfo, allocations, refused
+from bertjax.tools.plan.cost import cost, seconds_of
+from bertjax.tools.plan.hlo import Collective
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+PROGRAM = """
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %c = f32[8]{0} copy(%a), backend_config={"estimated_cycles":"150000000"}
+}
+"""
+
+
+def info(**changes):
+    return StageInfo(**{**dict(
+        name="phase 1", steps=1000, tokens=256 * 512, flops=1e15, rows=256, length=512,
+        mesh={"data": 16, "fsdp": 1, "tensor": 1}, accumulation=2, model="", execution="",
+        remat="dots", parameters=GIB, optimizer=2 * GIB, batch=1000, device_kind="TPU v5 lite"),
+        **changes})
+
+
+@pytest.mark.parametrize("text, name, devices, accelerator", [
+    ("v5e:4x4", "v5e:4x4", 16, "v5litepod-16"), ("v5e-64", "v5e:8x8", 64, "v5litepod-64"),
+    ("v5litepod-8", "v5e:2x4", 8, "v5litepod-8"), ("v4-32", "v4:2x2x4", 16, "v4-32"),
+    ("v5p-16", "v5p:2x2x2", 8, "v5p-16"), ("v6e-16", "v6e:4x4", 16, "v6e-16"),
+    ("v3-32", "v3:4x4", 32, "v3-32")])  # v3: a device is a core, as in jax
+def test_names_of_slices(text, name, devices, accelerator):
+    piece = chips.parse(text)
+    assert (piece.name, piece.devices, piece.accelerator) == (name, devices, accelerator)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("v7x:4x4", "v7x"), ("v5e:2x2x4", "2 axes"), ("v4:4x4", "3 axes"), ("v4-31", "v4-32"),
+    ("v5e-5", "v5e-4"), ("gpu", "valid are"), ("v5e", "valid are")])
+def test_an_unknown_topology_is_refused_with_the_valid_forms(text, words):
+    with pytest.raises(ValueError, match=words):
+        chips.parse(text)
+
+
+def test_peaks_agree_with_those_of_running_devices():
+    from bertjax.training.hardware import PEAK_BF16_FLOPS, TPU_GIB
+
+    kinds = {"v2": "tpu v2", "v3": "tpu v3", "v4": "tpu v4", "v5e": "tpu v5 lite", "v5p": "tpu v5p",
+             "v6e": "tpu v6"}
+    for name, kind in kinds.items():
+        assert dict(PEAK_BF16_FLOPS)[kind] == pytest.approx(chips.CHIPS[name].peak_flops, rel=0.03)
+        assert dict(TPU_GIB)[kind] * GIB == chips.CHIPS[name].hbm_bytes
+
+
+def test_a_missing_or_foreign_libtpu_says_what_to_install(monkeypatch):
+    versions = {"jax": "0.10.2"}
+
+    def version(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "requires",
+                        lambda name: ["numpy", 'libtpu==0.0.42.*; extra == "tpu"'])
+    with pytest.raises(ValueError, match=r"pip install .*'libtpu==0\.0\.42\.\*'"):
+        chips.check_libtpu()
+    versions["libtpu"] = "0.0.17"
+    with pytest.raises(ValueError, match=r"libtpu 0\.0\.17 does not belong to jax 0\.10\.2"):
+        chips.check_libtpu()
+    versions["libtpu"] = "0.0.42.1"
+    assert chips.check_libtpu() == "0.0.42.1"
+
+
+def test_a_refusal_of_the_compiler_becomes_numbers():
+    found = refused("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 24.50G of "
+                    "15.75G hbm. Exceeded hbm capacity by 8.75G.", 3.0)
+    assert (found.wanted, found.limit) == (int(24.5 * GIB), int(15.75 * GIB))
+    assert not found.fits and refused("INTERNAL: something else", 1.0) is None
+
+
+def test_memory_of_a_buffer_assignment_leaves_out_other_memories():
+    assert allocations("""BufferAssignment:
+allocation 0: size 512, thread-local:
+ value: <117 x{} @0> (size=512,offset=0): u32[]
+allocation 1: size 4096, parameter 5, shape |f32[1024]| at ShapeIndex {}, maybe-live-out:
+allocation 2: size 8192, parameter 6, shape |f32[2048]| at ShapeIndex {}:
+allocation 3: size 77, output shape is |f32[7]|, maybe-live-out:
+allocation 4: size 1000000, preallocated-temp:
+allocation 5: size 117440512, color 1, preallocated-temp:
+""") == (12288, 1_000_000, 77)
+
+
+def test_bytes_add_up_to_what_the_compiler_takes():
+    compiled = Compiled(PROGRAM, arguments=3 * GIB + 5000, temporaries=4 * GIB, fresh_outputs=100,
+                        code=7)
+    found = cost(info(), compiled, chips.parse("v5e:4x4"))
+    assert found.bytes == {"parameters": GIB, "optimizer": 2 * GIB, "batch": 1000, "padding": 4000,
+                           "temporaries": 4 * GIB + 100, "program": 7}
+    assert found.fits and found.total == 7 * GIB + 5107
+
+
+def test_time_is_cycles_over_the_clock_and_days_follow():
+    found = cost(info(), Compiled(PROGRAM), chips.parse("v5e:4x4"))
+    assert found.method == "cycles" and found.step_s == pytest.approx(0.1)
+    assert found.tokens_s == pytest.approx(256 * 512 / 0.1)
+    assert found.mfu == pytest.approx(1e15 / 0.1 / (16 * 197e12))
+    assert found.days == pytest.approx(1000 * 0.1 / 86400)
+
+
+def test_without_cycles_the_time_is_a_roofline_and_says_so():
+    text = PROGRAM.replace("estimated_cycles", "x").replace("f32[8]", "f32[819000000]")
+    found = cost(info(flops=16 * 197e12), Compiled(text, complete=False), chips.parse("v5e:4x4"))
+    # A second of products, a tenth of a third of it again, 8 ms of reading and writing.
+    assert found.method == "roofline" and found.step_s == pytest.approx(
+        1 + 0.1 / 3 + 0.008)
+    assert "at best" in page.recipe_text([found])
+
+
+def test_an_all_reduce_over_the_slice_uses_both_axes():
+    piece = chips.parse("v5e:4x4")
+    whole = seconds_of(Collective("all-reduce", 1, 90 * 10**9, 16, False), piece)
+    part = seconds_of(Collective("all-reduce", 1, 90 * 10**9, 4, False), piece)
+    assert whole == pytest.approx(2 * 15 / 16) and part == pytest.approx(2 * 2 * 3 / 4)
+
+
+def test_a_plan_that_does_not_fit_names_remedies_in_order():
+    refusal = Compiled(wanted=24 * GIB, limit=16 * GIB)
+    found = cost(info(remat="none", accumulation=1), refusal, chips.parse("v5e:4x4"))
+    assert not found.fits and "NO: 24.00 of 16.00 GiB" in page.stage_text(found)
+    first, second, *_ = page.remedies(found)
+    assert "remat=dots" in first and second == "--config.accumulation=2"
+
+
+def test_search_prunes_by_memory_and_prefers_the_least_work():
+    large = PRESETS["large"]
+    found = list(search.candidates(large, 256, 512, 77, 16, 16 * GIB))
+    assert found and all(candidate.bytes <= 0.9 * 16 * GIB for candidate in found)
+    assert [c.work for c in found] == sorted(c.work for c in found)
+    roomy = next(search.candidates(large, 256, 512, 77, 16, 95 * GIB))
+    assert (roomy.fsdp, roomy.tensor, roomy.remat, roomy.accumulation) == (1, 1, "none", 1)
+    assert not list(search.candidates(large, 256, 512, 77, 16, 1 * GIB))
+
+
+def test_the_cache_gives_back_what_was_saved_and_ignores_what_is_broken(tmp_path):
+    cache, compiled = Cache(tmp_path), Compiled(PROGRAM, arguments=3, seconds=1.5)
+    assert cache.load("key") is None
+    cache.save("key", compiled)
+    assert cache.load("key") == compiled
+    (tmp_path / "key.hlo.gz").write_bytes(b"cut")
+    assert cache.load("key") is None
+
+
+def plan(*arguments):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-m", "bertjax.tools.plan", *arguments],
+                          capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.mark.slow
+def test_a_plan_of_this_machine_is_measured_and_kept(tmp_path):
+    arguments = ("--config", str(ROOT / "configs/demo.py"), "--config.batch_size=8",
+                 f"--cache={tmp_path / 'cache'}", f"--json={tmp_path / 'plan.json'}")
+    first = plan(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert "measured" in first.stdout and "parameters" in first.stdout
+    numbers = json.loads((tmp_path / "plan.json").read_text())[0]["stages"][0]
+    assert numbers["step_s"] > 0 and numbers["bytes"]["temporaries"] > 0
+    assert "compiled before" in plan(*arguments).stderr
+
+
+def test_bad_command_lines_are_one_message():
+    config = str(ROOT / "configs/demo.py")
+    for arguments, words in [
+            (("--topology=v5e:4x4",), "no experiment"),
+            (("--config", config, "--topology=v9:1x1"), "valid are"),
+            (("--config", config, "--config.lerning_rate=1"), "Did you mean")]:
+        done = plan(*arguments)
+        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_mesh_auto_on_the_command_line_is_written_out():
+    assert settings.expand_overrides(["main", "--config=x.py", "--config.mesh=auto"]) == [
+        "main", "--config=x.py", "--config.mesh.auto=True"]
