@@ -51,8 +51,9 @@ class MaskingSpec:
       replacement_ids: int array of the ids that random words are drawn from: no specials and no
         [unused]. `np.arange(vocab_size)` reproduces the original's draw.
       max_predictions: the most predictions a pair (`max_predictions_per_seq`).
-      predictions_per_row: P; None means max_predictions. Rows that hold several pairs need more;
-        see `packed_predictions`. What exceeds P in a row loses its last positions.
+      predictions_per_row: P; None means max_predictions, and that every row holds one pair. Rows
+        of several pairs need more; see `packed_predictions`. What exceeds P in a row loses its
+        last positions.
       rate: share of a pair's tokens that is predicted.
       mask_prob, random_prob: shares of predictions that become [MASK] or a random word; the rest
         keeps its token.
@@ -193,13 +194,13 @@ def choose(
     for special_id in spec.special_ids:
         special |= input_ids == special_id
     candidate = (attention_mask > 0) & ~special
+    if spec.predictions_per_row is None and not spec.whole_word:
+        return _choose_tokens(jax.random.bits(key, shape, jnp.uint32), candidate,
+                              jnp.sum(attention_mask > 0, axis=1), spec)
 
-    # Budget of each token's pair, from a table made on the host in float64: 0.15 * 30 is exactly
-    # 4.5 there, and the rounding of such halves is what the original's counts hang on.
     same_pair = attention_mask[:, :, None] == attention_mask[:, None, :]
     tokens_in_pair = jnp.sum(same_pair, axis=-1)
-    table = [prediction_count(n, spec.rate, spec.max_predictions) for n in range(length + 1)]
-    budget = jnp.asarray(table, jnp.int32)[tokens_in_pair]
+    budget = _budgets(length, spec)[tokens_in_pair]
 
     # Words: first token, size, and rank inside the word, each [B, T] and known to every piece.
     if spec.whole_word:
@@ -247,3 +248,35 @@ def choose(
 
     _, chosen = jax.lax.sort((index, taken), dimension=1, num_keys=1)
     return chosen
+
+
+def _budgets(length: int, spec: MaskingSpec) -> jax.Array:
+    """Predictions of pairs of 0 .. length tokens, int32 [length+1].
+
+    Made on the host in float64: 0.15 * 30 is exactly 4.5 there, and the rounding of such halves is
+    what the original's counts hang on.
+    """
+    table = [prediction_count(n, spec.rate, spec.max_predictions) for n in range(length + 1)]
+    return jnp.asarray(table, jnp.int32)
+
+
+def _choose_tokens(order: jax.Array, candidate: jax.Array, tokens: jax.Array, spec: MaskingSpec
+                   ) -> jax.Array:
+    """`choose` for rows of one pair and single tokens: those of smallest random numbers.
+
+    The same tokens, found by sorting one array instead of seven (a quarter of the time).
+
+    Args:
+      order: uint32 [B, T], the random numbers.
+      candidate: bool [B, T].
+      tokens: int [B], tokens of the pair, specials included.
+    """
+    candidates = jnp.sum(candidate, axis=1)
+    take = jnp.minimum(_budgets(order.shape[1], spec)[tokens], candidates)[:, None]
+    keys = jnp.where(candidate, order, jnp.uint32(0xFFFFFFFF))
+    ascending = jnp.sort(keys, axis=1)
+    largest = jnp.take_along_axis(ascending, jnp.maximum(take - 1, 0), axis=1)
+    below = candidate & (keys < largest)
+    equal = candidate & (keys == largest)  # nearly always one; else the first of them
+    room = take - jnp.sum(below, axis=1, keepdims=True)
+    return (take > 0) & (below | (equal & (jnp.cumsum(equal, axis=1) <= room)))

@@ -1,5 +1,7 @@
 """Masking: counts, shares, what is never chosen or drawn, whole words, packed rows."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from bertjax.data.masking import (
     MaskingSpec,
+    _choose_tokens,
     choose,
     mask_tokens,
     packed_predictions,
@@ -205,3 +208,27 @@ def test_impossible_settings_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             spec(**change)
+
+
+@pytest.mark.parametrize("length, predictions", [(128, 20), (512, 77), (16, 3)])
+def test_rows_of_one_pair_are_masked_as_by_the_general_method(length, predictions):
+    # predictions_per_row, though it changes nothing here, asks for the method of packed rows.
+    rng = np.random.default_rng(0)
+    ids = rng.integers(100, 110, (64, length)).astype(np.int32)  # a third of them special
+    mask = (np.arange(length) < rng.integers(0, length + 1, (64, 1))).astype(np.int32)
+    spec = MaskingSpec(mask_id=103, special_ids=(0, 100, 101, 102, 103),
+                       max_predictions=predictions, replacement_ids=np.arange(104, 110))
+    general = dataclasses.replace(spec, predictions_per_row=predictions)
+    for seed in range(3):
+        key = jax.random.key(seed)
+        jax.tree.map(np.testing.assert_array_equal, mask_tokens(key, ids, mask, spec),
+                     mask_tokens(key, ids, mask, general))
+
+
+def test_equal_random_numbers_do_not_add_predictions():
+    spec = MaskingSpec(mask_id=4, special_ids=(0, 2, 3), replacement_ids=np.arange(5, 9),
+                       max_predictions=3)
+    order = jnp.full((1, 20), 0xFFFFFFFF, jnp.uint32).at[0, 9].set(1)
+    candidate = (jnp.arange(20) > 4)[None]
+    chosen = _choose_tokens(order, candidate, jnp.array([20]), spec)
+    assert np.flatnonzero(chosen[0]).tolist() == [5, 6, 9]
