@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +163,39 @@ def fit(
     Raises:
       LoadError: names or shapes do not fit.
     """
-    shapes = jax.eval_shape(lambda k: heads.init_params(model, k), key)
-    wanted = {path: leaf.shape for path, leaf in flatten(shapes).items()}
-    loaded, fresh = match(
-        wanted, source.read(), source.place, str(source.directory), reinitialise_head
-    )
+    loaded, fresh = stored_parameters(source, model, reinitialise_head)
     if fresh:
-        drawn = flatten(jax.jit(lambda k: heads.init_params(model, k))(key))
-        loaded |= {path: np.asarray(drawn[path]) for path in fresh}
-    return unflatten({path: loaded[path] for path in wanted}), fresh
+        loaded |= jax.device_get(draw(model, fresh)(key))
+    shapes = jax.eval_shape(lambda k: heads.init_params(model, k), key)
+    return unflatten({path: loaded[path] for path in flatten(shapes)}), fresh
+
+
+def stored_parameters(
+    source: Source, model: heads.BertNetwork, reinitialise_head: bool = False
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """({path: array} of `model` from `source`, the paths that it lacks).
+
+    Raises:
+      LoadError: names or shapes do not fit.
+    """
+    shapes = jax.eval_shape(lambda: heads.init_params(model, jax.random.key(0)))
+    wanted = {path: leaf.shape for path, leaf in flatten(shapes).items()}
+    return match(wanted, source.read(), source.place, str(source.directory), reinitialise_head)
+
+
+def draw(
+    model: heads.BertNetwork, paths: Sequence[str]
+) -> Callable[[jax.Array], dict[str, jax.Array]]:
+    """A compiled key -> {path: initial parameter} of these paths only.
+
+    They are what `init_params` draws for them; to compile the drawing of a whole encoder would take
+    seconds.
+    """
+    def chosen(key: jax.Array) -> dict[str, jax.Array]:
+        flat = flatten(heads.init_params(model, key))
+        return {path: flat[path] for path in paths}
+
+    return jax.jit(chosen)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,14 @@ other learning rates, epochs and seeds share them (see sweep.py).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -23,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks.metrics import Scores, is_better
 from bertjax.tasks.objective import (
@@ -38,10 +41,12 @@ from bertjax.tasks.task import (
     Task,
     TrainingBatches,
     choose_buckets,
+    collate,
     evaluation_batches,
     process_slice,
     row_length,
 )
+from bertjax.tasks.transfer import pack
 from bertjax.training import sharding
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
@@ -135,7 +140,7 @@ class FineTuner:
         self.load_params, self.prng = load_params, prng
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
         self._prepared: tuple[TaskObjective, Trainer] | None = None
-        self._predict: Any = None
+        self._compiling: dict[tuple[str, int, int], Future[Any]] = {}
         self._buckets: set[int] = set()
 
     # --- data
@@ -203,25 +208,77 @@ class FineTuner:
             self._prepared = TaskObjective(self.model, self.task.head, tuple(weights)), trainer
         return self._prepared
 
+    @property
+    def _evaluation_rows(self) -> int:
+        shards = sharding.batch_shards(self.mesh)
+        return -(-self.settings.eval_batch_size // shards) * shards
+
+    @functools.cached_property
+    def _predict(self) -> Any:
+        """(params, packed batch) -> logits on every device, compiled once a bucket."""
+        objective = TaskObjective(self.model, self.task.head)
+        return jax.jit(
+            lambda params, batch: objective.outputs(params, objective.prepare(batch, None)),
+            out_shardings=NamedSharding(self.mesh, PartitionSpec()),
+            compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
+        )
+
+    def compile_ahead(self, batch_size: int) -> None:
+        """Starts to compile the steps of all buckets side by side; `run` waits for them.
+
+        A program takes seconds to compile, most of it outside Python: meanwhile weights can be
+        read. Does nothing in a run of several processes, which must compile in the same order.
+        """
+        if jax.process_count() > 1:
+            return
+        objective, trainer = self.objective_and_trainer()
+        state = trainer.abstract_state(objective)
+        train_step, pad_id = trainer.train_step(objective), self.tokenizer.pad_id
+        work = []
+        for length, row in self._examples("train"):
+            batch = collate([row], length, batch_size, pad_id)
+            batch["run"] = np.zeros(batch_size, np.int32)
+            work.append(("train", length, batch_size, train_step, state, batch))
+        for length, row in self._examples("dev"):
+            rows = self._evaluation_rows
+            batch = collate([_inputs(row)], length, rows, pad_id)
+            work.append(("predict", length, rows, self._predict, state.params, batch))
+        pool = ThreadPoolExecutor(len(work))
+        for kind, length, rows, function, first, batch in work:
+            if (kind, length, rows) not in self._compiling:
+                where = sharding.batch_sharding(self.mesh)
+                shapes = {
+                    name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=where)
+                    for name, value in pack(batch).items()
+                }
+                # A later call with the same shapes finds the program that this one made.
+                self._compiling[kind, length, rows] = pool.submit(
+                    lambda f, *arguments: f.lower(*arguments).compile(), function, first, shapes
+                )
+        pool.shutdown(wait=False)
+
+    def _examples(self, split: str) -> list[tuple[int, Features]]:
+        """(bucket, a row of it) for the buckets that a split uses, the longest first."""
+        _, features = self.data(split, training=split == "train")
+        buckets = self.buckets(features)
+        places = np.searchsorted(buckets, [row_length(row) for row in features])
+        used, first = np.unique(places, return_index=True)
+        pairs = zip(used[::-1], first[::-1], strict=True)
+        return [(buckets[bucket], features[row]) for bucket, row in pairs]
+
     def predict(self, params: Any, features: Sequence[Features]) -> list[np.ndarray]:
         """Logits of every row in feature order, without padding; each row computed once."""
         if not features:
             return []
-        if self._predict is None:
-            objective = TaskObjective(self.model, self.task.head)
-            self._predict = jax.jit(
-                objective.outputs, out_shardings=NamedSharding(self.mesh, PartitionSpec())
-            )
-        shards = sharding.batch_shards(self.mesh)
-        batch_size = -(-self.settings.eval_batch_size // shards) * shards
+        batch_size = self._evaluation_rows
         index, count = sharding.batch_slice(self.mesh)
         pending = []
         buckets = self.buckets(features)
-        rows = [{k: row[k] for k in ("input_ids", "token_type_ids")} for row in features]
+        rows = [_inputs(row) for row in features]
         for members, batch in evaluation_batches(
             rows, batch_size, buckets, self.tokenizer.pad_id
         ):
-            batch = sharding.put_batch(process_slice(batch, index, count), self.mesh)
+            batch = sharding.put_batch(pack(process_slice(batch, index, count)), self.mesh)
             pending.append((members, self._predict(params, batch)))
         outputs: list[Any] = [None] * len(features)
         by_token = self.task.head in ("tagging", "spans")
@@ -277,7 +334,10 @@ class FineTuner:
         steps = batches.steps_per_epoch * run.epochs
         every = max(1, batches.steps_per_epoch // self.settings.evaluations_per_epoch)
 
+        self.compile_ahead(run.batch_size)
         state = self.initial_state(run, steps)
+        for future in self._compiling.values():
+            future.result()
         best = _Best(self.settings.early_stopping)
         if checkpoints is not None and checkpoints.latest() is not None:
             state = self._resume(checkpoints, trainer.abstract_state(objective), best)
@@ -289,7 +349,7 @@ class FineTuner:
         def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:
             rows = run.batch_size // count
             for step in range(first_step, steps):
-                yield batches[step] | {"run": np.full(rows, run.seed, np.int32)}
+                yield pack(batches[step] | {"run": np.full(rows, run.seed, np.int32)})
 
         tokens = run.batch_size * int(np.mean([row_length(row) for row in features]))
         schedule = jax.device_get(state.opt_state["schedule"])
@@ -328,6 +388,16 @@ class FineTuner:
         return state
 
 
+@jax.jit
+def _copy(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def _inputs(row: Features) -> Features:
+    """What a prediction needs of a row: no gold."""
+    return {name: row[name] for name in ("input_ids", "token_type_ids")}
+
+
 class _Best:
     """The best evaluation so far, with its own copy of the parameters."""
 
@@ -341,7 +411,7 @@ class _Best:
 
     def adopt(self, step: int, scores: Scores, value: float, params: Any) -> None:
         self.step, self.scores, self.value = step, scores, value
-        self.params = jax.tree.map(jnp.copy, params)  # the trainer donates its own
+        self.params = _copy(params)  # the trainer donates its own
 
     def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
         """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""

@@ -19,7 +19,7 @@ import numpy as np
 from bertjax import config as configuration
 from bertjax.interop import load_pretrained_params, open_source
 from bertjax.interop.huggingface import write_directory
-from bertjax.interop.loading import fit
+from bertjax.interop.loading import draw, stored_parameters
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig, Execution, parameter_count
 from bertjax.tasks.custom import TableTask
@@ -32,6 +32,7 @@ from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
 from bertjax.tokenization import load_tokenizer
+from bertjax.tools.report import write_report
 from bertjax.training import hardware, sharding
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logbook import Logbook
@@ -93,27 +94,19 @@ class Pretrained:
     def __call__(self, model: Any, key: jax.Array) -> dict[str, Any]:
         """Parameters of `model`; what the checkpoint lacks is drawn from `key`."""
         if self._draw is None:
-            params, fresh = self._fit(model, key)
+            # No checkpoint format knows the parts above a tagger's frozen encoder.
+            tagger = isinstance(model, BertFeatureTagger)
+            stored = BertModel(model.config) if tagger else model
+            loaded, _ = stored_parameters(self.source, stored, reinitialise_head=True)
+            shapes = flatten(jax.eval_shape(lambda k: init_params(model, k), key))
+            fresh = {path for path in shapes if path not in loaded}
             if not self.keep_head:
                 heads = ("classifier/", "qa_outputs/")
-                fresh = {*fresh, *(path for path in flatten(params) if path.startswith(heads))}
-            shapes = flatten(jax.eval_shape(lambda k: init_params(model, k), key))
-            flat = flatten(params)
-            self._loaded = {path: flat[path] for path in shapes if path not in fresh}
-            log.info("%s: drawn afresh: %s", self.path, ", ".join(fresh) or "nothing")
-            self._draw = jax.jit(
-                lambda k: {path: flatten(init_params(model, k))[path] for path in fresh}
-            )
+                fresh |= {path for path in shapes if path.startswith(heads)}
+            self._loaded = {path: loaded[path] for path in shapes if path not in fresh}
+            log.info("%s: drawn afresh: %s", self.path, ", ".join(sorted(fresh)) or "nothing")
+            self._draw = draw(model, sorted(fresh))
         return unflatten(self._loaded | self._draw(key))
-
-
-    def _fit(self, model: Any, key: jax.Array) -> tuple[dict[str, Any], list[str]]:
-        if not isinstance(model, BertFeatureTagger):
-            return fit(self.source, model, key, reinitialise_head=True)
-        # No checkpoint format knows the parts above this encoder: they all start afresh.
-        encoder, _ = fit(self.source, BertModel(model.config), key, reinitialise_head=True)
-        shapes = jax.eval_shape(lambda k: init_params(model, k), key)
-        return encoder, [path for path in flatten(shapes) if not path.startswith("encoder/")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +119,7 @@ class Job:
     init_from: str
     predict: tuple[str, ...]
     log_every: int
+    log: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the Logbook
 
 
 def prepare_task(
@@ -141,12 +135,14 @@ def prepare_task(
     prng: str = "auto",
     predict: tuple[str, ...] = ("dev",),
     log_every: int = 50,
+    log: Mapping[str, Any] | None = None,
 ) -> Job:
     """Reads what can be read before anything compiles.
 
     Args:
       predict: splits for which predictions (and submission files) are written.
       dropout: (hidden, attention) in place of the checkpoint's.
+      log: further arguments of the Logbook.
 
     Raises ValueError or LoadError naming the setting, or file and line, and the remedy.
     """
@@ -172,7 +168,8 @@ def prepare_task(
     tuner = FineTuner(task, tokenizer, config, start, settings, execution, mesh, prng)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
-    return Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every)
+    return Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every,
+               log or {})
 
 
 def finetune_settings(config: Any) -> FineTuneSettings:
@@ -226,6 +223,8 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
         RunSettings(o.learning_rate, config.batch_size, t.epochs, config.seed),
         execution=execution, mesh=mesh, prng=config.execution.prng, predict=tuple(t.predict),
         log_every=config.log.every_steps,
+        log={"tensorboard": config.log.tensorboard, "csv": config.log.csv,
+             "wandb": config.log.wandb, "settings": config.to_dict()},
     )  # fmt: skip
 
 
@@ -241,7 +240,7 @@ def run(job: Job) -> dict[str, Any]:
         str(directory), keep_last=1, keep_best=1, metric=f"eval/{tuner.task.metric}", mode="max"
     )
     try:
-        with Logbook(str(workdir), checkpoints.latest() or 0) as logbook:
+        with Logbook(str(workdir), checkpoints.latest() or 0, **job.log) as logbook:
             done = tuner.run(job.run, logbook, checkpoints, job.log_every)
             logbook.message(summary_line(tuner.task, done))
     finally:
@@ -253,6 +252,8 @@ def run(job: Job) -> dict[str, Any]:
         _write_json(workdir / "result.json", result)
     write_predictions(tuner, done.params, job.predict, workdir)
     save_model(tuner, done.params, workdir / "model", result)
+    if jax.process_index() == 0:
+        write_report([workdir])
     return result
 
 

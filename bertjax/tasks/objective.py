@@ -25,6 +25,7 @@ from bertjax.model.heads import (
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger
 from bertjax.tasks.task import Features
+from bertjax.tasks.transfer import unpack
 from bertjax.training import losses
 
 Batch = Mapping[str, jax.Array]
@@ -81,8 +82,9 @@ class TaskObjective:
     def init(self, key: jax.Array) -> dict[str, Any]:
         return init_params(self.model, key)
 
-    def prepare(self, batch: Batch, key: jax.Array) -> Batch:
-        return batch
+    def prepare(self, batch: Batch, key: jax.Array | None) -> Batch:
+        """The fields of a batch that travelled as one array (see transfer.py)."""
+        return unpack(batch)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Sum of the weights of what is averaged: rows, or words when tagging."""

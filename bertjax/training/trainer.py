@@ -114,6 +114,7 @@ class Trainer:
         self.max_skipped_in_row = max_skipped_in_row
         self.watchdog_s = watchdog_s
         self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
+        self._abstract: dict[int, tuple[Objective, TrainState]] = {}
 
     # ------------------------------------------------------------------------------------ state
 
@@ -127,12 +128,17 @@ class Trainer:
         params = jax.tree.map(lambda leaf, where: jax.make_array_from_callback(
             leaf.shape, where, lambda index, leaf=leaf: leaf[index]), params, shardings)
         # Not donated: a part of the result would alias the caller's arrays.
-        return sharding.init_sharded(self._state_of, self.mesh, params)
+        start = self._jit("init from parameters", objective, lambda state_shardings: jax.jit(
+            self._state_of, out_shardings=state_shardings))
+        return start(params)
 
     def abstract_state(self, objective: Objective) -> TrainState:
         """Shapes and shardings of the state: the target for Checkpoints.restore."""
-        state = jax.eval_shape(lambda key: self._state_of(objective.init(key)), self._init_key())
-        return sharding.abstract(state, self.mesh)
+        if id(objective) not in self._abstract:
+            state = jax.eval_shape(lambda key: self._state_of(objective.init(key)),
+                                   self._init_key())
+            self._abstract[id(objective)] = objective, sharding.abstract(state, self.mesh)
+        return self._abstract[id(objective)][1]
 
     def _state_of(self, params: Any) -> TrainState:
         return TrainState(step=jnp.int32(0), params=params, opt_state=self.optimizer.init(params),

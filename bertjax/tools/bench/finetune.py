@@ -1,0 +1,225 @@
+"""Fine-tuning beside transformers' Trainer: scores over seeds, rows a second, time to the score.
+
+    python -m bertjax.tools.bench finetune --checkpoint=DIR --data=GLUE --tasks=mrpc,rte,cola,stsb
+    python -m bertjax.tools.bench finetune --speed --checkpoint=DIR --data=GLUE --tasks=mrpc,sst2
+
+Every side fine-tunes one task with all seeds in one process, as a search would: the first score
+tells what a single run costs (imports, data, weights, compilation included), the last what all
+cost. bertjax starts with an empty compilation cache, then once more with a full one. --speed takes
+the tokenizer of the checkpoint and random weights of BERT-base: only the times mean something.
+Results of a side are kept in --out, so the sides may run apart, each on its own GPU:
+--side=ours, --side=peer, and --side=report to draw what both have left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from bertjax.tools.bench.finetune_work import Result, Work, mean_and_error
+
+SIDES = {"ours": "bertjax", "peer": "transformers"}
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench finetune", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, metavar="DIR",
+                        help="Hugging Face directory that both sides start from")
+    parser.add_argument("--data", default="", metavar="DIR",
+                        help="directory with the GLUE folders, or of the one task's files")
+    parser.add_argument("--tasks", default="mrpc,rte,cola,stsb",
+                        help="GLUE tasks, ner, squad1.1 or squad2.0; comma-separated")
+    parser.add_argument("--options", type=json.loads, default={},
+                        help="JSON: options of the task's class, such as its files")
+    for name, kind in (("seeds", int), ("batch_size", int), ("learning_rate", float),
+                       ("epochs", int), ("max_length", int)):
+        parser.add_argument(f"--{name}", type=kind, default=getattr(Work, name))
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--group_by_length", action="store_true",
+                        help="transformers batches rows of similar length")
+    parser.add_argument("--speed", action="store_true", help="BERT-base, random weights, 1 seed")
+    parser.add_argument("--preset", default="base", help="network of --speed")
+    parser.add_argument("--side", default="both", choices=(*SIDES, "both", "report"))
+    parser.add_argument("--no-warm", action="store_true",
+                        help="do not start bertjax again with a full compilation cache")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench_finetune"))
+    return parser.parse_args(argv)
+
+
+def run_side(side: str, work: Work, cache: str | None = None) -> Result:
+    """Starts a side as a process and reads its result. Raises ValueError if it prints none."""
+    environment = dict(os.environ)
+    if cache is not None:
+        environment["JAX_COMPILATION_CACHE_DIR"] = cache
+    module = f"bertjax.tools.bench.finetune_{side}"
+    command = [sys.executable, "-m", module, work.dumps(started=time.time())]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{\"metric\"")]
+    if done.returncode or not lines:
+        raise ValueError(f"{SIDES[side]} on {work.task} ended with code {done.returncode}; its "
+                         f"output ends with:\n{done.stdout[-2000:]}")
+    return Result(**json.loads(lines[-1]))
+
+
+def random_checkpoint(directory: pathlib.Path, preset: str, tokenizer_of: str) -> None:
+    """Writes a Hugging Face directory with random weights of a preset."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import jax
+
+    from bertjax.interop.huggingface import write_directory
+    from bertjax.model.heads import BertModel, init_params
+    from bertjax.model.presets import PRESETS
+    from bertjax.tokenization import load_tokenizer
+
+    config = PRESETS[preset]
+    params = jax.device_get(
+        jax.jit(lambda key: init_params(BertModel(config), key))(jax.random.key(0)))
+    tokenizer = load_tokenizer(tokenizer_of)
+    write_directory(directory, config, params, "BertModel", tokenizer, overwrite=True)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Runs the sides that were asked for and keeps SIDE_TASK.json in --out."""
+    checkpoint = args.checkpoint
+    if args.speed:
+        path = args.out / f"random-{args.preset}"
+        code = (f"from bertjax.tools.bench.finetune import random_checkpoint as r; import pathlib; "
+                f"r(pathlib.Path({str(path)!r}), {args.preset!r}, {checkpoint!r})")
+        # Of its own, so that this process, which only waits, holds no device.
+        subprocess.run([sys.executable, "-c", code], check=True,
+                       env={**os.environ, "JAX_PLATFORMS": "cpu"})
+        checkpoint = str(path)
+    for task in args.tasks.split(","):
+        work = Work(
+            task, args.data, checkpoint, args.options, 1 if args.speed else args.seeds,
+            args.batch_size, args.learning_rate, args.epochs, args.max_length, dtype=args.dtype,
+            group_by_length=args.group_by_length,
+        )  # fmt: skip
+        for side in SIDES if args.side == "both" else (args.side,):
+            kept: dict[str, Any] = {"work": json.loads(work.dumps())}
+            try:
+                if side == "ours":
+                    with tempfile.TemporaryDirectory() as cache:
+                        kept["cold"] = vars(run_side(side, work, cache))
+                        if not args.no_warm:
+                            again = Work.parse(work.dumps(seeds=1))
+                            kept["warm"] = vars(run_side(side, again, cache))
+                else:
+                    kept["cold"] = vars(run_side(side, work))
+            except ValueError as error:
+                print(f"bench finetune: {error}", file=sys.stderr)
+                continue
+            path = args.out / f"{side}_{task}.json"
+            path.write_text(json.dumps(kept, indent=1) + "\n")
+            print(f"{path}: {kept['cold']}", flush=True)
+    if args.speed:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def collect(out: pathlib.Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """{task: {side: what measure kept}} of all results in a directory."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for side in SIDES:
+        for path in sorted(out.glob(f"{side}_*.json")):
+            task = path.stem.removeprefix(f"{side}_")
+            found.setdefault(task, {})[side] = json.loads(path.read_text())
+    return found
+
+
+def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """The comparison in Markdown: scores, then times."""
+    scores = ["| task | metric | bertjax | transformers | difference / standard error | seeds |",
+              "|---|---|---|---|---|---|"]
+    times = ["| task | rows | training, rows/s | ratio | start to first score, s "
+             "(empty cache / full cache / transformers) | ratios | all seeds, s | ratio |",
+             "|---|---|---|---|---|---|---|---|"]
+    for task, sides in found.items():
+        if set(sides) != set(SIDES):
+            continue
+        ours, peer = sides["ours"]["cold"], sides["peer"]["cold"]
+        warm = sides["ours"].get("warm")
+        (a, da, ea), (b, db, eb) = (mean_and_error(side["best"]) for side in (ours, peer))
+        error = (ea**2 + eb**2) ** 0.5
+        z = f"{(a - b) / error:+.2f}" if error else "-"
+        scores.append(
+            f"| {task} | {ours['metric']} | {100 * a:.2f} +- {100 * da:.2f} "
+            f"| {100 * b:.2f} +- {100 * db:.2f} | {100 * (a - b):+.2f} / {100 * error:.2f} = {z} "
+            f"| {len(ours['best'])} |")
+        cold, theirs = ours["score_seconds"], peer["score_seconds"]
+        full = f"{warm['score_seconds']:.1f}" if warm else "-"
+        ratio = f"{theirs / warm['score_seconds']:.2f}" if warm else "-"
+        speed = ours["rows_per_second"] / (peer["rows_per_second"] or float("nan"))
+        times.append(
+            f"| {task} | {ours['rows']:,} | {ours['rows_per_second']:,.0f} : "
+            f"{peer['rows_per_second']:,.0f} | {speed:.2f} | {cold:.1f} / {full} / {theirs:.1f} "
+            f"| {theirs / cold:.2f} / {ratio} | {ours['all_seconds']:.1f} : "
+            f"{peer['all_seconds']:.1f} | {peer['all_seconds'] / ours['all_seconds']:.2f} |")
+    heads = [f"{SIDES[side]}: {kept['cold']['device']}, {kept['cold']['versions']}"
+             for sides in list(found.values())[:1] for side, kept in sides.items()]
+    return "\n".join([*heads, "", "Best evaluation of a run, one an epoch; mean +- standard "
+                      "deviation over the seeds, in percent:", "", *scores, "", *times, ""])
+
+
+def draw(found: dict[str, dict[str, dict[str, Any]]], path: pathlib.Path) -> None:
+    """Every seed's score, and where the time to the first score goes."""
+    from matplotlib.figure import Figure
+
+    tasks = [task for task, sides in found.items() if set(sides) == set(SIDES)]
+    if not tasks:
+        return
+    figure = Figure(figsize=(12, 1.6 + 0.75 * len(tasks)), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    colours = {"ours": "tab:blue", "peer": "tab:orange"}
+    for place, task in enumerate(reversed(tasks)):
+        for side, up in (("ours", 0.14), ("peer", -0.14)):
+            values = [100 * v for v in found[task][side]["cold"]["best"]]
+            label = SIDES[side] if place == 0 else None
+            left.plot(values, [place + up] * len(values), "o", color=colours[side], alpha=0.6,
+                      label=label)
+            mean, _, error = mean_and_error(values)
+            left.errorbar(mean, place + up, xerr=error, color="black", capsize=4, marker="|",
+                          markersize=12)
+        bars = [("ours", "cold", 0.27, "bertjax"), ("ours", "warm", 0.0, "bertjax, full cache"),
+                ("peer", "cold", -0.27, "transformers")]
+        for side, start, up, name in bars:
+            kept = found[task][side].get(start)
+            if kept is None:
+                continue
+            ready, score = kept["ready_seconds"], kept["score_seconds"]
+            right.barh(place + up, ready, 0.24, color=colours[side], alpha=0.4)
+            right.barh(place + up, score - ready, 0.24, left=ready, color=colours[side])
+            right.text(score, place + up, f" {score:.1f} s  {name}", va="center", fontsize=8)
+    for axes in (left, right):
+        axes.set_yticks(range(len(tasks)), [
+            f"{task}\n{found[task]['ours']['cold']['metric']}" for task in reversed(tasks)])
+        axes.grid(axis="x", alpha=0.3)
+    left.set_xlabel("dev score of each seed, percent (bar: standard error of the mean)")
+    left.legend(fontsize=8)
+    right.set_xlabel("seconds from the start of the process to the first score (pale: until the "
+                     "first step)")
+    longest = max(found[t][s]["cold"]["score_seconds"] for t in tasks for s in SIDES)
+    right.set_xlim(0, 1.35 * longest)
+    figure.suptitle(f"Fine-tuning on {found[tasks[0]]['ours']['cold']['device']}")
+    figure.savefig(path, dpi=120)
+
+
+def main(argv: list[str]) -> None:
+    """Measures, prints the table, and writes finetune.md and finetune.png into --out."""
+    args = parse(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.side != "report":
+        measure(args)
+    found = collect(args.out)
+    text = table(found)
+    print(text)
+    (args.out / "finetune.md").write_text(text)
+    draw(found, args.out / "finetune.png")
