@@ -30,7 +30,8 @@ def test_hadolint_finds_nothing():
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_stop_at_the_first_failure(script):
-    assert re.search(r"\nset -E?euo pipefail\n", script.read_text()) or 'lib.sh"\n' in script.read_text()
+    text = script.read_text()
+    assert re.search(r"\nset -E?euo pipefail\n", text) or 'lib.sh"\n' in text
     assert (script.stat().st_mode & 0o111 != 0) == (script.name != "lib.sh")
 
 
