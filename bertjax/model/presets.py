@@ -179,6 +179,9 @@ class Execution:
             fast = {"qkv": "separate" if tensor_parallel else "fused", "dropout_words": "hash",
                     "pointwise": "fused"}
             return cls(**fast | overrides)
+        if backend == "tpu":
+            # jax.random's bits are drawn for the global batch on every chip: a hash is split.
+            return cls(**{"dropout_words": "hash"} | overrides)
         return cls(**overrides)
 
 
