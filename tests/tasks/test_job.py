@@ -60,7 +60,8 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     task, workdir = table(data), tmp_path / "run"
     run = RunSettings(5e-3, 16, 3, seed=1)
     prepared = job.prepare_task(
-        task, start, workdir, SETTINGS, run, mesh=one_device(), predict=("dev", "test")
+        task, start, workdir, SETTINGS, run, mesh=one_device(), predict=("dev", "test"),
+        log={"csv": True, "tensorboard": False},
     )
     result = job.run(prepared)
     stored = json.loads((workdir / "result.json").read_text())
@@ -70,6 +71,9 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     config = json.loads((workdir / "model" / "config.json").read_text())
     assert config["label2id"] == {"bad": 0, "good": 1}
     assert config["architectures"] == ["BertForSequenceClassification"]
+    assert "Accuracy" in (workdir / "report.html").read_text()
+    assert "eval/accuracy" in (workdir / "metrics.csv").read_text()
+    assert not (workdir / "tensorboard").exists()
 
     # Names decide: a task that lists its labels the other way round scores the same.
     again = table(data, labels=("good", "bad"))
