@@ -30,7 +30,7 @@ from bertjax.training.checkpoint import Checkpoints, resolve_directory
 from bertjax.training.corpora import Corpus, open_corpus, random_share, token_entropy
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
-from bertjax.training.trainer import Batch, Phase, Sums, Trainer, TrainState
+from bertjax.training.trainer import Batch, Phase, Sums, Trainer, TrainState, at_position
 
 NO_CORPUS = """this run needs a corpus: --config.data.corpus=STORE names a token store.
 
@@ -109,7 +109,8 @@ class Job:
     execution: Execution
     corpus: Corpus
     phases: list[Phase]
-    evaluations: list[Evaluation]  # one a phase
+    batches: list[Any]  # of the phases: [step]
+    evaluations: list[Evaluation]  # of the phases
     epochs: float
     resumed_from: int | None  # step of the newest checkpoint
     mesh_reason: str = ""  # why config.mesh.auto chose this mesh
@@ -140,7 +141,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
     if config.init_from and resumed_from is None:
         _check_init_from(config.init_from, model_config, tokenizer)
 
-    phases, evaluations, epochs, until = [], [], 0.0, 0
+    phases, streams, evaluations, epochs, until = [], [], [], 0.0, 0
     for steps, length in config.phases:
         batches = corpus.training(length)
         objective = make_objective(
@@ -152,6 +153,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
         # With a budget the trainer counts steps from where the phase began.
         stream = _stream(config, batches, phase_start=0 if config.budget_minutes else until)
         until += steps
+        streams.append(batches)
         phases.append(Phase(
             until_step=until, objective=objective, batches=stream,
             tokens_per_step=config.batch_size * length,
@@ -162,7 +164,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
             config, corpus, objective, length))
         epochs += batches.epochs(steps)
     return Job(config, directory, mesh, tokenizer, model_config, execution, corpus, phases,
-               evaluations, epochs, resumed_from, mesh_reason)
+               streams, evaluations, epochs, resumed_from, mesh_reason)
 
 
 def make_objective(config: ml_collections.ConfigDict, model_config: BertConfig,
@@ -274,6 +276,7 @@ def run(job: Job) -> int:
                               config.checkpoint.keep_best, config.checkpoint.metric,
                               keep_every=config.checkpoint.keep_every)
     first = job.phases[0].objective
+    _compile_ahead(job, trainer)
     if job.resumed_from is not None:
         state, step = checkpoints.restore(trainer.abstract_state(first))
     else:
@@ -315,6 +318,17 @@ def run(job: Job) -> int:
     _finish(job, state.params, metrics, logbook)
     logbook.close()
     return 0
+
+
+def _compile_ahead(job: Job, trainer: Trainer) -> None:
+    """All programs of what is left of the run, side by side with the initial state."""
+    for phase, batches, evaluation in zip(job.phases, job.batches, job.evaluations, strict=True):
+        if (job.resumed_from or 0) < phase.until_step:
+            batch = batches[0]
+            if job.config.budget_minutes:
+                batch = at_position(batch, 0)
+            trainer.compile_ahead("train", phase.objective, batch)
+            trainer.compile_ahead("evaluate", evaluation.objective, next(iter(evaluation.batches)))
 
 
 def _initial_params(job: Job, trainer: Trainer) -> dict[str, Any] | None:

@@ -13,7 +13,10 @@ repeats the undisturbed one bit for bit:
 """
 
 import dataclasses
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import flax.struct
@@ -31,6 +34,8 @@ from bertjax.training.logbook import Logbook
 from bertjax.training.meter import Meter
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.preemption import Preempted, Watchdog, must_stop, stop_on_signals
+
+log = logging.getLogger(__name__)
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, jax.Array]]
@@ -115,6 +120,7 @@ class Trainer:
         self.watchdog_s = watchdog_s
         self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
         self._abstract: dict[int, tuple[Objective, TrainState]] = {}
+        self._ahead: dict[tuple[str, int], Future[None]] = {}
 
     # ------------------------------------------------------------------------------------ state
 
@@ -222,6 +228,43 @@ class Trainer:
         total, _ = jax.lax.scan(add, zeros, (jnp.arange(self.accumulation), micro_batches))
         return total
 
+    def compile_ahead(self, kind: str, objective: Objective, batch: Mapping[str, np.ndarray]
+                      ) -> None:
+        """Starts to compile a step in the background; its first use waits for that, if need be.
+
+        The programs of a run are then compiled side by side while its state is made. Only before
+        training: a compiler that tries out kernels must not share the device with it. Does nothing
+        where several processes must compile in the same order.
+
+        Args:
+          kind: 'train' or 'evaluate'.
+          batch: of the shapes that will come; values do not matter.
+        """
+        if jax.process_count() > 1 or (kind, id(objective)) in self._ahead:
+            return
+        rows = sharding.batch_sharding(self.mesh)
+        shapes = {name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=rows)
+                  for name, value in batch.items()}
+        state = self.abstract_state(objective)
+        if kind == "train":
+            step, arguments = self.train_step(objective), (state, shapes)
+        else:
+            step, arguments = self._evaluation(objective), (state.params, shapes, np.uint32(0))
+        self._ahead[kind, id(objective)] = done = Future()
+
+        def work() -> None:
+            try:
+                step.lower(*arguments).compile()
+            except Exception:  # the call that needs it will meet the same error, and raise it
+                log.debug("compiling ahead failed", exc_info=True)
+            done.set_result(None)
+
+        threading.Thread(target=work, name=f"compile {kind}", daemon=True).start()
+
+    def _wait_for(self, kind: str, objective: Objective) -> None:
+        if future := self._ahead.get((kind, id(objective))):
+            future.result()
+
     def _jit(self, kind: str, objective: Objective, build: Callable[[Any], Any]) -> Any:
         """Compiled functions by objective, which is kept alive so that its id stays its own."""
         if (kind, id(objective)) not in self._compiled:
@@ -247,13 +290,8 @@ class Trainer:
         given to `prepare` depends on the seed and the batch's number only, so masks are the same at
         every evaluation. 'loss' is the sum of the ratios that end in 'loss', if not among them.
         """
-        def sums_of(params: Any, batch: Batch, number: jax.Array) -> Sums:
-            batch = objective.prepare(batch, self.evaluation_key(number))
-            return objective.loss(params, batch, objective.denominators(batch), None)[1]
-
-        compiled = self._jit("evaluate", objective, lambda state_shardings: jax.jit(
-            sums_of, out_shardings=self._replicated(),
-            in_shardings=(state_shardings.params, sharding.batch_sharding(self.mesh), None)))
+        compiled = self._evaluation(objective)
+        self._wait_for("evaluate", objective)
         parts = [compiled(params, sharding.put_batch(batch, self.mesh), np.uint32(number))
                  for number, batch in enumerate(batches)]
         if not parts:
@@ -263,6 +301,16 @@ class Trainer:
         result = {name: float(value) for name, value in ratios(total).items()}
         losses = [value for name, value in result.items() if name.endswith("loss")]
         return result if "loss" in result or not losses else {"loss": sum(losses), **result}
+
+    def _evaluation(self, objective: Objective) -> Any:
+        """The compiled (params, global batch, its number) -> sums."""
+        def sums_of(params: Any, batch: Batch, number: jax.Array) -> Sums:
+            batch = objective.prepare(batch, self.evaluation_key(number))
+            return objective.loss(params, batch, objective.denominators(batch), None)[1]
+
+        return self._jit("evaluate", objective, lambda state_shardings: jax.jit(
+            sums_of, out_shardings=self._replicated(),
+            in_shardings=(state_shardings.params, sharding.batch_sharding(self.mesh), None)))
 
     # ------------------------------------------------------------------------------------- loop
 
@@ -346,6 +394,7 @@ class Trainer:
                     settle()
                     budget.begin_phase(number, step)
                 train_step = self.train_step(phase.objective)
+                self._wait_for("train", phase.objective)
                 batches = phase.batches(step - budget.phase_start if budget else step)
                 meter.start(compiling=True)
 
@@ -363,8 +412,7 @@ class Trainer:
 
                     # ----------------------------------- dispatch this step, settle the one before
                     if budget:
-                        rows = len(next(iter(batch.values())))
-                        batch = {**batch, POSITION: np.full(rows, place, np.int32)}
+                        batch = at_position(batch, place)
                     state, metrics = train_step(state, sharding.put_batch(batch, self.mesh))
                     step += 1
                     settle()
@@ -408,6 +456,12 @@ class Trainer:
             checkpoints.wait()
         watchdog.stop()
         return state
+
+
+def at_position(batch: Mapping[str, np.ndarray], place: int) -> dict[str, np.ndarray]:
+    """The batch with its place in the schedule, for runs in which that is not the step."""
+    rows = len(next(iter(batch.values())))
+    return {**batch, POSITION: np.full(rows, place, np.int32)}
 
 
 def _passed(every: int, before: int, now: int) -> bool:

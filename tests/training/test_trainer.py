@@ -404,6 +404,25 @@ def test_one_compilation_serves_all_steps_and_evaluations():
     assert trainer._compiled["evaluate", id(objective)][1]._cache_size() == 1
 
 
+def test_what_was_compiled_ahead_is_what_runs():
+    compiled = []
+
+    def listen(name, seconds, **_):
+        if name.endswith("backend_compile_duration"):
+            compiled.append(seconds)
+
+    trainer, objective, book = trainer_on(), Regression(noise=0.4), Memory()
+    state = trainer.init(objective)
+    trainer.compile_ahead("train", objective, batch_of(0))
+    trainer.compile_ahead("evaluate", objective, batch_of(0))
+    for kind in ("train", "evaluate"):
+        trainer._wait_for(kind, objective)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    trainer.fit(state, [Phase(3, objective, batches)], logbook=book, log_every=1)
+    trainer.evaluate(objective, trainer.init(objective).params, [batch_of(7)])
+    assert len(book.records) == 3 and not compiled
+
+
 def test_records_of_a_real_logbook_are_the_documented_names(tmp_path):
     trainer, objective = trainer_on(), regression()
     with Logbook(tmp_path, write=lambda line: None) as book:
