@@ -13,7 +13,7 @@ the next space), hence the result for a chunk can be cached, which is where the 
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 # str.split() treats these control characters as white space; the original deletes them (category
 # Cc) before it splits, which joins their neighbours.
@@ -128,12 +128,15 @@ class BertNormalizer:
             text = unicodedata.normalize("NFD", text)
         return text.translate(self._split).split()
 
-    def aligned_words(self, chunk: str) -> list[tuple[str, list[int]]]:
+    def aligned_words(self, chunk: str) -> list[tuple[str, Sequence[int]]]:
         """`words(chunk)`, each with the index in `chunk` that each of its characters came from.
 
         A character that the normalisation removed belongs to no word; one that it expanded
         (`İ` -> `i` + U+0307, a Hangul syllable -> its letters) occurs several times.
         """
+        if chunk.isascii() and chunk.isprintable():  # as in `words`: no character moves
+            text = chunk.lower() if self.do_lower_case else chunk
+            return [(m.group(), range(m.start(), m.end())) for m in _ASCII_WORD.finditer(text)]
         kept: list[str] = []
         index: list[int] = []
         for i, char in enumerate(chunk):
@@ -147,7 +150,7 @@ class BertNormalizer:
             text = text.lower()
         if self._strips and not text.isascii():
             text, index = _decompose(text, index)
-        found: list[tuple[str, list[int]]] = []
+        found: list[tuple[str, Sequence[int]]] = []
         word: list[str] = []
         origin: list[int] = []
         for char, i in zip(text, index, strict=True):

@@ -24,6 +24,7 @@ SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token
 # Entries of a generation, of some 180 bytes each: under 200 MB when all are full.
 _CACHED_CHUNKS = 1 << 18
 _CACHED_WORDS = 1 << 17
+_CACHED_ALIGNED = 1 << 15  # of some 500 bytes
 _CACHED_CHARS = 40  # longer chunks (addresses, formulas) rarely come back
 unused_pattern = re.compile(r"^\[unused\d+\]$")
 _PARTED = tuple((mark, f" {mark} ") for mark in ',.")(-')
@@ -33,19 +34,19 @@ Offsets = list[tuple[int, int]]
 
 
 class _BoundedCache(dict):
-    """Text or its UTF-8 -> packed ids, computed when missing, in at most `2 * limit` entries.
+    """Text or its UTF-8 -> its ids in some form, made when missing, in at most `2 * limit` entries.
 
     Two generations: when this one is full it becomes the old one, and an old entry that is asked
     for again comes back. So common words never leave, at no cost for a hit.
     """
 
-    def __init__(self, compute: Callable[[Any], bytes], limit: int) -> None:
+    def __init__(self, compute: Callable[[Any], Any], limit: int) -> None:
         super().__init__()
         self._compute = compute
         self._limit = limit
-        self._old: dict[Any, bytes] = {}
+        self._old: dict[Any, Any] = {}
 
-    def __missing__(self, key: Any) -> bytes:
+    def __missing__(self, key: Any) -> Any:
         packed = self._old.get(key)
         if packed is None:
             packed = self._compute(key)
@@ -106,6 +107,7 @@ class WordPieceTokenizer:
         self._chunks = _BoundedCache(self._pack_chunk, _CACHED_CHUNKS)
         self._mixed = _BoundedCache(
             lambda chunk: self._packed(chunk.decode("utf-8", "surrogatepass")), _CACHED_WORDS)
+        self._aligned = _BoundedCache(self._align_chunk, _CACHED_ALIGNED)
         self._ascii = None  # tables of ascii_words.py, made when first needed
 
     def __reduce__(self) -> tuple:
@@ -215,18 +217,17 @@ class WordPieceTokenizer:
         offsets: Offsets = []
         parts = (split_at_specials(self._special_pattern, text) if keep_special_tokens
                  else [(text, False)])
-        position = 0
+        position, aligned = 0, self._aligned
         for part, is_special in parts:
             if is_special:
                 ids.append(self._ids[part])
                 offsets.append((position, position + len(part)))
             else:
                 for chunk_start, chunk in chunk_spans(part):
-                    for word, origin in self.normalizer.aligned_words(chunk):
-                        base = position + chunk_start
-                        for token_id, first, last in self._match(word):
-                            ids.append(token_id)
-                            offsets.append((base + origin[first], base + origin[last - 1] + 1))
+                    base = position + chunk_start
+                    for token_id, first, end in aligned[chunk]:
+                        ids.append(token_id)
+                        offsets.append((base + first, base + end))
             position += len(part)
         return ids, offsets
 
@@ -245,6 +246,14 @@ class WordPieceTokenizer:
 
     def _pack_chunk(self, chunk: str) -> bytes:
         return b"".join(map(self._words.__getitem__, self.normalizer.words(chunk)))
+
+    def _align_chunk(self, chunk: str) -> tuple[tuple[int, int, int], ...]:
+        """(id, first, end) of each token, in code points of the chunk."""
+        return tuple(
+            (token_id, origin[first], origin[last - 1] + 1)
+            for word, origin in self.normalizer.aligned_words(chunk)
+            for token_id, first, last in self._match(word)
+        )
 
     def _pack_word(self, word: str) -> bytes:
         return array(_ID, [token_id for token_id, _, _ in self._match(word)]).tobytes()
