@@ -1,0 +1,152 @@
+"""Time to quality: the fixed held-out rows are the trainer's own; the table and the crossing."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.config import check_config, default_config
+from bertjax.data.build import build_store
+from bertjax.tokenization.wordpiece import WordPieceTokenizer
+from bertjax.tools.bench import quality
+from bertjax.training import pretraining
+from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
+from bertjax.training.trainer import Trainer
+
+WORDS = [f"w{i}" for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    random = np.random.default_rng(0)
+    tokenizer = WordPieceTokenizer(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS], do_lower_case=True)
+    documents = [[" ".join(random.choice(WORDS, random.integers(3, 12)))
+                  for _ in range(random.integers(4, 12))] for _ in range(40)]
+    directory = tmp_path_factory.mktemp("quality") / "store"
+    build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.2)
+    return quality.Settings(str(directory), "tiny", 1.0, ((32, 0.8), (64, 0.2)), 16,
+                            heldout_rows=24)
+
+
+def test_the_saved_rows_and_masks_are_those_that_a_run_evaluates(settings, tmp_path):
+    config = default_config()
+    config.update_from_flattened_dict(settings.overrides("bertjax", tmp_path))
+    check_config(config)
+    job = pretraining.prepare(config, str(tmp_path / "run"))
+    trainer = Trainer(make_optimizer(0.0), job.mesh, config.seed)
+    evaluation = job.evaluations[1]  # of the second phase, on rows of the first one's length
+    params = jax.jit(evaluation.objective.init)(jax.random.key(3))
+    expected = trainer.evaluate(evaluation.objective, params, evaluation.batches)
+
+    total = np.zeros((2, 2))
+    for batch in quality.heldout(settings, 32):
+        assert batch["input_ids"].shape == (16, 32)
+        _, sums = evaluation.objective.loss(
+            params, batch, evaluation.objective.denominators(batch), None)
+        total += np.array([sums["mlm_loss"], sums["nsp_accuracy"]], np.float64)
+    assert total[1, 1] == evaluation.batches.num_pairs > 0
+    found = total[:, 0] / total[:, 1]
+    np.testing.assert_allclose(found, [expected["mlm_loss"], expected["nsp_accuracy"]], rtol=1e-6)
+
+
+def test_every_run_has_settings_that_the_program_accepts(settings, tmp_path):
+    for name in quality.LABELS:
+        config = default_config()
+        config.update_from_flattened_dict(settings.overrides(name, tmp_path))
+        check_config(config)
+        minutes = 0.7 if name == "shorter" else 1.0
+        assert config.budget_minutes == pytest.approx(minutes)
+        assert config.phases == ((80_000, 32), (20_000, 64))
+
+
+def test_settings_survive_their_file(settings, tmp_path):
+    settings.save(tmp_path)
+    assert quality.Settings.load(tmp_path) == settings
+
+
+def curve(*points):
+    return [{"seconds": s, "step": 10 * s, "mlm_loss": loss, "mlm_accuracy": 0.5,
+             "nsp_accuracy": 0.9} for s, loss in points]
+
+
+def test_the_crossing_lies_between_two_evaluations():
+    falling = curve((10, 9.0), (20, 7.0), (30, 7.5), (40, 5.0))
+    assert quality.time_to(falling, 8.0) == 15
+    assert quality.time_to(falling, 6.25) == 35
+    assert quality.time_to(falling, 4.0) is None
+
+
+def test_the_table_says_how_much_of_the_peers_time_was_needed(settings, tmp_path):
+    for name, points in (("bertjax", ((10, 9.0), (50, 5.0), (100, 4.0))),
+                         ("peer", ((20, 9.0), (100, 6.0)))):
+        (tmp_path / name).mkdir()
+        quality.write_curve(tmp_path / name, curve(*points))
+    text = quality.table(settings, tmp_path)
+    assert "| bertjax | 100 | 1,000 | 4.000 | 50.0% | 90.0% | - | 40 s (40%) |" in text
+    (tmp_path / "scores.json").write_text(json.dumps({"bertjax": {"64": {"mlm_loss": 3.5}}}))
+    assert "| 90.0% | 3.500 | 40 s (40%) |" in quality.table(settings, tmp_path)
+    quality.draw(settings, tmp_path)
+    assert (tmp_path / "quality.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_shares_that_do_not_add_up_are_refused():
+    assert quality.parse_phases("128:0.85,512:0.15") == ((128, 0.85), (512, 0.15))
+    with pytest.raises(ValueError, match="add up to 1"):
+        quality.parse_phases("128:0.85,512:0.2")
+    with pytest.raises(ValueError, match="LENGTH:SHARE"):
+        quality.parse_phases("128")
+
+
+@pytest.mark.parity
+def test_the_peer_has_the_same_schedule_and_the_same_evaluation(settings, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from bertjax.interop import load_model
+    from bertjax.tools.bench import quality_peer
+    from bertjax.training import losses
+
+    ours = learning_rate_schedule("linear_after_warmup", 1.0, 6_000, quality.UNITS)
+    for place in (0, 10, 5_999, 6_000, 50_000, quality.UNITS):
+        assert quality_peer.schedule(place, 6_000) == pytest.approx(float(ours(place)), abs=1e-6)
+
+    batch = next(quality.heldout(settings, 32))
+    config = transformers.BertConfig(
+        vocab_size=65, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, hidden_act="gelu_new")
+    peer = transformers.BertForPreTraining(config).eval()
+    rows = {name: torch.from_numpy(np.array(batch[name])) for name in quality.FIELDS}
+    found = quality_peer.evaluate(peer, rows, batch_size=5)
+    peer.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    mlm, nsp = loaded.model.apply(
+        {"params": loaded.params}, batch["input_ids"], batch["attention_mask"],
+        batch["token_type_ids"], None, jnp.asarray(batch["mlm_positions"]))
+    loss, correct, count = losses.mlm_sums(mlm, batch["mlm_labels"], batch["mlm_weights"])
+    _, right, pairs = losses.nsp_sums(nsp, batch["nsp_labels"], batch["nsp_weights"])
+    assert found["mlm_loss"] == pytest.approx(float(loss / count), rel=1e-5)
+    assert found["mlm_accuracy"] == pytest.approx(float(correct / count))
+    assert found["nsp_accuracy"] == pytest.approx(float(right / pairs))
+
+
+@pytest.mark.parity
+def test_the_peers_masks_have_the_papers_shares():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from bertjax.tools.bench import quality_peer
+
+    tokenizer = WordPieceTokenizer(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS], do_lower_case=True)
+    torch.manual_seed(0)
+    ids = torch.randint(5, 65, (400, 128))
+    ids[:, 0] = tokenizer.cls_id
+    masked, labels, _ = quality_peer.Masking(tokenizer, "cpu")({"input_ids": ids})
+    chosen = labels != quality_peer.IGNORED
+    assert not chosen[:, 0].any() and (labels[chosen] == ids[chosen]).all()
+    assert (masked[~chosen] == ids[~chosen]).all()
+    assert chosen.float().mean() == pytest.approx(0.15 * 127 / 128, abs=0.005)
+    assert (masked[chosen] == tokenizer.mask_id).float().mean() == pytest.approx(0.8, abs=0.02)
+    kept = (masked[chosen] == ids[chosen]).float().mean()
+    assert kept == pytest.approx(0.1 + 0.1 / 60, abs=0.02)
