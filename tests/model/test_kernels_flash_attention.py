@@ -98,7 +98,7 @@ def test_joined_product_and_its_bias_have_the_gradients_of_the_reference(length,
 
     got = jax.jit(lambda *a: both(joined, *a))(product, bias)
     for a, b in zip(got, both(plain, product, bias), strict=True):
-        np.testing.assert_allclose(a, b, atol=5e-6)
+        np.testing.assert_allclose(a, b, atol=3e-5)  # sums over 128 tokens
 
 
 def test_forward_equals_the_reference_without_dropout_and_pads_odd_lengths():

@@ -13,6 +13,7 @@ import pathlib
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.masking import MaskingSpec
+from bertjax.data.masking import MaskingSpec, packed_predictions
 from bertjax.model.heads import BertForPreTraining
 from bertjax.model.kernels import compiler_options as kernel_options
 from bertjax.model.presets import PRESETS, BertConfig, Execution
 from bertjax.tools.bench import kernels
-from bertjax.tools.bench.workloads import MASK_ID, Workload, rows
+from bertjax.tools.bench.workloads import MASK_ID, SPECIAL_IDS, Workload, rows
 from bertjax.training import sharding
 from bertjax.training.hardware import peak_flops
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -35,11 +36,11 @@ from bertjax.training.trainer import Trainer
 
 @dataclasses.dataclass
 class Compiled:
-    """A step ready to run: executable, fresh state, batch."""
+    """A step ready to run: executable, maker of a fresh state (many steps can wait), batch."""
 
     work: Workload
     step: Any
-    state: Any
+    start: Callable[[], Any]
     batch: dict[str, jax.Array]
     compile_seconds: float
 
@@ -49,33 +50,43 @@ def prepare(
     execution: Execution,
     config: BertConfig | None = None,
     compiler_options: dict[str, Any] | None = None,
+    batch: dict[str, np.ndarray] | None = None,
 ) -> Compiled:
     """Builds and compiles the step of `work`; may run in a thread.
 
     Args:
+      batch: rows to train on instead of random words; may hold several pairs a row.
       compiler_options: XLA options beside those of XLA_FLAGS, to try one out.
     """
     config = config or PRESETS[work.model]
+    batch = rows(work) if batch is None else batch
+    pairs = batch["nsp_labels"].shape[1]
     objective = PretrainingObjective(
         BertForPreTraining(config, execution),
         MaskingSpec(
             mask_id=MASK_ID,
-            special_ids=(0, 101, 102),
+            special_ids=SPECIAL_IDS,
             replacement_ids=np.arange(1000, config.vocab_size, dtype=np.int32),
             max_predictions=work.predictions,
+            predictions_per_row=(
+                packed_predictions(work.seq_length, pairs, 0.15) if pairs > 1 else None
+            ),
         ),
     )
     mesh = sharding.make_mesh()
     schedule = learning_rate_schedule("linear", 1e-4, 10_000, 1_000_000)
     trainer = Trainer(make_optimizer(schedule), mesh)
-    batch = sharding.put_batch(rows(work), mesh)
-    state = trainer.init(objective, _random_params(trainer.abstract_state(objective).params))
+    batch = sharding.put_batch(batch, mesh)
+    abstract = trainer.abstract_state(objective)
     started = time.perf_counter()
     options = compiler_options
     if options is None:
         options = kernel_options(jax.default_backend())
-    step = trainer.train_step(objective).lower(state, batch).compile(compiler_options=options)
-    return Compiled(work, step, state, batch, time.perf_counter() - started)
+    step = trainer.train_step(objective).lower(abstract, batch).compile(compiler_options=options)
+    seconds = time.perf_counter() - started
+    return Compiled(
+        work, step, lambda: trainer.init(objective, _random_params(abstract.params)), batch, seconds
+    )
 
 
 def _random_params(shapes: Any) -> Any:
@@ -101,7 +112,7 @@ def time_step(compiled: Compiled, steps: int = 20, trace: str | None = None) -> 
     Returns:
       Numbers of the run: see the keys. `loss` is the last step's, so that a broken step is seen.
     """
-    state, metrics = compiled.state, None
+    state, metrics = compiled.start(), None
     for _ in range(5):
         state, metrics = compiled.step(state, compiled.batch)
     jax.block_until_ready(metrics)
@@ -137,12 +148,12 @@ def time_step(compiled: Compiled, steps: int = 20, trace: str | None = None) -> 
         found = kernels.read_trace(trace)
         result["profile_ms"] = kernels.by_kind(found, 5)
         result["kernels"] = kernels.largest(found, 5, count=40)
-    compiled.state = state
     return result
 
 
-def measured_peak(size: int = 8192, repeats: int = 20) -> float:
-    """FLOP/s of a size^3 bfloat16 product of random matrices on this device."""
+def measured_peak(repeats: int = 20) -> float:
+    """FLOP/s of a large bfloat16 product of random square matrices on this device."""
+    size = 1024 if jax.default_backend() == "cpu" else 8192
     a, b = (
         jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(jnp.bfloat16)
         for i in range(2)
@@ -170,17 +181,21 @@ def main() -> None:
     parser.add_argument(
         "--xla", type=json.loads, default=None, help="JSON: XLA options instead of the step's own"
     )
+    parser.add_argument("--rows", help="npz of a batch to train on instead of random words")
     args = parser.parse_args()
+    batch = dict(np.load(args.rows)) if args.rows else None
     execution = Execution.for_backend(jax.default_backend(), **args.execution)
     with ThreadPoolExecutor(len(args.workloads)) as pool:
         ready = list(
-            pool.map(lambda w: prepare(w, execution, compiler_options=args.xla), args.workloads)
+            pool.map(
+                lambda w: prepare(w, execution, compiler_options=args.xla, batch=batch),
+                args.workloads,
+            )
         )
     results = {}
-    for index, compiled in enumerate(ready):
+    for compiled in ready:
         with tempfile.TemporaryDirectory() as trace:
             results[compiled.work.name] = time_step(compiled, args.steps, trace)
-        ready[index] = compiled = None  # frees the state before the next workload runs
     device = jax.devices()[0]
     print(
         json.dumps(

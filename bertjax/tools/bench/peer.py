@@ -18,19 +18,18 @@ import time
 import numpy as np
 
 from bertjax.model.presets import PRESETS
-from bertjax.tools.bench.workloads import MASK_ID, Workload, rows
+from bertjax.tools.bench.workloads import MASK_ID, SPECIAL_IDS, Workload, rows
 
 
-def _batch(work: Workload, device: str):
-    """The rows of `workloads.rows`, masked once, in transformers' names."""
+def _batch(data: dict[str, np.ndarray], work: Workload, device: str):
+    """Rows in bertjax's layout, one pair each, masked once, in transformers' names."""
     import torch
 
-    data = rows(work)
     rng = np.random.default_rng(1)
     ids = data["input_ids"].copy()
     labels = np.full_like(ids, -100)
     for r in range(work.batch_size):
-        words = np.flatnonzero(ids[r] >= 1000)
+        words = np.flatnonzero(~np.isin(ids[r], SPECIAL_IDS))
         count = min(work.predictions, max(1, round(0.15 * (data["attention_mask"][r].sum()))))
         chosen = rng.choice(words, count, replace=False)
         labels[r, chosen] = ids[r, chosen]
@@ -46,11 +45,13 @@ def _batch(work: Workload, device: str):
 
 
 def measure(
-    work: Workload, steps: int = 20, compiled: bool = True, wait: bool = False
+    work: Workload, steps: int = 20, compiled: bool = True, wait: bool = False,
+    batch: dict[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
     """Seconds and peak memory of the peer's step.
 
     Args:
+      batch: rows to train on instead of random words, one pair each.
       wait: say "ready" after the warm-up and wait for a line on standard input before timing, so
         that several processes can compile at once and be timed one by one.
     """
@@ -70,7 +71,7 @@ def measure(
         [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
         lr=1e-4, eps=1e-6, fused=True,
     )  # fmt: skip
-    batch = _batch(work, "cuda")
+    batch = _batch(rows(work) if batch is None else batch, work, "cuda")
     forward = torch.compile(model) if compiled else model
 
     def step():
@@ -120,8 +121,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--wait", action="store_true", help="warm up, then wait for a line")
+    parser.add_argument("--rows", help="npz of a batch to train on instead of random words")
     args = parser.parse_args()
-    print(json.dumps(measure(args.workload, args.steps, not args.eager, args.wait)))
+    batch = dict(np.load(args.rows)) if args.rows else None
+    print(json.dumps(measure(args.workload, args.steps, not args.eager, args.wait, batch)))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ def run_jax(workloads: list[Workload], extra: list[str]) -> dict[str, Any]:
     return _last_json(done.stdout)
 
 
-def run_peers(workloads: list[Workload], steps: int, together: int) -> dict[str, dict[str, Any]]:
+def run_peers(workloads: list[Workload], steps: int, together: int,
+              extra: list[str] = []) -> dict[str, dict[str, Any]]:  # noqa: B006, only read
     """The peer's numbers: `together` processes compile side by side, then are timed in turn."""
     results: dict[str, dict[str, Any]] = {}
     for start in range(0, len(workloads), together):
@@ -41,7 +42,7 @@ def run_peers(workloads: list[Workload], steps: int, together: int) -> dict[str,
         processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "bertjax.tools.bench.peer", w.name, "--wait",
-                 f"--steps={steps}"],
+                 f"--steps={steps}", *extra],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )
             for w in group

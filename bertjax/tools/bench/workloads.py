@@ -8,7 +8,7 @@ import numpy as np
 
 from bertjax.model.presets import PRESETS, flops_per_row
 
-MASK_ID = 103
+MASK_ID, SPECIAL_IDS = 103, (0, 101, 102)  # of the original vocabularies
 
 
 @dataclasses.dataclass(frozen=True)
