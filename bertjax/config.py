@@ -93,6 +93,8 @@ SETTINGS: dict[str, Any] = {
         "hidden_dropout_prob": S(0.1, "dropout after embeddings and each sub-layer", PAPER),
         "attention_probs_dropout_prob": S(0.1, "dropout on attention probabilities", PAPER),
         "max_position_embeddings": S(512, "longest sequence, in tokens", PAPER),
+        "is_decoder": S(False, "left to right: a position sees itself and those before it, and the "
+                        "loss is that of the next token; needs data.nsp=False"),
         "initializer_range": S(0.02, "standard deviation of the truncated normal", CODE),
         "layer_norm_eps": S(1e-12, "epsilon of LayerNorm", CODE),
     },
@@ -160,7 +162,8 @@ SETTINGS: dict[str, Any] = {
     },
     "task": {
         "name": S("", "fine-tuning task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax, "
-                  "squad1.1, squad2.0, ner, tag, swag, or table (your own CSV, TSV, JSON lines)"),
+                  "all (of these), xnli, squad1.1, squad2.0, ner, tag, swag, or table (your own "
+                  "CSV, TSV, JSON lines)"),
         "data": S("", "directory of the task's files in their official layout, or tfds:NAME"),
         "options": S({}, "options of the task's class (tasks/*.py), such as columns of a table"),
         "metric": S("", "what 'best on dev' means; '' = the task's own"),
@@ -435,6 +438,9 @@ def check_config(config: ml_collections.ConfigDict) -> None:
 
 def _check_pretraining(config: ml_collections.ConfigDict) -> None:
     _check_phases(config)
+    if config.model.is_decoder and config.data.nsp:
+        raise ValueError("config.model.is_decoder=True has no next-sentence prediction: [CLS], at "
+                         "the left, sees nothing. Set --config.data.nsp=False")
     if config.budget_minutes < 0:
         raise ValueError(f"config.budget_minutes={config.budget_minutes} must not be negative")
     if config.eval.seq_length and not (

@@ -53,7 +53,9 @@ def main(arguments: Sequence[str]) -> None:
         from bertjax.training import runtime
 
         runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value)
-        if config.job == "finetune":
+        if config.job == "finetune" and config.task.name == "all":
+            from bertjax.tasks import suite as jobs
+        elif config.job == "finetune":
             from bertjax.tasks import job as jobs
         else:
             from bertjax.training import pretraining as jobs

@@ -5,6 +5,9 @@
 
 MODEL is a Hugging Face directory, a TF1 checkpoint or a bertjax run. The search over batch size,
 learning rate and epochs is python -m bertjax.tools.sweep.
+
+glue.py:all trains every task whose folder is in GLUE_DIR (given as config.task.data) and prints the
+benchmark's table. glue.py:xnli reads XNLI's files; config.task.options sets its languages.
 """
 
 from bertjax.config import finetune_config
@@ -17,4 +20,7 @@ def get_config(task="mrpc"):
     config.optimizer.learning_rate = 2e-5  # section 4.1: best of 5e-5, 4e-5, 3e-5, 2e-5 on dev
     config.task.epochs = 3  # section 4.1
     config.task.max_length = 128  # google-research/bert, README
+    if task == "xnli":
+        # Train on one language and score another: the paper's zero-shot setting (README).
+        config.task.options = {"language": "en", "train_language": "en"}
     return config

@@ -31,6 +31,7 @@ from bertjax.tasks.ner import NerTask
 from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
+from bertjax.tasks.xnli import XnliTask
 from bertjax.tokenization import load_tokenizer
 from bertjax.tools.report import write_report
 from bertjax.training import hardware, sharding
@@ -40,15 +41,15 @@ from bertjax.training.optimizer import flatten, unflatten
 
 log = logging.getLogger(__name__)
 
-OTHER_TASKS = ("squad1.1", "squad2.0", "ner", "tag", "swag", "table")
+OTHER_TASKS = ("xnli", "squad1.1", "squad2.0", "ner", "tag", "swag", "table")
 
 
 def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) -> Any:
     """The task `name` over `data` (a directory, or 'tfds:...').
 
     Args:
-      name: a GLUE task (cola ... ax), squad1.1, squad2.0, ner, tag (tags that are no entities),
-        swag, or table (your own CSV, TSV or JSON lines).
+      name: a GLUE task (cola ... ax), xnli, squad1.1, squad2.0, ner, tag (tags that are no
+        entities), swag, or table (your own CSV, TSV or JSON lines).
       options: keyword arguments of the task's class, see glue.py, squad.py, ner.py, swag.py and
         custom.py.
     """
@@ -56,6 +57,8 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     try:
         if name in GLUE:
             return GlueTask(name, data, **options)
+        if name == "xnli":
+            return XnliTask(data, **options)
         if name in ("squad1.1", "squad2.0"):
             return SquadTask(data, name.removeprefix("squad"), **options)
         if name in ("ner", "tag"):
@@ -168,8 +171,10 @@ def prepare_task(
     tuner = FineTuner(task, tokenizer, config, start, settings, execution, mesh, prng)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
-    return Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every,
-               log or {})
+    job = Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every,
+              log or {})
+    _refuse_other_run(job)
+    return job
 
 
 def finetune_settings(config: Any) -> FineTuneSettings:
@@ -235,7 +240,9 @@ def run(job: Job) -> dict[str, Any]:
     """
     tuner, workdir = job.tuner, job.workdir
     directory = workdir / "checkpoints"
-    _refuse_other_run(workdir, job)
+    _refuse_other_run(job)
+    if jax.process_index() == 0:
+        _write_json(workdir / "finetune.json", _identity(job))
     checkpoints = Checkpoints(
         str(directory), keep_last=1, keep_best=1, metric=f"eval/{tuner.task.metric}", mode="max"
     )
@@ -257,23 +264,29 @@ def run(job: Job) -> dict[str, Any]:
     return result
 
 
-def _refuse_other_run(workdir: pathlib.Path, job: Job) -> None:
-    """A workdir belongs to one set of settings."""
-    wanted = {
+def _identity(job: Job) -> dict[str, Any]:
+    """The settings that a workdir belongs to."""
+    return {
         "task": job.tuner.task.name,
         "init_from": job.init_from,
         "run": dataclasses.asdict(job.run),
         "settings": json.loads(json.dumps(dataclasses.asdict(job.tuner.settings))),
     }
-    path = workdir / "finetune.json"
-    if path.exists() and (found := json.loads(path.read_text(encoding="utf-8"))) != wanted:
-        differing = [name for name in wanted if found.get(name) != wanted[name]]
+
+
+def _refuse_other_run(job: Job) -> None:
+    """Raises ValueError naming every setting in which the workdir's run differs."""
+    path = job.workdir / "finetune.json"
+    if not path.exists():
+        return
+    old = configuration.flatten(json.loads(path.read_text(encoding="utf-8")))
+    new = configuration.flatten(_identity(job))
+    if changes := [f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
+                   for name in sorted(old.keys() | new) if old.get(name) != new.get(name)]:
         raise ValueError(
-            f"{workdir} holds a fine-tuning run with another {', '.join(differing)}; choose "
-            "another workdir, or delete it"
+            f"{job.workdir} holds a fine-tuning run with other settings ({'; '.join(changes)}); "
+            "choose another workdir, or delete it"
         )
-    if jax.process_index() == 0:
-        _write_json(path, wanted)
 
 
 def summary_line(task: Any, run: Run) -> str:

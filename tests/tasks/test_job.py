@@ -83,7 +83,7 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     # A finished run is not trained again, and another one is not mixed with it.
     repeated = job.run(prepared)
     assert repeated["value"] == result["value"] and repeated["best_step"] == result["best_step"]
-    with pytest.raises(ValueError, match="another run; choose another workdir"):
+    with pytest.raises(ValueError, match="run.learning_rate: 0.005 -> 0.001.*another workdir"):
         other = RunSettings(1e-3, 16, 3, seed=1)
         job.run(job.prepare_task(task, start, workdir, SETTINGS, other, mesh=one_device()))
 
