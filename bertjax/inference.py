@@ -15,16 +15,19 @@ import numpy as np
 
 from bertjax.interop.loading import LoadedModel
 from bertjax.model import heads
+from bertjax.tasks.task import trim_lengths
 
 BUCKET = 32
 """Rows are padded to a multiple of this many tokens: at most 16 shapes up to 512."""
+MANY = 500
+"""Texts from which on the tokenizer's compiled code is worth its start."""
 
 
 class Row(NamedTuple):
     """One input of the model: ids and segment types of equal length, specials included."""
 
-    ids: list[int]
-    types: list[int]
+    ids: Sequence[int]
+    types: Sequence[int]
 
 
 class Filling(NamedTuple):
@@ -77,6 +80,38 @@ def make_row(
     return Row(ids, types)
 
 
+def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
+    """`make_row` of many texts or pairs, as arrays: the tokenizer sees them all at once."""
+    tokenizer = loaded.tokenizer
+    pairs = [(text, None) if isinstance(text, str) else text for text in texts]
+    first = _encoded(tokenizer, [a for a, _ in pairs])
+    second = _encoded(tokenizer, [b for _, b in pairs if b is not None])
+    seconds = iter(second)
+    longest, rows = loaded.config.max_position_embeddings, []
+    for a, (_, text) in zip(first, pairs, strict=True):
+        if text is None:
+            n = min(len(a), longest - 2)
+            ids, types = np.empty(n + 2, np.int32), np.zeros(n + 2, np.int32)
+        else:
+            b = next(seconds)
+            n, m = trim_lengths(len(a), len(b), longest - 3)
+            ids, types = np.empty(n + m + 3, np.int32), np.zeros(n + m + 3, np.int32)
+            ids[n + 2 : -1] = b[:m]
+            types[n + 2 :] = 1
+            ids[n + 1] = tokenizer.sep_id
+        ids[0], ids[1 : n + 1], ids[-1] = tokenizer.cls_id, a[:n], tokenizer.sep_id
+        rows.append(Row(ids, types))
+    return rows
+
+
+def _encoded(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:
+    if len(texts) < MANY:
+        return [np.array(ids, np.int32) for ids in tokenizer.encode_batch(texts)]
+    flat, lengths = tokenizer.encode_flat(texts)
+    ends = np.cumsum(lengths).tolist()
+    return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def batches_by_length(
     rows: Sequence[Row], batch_size: int, pad_id: int, longest: int, bucket: int = BUCKET
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
@@ -88,23 +123,24 @@ def batches_by_length(
     Yields:
       (indices of the rows [<= batch_size], inputs int32 [batch_size, T] by name).
     """
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
-    width = {i: min(longest, -(-len(rows[i].ids) // bucket) * bucket) for i in order}
+    lengths = np.array([len(row.ids) for row in rows], np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    width = np.minimum(longest, -(-lengths // bucket) * bucket)
     at = 0
     while at < len(order):
-        length = width[order[at]]
-        chosen = [i for i in order[at : at + batch_size] if width[i] == length]
+        chosen = order[at : at + batch_size]
+        chosen = chosen[width[chosen] == width[chosen[0]]]
         at += len(chosen)
-        shape = (batch_size, length)
+        shape = (batch_size, width[chosen[0]])
         inputs = {name: np.zeros(shape, np.int32)
                   for name in ("input_ids", "attention_mask", "token_type_ids")}
         inputs["input_ids"][:] = pad_id
-        for place, i in enumerate(chosen):
-            count = len(rows[i].ids)
-            inputs["input_ids"][place, :count] = rows[i].ids
-            inputs["attention_mask"][place, :count] = 1
-            inputs["token_type_ids"][place, :count] = rows[i].types
-        yield np.array(chosen), inputs
+        real = np.zeros(shape, bool)
+        real[: len(chosen)] = np.arange(shape[1]) < lengths[chosen, None]
+        inputs["attention_mask"][real] = 1
+        inputs["input_ids"][real] = np.concatenate([rows[i].ids for i in chosen])
+        inputs["token_type_ids"][real] = np.concatenate([rows[i].types for i in chosen])
+        yield chosen, inputs
 
 
 def run(
@@ -118,9 +154,10 @@ def run(
     waiting: tuple[np.ndarray, Any] | None = None
 
     def fetch(indices: np.ndarray, result: Any) -> None:
-        result = jax.tree.map(np.asarray, result)
-        for place, i in enumerate(indices):
-            outputs[i] = jax.tree.map(lambda x, place=place: x[place], result)
+        leaves, structure = jax.tree.flatten(result)
+        leaves = [np.asarray(leaf) for leaf in leaves]
+        for i, *row in zip(indices, *leaves, strict=False):
+            outputs[i] = row[0] if structure.num_nodes == 1 else structure.unflatten(row)
 
     for indices, inputs in batches_by_length(
         rows, min(batch_size, max(1, len(rows))), loaded.tokenizer.pad_id,
@@ -174,7 +211,7 @@ def next_sentence(
 ) -> list[float]:
     """Probability that the second text of each pair follows the first (class 0 of the head)."""
     require(loaded, heads.BertForPreTraining, purpose="next-sentence prediction")
-    rows = [make_row(loaded, first, second) for first, second in pairs]
+    rows = make_rows(loaded, pairs)
     return [float(_softmax(output[1][0])[0]) for output in run(loaded, rows, batch_size)]
 
 
@@ -183,12 +220,12 @@ def classify(
 ) -> list[dict[str, float]]:
     """Label -> probability for each text or pair; one label means regression and its raw value."""
     require(loaded, heads.BertForSequenceClassification, purpose="classification")
-    rows = [make_row(loaded, *((t,) if isinstance(t, str) else t)) for t in texts]
-    answers = []
-    for logits in run(loaded, rows, batch_size):
-        values = logits if len(logits) == 1 else _softmax(logits)
-        answers.append({label_name(loaded, i): float(v) for i, v in enumerate(values)})
-    return answers
+    if not texts:
+        return []
+    logits = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
+    values = logits if logits.shape[1] == 1 else _softmax(logits)
+    names = [label_name(loaded, i) for i in range(logits.shape[1])]
+    return [dict(zip(names, row, strict=True)) for row in values.tolist()]
 
 
 def label_name(loaded: LoadedModel, number: int) -> str:

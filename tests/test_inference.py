@@ -78,6 +78,16 @@ def test_long_texts_are_cut_at_the_longer_side(pretrained):
     assert row.types == [0] * 12 + [1] * 4
 
 
+@pytest.mark.parametrize("many", [1, 500])
+def test_rows_of_many_texts_are_those_of_each(pretrained, monkeypatch, many):
+    monkeypatch.setattr(inference, "MANY", many)
+    texts = ["the cat", ("cat " * 30, "the mat ."), "", ("the", ""), "mat " * 40,
+             ("the cats", "sat " * 30)]  # fmt: skip
+    for text, row in zip(texts, inference.make_rows(pretrained, texts), strict=True):
+        alone = inference.make_row(pretrained, *((text,) if isinstance(text, str) else text))
+        assert row.ids.tolist() == alone.ids and row.types.tolist() == alone.types
+
+
 def test_tags_and_classes_and_answers(directory):
     tags = inference.tag_words(head(directory, "token-classification"),
                                [["the", "cats", "sat"], ["mat"] * 20])

@@ -28,6 +28,7 @@ from bertjax.interop.names import (
     unflatten,
 )
 from bertjax.model import heads
+from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
 
 # task name -> model; the class names are transformers' architecture names.
@@ -222,7 +223,7 @@ class LoadedModel:
         static = ("all_hidden",)
         object.__setattr__(self, "_apply", jax.jit(
             lambda params, *args, **kwargs: self.model.apply({"params": params}, *args, **kwargs),
-            static_argnames=static,
+            static_argnames=static, compiler_options=compiler_options(jax.default_backend()),
         ))
 
     @property

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bertjax import inference
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.model.presets import DTYPES, Execution
@@ -92,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             line for line in Path(options.file).read_text(encoding="utf-8").splitlines() if line
         ]
         answer, task = TASKS[options.task]
-        loaded = load_model(options.model, task, Execution(dtype=options.dtype))
+        execution = Execution.for_backend(jax.default_backend(), dtype=options.dtype)
+        loaded = load_model(options.model, task, execution)
         written = "\n".join(
             json.dumps(a, ensure_ascii=False) for a in answer(loaded, lines, options)
         )
