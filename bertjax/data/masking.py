@@ -177,6 +177,19 @@ def mask_tokens(
     )
 
 
+def next_tokens(input_ids: jax.Array, attention_mask: jax.Array) -> Masked:
+    """The predictions of a left-to-right model: at every position, the token after it.
+
+    Nothing is replaced. The last token of a text predicts nothing; P = T - 1.
+    """
+    batch, length = input_ids.shape
+    positions = jnp.broadcast_to(jnp.arange(length - 1, dtype=jnp.int32), (batch, length - 1))
+    text, following = attention_mask[:, :-1], attention_mask[:, 1:]
+    predicted = (text == following) & (following > 0)
+    labels = jnp.where(predicted, input_ids[:, 1:], 0)
+    return Masked(input_ids, positions, labels.astype(jnp.int32), predicted.astype(jnp.float32))
+
+
 def choose(
     key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec
 ) -> jax.Array:

@@ -42,16 +42,20 @@ def reference_attention(
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
     several_pairs: bool = False,
+    causal: bool = False,
 ) -> jax.Array:
     """Scaled dot-product attention with the whole [B, A, T, T] matrix, softmax in float32.
 
     Vaswani et al. 2017, section 3.2.1, with dropout on the probabilities as in the original BERT
-    (modeling.py, attention_layer).
+    (modeling.py, attention_layer). With `causal` a position sees none after it, which no kernel
+    can do.
     """
     dtype = query.dtype
     scale = query.shape[-1] ** -0.5
     scores = jnp.einsum("BTAD,BSAD->BATS", query, key, preferred_element_type=jnp.float32) * scale
     visible = attention_mask[:, None, :, None] == attention_mask[:, None, None, :]
+    if causal:
+        visible &= jnp.tril(jnp.ones(visible.shape[-2:], bool))
     probabilities = jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
     if dropout_key is not None and dropout_rate > 0.0:
         batch, length, heads, _ = query.shape

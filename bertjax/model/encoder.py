@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from bertjax.model.attention import attention, joined_attention
+from bertjax.model.attention import attention, joined_attention, reference_attention
 from bertjax.model.dropout import dropout, site_keys
 from bertjax.model.kernels.bias_gelu import bias_gelu
 from bertjax.model.kernels.dropout_bits import key_words
@@ -241,13 +241,16 @@ def self_attention(
         several_pairs,
     )
     projections = [params[name] for name in ("query", "key", "value")]
-    if execution.qkv == "fused":
+    if execution.qkv == "fused" and not config.is_decoder:
         kernel = jnp.concatenate([p["kernel"] for p in projections], axis=1)
         bias = jnp.stack([p["bias"] for p in projections]).reshape(3, *heads)
         context = joined_attention(product(kernel, x), bias, *how)
     else:
         q, k, v = (dense(p, x).reshape(batch, length, *heads) for p in projections)
-        context = attention(q, k, v, *how)
+        if config.is_decoder:
+            context = reference_attention(q, k, v, *how[:3], causal=True)
+        else:
+            context = attention(q, k, v, *how)
     return checkpoint_name(context.reshape(batch, length, hidden), "attention_context")
 
 

@@ -87,6 +87,16 @@ def pool(params: Params, hidden: jax.Array, cls_positions: jax.Array | None) -> 
     return jnp.tanh(dense(params, cls))
 
 
+def pool_row(params: Params, config: BertConfig, hidden: jax.Array, attention_mask: jax.Array
+             ) -> jax.Array:
+    """[B, H] for rows of one text: `pool` at [CLS], or at the last token of a left-to-right model,
+    whose [CLS] sees nothing (as in GPT; the paper's ablation does not say)."""
+    if not config.is_decoder:
+        return pool(params, hidden, None)
+    last = jnp.maximum(jnp.sum(attention_mask > 0, -1, keepdims=True) - 1, 0)
+    return pool(params, hidden, last)[:, 0]
+
+
 def dense_float32(params: Params, x: jax.Array) -> jax.Array:
     """A small output layer, in float32 because it feeds a softmax and costs nothing."""
     return dense(params, x.astype(jnp.float32))
@@ -241,7 +251,11 @@ class BertForSequenceClassification(BertNetwork):
         hidden = self._encoder()(
             input_ids, attention_mask, token_type_ids, position_ids, dropout_key
         )
-        pooled = pool(self._dense("pooler", self.config.hidden_size), hidden, cls_positions)
+        pooler = self._dense("pooler", self.config.hidden_size)
+        if cls_positions is None:
+            pooled = pool_row(pooler, self.config, hidden, attention_mask)
+        else:
+            pooled = pool(pooler, hidden, cls_positions)
         classifier = self._dense("classifier", self.num_labels)
         return dense_float32(classifier, self._drop(pooled, dropout_key))
 
@@ -270,7 +284,8 @@ class BertForMultipleChoice(BertNetwork):
             flat(position_ids),
             dropout_key,
         )
-        pooled = pool(self._dense("pooler", self.config.hidden_size), hidden, None)
+        pooler = self._dense("pooler", self.config.hidden_size)
+        pooled = pool_row(pooler, self.config, hidden, flat(attention_mask))
         classifier = self._dense("classifier", 1)
         logits = dense_float32(classifier, self._drop(pooled, dropout_key))
         return logits.reshape(input_ids.shape[:-1])

@@ -43,6 +43,7 @@ class BertConfig:
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
+    is_decoder: bool = False  # left to right: a position sees itself and those before it
 
     def __post_init__(self) -> None:
         for name in (
@@ -95,7 +96,6 @@ class BertConfig:
         """
         refused = {
             "position_embedding_type": "absolute",
-            "is_decoder": False,
             "add_cross_attention": False,
             "tie_word_embeddings": True,
         }

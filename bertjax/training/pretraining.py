@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from bertjax import config as settings
 from bertjax.data.batches import prefetch
-from bertjax.data.masking import MaskingSpec, mask_tokens, packed_predictions
+from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_predictions
 from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.tokenization import load_tokenizer
@@ -63,7 +63,10 @@ class PretrainingObjective:
         """Draws the masks of the global batch: adds mlm_positions, _labels, _weights [B, P]."""
         if self.masking is None:
             return batch
-        masked = mask_tokens(key, batch["input_ids"], batch["attention_mask"], self.masking)
+        if self.model.config.is_decoder:
+            masked = next_tokens(batch["input_ids"], batch["attention_mask"])
+        else:
+            masked = mask_tokens(key, batch["input_ids"], batch["attention_mask"], self.masking)
         return {**batch, "input_ids": masked.input_ids, "mlm_positions": masked.positions,
                 "mlm_labels": masked.labels, "mlm_weights": masked.weights}
 
@@ -146,7 +149,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
         batches = corpus.training(length)
         objective = make_objective(
             config, model_config, execution, tokenizer, length, batches.pairs_per_row)
-        predictions = objective.masking.slots
+        predictions = length - 1 if model_config.is_decoder else objective.masking.slots
         if corpus.masked:
             objective = dataclasses.replace(objective, masking=None)
             predictions = batches.max_predictions
