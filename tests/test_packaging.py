@@ -106,9 +106,10 @@ def installed(wheel, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     subprocess.run([sys.executable, "-m", "venv", str(home / "venv")], check=True)
     site = next((home / "venv" / "lib").glob("python*")) / "site-packages"
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     python = str(home / "venv" / "bin" / "python")
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
+    # Only now, or pip would see a bertjax that is installed here, and be content with it.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     environment = {name: value for name, value in os.environ.items()
                    if name not in ("PYTHONPATH", "XLA_FLAGS")}
     environment["PATH"] = f"{home / 'venv' / 'bin'}:{environment['PATH']}"
