@@ -86,9 +86,11 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
       ValueError: a pattern without a match.
     """
     if isinstance(patterns, (str, os.PathLike)):
-        patterns = str(patterns).split(",")
+        patterns = [str(patterns)]
+    parts = [part for given in map(str, patterns)
+             for part in ([given] if os.path.isfile(given) else given.split(","))]
     files: dict[str, None] = {}
-    for pattern in map(str.strip, map(str, patterns)):
+    for pattern in map(str.strip, parts):
         if pattern.startswith("tfds:"):
             matches = [pattern]
         else:

@@ -162,3 +162,13 @@ def test_sentences_of_several_languages():
     assert split_sentences("Am 3. Mai z. B. kam er. Dann ging er.", "de") == [
         "Am 3. Mai z. B. kam er.", "Dann ging er."]
     assert split_sentences("他来了。她走了。", "zh") == ["他来了。", "她走了。"]
+
+
+def test_patterns_may_be_repeated_and_separated_by_commas(tmp_path):
+    for name in ("a.txt", "b.txt", "c.txt", "d,e.txt"):
+        (tmp_path / name).write_text("x\n")
+    at = str(tmp_path)
+    assert [f.removeprefix(at) for f in resolve([f"{at}/b.txt,{at}/a*", f"{at}/c.txt"])] == [
+        "/b.txt", "/a.txt", "/c.txt"]
+    assert resolve(f"{at}/a.txt,{at}/a.txt") == [f"{at}/a.txt"]
+    assert resolve([f"{at}/d,e.txt"]) == [f"{at}/d,e.txt"]  # a file of that very name

@@ -177,6 +177,25 @@ def test_a_pattern_without_a_match_is_refused(tmp_path):
 
 
 @pytest.mark.real_data
+@pytest.mark.parity
+@pytest.mark.parametrize("lower", [True, False])
+def test_transformers_and_tokenizers_give_the_ids_of_a_trained_vocabulary_on_10000_lines(
+        wikipedia_lines, tmp_path, lower):
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    ours = train_wordpiece(wikipedia_lines[10_000:], 8000, lower)
+    ours.save(tmp_path)
+    lines = wikipedia_lines[:10_000]
+    expected = ours.encode_batch(lines)
+    hub = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert hub(lines, add_special_tokens=False)["input_ids"] == expected
+    library = tokenizers.BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=lower)
+    encoded = library.encode_batch(lines, add_special_tokens=False)
+    assert [line.ids for line in encoded] == expected
+    assert sum(map(len, expected)) > 500_000
+
+
+@pytest.mark.real_data
 @pytest.mark.slow
 def test_no_more_tokens_a_word_than_the_original_on_heldout_wikipedia(
         shared_data, wikipedia_lines, tmp_path):
