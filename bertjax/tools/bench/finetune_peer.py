@@ -52,7 +52,10 @@ def rows_of(task: Any, split: str, work: Work, tokenizer: Any) -> tuple[Any, lis
 
         ours = load_tokenizer(work.checkpoint)
         features = task.features(records, ours, work.max_length, training)
-        return records, features, [_torch_row(row) for row in features]
+        rows = [_torch_row(row) for row in features]
+        if task.head == "spans" and not training:  # Trainer scores only what has labels
+            rows = [row | {"start_positions": 0, "end_positions": 0} for row in rows]
+        return records, features, rows
     first = [record.text_a for record in records.records]
     pairs = records.records[0].text_b is not None
     second = [record.text_b for record in records.records] if pairs else None
