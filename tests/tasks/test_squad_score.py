@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import string
 
 import pytest
 
@@ -42,6 +44,41 @@ def test_scores_of_published_predictions_equal_the_official_ones_to_the_last_dig
     result = score(data, read(shared_data, f"predictions-{name}.json"))
     assert (result["exact"], result["f1"]) == PUBLISHED[name]
     assert result["total"] == {"1.1": 10570, "2.0": 11873}[version]
+
+
+def words(answer):
+    """The normalisation of Rajpurkar et al. 2016, 6.1, read letter by letter."""
+    kept = "".join(c for c in answer.lower() if c not in string.punctuation)
+    # An article goes where it stands between characters that are no part of a word.
+    pieces = re.split(r"(\W+)", kept)
+    return "".join(" " if piece in ("a", "an", "the") else piece for piece in pieces).split()
+
+
+def overlap(gold, predicted):
+    left, same = list(gold), 0
+    for word in predicted:
+        if word in left:
+            left.remove(word)
+            same += 1
+    return 0.0 if not same else 2 * same / (len(gold) + len(predicted))
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("1.1")])
+def test_version_1_1_equals_an_independent_reading_of_the_definition(shared_data, name):
+    """Exact match and word F1 against the best of the gold answers, averaged over questions."""
+    data = read(shared_data, "dev-v1.1.rebuilt.json")["data"]
+    predictions = read(shared_data, f"predictions-{name}.json")
+    exact, f1 = [], []
+    for question in (q for a in data for p in a["paragraphs"] for q in p["qas"]):
+        predicted = words(predictions.get(question["id"], ""))
+        golds = [words(answer["text"]) for answer in question["answers"]]
+        answered = question["id"] in predictions
+        exact.append(float(answered and predicted in golds))
+        f1.append(max(overlap(gold, predicted) for gold in golds) if answered else 0.0)
+    result = squad_score.score_v1(data, predictions)
+    assert result["exact"] == pytest.approx(100 * sum(exact) / len(exact), abs=1e-9)
+    assert result["f1"] == pytest.approx(100 * sum(f1) / len(f1), abs=1e-9)
 
 
 @pytest.mark.real_data
