@@ -73,7 +73,7 @@ mark { background:var(--mark); color:inherit; border-radius:3px; padding:0 3px }
   <div class="legend" id="legend"></div>
   <label>Smoothing <input id="smooth" type="range" min="0" max="0.98" step="0.02"></label>
   <label><input id="log" type="checkbox"> logarithmic values</label>
-  <small>by step; line: training, dots: held-out; values at the pointer stand beside the title</small>
+  <small>by step. Line: training, dots: held-out; the values at the pointer are above</small>
 </div>
 <div class="grid" id="charts"></div>
 {{tables}}
