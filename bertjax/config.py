@@ -142,7 +142,7 @@ SETTINGS: dict[str, Any] = {
         "keep_last": S(3, "newest checkpoints kept"),
         "keep_best": S(1, "best checkpoints kept, by 'metric'"),
         "keep_every": S(0, "keep every checkpoint whose step is a multiple of this, to evaluate "
-                        "or export it later (tools.convert --step); 0 = none"),
+                        "or export it later as WORKDIR@STEP; 0 = none"),
         "metric": S("eval/loss", "what 'best' is measured by (lower is better)"),
     },
     "eval": {

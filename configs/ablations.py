@@ -52,7 +52,7 @@ WITH_VALUE = {"size": size, "masking": masking}
 
 def get_config(text="base"):
     config = default_config()
-    # Figure 5: every 100,000 steps a checkpoint to export and fine-tune (tools.convert --step).
+    # Figure 5: every 100,000 steps a checkpoint to fine-tune: --config.init_from=WORKDIR@100000.
     config.checkpoint.every_steps = 10_000
     config.checkpoint.keep_every = 100_000
     config.eval.every_steps = 10_000

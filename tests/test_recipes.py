@@ -74,6 +74,27 @@ def test_the_experiment_trains_at_miniature_size(file, name, store, tmp_path):
     assert ("nsp_loss" in records[0]) is config.data.nsp
 
 
+@pytest.mark.slow
+def test_checkpoints_of_a_curve_are_kept_and_opened_by_step(store, tmp_path):
+    from bertjax.interop import load_model
+
+    config = module("ablations").get_config("base")
+    config.data.corpus = str(store)
+    config.model.update(num_hidden_layers=1, hidden_size=24, num_attention_heads=2,
+                        intermediate_size=32, max_position_embeddings=64)
+    config.phases, config.batch_size, config.optimizer.warmup_steps = ((5, 32),), 16, 0
+    config.checkpoint.update(every_steps=1, keep_every=2, keep_last=1, keep_best=0)
+    config.log.tensorboard, config.execution.compilation_cache = False, ""
+    pretraining.run(pretraining.prepare(config, str(tmp_path / "run")))
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["2", "4", "5"]
+    early, late = (jax.tree.leaves(load_model(tmp_path / f"run{step}").params)
+                   for step in ("@2", "@5"))
+    newest = jax.tree.leaves(load_model(tmp_path / "run").params)
+    assert all(np.array_equal(a, b) for a, b in zip(late, newest, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(early, newest, strict=True))
+
+
 def test_an_unknown_name_or_a_share_that_does_not_add_up_is_refused():
     with pytest.raises(ValueError, match="'no_nsp'"):
         module("ablations").get_config("no_npc")

@@ -69,6 +69,8 @@ class Source:
 def open_source(path: str | Path) -> Source:
     """Recognises a model directory, a TF1 checkpoint (directory or prefix) or a bertjax workdir.
 
+    WORKDIR@STEP is the checkpoint of that step of a run instead of its newest.
+
     Raises:
       LoadError: none of these, or its configuration is missing or describes no BERT.
     """
@@ -79,6 +81,9 @@ def open_source(path: str | Path) -> Source:
                       lambda: huggingface.read_state_dict(path), path)
     if (path / "checkpoints").is_dir():
         return _open_run(path)
+    workdir, _, step = path.name.rpartition("@")
+    if step.isdigit() and (path.parent / workdir / "checkpoints").is_dir():
+        return _open_run(path.parent / workdir, int(step))
     prefix = tf1.find_prefix(path)
     if prefix is not None:
         config, settings = tf1.read_config(prefix)
@@ -90,8 +95,8 @@ def open_source(path: str | Path) -> Source:
     )
 
 
-def _open_run(workdir: Path) -> Source:
-    """The newest intact checkpoint of a training run."""
+def _open_run(workdir: Path, step: int | None = None) -> Source:
+    """A checkpoint of a training run; None = the newest intact one."""
     import ml_collections
 
     from bertjax import config as settings_of_runs
@@ -105,7 +110,7 @@ def _open_run(workdir: Path) -> Source:
         from bertjax.training.checkpoint import Checkpoints
 
         checkpoints = Checkpoints(str(workdir / "checkpoints"))
-        state, _ = checkpoints.restore_numpy()
+        state, _ = checkpoints.restore_numpy(step)
         checkpoints.close()
         return flatten(state["params"])
 
