@@ -1,0 +1,46 @@
+"""The GLUE suite: which tasks it finds, their workdirs, the table."""
+
+import types
+
+import pytest
+
+from bertjax.config import finetune_config
+from bertjax.tasks import job, suite
+
+
+def config_for(folder):
+    config = finetune_config()
+    config.task.name, config.task.data = "all", str(folder)
+    return config
+
+
+def test_the_folders_decide_and_the_table_has_the_benchmarks_scores(tmp_path, monkeypatch, capsys):
+    for name in ("CoLA", "MRPC", "AX"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "CoLA" / "train.tsv").write_text("")
+    (tmp_path / "MRPC" / "msr_paraphrase_train.txt").write_text("")
+    (tmp_path / "RTE").mkdir()  # without training data
+    asked = []
+
+    def prepare(config, workdir, mesh=None):
+        asked.append((config.task.name, workdir))
+        return types.SimpleNamespace(name=config.task.name)
+
+    scores = {"cola": {"matthews": 0.5, "accuracy": 0.8}, "mrpc": {"f1": 0.9, "accuracy": 0.86}}
+    monkeypatch.setattr(job, "prepare", prepare)
+    monkeypatch.setattr(job, "run", lambda prepared: {"scores": scores[prepared.name]})
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    found = suite.run(suite.prepare(config_for(tmp_path), str(workdir)))
+    assert asked == [("cola", str(workdir / "cola")), ("mrpc", str(workdir / "mrpc"))]
+    assert found == scores
+    expected = "| cola | mrpc | mean |\n| --- | --- | --- |\n| 50.0 | 90.0/86.0 | 69.0 |\n"
+    assert (workdir / "glue.md").read_text() == expected
+    assert expected in capsys.readouterr().out
+
+
+def test_a_folder_without_tasks_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no training data of a GLUE task; expected.*CoLA"):
+        suite.prepare(config_for(tmp_path), "run")
+    with pytest.raises(ValueError, match="needs the folder that holds CoLA/"):
+        suite.prepare(config_for("tfds:glue"), "run")
