@@ -269,6 +269,21 @@ def packed(config: ml_collections.ConfigDict) -> None:
 PRETRAINING_VARIANTS = {"two_phase": two_phase, "packed": packed}
 
 
+def scan_layers(remat: str) -> Callable[[ml_collections.ConfigDict], None]:
+    """Variant for a TPU slice: one compiled layer and this remat policy, pure data parallelism.
+
+    Which policy fits which slice is what `python -m bertjax.tools.plan` found (README, "Plan before
+    you rent").
+    """
+    def variant(config: ml_collections.ConfigDict) -> None:
+        config.execution.layers = "scan"
+        config.execution.remat = remat
+        config.mesh.data, config.mesh.fsdp, config.mesh.tensor = -1, 1, 1
+        config.accumulation = 1
+
+    return variant
+
+
 def expand_overrides(arguments: Sequence[str]) -> list[str]:
     """The command line with its short forms written out.
 

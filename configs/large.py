@@ -3,10 +3,14 @@
     python -m bertjax.main --config=configs/large.py --config.data.corpus=STORE --workdir=DIR
 
 Variants, after a colon (large.py:two_phase): two_phase (90 % of the steps at 128 tokens, as the
-paper did to save time), packed (several pairs in a row, no work on padding).
+paper did to save time), packed (several pairs in a row, no work on padding), v5e_16 and
+v4_32 (settings that fit those slices of 16 TPU chips).
 """
 
-from bertjax.config import PRETRAINING_VARIANTS, apply_variants, default_config
+from bertjax.config import PRETRAINING_VARIANTS, apply_variants, default_config, scan_layers
+
+# 16 TPU chips: 256 x 512 takes 11.0 and 11.0 GiB of a chip's 16 (v5e) and 32 (v4).
+SLICES = {"v5e_16": scan_layers("dots"), "v4_32": scan_layers("dots")}
 
 
 def get_config(variants=""):
@@ -27,4 +31,4 @@ def get_config(variants=""):
 
     config.checkpoint.every_steps = 5_000
     config.eval.every_steps = 10_000
-    return apply_variants(config, variants, PRETRAINING_VARIANTS)
+    return apply_variants(config, variants, PRETRAINING_VARIANTS | SLICES)
