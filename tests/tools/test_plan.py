@@ -87,6 +87,9 @@ def test_a_refusal_of_the_compiler_becomes_numbers():
     found = refused("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 24.50G of "
                     "15.75G hbm. Exceeded hbm capacity by 8.75G.", 3.0)
     assert (found.wanted, found.limit) == (int(24.5 * GIB), int(15.75 * GIB))
+    found = refused("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for "
+                    "HLO temporaries (26.52G) exceeds available HBM (15.75G).", 3.0)
+    assert (found.temporaries, found.limit) == (int(26.52 * GIB), int(15.75 * GIB))
     assert not found.fits and refused("INTERNAL: something else", 1.0) is None
 
 

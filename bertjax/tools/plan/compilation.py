@@ -235,9 +235,13 @@ def allocations(text: str) -> tuple[int, int, int]:
 def refused(message: str, seconds: float) -> Compiled | None:
     """The compiler's refusal of a program that does not fit, as numbers; None if it is no such."""
     size = r"([\d.]+)([KMGT]?)"
-    found = re.search(rf"Used {size} of {size} hbm", message)
+    scale = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    whole = re.search(rf"Used {size} of {size} hbm", message)
+    # Another message tells the temporaries alone; arguments come on top.
+    part = re.search(rf"temporaries \({size}\) exceeds available HBM \({size}\)", message)
+    found = whole or part
     if found is None:
         return None
-    scale = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    return Compiled(seconds=seconds, wanted=int(float(found[1]) * scale[found[2]]),
+    wanted = int(float(found[1]) * scale[found[2]])
+    return Compiled(seconds=seconds, wanted=wanted, temporaries=0 if whole else wanted,
                     limit=int(float(found[3]) * scale[found[4]]))

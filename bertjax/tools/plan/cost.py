@@ -121,7 +121,7 @@ def memory_parts(info: StageInfo, compiled: Compiled) -> dict[str, int]:
     parts = {"parameters": info.parameters, "optimizer": info.optimizer, "batch": info.batch}
     state = sum(parts.values())
     if not compiled.fits:
-        return {**parts, "temporaries": max(0, compiled.wanted - state)}
+        return {**parts, "temporaries": compiled.temporaries or max(0, compiled.wanted - state)}
     return {**parts, "padding": max(0, compiled.arguments - state),
             "temporaries": compiled.temporaries + compiled.fresh_outputs,
             "program": compiled.code}

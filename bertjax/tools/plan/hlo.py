@@ -164,12 +164,48 @@ class Program:
                     continue
                 reads = [here[operand].shape if operand in here else "" for operand in i.operands]
                 inside = self.computations.get(i.called("calls") or "", ())
-                read, written = _touched(inside) if inside else ({}, None)
+                read, written = self._touched(inside) if inside else ({}, None)
                 size = sum(min(array_bytes(shape, "HBM"), read.get(k, math.inf))
                            for k, shape in enumerate(reads))
                 result = array_bytes(i.shape, "HBM")
                 total += times * (size + (result if written is None else min(result, written)))
         return int(total)
+
+    def _touched(self, inside: Sequence[Instruction]
+                 ) -> tuple[dict[int, int], int | None]:
+        """What a fused computation reads of those parameters of which it needs only slices, and
+        what it writes where its result is an array updated in place (else None)."""
+        shapes = {i.name: i.shape for i in inside}
+        users: dict[str, list[Instruction]] = {}
+        for i in inside:
+            for operand in i.operands:
+                users.setdefault(operand, []).append(i)
+        read: dict[int, int] = {}
+        for i in inside:
+            if i.opcode != "parameter" or not i.operands:
+                continue
+            uses = users.get(i.name, [])
+            while len(uses) == 1 and uses[0].opcode == "bitcast":
+                uses = users.get(uses[0].name, [])
+            if uses and all(use.opcode in ("dynamic-slice", "gather") for use in uses):
+                read[int(i.operands[0])] = sum(array_bytes(use.shape) for use in uses)
+            elif uses and all(use.opcode == "dynamic-update-slice" for use in uses):
+                read[int(i.operands[0])] = 0
+            elif len(uses) == 1 and uses[0].opcode == "fusion":  # the slice is cut one level deeper
+                nested, _ = self._touched(self.computations.get(uses[0].called("calls") or "", ()))
+                position = uses[0].operands.index(i.name) if i.name in uses[0].operands else -1
+                if position in nested:
+                    read[int(i.operands[0])] = nested[position]
+        updates = [i for i in inside if i.opcode == "dynamic-update-slice"]
+        if not updates:
+            return read, None
+        written = sum(array_bytes(shapes.get(i.operands[1], "")) for i in updates)
+        root = next((i for i in inside if i.is_root), None)
+        if root is not None and root.opcode == "tuple":  # the other results are written whole
+            whole = {array_bytes(i.shape) for i in updates}
+            written += sum(size for operand in root.operands
+                           if (size := array_bytes(shapes.get(operand, ""))) not in whole)
+        return read, written
 
     def collectives(self, devices: int) -> list[Collective]:
         """The collectives of a step, added up by kind, group size and whether they overlap.
@@ -244,37 +280,6 @@ def _integer(constant: Instruction) -> int | None:
     if constant.opcode != "constant" or not constant.operands:
         return None
     return int(constant.operands[0]) if re.fullmatch(r"-?\d+", constant.operands[0]) else None
-
-
-def _touched(inside: Sequence[Instruction]) -> tuple[dict[int, int], int | None]:
-    """What a fused computation reads of those parameters of which it needs only slices, and what
-    it writes where its result is an array updated in place (else None)."""
-    shapes = {i.name: i.shape for i in inside}
-    users: dict[str, list[Instruction]] = {}
-    for i in inside:
-        for operand in i.operands:
-            users.setdefault(operand, []).append(i)
-    read: dict[int, int] = {}
-    for i in inside:
-        if i.opcode != "parameter" or not i.operands:
-            continue
-        uses = users.get(i.name, [])
-        while len(uses) == 1 and uses[0].opcode == "bitcast":
-            uses = users.get(uses[0].name, [])
-        if uses and all(use.opcode in ("dynamic-slice", "gather") for use in uses):
-            read[int(i.operands[0])] = sum(array_bytes(use.shape) for use in uses)
-        elif uses and all(use.opcode == "dynamic-update-slice" for use in uses):
-            read[int(i.operands[0])] = 0
-    updates = [i for i in inside if i.opcode == "dynamic-update-slice"]
-    if not updates:
-        return read, None
-    written = sum(array_bytes(shapes.get(i.operands[1], "")) for i in updates)
-    root = next((i for i in inside if i.is_root), None)
-    if root is not None and root.opcode == "tuple":  # the other results are written whole
-        whole = {array_bytes(i.shape) for i in updates}
-        written += sum(size for operand in root.operands
-                       if (size := array_bytes(shapes.get(operand, ""))) not in whole)
-    return read, written
 
 
 def array_bytes(shape: str, memory: str = "") -> int:

@@ -1,0 +1,46 @@
+"""Every shipped configuration compiles for TPU slices of 16 chips and fits, without a TPU.
+
+The compiler is stopped once it has assigned memory: it refuses before that what does not fit. Set
+BERTJAX_PLAN_FULL=1 to let it generate code too (minutes each).
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def plan(config, topology, directory, *arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(
+        [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    quick = [] if os.environ.get("BERTJAX_PLAN_FULL") else ["--quick"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bertjax.tools.plan", f"--config={ROOT / 'configs' / config}",
+         f"--topology={topology}", f"--json={directory / 'plan.json'}", *quick, *arguments],
+        capture_output=True, text=True, env=environment, timeout=3600)
+    return done, directory / "plan.json"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology, slice_variant", [("v5e:4x4", "v5e_16"), ("v4:2x2x4", "v4_32")])
+@pytest.mark.parametrize("name", ["base", "large", "demo", "glue", "squad"])
+def test_configuration_fits_sixteen_chips(name, topology, slice_variant, tmp_path):
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install '.[tpu]'")
+    config = f"{name}.py:{slice_variant}" if name in ("base", "large") else f"{name}.py"
+    done, path = plan(config, topology, tmp_path, "--config.execution.layers=scan")
+    assert done.returncode == 0, done.stderr[-3000:]
+    for stage in json.loads(path.read_text())[0]["stages"]:
+        assert stage["fits"] and 0 < stage["total"] < stage["limit"]
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_with_remedies(tmp_path):
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install '.[tpu]'")
+    done, _ = plan("large.py", "v5e:4x4", tmp_path, "--config.execution.layers=scan")
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert "NO:" in done.stdout and "--config.execution.remat=dots" in done.stdout
