@@ -139,10 +139,15 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
 
     corpus = open_corpus(config, directory, sharding.batch_slice(mesh))
     tokenizer = corpus.tokenizer
+    starts_from = config.init_from if resumed_from is None else ""
+    if starts_from:
+        _check_vocabulary(starts_from, tokenizer)
     model_config = settings.model_config(config, tokenizer.vocab_size)
     execution = settings.execution(config, mesh.devices.flat[0].platform)
-    if config.init_from and resumed_from is None:
-        _check_init_from(config.init_from, model_config, tokenizer)
+    if starts_from:
+        from bertjax.interop import check_pretrained
+
+        check_pretrained(starts_from, model_config)
 
     phases, streams, evaluations, epochs, until = [], [], [], 0.0, 0
     for steps, length in config.phases:
@@ -252,11 +257,10 @@ def _check_workdir(config: ml_collections.ConfigDict, workdir: epath.Path) -> in
     return newest
 
 
-def _check_init_from(path: str, model_config: BertConfig, tokenizer: Any) -> None:
-    """Refuses weights of another architecture, or trained on other ids than the corpus has."""
-    from bertjax.interop import check_pretrained, open_source
+def _check_vocabulary(path: str, tokenizer: Any) -> None:
+    """Refuses weights that were trained on other ids than the corpus has."""
+    from bertjax.interop import open_source
 
-    check_pretrained(path, model_config)
     try:
         theirs = load_tokenizer(open_source(path).directory)
     except (ValueError, OSError):
@@ -265,7 +269,8 @@ def _check_init_from(path: str, model_config: BertConfig, tokenizer: Any) -> Non
         raise ValueError(
             f"config.init_from={path} was trained with another vocabulary or casing than "
             "config.data.corpus was built with, so the same ids would mean other words. Build the "
-            f"corpus again with build_corpus --tokenizer={path}")
+            f"corpus again with build_corpus --tokenizer={path} (for a model with more words: "
+            "bertjax.tools.convert --add_vocab)")
 
 
 # ------------------------------------------------------------------------------------------- run
