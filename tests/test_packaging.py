@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 
 import pytest
@@ -109,7 +108,8 @@ def installed(wheel, tmp_path_factory):
     python = str(home / "venv" / "bin" / "python")
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
     # Only now, or pip would see a bertjax that is installed here, and be content with it.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "dependencies.pth").write_text(
+        "".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
     environment = {name: value for name, value in os.environ.items()
                    if name not in ("PYTHONPATH", "XLA_FLAGS")}
     environment["PATH"] = f"{home / 'venv' / 'bin'}:{environment['PATH']}"
