@@ -148,7 +148,13 @@ class FineTuner:
     def data(self, split: str, training: bool = False) -> tuple[Split, list[Features]]:
         """The split and its features, read once."""
         if (split, training) not in self._splits:
-            records = self.task.read(split)
+            try:
+                records = self.task.read(split)
+            except FileNotFoundError as error:
+                raise ValueError(
+                    f"{error.filename} does not exist: the {split!r} split of {self.task.name} is "
+                    f"{self.task.splits[split]!r} in the folder that was named as its data"
+                ) from None
             for note in records.notes:
                 log.info("%s %s: %s", self.task.name, split, note)
             features = self.task.features(
@@ -338,7 +344,7 @@ class FineTuner:
         state = self.initial_state(run, steps)
         for future in self._compiling.values():
             future.result()
-        best = _Best(self.settings.early_stopping)
+        best = _Best(self.settings.early_stopping, checkpoints)
         if checkpoints is not None and checkpoints.latest() is not None:
             state = self._resume(checkpoints, trainer.abstract_state(objective), best)
 
@@ -373,18 +379,12 @@ class FineTuner:
 
     def _resume(self, checkpoints: Checkpoints, target: TrainState, best: _Best) -> TrainState:
         """The newest state; `best` relearns what was found before."""
-        metric = f"eval/{self.task.metric}"
-        for step in checkpoints.steps():
-            value = checkpoints.metrics(step).get(metric)
-            if value is None:
-                continue
-            best.history.append((step, value))
         if (step := checkpoints.best()) is not None:
             state, _ = checkpoints.restore(target, step)
             scores = self.evaluate(state.params)
             best.adopt(step, scores, self._value(scores), state.params)
-            best.misses = sum(later > step for later, _ in best.history)
         state, _ = checkpoints.restore(target)
+        best.recall(int(state.step))
         return state
 
 
@@ -401,8 +401,12 @@ def _inputs(row: Features) -> Features:
 class _Best:
     """The best evaluation so far, with its own copy of the parameters."""
 
-    def __init__(self, patience: int):
+    def __init__(self, patience: int, checkpoints: Checkpoints | None = None):
         self.patience, self.misses = patience, 0
+        # Beside the checkpoints, which do not stay all: every evaluation so far.
+        self._kept = None if checkpoints is None else (
+            checkpoints.directory.parent / f"{checkpoints.directory.name}.evaluations.json"
+        )
         self.params: Any = None
         self.scores: Scores | None = None
         self.value: float | None = None
@@ -413,9 +417,18 @@ class _Best:
         self.step, self.scores, self.value = step, scores, value
         self.params = _copy(params)  # the trainer donates its own
 
+    def recall(self, until: int) -> None:
+        """The evaluations of the part of the run that is not repeated, up to step `until`."""
+        if self._kept is not None and self._kept.exists():
+            found = json.loads(self._kept.read_text())
+            self.history = [(step, value) for step, value in found if step <= until]
+            self.misses = sum(step > self.step for step, _ in self.history)
+
     def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
         """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
         self.history.append((step, value))
+        if self._kept is not None and jax.process_index() == 0:
+            self._kept.write_text(json.dumps(self.history))
         if is_better(value, self.value):
             self.adopt(step, scores, value, params)
             self.misses = 0

@@ -69,6 +69,9 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
             return TableTask(data, **options)
     except TypeError as error:
         raise ValueError(f"task {name!r}: {error}") from None
+    except FileNotFoundError as error:  # label names are read from the training file
+        raise ValueError(f"task {name!r}: {error.filename} does not exist; its files are looked "
+                         f"for in {str(data)!r}") from None
     raise ValueError(f"unknown task {name!r}; one of {', '.join((*GLUE, *OTHER_TASKS))}")
 
 

@@ -238,7 +238,7 @@ class Checkpoints:
         return self._manifest(step)["metrics"]
 
     def ranked(self) -> list[tuple[int, float]]:
-        """(step, value of `metric`), best first; steps saved without it are left out."""
+        """(step, value of `metric`), best first, of equals the oldest; others are left out."""
         found = []
         for step in self.steps():
             try:
@@ -248,7 +248,7 @@ class Checkpoints:
             if value is not None and not np.isnan(value):
                 found.append((step, value))
         sign = 1 if self.mode == "min" else -1
-        return sorted(found, key=lambda pair: (sign * pair[1], -pair[0]))
+        return sorted(found, key=lambda pair: (sign * pair[1], pair[0]))
 
     def best(self) -> int | None:
         """The step with the best `metric`, or None."""

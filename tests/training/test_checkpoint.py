@@ -124,8 +124,8 @@ def test_saving_a_step_again_replaces_it(tmp_path):
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
     checkpoints = saved(tmp_path, range(1, 9), keep_last=2, keep_best=1)
-    assert checkpoints.steps() == [3, 7, 8]  # |step - 2.5| is least at 2 and 3; the later counts
-    assert checkpoints.best() == 3
+    assert checkpoints.steps() == [2, 7, 8]  # |step - 2.5| is least at 2 and 3; the earlier counts
+    assert checkpoints.best() == 2
 
 
 def test_best_may_be_the_largest(tmp_path):
