@@ -131,7 +131,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 def test_best_may_be_the_largest(tmp_path):
     checkpoints = saved(tmp_path, range(1, 5), keep_last=1, keep_best=2, mode="max")
     assert checkpoints.steps() == [1, 4]
-    assert [step for step, _ in checkpoints.ranked()] == [4, 1]
+    assert [step for step, _ in checkpoints.ranked()] == [1, 4]
 
 
 def test_nothing_old_is_deleted_when_the_new_one_fails(tmp_path, monkeypatch):
