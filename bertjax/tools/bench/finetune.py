@@ -204,8 +204,7 @@ def draw(found: dict[str, dict[str, dict[str, Any]]], path: pathlib.Path) -> Non
         axes.grid(axis="x", alpha=0.3)
     left.set_xlabel("dev score of each seed, percent (bar: standard error of the mean)")
     left.legend(fontsize=8)
-    right.set_xlabel("seconds from the start of the process to the first score (pale: until the "
-                     "first step)")
+    right.set_xlabel("seconds from start to first score (pale: until the first step)")
     longest = max(found[t][s]["cold"]["score_seconds"] for t in tasks for s in SIDES)
     right.set_xlim(0, 1.35 * longest)
     figure.suptitle(f"Fine-tuning on {found[tasks[0]]['ours']['cold']['device']}")
