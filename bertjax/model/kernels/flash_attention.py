@@ -89,8 +89,7 @@ class Tiling:
 class _Spec:
     """Everything static that a kernel needs.
 
-    `joined`: q, k, v are one array [B,T,3,A,D], whose gradient is written as one too, together with
-    partial sums of it over the tokens [B,n,3,A,D]: the gradient of the bias in it.
+    `joined`: q, k, v are one array [B,T,3,A,D], whose gradient is written as one too.
     """
 
     rate: float
@@ -109,12 +108,6 @@ def _put(spec: _Spec, refs, which: int, at, value: jax.Array) -> None:
         refs[0][at, which, :] = value.astype(refs[0].dtype)
     else:
         refs[which][at, :] = value.astype(refs[which].dtype)
-
-
-def _put_sum(spec: _Spec, refs, which: int, total: jax.Array) -> None:
-    """Stores this program's share of the gradient of a bias, [D]."""
-    if spec.joined:
-        refs[1][which, :] = total
 
 
 def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
@@ -221,7 +214,6 @@ def _backward_fused_kernel(
     seeds = seeds_ref[0], seeds_ref[1]
     inverse_keep = 1.0 / keep_probability(spec.rate)
     zero = jnp.zeros((block_k, head), jnp.float32)
-    sums = [jnp.zeros((head,), jnp.float32)] * 3
 
     for key_index in range(keys):
         start_k = key_index * block_k
@@ -229,7 +221,7 @@ def _backward_fused_kernel(
         k, v, ids_k = k_ref[at_k, :], v_ref[at_k, :], ids_ref[at_k]
 
         def tile(index, carry, key_index=key_index, start_k=start_k, k=k, v=v, ids_k=ids_k):
-            dk, dv, dq_sum = carry
+            dk, dv = carry
             start_q = index * block_q
             at_q = pl.ds(start_q, block_q)
             q, do = q_ref[at_q, :], do_ref[at_q, :]
@@ -244,26 +236,19 @@ def _backward_fused_kernel(
             if key_index > 0:
                 dq = dq + partial_ref[at_q, :]
             if key_index == keys - 1:
-                dq = dq * (spec.scale * inverse_keep)
-                _put(spec, gradients, Q, at_q, dq)
-                dq_sum = dq_sum + jnp.sum(dq, axis=0)
+                _put(spec, gradients, Q, at_q, dq * (spec.scale * inverse_keep))
             else:
                 partial_ref[at_q, :] = dq
-            return dk, dv, dq_sum
+            return dk, dv
 
-        carry = (zero, zero, sums[Q])
         if queries == 1:
-            dk, dv, sums[Q] = tile(0, carry)
+            dk, dv = tile(0, (zero, zero))
         else:
-            dk, dv, sums[Q] = lax.fori_loop(0, queries, tile, carry)
-        dk, dv = dk * (spec.scale * inverse_keep), dv * inverse_keep
-        _put(spec, gradients, K, at_k, dk)
-        _put(spec, gradients, V, at_k, dv)
-        sums[K], sums[V] = sums[K] + jnp.sum(dk, axis=0), sums[V] + jnp.sum(dv, axis=0)
+            dk, dv = lax.fori_loop(0, queries, tile, (zero, zero))
+        _put(spec, gradients, K, at_k, dk * (spec.scale * inverse_keep))
+        _put(spec, gradients, V, at_k, dv * inverse_keep)
         if keys > 1 and not spec.interpret:
             plgpu.debug_barrier()  # the next pass reads what other threads of this one wrote
-    for which, total in enumerate(sums):
-        _put_sum(spec, gradients, which, total)
 
 
 def _backward_twin_kernel(
@@ -297,9 +282,8 @@ def _backward_twin_kernel(
         return dk, dv
 
     dk, dv = lax.fori_loop(*bounds, over_queries, (zero, zero))
-    for which, gradient in ((K, dk * (spec.scale * inverse_keep)), (V, dv * inverse_keep)):
-        _put(spec, gradients, which, own, gradient)
-        _put_sum(spec, gradients, which, jnp.sum(gradient, axis=0))
+    _put(spec, gradients, K, own, dk * (spec.scale * inverse_keep))
+    _put(spec, gradients, V, own, dv * inverse_keep)
 
     do_mine, lse_mine = do_ref[at_mine, :], lse_ref[at_mine]
     delta_mine = _delta(o_ref[at_mine, :], do_mine, spec)
@@ -314,9 +298,8 @@ def _backward_twin_kernel(
         )  # fmt: skip
         return dq + _dot(ds, k, (1, 0))
 
-    dq = lax.fori_loop(*bounds, over_keys, zero) * (spec.scale * inverse_keep)
-    _put(spec, gradients, Q, own, dq)
-    _put_sum(spec, gradients, Q, jnp.sum(dq, axis=0))
+    dq = lax.fori_loop(*bounds, over_keys, zero)
+    _put(spec, gradients, Q, own, dq * (spec.scale * inverse_keep))
 
 
 def _tile_bounds(ids: jax.Array, block: int, over: int) -> jax.Array:
@@ -419,7 +402,7 @@ def _forward(ids, seeds, *qkv, spec: _Spec):
 
 
 def _backward(ids, seeds, o, lse, do, *qkv, spec: _Spec):
-    """One shard's gradients, laid out as `qkv`; of a joined one the partial sums too (_Spec)."""
+    """One shard's gradients, laid out as `qkv`."""
     (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
     tiling = spec.tiling
     seeds_spec, bounds_spec, ids_spec, lse_spec = _shared_specs(length)
@@ -430,11 +413,8 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: _Spec):
     written = length if tiling.backward == "fused" else block_q
     if spec.joined:
         out_specs = [
-            pl.BlockSpec((None, rows, 3, None, head), lambda i, a, b: (b, i, 0, a, 0))
-            for rows in (written, None)
+            pl.BlockSpec((None, written, 3, None, head), lambda i, a, b: (b, i, 0, a, 0))
         ]
-        sums = (batch, length // written, 3, heads, head)
-        shapes.append(jax.ShapeDtypeStruct(sums, jnp.float32))
     else:
         out_specs = [_tile(written, head)] * 3
     if tiling.backward == "twin":
@@ -463,8 +443,7 @@ def _sharded(spec: _Spec, backward: bool):
     count = 1 if spec.joined else 3
     qkv = ", ".join([qkv_rule] * count)
     if backward:
-        results = f"{qkv}, b n p a d" if spec.joined else qkv
-        rule = f"b t, b a s, {context}, b t a d, {qkv} -> {results}"
+        rule = f"b t, b a s, {context}, b t a d, {qkv} -> {qkv}"
     else:
         rule = f"b t, b a s, {qkv} -> {context}"
 
@@ -474,11 +453,11 @@ def _sharded(spec: _Spec, backward: bool):
         of_qkv = [joined if spec.joined else whole] * count
         operands, outputs = [(rows,), (rows, heads)], [whole, (rows, heads)]
         if backward:
-            return [*operands, *outputs, whole, *of_qkv], [*of_qkv, *[joined] * spec.joined]
+            return [*operands, *outputs, whole, *of_qkv], of_qkv
         return [*operands, *of_qkv], outputs
 
     function = functools.partial(_backward if backward else _forward, spec=spec)
-    return per_shard(function, layout, rule, whole="tdspn")
+    return per_shard(function, layout, rule, whole="tdsp")
 
 
 def _run(spec: _Spec, backward: bool, *args):
@@ -515,9 +494,11 @@ def _attend_backward(spec, residuals, do):
     gradients = _run(spec, True, ids, seeds, o, lse, do.astype(o.dtype), *qkv)
     bias = None
     if spec.joined:
-        product, sums = gradients
-        gradients = (product.reshape(*product.shape[:2], -1),)
-        bias = jnp.sum(sums, axis=(0, 1))
+        # Not summed inside the kernel, although it holds the numbers: measured, that costs more
+        # (8 % of the kernel) than this pass over memory.
+        (joined,) = gradients
+        bias = jnp.sum(joined.astype(jnp.float32), axis=(0, 1))
+        gradients = (joined.reshape(*joined.shape[:2], -1),)
     no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
     return no_gradient(ids), no_gradient(seeds), bias, *gradients
 
@@ -596,8 +577,7 @@ def flash_attention_joined(
     """`flash_attention` over q, k and v as they come out of one product.
 
     The kernels read the product in place and write its gradient as a whole, without the copies that
-    splitting and joining cost, and the bias's gradient beside it, without a pass over memory. Not
-    for heads sharded over devices.
+    splitting and joining cost. Not for heads sharded over devices.
 
     Args:
       product: [B, T, 3 A D], the queries, keys and values of all heads side by side.
