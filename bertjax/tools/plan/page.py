@@ -71,7 +71,9 @@ def _fits(cost: Cost) -> str:
     if not cost.limit:
         return f"unknown limit: {cost.total / GIB:.2f} GiB a device"
     used = f"{cost.total / GIB:.2f} of {cost.limit / GIB:.2f} GiB a device"
-    return f"yes: {used}" if cost.fits else f"NO: {used}"
+    if not cost.fits:
+        return f"NO: {used}"
+    return f"not refused: at least {used}" if cost.method == "roofline" else f"yes: {used}"
 
 
 def _duration(days: float) -> str:
@@ -98,7 +100,8 @@ def ranking(costs: Sequence[tuple[str, Sequence[Cost]]], fewest: int = 1) -> str
     lines = ["| rank | overrides | fits | GiB a device | step ms | MFU | tokens/s | days |",
              "|---|---|---|---|---|---|---|---|"]
     for rank, (overrides, stages) in enumerate(costs, 1):
-        fits = "yes" if all(cost.fits for cost in stages) else "no"
+        proven = all(cost.method != "roofline" for cost in stages)
+        fits = ("yes" if proven else "not refused") if all(cost.fits for cost in stages) else "no"
         gib = ", ".join(f"{cost.total / GIB:.2f}" for cost in stages)
         step = ", ".join(f"{cost.step_s * 1e3:,.0f}" if cost.step_s else "-" for cost in stages)
         mfu = ", ".join(f"{cost.mfu:.1%}" if cost.mfu else "-" for cost in stages)
