@@ -6,6 +6,7 @@ In: the settings below, as a mapping. Out: in the workdir metrics.jsonl, result.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -249,21 +250,24 @@ def run(job: Job) -> dict[str, Any]:
     checkpoints = Checkpoints(
         str(directory), keep_last=1, keep_best=1, metric=f"eval/{tuner.task.metric}", mode="max"
     )
-    try:
-        with Logbook(str(workdir), checkpoints.latest() or 0, **job.log) as logbook:
-            done = tuner.run(job.run, logbook, checkpoints, job.log_every)
-            logbook.message(summary_line(tuner.task, done))
-    finally:
-        checkpoints.close()
-    if tuner.task.name == "squad2.0":
-        with_null_threshold(tuner.task, done.scores)
-    result = result_json(tuner, done, job.init_from)
-    if jax.process_index() == 0:
-        _write_json(workdir / "result.json", result)
-    write_predictions(tuner, done.params, job.predict, workdir)
-    save_model(tuner, done.params, workdir / "model", result)
-    if jax.process_index() == 0:
-        write_report([workdir])
+    with contextlib.closing(checkpoints), Logbook(
+        str(workdir), checkpoints.latest() or 0, **job.log
+    ) as logbook:
+        done = tuner.run(job.run, logbook, checkpoints, job.log_every)
+        logbook.message(summary_line(tuner.task, done))
+        if tuner.task.name == "squad2.0":
+            with_null_threshold(tuner.task, done.scores)
+        result = result_json(tuner, done, job.init_from)
+        if jax.process_index() == 0:
+            _write_json(workdir / "result.json", result)
+        files = write_predictions(tuner, done.params, job.predict, workdir)
+        save_model(tuner, done.params, workdir / "model", result)
+        logbook.message("\n".join([
+            *(f"predictions: {path}" for path in files), f"model: {workdir / 'model'}",
+        ]))
+        logbook.flush()
+        if jax.process_index() == 0:
+            logbook.message(f"report: {write_report([workdir])}")
     return result
 
 
