@@ -31,3 +31,22 @@ def shared_data() -> pathlib.Path:
     if not path.is_dir():
         pytest.skip(f"real data sets not found at {path}; set BERTJAX_SHARED_DATA")
     return path
+
+
+@pytest.fixture(scope="session")
+def random_store(tmp_path_factory):
+    """A token store of 40 documents of the random words w0 to w59, a fifth of it held out."""
+    import numpy as np
+
+    from bertjax.data.build import build_store
+    from bertjax.tokenization.wordpiece import WordPieceTokenizer
+
+    random = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(60)]
+    tokenizer = WordPieceTokenizer(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
+    documents = [[" ".join(random.choice(words, random.integers(3, 12)))
+                  for _ in range(random.integers(4, 12))] for _ in range(40)]
+    directory = tmp_path_factory.mktemp("random") / "store"
+    build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.2)
+    return directory

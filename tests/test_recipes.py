@@ -11,16 +11,13 @@ import numpy as np
 import pytest
 
 from bertjax.config import check_config
-from bertjax.data.build import build_store
 from bertjax.data.masking import next_tokens
 from bertjax.model.encoder import BertEncoder
 from bertjax.model.heads import BertForSequenceClassification, init_params
 from bertjax.model.presets import BertConfig
-from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import pretraining
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
-WORDS = [f"w{i}" for i in range(60)]
 EXPERIMENTS = [("recipes", name) for name in ("budget", "roberta", "lamb_phase1", "lamb_phase2")]
 EXPERIMENTS += [("ablations", name) for name in (
     "base", "no_nsp", "ltr", "size=3/768/12", "masking=80/20/0", "masking=0/0/100")]
@@ -35,15 +32,8 @@ def module(name):
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    random = np.random.default_rng(0)
-    tokenizer = WordPieceTokenizer(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS], do_lower_case=True)
-    documents = [[" ".join(random.choice(WORDS, random.integers(3, 12)))
-                  for _ in range(random.integers(4, 12))] for _ in range(40)]
-    directory = tmp_path_factory.mktemp("recipes") / "store"
-    build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.2)
-    return directory
+def store(random_store):
+    return random_store
 
 
 @pytest.mark.parametrize(("file", "name"), EXPERIMENTS)

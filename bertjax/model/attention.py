@@ -128,8 +128,8 @@ def joined_attention(
         return run(product, bias, attention_mask, dropout_rate, dropout_key, several_pairs)
     biased = product + bias.reshape(-1).astype(product.dtype)
     query, key, value = (x.reshape(shape) for x in jnp.split(biased, 3, axis=-1))
-    run = load_implementation(IMPLEMENTATIONS[name])
-    return run(query, key, value, attention_mask, dropout_rate, dropout_key, several_pairs)
+    return attention(query, key, value, attention_mask, dropout_rate, dropout_key, name,
+                     several_pairs)
 
 
 def _resolved(implementation: str, shape: tuple[int, ...], dtype: jnp.dtype, dropout_rate: float,

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from bertjax.config import check_config, default_config
-from bertjax.data.build import build_store
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.tools.bench import quality
 from bertjax.training import pretraining
@@ -19,15 +18,8 @@ WORDS = [f"w{i}" for i in range(60)]
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    random = np.random.default_rng(0)
-    tokenizer = WordPieceTokenizer(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS], do_lower_case=True)
-    documents = [[" ".join(random.choice(WORDS, random.integers(3, 12)))
-                  for _ in range(random.integers(4, 12))] for _ in range(40)]
-    directory = tmp_path_factory.mktemp("quality") / "store"
-    build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.2)
-    return quality.Settings(str(directory), "tiny", 1.0, ((32, 0.8), (64, 0.2)), 16,
+def settings(random_store):
+    return quality.Settings(str(random_store), "tiny", 1.0, ((32, 0.8), (64, 0.2)), 16,
                             heldout_rows=24)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bertjax.config import default_config
-from bertjax.data.build import build_store
 from bertjax.interop.huggingface import write_directory
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import pretraining, sharding
@@ -20,16 +19,8 @@ WORDS = [f"w{i}" for i in range(60)]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A token store of 40 documents of random words."""
-    random = np.random.default_rng(0)
-    tokenizer = WordPieceTokenizer(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS], do_lower_case=True)
-    documents = [[" ".join(random.choice(WORDS, random.integers(3, 12)))
-                  for _ in range(random.integers(4, 12))] for _ in range(40)]
-    directory = tmp_path_factory.mktemp("pretraining") / "store"
-    build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.2)
-    return directory
+def store(random_store):
+    return random_store
 
 
 def tiny_config(store):
