@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from bertjax.tools.bench import transfer
+from bertjax.tools.bench import jobs, transfer
 
 # Tables 5, 6 and 8 of the paper: scores on dev (table 6: perplexity of held-out text first).
 PAPER = {
@@ -53,14 +53,11 @@ def pretrain(name: str, args: argparse.Namespace, extra: Sequence[str]) -> None:
     workdir = directory(args.out, name)
     if (workdir / "model" / "config.json").exists():
         return
-    warmup = max(1, round(0.06 * args.steps))
-    subprocess.run([
-        sys.executable, "-m", "bertjax.main", f"--config=bertjax:ablations:{name}",
-        f"--workdir={workdir}", f"--config.data.corpus={args.store}",
-        f"--config.phases=(({args.steps},{args.seq_length}),)",
-        f"--config.optimizer.warmup_steps={warmup}", f"--config.eval.every_steps={args.steps}",
-        f"--config.checkpoint.every_steps={args.steps}", "--config.checkpoint.keep_every=0",
-        *extra], check=True)
+    subprocess.run([*jobs.pretraining(f"ablations:{name}", workdir, {
+        "data.corpus": args.store, "phases": ((args.steps, args.seq_length),),
+        "optimizer.warmup_steps": max(1, round(0.06 * args.steps)),
+        "eval.every_steps": args.steps, "checkpoint.every_steps": args.steps,
+        "checkpoint.keep_every": 0}), *extra], check=True)
 
 
 def perplexity(workdir: pathlib.Path) -> float | None:

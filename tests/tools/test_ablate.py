@@ -40,7 +40,7 @@ def test_a_finished_pre_training_is_not_repeated(tmp_path, monkeypatch):
                  "--", "--config.batch_size=64"])
     assert len(commands) == 1
     assert {"--config=bertjax:ablations:size=6/768/12", "--config.batch_size=64",
-            "--config.phases=((50,128),)", "--config.optimizer.warmup_steps=3"} <= set(commands[0])
+            "--config.phases=((50, 128),)", "--config.optimizer.warmup_steps=3"} <= set(commands[0])
     assert "size=6/768/12" in (tmp_path / "ablate.md").read_text()
 
 

@@ -1,5 +1,6 @@
 """Time to quality: the fixed held-out rows are the trainer's own; the table and the crossing."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from bertjax.config import check_config, default_config
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
-from bertjax.tools.bench import quality
+from bertjax.tools.bench import quality, quality_curves
 from bertjax.training import pretraining
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.trainer import Trainer
@@ -45,7 +46,7 @@ def test_the_saved_rows_and_masks_are_those_that_a_run_evaluates(settings, tmp_p
 
 
 def test_every_run_has_settings_that_the_program_accepts(settings, tmp_path):
-    for name in quality.LABELS:
+    for name in quality_curves.LABELS:
         config = default_config()
         config.update_from_flattened_dict(settings.overrides(name, tmp_path))
         check_config(config)
@@ -54,9 +55,11 @@ def test_every_run_has_settings_that_the_program_accepts(settings, tmp_path):
         assert config.phases == ((80_000, 32), (20_000, 64))
 
 
-def test_settings_survive_their_file(settings, tmp_path):
+def test_settings_survive_their_file_and_are_not_mixed_with_others(settings, tmp_path):
     settings.save(tmp_path)
     assert quality.Settings.load(tmp_path) == settings
+    with pytest.raises(ValueError, match="other settings.*choose another --out"):
+        quality.prepare(dataclasses.replace(settings, batch_size=8), tmp_path)
 
 
 def curve(*points):
@@ -66,26 +69,44 @@ def curve(*points):
 
 def test_the_crossing_lies_between_two_evaluations():
     falling = curve((10, 9.0), (20, 7.0), (30, 7.5), (40, 5.0))
-    assert quality.time_to(falling, 8.0) == 15
-    assert quality.time_to(falling, 6.25) == 35
-    assert quality.time_to(falling, 4.0) is None
+    assert quality_curves.time_to(falling, 8.0) == 15
+    assert quality_curves.time_to(falling, 6.25) == 35
+    assert quality_curves.time_to(falling, 4.0) is None
 
 
 def test_the_table_says_how_much_of_the_peers_time_was_needed(settings, tmp_path):
     for name, points in (("bertjax", ((10, 9.0), (50, 5.0), (100, 4.0))),
                          ("peer", ((20, 9.0), (100, 6.0)))):
         (tmp_path / name).mkdir()
-        quality.write_curve(tmp_path / name, curve(*points))
-    text = quality.table(settings, tmp_path)
-    assert "| bertjax | 100 | 1,000 | 4.000 | 50.0% | 90.0% | - | 40 s (40%) |" in text
-    (tmp_path / "scores.json").write_text(json.dumps({"bertjax": {"64": {"mlm_loss": 3.5}}}))
-    assert "| 90.0% | 3.500 | 40 s (40%) |" in quality.table(settings, tmp_path)
-    quality.draw(settings, tmp_path)
+        quality_curves.write_curve(tmp_path / name, curve(*points))
+    text = quality_curves.table(settings, tmp_path)
+    assert "| bertjax | 100 | 1,000 | 160 | 4.000 | 50.0% | 90.0% | - | - | 40 s (40%) |" in text
+    (tmp_path / "scores.json").write_text(
+        json.dumps({"bertjax": {"64": {"mlm_loss": 3.5, "mlm_loss_beyond": 3.75}}}))
+    assert "| 90.0% | 3.500 | 3.750 | 40 s (40%) |" in quality_curves.table(settings, tmp_path)
+    quality_curves.draw(settings, tmp_path)
     assert (tmp_path / "quality.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_run_that_is_still_going_has_the_curve_of_what_it_has_logged(settings, tmp_path):
+    assert quality_curves.read_curve(tmp_path / "bertjax") == []
+    directory = tmp_path / "bertjax"
+    directory.mkdir()
+    (directory / "started").write_text("1000.5")
+    assert quality_curves.read_curve(directory) == []
+    record = {"step": 7, "time": 1030.5, "eval/mlm_loss": 6.0, "eval/mlm_accuracy": 0.1,
+              "eval/nsp_accuracy": 0.5}
+    (directory / "metrics.jsonl").write_text(
+        json.dumps({"step": 1, "time": 1010.0, "loss": 9.0}) + "\n"
+        + json.dumps(record) + "\n" + '{"step": 9, "time": 10')
+    assert quality_curves.read_curve(directory) == [
+        {"seconds": 30.0, "step": 7, "mlm_loss": 6.0, "mlm_accuracy": 0.1, "nsp_accuracy": 0.5}]
+    assert "| bertjax | 30 | 7 |" in quality_curves.table(settings, tmp_path)
+    quality_curves.draw(settings, tmp_path)
+
+
 def test_shares_that_do_not_add_up_are_refused():
-    assert quality.parse_phases("128:0.85,512:0.15") == ((128, 0.85), (512, 0.15))
+    assert quality.parse_phases("128:0.67,512:0.33") == ((128, 0.67), (512, 0.33))
     with pytest.raises(ValueError, match="add up to 1"):
         quality.parse_phases("128:0.85,512:0.2")
     with pytest.raises(ValueError, match="LENGTH:SHARE"):

@@ -21,7 +21,8 @@ import transformers
 from bertjax.data.batches import PretrainingBatches
 from bertjax.model.presets import PRESETS
 from bertjax.tokenization import load_tokenizer
-from bertjax.tools.bench.quality import UNITS, Settings, write_curve
+from bertjax.tools.bench.quality import UNITS, Settings
+from bertjax.tools.bench.quality_curves import write_curve
 from bertjax.training.budget import Budget, process_age
 
 IGNORED = -100  # label of a token that is not predicted

@@ -19,18 +19,15 @@ transfer.json and transfer.png.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from typing import Any
+
+from bertjax.tools.bench import jobs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +115,7 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
     from bertjax.tasks.finetune import FineTuneSettings, RunSettings
 
     work = WORK[name]
+    (out / name).mkdir(parents=True, exist_ok=True)
     settings = FineTuneSettings(max_length=work.max_length, bias_correction=True)
     execution = Execution.for_backend(jax.default_backend())
     tuners: dict[Any, Any] = {}
@@ -130,6 +128,7 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
             tuners[kind] = job.prepare_task(
                 task, directory, out / name, settings, RunSettings(), execution=execution).tuner
         tuner = tuners[kind]
+        (out / name / "metric.txt").write_text(tuner.task.metric)
         tuner.load_params = jax.jit(init_params, static_argnums=0) if scratch else start
         outcomes = sweep.sweep(
             tuner, sweep.grid([BATCH_SIZE], [rate], [work.epochs], range(seeds)),
@@ -138,7 +137,6 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
         values = [outcome.value for outcome in outcomes]
         print(f"{name}, {model}: {tuner.task.metric} {statistics.fmean(values):.4f} over "
               f"{len(values)} seeds, {sum(o.seconds for o in outcomes):.0f} s", flush=True)
-        (out / name / "metric.txt").write_text(tuner.task.metric)
 
 
 def _vocabulary(directory: str) -> str:
@@ -149,32 +147,13 @@ def _vocabulary(directory: str) -> str:
 
 
 def run_all(tasks: Sequence[str], models: dict[str, str], out: pathlib.Path, gpus: list[str],
-            options: list[str]) -> None:
-    """Every task in a process of its own, as many at a time as there are GPUs ('' = the CPU)."""
-    waiting, free = list(tasks), list(gpus)
-    running: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
+            options: list[str]) -> list[str]:
+    """Every task in a process of its own; returns the names of those that failed."""
     arguments = [f"{name}={where}" for name, where in models.items()]
-    with contextlib.ExitStack() as stack:
-        while waiting or running:
-            while waiting and free:
-                task, gpu = waiting.pop(0), free.pop(0)
-                log = stack.enter_context(open(out / f"{task}.log", "w"))
-                environment = dict(os.environ)
-                if gpu:
-                    environment["CUDA_VISIBLE_DEVICES"] = gpu
-                running[task] = gpu, subprocess.Popen(
-                    [sys.executable, "-m", "bertjax.tools.bench", "transfer", "run", *arguments,
-                     f"--tasks={task}", f"--out={out}", *options],
-                    stdout=log, stderr=subprocess.STDOUT, env=environment)
-            time.sleep(0.2)
-            for task, (gpu, process) in list(running.items()):
-                if process.poll() is not None:
-                    del running[task]
-                    free.append(gpu)
-                    lines = (out / f"{task}.log").read_text().splitlines()
-                    shown = lines[-12:] if process.returncode else [
-                        line for line in lines if line.startswith(f"{task}, ")]
-                    print("\n".join(shown), flush=True)
+    return jobs.run_all([
+        jobs.Job(task, jobs.python("bertjax.tools.bench", "transfer", "run", *arguments,
+                                   f"--tasks={task}", f"--out={out}", *options))
+        for task in tasks], gpus, out)
 
 
 # ----------------------------------------------------------------------------------------- table
@@ -218,14 +197,15 @@ def draw(path: pathlib.Path, found: dict[str, dict[str, list[float]]], models: S
     axes = figure.subplots()
     width = 0.8 / len(models)
     for number, model in enumerate(models):
-        colour = f"C{number}"
+        colour, label = f"C{number}", model
         for place, by_model in enumerate(found.values()):
             values = by_model.get(model)
             if values:
                 x = place + (number - (len(models) - 1) / 2) * width
                 axes.bar(x, statistics.fmean(values), width * 0.95, color=colour, alpha=0.5,
-                         label=model if place == 0 else None)
+                         label=label)
                 axes.plot([x] * len(values), values, ".", color=colour, markersize=4)
+                label = None  # once in the legend
     axes.set_xticks(range(len(found)), [WORK[task].title.replace(", ", ",\n") for task in found],
                     fontsize=8)
     axes.set_ylabel("score on dev, %")
@@ -273,8 +253,9 @@ def main(argv: list[str]) -> None:
         for task in tasks:
             run(task, models, args.out, args.seeds, args.learning_rate)
         return
+    failed = []
     if what == "all":
-        run_all(tasks, models, args.out, args.gpus.split(","), [
+        failed = run_all(tasks, models, args.out, args.gpus.split(","), [
             f"--seeds={args.seeds}", f"--learning_rate={args.learning_rate}",
             f"--compilation_cache={args.compilation_cache}"])
     found = results(args.out, list(models))
@@ -286,3 +267,5 @@ def main(argv: list[str]) -> None:
     print(text)
     if found:
         draw(args.out / "transfer.png", found, list(models))
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
