@@ -9,10 +9,10 @@ rows and masks:
     reference  float32 by plain XLA, matrix products at highest precision
     seed       'reference' with another seed: other weights, rows and masks
 
-Dropout is drawn by each mode's own generator. How far two seeds lie apart is the noise. The verdict compares the curves smoothed over SMOOTHING of
-the steps: the fast mode is within the noise if both the mean and the largest |fast - reference| are
-at most those of |seed - reference|. Writes numerics.json (losses of every step), numerics.md and
-numerics.png into --out; a finished run is not repeated.
+On a GPU each mode has its own generator for dropout. How far two seeds lie apart is the noise: the
+fast mode is within it if, of the curves smoothed over SMOOTHING of the steps, both the mean and the
+largest |fast - reference| are at most those of |seed - reference|. Writes numerics.json (losses of
+every step), numerics.md and numerics.png into --out; a finished run is not repeated.
 """
 
 from __future__ import annotations
