@@ -51,12 +51,14 @@ def prepare(
     config: BertConfig | None = None,
     compiler_options: dict[str, Any] | None = None,
     batch: dict[str, np.ndarray] | None = None,
+    fsdp: int = 1,
 ) -> Compiled:
     """Builds and compiles the step of `work`; may run in a thread.
 
     Args:
       batch: rows to train on instead of random words; may hold several pairs a row.
       compiler_options: XLA options beside those of XLA_FLAGS, to try one out.
+      fsdp: devices that parameters and optimizer state are split over.
     """
     config = config or PRESETS[work.model]
     batch = rows(work) if batch is None else batch
@@ -73,7 +75,7 @@ def prepare(
             ),
         ),
     )
-    mesh = sharding.make_mesh()
+    mesh = sharding.make_mesh(fsdp=fsdp)
     schedule = learning_rate_schedule("linear", 1e-4, 10_000, 1_000_000)
     trainer = Trainer(make_optimizer(schedule), mesh)
     batch = sharding.put_batch(batch, mesh)
@@ -185,6 +187,7 @@ def main() -> None:
     parser.add_argument(
         "--xla", type=json.loads, default=None, help="JSON: XLA options instead of the step's own"
     )
+    parser.add_argument("--fsdp", type=int, default=1, help="size of the fsdp axis")
     parser.add_argument("--rows", help="npz of a batch to train on instead of random words")
     args = parser.parse_args()
     batch = dict(np.load(args.rows)) if args.rows else None
@@ -192,7 +195,9 @@ def main() -> None:
     with ThreadPoolExecutor(len(args.workloads)) as pool:
         ready = list(
             pool.map(
-                lambda w: prepare(w, execution, compiler_options=args.xla, batch=batch),
+                lambda w: prepare(
+                    w, execution, compiler_options=args.xla, batch=batch, fsdp=args.fsdp
+                ),
                 args.workloads,
             )
         )

@@ -3,8 +3,8 @@
     python -m bertjax.tools.bench scaling base-128x256 large-512x32 --devices 1 2 4
 
 Each point is a process that sees that many devices and trains with data parallelism, a workload's
-rows on each. Prints rows a second, the share of perfect scaling and the time spent in collectives;
-writes scaling.json into --out.
+rows on each; with --fsdp parameters and optimizer state are split over them. Prints rows a second,
+the share of perfect scaling and the time spent in collectives; writes scaling.json into --out.
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ def main(argv: list[str]) -> None:
                         default=[Workload.parse("base-128x256"), Workload.parse("large-512x32")],
                         help="MODEL-LENGTHxROWS, rows a device")
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--fsdp", action="store_true", help="split the training state too")
+    parser.add_argument("--xla", help="JSON: XLA options instead of the step's own")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"))
     args = parser.parse_args(argv)
 
-    report = {count: on_devices(args.workloads, count, [f"--steps={args.steps}"])
+    options = [f"--steps={args.steps}", *([f"--xla={args.xla}"] if args.xla else [])]
+    report = {count: on_devices(args.workloads, count,
+                                [*options, f"--fsdp={count if args.fsdp else 1}"])
               for count in args.devices}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "scaling.json").write_text(json.dumps(report, indent=1))

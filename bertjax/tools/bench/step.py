@@ -160,7 +160,7 @@ def main(argv: list[str]) -> None:
         for kind, milliseconds in result.get("profile_ms", {}).items():
             print(f"{milliseconds:8.2f}  {kind}")
         if "idle_ms" in result:
-            print(f"{result['idle_ms']:8.2f}  nothing, in gaps between {result['launches']:.0f} launches")
+            print(f"{result['idle_ms']:8.2f}  idle between {result['launches']:.0f} launches")
         print("\n".join(result.get("kernels", [])[:12]))
     print()
     print("\n".join(table(args.workloads, ours, peers)))
