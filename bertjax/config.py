@@ -179,6 +179,8 @@ SETTINGS: dict[str, Any] = {
         "class_weights": S((), "weight of each class in the loss"),
         "feature_layers": S("", "tagging over a frozen encoder: layers used as features (paper "
                             "table 7), such as concat_last_4"),
+        "bilstm": S(0, "layers of a BiLSTM, drawn at random, between encoder and head (paper "
+                    "section 5.1: the left-to-right model's); 0 = none"),
         "predict": S(("dev",), "splits whose predictions and submission files are written"),
     },
     "watchdog_seconds": S(0.0, "end the process (exit code 76, stacks on stderr) when no step ends "

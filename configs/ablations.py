@@ -5,7 +5,8 @@
 
     base                 table 5, the first row: BERT-base, with steps kept for figure 5
     no_nsp               table 5: masked language model on contiguous text, no NSP
-    ltr                  table 5, "LTR & No NSP": left to right, next-token loss, no NSP
+    ltr                  table 5, "LTR & No NSP": left to right, next-token loss, no NSP; its
+                         "+ BiLSTM" is a setting of the fine-tuning: --config.task.bilstm=1
     size=L/H/A           table 6: layers, width and heads, such as 3/768/12
     masking=M/S/R        table 8: shares of [MASK], same and random word in percent, such as 80/20/0
 

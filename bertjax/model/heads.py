@@ -9,6 +9,7 @@ between models by name:
     nsp/{kernel [H, 2], bias [2]}
     classifier/{kernel [H, labels], bias [labels]}  (one label for multiple choice)
     qa_outputs/{kernel [H, 2], bias [2]}
+    bilstm_0/...                                    between encoder and head, where asked for
 
 The MLM decoder is the transposed word embedding table: it has no leaf of its own.
 """
@@ -21,6 +22,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bertjax.model.bilstm import BiLstm
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import (
     BertEncoder,
@@ -147,6 +149,34 @@ class BertNetwork(nn.Module):
         key = jax.random.fold_in(dropout_key, head_site(self.config))
         return dropout(x, self.config.hidden_dropout_prob, key)
 
+    @property
+    def storable(self) -> BertNetwork:
+        """The model without the parts that no checkpoint format knows; itself if it has none."""
+        return self
+
+
+class TaskNetwork(BertNetwork):
+    """A model with a task head, over the encoder or over a BiLSTM that reads the encoder.
+
+    bilstm: layers of it, 0 = none. The paper puts one, drawn at random, on its left-to-right model
+    "to make a good faith attempt at strengthening" it (section 5.1; its size is not told: here H
+    outputs, so that the head stays as it is).
+    """
+
+    bilstm: int = 0
+
+    def _features(self, input_ids: jax.Array, attention_mask: jax.Array, *rest: Any) -> jax.Array:
+        """[B, T, H] for the head; arguments as in BertEncoder."""
+        hidden = self._encoder()(input_ids, attention_mask, *rest)
+        for number in range(self.bilstm):
+            hidden = BiLstm(self.config.hidden_size // 2, name=f"bilstm_{number}")(
+                hidden, attention_mask)
+        return hidden
+
+    @property
+    def storable(self) -> BertNetwork:
+        return self.clone(bilstm=0, parent=None) if self.bilstm else self
+
 
 class BertModel(BertNetwork):
     """Encoder and pooler."""
@@ -232,7 +262,7 @@ class BertForMaskedLM(BertNetwork):
         return mlm_logits(MlmHeadParams(self.config, name="mlm")(), self.config, words, seen)
 
 
-class BertForSequenceClassification(BertNetwork):
+class BertForSequenceClassification(TaskNetwork):
     """Classification or regression (num_labels = 1) of a sentence or a pair of sentences."""
 
     num_labels: int = 2
@@ -248,7 +278,7 @@ class BertForSequenceClassification(BertNetwork):
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Float32 logits [B, labels], or [B, K, labels] with cls_positions [B, K]."""
-        hidden = self._encoder()(
+        hidden = self._features(
             input_ids, attention_mask, token_type_ids, position_ids, dropout_key
         )
         pooler = self._dense("pooler", self.config.hidden_size)
@@ -260,7 +290,7 @@ class BertForSequenceClassification(BertNetwork):
         return dense_float32(classifier, self._drop(pooled, dropout_key))
 
 
-class BertForMultipleChoice(BertNetwork):
+class BertForMultipleChoice(TaskNetwork):
     """Choice among C continuations: each scored by one output on its pooled vector."""
 
     @nn.compact
@@ -277,7 +307,7 @@ class BertForMultipleChoice(BertNetwork):
         def flat(x: jax.Array | None) -> jax.Array | None:
             return None if x is None else x.reshape(-1, x.shape[-1])
 
-        hidden = self._encoder()(
+        hidden = self._features(
             flat(input_ids),
             flat(attention_mask),
             flat(token_type_ids),
@@ -291,7 +321,7 @@ class BertForMultipleChoice(BertNetwork):
         return logits.reshape(input_ids.shape[:-1])
 
 
-class BertForTokenClassification(BertNetwork):
+class BertForTokenClassification(TaskNetwork):
     """A label for every token (named entities, parts of speech). No pooler."""
 
     num_labels: int = 2
@@ -306,14 +336,14 @@ class BertForTokenClassification(BertNetwork):
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Float32 logits [B, T, labels]."""
-        hidden = self._encoder()(
+        hidden = self._features(
             input_ids, attention_mask, token_type_ids, position_ids, dropout_key
         )
         classifier = self._dense("classifier", self.num_labels)
         return dense_float32(classifier, self._drop(hidden, dropout_key))
 
 
-class BertForQuestionAnswering(BertNetwork):
+class BertForQuestionAnswering(TaskNetwork):
     """Start and end of an answer span in the row. No pooler, no dropout before the head."""
 
     @nn.compact
@@ -326,7 +356,7 @@ class BertForQuestionAnswering(BertNetwork):
         dropout_key: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """(start_logits [B, T], end_logits [B, T]), float32; padding is not excluded."""
-        hidden = self._encoder()(
+        hidden = self._features(
             input_ids, attention_mask, token_type_ids, position_ids, dropout_key
         )
         logits = dense_float32(self._dense("qa_outputs", 2), hidden)

@@ -14,7 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.heads import BertNetwork, dense_float32
+from bertjax.model.bilstm import BiLstm
+from bertjax.model.heads import BertModel, BertNetwork, dense_float32
 
 # Name -> hidden states used (index 0 = embeddings, -1 = last layer), and how.
 LAYER_CHOICES: dict[str, tuple[slice, str]] = {
@@ -53,14 +54,9 @@ class BertFeatureTagger(BertNetwork):
             count = len(hidden[LAYER_CHOICES[self.layers][0]])
             mix = self.param("mix", nn.initializers.zeros, (count,))
         x = combine([jax.lax.stop_gradient(state) for state in hidden], self.layers, mix)
-        lengths = jnp.sum(attention_mask > 0, -1)
         for number in range(self.lstm_layers):
             x = self._drop(x, self._key(dropout_key, number))
-            x = nn.Bidirectional(
-                nn.RNN(nn.OptimizedLSTMCell(self.lstm_size), name=f"forward_{number}"),
-                nn.RNN(nn.OptimizedLSTMCell(self.lstm_size), name=f"backward_{number}"),
-                name=f"lstm_{number}",
-            )(x, seq_lengths=lengths)
+            x = BiLstm(self.lstm_size, name=f"bilstm_{number}")(x, attention_mask)
         x = self._drop(x, self._key(dropout_key, self.lstm_layers))
         scale = self.config.initializer_range
         kernel = self.param(
@@ -69,6 +65,10 @@ class BertFeatureTagger(BertNetwork):
         )  # fmt: skip
         bias = self.param("classifier_bias", nn.initializers.zeros, (self.num_labels,))
         return dense_float32({"kernel": kernel, "bias": bias}, x)
+
+    @property
+    def storable(self) -> BertNetwork:
+        return BertModel(self.config)
 
     def _key(self, dropout_key: jax.Array | None, number: int) -> jax.Array | None:
         return None if dropout_key is None else jax.random.fold_in(dropout_key, number)

@@ -21,10 +21,9 @@ from bertjax import config as configuration
 from bertjax.interop import load_pretrained_params, open_source
 from bertjax.interop.huggingface import write_directory
 from bertjax.interop.loading import draw, stored_parameters
-from bertjax.model.heads import BertModel, init_params
+from bertjax.model.heads import init_params
 from bertjax.model.presets import BertConfig, Execution, parameter_count
 from bertjax.tasks.custom import TableTask
-from bertjax.tasks.feature_tagger import BertFeatureTagger
 from bertjax.tasks.finetune import FineTuner, FineTuneSettings, Run, RunSettings, result_json
 from bertjax.tasks.finetune import write_json as _write_json
 from bertjax.tasks.glue import GLUE, GlueTask
@@ -101,10 +100,7 @@ class Pretrained:
     def __call__(self, model: Any, key: jax.Array) -> dict[str, Any]:
         """Parameters of `model`; what the checkpoint lacks is drawn from `key`."""
         if self._draw is None:
-            # No checkpoint format knows the parts above a tagger's frozen encoder.
-            tagger = isinstance(model, BertFeatureTagger)
-            stored = BertModel(model.config) if tagger else model
-            loaded, _ = stored_parameters(self.source, stored, reinitialise_head=True)
+            loaded, _ = stored_parameters(self.source, model.storable, reinitialise_head=True)
             shapes = flatten(jax.eval_shape(lambda k: init_params(model, k), key))
             fresh = {path for path in shapes if path not in loaded}
             if not self.keep_head:
@@ -203,6 +199,7 @@ def finetune_settings(config: Any) -> FineTuneSettings:
         freeze=tuple(t.freeze),
         class_weights=t.class_weights if t.class_weights == "balanced" else tuple(t.class_weights),
         feature_layers=t.feature_layers,
+        bilstm=t.bilstm,
     )
 
 
@@ -323,7 +320,7 @@ def save_model(
     tuner: FineTuner, params: Any, directory: pathlib.Path, result: Mapping[str, Any]
 ) -> None:
     """Writes the model in Hugging Face's layout, with its label names."""
-    if isinstance(tuner.model, BertFeatureTagger):
+    if tuner.model.storable is not tuner.model:
         log.warning("no model directory: Hugging Face's layout has no place for a BiLSTM")
         return
     host = jax.tree.map(lambda leaf: np.asarray(jax.device_get(leaf)), params)

@@ -32,14 +32,18 @@ Batch = Mapping[str, jax.Array]
 
 
 def model_for(
-    task: Any, config: BertConfig, execution: Execution, feature_layers: str = ""
+    task: Any, config: BertConfig, execution: Execution, feature_layers: str = "", bilstm: int = 0
 ) -> Any:
     """The model of the task's head, with as many outputs as the task has.
 
-    feature_layers: for tagging, a choice of feature_tagger.py makes the paper's feature-based
-    model over a frozen encoder.
+    Args:
+      feature_layers: for tagging, a choice of feature_tagger.py makes the paper's feature-based
+        model over a frozen encoder.
+      bilstm: layers of a BiLSTM between encoder and head (heads.TaskNetwork).
     """
     if feature_layers:
+        if bilstm:
+            raise ValueError(f"feature_layers={feature_layers!r} brings a BiLSTM: set bilstm=0")
         if task.head != "tagging":
             raise ValueError(f"feature_layers={feature_layers!r} is for tagging, not {task.head}")
         if feature_layers not in LAYER_CHOICES:
@@ -50,13 +54,13 @@ def model_for(
             config, execution, num_labels=task.outputs, layers=feature_layers
         )
     if task.head == "tagging":
-        return BertForTokenClassification(config, execution, num_labels=task.outputs)
+        return BertForTokenClassification(config, execution, bilstm, num_labels=task.outputs)
     if task.head == "spans":
-        return BertForQuestionAnswering(config, execution)
+        return BertForQuestionAnswering(config, execution, bilstm)
     if task.head == "multiple_choice":
-        return BertForMultipleChoice(config, execution)
+        return BertForMultipleChoice(config, execution, bilstm)
     if task.head in ("classification", "regression", "multilabel"):
-        return BertForSequenceClassification(config, execution, num_labels=task.outputs)
+        return BertForSequenceClassification(config, execution, bilstm, num_labels=task.outputs)
     raise ValueError(f"unknown head {task.head!r} of task {task.name!r}")
 
 

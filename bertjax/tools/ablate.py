@@ -4,8 +4,9 @@
     python -m bertjax.tools.ablate --store=STORE --out=DIR --names=base,no_nsp,ltr --steps=20000 \\
         --seq_length=128 --tasks=qnli,mrpc,sst2 --seeds=5
 
-NAMES are those of configs/ablations.py (size=6/768/12, masking=80/20/0, ...); what follows `--`
-goes to every pre-training (-- --config.batch_size=64). `prepare` puts the data under DIR/data.
+NAMES are those of configs/ablations.py (size=6/768/12, masking=80/20/0, ...), and ltr_bilstm, which
+is ltr fine-tuned with a BiLSTM above it. What follows `--` goes to every pre-training
+(-- --config.batch_size=64). `prepare` puts the data under DIR/data.
 Writes DIR/ablate.md: each name's mean and standard deviation over the seeds, and the paper's
 numbers, which were had with 1,000,000 steps and compare in their differences only. A pre-training
 that is finished, and a fine-tuning run that is, is not repeated.
@@ -28,6 +29,7 @@ PAPER = {
     "base": "MNLI 84.4, QNLI 88.4, MRPC 86.7, SST-2 92.7, SQuAD 88.5",
     "no_nsp": "MNLI 83.9, QNLI 84.9, MRPC 86.5, SST-2 92.6, SQuAD 87.9",
     "ltr": "MNLI 82.1, QNLI 84.3, MRPC 77.5, SST-2 92.1, SQuAD 77.8",
+    "ltr_bilstm": "MNLI 82.1, QNLI 84.1, MRPC 75.7, SST-2 91.6, SQuAD 84.9",
     "size=3/768/12": "perplexity 5.84, MNLI 77.9, MRPC 79.8, SST-2 88.4",
     "size=6/768/3": "perplexity 5.24, MNLI 80.6, MRPC 82.2, SST-2 90.7",
     "size=6/768/12": "perplexity 4.68, MNLI 81.9, MRPC 84.8, SST-2 91.3",
@@ -43,9 +45,17 @@ PAPER = {
 }
 
 
+BILSTM = "_bilstm"  # at the end of a name: a matter of the fine-tuning alone
+
+
+def label(name: str) -> str:
+    """A name as a directory: 'size=3/768/12' has slashes."""
+    return name.replace("/", "-").replace("=", "-")
+
+
 def directory(out: pathlib.Path, name: str) -> pathlib.Path:
-    """Where the pre-training of a name lies: 'size=3/768/12' has no slashes to give."""
-    return out / "pretrained" / name.replace("/", "-").replace("=", "-")
+    """Where the pre-training of a name lies."""
+    return out / "pretrained" / label(name.removesuffix(BILSTM))
 
 
 def pretrain(name: str, args: argparse.Namespace, extra: Sequence[str]) -> None:
@@ -53,7 +63,8 @@ def pretrain(name: str, args: argparse.Namespace, extra: Sequence[str]) -> None:
     workdir = directory(args.out, name)
     if (workdir / "model" / "config.json").exists():
         return
-    subprocess.run([*jobs.pretraining(f"ablations:{name}", workdir, {
+    experiment = f"ablations:{name.removesuffix(BILSTM)}"
+    subprocess.run([*jobs.pretraining(experiment, workdir, {
         "data.corpus": args.store, "phases": ((args.steps, args.seq_length),),
         "optimizer.warmup_steps": max(1, round(0.06 * args.steps)),
         "eval.every_steps": args.steps, "checkpoint.every_steps": args.steps,
@@ -72,23 +83,19 @@ def perplexity(workdir: pathlib.Path) -> float | None:
 
 def table(names: Sequence[str], tasks: Sequence[str], out: pathlib.Path) -> str:
     """A Markdown table: an ablation a row."""
-    found = transfer.results(out, [_label(name) for name in names])
+    found = transfer.results(out, [label(name) for name in names])
     lines = ["| ablation | perplexity | " + " | ".join(transfer.WORK[t].title for t in tasks)
              + " | the paper, 1,000,000 steps |", "|---|---|" + "---|" * (len(tasks) + 1)]
     for name in names:
         score = perplexity(directory(out, name))
         cells = [f"{score:.2f}" if score is not None else "-"]
         for task in tasks:
-            values = found.get(task, {}).get(_label(name))
+            values = found.get(task, {}).get(label(name))
             cells.append(f"{statistics.fmean(values):.1f} ± "
                          f"{statistics.stdev(values) if len(values) > 1 else 0:.1f}"
                          if values else "-")
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {PAPER.get(name, '-')} |")
     return "\n".join(lines) + "\n"
-
-
-def _label(name: str) -> str:
-    return directory(pathlib.Path(), name).name
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -116,7 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                      f"prepare --data=SOURCE --out={args.out}")
     for name in names:
         pretrain(name, args, arguments[cut + 1 :])
-    models = {_label(name): str(directory(args.out, name) / "model") for name in names}
+    models = {label(name): ("bilstm:" if name.endswith(BILSTM) else "")
+              + str(directory(args.out, name) / "model") for name in names}
     transfer.run_all(tasks, models, args.out, args.gpus.split(","), [
         f"--seeds={args.seeds}", f"--learning_rate={args.learning_rate}"])
     text = table(names, tasks, args.out)

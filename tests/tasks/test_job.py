@@ -146,7 +146,7 @@ def test_a_config_gives_the_job_it_describes(start, data, tmp_path):
         "name": "table", "data": str(data), "options": {"files": files}, "metric": "matthews",
         "max_length": 32, "epochs": 2, "warmup": 0.1, "buckets": 1, "eval_batch_size": 16,
         "evaluations_per_epoch": 1, "early_stopping": 0, "layer_decay": 0.9, "freeze": (),
-        "class_weights": "balanced", "feature_layers": "", "predict": ("test",),
+        "class_weights": "balanced", "feature_layers": "", "bilstm": 0, "predict": ("test",),
     })  # fmt: skip
     prepared = job.prepare(config, str(tmp_path / "run"), mesh=one_device())
     assert prepared.run == RunSettings(3e-5, 16, 2, 4)

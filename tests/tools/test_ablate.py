@@ -27,21 +27,26 @@ def test_the_table_sets_scores_and_perplexity_beside_the_papers(tmp_path):
 def test_a_finished_pre_training_is_not_repeated(tmp_path, monkeypatch):
     commands = []
     monkeypatch.setattr(ablate.subprocess, "run", lambda command, check: commands.append(command))
-    monkeypatch.setattr(ablate.transfer, "run_all", lambda *arguments: None)
+    models = {}
+    monkeypatch.setattr(ablate.transfer, "run_all",
+                        lambda tasks, given, *arguments: models.update(given))
     (tmp_path / "data").mkdir()
-    for name in ("base", "size=6/768/12"):
+    for name in ("base", "ltr", "size=6/768/12"):
         workdir = ablate.directory(tmp_path, name)
         workdir.mkdir(parents=True)
         (workdir / "metrics.jsonl").write_text("")
-    done = ablate.directory(tmp_path, "base") / "model"
-    done.mkdir()
-    (done / "config.json").write_text("{}")
-    ablate.main(["--store=S", f"--out={tmp_path}", "--names=base,size=6/768/12", "--steps=50",
-                 "--", "--config.batch_size=64"])
+    for name in ("base", "ltr"):
+        done = ablate.directory(tmp_path, name) / "model"
+        done.mkdir()
+        (done / "config.json").write_text("{}")
+    ablate.main(["--store=S", f"--out={tmp_path}", "--names=base,ltr,ltr_bilstm,size=6/768/12",
+                 "--steps=50", "--", "--config.batch_size=64"])
     assert len(commands) == 1
     assert {"--config=bertjax:ablations:size=6/768/12", "--config.batch_size=64",
             "--config.phases=((50, 128),)", "--config.optimizer.warmup_steps=3"} <= set(commands[0])
     assert "size=6/768/12" in (tmp_path / "ablate.md").read_text()
+    ltr = tmp_path / "pretrained" / "ltr" / "model"
+    assert models["ltr"] == str(ltr) and models["ltr_bilstm"] == f"bilstm:{ltr}"
 
 
 def test_missing_data_names_the_command_that_makes_it(tmp_path, capsys):

@@ -4,11 +4,13 @@
     python -m bertjax.tools.bench transfer --out=DIR --gpus=0,1 \\
         scratch=scratch:runs/base/model ours=runs/base/model other=MODEL
 
-A model is NAME=DIRECTORY, or NAME=scratch:DIRECTORY for random weights in the same architecture
-with the same vocabulary. `prepare` writes the tasks' data to DIR/data from a folder with glue/,
-squad/ and ner/: where the training set is not at hand (QNLI, SQuAD) the development set is split,
-QNLI by its first three quarters and SQuAD by its first three quarters of the articles, so these two
-numbers compare only with each other; SST-2 keeps its first 10,000 training rows.
+A model is NAME=DIRECTORY; NAME=scratch:DIRECTORY for random weights in the same architecture with
+the same vocabulary; NAME=bilstm:DIRECTORY with a BiLSTM between encoder and head.
+
+`prepare` writes the tasks' data to DIR/data from a folder with glue/, squad/ and ner/: where the
+training set is not at hand (QNLI, SQuAD) the development set is split, QNLI by its first three
+quarters and SQuAD by its first three quarters of the articles, so these two numbers compare only
+with each other; SST-2 keeps its first 10,000 training rows.
 
 Every task is a process of its own, in which the models of one architecture share compiled steps;
 with several GPUs the tasks are spread over them. A finished run is never repeated. Prints a table
@@ -116,20 +118,21 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
 
     work = WORK[name]
     (out / name).mkdir(parents=True, exist_ok=True)
-    settings = FineTuneSettings(max_length=work.max_length, bias_correction=True)
     execution = Execution.for_backend(jax.default_backend())
     tuners: dict[Any, Any] = {}
     for model, where in models.items():
-        scratch, directory = where.startswith("scratch:"), where.removeprefix("scratch:")
+        how, directory = _start(where)
         start = job.Pretrained(directory)
-        kind = start.config, _vocabulary(directory)
+        settings = FineTuneSettings(max_length=work.max_length, bias_correction=True,
+                                    bilstm=int(how == "bilstm"))
+        kind = start.config, _vocabulary(directory), settings
         if kind not in tuners:
             task = job.make_task(work.task, str(out / "data" / work.folder), work.options)
             tuners[kind] = job.prepare_task(
                 task, directory, out / name, settings, RunSettings(), execution=execution).tuner
         tuner = tuners[kind]
         (out / name / "metric.txt").write_text(tuner.task.metric)
-        tuner.load_params = jax.jit(init_params, static_argnums=0) if scratch else start
+        tuner.load_params = jax.jit(init_params, static_argnums=0) if how == "scratch" else start
         outcomes = sweep.sweep(
             tuner, sweep.grid([BATCH_SIZE], [rate], [work.epochs], range(seeds)),
             out / name / model, {"task": name, "model": where,
@@ -137,6 +140,12 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
         values = [outcome.value for outcome in outcomes]
         print(f"{name}, {model}: {tuner.task.metric} {statistics.fmean(values):.4f} over "
               f"{len(values)} seeds, {sum(o.seconds for o in outcomes):.0f} s", flush=True)
+
+
+def _start(where: str) -> tuple[str, str]:
+    """('scratch' or 'bilstm' or '', directory) of a model as it is named on the command line."""
+    how, _, directory = where.partition(":")
+    return (how, directory) if how in ("scratch", "bilstm") else ("", where)
 
 
 def _vocabulary(directory: str) -> str:
@@ -243,7 +252,8 @@ def main(argv: list[str]) -> None:
         return
     models = dict(word.split("=", 1) for word in args.words)
     if not models:
-        made.error("no model given: NAME=DIRECTORY or NAME=scratch:DIRECTORY")
+        made.error("no model given: NAME=DIRECTORY, NAME=scratch:DIRECTORY or "
+                   "NAME=bilstm:DIRECTORY")
     if what == "run":
         import jax
 
