@@ -1,7 +1,10 @@
 """Jobs of a benchmark: one a GPU at a time, their logs, and what is said of one that fails."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 
 from bertjax.tools.bench import jobs
 
@@ -37,6 +40,40 @@ def test_a_job_that_fails_is_named_with_the_end_of_its_log(tmp_path, capsys):
     said = capsys.readouterr()
     assert "bad: exit code 3" in said.err and "the reason" in said.err
     assert "good: done" in said.out
+
+
+PARENT = """
+import pathlib, sys
+from bertjax.tools.bench import jobs
+child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+jobs.run_all([jobs.Job("long", [sys.executable, "-c", nested])], [""], pathlib.Path(sys.argv[1]))
+"""
+
+
+def test_jobs_and_their_children_end_with_the_process_that_started_them(tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, tmp_path])
+    log = tmp_path / "long.log"
+    wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
+    child = int(log.read_text())
+    parent.terminate()
+    assert parent.wait(20) == 128 + signal.SIGTERM
+    wait_for(lambda: not alive(child))
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, seconds=20):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
 
 
 def test_a_pre_training_is_started_as_a_user_would(tmp_path):

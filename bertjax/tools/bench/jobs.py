@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -42,36 +43,63 @@ def pretraining(experiment: str, workdir: pathlib.Path, settings: Mapping[str, A
 def run_all(jobs: Iterable[Job], gpus: Sequence[str], logs: pathlib.Path) -> list[str]:
     """Runs every job, the first ones first, and returns the names of those that failed.
 
+    When it is interrupted or gets SIGTERM, the jobs end with it.
+
     Args:
       gpus: CUDA devices, one a job; '' = wherever the job finds itself (the CPU).
       logs: directory of NAME.log.
     """
     waiting, free, failed = list(jobs), list(gpus), []
-    running: dict[str, tuple[str, float, subprocess.Popen[bytes]]] = {}
-    with contextlib.ExitStack() as stack:
+    running: list[_Running] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
         while waiting or running:
             while waiting and free:
-                job, gpu = waiting.pop(0), free.pop(0)
-                log = stack.enter_context(open(logs / f"{job.name}.log", "wb"))
-                environment = os.environ | dict(job.environment)
-                if gpu:
-                    environment["CUDA_VISIBLE_DEVICES"] = gpu
-                    environment.pop("JAX_PLATFORMS", None)
-                print(f"{job.name}: started" + (f" on GPU {gpu}" if gpu else ""), flush=True)
-                running[job.name] = gpu, time.monotonic(), subprocess.Popen(
-                    job.command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+                running.append(_start(waiting.pop(0), free.pop(0), logs))
             time.sleep(0.2)
-            for name, (gpu, started, process) in list(running.items()):
-                if process.poll() is None:
-                    continue
-                del running[name]
-                free.append(gpu)
-                seconds = time.monotonic() - started
-                if process.returncode == 0:
-                    print(f"{name}: done after {seconds:.0f} s", flush=True)
-                    continue
-                failed.append(name)
-                lines = (logs / f"{name}.log").read_text(errors="replace").splitlines()
-                print(f"{name}: exit code {process.returncode} after {seconds:.0f} s; {name}.log "
-                      "ends with\n" + "\n".join(lines[-ERROR_LINES:]), file=sys.stderr, flush=True)
+            for job in [job for job in running if job.process.poll() is not None]:
+                running.remove(job)
+                free.append(job.gpu)
+                if not _succeeded(job):
+                    failed.append(job.name)
+    finally:
+        for job in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.process.pid, signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
     return failed
+
+
+@dataclasses.dataclass(frozen=True)
+class _Running:
+    name: str
+    gpu: str
+    started: float
+    process: subprocess.Popen[bytes]
+    log: pathlib.Path
+
+
+def _start(job: Job, gpu: str, logs: pathlib.Path) -> _Running:
+    environment = os.environ | dict(job.environment)
+    if gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+        environment.pop("JAX_PLATFORMS", None)
+    path = logs / f"{job.name}.log"
+    with open(path, "wb") as log:
+        # A session of its own, so that its children can be ended with it.
+        process = subprocess.Popen(job.command, stdout=log, stderr=subprocess.STDOUT,
+                                   env=environment, start_new_session=True)
+    print(f"{job.name}: started" + (f" on GPU {gpu}" if gpu else ""), flush=True)
+    return _Running(job.name, gpu, time.monotonic(), process, path)
+
+
+def _succeeded(job: _Running) -> bool:
+    """Says how a job ended; of a failed one with the end of its log."""
+    code, seconds = job.process.returncode, time.monotonic() - job.started
+    if code == 0:
+        print(f"{job.name}: done after {seconds:.0f} s", flush=True)
+        return True
+    lines = job.log.read_text(errors="replace").splitlines()[-ERROR_LINES:]
+    print(f"{job.name}: exit code {code} after {seconds:.0f} s; {job.log.name} ends with\n"
+          + "\n".join(lines), file=sys.stderr, flush=True)
+    return False
