@@ -103,7 +103,8 @@ SETTINGS: dict[str, Any] = {
         "learning_rate": S(1e-4, "peak learning rate", PAPER),
         "warmup_steps": S(10_000, "steps of linear warm-up", PAPER),
         "schedule": S("linear", "after warm-up: linear (the original's: to 0, measured from step "
-                      "0), linear_after_warmup (Hugging Face's), cosine, constant", CODE),
+                      "0), polynomial (its square root: NVIDIA's), linear_after_warmup (Hugging "
+                      "Face's), cosine, constant", CODE),
         "b1": S(0.9, "decay of the first moment", PAPER),
         "b2": S(0.999, "decay of the second moment", PAPER),
         "eps": S(1e-6, "added to the root of the second moment", CODE + " optimization.py"),
@@ -428,7 +429,8 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     one_of("job", ("pretrain", "finetune"))
     one_of("resume", ("auto", "changed", "overwrite", "never"))
     one_of("optimizer.name", ("adamw", "lamb"))
-    one_of("optimizer.schedule", ("linear", "linear_after_warmup", "cosine", "constant"))
+    one_of("optimizer.schedule", ("linear", "polynomial", "linear_after_warmup", "cosine",
+                                  "constant"))
     one_of("execution.dtype", ("auto", "float32", "bfloat16"))
     one_of("execution.kernels", ("auto", "xla"))
     one_of("execution.prng", ("auto", "threefry2x32", "rbg"))

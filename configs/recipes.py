@@ -6,7 +6,8 @@
                  Budget"; Geiping & Goldstein 2023, "Cramming". The schedule follows the clock
     roberta      Liu et al. 2019, base at 2,048 rows: no NSP, contiguous text, longer steps
     lamb_phase1  large batches by LAMB, You et al. 2020, with the numbers of NVIDIA's
-    lamb_phase2  DeepLearningExamples (PyTorch/LanguageModeling/BERT); phase 2 starts from phase 1:
+    lamb_phase2  DeepLearningExamples (PyTorch/LanguageModeling/BERT), whose rate falls as
+                 the square root of what is left; phase 2 starts from phase 1:
                  --config.init_from=PHASE1/model
 
 Each is for one accelerator: on n of them divide `accumulation` by n. Variants of base.py may follow
@@ -73,8 +74,7 @@ def _lamb(config, steps, length, rows, rate, warmup):
     config.optimizer.name = "lamb"
     config.optimizer.learning_rate = rate
     config.optimizer.warmup_steps = round(warmup * steps)
-    # NVIDIA decays by the square root of this line.
-    config.optimizer.schedule = "linear_after_warmup"
+    config.optimizer.schedule = "polynomial"
     config.optimizer.bias_correction = True  # You et al., algorithm 2
 
 

@@ -9,24 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from bertjax.training.optimizer import SCHEDULES, Optimizer
+from bertjax.training.optimizer import SCHEDULES, Optimizer, share_of_peak
 
 
 def rate_at(name: str, schedule: Mapping[str, Any], step: Any) -> jax.Array:
     """The rate that optimizer.learning_rate_schedule gives, for traced numbers."""
-    step = jnp.asarray(step, jnp.float32)
-    peak, warmup, total = schedule["peak"], schedule["warmup_steps"], schedule["total_steps"]
-    if name == "linear":
-        fraction = 1 - jnp.minimum(step, total) / total
-    elif name == "constant":
-        fraction = jnp.ones_like(step)
-    else:
-        fraction = 1 - jnp.clip((step - warmup) / jnp.maximum(total - warmup, 1), 0, 1)
-        if name == "cosine":
-            fraction = 0.5 * (1 - jnp.cos(jnp.pi * fraction))
-    rising = step / jnp.maximum(warmup, 1)
-    return peak * jnp.where(step < warmup, rising, fraction)
+    return schedule["peak"] * share_of_peak(
+        name, step, schedule["warmup_steps"], schedule["total_steps"])
 
 
 def with_schedule_in_state(unit: Optimizer, name: str) -> Optimizer:
@@ -62,6 +53,6 @@ def set_schedule(state: Any, peak: float, warmup_steps: int, total_steps: int) -
     new = {"peak": peak, "warmup_steps": warmup_steps, "total_steps": total_steps}
     old = state.opt_state["schedule"]
     placed = {
-        name: jax.device_put(jnp.float32(value), old[name].sharding) for name, value in new.items()
+        name: jax.device_put(np.float32(value), old[name].sharding) for name, value in new.items()
     }
     return state.replace(opt_state={**state.opt_state, "schedule": placed})

@@ -7,14 +7,17 @@ The state holds no counter. The learning rate follows `step` (batches seen) and 
 follows `updates` (batches applied); the caller passes both, so a skipped step leaves no trace.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+
+if TYPE_CHECKING:  # a second of imports that only `from_optax` needs
+    import optax
 
 Params = Mapping[str, Any]
 Schedule = Callable[[jax.Array | int], jax.Array]
@@ -23,7 +26,7 @@ Rules = Sequence[tuple[str, float]]
 # LayerNorm and biases, as AdamWeightDecayOptimizer's exclude_from_weight_decay in the original.
 NO_DECAY = r"(^|/)(bias|scale|gamma|beta)$|(?i:layer_?norm)"
 
-SCHEDULES = ("linear", "linear_after_warmup", "cosine", "constant")
+SCHEDULES = ("linear", "polynomial", "linear_after_warmup", "cosine", "constant")
 
 
 def learning_rate_schedule(
@@ -35,6 +38,8 @@ def learning_rate_schedule(
     update has rate 0, as in the original. After it:
       linear               the original's (google-research/bert optimization.py): the line from
                            `peak` at step 0 to 0 at `total_steps`, joined where warm-up ends
+      polynomial           NVIDIA's for LAMB (DeepLearningExamples, PolyWarmUpScheduler of degree
+                           0.5): `peak` times the square root of what is left of 'linear'
       linear_after_warmup  Hugging Face's: from `peak` at the end of warm-up to 0
       cosine               half a cosine from `peak` at the end of warm-up to 0
       constant             `peak`
@@ -57,27 +62,30 @@ def learning_rate_schedule(
     if not peak >= 0:
         raise ValueError(f"learning rate {peak} must not be negative")
 
-    decay_steps = max(1, total_steps - warmup_steps)
-
-    def decayed(step: jax.Array) -> jax.Array:
-        if name == "linear":
-            left = 1 - jnp.minimum(step, total_steps) / total_steps
-        elif name == "constant":
-            return jnp.ones_like(step)
-        else:
-            left = 1 - jnp.clip((step - warmup_steps) / decay_steps, 0, 1)
-            if name == "cosine":
-                left = 0.5 * (1 - jnp.cos(math.pi * left))
-        return final_fraction + (1 - final_fraction) * left
-
     def schedule(step: jax.Array | int) -> jax.Array:
-        step = jnp.asarray(step, jnp.float32)
-        fraction = decayed(step)
-        if warmup_steps:
-            fraction = jnp.where(step < warmup_steps, step / warmup_steps, fraction)
-        return jnp.float32(peak) * fraction
+        return jnp.float32(peak) * share_of_peak(
+            name, step, warmup_steps, total_steps, final_fraction)
 
     return schedule
+
+
+def share_of_peak(name: str, step: Any, warmup_steps: Any, total_steps: Any,
+                  final_fraction: float = 0.0) -> jax.Array:
+    """`learning_rate_schedule` for peak 1, unchecked; all numbers may be traced."""
+    step = jnp.asarray(step, jnp.float32)
+    from_start = 1 - jnp.minimum(step, total_steps) / total_steps
+    from_peak = 1 - jnp.clip((step - warmup_steps) / jnp.maximum(total_steps - warmup_steps, 1),
+                             0, 1)
+    decayed = {
+        "linear": from_start,
+        "polynomial": jnp.sqrt(from_start),
+        "linear_after_warmup": from_peak,
+        "cosine": 0.5 * (1 - jnp.cos(math.pi * from_peak)),
+        "constant": jnp.ones_like(step),
+    }[name]
+    if name != "constant":
+        decayed = final_fraction + (1 - final_fraction) * decayed
+    return jnp.where(step < warmup_steps, step / jnp.maximum(warmup_steps, 1), decayed)
 
 
 class Optimizer(NamedTuple):
@@ -146,8 +154,11 @@ def make_optimizer(
     def gradient_norm(gradients: Params) -> jax.Array:
         return global_norm(trained(gradients))
 
-    def direction(path: str, g: jax.Array, m: jax.Array, v: jax.Array, p: jax.Array,
-                  updates: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    # A function of its own, so that it is traced and lowered once for all arrays of a shape.
+    @functools.partial(jax.jit, static_argnames="decays")
+    def direction(g: jax.Array, m: jax.Array, v: jax.Array, p: jax.Array, scale: jax.Array,
+                  updates: jax.Array, decays: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+        g, p = g.astype(jnp.float32) * scale, p.astype(jnp.float32)
         m = b1 * m + (1 - b1) * g
         v = b2 * v + (1 - b2) * jnp.square(g)
         m_hat, v_hat = m, v
@@ -156,7 +167,6 @@ def make_optimizer(
             m_hat = m / -jnp.expm1((updates + 1) * (math.log(b1) if b1 else -math.inf))
             v_hat = v / -jnp.expm1((updates + 1) * math.log(b2))
         step_direction = m_hat / (jnp.sqrt(v_hat) + eps)
-        decays = not excluded.search(path)
         if decays and weight_decay:
             step_direction += weight_decay * p
         if decays and name == "lamb":
@@ -180,8 +190,8 @@ def make_optimizer(
                 changes[path] = jnp.zeros_like(flat_params[path])
                 continue
             step_direction, new_means[path], new_variances[path] = direction(
-                path, gradient.astype(jnp.float32) * scale, means[path], variances[path],
-                flat_params[path].astype(jnp.float32), updates)
+                gradient, means[path], variances[path], flat_params[path], scale, updates,
+                decays=not excluded.search(path))
             changes[path] = (-rate * multiplier * step_direction).astype(flat_params[path].dtype)
         return unflatten(changes), {"mean": unflatten(new_means),
                                     "variance": unflatten(new_variances)}
@@ -189,7 +199,7 @@ def make_optimizer(
     return Optimizer(init, update, schedule, gradient_norm)
 
 
-def from_optax(transform: optax.GradientTransformation, learning_rate: Schedule) -> Optimizer:
+def from_optax(transform: "optax.GradientTransformation", learning_rate: Schedule) -> Optimizer:
     """Any optax optimizer as the trainer's: Trainer(from_optax(optax.lion(1.0), schedule), mesh).
 
     Args:

@@ -13,7 +13,7 @@ from bertjax.tasks import finetune, schedule
 from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
-from bertjax.training.optimizer import learning_rate_schedule
+from bertjax.training.optimizer import SCHEDULES, learning_rate_schedule
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
@@ -50,7 +50,7 @@ def tuner(tmp_path):
     return finetune.FineTuner(task, tokenizer, CONFIG, fresh, settings, mesh=mesh)
 
 
-@pytest.mark.parametrize("name", ["linear", "linear_after_warmup", "cosine", "constant"])
+@pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("warmup", [0, 7])
 def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
     numbers = {"peak": 3e-5, "warmup_steps": warmup, "total_steps": 40}

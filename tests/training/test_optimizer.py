@@ -6,8 +6,10 @@ import numpy as np
 import optax
 import pytest
 
+from bertjax.config import check_config, default_config
 from bertjax.training import sharding
 from bertjax.training.optimizer import (
+    SCHEDULES,
     from_optax,
     layerwise_decay_rules,
     learning_rate_schedule,
@@ -32,6 +34,8 @@ def params_and_gradients(seed=0, steps=1):
     # from step 0, warm-up where step < warmup) and of transformers' get_linear_schedule.
     ("linear", [0, 5e-5, 9e-5, 9e-5, 4.5e-5, 0]),
     ("linear_after_warmup", [0, 5e-5, 9e-5, 1e-4, 5e-5, 0]),
+    # base_lr * (1 - progress) ** 0.5 of NVIDIA's PolyWarmUpScheduler (which is a step ahead).
+    ("polynomial", [0, 5e-5, 9e-5, 9.486833e-5, 6.708204e-5, 0]),
     ("cosine", [0, 5e-5, 9e-5, 1e-4, 5e-5, 0]),
     ("constant", [0, 5e-5, 9e-5, 1e-4, 1e-4, 1e-4]),
 ])
@@ -47,7 +51,7 @@ def test_the_rate_stays_at_its_end_beyond_the_last_step():
     assert float(ending(5000)) == pytest.approx(0.02)
 
 
-@pytest.mark.parametrize("name", ["linear", "linear_after_warmup", "cosine", "constant"])
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_no_warmup_starts_at_the_peak(name):
     schedule = learning_rate_schedule(name, 1e-4, 0, 10)
     assert float(schedule(0)) == pytest.approx(1e-4)
@@ -55,6 +59,9 @@ def test_no_warmup_starts_at_the_peak(name):
     params, (gradients,) = params_and_gradients()
     changes, _ = optimizer.update(gradients, optimizer.init(params), params, step=0)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(changes))
+    config = default_config()
+    config.optimizer.schedule = name
+    check_config(config)
 
 
 def test_warmup_of_the_whole_run_is_finite():
