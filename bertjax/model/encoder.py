@@ -407,6 +407,10 @@ class BertEncoder(nn.Module):
             ),
             execution.remat,
         )
+        if isinstance(x, jax.core.Tracer):
+            # As a function of its own a layer is traced and lowered once, not L times; XLA puts
+            # the copies in place before it looks at them.
+            run = jax.jit(run)
 
         if execution.layers == "scan":
 
