@@ -19,6 +19,7 @@ import jax
 from etils import epath
 
 from bertjax.training.hardware import describe
+from bertjax.training.runtime import age
 from bertjax.training.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
 
 METRICS_FILE = "metrics.jsonl"
@@ -74,6 +75,8 @@ class Logbook:
         if self._active:
             self._record(step, metrics)
             self._write(progress_line(step, last_step, metrics))
+            if step == 1:
+                self._write(f"first step done {age():.0f} s after the program's start")
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records and prints metrics that carry their group in the name ('eval/loss')."""

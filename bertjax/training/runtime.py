@@ -1,11 +1,15 @@
 """What must be set before jax touches a device: the other processes, the compilation cache."""
 
+import os
 import pathlib
+import time
 
 import jax
 import ml_collections
 
 from bertjax.training import distributed, preemption
+
+_IMPORTED = time.monotonic()
 
 
 def start(config: ml_collections.ConfigDict, coordinator: str = "", processes: int = 0,
@@ -22,3 +26,13 @@ def start(config: ml_collections.ConfigDict, coordinator: str = "", processes: i
     distributed.initialize(coordinator, processes, process_id)
     if preemption.on_compute_engine():
         preemption.watch_for_notice()
+
+
+def age() -> float:
+    """Seconds since this process started; where there is no /proc, since jax was imported."""
+    try:
+        fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic() - _IMPORTED
+    ticks = int(fields[19])  # starttime of proc(5), counted from boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
