@@ -7,7 +7,8 @@ Each function returns its answers in the order of its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from bertjax.interop.loading import LoadedModel
 from bertjax.model import heads
 from bertjax.tasks.task import trim_lengths
+from bertjax.tasks.windows import most_context, window_starts
 
 BUCKET = 32
 """Rows are padded to a multiple of this many tokens: at most 16 shapes up to 512."""
@@ -39,12 +41,21 @@ class Filling(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer span: text of the context, its code points [start, end), and its score (logits)."""
+    """An answer span: text of the context, its code points [start, end), and its score (logits).
+
+    "There is no answer" is the empty text at 0, with the score of [CLS].
+    """
 
     text: str
     start: int
     end: int
     score: float
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """Texts of a UTF-8 file, one a line. Only a line feed ends a line, not U+2028 and the like."""
+    text = Path(path).read_bytes().decode("utf-8-sig").removesuffix("\n")
+    return [line.removesuffix("\r") for line in text.split("\n")] if text else []
 
 
 def require(loaded: LoadedModel, *kinds: type, purpose: str) -> None:
@@ -56,6 +67,12 @@ def require(loaded: LoadedModel, *kinds: type, purpose: str) -> None:
         )
     if loaded.tokenizer is None:
         raise ValueError(f"{purpose} needs the tokenizer files beside the model")
+
+
+def _refuse_strings(values: Any, purpose: str, example: str) -> None:
+    """One string is a sequence too, of characters; answers about those would make no sense."""
+    if isinstance(values, str):
+        raise ValueError(f"{purpose} takes a list such as {example}, not {values!r:.80}")
 
 
 def make_row(
@@ -144,12 +161,16 @@ def batches_by_length(
 
 
 def run(
-    loaded: LoadedModel, rows: Sequence[Row], batch_size: int = 32, **options: Any
+    loaded: LoadedModel, rows: Sequence[Row], batch_size: int = 32,
+    keep: Callable[[Row, Any], Any] = lambda row, output: output, **options: Any
 ) -> list[Any]:
-    """The model's outputs of each row, as numpy, still padded to the row's bucket.
+    """What `keep` makes of each row and the model's outputs of it: numpy, padded to its bucket.
 
     The next batch is dispatched before the last one is fetched, so that the device never waits.
+    Where outputs are large, `keep` should copy the part that is needed: a view holds its batch.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1")
     outputs: list[Any] = [None] * len(rows)
     waiting: tuple[np.ndarray, Any] | None = None
 
@@ -157,7 +178,8 @@ def run(
         leaves, structure = jax.tree.flatten(result)
         leaves = [np.asarray(leaf) for leaf in leaves]
         for i, *row in zip(indices, *leaves, strict=False):
-            outputs[i] = row[0] if structure.num_nodes == 1 else structure.unflatten(row)
+            output = row[0] if structure.num_nodes == 1 else structure.unflatten(row)
+            outputs[i] = keep(rows[i], output)
 
     for indices, inputs in batches_by_length(
         rows, min(batch_size, max(1, len(rows))), loaded.tokenizer.pad_id,
@@ -177,6 +199,10 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
 # ---------------------------------------------------------------------------------------- answers
 
 
@@ -187,14 +213,25 @@ def fill_mask(loaded: LoadedModel, text: str, top_k: int = 5) -> list[list[Filli
       For each [MASK], in order, `top_k` Fillings with the likeliest first.
 
     Raises:
-      ValueError: no [MASK] in the text (or it was cut off), or a model without an MLM head.
+      ValueError: no [MASK] in the text, a text beyond the positions, top_k below 1, or a model
+        without an MLM head.
     """
     require(loaded, heads.BertForPreTraining, heads.BertForMaskedLM, purpose="fill-mask")
+    if not isinstance(text, str):
+        raise ValueError(f"fill-mask takes one text, not {text!r:.80}")
+    if top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1")
     tokenizer = loaded.tokenizer
-    row = make_row(loaded, text, keep_special_tokens=True)
-    masks = [i for i, token_id in enumerate(row.ids) if token_id == tokenizer.mask_id]
-    if not masks:
-        raise ValueError(f"no {tokenizer.id_to_token(tokenizer.mask_id)} in {text!r}")
+    ids = tokenizer.encode(text, keep_special_tokens=True)
+    if tokenizer.mask_id not in ids:
+        raise ValueError(f"no {tokenizer.id_to_token(tokenizer.mask_id)} in {text!r:.200}")
+    longest = loaded.config.max_position_embeddings
+    if len(ids) + 2 > longest:
+        raise ValueError(f"the text has {len(ids) + 2} tokens with [CLS] and [SEP], the model "
+                         f"reads {longest}: shorten it around the mask. It begins {text!r:.60}")
+    ids = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+    row = Row(ids, [0] * len(ids))
+    masks = [i for i, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
     output = run(loaded, [row])[0]
     logits = output[0] if isinstance(output, tuple) else output
     answers = []
@@ -211,19 +248,33 @@ def next_sentence(
 ) -> list[float]:
     """Probability that the second text of each pair follows the first (class 0 of the head)."""
     require(loaded, heads.BertForPreTraining, purpose="next-sentence prediction")
-    rows = make_rows(loaded, pairs)
-    return [float(_softmax(output[1][0])[0]) for output in run(loaded, rows, batch_size)]
+    for value in [pairs, *pairs]:
+        _refuse_strings(value, "next-sentence prediction", "[(first, second)]")
+    if not len(pairs):
+        return []
+    batch_size = min(batch_size, len(pairs))
+    nowhere = np.zeros((batch_size, 1), np.int32)  # spares the MLM logits of every position
+    return run(loaded, make_rows(loaded, pairs), batch_size,
+               lambda row, output: float(_softmax(output[1][0])[0]), masked_positions=nowhere)
 
 
 def classify(
     loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], batch_size: int = 32
 ) -> list[dict[str, float]]:
-    """Label -> probability for each text or pair; one label means regression and its raw value."""
+    """Label -> probability for each text or pair; one label means regression and its raw value.
+
+    The probabilities of a text add up to 1, unless the model says that each of its labels may hold
+    by itself (problem_type multi_label_classification in its config.json).
+    """
     require(loaded, heads.BertForSequenceClassification, purpose="classification")
-    if not texts:
+    _refuse_strings(texts, "classification", "[text]")
+    if not len(texts):
         return []
     logits = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
-    values = logits if logits.shape[1] == 1 else _softmax(logits)
+    if loaded.settings.get("problem_type") == "multi_label_classification":
+        values = _sigmoid(logits)
+    else:
+        values = logits if logits.shape[1] == 1 else _softmax(logits)
     names = [label_name(loaded, i) for i in range(logits.shape[1])]
     return [dict(zip(names, row, strict=True)) for row in values.tolist()]
 
@@ -236,24 +287,35 @@ def label_name(loaded: LoadedModel, number: int) -> str:
 def tag_words(
     loaded: LoadedModel, sentences: Sequence[Sequence[str]], batch_size: int = 32
 ) -> list[list[str]]:
-    """A label for every word, read at its first piece; words beyond the positions get 'O'."""
+    """A label for every word, read at its first piece.
+
+    A sentence longer than the model's positions is read in windows that overlap by half; a word's
+    label is that of the window which shows most around it.
+    """
     require(loaded, heads.BertForTokenClassification, purpose="tagging")
+    for value in [sentences, *sentences]:
+        _refuse_strings(value, "tagging", "[[word, word]]")
     tokenizer = loaded.tokenizer
-    longest = loaded.config.max_position_embeddings
-    rows, starts = [], []
-    for words in sentences:
-        ids, first = [tokenizer.cls_id], []
-        for word in words:
-            pieces = tokenizer.encode(word) or [tokenizer.unk_id]
-            first.append(len(ids) if len(ids) + len(pieces) < longest else None)
-            ids += pieces
-        ids = [*ids[: longest - 1], tokenizer.sep_id]
-        rows.append(Row(ids, [0] * len(ids)))
-        starts.append(first)
-    return [
-        ["O" if at is None else label_name(loaded, int(logits[at].argmax())) for at in first]
-        for logits, first in zip(run(loaded, rows, batch_size), starts, strict=True)
-    ]
+    room = loaded.config.max_position_embeddings - 2
+    rows, wanted = [], []  # wanted: of each row, (sentence, its words, their positions in the row)
+    for number, words in enumerate(sentences):
+        # A word of characters that the tokenizer drops still needs a position of its own.
+        pieces = [ids or [tokenizer.unk_id] for ids in tokenizer.encode_batch(words)]
+        ids = [token_id for word in pieces for token_id in word]
+        firsts = np.cumsum([0, *map(len, pieces)])[: len(pieces)]
+        starts = window_starts(len(ids), room, max(1, room // 2))
+        owner = most_context(starts, room, len(ids))[firsts]
+        for window, start in enumerate(starts):
+            mine = np.flatnonzero(owner == window)
+            row = [tokenizer.cls_id, *ids[start : start + room], tokenizer.sep_id]
+            rows.append(Row(row, [0] * len(row)))
+            wanted.append((number, mine, firsts[mine] - start + 1))
+    tags = [[""] * len(words) for words in sentences]
+    outputs = run(loaded, rows, batch_size)
+    for logits, (number, words, positions) in zip(outputs, wanted, strict=True):
+        for word, best in zip(words, logits[positions].argmax(-1), strict=True):
+            tags[number][word] = label_name(loaded, int(best))
+    return tags
 
 
 def answer(
@@ -263,41 +325,51 @@ def answer(
     max_answer_tokens: int = 30,
     stride: int = 128,
     batch_size: int = 32,
+    null_threshold: float | None = None,
 ) -> Answer:
     """The best span of the context over overlapping windows (original: run_squad.py).
 
+    A span starts where its window shows more of the context than any other window.
+
     Args:
       stride: tokens between the starts of two windows.
+      null_threshold: there is no answer where the score of [CLS] exceeds the best span's by more
+        than this (SQuAD 2.0). None takes what fine-tuning found and stored in config.json; a model
+        without it always answers.
     """
     require(loaded, heads.BertForQuestionAnswering, purpose="question answering")
+    if max_answer_tokens < 1:
+        raise ValueError(f"max_answer_tokens={max_answer_tokens} must be at least 1")
+    if null_threshold is None:
+        null_threshold = (loaded.settings.get("finetuned") or {}).get("null_threshold", np.inf)
     tokenizer = loaded.tokenizer
-    asked = tokenizer.encode(question)[:64]
     ids, offsets = tokenizer.encode_with_offsets(context)
-    head = [tokenizer.cls_id, *asked, tokenizer.sep_id]
+    head = [tokenizer.cls_id, *tokenizer.encode(question)[:64], tokenizer.sep_id]
     room = loaded.config.max_position_embeddings - len(head) - 1
     if not ids or room < 1:
         raise ValueError("the context is empty or the question leaves it no room")
-    windows = [0]
-    while windows[-1] + room < len(ids):
-        windows.append(windows[-1] + min(stride, room))
+    windows = window_starts(len(ids), room, stride)
+    owner = most_context(windows, room, len(ids))
     rows = []
     for begin in windows:
         part = [*ids[begin : begin + room], tokenizer.sep_id]
         rows.append(Row(head + part, [0] * len(head) + [1] * len(part)))
 
-    best: Answer | None = None
-    for begin, (start_logits, end_logits) in zip(windows, run(loaded, rows, batch_size),
-                                                 strict=True):
+    best, null = Answer("", 0, 0, -np.inf), np.inf
+    outputs = run(loaded, rows, batch_size)
+    for number, (begin, (starts, ends)) in enumerate(zip(windows, outputs, strict=True)):
         count = min(room, len(ids) - begin)
         inside = slice(len(head), len(head) + count)
-        scores = start_logits[inside, None] + end_logits[None, inside]
         lengths = np.arange(count)[None] - np.arange(count)[:, None]
-        scores = np.where((lengths >= 0) & (lengths < max_answer_tokens), scores, -np.inf)
+        allowed = (lengths >= 0) & (lengths < max_answer_tokens)
+        allowed &= owner[begin : begin + count, None] == number
+        scores = np.where(allowed, starts[inside, None] + ends[None, inside], -np.inf)
         i, j = np.unravel_index(scores.argmax(), scores.shape)
-        if best is None or scores[i, j] > best.score:
+        null = min(null, float(starts[0] + ends[0]))
+        if scores[i, j] > best.score:
             start, end = offsets[begin + i][0], offsets[begin + j][1]
             best = Answer(context[start:end], start, end, float(scores[i, j]))
-    return best
+    return Answer("", 0, 0, null) if null - best.score > null_threshold else best
 
 
 def layer_outputs(
@@ -312,30 +384,41 @@ def layer_outputs(
     Yields:
       For each text (its tokens, specials included [N], float32 [len(layers), N, H]).
     """
-    require(loaded, heads.BertModel, purpose="feature extraction")
-    rows = [make_row(loaded, *((t,) if isinstance(t, str) else t)) for t in texts]
+    rows = _text_rows(loaded, texts)
     depth = loaded.config.num_hidden_layers + 1
     wrong = [i for i in layers if not -depth <= i < depth]
     if wrong:
         raise ValueError(f"no layers {wrong}: this model has 0 (the embeddings) .. {depth - 1}")
-    outputs = run(loaded, rows, batch_size, all_hidden=True)
-    for row, (hidden, _) in zip(rows, outputs, strict=True):
-        tokens = [loaded.tokenizer.id_to_token(i) for i in row.ids]
-        states = np.stack([hidden[i][: len(tokens)] for i in layers]).astype(np.float32)
-        yield tokens, states
+
+    def chosen(row: Row, output: tuple) -> np.ndarray:
+        return np.stack([output[0][i][: len(row.ids)] for i in layers]).astype(np.float32)
+
+    for row, states in zip(rows, run(loaded, rows, batch_size, chosen, all_hidden=True),
+                           strict=True):
+        yield [loaded.tokenizer.id_to_token(int(i)) for i in row.ids], states
 
 
 def sentence_embeddings(
-    loaded: LoadedModel, texts: Sequence[str], pooling: str = "mean", normalise: bool = False,
-    batch_size: int = 32,
+    loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], pooling: str = "mean",
+    normalise: bool = False, batch_size: int = 32,
 ) -> np.ndarray:
     """One vector a text, float32 [N, H]: the mean of its last hidden states or that of [CLS]."""
     if pooling not in ("mean", "cls"):
         raise ValueError(f"pooling={pooling!r} is not one of mean, cls")
-    vectors = np.stack([
-        states[0].mean(axis=0) if pooling == "mean" else states[0, 0]
-        for _, states in layer_outputs(loaded, texts, (-1,), batch_size)
-    ])
+    rows = _text_rows(loaded, texts)
+
+    def pooled(row: Row, output: tuple) -> np.ndarray:
+        states = output[0][: len(row.ids)].astype(np.float32)
+        return states.mean(axis=0) if pooling == "mean" else states[0]
+
+    vectors = np.array(run(loaded, rows, batch_size, pooled), np.float32)
+    vectors = vectors.reshape(len(rows), loaded.config.hidden_size)  # also of no texts
     if normalise:
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return vectors
+
+
+def _text_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
+    require(loaded, heads.BertModel, purpose="feature extraction")
+    _refuse_strings(texts, "feature extraction", "[text]")
+    return make_rows(loaded, texts)

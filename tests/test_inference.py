@@ -1,5 +1,6 @@
 """Prediction on the tiny random model of tests/interop/golden: order, shapes, refusals, tools."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -90,15 +91,90 @@ def test_rows_of_many_texts_are_those_of_each(pretrained, monkeypatch, many):
 
 def test_tags_and_classes_and_answers(directory):
     tags = inference.tag_words(head(directory, "token-classification"),
-                               [["the", "cats", "sat"], ["mat"] * 20])
-    assert [len(t) for t in tags] == [3, 20]
-    assert tags[1][-1] == "O"
+                               [["the", "cats", "sat"], ["mat"] * 20, []])
+    assert [len(t) for t in tags] == [3, 20, 0]
     classes = inference.classify(head(directory, "sequence-classification"),
                                  ["the cat", ("the cat", "sat")])
     assert [sum(c.values()) for c in classes] == pytest.approx([1, 1])
     context = "the cats sat on the mat . " * 4
     answer = inference.answer(head(directory, "question-answering"), "the cat", context, stride=4)
     assert context[answer.start : answer.end] == answer.text != ""
+
+
+def test_a_long_sentence_is_tagged_as_the_task_tags_it(directory, tmp_path):
+    from bertjax.tasks.ner import NerTask
+
+    tagger = head(directory, "token-classification")
+    rng = np.random.default_rng(0)
+    words = [str(word) for word in rng.choice(["the", "cats", "sat", "mat", "\u200b"], 100)]
+    (tmp_path / "test.conll").write_text("\n".join(words) + "\n", encoding="utf-8")
+    task = NerTask(tmp_path, labels=("LABEL_0", "LABEL_1"), files={"test": "test.conll"})
+    split = task.read("test")
+    rows = task.features(split, tagger.tokenizer, 16, training=False)
+    outputs = [np.asarray(tagger(ids[None], np.ones_like(ids[None])))[0]
+               for ids in (row["input_ids"] for row in rows)]
+    assert inference.tag_words(tagger, [words]) == task.predict(split, rows, outputs)
+    assert len(set(inference.tag_words(tagger, [words])[0])) == 2
+
+
+def test_labels_that_may_hold_together_have_probabilities_of_their_own(directory):
+    model = head(directory, "sequence-classification")
+    ids = np.array([[2, 5, 6, 3]])
+    logits = np.asarray(model(ids, np.ones_like(ids)), np.float64)[0]
+    several = dataclasses.replace(model, settings={"problem_type": "multi_label_classification"})
+    found = inference.classify(several, ["the cat"])[0]
+    np.testing.assert_allclose(list(found.values()), 1 / (1 + np.exp(-logits)), atol=1e-6)
+
+
+def test_no_answer_where_cls_wins_by_the_stored_threshold(directory):
+    reader = head(directory, "question-answering")
+    context = "the cats sat on the mat . " * 4
+    span = inference.answer(reader, "the cat", context)
+    always = inference.answer(reader, "the cat", context, null_threshold=-np.inf)
+    assert always[:3] == ("", 0, 0)
+    odds = always.score - span.score
+    for threshold, expected in ((odds + 0.01, span), (odds - 0.01, always)):
+        stored = dataclasses.replace(reader, settings={"finetuned": {"null_threshold": threshold}})
+        assert inference.answer(stored, "the cat", context) == expected
+
+
+def test_what_is_no_list_of_inputs_is_refused(pretrained, directory):
+    classifier, tagger = (head(directory, f"{kind}-classification") for kind in
+                          ("sequence", "token"))
+    features = load_model(directory, "features")
+    for function, model, value in (
+        (inference.classify, classifier, "the cat"),
+        (inference.sentence_embeddings, features, "the cat"),
+        (inference.tag_words, tagger, "the cat"), (inference.tag_words, tagger, ["the cat"]),
+        (inference.next_sentence, pretrained, ("the cat", "sat")),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="takes a list such as"):
+            function(model, value)
+    with pytest.raises(ValueError, match="takes one text"):
+        inference.fill_mask(pretrained, ["the [MASK]"])
+    with pytest.raises(ValueError, match="the text has 33 tokens with .*the model reads 16"):
+        inference.fill_mask(pretrained, "cat " * 30 + "[MASK]")
+
+
+def test_no_inputs_no_answers(pretrained, directory):
+    assert inference.next_sentence(pretrained, []) == []
+    assert inference.classify(head(directory, "sequence-classification"), []) == []
+    assert inference.tag_words(head(directory, "token-classification"), []) == []
+    assert inference.sentence_embeddings(load_model(directory, "features"), []).shape == (0, 24)
+
+
+def test_numbers_that_cannot_work_are_refused_at_once(pretrained, directory):
+    reader = head(directory, "question-answering")
+    for wrong in ({"stride": 0}, {"max_answer_tokens": 0}, {"batch_size": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}=0 must be at least 1"):
+            inference.answer(reader, "the cat", "the cats sat on the mat . " * 4, **wrong)
+    with pytest.raises(ValueError, match="top_k=0"):
+        inference.fill_mask(pretrained, "the [MASK]", top_k=0)
+
+
+def test_only_line_feeds_end_a_line_of_inputs(tmp_path):
+    (tmp_path / "in.txt").write_bytes("\ufeffa\u2028b\r\n\nc\x0bd\n".encode())
+    assert inference.read_lines(tmp_path / "in.txt") == ["a\u2028b", "", "c\x0bd"]
 
 
 def test_features_are_the_hidden_states(directory):

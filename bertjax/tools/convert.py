@@ -20,11 +20,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from bertjax.inference import read_lines
 from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.interop.loading import TASKS, LoadedModel, load_model
 from bertjax.interop.names import LoadError, flatten
 
-_PASSED_ON = ("problem_type", "finetuning_task")
+_PASSED_ON = ("problem_type", "finetuning_task", "finetuned")
 
 
 def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[LoadedModel, int]:
@@ -135,7 +136,7 @@ def convert(
         f"{time.monotonic() - started:.1f} s")
     after = before
     if add_vocab is not None:
-        words = Path(add_vocab).read_text(encoding="utf-8").splitlines()
+        words = read_lines(add_vocab)
         after, added = extend_vocabulary(before, words)
         say(f"vocab   {added:,} words added, {after.config.vocab_size:,} rows")
     if target == "stablehlo":

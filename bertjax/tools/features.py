@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if out.suffix not in (".jsonl", ".npz"):
             raise ValueError(f"--out={out} must end in .jsonl or .npz")
-        lines = Path(options.file).read_text(encoding="utf-8").splitlines()
-        texts = [tuple(line.split("\t", 1)) if "\t" in line else line for line in lines]
+        texts = [tuple(line.split("\t", 1)) if "\t" in line else line
+                 for line in inference.read_lines(options.file)]
         loaded = load_model(options.model, "features", Execution(dtype=options.dtype),
                             reinitialise_head=True)  # the pooler is not used here
         if options.pooling:

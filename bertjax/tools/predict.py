@@ -90,9 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     options = parser.parse_args(arguments)
     try:
-        lines = options.text or [
-            line for line in Path(options.file).read_text(encoding="utf-8").splitlines() if line
-        ]
+        lines = options.text or [line for line in inference.read_lines(options.file) if line]
         answer, task = TASKS[options.task]
         execution = Execution.for_backend(jax.default_backend(), dtype=options.dtype)
         loaded = load_model(options.model, task, execution)
