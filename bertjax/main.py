@@ -50,9 +50,10 @@ def main(arguments: Sequence[str]) -> None:
     try:
         check_config(config)
         # Late: importing jax takes a second that a refused command need not wait for.
-        from bertjax.training import runtime
+        from bertjax.training import hardware, runtime
 
         runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value)
+        hardware.wake()
         if config.job == "finetune" and config.task.name == "all":
             from bertjax.tasks import suite as jobs
         elif config.job == "finetune":

@@ -18,7 +18,7 @@ import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -47,10 +47,12 @@ from bertjax.tasks.task import (
     row_length,
 )
 from bertjax.tasks.transfer import pack
-from bertjax.training import sharding
-from bertjax.training.checkpoint import Checkpoints
+from bertjax.training import runtime, sharding
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
 from bertjax.training.trainer import Phase, Trainer, TrainState
+
+if TYPE_CHECKING:  # orbax takes a second to import: that can wait until programs compile
+    from bertjax.training.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +144,9 @@ class FineTuner:
         self.load_params, self.prng = load_params, prng
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
         self._prepared: tuple[TaskObjective, Trainer] | None = None
-        self._compiling: dict[tuple[str, int, int], Future[Any]] = {}
+        self._compiling: dict[tuple[str, int, int], Future[Future[Any]]] = {}
+        # Seconds from the process's start until this was reached, by the first run.
+        self.milestones: dict[str, float] = {}
         self._buckets: set[int] = set()
 
     # --- data
@@ -225,17 +229,21 @@ class FineTuner:
     def _predict(self) -> Any:
         """(params, packed batch) -> logits on every device, compiled once a bucket."""
         objective = TaskObjective(self.model, self.task.head)
+
+        def predict(params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+            return objective.outputs(params, objective.prepare(batch, None))
+
         return jax.jit(
-            lambda params, batch: objective.outputs(params, objective.prepare(batch, None)),
-            out_shardings=NamedSharding(self.mesh, PartitionSpec()),
+            predict, out_shardings=NamedSharding(self.mesh, PartitionSpec()),
             compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
         )
 
     def compile_ahead(self, batch_size: int) -> None:
         """Starts to compile the steps of all buckets side by side; `run` waits for them.
 
-        A program takes seconds to compile, most of it outside Python: meanwhile weights can be
-        read. Does nothing in a run of several processes, which must compile in the same order.
+        Python lowers one program after the other, what is needed first at first; XLA compiles each
+        as soon as it is lowered, outside Python: meanwhile weights can be read. Does nothing in a
+        run of several processes, which must compile in the same order.
         """
         if jax.process_count() > 1:
             return
@@ -251,7 +259,11 @@ class FineTuner:
             rows = self._evaluation_rows
             batch = collate([_inputs(row)], length, rows, pad_id)
             work.append(("predict", length, rows, self._predict, state.params, batch))
-        pool = ThreadPoolExecutor(len(work))
+        lowering, compiling = ThreadPoolExecutor(1), ThreadPoolExecutor(len(work) + 1)
+
+        def start(function: Any, *arguments: Any) -> Future[Any]:
+            return compiling.submit(function.lower(*arguments).compile)
+
         for kind, length, rows, function, first, batch in work:
             if (kind, length, rows) not in self._compiling:
                 where = sharding.batch_sharding(self.mesh)
@@ -260,10 +272,11 @@ class FineTuner:
                     for name, value in pack(batch).items()
                 }
                 # A later call with the same shapes finds the program that this one made.
-                self._compiling[kind, length, rows] = pool.submit(
-                    lambda f, *arguments: f.lower(*arguments).compile(), function, first, shapes
-                )
-        pool.shutdown(wait=False)
+                self._compiling[kind, length, rows] = lowering.submit(
+                    start, function, first, shapes)
+        if ("copy", 0, 0) not in self._compiling:
+            self._compiling["copy", 0, 0] = lowering.submit(start, _copy, state.params)
+        lowering.shutdown(wait=False)
 
     def _examples(self, split: str) -> list[tuple[int, Features]]:
         """(bucket, a row of it) for the buckets that a split uses, the longest first."""
@@ -344,14 +357,17 @@ class FineTuner:
 
         self.compile_ahead(run.batch_size)
         state = self.initial_state(run, steps)
-        for future in self._compiling.values():
-            future.result()
+        self._reach("weights")
+        for lowered in self._compiling.values():
+            lowered.result().result()
+        self._reach("programs")
         best = _Best(self.settings.early_stopping, checkpoints)
         if checkpoints is not None and checkpoints.latest() is not None:
             state = self._resume(checkpoints, trainer.abstract_state(objective), best)
 
         def evaluate(state: TrainState) -> Mapping[str, float]:
             scores = self.evaluate(state.params)
+            self._reach("first score")
             return best.see(int(state.step), scores, self._value(scores), state.params)
 
         def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:
@@ -379,6 +395,9 @@ class FineTuner:
             tuple(best.history), time.monotonic() - started,
         )  # fmt: skip
 
+    def _reach(self, milestone: str) -> None:
+        self.milestones.setdefault(milestone, runtime.age())
+
     def _resume(self, checkpoints: Checkpoints, target: TrainState, best: _Best) -> TrainState:
         """The newest state; `best` relearns what was found before."""
         if (step := checkpoints.best()) is not None:
@@ -393,6 +412,9 @@ class FineTuner:
 @jax.jit
 def _copy(tree: Any) -> Any:
     return jax.tree.map(jnp.copy, tree)
+
+
+_rate_at = jax.jit(rate_at, static_argnums=0)  # one program, not one an operation
 
 
 def _inputs(row: Features) -> Features:
@@ -449,7 +471,7 @@ class _WithLearningRate:
 
     def train(self, step: int, last_step: int, metrics: Mapping[str, Any]) -> None:
         if self._logbook is not None:
-            rate = float(rate_at(self._schedule, self._numbers, step - 1))
+            rate = float(_rate_at(self._schedule, self._numbers, step - 1))
             self._logbook.train(step, last_step, {**metrics, "learning_rate": rate})
 
     def __getattr__(self, name: str) -> Any:

@@ -35,7 +35,6 @@ from bertjax.tasks.xnli import XnliTask
 from bertjax.tokenization import load_tokenizer
 from bertjax.tools.report import write_report
 from bertjax.training import hardware, sharding
-from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import flatten, unflatten
 
@@ -242,6 +241,10 @@ def run(job: Job) -> dict[str, Any]:
     tuner, workdir = job.tuner, job.workdir
     directory = workdir / "checkpoints"
     _refuse_other_run(job)
+    tuner.compile_ahead(job.run.batch_size)
+    # Late, beside the compiler: orbax takes a second to import.
+    from bertjax.training.checkpoint import Checkpoints
+
     if jax.process_index() == 0:
         _write_json(workdir / "finetune.json", _identity(job))
     checkpoints = Checkpoints(

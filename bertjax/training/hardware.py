@@ -4,7 +4,9 @@ Peaks are dense bfloat16 products without sparsity, as the vendors publish them;
 denominator of MFU, so a device that is not listed has no MFU rather than a guessed one.
 """
 
+import contextlib
 import platform as host
+import threading
 from typing import Any
 
 import jax
@@ -23,6 +25,15 @@ PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
 # GiB of a TPU device; the first name found in the lower-cased device_kind counts.
 TPU_GIB = (("tpu v6", 32), ("tpu v5p", 95), ("tpu v5 lite", 16), ("tpu v5e", 16), ("tpu v5", 95),
            ("tpu v4", 32), ("tpu v3", 16), ("tpu v2", 8))
+
+
+def wake() -> None:
+    """Starts the devices in the background: a GPU takes seconds, in which Python can import."""
+    def start() -> None:
+        with contextlib.suppress(RuntimeError):  # whoever needs a device next raises it again
+            jax.devices()
+
+    threading.Thread(target=start, name="wake devices", daemon=True).start()
 
 
 def peak_flops(device: jax.Device | None = None) -> float | None:

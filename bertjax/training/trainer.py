@@ -12,12 +12,14 @@ repeats the undisturbed one bit for bit:
   4. A skipped (non-finite) step counts as a step: its batch is not repeated.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import flax.struct
 import jax
@@ -28,12 +30,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bertjax.model.kernels import compiler_options
 from bertjax.training import sharding
 from bertjax.training.budget import Budget
-from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.hardware import prng_implementation
 from bertjax.training.logbook import Logbook
 from bertjax.training.meter import Meter
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.preemption import Preempted, Watchdog, must_stop, stop_on_signals
+
+if TYPE_CHECKING:  # orbax takes a second to import, and not every run saves
+    from bertjax.training.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -141,8 +145,7 @@ class Trainer:
     def abstract_state(self, objective: Objective) -> TrainState:
         """Shapes and shardings of the state: the target for Checkpoints.restore."""
         if id(objective) not in self._abstract:
-            state = jax.eval_shape(lambda key: self._state_of(objective.init(key)),
-                                   self._init_key())
+            state = jax.eval_shape(lambda: self._state_of(objective.init(self._init_key())))
             self._abstract[id(objective)] = objective, sharding.abstract(state, self.mesh)
         return self._abstract[id(objective)][1]
 
@@ -158,11 +161,13 @@ class Trainer:
     def train_step(self, objective: Objective) -> Callable[[TrainState, Batch], tuple[
             TrainState, dict[str, jax.Array]]]:
         """The compiled step (state, global batch) -> (state, metrics). The old state is donated."""
+        def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+            return self._step(objective, state, batch)
+
         donate = () if jax.config.jax_debug_nans else (0,)
         options = compiler_options(self.mesh.devices.flat[0].platform)
         return self._jit("train", objective, lambda state_shardings: jax.jit(
-            lambda state, batch: self._step(objective, state, batch), donate_argnums=donate,
-            compiler_options=options,
+            train_step, donate_argnums=donate, compiler_options=options,
             in_shardings=(state_shardings, sharding.batch_sharding(self.mesh)),
             out_shardings=(state_shardings, self._replicated())))
 

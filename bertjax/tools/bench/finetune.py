@@ -7,8 +7,9 @@ Every side fine-tunes one task with all seeds in one process, as a search would:
 tells what a single run costs (imports, data, weights, compilation included), the last what all
 cost. bertjax starts with an empty compilation cache, then once more with a full one. --speed takes
 the tokenizer of the checkpoint and random weights of BERT-base: only the times mean something.
-Results of a side are kept in --out, so the sides may run apart, each on its own GPU:
---side=ours, --side=peer, and --side=report to draw what both have left.
+A side's results are kept in --out after every seed, and the same command again goes on after them;
+so the sides may run apart, each on its own GPU: --side=ours, --side=peer, and --side=report to draw
+what both have left.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bertjax.tools.bench.finetune_work import Result, Work, mean_and_error
@@ -41,7 +43,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--options", type=json.loads, default={},
                         help="JSON: options of the task's class, such as its files")
     for name, kind in (("seeds", int), ("batch_size", int), ("learning_rate", float),
-                       ("epochs", int), ("max_length", int)):
+                       ("epochs", int), ("max_length", int), ("max_rows", int)):
         parser.add_argument(f"--{name}", type=kind, default=getattr(Work, name))
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--group_by_length", action="store_true",
@@ -55,19 +57,28 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run_side(side: str, work: Work, cache: str | None = None) -> Result:
-    """Starts a side as a process and reads its result. Raises ValueError if it prints none."""
-    environment = dict(os.environ)
-    if cache is not None:
-        environment["JAX_COMPILATION_CACHE_DIR"] = cache
+def run_side(side: str, work: Work, environment: Mapping[str, str] | None = None,
+             keep: Callable[[Result], None] = lambda result: None) -> Result:
+    """Starts a side as a process and reads its results; `keep` gets what is known after each seed.
+
+    Raises:
+      ValueError: it failed, or printed no result.
+    """
     module = f"bertjax.tools.bench.finetune_{side}"
     command = [sys.executable, "-m", module, work.dumps(started=time.time())]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{\"metric\"")]
-    if done.returncode or not lines:
-        raise ValueError(f"{SIDES[side]} on {work.task} ended with code {done.returncode}; its "
-                         f"output ends with:\n{done.stdout[-2000:]}")
-    return Result(**json.loads(lines[-1]))
+    result, said = None, []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, **(environment or {})}) as process:
+        for line in process.stdout or ():
+            if line.startswith('{"metric"'):
+                result = Result(**json.loads(line))
+                keep(result)
+            else:
+                said.append(line)
+    if process.returncode or result is None:
+        raise ValueError(f"{SIDES[side]} on {work.task} ended with code {process.returncode}; its "
+                         f"output ends with:\n{''.join(said)[-2000:]}")
+    return result
 
 
 def random_checkpoint(directory: pathlib.Path, preset: str, tokenizer_of: str) -> None:
@@ -87,42 +98,74 @@ def random_checkpoint(directory: pathlib.Path, preset: str, tokenizer_of: str) -
     write_directory(directory, config, params, "BertModel", tokenizer, overwrite=True)
 
 
+def make_random_checkpoint(out: pathlib.Path, preset: str, tokenizer_of: str) -> str:
+    """`random_checkpoint` in a process of its own, so that this one, which waits, holds no device.
+
+    Returns its directory, in `out`.
+    """
+    path = str(out / f"random-{preset}")
+    code = (f"from bertjax.tools.bench.finetune import random_checkpoint as r; import pathlib; "
+            f"r(pathlib.Path({path!r}), {preset!r}, {tokenizer_of!r})")
+    subprocess.run([sys.executable, "-c", code], check=True,
+                   env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    return path
+
+
 def measure(args: argparse.Namespace) -> None:
     """Runs the sides that were asked for and keeps SIDE_TASK.json in --out."""
     checkpoint = args.checkpoint
     if args.speed:
-        path = args.out / f"random-{args.preset}"
-        code = (f"from bertjax.tools.bench.finetune import random_checkpoint as r; import pathlib; "
-                f"r(pathlib.Path({str(path)!r}), {args.preset!r}, {checkpoint!r})")
-        # Of its own, so that this process, which only waits, holds no device.
-        subprocess.run([sys.executable, "-c", code], check=True,
-                       env={**os.environ, "JAX_PLATFORMS": "cpu"})
-        checkpoint = str(path)
+        checkpoint = make_random_checkpoint(args.out, args.preset, checkpoint)
     for task in args.tasks.split(","):
         work = Work(
             task, args.data, checkpoint, args.options, 1 if args.speed else args.seeds,
-            args.batch_size, args.learning_rate, args.epochs, args.max_length, dtype=args.dtype,
-            group_by_length=args.group_by_length,
+            batch_size=args.batch_size, learning_rate=args.learning_rate, epochs=args.epochs,
+            max_length=args.max_length, dtype=args.dtype, group_by_length=args.group_by_length,
+            max_rows=args.max_rows,
         )  # fmt: skip
         for side in SIDES if args.side == "both" else (args.side,):
-            kept: dict[str, Any] = {"work": json.loads(work.dumps())}
             try:
-                if side == "ours":
-                    with tempfile.TemporaryDirectory() as cache:
-                        kept["cold"] = vars(run_side(side, work, cache))
-                        if not args.no_warm:
-                            again = Work.parse(work.dumps(seeds=1))
-                            kept["warm"] = vars(run_side(side, again, cache))
-                else:
-                    kept["cold"] = vars(run_side(side, work))
+                path = args.out / f"{side}_{task}.json"
+                measure_side(side, work, path, again=side == "ours" and not args.no_warm)
             except ValueError as error:
                 print(f"bench finetune: {error}", file=sys.stderr)
-                continue
-            path = args.out / f"{side}_{task}.json"
-            path.write_text(json.dumps(kept, indent=1) + "\n")
-            print(f"{path}: {kept['cold']}", flush=True)
     if args.speed:
         shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def measure_side(side: str, work: Work, path: pathlib.Path, again: bool) -> None:
+    """The seeds that `path` lacks, written to it one by one; then once more with a full cache.
+
+    Raises:
+      ValueError: as run_side; or `path` is of other work.
+    """
+    kept = json.loads(path.read_text()) if path.exists() else {"work": json.loads(work.dumps())}
+    if differ := [name for name, value in json.loads(work.dumps()).items()
+                  if name != "seeds" and kept["work"].get(name) != value]:
+        raise ValueError(f"{path} was measured with another {', '.join(differ)}; delete it, or "
+                         "choose another --out")
+    earlier = Result(**kept["cold"]) if "cold" in kept else None
+    done = len(earlier.best) if earlier else 0
+
+    def keep(start: str, result: Result) -> None:
+        if start == "cold" and earlier:
+            result = earlier.followed_by(result)
+        kept[start] = vars(result)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(json.dumps(kept, indent=1) + "\n")
+        partial.replace(path)
+        print(f"{path}, {start}: {result.summary()}", flush=True)
+
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {"JAX_COMPILATION_CACHE_DIR": cache} if side == "ours" else {}
+        if done < work.seeds:
+            one = Work.parse(work.dumps(first_seed=done))
+            run_side(side, one, environment, lambda result: keep("cold", result))
+        if again and "warm" not in kept:
+            one = Work.parse(work.dumps(seeds=1))
+            if done >= work.seeds:  # the cache of the process that was stopped is gone
+                run_side(side, one, environment)
+            run_side(side, one, environment, lambda result: keep("warm", result))
 
 
 def collect(out: pathlib.Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -153,14 +196,15 @@ def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
         scores.append(
             f"| {task} | {ours['metric']} | {100 * a:.2f} +- {100 * da:.2f} "
             f"| {100 * b:.2f} +- {100 * db:.2f} | {100 * (a - b):+.2f} / {100 * error:.2f} = {z} "
-            f"| {len(ours['best'])} |")
+            f"| {len(ours['best'])} : {len(peer['best'])} |")
         cold, theirs = ours["score_seconds"], peer["score_seconds"]
         full = f"{warm['score_seconds']:.1f}" if warm else "-"
         ratio = f"{theirs / warm['score_seconds']:.2f}" if warm else "-"
-        speed = ours["rows_per_second"] / (peer["rows_per_second"] or float("nan"))
+        speeds = [Result(**side).rows_per_second for side in (ours, peer)]
+        speed = speeds[0] / speeds[1] if speeds[1] else float("nan")
         times.append(
-            f"| {task} | {ours['rows']:,} | {ours['rows_per_second']:,.0f} : "
-            f"{peer['rows_per_second']:,.0f} | {speed:.2f} | {cold:.1f} / {full} / {theirs:.1f} "
+            f"| {task} | {ours['rows']:,} | {speeds[0]:,.0f} : "
+            f"{speeds[1]:,.0f} | {speed:.2f} | {cold:.1f} / {full} / {theirs:.1f} "
             f"| {theirs / cold:.2f} / {ratio} | {ours['all_seconds']:.1f} : "
             f"{peer['all_seconds']:.1f} | {peer['all_seconds'] / ours['all_seconds']:.2f} |")
     heads = [f"{SIDES[side]}: {kept['cold']['device']}, {kept['cold']['versions']}"

@@ -1,6 +1,6 @@
 """bertjax's side of the fine-tuning benchmark: seeds in one process, sharing compiled steps.
 
-    python -m bertjax.tools.bench.finetune_ours WORK    -> one JSON object on the last line
+    python -m bertjax.tools.bench.finetune_ours WORK    -> a JSON object a seed; the last has all
 """
 
 from __future__ import annotations
@@ -40,58 +40,87 @@ class _Recorder:
         """Nothing is open."""
 
 
-def measure(work: Work) -> Result:
-    """Fine-tunes with every seed and times it."""
+def measure(work: Work) -> None:
+    """Fine-tunes with every seed, times it, and prints what is known after each."""
     import jax
+
+    from bertjax.training import hardware
 
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    compiled: list[float] = []
-
-    def listen(event: str, seconds: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(seconds)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
+    milestones = {"jax imported": time.time() - work.started}
+    hardware.wake()
+    programs = _record_programs()
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
     from bertjax.tasks.finetune import FineTuneSettings, RunSettings
+    from bertjax.training import runtime
 
+    milestones["all imported"] = time.time() - work.started
+    jax.devices()
+    milestones["devices"] = time.time() - work.started
     recipe = FineTuneSettings(
         max_length=work.max_length, warmup=work.warmup, weight_decay=work.weight_decay,
         schedule="linear_after_warmup", bias_correction=True,
     )  # fmt: skip
     settings = RunSettings(work.learning_rate, work.batch_size, work.epochs, 0)
+    task = work.limit(job.make_task(work.task, work.data, work.options))
     tuner = job.prepare_task(
-        job.make_task(work.task, work.data, work.options), work.checkpoint, "", recipe, settings,
-        execution=Execution.for_backend(jax.default_backend(), dtype=work.dtype),
+        task, work.checkpoint, "", recipe, settings,
+        execution=Execution.for_backend(jax.default_backend(), dtype=work.dtype, **work.execution),
     ).tuner  # fmt: skip
+    milestones["data"] = time.time() - work.started
+    rows = len(tuner.data("train", training=True)[1])
+    # The last batch of an epoch is not full.
+    full = rows / -(-rows // work.batch_size)
+    late = time.time() - work.started - runtime.age()  # of the process, behind the clock's start
     runs, recorders, ends = [], [], []
-    for seed in range(work.seeds):
+    for seed in range(work.first_seed, work.seeds):
         recorders.append(_Recorder())
         one = RunSettings(work.learning_rate, work.batch_size, work.epochs, seed)
         runs.append(tuner.run(one, recorders[-1], log_every=10))
         ends.append(time.time())
-    speeds = [statistics.fmean(r.step_seconds) for r in recorders if r.step_seconds]
-    rows = len(tuner.data("train", training=True)[1])
-    # The last batch of an epoch is not full.
-    full = rows / (-(-rows // work.batch_size) * work.batch_size)
-    return Result(
-        metric=tuner.task.metric,
-        best=[run.value for run in runs],
-        last=[run.history[-1][1] for run in runs],
-        ready_seconds=recorders[0].first_step - work.started,
-        score_seconds=ends[0] - work.started,
-        all_seconds=ends[-1] - work.started,
-        compile_seconds=sum(compiled),
-        compilations=len(compiled),
-        rows_per_second=full * work.batch_size / statistics.median(speeds) if speeds else 0.0,
-        rows=rows,
-        steps=runs[0].steps,
-        device=jax.devices()[0].device_kind,
-        versions=f"jax {jax.__version__}",
-    )
+        reached = {name: age + late for name, age in tuner.milestones.items()}
+        reached["first step"] = recorders[0].first_step - work.started
+        compiled = [compiling for _, _, _, compiling in programs if compiling]
+        Result(
+            metric=tuner.task.metric,
+            best=[run.value for run in runs],
+            last=[run.history[-1][1] for run in runs],
+            ready_seconds=reached["first step"],
+            score_seconds=ends[0] - work.started,
+            all_seconds=ends[-1] - work.started,
+            compile_seconds=sum(compiled),
+            compilations=len(compiled),
+            speeds=[full / statistics.fmean(r.step_seconds) for r in recorders if r.step_seconds],
+            rows=rows,
+            steps=runs[0].steps,
+            device=jax.devices()[0].device_kind,
+            versions=f"jax {jax.__version__}",
+            milestones=milestones | dict(sorted(reached.items(), key=lambda pair: pair[1])),
+            programs=[tuple(program) for program in programs],
+        ).print()
+
+
+def _record_programs() -> list[list[Any]]:
+    """A list that gains [name, seconds of tracing, lowering, compiling] for every program."""
+    import jax
+
+    names = ("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration", "backend_compile_duration")
+    places = {f"/jax/core/compile/{name}": place for place, name in enumerate(names, 1)}
+    programs: list[list[Any]] = []
+
+    def listen(event: str, seconds: float, fun_name: str = "?", **_: Any) -> None:
+        if place := places.get(event):
+            name = fun_name.removeprefix("jit(").removesuffix(")")
+            row = next((row for row in programs if row[0] == name and not row[3]), None)
+            if row is None:
+                programs.append(row := [name, 0.0, 0.0, 0.0])
+            row[place] += seconds
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return programs
 
 
 if __name__ == "__main__":
-    measure(Work.parse(sys.argv[1])).print()
+    measure(Work.parse(sys.argv[1]))

@@ -5,13 +5,12 @@ library's defaults but for what `Work` says, an evaluation an epoch, nothing sav
 sentence tasks are tokenised by transformers; rows of tagging and question answering are bertjax's,
 so that both sides see the same windows. Scores are computed by the same code on both sides.
 
-    python -m bertjax.tools.bench.finetune_peer WORK    -> one JSON object on the last line
+    python -m bertjax.tools.bench.finetune_peer WORK    -> a JSON object a seed; the last has all
 """
 
 from __future__ import annotations
 
 import inspect
-import statistics
 import sys
 import tempfile
 import time
@@ -255,8 +254,8 @@ def _joined(parts: list) -> Any:
     ])
 
 
-def measure(work: Work) -> Result:
-    """Fine-tunes with every seed and times it."""
+def measure(work: Work) -> None:
+    """Fine-tunes with every seed, times it, and prints what is known after each."""
     import torch
     import transformers
 
@@ -269,12 +268,13 @@ def measure(work: Work) -> Result:
     transformers.logging.set_verbosity_error()
     cuda = torch.cuda.is_available()
     tokenizer = transformers.AutoTokenizer.from_pretrained(work.checkpoint)
-    task = make_task(work)
+    task = work.limit(make_task(work))
     _, _, rows = rows_of(task, "train", work, tokenizer)
     dev, dev_features, dev_rows = rows_of(task, "dev", work, tokenizer)
     collator = make_collator(task, tokenizer)
+    full = len(rows) / (-(-len(rows) // work.batch_size) * work.batch_size)
     best, last, clocks, ends, steps = [], [], [], [], 0
-    for seed in range(work.seeds):
+    for seed in range(work.first_seed, work.seeds):
         transformers.set_seed(seed)
         values: list[float] = []
 
@@ -290,19 +290,17 @@ def measure(work: Work) -> Result:
         ends.append(time.time())
         best.append(max(values))
         last.append(values[-1])
-    full = len(rows) / (-(-len(rows) // work.batch_size) * work.batch_size)
-    speeds = [full * work.batch_size * c.steps / c.seconds for c in clocks if c.steps]
-    return Result(
-        metric=task.metric, best=best, last=last,
-        ready_seconds=clocks[0].first_step - work.started,
-        score_seconds=ends[0] - work.started, all_seconds=ends[-1] - work.started,
-        compile_seconds=0.0, compilations=0,
-        rows_per_second=statistics.median(speeds) if speeds else 0.0,
-        rows=len(rows), steps=steps,
-        device=torch.cuda.get_device_name() if cuda else "cpu",
-        versions=f"transformers {transformers.__version__}, torch {torch.__version__}, {how}",
-    )  # fmt: skip
+        Result(
+            metric=task.metric, best=best, last=last,
+            ready_seconds=clocks[0].first_step - work.started,
+            score_seconds=ends[0] - work.started, all_seconds=ends[-1] - work.started,
+            compile_seconds=0.0, compilations=0,
+            speeds=[full * work.batch_size * c.steps / c.seconds for c in clocks if c.steps],
+            rows=len(rows), steps=steps,
+            device=torch.cuda.get_device_name() if cuda else "cpu",
+            versions=f"transformers {transformers.__version__}, torch {torch.__version__}, {how}",
+        ).print()  # fmt: skip
 
 
 if __name__ == "__main__":
-    measure(Work.parse(sys.argv[1])).print()
+    measure(Work.parse(sys.argv[1]))
