@@ -24,6 +24,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+import bertjax
 from bertjax.interop.names import LoadError, flatten, hugging_face_place
 from bertjax.interop.torch_pickle import read_torch_pickle
 from bertjax.model.presets import BertConfig
@@ -263,35 +264,41 @@ def write_directory(
 def model_card(
     name: str,
     architecture: str,
-    parameters: int,
-    data: str = "not recorded",
+    summary: str,
+    data: str = "",
     recipe: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    commit: str = "not recorded",
-    language: str = "en",
-    license: str | None = None,
+    sections: Mapping[str, str] | None = None,
+    fill_mask: bool = False,
 ) -> str:
-    """README.md of a model directory: what it was trained on, how, how well, by which code.
+    """README.md of a model directory: what it is, how to load it, what it was trained on and how.
 
     Args:
-      recipe: setting -> value, in the order to print.
-      metrics: name -> value on held-out data.
-      commit: of the code that trained it.
+      architecture: the class of heads.py and of transformers that the weights are of.
+      summary: the first paragraph.
+      recipe: what of the training -> value, in the order to print.
+      sections: further titles and their Markdown.
+      fill_mask: whether it answers `fill-mask`, which the card then shows.
     """
-    head = ["---", f"language: {language}", "library_name: transformers", "tags:", "- bert",
-            "- bertjax"]
-    if license:
-        head.append(f"license: {license}")
-    lines = [*head, "---", "", f"# {name}", "",
-             f"{architecture} with {parameters / 1e6:.1f} M parameters, trained with bertjax "
-             f"(commit {commit}). The weights load in `transformers` and in `bertjax.load_model`.",
-             "", "## Data", "", data]
-    for title, header, table in (
-        ("Recipe", "| setting | value |", recipe),
-        ("Metrics", "| held-out metric | value |", metrics),
-    ):
-        if table:
-            rows = [f"| {k} | {v:.6g} |" if isinstance(v, float) else f"| {k} | {v} |"
-                    for k, v in table.items()]
-            lines += ["", f"## {title}", "", header, "|---|---|", *rows]
+    head = ["---", "library_name: transformers", "tags:", "- bert", "- bertjax"]
+    head += ["pipeline_tag: fill-mask"] if fill_mask else []
+    sentence = "The capital of France is [MASK]."
+    theirs = (["from transformers import pipeline", "",
+               'fill = pipeline("fill-mask", model="DIRECTORY")', f'fill("{sentence}")']
+              if fill_mask else
+              [f"from transformers import AutoTokenizer, {architecture}", "",
+               'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
+               f'model = {architecture}.from_pretrained("DIRECTORY")'])
+    ours = ["import bertjax", "", 'model = bertjax.load_model("DIRECTORY")']
+    ours += [f'bertjax.fill_mask(model, "{sentence}")'] if fill_mask else []
+    lines = [*head, "---", "", f"# {name}", "", summary, "",
+             f"Written by bertjax {bertjax.__version__} as `{architecture}`.", "", "## Use", "",
+             "```python", *theirs, "```", "", "or, without torch,", "", "```python", *ours, "```"]
+    if data:
+        lines += ["", "## Data", "", data]
+    if recipe:
+        rows = [f"| {what} | {value:.6g} |" if isinstance(value, float) else
+                f"| {what} | {value} |" for what, value in recipe.items()]
+        lines += ["", "## Training", "", "| | |", "|---|---|", *rows]
+    for title, text in (sections or {}).items():
+        lines += ["", f"## {title}", "", text]
     return "\n".join(lines) + "\n"

@@ -166,15 +166,15 @@ def _check_bits(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
 
 def _card(loaded: LoadedModel, source: str) -> str:
     run = loaded.settings if "batch_size" in loaded.settings else {}
-    recipe = {k: run[k] for k in ("phases", "batch_size", "seed", "init_from") if run.get(k)}
+    recipe = {k: run[k] for k in ("phases", "batch_size", "seed") if run.get(k)}
     recipe |= {f"optimizer.{k}": v for k, v in (run.get("optimizer") or {}).items()}
-    corpus = (run.get("data") or {}).get("corpus")
+    count = sum(x.size for x in jax.tree.leaves(loaded.params))
+    architecture = type(loaded.model).__name__
+    masked = architecture in ("BertForPreTraining", "BertForMaskedLM")
     return model_card(
-        Path(source).name, type(loaded.model).__name__,
-        sum(x.size for x in jax.tree.leaves(loaded.params)),
-        data=f"Corpus: {corpus}." if corpus else f"Converted from {Path(source).name}.",
-        recipe=recipe,
-    )
+        Path(source).name, architecture,
+        f"{count / 1e6:.1f} M parameters, converted from `{Path(source).name}`.",
+        recipe=recipe, fill_mask=masked and not loaded.config.is_decoder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

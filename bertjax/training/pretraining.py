@@ -1,13 +1,12 @@
 """Pre-training: the masked language model and next-sentence prediction over a corpus.
 
 `PretrainingObjective` is what the trainer learns: masks drawn on the device, the joint loss.
-`prepare` turns a configuration into a checked `Job` without compiling anything; `run` trains it,
-evaluates it, and leaves the model in Hugging Face's layout and a report in the work directory.
+`prepare` turns a configuration into a checked `Job` without compiling anything; `run` trains and
+evaluates it, and finish.py leaves the model and a report in the work directory.
 """
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,11 +22,11 @@ from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_p
 from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.tokenization import load_tokenizer
-from bertjax.tools.report import write_report
 from bertjax.training import hardware, losses, sharding
 from bertjax.training.budget import Budget
 from bertjax.training.checkpoint import Checkpoints, resolve_directory
-from bertjax.training.corpora import Corpus, open_corpus, random_share, token_entropy
+from bertjax.training.corpora import Corpus, open_corpus
+from bertjax.training.finish import finish
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.trainer import Batch, Phase, Sums, Trainer, TrainState, at_position
@@ -323,7 +322,7 @@ def run(job: Job) -> int:
             checkpoint_every=config.checkpoint.every_steps, profile_steps=config.profile_steps,
             profile_directory=str(workdir / "profile"), budget=budget)
     metrics = evaluated.get(int(state.step)) or evaluate(state)
-    _finish(job, state.params, metrics, logbook)
+    finish(job, state.params, int(state.step), metrics, logbook)
     logbook.close()
     return 0
 
@@ -388,61 +387,3 @@ def summary(job: Job, step: int) -> str:
     lines.append(("start", origin))
     lines.append(("workdir", str(job.workdir)))
     return "\n".join(f"{name:>9}  {text}" for name, text in lines)
-
-
-# ---------------------------------------------------------------------------------------- finish
-
-
-def _finish(job: Job, params: Any, metrics: dict[str, float], logbook: Logbook) -> None:
-    """Prints the result, and writes the model in Hugging Face's layout, examples and the report."""
-    heldout = job.evaluations[-1].batches
-    length = job.config.eval.seq_length or job.config.phases[-1][1]
-    entropy = token_entropy(job.corpus.token_counts(length))
-    lines = [f"held-out MLM loss {metrics['mlm_loss']:.3f}, accuracy {metrics['mlm_accuracy']:.1%} "
-             f"(unigram entropy of the held-out tokens: {entropy:.3f})"]
-    if "nsp_accuracy" in metrics:
-        accuracy = metrics["nsp_accuracy"]
-        error = math.sqrt(accuracy * (1 - accuracy) / heldout.num_pairs)
-        # The larger class is not exactly half: single-sentence chunks are always 'random'.
-        share = random_share(heldout)
-        chance = max(share, 1 - share)
-        lines.append(
-            f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} "
-            f"pairs: {(accuracy - chance) / max(error, 1e-9):+.1f} standard errors from the best "
-            f"constant guess ({chance:.1%})")
-    logbook.message("\n".join(lines))
-    params = sharding.fetch(params, job.mesh)
-    if jax.process_index() != 0:
-        return
-
-    from bertjax.interop import huggingface
-
-    model = job.workdir / "model"
-    card = huggingface.model_card(
-        f"BERT pre-trained in {job.workdir.name}", "BertForPreTraining",
-        parameter_count(job.model_config), job.config.data.corpus,
-        settings.flatten(job.config), metrics)
-    huggingface.write_directory(model, job.model_config, params, "BertForPreTraining",
-                                job.tokenizer, card=card, overwrite=True)
-    logbook.message(f"model written to {model} (loads in transformers and bertjax.load_model)")
-    _fill_masks(job, model, logbook)
-    logbook.flush()
-    logbook.message(f"report: {write_report([job.workdir])}")
-
-
-def _fill_masks(job: Job, model: epath.Path, logbook: Logbook) -> None:
-    """Prints the best fillings of config.log.fill_mask, and keeps them for the report."""
-    if not job.config.log.fill_mask:
-        return
-    from bertjax.inference import fill_mask
-    from bertjax.interop import load_model
-
-    loaded = load_model(model)
-    examples = []
-    for text in job.config.log.fill_mask:
-        predictions = [(filling.token, filling.probability)
-                       for filling in fill_mask(loaded, text, top_k=5)[0]]
-        examples.append({"text": text, "predictions": predictions})
-        words = ", ".join(f"{token} {probability:.0%}" for token, probability in predictions)
-        logbook.message(f"  {text}\n    {words}")
-    (job.workdir / "examples.json").write_text(json.dumps(examples, indent=1))

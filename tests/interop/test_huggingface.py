@@ -181,10 +181,16 @@ def test_vocabulary_larger_than_the_table_is_not_written(golden, tmp_path):
                         Tokenizer())
 
 
-def test_model_card_names_data_recipe_metrics_and_commit():
-    card = model_card("demo", "BertForPreTraining", 4_400_000, "docstrings", {"steps": 100},
-                      {"mlm_loss": 2.5}, commit="abc123")
-    assert card.startswith("---\nlanguage: en\n")
-    for text in ("4.4 M parameters", "abc123", "docstrings", "| steps | 100 |",
-                 "| mlm_loss | 2.5 |"):
+def test_model_card_says_what_it_is_and_how_to_load_it():
+    card = model_card("demo", "BertForPreTraining", "A small BERT.", "docstrings",
+                      {"steps": 100, "`optimizer.b2`": 0.98}, {"Results": "* loss 2.5"}, True)
+    head, title = card.split("---\n")[1:3]
+    assert "pipeline_tag: fill-mask\n" in head and "library_name: transformers\n" in head
+    assert title.startswith("\n# demo\n\nA small BERT.\n")
+    for text in ("## Data\n\ndocstrings\n", "| steps | 100 |", "| `optimizer.b2` | 0.98 |",
+                 "## Results\n\n* loss 2.5\n", 'pipeline("fill-mask", model="DIRECTORY")',
+                 'bertjax.load_model("DIRECTORY")'):
         assert text in card
+    tagger = model_card("t", "BertForTokenClassification", "Tags.")
+    assert "fill" not in tagger and "BertForTokenClassification.from_pretrained" in tagger
+

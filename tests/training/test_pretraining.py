@@ -11,7 +11,7 @@ import pytest
 from bertjax.config import default_config
 from bertjax.interop.huggingface import write_directory
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
-from bertjax.training import pretraining, sharding
+from bertjax.training import finish, pretraining, sharding
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import Trainer
 
@@ -231,3 +231,30 @@ def test_finished_run_is_left_alone(finished_run, run_copy, capsys):
     pretraining.run(pretraining.prepare(config, str(directory)))
     assert "already finished at step 8" in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, weights(directory, 8), weights(finished_run[1], 8))
+
+
+def test_the_models_card_tells_data_training_and_results_but_no_path(finished_run, store):
+    config, directory = finished_run
+    text = (directory / "model" / "README.md").read_text()
+    said = json.loads([line for line in (directory / "metrics.jsonl").read_text().splitlines()
+                       if "eval/mlm_loss" in line][-1])
+    for expected in (
+            "2 layers of width 16, 2 heads", "random weights to predict masked words and next",
+            "M tokens. The vocabulary has 65 entries of lower-case text.", "| steps | 8 of 16 rows",
+            "32 for 50% of the steps, then 48 for 50%", "8 x cpu, float32",
+            "| `optimizer.warmup_steps` | 2 |", f"held-out MLM loss {said['eval/mlm_loss']:.3f}",
+            "held-out NSP accuracy", "pipeline_tag: fill-mask"):
+        assert expected in text, expected
+    for hidden in (str(store), str(directory), "log.", "execution.", "`model.hidden_size`"):
+        assert hidden not in text, hidden
+
+    config = config.copy_and_resolve_references()
+    config.data.nsp, config.model.is_decoder = False, True
+    config.budget_minutes = 2.5
+    job = pretraining.prepare(config, str(directory.parent / "other"))
+    text = finish.card(job, 5, [], [{"text": "a [MASK]", "predictions": [("b", 0.5), ("c", 0.25)]}])
+    for expected in ("the next token of a text. Its pooler and next-sentence head are untrained",
+                     "| wall clock | 2.5 minutes |", "32 for 50% of the time",
+                     "| a [MASK] | b 50%, c 25% |"):
+        assert expected in text, expected
+    assert "pipeline_tag" not in text
