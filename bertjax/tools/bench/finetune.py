@@ -179,47 +179,68 @@ def collect(out: pathlib.Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """The comparison in Markdown: scores, then times."""
+    """The comparison in Markdown: scores, then times; '-' for what has not been measured."""
     scores = ["| task | metric | bertjax | transformers | difference / standard error | seeds |",
               "|---|---|---|---|---|---|"]
     times = ["| task | rows | training, rows/s | ratio | start to first score, s "
              "(empty cache / full cache / transformers) | ratios | all seeds, s | ratio |",
              "|---|---|---|---|---|---|---|---|"]
+    heads: dict[str, str] = {}
     for task, sides in found.items():
-        if set(sides) != set(SIDES):
+        ours, warm, peer = (
+            Result(**sides[side][start]) if start in sides.get(side, {}) else None
+            for side, start in (("ours", "cold"), ("ours", "warm"), ("peer", "cold")))
+        known = ours or peer
+        if known is None:
             continue
-        ours, peer = sides["ours"]["cold"], sides["peer"]["cold"]
-        warm = sides["ours"].get("warm")
-        (a, da, ea), (b, db, eb) = (mean_and_error(side["best"]) for side in (ours, peer))
-        error = (ea**2 + eb**2) ** 0.5
-        z = f"{(a - b) / error:+.2f}" if error else "-"
-        scores.append(
-            f"| {task} | {ours['metric']} | {100 * a:.2f} +- {100 * da:.2f} "
-            f"| {100 * b:.2f} +- {100 * db:.2f} | {100 * (a - b):+.2f} / {100 * error:.2f} = {z} "
-            f"| {len(ours['best'])} : {len(peer['best'])} |")
-        cold, theirs = ours["score_seconds"], peer["score_seconds"]
-        full = f"{warm['score_seconds']:.1f}" if warm else "-"
-        ratio = f"{theirs / warm['score_seconds']:.2f}" if warm else "-"
-        speeds = [Result(**side).rows_per_second for side in (ours, peer)]
-        speed = speeds[0] / speeds[1] if speeds[1] else float("nan")
+        for side, result in (("ours", ours), ("peer", peer)):
+            if result:
+                heads[side] = f"{SIDES[side]}: {result.device}, {result.versions}"
+        scores.append(f"| {task} | {known.metric} | {_score(ours)} | {_score(peer)} "
+                      f"| {_difference(ours, peer)} "
+                      f"| {' : '.join(str(len(r.best)) if r else '-' for r in (ours, peer))} |")
+
+        def pair(name: str, form: str, better: int, sides=(ours, peer)) -> str:  # 'a : b | ratio'
+            values = [getattr(r, name) if r else 0 for r in sides]
+            shown = " : ".join(format(v, form) if v else "-" for v in values)
+            return f"{shown} | {(values[0] / values[1]) ** better:.2f}" if all(values) else (
+                f"{shown} | -")
+
+        starts = [r.score_seconds if r else 0 for r in (ours, warm, peer)]
+        ratios = [f"{starts[2] / s:.2f}" if s and starts[2] else "-" for s in starts[:2]]
         times.append(
-            f"| {task} | {ours['rows']:,} | {speeds[0]:,.0f} : "
-            f"{speeds[1]:,.0f} | {speed:.2f} | {cold:.1f} / {full} / {theirs:.1f} "
-            f"| {theirs / cold:.2f} / {ratio} | {ours['all_seconds']:.1f} : "
-            f"{peer['all_seconds']:.1f} | {peer['all_seconds'] / ours['all_seconds']:.2f} |")
-    heads = [f"{SIDES[side]}: {kept['cold']['device']}, {kept['cold']['versions']}"
-             for sides in list(found.values())[:1] for side, kept in sides.items()]
-    return "\n".join([*heads, "", "Best evaluation of a run, one an epoch; mean +- standard "
-                      "deviation over the seeds, in percent:", "", *scores, "", *times, ""])
+            f"| {task} | {known.rows:,} | {pair('rows_per_second', ',.0f', 1)} "
+            f"| {' / '.join(f'{s:.1f}' if s else '-' for s in starts)} | {' / '.join(ratios)} "
+            f"| {pair('all_seconds', '.1f', -1)} |")
+    title = ("Best evaluation of a run, one an epoch, in percent; mean +- standard deviation over "
+             "the seeds:")
+    return "\n".join([*heads.values(), "", title, "", *scores, "", *times, ""])
+
+
+def _score(result: Result | None) -> str:
+    if result is None:
+        return "-"
+    mean, deviation, _ = mean_and_error(result.best)
+    return f"{100 * mean:.2f} +- {100 * deviation:.2f}"
+
+
+def _difference(ours: Result | None, peer: Result | None) -> str:
+    """'difference / its standard error = z', in percent."""
+    if ours is None or peer is None:
+        return "-"
+    (a, _, ea), (b, _, eb) = mean_and_error(ours.best), mean_and_error(peer.best)
+    error = (ea**2 + eb**2) ** 0.5
+    return f"{100 * (a - b):+.2f} / {100 * error:.2f} = " + (
+        f"{(a - b) / error:+.2f}" if error else "-")
 
 
 def draw(found: dict[str, dict[str, dict[str, Any]]], path: pathlib.Path) -> None:
     """Every seed's score, and where the time to the first score goes."""
-    from matplotlib.figure import Figure
-
     tasks = [task for task, sides in found.items() if set(sides) == set(SIDES)]
     if not tasks:
         return
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(12, 1.6 + 0.75 * len(tasks)), layout="constrained")
     left, right = figure.subplots(1, 2)
     colours = {"ours": "tab:blue", "peer": "tab:orange"}
