@@ -1,5 +1,6 @@
 """Real processes that are killed and started again end bit-equal to an undisturbed run."""
 
+import io
 import json
 import signal
 import time
@@ -7,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from bertjax.tools.soak import ACCIDENTS, Soak, history
+from bertjax.tools.soak import ACCIDENTS, Soak, history, newest_intact, spoil
 
 
 def assert_bit_equal(calm, rough):
@@ -43,6 +44,41 @@ def test_resume_after_sigterm_and_after_sigkill_is_bit_identical(tmp_path):
     assert history(calm) == history(rough)
     steps = [json.loads(line)["step"] for line in (rough / "metrics.jsonl").open()]
     assert steps == list(range(1, 61))
+
+
+def checkpoint(run, name, text="0123456789"):
+    state = run / "checkpoints" / name / "state"
+    state.mkdir(parents=True)
+    (state / "data").write_text(text)
+    (state.parent / "manifest.json").write_text(json.dumps({"files": {"state/data": [10, 0]}}))
+    return state.parent
+
+
+def test_where_a_run_must_begin_is_its_newest_intact_checkpoint(tmp_path):
+    assert newest_intact(tmp_path) == 0
+    checkpoint(tmp_path, "10")
+    checkpoint(tmp_path, "tmp.90")
+    assert newest_intact(tmp_path) == 10
+    checkpoint(tmp_path, "20", text="01234")
+    assert newest_intact(tmp_path) == 10
+    checkpoint(tmp_path, "old.30")  # its replacement was not complete when the run was killed
+    assert newest_intact(tmp_path) == 30
+    spoil(checkpoint(tmp_path, "40"), emptied=True)
+    assert newest_intact(tmp_path) == 30
+
+
+def test_a_run_that_begins_earlier_than_it_must_is_found_out(tmp_path, monkeypatch):
+    class Child:
+        stdout = io.StringIO("training from step 0\n")
+
+        def kill(self):
+            pass
+
+    soak = Soak(tmp_path, kills=1, seed=0)
+    monkeypatch.setattr(soak, "launch", lambda *arguments: Child())
+    checkpoint(tmp_path, "10")
+    with pytest.raises(SystemExit, match="began at step 0, but its newest intact .* step 10"):
+        soak.start(tmp_path, 0)
 
 
 @pytest.mark.slow
