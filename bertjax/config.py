@@ -10,6 +10,7 @@ import difflib
 import importlib.util
 import math
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -189,6 +190,23 @@ SETTINGS: dict[str, Any] = {
     "profile_steps": S((0, 0), "(first, last) step recorded as a profiler trace under "
                        "WORKDIR/profile; (0, 0) = none"),
 }
+
+# What numbers may be: at least ..., above 0, shares from 0 to 1, from 0 to below 1.
+_AT_LEAST = {
+    1: ("batch_size", "accumulation", "checkpoint.keep_last", "log.every_steps",
+        "model.vocab_multiple", "optimizer.max_skipped_in_row", "task.epochs",
+        "task.eval_batch_size", "task.evaluations_per_epoch"),
+    0: ("seed", "budget_minutes", "data.prefetch", "data.workers", "masking.max_predictions",
+        "model.vocab_size", "optimizer.weight_decay", "optimizer.clip_norm",
+        "checkpoint.every_steps", "checkpoint.keep_best", "checkpoint.keep_every",
+        "eval.every_steps", "eval.rows", "eval.seq_length", "task.bilstm", "task.buckets",
+        "task.early_stopping", "watchdog_seconds"),
+}
+_POSITIVE = ("optimizer.learning_rate", "optimizer.eps", "data.demo_megabytes")
+_SHARES = ("masking.rate", "masking.mask_prob", "masking.random_prob", "eval.masking_rate",
+           "data.short_seq_prob", "task.warmup", "task.layer_decay")
+_BELOW_ONE = ("optimizer.b1", "optimizer.b2", "data.heldout_fraction", "model.hidden_dropout_prob",
+              "model.attention_probs_dropout_prob")
 
 # Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
 FREE_ON_RESUME = ("execution.", "mesh.", "checkpoint.", "eval.", "log.", "profile_steps", "resume",
@@ -438,21 +456,36 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     if config.log.wandb and importlib.util.find_spec("wandb") is None:
         raise ValueError(f"config.log.wandb={config.log.wandb} needs the package of Weights & "
                          "Biases: pip install wandb")
+    _check_ranges(flatten(config))
+    try:
+        re.compile(config.optimizer.no_decay)
+    except re.error as error:
+        raise ValueError(f"config.optimizer.no_decay={config.optimizer.no_decay!r} is not a "
+                         f"regular expression: {error}") from None
     if config.job == "pretrain":
         _check_pretraining(config)
-    for name in ("batch_size", "accumulation", "checkpoint.keep_last", "log.every_steps",
-                 "model.vocab_multiple"):
-        if flatten(config)[name] < 1:
-            raise ValueError(f"config.{name}={flatten(config)[name]} must be at least 1")
     if config.batch_size % config.accumulation:
         raise ValueError(
             f"config.batch_size={config.batch_size} is not divisible by config.accumulation="
             f"{config.accumulation}; the next valid batch size is "
             f"{-(-config.batch_size // config.accumulation) * config.accumulation}")
 
-    if config.optimizer.learning_rate <= 0:
-        raise ValueError(f"config.optimizer.learning_rate={config.optimizer.learning_rate} must be "
-                         "positive")
+
+def _check_ranges(flat: Mapping[str, Any]) -> None:
+    """`not (a <= x)` throughout, because NaN compares as False."""
+    for least, names in _AT_LEAST.items():
+        for name in names:
+            if not flat[name] >= least:
+                raise ValueError(f"config.{name}={flat[name]} must be at least {least}")
+    for name in _POSITIVE:
+        if not 0 < flat[name] < math.inf:
+            raise ValueError(f"config.{name}={flat[name]} must be positive")
+    for name in _SHARES:
+        if not 0 <= flat[name] <= 1:
+            raise ValueError(f"config.{name}={flat[name]} is not a probability (0 to 1)")
+    for name in _BELOW_ONE:
+        if not 0 <= flat[name] < 1:
+            raise ValueError(f"config.{name}={flat[name]} must be at least 0 and below 1")
 
 
 def _check_pretraining(config: ml_collections.ConfigDict) -> None:
@@ -460,18 +493,11 @@ def _check_pretraining(config: ml_collections.ConfigDict) -> None:
     if config.model.is_decoder and config.data.nsp:
         raise ValueError("config.model.is_decoder=True has no next-sentence prediction: [CLS], at "
                          "the left, sees nothing. Set --config.data.nsp=False")
-    if config.budget_minutes < 0:
-        raise ValueError(f"config.budget_minutes={config.budget_minutes} must not be negative")
     if config.eval.seq_length and not (
             5 <= config.eval.seq_length <= config.model.max_position_embeddings):
         raise ValueError(
             f"config.eval.seq_length={config.eval.seq_length} must be between 5 and "
             f"config.model.max_position_embeddings={config.model.max_position_embeddings}")
-    for name in ("masking.rate", "masking.mask_prob", "masking.random_prob", "eval.masking_rate",
-                 "data.short_seq_prob", "data.heldout_fraction", "model.hidden_dropout_prob",
-                 "model.attention_probs_dropout_prob"):
-        if not 0 <= flatten(config)[name] <= 1:
-            raise ValueError(f"config.{name}={flatten(config)[name]} is not a probability (0 to 1)")
     if config.masking.rate == 0:
         raise ValueError("config.masking.rate=0: nothing would be predicted; the paper has 0.15")
     if config.masking.mask_prob + config.masking.random_prob > 1 + 1e-9:

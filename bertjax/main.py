@@ -17,7 +17,13 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from bertjax.config import check_config, check_override_names, describe, expand_overrides
+from bertjax.config import (
+    check_config,
+    check_override_names,
+    config_names,
+    describe,
+    expand_overrides,
+)
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon "
@@ -90,8 +96,12 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
         return remaining
     except (flags.Error, ValueError, TypeError, AttributeError, OSError) as error:
         # An error inside the config file arrives as a whole traceback: its last line says it all.
-        lines = str(error).strip().splitlines()
-        _refuse(lines[-1] if "Traceback" in str(error) else " ".join(map(str.strip, lines)))
+        message = str(error).strip()
+        lines = message.splitlines()
+        if "[Errno 2]" in message:
+            _refuse(message.rpartition("[Errno 2] ")[2] + " (an experiment that came with the "
+                    f"package is --config=bertjax:NAME, NAME one of {', '.join(config_names())})")
+        _refuse(lines[-1] if "Traceback" in message else " ".join(map(str.strip, lines)))
 
 
 def run() -> None:

@@ -1,6 +1,7 @@
 """Settings: defaults are the paper's, and what cannot work is refused with its remedy."""
 
 import json
+import re
 
 import pytest
 
@@ -43,9 +44,21 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
     (dict(model__num_attention_heads=7), "num_attention_heads=7"),
     (dict(data__short_seq_prob=1.5), "not a probability"),
     (dict(profile_steps=(5, 2)), "profile_steps"),
+    (dict(optimizer__learning_rate=float("nan")), "learning_rate=nan must be positive"),
+    (dict(optimizer__learning_rate=float("inf")), "learning_rate=inf must be positive"),
+    (dict(optimizer__eps=0.0), "eps=0.0 must be positive"),
+    (dict(optimizer__b2=1.0), "b2=1.0 must be at least 0 and below 1"),
+    (dict(optimizer__weight_decay=-0.01), "weight_decay=-0.01 must be at least 0"),
+    (dict(optimizer__no_decay="(bias"), "no_decay='(bias' is not a regular expression"),
+    (dict(seed=-1), "seed=-1 must be at least 0"),
+    (dict(eval__rows=-1), "rows=-1 must be at least 0"),
+    (dict(masking__max_predictions=-1), "max_predictions=-1 must be at least 0"),
+    (dict(checkpoint__keep_last=0), "keep_last=0 must be at least 1"),
+    (dict(job="finetune", task__epochs=0), "task.epochs=0 must be at least 1"),
+    (dict(model__attention_probs_dropout_prob=1.0), "dropout_prob=1.0 must be"),
 ])
 def test_impossible_settings_are_refused_with_the_reason(values, words):
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(words).replace(r"\.\*", ".*")):
         settings.check_config(changed(**values))
 
 
@@ -73,6 +86,18 @@ def test_resume_conflicts_names_what_would_change_the_run():
     assert settings.resume_conflicts(old, free) == []
     lines = settings.resume_conflicts(old, changed(optimizer__learning_rate=3e-4))
     assert lines == ["optimizer.learning_rate: 0.0001 -> 0.0003"]
+
+
+def test_every_number_says_what_it_may_be():
+    flat = settings.flatten(settings.default_config())
+    bounded = {*settings._POSITIVE, *settings._SHARES, *settings._BELOW_ONE}
+    bounded.update(*settings._AT_LEAST.values())
+    assert bounded <= flat.keys()
+    elsewhere = {"mesh.", "model.", "optimizer.warmup_steps", "data.demo_vocab_size",
+                 "task.max_length"}
+    unbounded = {name for name, value in flat.items()
+                 if isinstance(value, int | float) and not isinstance(value, bool)} - bounded
+    assert not {name for name in unbounded if not name.startswith(tuple(elsewhere))}
 
 
 def test_every_setting_is_described():

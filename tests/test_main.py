@@ -23,7 +23,7 @@ def command_line(*arguments):
     (["--config=configs/demo.py", "part-1.txt", "part-2.txt"], "quote wildcards"),
     (["--config=configs/large.py:tow_phase"], "Did you mean 'two_phase'"),
     (["--config=configs/miniatures.py:L=4"], "both sizes"),
-    (["--config=configs/absent.py"], "configs/absent.py"),
+    (["--config=configs/absent.py"], "bertjax: No such file or directory: 'configs/absent.py'"),
     (["--confg=configs/demo.py"], "config"),
     ([], "--config=configs/demo.py"),
     (["--config=configs/large.py"], "bertjax.tools.build_corpus"),

@@ -36,6 +36,7 @@ _SAFETENSORS_TYPES = {
 }
 # Buffers that old versions of transformers stored beside the weights; they hold 0, 1, 2, ...
 _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_LFS_POINTER = b"version https://git-lfs"
 _BARE = ("embeddings.", "encoder.", "pooler.")  # a BertModel saved alone has no "bert." in front
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
@@ -55,7 +56,9 @@ def read_config(directory: str | Path) -> tuple[BertConfig, dict[str, Any]]:
     """
     path = Path(directory) / "config.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
+        if not isinstance(values, dict):
+            raise ValueError("not a JSON object")
         return BertConfig.from_dict(values), values
     except FileNotFoundError:
         raise LoadError(f"{directory} has no config.json") from None
@@ -91,24 +94,31 @@ def read_state_dict(directory: str | Path) -> dict[str, np.ndarray]:
     directory = Path(directory)
     for name in WEIGHT_FILES:
         path = directory / name
-        if not path.is_file():
-            continue
-        if name.endswith(".index.json"):
-            return normalise_names(_read_shards(path), str(path))
-        read = read_torch_pickle if name.endswith(".bin") else read_safetensors
-        return normalise_names(read(path), str(path))
+        if path.is_file():
+            read = _read_shards if name.endswith(".index.json") else _read_weights
+            return normalise_names(read(path), str(path))
     raise LoadError(f"{directory} has none of {', '.join(WEIGHT_FILES)}")
 
 
+def _read_weights(path: Path) -> dict[str, np.ndarray]:
+    with open(path, "rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise LoadError(f"{path} is a pointer of Git LFS and not the weights: run `git lfs "
+                            "pull` in the clone that it comes from")
+    return read_torch_pickle(path) if path.suffix == ".bin" else read_safetensors(path)
+
+
 def _read_shards(index: Path) -> dict[str, np.ndarray]:
-    placement = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    try:
+        placement = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"{index} is no index of shards: {error}") from None
     arrays: dict[str, np.ndarray] = {}
     for shard in sorted(set(placement.values())):
         path = index.parent / shard
         if path.name != shard or not path.is_file():
             raise LoadError(f"{index} names the shard {shard!r}, which is not beside it")
-        read = read_torch_pickle if shard.endswith(".bin") else read_safetensors
-        arrays.update(read(path))
+        arrays.update(_read_weights(path))
     lost = sorted(set(placement) - set(arrays))
     if lost:
         raise LoadError(f"{index} promises {len(lost)} tensors that no shard holds: {lost[:5]}")

@@ -74,6 +74,9 @@ def open_source(path: str | Path) -> Source:
     Raises:
       LoadError: none of these, or its configuration is missing or describes no BERT.
     """
+    if "://" in str(path):
+        raise LoadError(f"{path} is not on a local disk; copy the model there first (for example "
+                        "gcloud storage cp -r) and name the copy")
     path = Path(path).expanduser()
     if path.is_dir() and huggingface.is_hugging_face(path):
         config, settings = huggingface.read_config(path)
@@ -89,6 +92,8 @@ def open_source(path: str | Path) -> Source:
         config, settings = tf1.read_config(prefix)
         return Source("tf1", config, settings, google_place,
                       lambda: tf1.read_variables(prefix), prefix.parent)
+    if path.is_file():
+        raise LoadError(f"{path} is a file; give the directory that it is in")
     raise LoadError(
         f"{path} holds no model: expected config.json with {' or '.join(huggingface.WEIGHT_FILES)}"
         ", bert_config.json with bert_model.ckpt.index, or a bertjax workdir with checkpoints/"
@@ -265,6 +270,8 @@ def load_model(
     """
     if task is not None and task not in TASKS:
         raise ValueError(f"task={task!r} is not one of {', '.join(TASKS)}")
+    if num_labels is not None and num_labels < 1:
+        raise ValueError(f"num_labels={num_labels} must be at least 1")
     source = open_source(path)
     kind = TASKS[task] if task else _declared(source)
     options: dict[str, Any] = {}
@@ -274,9 +281,14 @@ def load_model(
         if labels and len(labels) != options["num_labels"]:
             labels = None
     model = kind(source.config, execution or Execution(), **options)
+    tokenizer = _tokenizer(source)
+    if tokenizer is not None and tokenizer.vocab_size > source.config.vocab_size:
+        raise LoadError(
+            f"{source.directory}: the tokenizer has {tokenizer.vocab_size} entries, the model "
+            f"{source.config.vocab_size} rows: the vocabulary is not this checkpoint's")
     params, fresh = fit(source, model, jax.random.key(seed), reinitialise_head)
     return LoadedModel(
-        model, jax.tree.map(jax.numpy.asarray, params), _tokenizer(source), labels,
+        model, jax.tree.map(jax.numpy.asarray, params), tokenizer, labels,
         source.settings, tuple(fresh),
     )
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bertjax.tokenization.sentencepiece import SentencePieceTokenizer
 
 CONFIG_FILE = "tokenizer_config.json"
+SPECIALS_FILE = "special_tokens_map.json"  # where old versions of transformers name the specials
 _GOOGLE_NAME = re.compile(r"(?:^|_)(uncased|cased|multilingual|chinese)_L-\d+_H-\d+_A-\d+")
 _CASING_WORD = re.compile(r"(?:^|[^a-z])(uncased|cased)(?:[^a-z]|$)", re.IGNORECASE)
 # The share of pieces with upper-case letters that makes a vocabulary cased: about 0 in the
@@ -40,7 +41,7 @@ def load_tokenizer(
       FileNotFoundError: nothing to load there.
       ValueError: an argument contradicts what is stored or the name, or the vocabulary is bad.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if path.is_dir():
         directory = path
         models = sorted(path.glob("*.model"))
@@ -57,7 +58,7 @@ def load_tokenizer(
     else:
         raise FileNotFoundError(f"no tokenizer at {path}: neither a directory nor a file")
 
-    stored = _read_json(directory / CONFIG_FILE)
+    stored = {**_read_json(directory / SPECIALS_FILE), **_read_json(directory / CONFIG_FILE)}
     if vocab_file.suffix == ".model":
         from bertjax.tokenization.sentencepiece import SentencePieceTokenizer
         tokenizer = SentencePieceTokenizer(vocab_file, **_special_names(stored))
@@ -70,6 +71,8 @@ def load_tokenizer(
         return tokenizer
 
     vocab = read_vocab(vocab_file)
+    _refuse_other_tokenizations(stored, directory)
+    _warn_of_added_tokens(stored, directory, len(vocab))
     options = _stored_options(stored, directory)
     for name, value in (("do_lower_case", do_lower_case), ("strip_accents", strip_accents)):
         kept = options.get(name)
@@ -109,15 +112,18 @@ def read_vocab(path: str | Path) -> list[str]:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from error
-    # Only line feeds end a line (a piece may be U+2028); blanks at the ends go, as in the original.
-    lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
+    # Only line feeds end a line. Blanks at the ends go, as in the original, unless they are the
+    # piece: some vocabularies list U+2028 or U+3000, which no text brings about.
+    lines = [line.strip() or line.removesuffix("\r")
+             for line in text.removesuffix("\n").split("\n")]
     seen: dict[str, int] = {}
     for number, piece in enumerate(lines, start=1):
         if not piece:
             raise ValueError(f"{path}, line {number} is empty; every line must hold one piece")
         if piece in seen:
             raise ValueError(f"{path}, line {number} repeats {piece!r} of line {seen[piece]}; "
-                             "a vocabulary lists each piece once")
+                             "a vocabulary lists each piece once. Rename one of them (say to "
+                             f"[unused{len(lines)}]): without its line all ids after it would move")
         seen[piece] = number
     return lines
 
@@ -135,6 +141,29 @@ def _vocab_of_json(path: Path) -> list[str]:
     if [ids[piece] for piece in pieces] != list(range(len(pieces))):
         raise ValueError(f"{path}: ids are not 0 to {len(pieces) - 1}, each once")
     return pieces
+
+
+def _refuse_other_tokenizations(stored: dict, directory: Path) -> None:
+    """Raises ValueError where tokenizer_config.json asks for other rules than the original's."""
+    for name, ours in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece"),
+                       ("do_basic_tokenize", True)):
+        if stored.get(name, ours) not in (ours, None):
+            raise ValueError(
+                f"{directory / CONFIG_FILE}: {name}={stored[name]!r} is another tokenization than "
+                f"BERT's, which has {ours!r}: its ids would not be those of this model")
+
+
+def _warn_of_added_tokens(stored: dict, directory: Path, vocab_size: int) -> None:
+    """transformers keeps tokens added later beside vocab.txt, and looks for them first."""
+    added = {entry["content"]: int(i) for i, entry in
+             (stored.get("added_tokens_decoder") or {}).items()}
+    added |= _read_json(directory / "added_tokens.json")
+    beyond = [token for token, i in added.items() if i >= vocab_size]
+    if beyond:
+        log.warning(
+            "%s: %d added tokens (%s) are not in the vocabulary and are read as ordinary text; "
+            "bertjax.tools.convert --add_vocab adds words", directory, len(beyond),
+            ", ".join(beyond[:5]))
 
 
 def _stored_options(stored: dict, directory: Path) -> dict:
@@ -215,7 +244,7 @@ def _read_json(path: Path) -> dict:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):

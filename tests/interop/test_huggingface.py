@@ -172,6 +172,35 @@ def test_a_directory_without_a_model_says_what_was_looked_for(tmp_path):
         load_model(GOLDEN, task="translation")
 
 
+@pytest.mark.parametrize("name, content, message", [
+    ("config.json", "[]", "config.json: not a JSON object"),
+    ("model.safetensors", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ("model.safetensors", "", "not a readable safetensors file"),
+    ("vocab.txt", "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(33))]),
+     "tokenizer has 38 entries, the model 37 rows"),
+])  # fmt: skip
+def test_a_damaged_directory_is_refused_with_the_reason(tmp_path, name, content, message):
+    directory_with(tmp_path, lambda state: state)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    (tmp_path / name).write_text(content)
+    with pytest.raises(LoadError, match=message):
+        load_model(tmp_path)
+
+
+def test_an_index_without_shards_is_refused(tmp_path):
+    shutil.copy(GOLDEN / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(LoadError, match="is no index of shards"):
+        load_model(tmp_path)
+
+
+def test_places_that_are_no_directory_on_this_disk_say_what_to_give():
+    with pytest.raises(LoadError, match="gs://bucket/model is not on a local disk"):
+        load_model("gs://bucket/model")
+    with pytest.raises(LoadError, match="is a file; give the directory"):
+        load_model(GOLDEN / "config.json")
+
+
 def test_vocabulary_larger_than_the_table_is_not_written(golden, tmp_path):
     class Tokenizer:
         vocab_size = 38

@@ -115,6 +115,46 @@ def test_only_line_feeds_separate_pieces(tmp_path):
     assert load_tokenizer(tmp_path, do_lower_case=False).vocab == (*SPECIALS, "a\u2028b", "x")
 
 
+def test_pieces_of_white_space_keep_their_lines(tmp_path):
+    write_vocab(tmp_path, [*UNCASED, "\u2028", "\u3000", "end"], {"do_lower_case": True})
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.vocab[-3:] == ("\u2028", "\u3000", "end")
+    assert tokenizer.encode("it\u2028\u3000is") == [5, 6]
+
+
+def test_special_names_of_old_directories_are_found(tmp_path):
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>",
+             "sep_token": "</s>", "mask_token": {"content": "<mask>"}}  # fmt: skip
+    write_vocab(tmp_path, ["a", "<mask>", "</s>", "<s>", "<unk>", "<pad>"],
+                {"do_lower_case": True})
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    assert load_tokenizer(tmp_path).special_ids == (5, 4, 3, 2, 1)
+
+
+@pytest.mark.parametrize("setting", [{"word_tokenizer_type": "mecab"},
+                                     {"subword_tokenizer_type": "character"},
+                                     {"do_basic_tokenize": False}])
+def test_other_tokenizations_are_refused(tmp_path, setting):
+    write_vocab(tmp_path, UNCASED, {"do_lower_case": True, **setting})
+    with pytest.raises(ValueError, match=f"{next(iter(setting))}=.* another tokenization"):
+        load_tokenizer(tmp_path)
+
+
+def test_added_tokens_beyond_the_vocabulary_are_not_lost_silently(tmp_path, caplog):
+    write_vocab(tmp_path, UNCASED, {"do_lower_case": True, "added_tokens_decoder": {
+        "4": {"content": "[MASK]"}, "9": {"content": "<e1>"}}})
+    with caplog.at_level(logging.WARNING):
+        load_tokenizer(tmp_path)
+    assert "1 added tokens (<e1>)" in caplog.text
+
+
+def test_home_and_a_byte_order_mark_are_understood(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_vocab(tmp_path / "v", CASED)
+    (tmp_path / "v" / "tokenizer_config.json").write_text('\ufeff{"do_lower_case": false}')
+    assert load_tokenizer("~/v").tokenize("It") == ["It"]
+
+
 def test_missing_special_tokens_are_listed_at_load(tmp_path):
     write_vocab(tmp_path, ["[PAD]", "<unk>", "[CLS]", "[SEP]", "a"])
     with pytest.raises(ValueError, match=r"unk_token='\[UNK\]', mask_token='\[MASK\]'"):
