@@ -227,7 +227,8 @@ def _complaint(
             if len(entries) > limit:
                 lines.append(f"    ... and {len(entries) - limit} more")
     lines.append(
-        "If only a task head differs, reinitialise_head=True starts that head afresh; the encoder "
-        "must fit in full."
+        "The encoder must fit in full. If only a task head is missing or differs: to predict, "
+        "fine-tune the model first (configs/glue.py, squad.py, ner.py, classify.py ...); to train "
+        "on, start that head afresh with reinitialise_head=True (--config.reinitialise_head=True)."
     )
     return "\n".join(lines)

@@ -20,14 +20,14 @@ import numpy as np
 from bertjax import config as configuration
 from bertjax.interop import load_pretrained_params, open_source
 from bertjax.interop.huggingface import write_directory
-from bertjax.interop.loading import draw, stored_parameters
-from bertjax.model.heads import init_params
-from bertjax.model.presets import BertConfig, Execution, parameter_count
+from bertjax.model.presets import Execution, parameter_count
 from bertjax.tasks.custom import TableTask
+from bertjax.tasks.examples import choose, examples_of, label_shares
 from bertjax.tasks.finetune import FineTuner, FineTuneSettings, Run, RunSettings, result_json
 from bertjax.tasks.finetune import write_json as _write_json
 from bertjax.tasks.glue import GLUE, GlueTask
 from bertjax.tasks.ner import NerTask
+from bertjax.tasks.pretrained import Pretrained
 from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
@@ -36,7 +36,7 @@ from bertjax.tokenization import load_tokenizer
 from bertjax.tools.report import write_report
 from bertjax.training import hardware, sharding
 from bertjax.training.logbook import Logbook
-from bertjax.training.optimizer import flatten, unflatten
+from bertjax.training.summary import devices_lines, model_line, screen
 
 log = logging.getLogger(__name__)
 
@@ -74,43 +74,6 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     raise ValueError(f"unknown task {name!r}; one of {', '.join((*GLUE, *OTHER_TASKS))}")
 
 
-class Pretrained:
-    """Starting parameters: the encoder of a checkpoint, read once, and a head drawn from a key.
-
-    With keep_head=False the head is drawn even if the checkpoint has one of the same size.
-    """
-
-    def __init__(self, path: str | pathlib.Path, keep_head: bool = True):
-        self.path, self.keep_head = str(path), keep_head
-        self.source = open_source(path)
-        self._loaded: dict[str, np.ndarray] = {}
-        self._draw: Any = None
-
-    @property
-    def config(self) -> BertConfig:
-        """The network of the checkpoint."""
-        return self.source.config
-
-    def labels(self) -> tuple[str, ...]:
-        """Label names stored with the checkpoint, by index; () if it names none."""
-        stored = self.source.settings.get("id2label") or {}
-        return tuple(stored[key] for key in sorted(stored, key=int))
-
-    def __call__(self, model: Any, key: jax.Array) -> dict[str, Any]:
-        """Parameters of `model`; what the checkpoint lacks is drawn from `key`."""
-        if self._draw is None:
-            loaded, _ = stored_parameters(self.source, model.storable, reinitialise_head=True)
-            shapes = flatten(jax.eval_shape(lambda k: init_params(model, k), key))
-            fresh = {path for path in shapes if path not in loaded}
-            if not self.keep_head:
-                heads = ("classifier/", "qa_outputs/")
-                fresh |= {path for path in shapes if path.startswith(heads)}
-            self._loaded = {path: loaded[path] for path in shapes if path not in fresh}
-            log.info("%s: drawn afresh: %s", self.path, ", ".join(sorted(fresh)) or "nothing")
-            self._draw = draw(model, sorted(fresh))
-        return unflatten(self._loaded | self._draw(key))
-
-
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A fine-tuning run whose data and settings have been read and checked."""
@@ -122,6 +85,7 @@ class Job:
     predict: tuple[str, ...]
     log_every: int
     log: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the Logbook
+    mesh_reason: str = ""  # why the devices are used as they are
 
 
 def prepare_task(
@@ -138,6 +102,7 @@ def prepare_task(
     predict: tuple[str, ...] = ("dev",),
     log_every: int = 50,
     log: Mapping[str, Any] | None = None,
+    mesh_reason: str = "",
 ) -> Job:
     """Reads what can be read before anything compiles.
 
@@ -171,7 +136,7 @@ def prepare_task(
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
     job = Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every,
-              log or {})
+              log or {}, mesh_reason)
     _refuse_other_run(job)
     return job
 
@@ -216,12 +181,11 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
     task = make_task(t.name, t.data, dict(t.options))
     if t.metric:
         task.metric = t.metric
+    reason = ""
     if mesh is None:
         mesh, reason = sharding.mesh_of(
             config.mesh, parameter_count(open_source(config.init_from).config), jax.devices(),
             hardware.device_bytes())
-        if reason:
-            print(f"     mesh  {reason}", flush=True)
     execution = configuration.execution(config, mesh.devices.flat[0].platform)
     return prepare_task(
         task, config.init_from, workdir, finetune_settings(config),
@@ -230,6 +194,7 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
         log_every=config.log.every_steps,
         log={"tensorboard": config.log.tensorboard, "csv": config.log.csv,
              "wandb": config.log.wandb, "settings": config.to_dict()},
+        mesh_reason=reason,
     )  # fmt: skip
 
 
@@ -250,9 +215,11 @@ def run(job: Job) -> dict[str, Any]:
     checkpoints = Checkpoints(
         str(directory), keep_last=1, keep_best=1, metric=f"eval/{tuner.task.metric}", mode="max"
     )
+    resumed_from = checkpoints.latest()
     with contextlib.closing(checkpoints), Logbook(
-        str(workdir), checkpoints.latest() or 0, **job.log
+        str(workdir), resumed_from or 0, **job.log
     ) as logbook:
+        logbook.message(summary(job, resumed_from))
         done = tuner.run(job.run, logbook, checkpoints, job.log_every)
         logbook.message(summary_line(tuner.task, done))
         if tuner.task.name == "squad2.0":
@@ -296,6 +263,37 @@ def _refuse_other_run(job: Job) -> None:
         )
 
 
+def summary(job: Job, resumed_from: int | None = None) -> str:
+    """The start-up screen: what will be learnt, on what, from how many rows, in how many steps."""
+    tuner, run, task = job.tuner, job.run, job.tuner.task
+    splits = {name: tuner.data(name, training=name == "train") for name in ("train", "dev")}
+    rows = {name: len(features) for name, (_, features) in splits.items()}
+    lines = [
+        model_line(tuner.config, heads=("pooler",)),
+        *devices_lines(tuner.mesh, tuner.model.execution.dtype, job.mesh_reason),
+        ("task", f"{task.name} ({task.head.replace('_', ' ')}), best on dev by {task.metric}"),
+        ("rows", ", ".join(f"{name} {count:,}" for name, count in rows.items())),
+    ]
+    if task.labels:
+        lines.append(("labels", label_shares(task, splits["train"][1])))
+    for name, (split, _) in splits.items():
+        lines += [("note", f"{name}: {note}") for note in split.notes]
+    if dropped := getattr(task, "dropped", 0):
+        lines.append(("note", f"{dropped:,} training answers are not in their passage: left out"))
+    per_epoch = -(-rows["train"] // run.batch_size)
+    warmup = int(tuner.settings.warmup * per_epoch * run.epochs)
+    lines += [
+        ("lengths", f"padded to {', '.join(map(str, tuner.buckets(splits['train'][1])))} tokens"),
+        ("steps", f"{per_epoch * run.epochs:,}: {run.epochs} epochs of {per_epoch:,} x "
+                  f"{run.batch_size} rows, learning rate {run.learning_rate:g}, "
+                  f"{warmup:,} of warm-up, seed {run.seed}"),
+        ("start", f"weights of {job.init_from}" if resumed_from is None else
+                  f"resumed from the checkpoint of step {resumed_from:,}"),
+        ("workdir", str(job.workdir)),
+    ]
+    return screen(lines)
+
+
 def summary_line(task: Any, run: Run) -> str:
     """'mrpc: accuracy_f1 0.8512 (step 345 of 345; ...)' with the flags that make it doubtful."""
     numbers = ", ".join(f"{name} {value:.4f}" for name, value in run.scores.values.items())
@@ -309,13 +307,18 @@ def summary_line(task: Any, run: Run) -> str:
 def write_predictions(
     tuner: FineTuner, params: Any, splits: tuple[str, ...], directory: pathlib.Path
 ) -> list[pathlib.Path]:
-    """Prediction and submission files of the splits."""
-    paths = []
-    for name in splits:
+    """Prediction and submission files of the splits; examples.json, for the report, from dev."""
+    paths: list[pathlib.Path] = []
+    for name in dict.fromkeys((*splits, "dev")):
         split, features = tuner.data(name)
         outputs = tuner.predict(params, features)
-        if jax.process_index() == 0:
+        if jax.process_index() != 0:
+            continue
+        if name in splits:
             paths += tuner.task.write(split, features, outputs, directory)
+        if name == "dev":
+            examples = choose(examples_of(tuner.task, split, features, outputs))
+            _write_json(directory / "examples.json", examples)
     return paths
 
 

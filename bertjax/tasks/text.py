@@ -106,9 +106,9 @@ class TextTask:
         predicted = self.predict(outputs)
         with open(path, "w", encoding="utf-8") as file:
             for record, value, logits in zip(split.records, predicted, outputs, strict=True):
-                row: dict[str, Any] = {"id": record.id, "prediction": self._readable(value)}
+                row: dict[str, Any] = {"id": record.id, "prediction": self.readable(value)}
                 if self.labels:
-                    scores = self._probabilities(np.asarray(logits, np.float64))
+                    scores = self.probabilities(np.asarray(logits, np.float64))
                     row["scores"] = {
                         name: round(float(p), 6)
                         for name, p in zip(self.labels, scores, strict=True)
@@ -116,14 +116,16 @@ class TextTask:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
         return [path]
 
-    def _readable(self, value: Any) -> Any:
+    def readable(self, value: Any) -> Any:
+        """One entry of `predict` as a number, a label name, or a list of names."""
         if self.head == "regression":
             return float(value)
         if self.head == "multilabel":
             return [name for name, on in zip(self.labels, value, strict=True) if on]
         return self.labels[int(value)]
 
-    def _probabilities(self, logits: np.ndarray) -> np.ndarray:
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """[C] of one row's logits; of a multi-label head each on its own."""
         if self.head == "multilabel":
             return 1.0 / (1.0 + np.exp(-np.clip(logits, -500, 500)))
         shifted = np.exp(logits - logits.max())

@@ -3,8 +3,8 @@
     python -m bertjax.tools.report RUN [RUN ...] [--output=report.html]
 
 In, from each run's directory: metrics.jsonl, and where present config.json (or finetune.json),
-hardware.json and examples.json (a list of {"text": ..., "predictions": [[token, probability],
-...]}). Out: HTML with its data, style and script inside; no library, nothing is loaded.
+hardware.json and examples.json (see report_examples.py). Out: HTML with its data, style and script
+inside; no library, nothing is loaded.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertjax.tools.report_examples import section
 from bertjax.tools.report_page import PAGE
 from bertjax.training.logbook import human_count, human_time, read_records
 
@@ -180,7 +181,7 @@ def _summary(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _tables(runs: Sequence[Mapping[str, Any]]) -> str:
     """Examples, settings and hardware, each only where a run has them."""
-    parts = [_examples(runs)]
+    parts = [section(runs)]
     for title, key in (("Settings", "config"), ("Hardware", "hardware")):
         names = dict.fromkeys(name for run in runs for name in run[key])
         if names:
@@ -208,21 +209,6 @@ def _table(runs: Sequence[Mapping[str, Any]], rows: Mapping[str, Sequence[str]],
         cells = "".join(f"<td>{html.escape(value)}</td>" for value in values)
         body += f"<tr{changed}><th>{html.escape(name)}</th>{cells}</tr>"
     return f'<div class="scroll"><table>{head}{body}</table></div>'
-
-
-def _examples(runs: Sequence[Mapping[str, Any]]) -> str:
-    blocks = []
-    for run in runs:
-        for example in run["examples"]:
-            bars = "".join(
-                f'<li><span style="width:{100 * float(probability):.1f}%"></span>'
-                f"<b>{html.escape(str(token))}</b> {100 * float(probability):.1f} %</li>"
-                for token, probability in example.get("predictions", ()))
-            text = html.escape(str(example.get("text", ""))).replace(
-                "[MASK]", "<mark>[MASK]</mark>")
-            name = f"<small>{html.escape(run['name'])}</small>" if len(runs) > 1 else ""
-            blocks.append(f'<div class="example">{name}<p>{text}</p><ol>{bars}</ol></div>')
-    return (f'<h2>Examples</h2><div class="grid">{"".join(blocks)}</div>' if blocks else "")
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ PAGE = r"""<!doctype html>
 <style>
 :root { --ink:#1c2430; --soft:#66717f; --line:#e3e7ec; --page:#f5f6f8; --card:#fff; --mark:#fff3c4;
   --c0:#2563eb; --c1:#dc6803; --c2:#0f9d72; --c3:#b4237f; --c4:#7c4fe0; --c5:#0891b2; --c6:#a16207;
-  --c7:#475569 }
+  --c7:#475569; --bad:#d92d20 }
 @media (prefers-color-scheme:dark) { :root { --ink:#e6eaf0; --soft:#98a3b1; --line:#303844;
   --page:#14181e; --card:#1c222a; --mark:#574a1a; --c0:#6ea0ff; --c1:#ff9f55; --c2:#3ecfa2;
-  --c3:#f172c0; --c4:#a98bff; --c5:#45c8e6; --c6:#e0b040; --c7:#a3b1c4 } }
+  --c3:#f172c0; --c4:#a98bff; --c5:#45c8e6; --c6:#e0b040; --c7:#a3b1c4; --bad:#ff7a6b } }
 * { box-sizing:border-box }
 body { margin:0 auto; max-width:1240px; padding:28px 24px 60px; background:var(--page);
   color:var(--ink); font:14px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif }
@@ -57,7 +57,16 @@ details { margin-top:14px; padding:12px 16px }
 details summary { cursor:pointer; font-weight:600; font-size:15px }
 details .scroll { margin-top:10px }
 .example { padding:12px 16px }
-.example p { margin:0 0 8px }
+.example p { margin:0 0 8px; overflow-wrap:anywhere }
+.example.right { border-left:3px solid var(--c2) }
+.example.wrong { border-left:3px solid var(--bad) }
+.verdict { color:var(--soft) }
+.right .verdict::first-line, .wrong .verdict::first-line { font-weight:500 }
+.verdict b { color:var(--ink) }
+.words span { display:inline-block; margin:0 2px 4px 0; vertical-align:top; line-height:1.25 }
+.words i { display:block; width:fit-content; padding:0 5px; border-radius:4px; font-style:normal;
+  font-size:10.5px; background:color-mix(in srgb, var(--c2) 20%, transparent) }
+.words i.miss { background:color-mix(in srgb, var(--bad) 22%, transparent) }
 .example ol { list-style:none; margin:0; padding:0 }
 .example li { position:relative; padding:1px 8px; margin-bottom:2px }
 .example li span { position:absolute; inset:0 auto 0 0; background:var(--c0); opacity:.16;

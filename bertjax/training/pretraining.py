@@ -29,6 +29,7 @@ from bertjax.training.corpora import Corpus, open_corpus
 from bertjax.training.finish import finish
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
+from bertjax.training.summary import devices_lines, model_line, screen
 from bertjax.training.trainer import Batch, Phase, Sums, Trainer, TrainState, at_position
 
 NO_CORPUS = """this run needs a corpus: --config.data.corpus=STORE names a token store.
@@ -352,20 +353,12 @@ def _initial_params(job: Job, trainer: Trainer) -> dict[str, Any] | None:
 def summary(job: Job, step: int) -> str:
     """The start-up screen: what will run, on what, over how much data."""
     config, phases = job.config, job.phases
-    devices = job.mesh.devices
-    model = job.model_config
-    shape = " x ".join(f"{name} {size}" for name, size in job.mesh.shape.items())
     lines = [
-        ("model", f"L={model.num_hidden_layers} H={model.hidden_size} "
-                  f"A={model.num_attention_heads} F={model.intermediate_size} "
-                  f"V={model.vocab_size:,}: {parameter_count(model) / 1e6:.1f} M parameters"),
-        ("devices", f"{devices.size} x {devices.flat[0].device_kind} ({shape}), "
-                    f"{job.execution.dtype}"),
+        model_line(job.model_config),
+        *devices_lines(job.mesh, job.execution.dtype, job.mesh_reason),
         ("corpus", f"{job.corpus.describe()} "
                    f"+ {job.evaluations[0].batches.num_pairs:,} held-out pairs"),
     ]
-    if job.mesh_reason:
-        lines.insert(2, ("mesh", job.mesh_reason))
     begin = 0
     for number, (phase, (steps, length)) in enumerate(zip(phases, config.phases, strict=True), 1):
         lines.append((f"phase {number}", (
@@ -386,4 +379,4 @@ def summary(job: Job, step: int) -> str:
         origin = f"weights of {config.init_from}" if config.init_from else "random weights"
     lines.append(("start", origin))
     lines.append(("workdir", str(job.workdir)))
-    return "\n".join(f"{name:>9}  {text}" for name, text in lines)
+    return screen(lines)

@@ -1,0 +1,59 @@
+"""Where a fine-tuning run starts: the encoder of any checkpoint and a head, old or new.
+
+In: a path that bertjax.interop opens. Out: {path: array} parameters of the task's model; what the
+checkpoint lacks is drawn from the run's key.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from bertjax.interop import open_source
+from bertjax.interop.loading import draw, stored_parameters
+from bertjax.model.heads import init_params
+from bertjax.model.presets import BertConfig
+from bertjax.training.optimizer import flatten, unflatten
+
+log = logging.getLogger(__name__)
+
+
+class Pretrained:
+    """Starting parameters: the encoder of a checkpoint, read once, and a head drawn from a key.
+
+    With keep_head=False the head is drawn even if the checkpoint has one of the same size.
+    """
+
+    def __init__(self, path: str | pathlib.Path, keep_head: bool = True):
+        self.path, self.keep_head = str(path), keep_head
+        self.source = open_source(path)
+        self._loaded: dict[str, np.ndarray] = {}
+        self._draw: Any = None
+
+    @property
+    def config(self) -> BertConfig:
+        """The network of the checkpoint."""
+        return self.source.config
+
+    def labels(self) -> tuple[str, ...]:
+        """Label names stored with the checkpoint, by index; () if it names none."""
+        stored = self.source.settings.get("id2label") or {}
+        return tuple(stored[key] for key in sorted(stored, key=int))
+
+    def __call__(self, model: Any, key: jax.Array) -> dict[str, Any]:
+        """Parameters of `model`; what the checkpoint lacks is drawn from `key`."""
+        if self._draw is None:
+            loaded, _ = stored_parameters(self.source, model.storable, reinitialise_head=True)
+            shapes = flatten(jax.eval_shape(lambda k: init_params(model, k), key))
+            fresh = {path for path in shapes if path not in loaded}
+            if not self.keep_head:
+                heads = ("classifier/", "qa_outputs/")
+                fresh |= {path for path in shapes if path.startswith(heads)}
+            self._loaded = {path: loaded[path] for path in shapes if path not in fresh}
+            log.info("%s: drawn afresh: %s", self.path, ", ".join(sorted(fresh)) or "nothing")
+            self._draw = draw(model, sorted(fresh))
+        return unflatten(self._loaded | self._draw(key))

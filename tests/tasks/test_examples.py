@@ -1,0 +1,101 @@
+import json
+
+import numpy as np
+import pytest
+
+from bertjax.tasks import examples
+from bertjax.tasks.custom import TableTask
+from bertjax.tasks.ner import NerTask
+from bertjax.tasks.squad import Question, SquadTask
+from bertjax.tasks.task import Split
+from bertjax.tokenization import WordPieceTokenizer
+from bertjax.tools.report_examples import section
+
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "who", "is", "there", "anna", "bob", "."]
+TOKENIZER = WordPieceTokenizer(VOCAB, do_lower_case=True)
+
+
+def table_task(tmp_path, rows, **options):
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return TableTask(tmp_path, files={"train": "train.jsonl", "dev": "dev.jsonl"}, **options)
+
+
+def test_a_label_beside_the_gold_one_with_its_probability(tmp_path):
+    rows = [{"text": "anna", "label": "name"}, {"text": "is", "label": "word"}]
+    task = table_task(tmp_path, rows)
+    split = task.read("dev")
+    logits = [np.array([1.0, 3.0]), np.array([-1.0, 1.0])]
+    wrong, right = examples.examples_of(task, split, [], logits)
+    assert (wrong["gold"], wrong["predicted"], wrong["right"]) == ("name", "word", False)
+    assert (right["gold"], right["predicted"], right["right"]) == ("word", "word", True)
+    assert wrong["texts"] == ["anna"]
+    assert wrong["score"] == pytest.approx(1 / (1 + np.exp(-2)))
+    assert wrong["predictions"][0] == ["word", pytest.approx(0.8808)]
+
+
+def test_numbers_show_how_far_off_they_are(tmp_path):
+    rows = [{"text": "anna", "label": 2.0}, {"text": "is", "label": 4.5}]
+    task = table_task(tmp_path, rows, head="regression")
+    made = examples.examples_of(task, task.read("dev"), [], [np.array([2.5]), np.array([1.0])])
+    assert [(e["gold"], e["predicted"], e["score"]) for e in made] == [
+        ("2.00", "2.50", 0.5), ("4.50", "1.00", 3.5)]
+    assert [e["gold"] for e in examples.choose(made)] == ["4.50", "2.00"]  # the worst first
+
+
+def test_words_carry_gold_and_predicted_tags(tmp_path):
+    text = "anna\tB-PER\nis\tO\nthere\tO\n\nwho\tO\nis\tO\n\n"
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.conll").write_text(text)
+    task = NerTask(tmp_path, files={"train": "train.conll", "dev": "dev.conll"})
+    split = task.read("dev")
+    features = task.features(split, TOKENIZER, 16, False)
+    labels = list(task.labels)
+    logits = [np.eye(len(labels))[np.full(len(row["input_ids"]), labels.index("O"))]
+              for row in features]
+    (only,) = examples.examples_of(task, split, features, logits)  # the other has nothing to see
+    assert only["words"] == [["anna", "B-PER", "O"], ["is", "O", "O"], ["there", "O", "O"]]
+    assert only["right"] is False
+
+
+def test_answers_are_right_by_the_official_normalisation(tmp_path):
+    questions = [Question("q", "who is there", "Anna is there .", (("anna", 0),), "here")]
+    split = Split("dev", questions, True, "")
+    task = SquadTask(tmp_path, "1.1")
+    (row,) = features = task.features(split, TOKENIZER, 128, False)
+    logits = np.zeros((len(row["input_ids"]), 2))
+    first = row["window"].first
+    logits[first] = 9.0
+    (example,) = examples.examples_of(task, split, features, [logits])
+    assert (example["predicted"], example["gold"], example["right"]) == ("Anna", "anna", True)
+    assert example["predictions"][0][0] == "Anna" and example["score"] > 0.9
+
+
+def test_a_choice_is_bounded_and_has_the_surest_mistakes_and_right_ones_from_all_over():
+    def one(i, right):
+        return {"texts": [str(i)], "gold": "", "predicted": "", "right": right, "score": i / 100}
+
+    made = [one(i, right=i % 2 == 0) for i in range(100)]
+    chosen = examples.choose(made, 3)
+    assert [e["texts"][0] for e in chosen] == ["99", "97", "95", "0", "48", "98"]
+    assert [e["right"] for e in chosen] == [False] * 3 + [True] * 3
+    assert len(examples.choose(made[:1], 3)) == 1
+
+
+def test_long_texts_are_cut(tmp_path):
+    task = table_task(tmp_path, [{"text": "anna " * 400, "label": "a"}])
+    (example,) = examples.examples_of(task, task.read("dev"), [], [np.array([1.0])])
+    assert len(example["texts"][0]) <= examples.MAX_LETTERS and example["texts"][0][-1] == "…"
+
+
+def test_the_report_escapes_what_comes_from_data():
+    bad = "<script>alert(1)</script>"
+    page = section([{"name": "run", "examples": [
+        {"texts": [bad], "gold": bad, "predicted": bad, "right": False, "score": 1.0,
+         "predictions": [[bad, 0.5]]},
+        {"texts": [], "gold": "", "predicted": "", "right": False, "score": 1.0,
+         "words": [[bad, bad, "O"]]},
+        {"text": f"{bad} [MASK]", "predictions": [[bad, 1.0]]},
+    ]}])
+    assert "<script" not in page and page.count("&lt;script") == 8
+    assert "<mark>[MASK]</mark>" in page
