@@ -131,6 +131,15 @@ def test_without_cycles_the_time_is_a_roofline_and_says_so():
     assert "at best" in page.recipe_text([found])
 
 
+def test_a_step_with_cycles_can_be_compared_with_one_that_has_none():
+    with_cycles = Compiled(PROGRAM)
+    without = Compiled(PROGRAM.replace("estimated_cycles", "x"), complete=False)
+    a, b = (cost(info(), compiled, chips.parse("v5e:4x4"), by_roofline=True)
+            for compiled in (with_cycles, without))
+    assert (a.method, a.step_s) == (b.method, b.step_s) and a.method == "roofline"
+    assert cost(info(), with_cycles, chips.parse("v5e:4x4")).step_s != a.step_s
+
+
 def test_an_all_reduce_over_the_slice_uses_both_axes():
     piece = chips.parse("v5e:4x4")
     whole = seconds_of(Collective("all-reduce", 1, 90 * 10**9, 16, False), piece)

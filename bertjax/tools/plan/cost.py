@@ -68,13 +68,14 @@ class Cost:
 
 
 def cost(info: StageInfo, compiled: Compiled, piece: Slice | None, peak: float | None = None,
-         limit: float | None = None) -> Cost:
+         limit: float | None = None, by_roofline: bool = False) -> Cost:
     """What the step of a stage costs.
 
     Args:
       piece: the slice that it was compiled for; None = the devices of this machine.
       peak: FLOP/s of a local device, if known.
       limit: bytes of a local device, if known.
+      by_roofline: also where there are cycles, to be compared with steps that have none.
     """
     peak = piece.chip.peak_flops if piece else peak
     limit = compiled.limit or (piece.chip.hbm_bytes if piece else limit) or 0
@@ -95,7 +96,8 @@ def cost(info: StageInfo, compiled: Compiled, piece: Slice | None, peak: float |
         return Cost(**known, collectives=exchanged)
 
     chip = piece.chip
-    if cycles := program.cycles():
+    cycles = 0 if by_roofline else program.cycles()
+    if cycles:
         method = "cycles"
         operations = cycles / chip.clock_hz + uncosted_bytes(program) / chip.hbm_bytes_s
     else:
