@@ -177,7 +177,7 @@ def fit(
     loaded, fresh = stored_parameters(source, model, reinitialise_head)
     if fresh:
         loaded |= jax.device_get(draw(model, fresh)(key))
-    shapes = jax.eval_shape(lambda k: heads.init_params(model, k), key)
+    shapes = heads.parameter_shapes(model)
     return unflatten({path: loaded[path] for path in flatten(shapes)}), fresh
 
 
@@ -189,8 +189,7 @@ def stored_parameters(
     Raises:
       LoadError: names or shapes do not fit.
     """
-    shapes = jax.eval_shape(lambda: heads.init_params(model, jax.random.key(0)))
-    wanted = {path: leaf.shape for path, leaf in flatten(shapes).items()}
+    wanted = {path: leaf.shape for path, leaf in flatten(heads.parameter_shapes(model)).items()}
     return match(wanted, source.read(), source.place, str(source.directory), reinitialise_head)
 
 
@@ -200,10 +199,14 @@ def draw(
     """A compiled key -> {path: initial parameter} of these paths only.
 
     They are what `init_params` draws for them; to compile the drawing of a whole encoder would take
-    seconds.
+    seconds, so a head is drawn above an encoder of one layer where it is the same there.
     """
+    small = model.clone(config=dataclasses.replace(model.config, num_hidden_layers=1))
+    here, there = (flatten(heads.parameter_shapes(m)) for m in (model, small))
+    drawn = small if all(there.get(path) == here[path] for path in paths) else model
+
     def chosen(key: jax.Array) -> dict[str, jax.Array]:
-        flat = flatten(heads.init_params(model, key))
+        flat = flatten(heads.init_params(drawn, key))
         return {path: flat[path] for path in paths}
 
     return jax.jit(chosen)

@@ -372,3 +372,12 @@ def init_params(model: BertNetwork | BertEncoder, key: jax.Array) -> dict[str, A
     """
     ids = jnp.zeros((1, 1), jnp.int32)
     return model.init(key, ids, jnp.ones_like(ids))["params"]
+
+
+# `init_params` as a function that is traced once a model, by whatever program asks first.
+shared_init = jax.jit(init_params, static_argnums=0)
+
+
+def parameter_shapes(model: BertNetwork | BertEncoder) -> dict[str, Any]:
+    """The tree of `init_params` with a ShapeDtypeStruct for each array."""
+    return jax.eval_shape(lambda: shared_init(model, jax.random.key(0)))

@@ -20,7 +20,7 @@ from bertjax.model.heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    init_params,
+    shared_init,
 )
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger
@@ -84,7 +84,7 @@ class TaskObjective:
     class_weights: tuple[float, ...] = ()
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        return init_params(self.model, key)
+        return shared_init(self.model, key)
 
     def prepare(self, batch: Batch, key: jax.Array | None) -> Batch:
         """The fields of a batch that travelled as one array (see transfer.py)."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertjax.interop import open_source
 from bertjax.interop.loading import draw, stored_parameters
-from bertjax.model.heads import init_params
+from bertjax.model.heads import parameter_shapes
 from bertjax.model.presets import BertConfig
 from bertjax.training.optimizer import flatten, unflatten
 
@@ -48,7 +48,7 @@ class Pretrained:
         """Parameters of `model`; what the checkpoint lacks is drawn from `key`."""
         if self._draw is None:
             loaded, _ = stored_parameters(self.source, model.storable, reinitialise_head=True)
-            shapes = flatten(jax.eval_shape(lambda k: init_params(model, k), key))
+            shapes = flatten(parameter_shapes(model))
             fresh = {path for path in shapes if path not in loaded}
             if not self.keep_head:
                 heads = ("classifier/", "qa_outputs/")

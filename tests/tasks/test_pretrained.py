@@ -1,0 +1,37 @@
+import jax
+import numpy as np
+import pytest
+
+from bertjax.interop.loading import draw
+from bertjax.model import heads
+from bertjax.model.presets import BertConfig
+from bertjax.tasks.feature_tagger import BertFeatureTagger
+from bertjax.training.optimizer import flatten
+
+CONFIG = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+                    intermediate_size=32, max_position_embeddings=16)
+MODELS = {
+    "classifier": heads.BertForSequenceClassification(CONFIG, num_labels=3),
+    "spans": heads.BertForQuestionAnswering(CONFIG),
+    "pretraining": heads.BertForPreTraining(CONFIG),
+    # Its BiLSTM is as wide as the layers that it reads: one layer is not enough to know it.
+    "feature tagger": BertFeatureTagger(CONFIG, num_labels=3, layers="concat_last_4"),
+}
+
+
+@pytest.mark.parametrize("extra", [[], ["encoder/layer_2/output/kernel"]])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_drawn_alone_is_what_init_params_draws(name, extra):
+    key = jax.random.key(5)
+    full = flatten(jax.jit(heads.init_params, static_argnums=0)(MODELS[name], key))
+    wanted = [path for path in full if not path.startswith("encoder/")] + extra
+    drawn = draw(MODELS[name], wanted)(key)
+    assert set(drawn) == set(wanted)
+    assert all(np.array_equal(drawn[path], full[path]) for path in wanted)
+
+
+def test_shapes_are_those_of_init_params():
+    for model in MODELS.values():
+        shapes = flatten(heads.parameter_shapes(model))
+        full = flatten(jax.eval_shape(lambda m=model: heads.init_params(m, jax.random.key(0))))
+        assert shapes == full
