@@ -40,7 +40,7 @@ def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook:
       metrics: of the last evaluation on held-out text.
     """
     told = results(job, metrics)
-    logbook.message("\n".join(line for _, line in told))
+    logbook.message("\n".join(told))
     params = sharding.fetch(params, job.mesh)
     if jax.process_index() != 0:
         return
@@ -54,26 +54,25 @@ def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook:
     logbook.message(f"report: {write_report([job.workdir])}")
 
 
-def results(job: Job, metrics: dict[str, float]) -> list[tuple[str, str]]:
-    """(objective, line about it) on held-out text, each beside the best guess without a model."""
+def results(job: Job, metrics: dict[str, float]) -> list[str]:
+    """A line for each objective on held-out text, beside the best guess without a model."""
     heldout = job.evaluations[-1].batches
     length = job.config.eval.seq_length or job.config.phases[-1][1]
     entropy = token_entropy(job.corpus.token_counts(length))
     objective = "next-token" if job.model_config.is_decoder else "MLM"
-    told = [(objective,
-             f"held-out {objective} loss {metrics['mlm_loss']:.3f}, accuracy "
-             f"{metrics['mlm_accuracy']:.1%} (unigram entropy of the held-out tokens: "
-             f"{entropy:.3f})")]
+    told = [f"held-out {objective} loss {metrics['mlm_loss']:.3f}, accuracy "
+            f"{metrics['mlm_accuracy']:.1%} (unigram entropy of the held-out tokens: "
+            f"{entropy:.3f})"]
     if "nsp_accuracy" in metrics:
         accuracy = metrics["nsp_accuracy"]
         error = math.sqrt(accuracy * (1 - accuracy) / heldout.num_pairs)
         # The larger class is not exactly half: single-sentence chunks are always 'random'.
         share = random_share(heldout)
         chance = max(share, 1 - share)
-        told.append(("NSP", (
+        told.append(
             f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} "
             f"pairs: {(accuracy - chance) / max(error, 1e-9):+.1f} standard errors from the best "
-            f"constant guess ({chance:.1%})")))
+            f"constant guess ({chance:.1%})")
     return told
 
 
@@ -99,7 +98,7 @@ def _words(predictions: list[tuple[str, float]]) -> str:
     return ", ".join(f"{token} {probability:.0%}" for token, probability in predictions)
 
 
-def card(job: Job, step: int, told: list[tuple[str, str]], examples: list[dict[str, Any]]) -> str:
+def card(job: Job, step: int, told: list[str], examples: list[dict[str, Any]]) -> str:
     """README.md of the model: how to load it, data, training, results; no path of this machine."""
     config, model = job.config, job.model_config
     start = (f"the weights of `{epath.Path(config.init_from).name}`" if config.init_from
@@ -124,12 +123,10 @@ def card(job: Job, step: int, told: list[tuple[str, str]], examples: list[dict[s
         **{f"`{name}`": value for name, value in settings.flatten(config).items()
            if value != default[name] and not name.startswith(UNTOLD)},
     }
-    sections = {"Results on held-out text": "\n".join(f"* {name}: {line}" for name, line in told)}
+    sections = {"Results": "\n".join(f"* {line}" for line in told)}
     if examples:
         sections["What it fills in"] = "\n".join(
-            ["| text | the five likeliest |", "|---|---|",
-             *(f"| {example['text']} | {_words(example['predictions'])} |"
-               for example in examples)])
+            f"* {example['text']}\n  {_words(example['predictions'])}" for example in examples)
     return huggingface.model_card(
         f"BERT pre-trained in {job.workdir.name}", ARCHITECTURE, summary, data, recipe, sections,
         fill_mask=not model.is_decoder)

@@ -255,6 +255,6 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
     text = finish.card(job, 5, [], [{"text": "a [MASK]", "predictions": [("b", 0.5), ("c", 0.25)]}])
     for expected in ("the next token of a text. Its pooler and next-sentence head are untrained",
                      "| wall clock | 2.5 minutes |", "32 for 50% of the time",
-                     "| a [MASK] | b 50%, c 25% |"):
+                     "* a [MASK]\n  b 50%, c 25%\n"):
         assert expected in text, expected
     assert "pipeline_tag" not in text
