@@ -1,22 +1,20 @@
 """All GLUE tasks that a folder holds, one after the other, and the benchmark's table.
 
 In: a config whose task is 'all' and whose data is the folder with CoLA/, MRPC/ and so on. Out: a
-run a task under WORKDIR/TASK (an interrupted suite goes on where it was), and WORKDIR/glue.md. MNLI
-is scored on both development sets, and its model answers the diagnostic set.
+run a task under WORKDIR/TASK (an interrupted suite goes on where it was), WORKDIR/glue.md and
+glue.png. MNLI is scored on both development sets, and its model answers the diagnostic set.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from bertjax.tasks import job
 from bertjax.tasks.glue import GLUE, glue_table
-
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +42,9 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Suite:
     if not present:
         raise ValueError(f"{data} holds no training data of a GLUE task; expected a folder such as "
                          f"{', '.join(folder.name for folder in folders.values())}")
-    if missing := [name for name in folders if name not in present]:
-        log.warning("not in %s, so left out: %s", data, ", ".join(missing))
+    missing = [name for name in folders if name not in present]
+    print(f"GLUE from {data}: {', '.join(present)}"
+          + (f"; not there, so left out: {', '.join(missing)}" if missing else ""), flush=True)
     jobs = {}
     for name in present:
         one = copy.deepcopy(config)
@@ -57,7 +56,8 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Suite:
 def run(suite: Suite) -> dict[str, dict[str, float]]:
     """Trains every task and prints the table. Returns {task: scores on dev}."""
     results: dict[str, dict[str, float]] = {}
-    for name, prepared in suite.jobs.items():
+    for number, (name, prepared) in enumerate(suite.jobs.items(), 1):
+        print(f"\n--- {name} ({number} of {len(suite.jobs)})", flush=True)
         results[name] = job.run(prepared)["scores"]
         if name == "mnli":
             model = prepared.workdir / "model"
@@ -70,5 +70,30 @@ def run(suite: Suite) -> dict[str, dict[str, float]]:
                              mesh=tuner.mesh, write_to=prepared.workdir)
     table = glue_table(results)
     (suite.workdir / "glue.md").write_text(table, encoding="utf-8")
-    print(f"\nGLUE, development sets, percent:\n\n{table}", flush=True)
+    draw(results, suite.workdir / "glue.png")
+    print(f"\nGLUE, development sets, percent:\n\n{table}\ntable: {suite.workdir / 'glue.md'}\n"
+          f"picture: {suite.workdir / 'glue.png'}", flush=True)
     return results
+
+
+def draw(results: Mapping[str, Mapping[str, float]], path: pathlib.Path) -> None:
+    """A bar for every score that the benchmark reports; a line where the majority's accuracy is."""
+    from matplotlib.figure import Figure
+
+    bars = [(f"{name}\n{metric}", 100 * scores[metric],
+             100 * scores["majority"] if metric == "accuracy" and "majority" in scores else None)
+            for name, scores in results.items()
+            for metric in GLUE[name.removesuffix("_mm")].reported]
+    figure = Figure(figsize=(8, 1.2 + 0.5 * len(bars)), layout="constrained")
+    axes = figure.subplots()
+    for place, (_, value, majority) in enumerate(reversed(bars)):
+        axes.barh(place, value, 0.62, color="tab:blue")
+        axes.text(max(value, 0) + 1, place, f"{value:.1f}", va="center")
+        if majority is not None:
+            axes.plot([majority] * 2, [place - 0.38, place + 0.38], color="black")
+    axes.set_yticks(range(len(bars)), [label for label, _, _ in reversed(bars)])
+    axes.set_xlim(min(0, *(value for _, value, _ in bars)), 108)
+    axes.set_xlabel("percent on the development set (black line: always the most frequent class)")
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    figure.savefig(path, dpi=120)

@@ -10,7 +10,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-VERDICTS = {True: ("right", "✓ right"), False: ("wrong", "✗ wrong"), None: ("", "")}
+VERDICTS = {True: ("right", "✓"), False: ("wrong", "✗"), None: ("", "")}
 
 
 def section(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -20,24 +20,34 @@ def section(runs: Sequence[Mapping[str, Any]]) -> str:
              for run in runs for example in run["examples"]]
     if not cards:
         return ""
-    predicted = any("gold" in example for run in runs for example in run["examples"])
-    note = ("" if not predicted else " <small>on dev: those that are wrong and that the model was "
-            "surest of, then some that are right; of numbers the worst, then some of all</small>")
-    return f'<h2>Examples{note}</h2><div class="grid">{"".join(cards)}</div>'
+    note = _note([example for run in runs for example in run["examples"]])
+    return f'<h2>Examples <small>{note}</small></h2><div class="grid">{"".join(cards)}</div>'
+
+
+def _note(examples: Sequence[Mapping[str, Any]]) -> str:
+    """How the examples were chosen (bertjax/tasks/examples.py), and what their marks mean."""
+    if not any("gold" in example for example in examples):
+        return ""
+    if all(example["right"] is None for example in examples):
+        return "on dev: the largest errors, then some of all"
+    note = "on dev: the worst mistakes, then some that are right"
+    if any("words" in example for example in examples):
+        note += "; a wrong tag is struck out before the gold one"
+    return note
 
 
 def _card(example: Mapping[str, Any], run: str) -> str:
-    kind, verdict = VERDICTS[example.get("right")]
+    kind, mark = VERDICTS[example.get("right")]
+    mark = f"<em>{mark}</em> " if mark else ""
     parts = [f"<small>{_text(run)}</small>" if run else ""]
     if "words" in example:
         words = " ".join(_word(*word) for word in example["words"])
-        parts += [f'<p class="verdict">{verdict}</p>' if verdict else "",
-                  f'<p class="words">{words}</p>']
+        parts.append(f'<p class="words">{mark}{words}</p>')
     elif "gold" in example:
-        answers = (f"gold <b>{_text(example['gold'])}</b>" if example.get("right") else
-                   f"predicted <b>{_text(example['predicted'])}</b>, "
-                   f"gold <b>{_text(example['gold'])}</b>")
-        parts += [f'<p class="verdict">{verdict} <span>{answers}</span></p>',
+        answers = f"predicted <b>{_text(example['predicted'])}</b>"
+        if not example["right"] or example["predicted"] != example["gold"]:
+            answers += f", gold <b>{_text(example['gold'])}</b>"
+        parts += [f'<p class="verdict">{mark}{answers}</p>',
                   *(f"<p>{_text(text)}</p>" for text in example["texts"])]
     else:
         masked = _text(example.get("text", "")).replace("[MASK]", "<mark>[MASK]</mark>")

@@ -61,7 +61,8 @@ details .scroll { margin-top:10px }
 .example.right { border-left:3px solid var(--c2) }
 .example.wrong { border-left:3px solid var(--bad) }
 .verdict { color:var(--soft) }
-.right .verdict::first-line, .wrong .verdict::first-line { font-weight:500 }
+.example em { font-style:normal; font-weight:700; color:var(--c2) }
+.example.wrong em { color:var(--bad) }
 .verdict b { color:var(--ink) }
 .words span { display:inline-block; margin:0 2px 4px 0; vertical-align:top; line-height:1.25 }
 .words i { display:block; width:fit-content; padding:0 5px; border-radius:4px; font-style:normal;

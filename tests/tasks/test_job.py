@@ -55,6 +55,20 @@ def table(folder, **options):
     return job.make_task("table", folder, {"files": files, **options})
 
 
+def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
+    run = RunSettings(1e-3, 16, 3)
+    prepared = job.prepare_task(table(data), start, data / "run", SETTINGS, run, mesh=one_device())
+    lines = dict(line.strip().split("  ", 1) for line in job.summary(prepared).splitlines())
+    assert lines["model"].startswith("L=1 H=16 A=2 F=32 V=11")
+    assert lines["rows"] == "train 64, dev 21"
+    good = sum(row.label == "good" for row in prepared.tuner.task.read("train").records)
+    assert lines["labels"] == f"bad {100 - 100 * good / 64:.0f} %, good {100 * good / 64:.0f} %"
+    assert lines["steps"].startswith("12: 3 epochs of 4 x 16 rows, learning rate 0.001, 1 of warm")
+    assert lines["start"] == f"weights of {start}"
+    resumed = job.summary(prepared, resumed_from=8)
+    assert "start  resumed from the checkpoint of step 8" in resumed
+
+
 @pytest.mark.slow
 def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start, data, tmp_path):
     task, workdir = table(data), tmp_path / "run"
@@ -71,7 +85,10 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     config = json.loads((workdir / "model" / "config.json").read_text())
     assert config["label2id"] == {"bad": 0, "good": 1}
     assert config["architectures"] == ["BertForSequenceClassification"]
-    assert "Accuracy" in (workdir / "report.html").read_text()
+    report = (workdir / "report.html").read_text()
+    assert "Accuracy" in report and "predicted <b>" in report
+    examples = json.loads((workdir / "examples.json").read_text())
+    assert {example["gold"] for example in examples} == {"good", "bad"}
     assert "eval/accuracy" in (workdir / "metrics.csv").read_text()
     assert not (workdir / "tensorboard").exists()
 

@@ -55,6 +55,20 @@ def test_every_curve_is_drawn_and_the_console_is_empty(tmp_path):
     assert "NaN" not in drawn and "undefined" not in drawn
 
 
+def test_predictions_are_text_whatever_they_hold(tmp_path):
+    run = make_run(tmp_path / "run", 0.02)
+    bad = "<img src=x onerror=console.error(1)><script>console.error(2)</script>"
+    (run / "examples.json").write_text(json.dumps([
+        {"texts": [bad], "gold": bad, "predicted": bad, "right": False, "score": 1.0,
+         "predictions": [[bad, 0.75], ["other", 0.25]]},
+        {"texts": [], "gold": "", "predicted": "", "right": True, "score": 0.0,
+         "words": [["Anna", "B-PER", "B-PER"], [bad, "O", "B-LOC"]]}]))
+    dom, console = chromium(write_report([run]), tmp_path / "home", "--dump-dom")
+    assert console == [] and "<img" not in dom
+    assert dom.count("onerror=console.error(1)&gt;") == 5
+    assert '<span style="width:75.0%">' in dom and "<s>B-LOC</s> O" in dom
+
+
 def test_the_picture_has_the_colours_of_both_runs(tmp_path):
     image = pytest.importorskip("matplotlib.image")
     runs = [make_run(tmp_path / "slow", 0.02), make_run(tmp_path / "fast", 0.06)]
