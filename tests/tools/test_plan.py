@@ -105,6 +105,22 @@ allocation 5: size 117440512, color 1, preallocated-temp:
 """) == (12288, 1_000_000, 77)
 
 
+def test_the_step_has_the_name_by_which_a_quick_plan_knows_its_dump():
+    import jax
+    import jax.numpy as jnp
+
+    from bertjax.training.optimizer import make_optimizer
+    from bertjax.training.sharding import make_mesh
+    from bertjax.training.trainer import Trainer
+
+    class Objective:
+        def init(self, key):
+            return {"kernel": jnp.zeros(2)}
+
+    trainer = Trainer(make_optimizer(1e-3), make_mesh(devices=jax.devices()[:1]))
+    assert f"jit_{trainer.train_step(Objective()).__name__}" == chips.STEP_MODULE
+
+
 def test_bytes_add_up_to_what_the_compiler_takes():
     compiled = Compiled(PROGRAM, arguments=3 * GIB + 5000, temporaries=4 * GIB, fresh_outputs=100,
                         code=7)

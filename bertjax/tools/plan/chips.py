@@ -124,6 +124,8 @@ def parse(text: str) -> Slice:
 
 # --------------------------------------------------------------------------------- the compiler
 
+STEP_MODULE = "jit_train_step"  # what the compiler calls Trainer.train_step
+
 
 def tpu_environment(dump: str | None = None) -> dict[str, str]:
     """Variables under which a process compiles for TPU without having one.
@@ -140,7 +142,7 @@ def tpu_environment(dump: str | None = None) -> dict[str, str]:
     }
     if dump is not None:
         environment["XLA_FLAGS"] = (f"--xla_dump_to={dump} --xla_dump_hlo_as_text "
-                                    "--xla_dump_hlo_module_re=jit__lambda")
+                                    f"--xla_dump_hlo_module_re={STEP_MODULE}")
     return environment
 
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bertjax.tools.plan.chips import tpu_environment
+from bertjax.tools.plan.chips import STEP_MODULE, tpu_environment
 
 PROGRESS_S = 30  # seconds between lines of progress
 
@@ -201,7 +201,7 @@ _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 
 def assigned_memory(directory: pathlib.Path) -> Compiled | None:
     """Program and memory from the compiler's dump, or None while it is not complete."""
-    stem = "*jit__lambda*.after_optimizations"
+    stem = f"*{STEP_MODULE}*.after_optimizations"
     programs = list(directory.glob(f"{stem}_after_buffer_assignment.txt"))
     assignments = list(directory.glob(f"{stem}-buffer-assignment.txt"))
     if not programs or not assignments:
