@@ -357,6 +357,8 @@ class FineTuner:
 
         self.compile_ahead(run.batch_size)
         state = self.initial_state(run, steps)
+        schedule = jax.device_get(state.opt_state["schedule"])
+        book = _WithLearningRate(logbook, self.settings.schedule, schedule)
         self._reach("weights")
         for lowered in self._compiling.values():
             lowered.result().result()
@@ -376,8 +378,6 @@ class FineTuner:
                 yield pack(batches[step] | {"run": np.full(rows, run.seed, np.int32)})
 
         tokens = run.batch_size * int(np.mean([row_length(row) for row in features]))
-        schedule = jax.device_get(state.opt_state["schedule"])
-        book = _WithLearningRate(logbook, self.settings.schedule, schedule)
         if int(state.step) < steps:
             try:
                 state = trainer.fit(
@@ -468,11 +468,15 @@ class _WithLearningRate:
 
     def __init__(self, logbook: Any, schedule: str, numbers: Mapping[str, Any]):
         self._logbook, self._schedule, self._numbers = logbook, schedule, numbers
+        self._rate(0)  # compiles, while the steps do
+
+    def _rate(self, step: int) -> float:
+        return float(_rate_at(self._schedule, self._numbers, step))
 
     def train(self, step: int, last_step: int, metrics: Mapping[str, Any]) -> None:
         if self._logbook is not None:
-            rate = float(_rate_at(self._schedule, self._numbers, step - 1))
-            self._logbook.train(step, last_step, {**metrics, "learning_rate": rate})
+            metrics = {**metrics, "learning_rate": self._rate(step - 1)}
+            self._logbook.train(step, last_step, metrics)
 
     def __getattr__(self, name: str) -> Any:
         if self._logbook is None:

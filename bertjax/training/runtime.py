@@ -20,12 +20,17 @@ def start(config: ml_collections.ConfigDict, coordinator: str = "", processes: i
       coordinator, processes, process_id: see distributed.detect; empty = found by environment.
     """
     if config.execution.compilation_cache:
-        cache = pathlib.Path(config.execution.compilation_cache).expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(cache))
+        use_compilation_cache(config.execution.compilation_cache)
     jax.config.update("jax_debug_nans", config.execution.debug_nans)
     distributed.initialize(coordinator, processes, process_id)
     if preemption.on_compute_engine():
         preemption.watch_for_notice()
+
+
+def use_compilation_cache(directory: str) -> None:
+    """Keeps compiled programs in `directory`, also the small ones: a run has a dozen of them."""
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(directory).expanduser()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def age() -> float:

@@ -44,17 +44,16 @@ def measure(work: Work) -> None:
     """Fine-tunes with every seed, times it, and prints what is known after each."""
     import jax
 
-    from bertjax.training import hardware
+    from bertjax.training import hardware, runtime
 
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    if cache := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        runtime.use_compilation_cache(cache)
     milestones = {"jax imported": time.time() - work.started}
     hardware.wake()
     programs = _record_programs()
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
     from bertjax.tasks.finetune import FineTuneSettings, RunSettings
-    from bertjax.training import runtime
 
     milestones["all imported"] = time.time() - work.started
     jax.devices()
