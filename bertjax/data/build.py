@@ -90,7 +90,7 @@ def build_store(
         raise ValueError("give either patterns of files or documents, not both or neither")
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard {shard[0]}/{shard[1]}: i must be in 0..n-1")
-    out_dir = Path(out_dir)
+    out_dir = Path(out_dir).expanduser()
     tokenizer = load(tokenizer)
     plan, files = [], []
     if patterns is not None:

@@ -10,7 +10,8 @@ In: patterns (wildcards expanded here, not by the shell) and a format. Out: `Doc
     wikiextractor  <doc id= url= title=> ... </doc>
     tfds           tfds:name/config:split, any text data set prepared on disk; feature `field`
 
-All but Parquet and TFDS are read plain, `.gz` or `.zst`. Text is UTF-8 whatever the locale says.
+All but Parquet and TFDS are read plain, `.gz`, `.bz2`, `.xz` or `.zst`. Text is UTF-8 whatever the
+locale says.
 
 Big files are read in extents (`plan_extents`), so that processes and machines can share them: a
 document belongs to the extent in which the line that opens it begins. The plan depends only on the
@@ -21,13 +22,12 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import gzip
-import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from bertjax.data.opening import is_compressed, open_bytes, plain_name
 from bertjax.data.sentences import split_sentences
 
 FORMATS = ("text", "prose", "blocks", "jsonl", "parquet", "wikiextractor", "tfds")
@@ -94,10 +94,12 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
         if pattern.startswith("tfds:"):
             matches = [pattern]
         else:
-            found = glob.glob(os.path.expanduser(pattern), recursive=True)
+            path = os.path.expanduser(pattern)
+            found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
             matches = sorted(f for f in found if os.path.isfile(f))
         if not matches:
-            raise ValueError(f"no file matches the input pattern {pattern!r}")
+            hint = f"; it is a directory, write '{pattern}/*'" if os.path.isdir(path) else ""
+            raise ValueError(f"no file matches the input pattern {pattern!r}{hint}")
         files.update(dict.fromkeys(matches))
     return list(files)
 
@@ -106,12 +108,12 @@ def detect_format(path: str) -> str:
     """The format of one file by its name, else by its first bytes."""
     if path.startswith("tfds:"):
         return "tfds"
-    name = path.lower().removesuffix(".gz").removesuffix(".zst")
+    name = plain_name(path)
     if name.endswith((".jsonl", ".json", ".ndjson")):
         return "jsonl"
     if name.endswith(".parquet"):
         return "parquet"
-    with _open(path) as file:
+    with open_bytes(path) as file:
         head = file.read(64).removeprefix(BOM).lstrip()
     if head.startswith(b"<doc "):
         return "wikiextractor"
@@ -147,7 +149,7 @@ def _extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> Itera
             groups = _parquet(path).num_row_groups
             for group in range(groups):
                 yield Extent(path, form, group, group + 1, size // groups)
-        elif form == "prose" or path.endswith((".gz", ".zst")):
+        elif form == "prose" or is_compressed(path):
             yield Extent(path, form, 0, -1, size)
         else:
             step = -(-size // max(round(size / extent_bytes), 1)) or 1
@@ -249,10 +251,16 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
         try:
             record = json.loads(line)
             text = record[reading.field]
+            if "\\ud" in line or "\\uD" in line:  # half of a surrogate pair is JSON, but no text
+                text = _whole_characters(text, reading, counts)
         except (ValueError, KeyError, TypeError) as error:
             where = _line_number(extent.path, offset)
             if isinstance(error, json.JSONDecodeError):
-                problem = f"not JSON ({error})"
+                problem = (f"not JSON ({error}); each line must hold one object, as `jq -c '.[]'` "
+                           "writes the elements of an array")
+            elif isinstance(error, UnicodeEncodeError):
+                problem = ("an escape \\ud... without its other half is no character; read it with "
+                           "errors=replace, which counts such lines")
             else:
                 fields = sorted(record) if isinstance(record, dict) else type(record).__name__
                 problem = f"no field {reading.field!r} (there is {fields}); set the field's name"
@@ -299,6 +307,19 @@ def _read_tfds(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw
         yield "", _paragraphs(text.decode() if isinstance(text, bytes) else text, extent.path)
 
 
+def _whole_characters(text: Any, reading: Reading, counts: dict[str, int]) -> Any:
+    """`text` with U+FFFD for lone surrogates; UnicodeEncodeError when reading strictly."""
+    content = json.dumps(text, ensure_ascii=False)
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        if reading.errors == "strict":
+            raise
+        _count(counts, "undecodable_lines")
+        content = content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.loads(content)
+
+
 def _paragraphs(text: str | Sequence[str] | None, path: str) -> list[str]:
     if text is None:
         return []
@@ -316,7 +337,7 @@ def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator
 
     Does not stop at its end: where the last document ends is for the caller to say.
     """
-    with _open(extent.path) as file:
+    with open_bytes(extent.path) as file:
         offset = 0
         if extent.start:
             file.seek(extent.start - 1)
@@ -340,22 +361,12 @@ def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator
 
 
 def _line_number(path: str, offset: int) -> int:
-    with _open(path) as file:
+    with open_bytes(path) as file:
         number = 1
         while offset > 0 and (block := file.read(min(offset, 1 << 20))):
             number += block.count(b"\n")
             offset -= len(block)
     return number
-
-
-def _open(path: str) -> IO[bytes]:
-    if path.endswith(".gz"):
-        return gzip.open(path, "rb")
-    if path.endswith(".zst"):
-        import zstandard
-
-        return io.BufferedReader(zstandard.open(path, "rb"), 1 << 18)  # type: ignore[arg-type]
-    return open(path, "rb", buffering=1 << 18)
 
 
 def _attribute(tag: str, name: str) -> str:
@@ -370,7 +381,10 @@ def _count(counts: dict[str, int], name: str) -> None:
 def _parquet(path: str) -> Any:
     import pyarrow.parquet
 
-    return pyarrow.parquet.ParquetFile(path)
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
 
 
 def _tfds_source(path: str, reading: Reading) -> Any:

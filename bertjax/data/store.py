@@ -183,7 +183,7 @@ class TokenStore:
     def __init__(self, path: str | os.PathLike[str], split: str = "train"):
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: a token store has the splits {', '.join(SPLITS)}")
-        self._open(Path(path), split, read_manifest(path))
+        self._open(Path(path).expanduser(), split, read_manifest(path))
 
     @classmethod
     def of_manifest(cls, path: Path, split: str, manifest: dict[str, Any]) -> TokenStore:
@@ -237,7 +237,7 @@ class TokenStore:
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The manifest of a finished store. ValueError where there is none."""
-    path = Path(path)
+    path = Path(path).expanduser()
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
     except FileNotFoundError:
@@ -248,6 +248,9 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
                            "no token store here (no manifest.json); make one with "
                            "python -m bertjax.tools.build_corpus")
         ) from None
+    except ValueError as error:
+        raise ValueError(f"{path / 'manifest.json'} is damaged ({error}); copy or build the store "
+                         "again") from None
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise ValueError(
             f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, this "

@@ -194,7 +194,7 @@ class SentencePieceTokenizer:
 
     def save(self, directory: str | Path) -> None:
         """Writes the model and tokenizer_config.json (names of the special tokens)."""
-        directory = Path(directory)
+        directory = Path(directory).expanduser()
         directory.mkdir(parents=True, exist_ok=True)
         (directory / MODEL_FILE).write_bytes(self._content)
         config = {"do_lower_case": self.do_lower_case, **self.special_tokens}

@@ -309,7 +309,7 @@ class WordPieceTokenizer:
 
         `transformers.AutoTokenizer` reads the directory; `load_tokenizer` reads all options back.
         """
-        directory = Path(directory)
+        directory = Path(directory).expanduser()
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "vocab.txt").write_bytes(("\n".join(self.vocab) + "\n").encode())
         config = {"tokenizer_class": "BertTokenizer", **self._options()}

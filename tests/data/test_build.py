@@ -326,3 +326,13 @@ def test_peak_memory_does_not_grow_with_the_corpus(tmp_path, documents):
     assert files_of(tmp_path / "s200-1") == files_of(tmp_path / "s200-4")
     for workers in (1, 4):  # the largest process, MiB
         assert peaks[200, workers] < peaks[10, workers] + 100 < 400, peaks
+
+
+def test_home_is_understood_and_a_damaged_manifest_is_named(tmp_path, tokenizer, documents,
+                                                            monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    build_store(None, tokenizer, "~/s", documents=documents(5))
+    assert TokenStore("~/s").num_tokens == TokenStore(tmp_path / "s").num_tokens > 0
+    (tmp_path / "s" / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        TokenStore("~/s")

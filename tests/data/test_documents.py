@@ -1,5 +1,7 @@
+import bz2
 import gzip
 import json
+import lzma
 import subprocess
 import sys
 
@@ -42,16 +44,54 @@ def test_wikiextractor_documents_lose_their_repeated_title(tmp_path):
     assert docs[0].sentences == ["It is.", "It was.", "Signs."] and docs[1].sentences == ["B."]
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
+            ".zst": zstandard.compress, ".GZ": gzip.compress}  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
 def test_jsonl_plain_and_compressed(tmp_path, suffix):
     data = b"".join(json.dumps(r).encode() + b"\n" for r in [
         {"body": "One. Two is here.\nThree."}, {"body": ["kept. whole", "b"], "id": 3}])
     path = tmp_path / f"a.jsonl{suffix}"
-    compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
-    path.write_bytes(compress(data))
+    path.write_bytes(COMPRESS[suffix](data))
     expected = [["One.", "Two is here.", "Three."], ["kept. whole", "b"]]
     assert sentences(path, field="body", segment=None)[0] == expected[0]
     assert sentences(path, field="body", segment=False)[1] == expected[1]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+def test_compressed_files_cut_short_or_damaged_are_refused_by_name(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    whole = COMPRESS[suffix]("".join(f"line {i}\n" for i in range(20_000)).encode())
+    for content in (whole[: len(whole) // 2], b"not compressed\n"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"a\.txt.* is damaged or cut short"):
+            sentences(path)
+    path.write_bytes(whole + COMPRESS[suffix](b"more\n"))  # several streams in one file
+    assert sentences(path)[0][-1] == "more"
+
+
+def test_half_surrogates_in_json_are_refused_or_counted(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a \\ud83d\\ude00"}\n{"text": "b \\uD800 c"}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: an escape"):
+        sentences(path)
+    counts = {}
+    found = [d.sentences for d in read_documents(path, errors="replace", counts=counts)]
+    assert found == [["a \U0001f600"], ["b \ufffd c"]] and counts == {"undecodable_lines": 1}
+
+
+def test_names_with_brackets_and_directories_are_understood(tmp_path):
+    (tmp_path / "a[1].txt").write_text("a\n")
+    assert sentences(tmp_path / "a[1].txt") == [["a"]]
+    with pytest.raises(ValueError, match="it is a directory, write '.*/\\*'"):
+        sentences(tmp_path)
+
+
+def test_damaged_parquet_is_refused_by_name(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"a\.parquet is not a readable Parquet file"):
+        sentences(tmp_path / "a.parquet")
 
 
 def test_jsonl_errors_name_file_line_and_field(tmp_path):
