@@ -10,15 +10,15 @@ that a partial download is an error and not a model with wrong numbers.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
-import numba
 import numpy as np
 
 from bertjax.interop.names import LoadError
@@ -217,7 +217,6 @@ def _crc_table() -> np.ndarray:
 _CRC_TABLE = _crc_table()
 
 
-@numba.njit(nogil=True)
 def _crc_update(data: np.ndarray, table: np.ndarray) -> int:
     crc = np.uint32(0xFFFFFFFF)
     for byte in data:
@@ -225,9 +224,17 @@ def _crc_update(data: np.ndarray, table: np.ndarray) -> int:
     return crc ^ np.uint32(0xFFFFFFFF)
 
 
+@functools.cache
+def _compiled_crc_update() -> Callable[[np.ndarray, np.ndarray], int]:
+    # Late: numba is slow to import, and few models come from TF1.
+    import numba
+
+    return numba.njit(nogil=True)(_crc_update)
+
+
 def crc32c(data: bytes | np.ndarray) -> int:
     """Castagnoli's CRC (RFC 3720, appendix B.4)."""
-    return int(_crc_update(np.frombuffer(data, np.uint8), _CRC_TABLE))
+    return int(_compiled_crc_update()(np.frombuffer(data, np.uint8), _CRC_TABLE))
 
 
 def _masked(crc: int) -> int:
