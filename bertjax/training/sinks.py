@@ -13,10 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
 WANDB_FILE = "wandb.id"
 
 
@@ -34,16 +30,22 @@ class TensorBoardSink:
     """TensorBoard event files, without TensorFlow. Groups without a name of their own: 'train/'."""
 
     def __init__(self, directory: pathlib.Path, start_step: int):
+        # Late, so that a run's programs compile meanwhile.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._writer = EventFileWriter(str(directory))
         # Tells TensorBoard to drop what an interrupted run wrote from this step on.
-        self._writer.add_event(Event(wall_time=time.time(), step=start_step + 1,
-                                     session_log=SessionLog(status=SessionLog.START)))
+        began = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._writer.add_event(
+            self._event(wall_time=time.time(), step=start_step + 1, session_log=began))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        summary = Summary(value=[
-            Summary.Value(tag=name if "/" in name else f"train/{name}", simple_value=value)
+        summary = self._summary(value=[
+            self._summary.Value(tag=name if "/" in name else f"train/{name}", simple_value=value)
             for name, value in values.items()])
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
         self._writer.close()
