@@ -88,7 +88,8 @@ def _refuse(message: str) -> NoReturn:
 def _parse_flags(arguments: Sequence[str]) -> list[str]:
     """Parses the flags; a bad name, value or config file is one message, not a traceback."""
     try:
-        arguments = expand_overrides(arguments)
+        # config_flags finds the overrides in sys.argv, whatever is parsed.
+        sys.argv[:] = arguments = expand_overrides(arguments)
         check_override_names(arguments[1:])
         remaining = flags.FLAGS(arguments)
         if _CONFIG.value is not None:

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from bertjax import config as settings
 from bertjax.model.presets import PRESETS
 from bertjax.tools.plan import chips, page, search
 from bertjax.tools.plan.chips import GIB
@@ -218,6 +217,10 @@ def test_bad_command_lines_are_one_message():
         assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
 
 
-def test_mesh_auto_on_the_command_line_is_written_out():
-    assert settings.expand_overrides(["main", "--config=x.py", "--config.mesh=auto"]) == [
-        "main", "--config=x.py", "--config.mesh.auto=True"]
+@pytest.mark.parametrize("module", ["bertjax.main", "bertjax.tools.plan"])
+def test_mesh_auto_is_understood_on_the_command_line(module):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--config", str(ROOT / "configs/demo.py"),
+         "--config.mesh=auto", "--config.job=nonsense"], capture_output=True, text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}, timeout=300)
+    assert done.returncode == 2 and "config.job='nonsense'" in done.stderr, done.stderr[-2000:]
