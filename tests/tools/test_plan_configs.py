@@ -2,7 +2,7 @@
 
 By default it is stopped once it has assigned memory. That catches programs that do not compile and
 those that are refused by then, but it does not prove the fit: code generation has been seen to add
-a quarter. BERTJAX_PLAN_FULL=1 lets it finish (an hour of one core for large).
+a quarter. BERTJAX_PLAN_FULL=1 lets it finish (five to ten minutes of a core each).
 """
 
 import json

@@ -15,8 +15,8 @@ METHODS = {
               "real step to take longer",
     "roofline": "at best: FLOPs over the peak plus bytes to and from HBM over its bandwidth, plus "
                 "collectives at the speed of the links. The compiler's own cycles, which the plan "
-                "without --quick gives, were 1.5 times that for large on v5e, and the memory 1.25 "
-                "times",
+                "without --quick gives, were 1.1 to 1.6 times that, and the memory 1.06 to "
+                "1.24 times",
     "measured": "measured: the median of five steps on this machine, on random rows",
 }
 
