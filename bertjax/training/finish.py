@@ -86,8 +86,12 @@ def fill_masks(job: Job, model: epath.Path, logbook: Logbook) -> list[dict[str, 
     loaded = load_model(model)
     examples = []
     for text in job.config.log.fill_mask:
-        predictions = [(filling.token, filling.probability)
-                       for filling in fill_mask(loaded, text, top_k=5)[0]]
+        try:
+            first = fill_mask(loaded, text, top_k=5)[0]
+        except ValueError as error:  # a sentence too long, or without [MASK]: the run is done
+            logbook.message(f"  config.log.fill_mask: {error}")
+            continue
+        predictions = [(filling.token, filling.probability) for filling in first]
         examples.append({"text": text, "predictions": predictions})
         logbook.message(f"  {text}\n    {_words(predictions)}")
     (job.workdir / "examples.json").write_text(json.dumps(examples, indent=1))

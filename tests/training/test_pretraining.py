@@ -258,3 +258,24 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
                      "* a [MASK]\n  b 50%, c 25%\n"):
         assert expected in text, expected
     assert "pipeline_tag" not in text
+
+
+def test_a_sentence_that_cannot_be_filled_does_not_end_a_finished_run(tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    from bertjax import inference, interop
+    from bertjax.training import finish
+
+    def fill_mask(model, text, top_k):
+        if "[MASK]" not in text:
+            raise ValueError("no [MASK] in 'cat'")
+        return [[inference.Filling("sat", 0.9, 7)]]
+
+    monkeypatch.setattr(inference, "fill_mask", fill_mask)
+    monkeypatch.setattr(interop, "load_model", lambda path: None)
+    said = []
+    job = SimpleNamespace(config=SimpleNamespace(log=SimpleNamespace(
+        fill_mask=("cat", "the cat [MASK]"))), workdir=tmp_path)
+    found = finish.fill_masks(job, tmp_path, SimpleNamespace(message=said.append))
+    assert [example["text"] for example in found] == ["the cat [MASK]"]
+    assert "config.log.fill_mask: no [MASK] in 'cat'" in said[0]
