@@ -160,6 +160,23 @@ def test_sigterm_to_one_process_saves_in_all_and_one_process_resumes(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+    assert finish(start(1, tmp_path / "one"), tmp_path / "one") == [0]
+    several = tmp_path / "several"
+    assert finish(start(4, several, 5), several) == [0] * 4
+    processes = start(2, several)
+    assert [begun(process) for process in processes] == [5, 5]
+    assert finish(processes, several) == [0, 0]
+    losses = [[record["loss"] for record in records(run) if "loss" in record]  # not evaluations
+              for run in (tmp_path / "one", several)]
+    assert len(losses[0]) == 8
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    np.testing.assert_allclose(final(several, 8)["params"]["dense"]["kernel"],
+                               final(tmp_path / "one", 8)["params"]["dense"]["kernel"],
+                               rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_a_peer_that_dies_stops_the_other_and_the_restart_resumes(tmp_path):
     processes = start(2, tmp_path, 40, pause=0.2)
     while not (tmp_path / "checkpoints" / "5").exists():
