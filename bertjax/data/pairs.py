@@ -300,8 +300,10 @@ class PairIndex:
     ):
         check_length(seq_length, nsp)
         if not store.num_documents:
-            raise ValueError(f"{store.path}: 0 examples in the split {store.split!r}; build the "
-                             "store with more documents or another heldout_fraction")
+            raise ValueError(
+                f"{store.path}: 0 examples in the split {store.split!r}; build the store with more "
+                "documents (in plain text a blank line ends one; two are the least, one of them "
+                "held out) or another heldout_fraction")
         self.store, self.seq_length, self.nsp = store, seq_length, nsp
         self.tables = tables_of(store)
         self.key = np.uint64(combine(np.uint64(seed % 2**64), np.uint64(epoch)))
