@@ -15,7 +15,7 @@ CONFIG = BertConfig(vocab_size=len(VOCAB), hidden_size=64, num_hidden_layers=1,
                     num_attention_heads=2, intermediate_size=128, max_position_embeddings=128)
 
 
-def test_the_mesh_follows_the_model_and_the_reason_is_printed(tmp_path, monkeypatch, capsys):
+def test_the_mesh_follows_the_model_and_the_start_up_screen_says_why(tmp_path, monkeypatch):
     params = jax.jit(lambda key: init_params(BertModel(CONFIG), key))(jax.random.key(0))
     write_directory(tmp_path / "start", CONFIG, params, "BertModel",
                     WordPieceTokenizer(VOCAB, do_lower_case=True))
@@ -32,4 +32,4 @@ def test_the_mesh_follows_the_model_and_the_reason_is_printed(tmp_path, monkeypa
     prepared = job.prepare(config, str(tmp_path / "run"))
     # 55 thousand parameters with gradients and moments: 0.9 MB; 40 % of the device are 0.6.
     assert prepared.tuner.mesh.shape["fsdp"] == 2
-    assert "sharded over fsdp=2" in capsys.readouterr().out
+    assert "sharded over fsdp=2" in job.summary(prepared)
