@@ -6,7 +6,8 @@
         --config.optimizer.learning_rate=2e-4 --workdir=gs://bucket/run1
 
 A setting that cannot work stops the program with one message and exit code 2, before anything is
-compiled. A run that was asked to stop (SIGTERM) saves, and exits with code 75 ("try again").
+compiled; checkpoints that cannot be read or written, with one message and exit code 1. A run that
+was asked to stop (SIGTERM) saves, and exits with code 75 ("try again").
 """
 
 import os
@@ -59,17 +60,25 @@ def main(arguments: Sequence[str]) -> None:
         from bertjax.training import hardware, runtime
 
         runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value)
-        hardware.wake()
-        if config.job == "finetune" and config.task.name == "all":
-            from bertjax.tasks import suite as jobs
-        elif config.job == "finetune":
-            from bertjax.tasks import job as jobs
-        else:
-            from bertjax.training import pretraining as jobs
-        job = jobs.prepare(config, workdir)
     except (ValueError, FileNotFoundError) as error:
         _refuse(str(error))
-    jobs.run(job)
+    hardware.wake()
+    from bertjax.training.checkpoint import CheckpointError
+
+    if config.job == "finetune" and config.task.name == "all":
+        from bertjax.tasks import suite as jobs
+    elif config.job == "finetune":
+        from bertjax.tasks import job as jobs
+    else:
+        from bertjax.training import pretraining as jobs
+    try:
+        try:
+            job = jobs.prepare(config, workdir)
+        except (ValueError, FileNotFoundError) as error:
+            _refuse(str(error))
+        jobs.run(job)
+    except CheckpointError as error:  # a directory or a disk, not the program: no traceback
+        _refuse(str(error), code=1)
 
 
 def _config_name() -> str:
@@ -80,9 +89,9 @@ def _config_name() -> str:
     return "-".join(filter(None, (name, variants.replace("=", "").replace(",", "-"))))
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(message: str, code: int = 2) -> NoReturn:
     print(f"bertjax: {message}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _parse_flags(arguments: Sequence[str]) -> list[str]:

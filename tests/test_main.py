@@ -37,6 +37,20 @@ def test_wrong_command_is_one_message_and_exit_code_2(arguments, words):
     assert len(done.stderr.splitlines()) < 24  # one screen
 
 
+def test_workdir_that_cannot_be_written_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    program = ("from bertjax import main; from bertjax.training import pretraining as job;"
+               "from bertjax.training.checkpoint import Checkpoints;"
+               "job.prepare = lambda config, workdir: workdir; job.run = Checkpoints; main.run()")
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--config=configs/base.py", "--config.data.corpus=store",
+         f"--workdir={tmp_path / 'file' / 'run'}"],
+        cwd=ROOT, text=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 1
+    assert done.stderr.startswith("bertjax: cannot write checkpoints to ")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("text, value", [("false", False), ("0", False), ("true", True)])
 def test_switch_that_is_on_by_default_can_be_switched_off(text, value):
     program = ("from bertjax import main; from absl import app;"
