@@ -446,6 +446,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
 
     one_of("job", ("pretrain", "finetune"))
     one_of("resume", ("auto", "changed", "overwrite", "never"))
+    one_of("checkpoint.metric", ("eval/loss", "eval/mlm_loss", "eval/nsp_loss"))
     one_of("optimizer.name", ("adamw", "lamb"))
     one_of("optimizer.schedule", ("linear", "polynomial", "linear_after_warmup", "cosine",
                                   "constant"))

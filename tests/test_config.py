@@ -39,6 +39,7 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
     (dict(optimizer__warmup_steps=-1), "warmup_steps=-1"),
     (dict(optimizer__warmup_steps=2_000_000), "1,000,000 steps"),
     (dict(optimizer__name="adamv"), "Did you mean 'adamw'"),
+    (dict(checkpoint__metric="mlm_loss"), "Did you mean 'eval/mlm_loss'"),
     (dict(masking__mask_prob=0.95, masking__random_prob=0.2), "more than 1"),
     (dict(masking__rate=0.0), "nothing would be predicted"),
     (dict(model__num_attention_heads=7), "num_attention_heads=7"),
