@@ -1,7 +1,8 @@
 """Hand-written kernels and the choice among them.
 
     dropout_bits       attention dropout as a hash of (key, row, head, query, key position)
-    flash_attention    the Pallas kernels (GPU)
+    attention_programs what one GPU program of the fused attention computes (Pallas)
+    flash_attention    the launch of these programs, as one differentiable function
     attention_pallas   attention() over flash_attention, for the dispatch table
     attention_cudnn    attention() over cuDNN, without dropout
     residual_norm      LayerNorm(residual + dropout(h + b)), one pass forward and backward (GPU)

@@ -16,7 +16,6 @@ heads too; the seeds travel with their rows and heads.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -24,300 +23,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from bertjax.model.kernels.dropout_bits import keep_probability, tile_keep_mask
+from bertjax.model.kernels.attention_programs import (
+    K,
+    Q,
+    Spec,
+    Tiling,
+    V,
+    backward_fused_kernel,
+    backward_twin_kernel,
+    block_size,
+    forward_kernel,
+)
 from bertjax.model.kernels.sharded import per_shard
 
-MASKED = -1e30
-"""Score of a forbidden pair, finite so that a row's running maximum never is -inf."""
-_LOG2_E = math.log2(math.e)
 _PADDING_ID = -1
 """Mask value of rows added to reach a multiple of the tile: no real token carries it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Tiling:
-    """Tile sizes and launch shape of the kernels; speed only, never the result's meaning.
-
-    Attributes:
-      block_q, block_k, warps, stages: of the forward kernel.
-      backward: 'fused', one program a head computes all three gradients with five matrix products
-        a tile, dq adding up in device memory; or 'twin', a program for each block of a head goes
-        over all queries for dk and dv, then over all keys for dq, seven products a tile.
-      backward_block_q, backward_block_k, backward_warps: of the backward kernel; 'twin' needs equal
-        blocks. It is not software-pipelined: an earlier form (separate kernels, two stages, 64 x
-        64 tiles, dk's product before dv's) gave a dv that was wrong by 1 to 2 % and varied from
-        run to run with jax 0.11.2. One stage and the present order have not shown it; which of
-        the two mattered was not isolated, so run the gpu tests after changing either.
-      bounded: skip the tiles of a row that no common segment id can touch (packed rows); needs
-        'twin'.
-      spare_mask: do not compare the ids of a tile's tokens one by one where all are the same: a
-        gain (4 %) at 512 tokens, a loss at 128.
-    """
-
-    block_q: int = 64
-    block_k: int = 128
-    warps: int = 4
-    stages: int = 2
-    backward: str = "twin"
-    backward_block_q: int = 64
-    backward_block_k: int = 64
-    backward_warps: int = 4
-    bounded: bool = False
-    spare_mask: bool = True
-
-    def __post_init__(self) -> None:
-        if self.backward not in ("fused", "twin"):
-            raise ValueError(f"Tiling.backward must be 'fused' or 'twin', got {self.backward!r}")
-        if self.backward == "twin" and self.backward_block_q != self.backward_block_k:
-            raise ValueError("Tiling.backward='twin' needs backward_block_q = backward_block_k")
-        if self.bounded and self.backward == "fused":
-            raise ValueError("Tiling.bounded needs backward='twin'")
-
-    @classmethod
-    def for_length(cls, length: int, bounded: bool = False) -> Tiling:
-        """The tiling to use for rows of `length` tokens, tuned on an H100."""
-        if length <= 128 and not bounded:
-            return cls(
-                block_k=64, backward="fused", backward_block_k=128, backward_warps=8,
-                spare_mask=False,
-            )  # fmt: skip
-        return cls(bounded=bounded)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spec:
-    """Everything static that a kernel needs.
-
-    `joined`: q, k, v are one array [B,T,3,A,D], whose gradient is written as one too.
-    """
-
-    rate: float
-    scale: float
-    tiling: Tiling
-    joined: bool
-    interpret: bool
-
-
-Q, K, V = range(3)
-
-
-def _put(spec: _Spec, refs, which: int, at, value: jax.Array) -> None:
-    """Stores rows of dq, dk or dv, which are three outputs or slices of a joined one."""
-    if spec.joined:
-        refs[0][at, which, :] = value.astype(refs[0].dtype)
-    else:
-        refs[which][at, :] = value.astype(refs[which].dtype)
-
-
-def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
-    dims = (((contract[0],), (contract[1],)), ((), ()))
-    return lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
-
-
-def _block(length: int, wanted: int) -> int:
-    """The largest power of two up to `wanted` that divides the row."""
-    return math.gcd(length, wanted)
-
-
-def _masked(spec: _Spec, block_a, block_b, ids_a, ids_b, tile, otherwise):
-    """`tile` where the ids of its row and column agree, else `otherwise`.
-
-    block_a, block_b: of `_block_ids`. Most tiles of real rows lie within one segment.
-    """
-    mask = lambda: jnp.where(ids_a[:, None] == ids_b[None, :], tile, otherwise)  # noqa: E731
-    return lax.cond(block_a == block_b, lambda: tile, mask) if spec.tiling.spare_mask else mask()
-
-
-def _forward_kernel(
-    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, blocks_q_ref, blocks_k_ref, o_ref, lse_ref,
-    *, spec: _Spec,
-):  # fmt: skip
-    block_q, head = q_ref.shape
-    length = k_ref.shape[0]
-    block_k = _block(length, spec.tiling.block_k)
-    start_q = pl.program_id(0) * block_q
-    q = q_ref[...]
-    ids_q, own_block = ids_ref[pl.ds(start_q, block_q)], blocks_q_ref[pl.program_id(0)]
-    seed_0, seed_1 = seeds_ref[0], seeds_ref[1]
-
-    def tile(index, carry):
-        acc, running_max, running_sum = carry
-        start_k = index * block_k
-        at_k = pl.ds(start_k, block_k)
-        scores = _dot(q, k_ref[at_k, :], (1, 1)) * (spec.scale * _LOG2_E)
-        scores = _masked(spec, own_block, blocks_k_ref[index], ids_q, ids_ref[at_k], scores, MASKED)
-        new_max = jnp.maximum(running_max, jnp.max(scores, axis=1))
-        shrink = jnp.exp2(running_max - new_max)
-        p = jnp.exp2(scores - new_max[:, None])
-        running_sum = running_sum * shrink + jnp.sum(p, axis=1)
-        if spec.rate > 0.0:
-            keep = tile_keep_mask(
-                seed_0, seed_1, start_q, start_k, (block_q, block_k), spec.rate
-            )
-            p = jnp.where(keep, p, 0.0)
-        acc = acc * shrink[:, None] + _dot(p.astype(v_ref.dtype), v_ref[at_k, :], (1, 0))
-        return acc, new_max, running_sum
-
-    carry = (
-        jnp.zeros((block_q, head), jnp.float32),
-        jnp.full((block_q,), 2 * MASKED, jnp.float32),
-        jnp.zeros((block_q,), jnp.float32),
-    )
-    if spec.tiling.bounded:
-        carry = lax.fori_loop(bounds_ref[0], bounds_ref[1], tile, carry)
-    elif length == block_k:
-        carry = tile(0, carry)
-    else:
-        carry = lax.fori_loop(0, length // block_k, tile, carry)
-    acc, running_max, running_sum = carry
-    acc = acc * (1.0 / (running_sum * keep_probability(spec.rate)))[:, None]
-    o_ref[...] = acc.astype(o_ref.dtype)
-    lse_ref[...] = running_max + jnp.log2(running_sum)
-
-
-def _gradient_tile(
-    spec, seeds, start_q, start_k, q, k, v, ids_q, ids_k, block_q, block_k, do, lse, delta, turned
-):
-    """(dropped probabilities, score gradients) of one tile, [bq,bk] or, `turned`, [bk,bq].
-
-    The score gradient lacks the factor scale / keep probability, which the caller applies to the
-    sum of all tiles.
-    """
-    if turned:
-        scores, dp = _dot(k, q, (1, 1)), _dot(v, do, (1, 1))
-        shape = (k.shape[0], q.shape[0])
-        lse, delta = lse[None, :], delta[None, :]
-        ids = ids_k, ids_q
-    else:
-        scores, dp = _dot(q, k, (1, 1)), _dot(do, v, (1, 1))
-        shape = (q.shape[0], k.shape[0])
-        lse, delta = lse[:, None], delta[:, None]
-        ids = ids_q, ids_k
-    p = jnp.exp2(scores * (spec.scale * _LOG2_E) - lse)
-    p = _masked(spec, block_q, block_k, *ids, p, 0.0)
-    if spec.rate > 0.0:
-        keep = tile_keep_mask(
-            seeds[0], seeds[1], start_q, start_k, shape, spec.rate, transposed=turned
-        )
-        dropped = jnp.where(keep, p, 0.0)
-        dp = jnp.where(keep, dp, 0.0)
-    else:
-        dropped = p
-    ds = p * (dp - delta)
-    return dropped.astype(q.dtype), ds.astype(q.dtype)
-
-
-def _delta(o: jax.Array, do: jax.Array, spec: _Spec) -> jax.Array:
-    """Row sums of do * o, times the keep probability that `_gradient_tile` leaves out."""
-    product = o.astype(jnp.float32) * do.astype(jnp.float32)
-    return jnp.sum(product, axis=1) * keep_probability(spec.rate)
-
-
-def _backward_fused_kernel(
-    seeds_ref, q_ref, k_ref, v_ref, ids_ref, blocks_q_ref, blocks_k_ref, o_ref, do_ref, lse_ref,
-    *out_refs, spec: _Spec,
-):  # fmt: skip
-    """All gradients of one head: for each block of keys, over all blocks of queries."""
-    *gradients, partial_ref = out_refs
-    length, head = q_ref.shape
-    block_q = _block(length, spec.tiling.backward_block_q)
-    block_k = _block(length, spec.tiling.backward_block_k)
-    queries, keys = length // block_q, length // block_k
-    seeds = seeds_ref[0], seeds_ref[1]
-    inverse_keep = 1.0 / keep_probability(spec.rate)
-    zero = jnp.zeros((block_k, head), jnp.float32)
-
-    for key_index in range(keys):
-        start_k = key_index * block_k
-        at_k = pl.ds(start_k, block_k)
-        k, v, ids_k = k_ref[at_k, :], v_ref[at_k, :], ids_ref[at_k]
-
-        def tile(index, carry, key_index=key_index, start_k=start_k, k=k, v=v, ids_k=ids_k):
-            dk, dv = carry
-            start_q = index * block_q
-            at_q = pl.ds(start_q, block_q)
-            q, do = q_ref[at_q, :], do_ref[at_q, :]
-            delta = _delta(o_ref[at_q, :], do, spec)
-            dropped, ds = _gradient_tile(
-                spec, seeds, start_q, start_k, q, k, v, ids_ref[at_q], ids_k,
-                blocks_q_ref[index], blocks_k_ref[key_index], do, lse_ref[at_q], delta, turned=True,
-            )  # fmt: skip
-            dv = dv + _dot(dropped, do, (1, 0))
-            dk = dk + _dot(ds, q, (1, 0))
-            dq = _dot(ds, k, (0, 0))
-            if key_index > 0:
-                dq = dq + partial_ref[at_q, :]
-            if key_index == keys - 1:
-                _put(spec, gradients, Q, at_q, dq * (spec.scale * inverse_keep))
-            else:
-                partial_ref[at_q, :] = dq
-            return dk, dv
-
-        if queries == 1:
-            dk, dv = tile(0, (zero, zero))
-        else:
-            dk, dv = lax.fori_loop(0, queries, tile, (zero, zero))
-        _put(spec, gradients, K, at_k, dk * (spec.scale * inverse_keep))
-        _put(spec, gradients, V, at_k, dv * inverse_keep)
-        if keys > 1 and not spec.interpret:
-            plgpu.debug_barrier()  # the next pass reads what other threads of this one wrote
-
-
-def _backward_twin_kernel(
-    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, blocks_q_ref, blocks_k_ref, o_ref, do_ref,
-    lse_ref, *gradients, spec: _Spec,
-):  # fmt: skip
-    """Block i of one head: dk and dv of its keys, then dq of its queries."""
-    length, head = q_ref.shape
-    block = _block(length, spec.tiling.backward_block_q)
-    mine = pl.program_id(0) * block
-    at_mine, own = pl.ds(mine, block), pl.ds(0, block)
-    seeds = seeds_ref[0], seeds_ref[1]
-    bounds = (bounds_ref[0], bounds_ref[1]) if spec.tiling.bounded else (0, length // block)
-    zero = jnp.zeros((block, head), jnp.float32)
-    inverse_keep = 1.0 / keep_probability(spec.rate)
-    q_mine, k_mine, v_mine = q_ref[at_mine, :], k_ref[at_mine, :], v_ref[at_mine, :]
-    ids_mine = ids_ref[at_mine]
-    q_block, k_block = blocks_q_ref[pl.program_id(0)], blocks_k_ref[pl.program_id(0)]
-
-    def over_queries(index, carry):
-        dk, dv = carry
-        start = index * block
-        at = pl.ds(start, block)
-        q, do = q_ref[at, :], do_ref[at, :]
-        delta = _delta(o_ref[at, :], do, spec)
-        dropped, ds = _gradient_tile(
-            spec, seeds, start, mine, q, k_mine, v_mine, ids_ref[at], ids_mine,
-            blocks_q_ref[index], k_block, do, lse_ref[at], delta, turned=True,
-        )  # fmt: skip
-        dv = dv + _dot(dropped, do, (1, 0))
-        dk = dk + _dot(ds, q, (1, 0))
-        return dk, dv
-
-    dk, dv = lax.fori_loop(*bounds, over_queries, (zero, zero))
-    _put(spec, gradients, K, own, dk * (spec.scale * inverse_keep))
-    _put(spec, gradients, V, own, dv * inverse_keep)
-
-    do_mine, lse_mine = do_ref[at_mine, :], lse_ref[at_mine]
-    delta_mine = _delta(o_ref[at_mine, :], do_mine, spec)
-
-    def over_keys(index, dq):
-        start = index * block
-        at = pl.ds(start, block)
-        k = k_ref[at, :]
-        _, ds = _gradient_tile(
-            spec, seeds, mine, start, q_mine, k, v_ref[at, :], ids_mine, ids_ref[at],
-            q_block, blocks_k_ref[index], do_mine, lse_mine, delta_mine, turned=False,
-        )  # fmt: skip
-        return dq + _dot(ds, k, (1, 0))
-
-    dq = lax.fori_loop(*bounds, over_keys, zero)
-    _put(spec, gradients, Q, own, dq * (spec.scale * inverse_keep))
 
 
 def _tile_bounds(ids: jax.Array, block: int, over: int) -> jax.Array:
@@ -371,7 +95,7 @@ def _joined(part: int, block: int, head: int, whole: bool) -> pl.BlockSpec:
     )
 
 
-def _operands(qkv, spec: _Spec):
+def _operands(qkv, spec: Spec):
     """(B, T, A, D), the three arrays to read, and whole-head specs for them."""
     if spec.joined:
         batch, length, _, heads, head = qkv[0].shape
@@ -389,7 +113,7 @@ def _shared_specs(length: int):
     return seeds, bounds, lse
 
 
-def _call(kernel, spec: _Spec, grid, in_specs, out_specs, out_shape, warps, stages, name, args):
+def _call(kernel, spec: Spec, grid, in_specs, out_specs, out_shape, warps, stages, name, args):
     params: dict[str, Any] = {}
     if not spec.interpret:
         params["compiler_params"] = plgpu.CompilerParams(num_warps=warps, num_stages=stages)
@@ -405,23 +129,23 @@ def _call(kernel, spec: _Spec, grid, in_specs, out_specs, out_shape, warps, stag
     )(*args)
 
 
-def _bounds(spec: _Spec, ids: jax.Array, block: int, over: int) -> jax.Array:
+def _bounds(spec: Spec, ids: jax.Array, block: int, over: int) -> jax.Array:
     if spec.tiling.bounded:
         return _tile_bounds(ids, block, over)
     return jnp.zeros((ids.shape[0], ids.shape[1] // block, 2), jnp.int32)
 
 
-def _forward(ids, seeds, *qkv, spec: _Spec):
+def _forward(ids, seeds, *qkv, spec: Spec):
     """One shard's forward pass -> context [B,T,A,D], log2-sum-exp2 [B,A,T] float32."""
     (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
     tiling = spec.tiling
-    block_q = _block(length, tiling.block_q)
+    block_q = block_size(length, tiling.block_q)
     specs[Q] = _joined(Q, block_q, head, False) if spec.joined else _tile(block_q, head)
     seeds_spec, bounds_spec, _ = _shared_specs(length)
-    block_k = _block(length, tiling.block_k)
+    block_k = block_size(length, tiling.block_k)
     ids_specs, ids_arrays = _id_operands(ids, block_q, block_k)
     return _call(
-        _forward_kernel, spec, (length // block_q, heads, batch),
+        forward_kernel, spec, (length // block_q, heads, batch),
         [seeds_spec, bounds_spec, *specs, *ids_specs],
         [
             _tile(block_q, head),
@@ -436,14 +160,14 @@ def _forward(ids, seeds, *qkv, spec: _Spec):
     )  # fmt: skip
 
 
-def _backward(ids, seeds, o, lse, do, *qkv, spec: _Spec):
+def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
     """One shard's gradients, laid out as `qkv`."""
     (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
     tiling = spec.tiling
     seeds_spec, bounds_spec, lse_spec = _shared_specs(length)
     whole = _whole(length, head)
-    block_q = _block(length, tiling.backward_block_q)
-    block_k = _block(length, tiling.backward_block_k)
+    block_q = block_size(length, tiling.backward_block_q)
+    block_k = block_size(length, tiling.backward_block_k)
     ids_specs, ids_arrays = _id_operands(ids, block_q, block_k)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
     written = length if tiling.backward == "fused" else block_q
@@ -455,7 +179,7 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: _Spec):
         out_specs = [_tile(written, head)] * 3
     if tiling.backward == "twin":
         return _call(
-            _backward_twin_kernel, spec, (length // block_q, heads, batch),
+            backward_twin_kernel, spec, (length // block_q, heads, batch),
             [seeds_spec, bounds_spec, *specs, *ids_specs, whole, whole, lse_spec],
             out_specs, shapes, tiling.backward_warps, 1, "attention_backward",
             (seeds, _bounds(spec, ids, block_q, block_q), *arrays, *ids_arrays, o, do, lse),
@@ -464,7 +188,7 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: _Spec):
     rows = length if length > block_k else 1
     partial = jax.ShapeDtypeStruct((batch, rows, heads, head), jnp.float32)
     *gradients, _ = _call(
-        _backward_fused_kernel, spec, (1, heads, batch),
+        backward_fused_kernel, spec, (1, heads, batch),
         [seeds_spec, *specs, *ids_specs, whole, whole, lse_spec],
         [*out_specs, _whole(rows, head)], [*shapes, partial],
         tiling.backward_warps, 1, "attention_backward",
@@ -474,7 +198,7 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: _Spec):
 
 
 @functools.cache
-def _sharded(spec: _Spec, backward: bool):
+def _sharded(spec: Spec, backward: bool):
     qkv_rule, context = "b t p a d" if spec.joined else "b t a d", "b t a d, b a t"
     count = 1 if spec.joined else 3
     qkv = ", ".join([qkv_rule] * count)
@@ -496,7 +220,7 @@ def _sharded(spec: _Spec, backward: bool):
     return per_shard(function, layout, rule, whole="tdsp")
 
 
-def _run(spec: _Spec, backward: bool, *args):
+def _run(spec: Spec, backward: bool, *args):
     # One device: call the kernel itself, which keeps the compiled program free of callbacks.
     if jax.device_count() == 1:
         return (_backward if backward else _forward)(*args, spec=spec)
@@ -513,7 +237,7 @@ def _with_bias(bias: jax.Array | None, qkv):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(spec: _Spec, ids, seeds, bias, *qkv):
+def _attend(spec: Spec, ids, seeds, bias, *qkv):
     return _run(spec, False, ids, seeds, *_with_bias(bias, qkv))[0]
 
 
@@ -564,7 +288,7 @@ def _prepared(attention_mask, seeds, rate, batch, heads, head, tiling, joined, i
         attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID
     )
     tiling = tiling or Tiling.for_length(length + extra)
-    return _Spec(float(rate), 1.0 / math.sqrt(head), tiling, joined, interpret), ids, seeds, extra
+    return Spec(float(rate), 1.0 / math.sqrt(head), tiling, joined, interpret), ids, seeds, extra
 
 
 def flash_attention(
