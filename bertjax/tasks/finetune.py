@@ -452,7 +452,7 @@ class _Best:
         """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
         self.history.append((step, value))
         if self._kept is not None and jax.process_index() == 0:
-            self._kept.write_text(json.dumps(self.history))
+            _write_whole(self._kept, json.dumps(self.history))
         if is_better(value, self.value):
             self.adopt(step, scores, value, params)
             self.misses = 0
@@ -518,7 +518,14 @@ def result_json(
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes JSON; NaN and infinities, which JSON lacks, are refused."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    _write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def _write_whole(path: pathlib.Path, text: str) -> None:
+    """Writes all or nothing: a kill in between must not leave half a file to resume from."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """The fine-tuning loop on toy tasks and tiny models."""
 
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -103,3 +104,16 @@ def test_predictions_do_not_depend_on_bucket_batch_or_devices(tuner):
         tuner.task, tuner.tokenizer, CONFIG, fresh, tuner.settings, mesh=sharding.make_mesh()
     )
     np.testing.assert_allclose(spread.predict(params, features), outputs, atol=2e-6)
+
+
+def test_a_json_file_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "finetune.json"
+    finetune.write_json(path, {"seed": 1})
+
+    def stopped(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pathlib.Path, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        finetune.write_json(path, {"seed": 2})
+    assert json.loads(path.read_text()) == {"seed": 1}
