@@ -8,7 +8,6 @@ Each function returns its answers in the order of its inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -50,12 +49,6 @@ class Answer(NamedTuple):
     start: int
     end: int
     score: float
-
-
-def read_lines(path: str | Path) -> list[str]:
-    """Texts of a UTF-8 file, one a line. Only a line feed ends a line, not U+2028 and the like."""
-    text = Path(path).read_bytes().decode("utf-8-sig").removesuffix("\n")
-    return [line.removesuffix("\r") for line in text.split("\n")] if text else []
 
 
 def require(loaded: LoadedModel, *kinds: type, purpose: str) -> None:

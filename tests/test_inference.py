@@ -172,11 +172,6 @@ def test_numbers_that_cannot_work_are_refused_at_once(pretrained, directory):
         inference.fill_mask(pretrained, "the [MASK]", top_k=0)
 
 
-def test_only_line_feeds_end_a_line_of_inputs(tmp_path):
-    (tmp_path / "in.txt").write_bytes("\ufeffa\u2028b\r\n\nc\x0bd\n".encode())
-    assert inference.read_lines(tmp_path / "in.txt") == ["a\u2028b", "", "c\x0bd"]
-
-
 def test_features_are_the_hidden_states(directory):
     loaded = load_model(directory, "features")
     (tokens, states), _ = inference.layer_outputs(loaded, ["the cats sat", "mat"], (-1, 0))

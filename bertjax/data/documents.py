@@ -27,7 +27,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bertjax.data.opening import is_compressed, open_bytes, plain_name
+from bertjax.data.opening import is_compressed, open_bytes, open_lines, plain_name
 from bertjax.data.sentences import split_sentences
 
 FORMATS = ("text", "prose", "blocks", "jsonl", "parquet", "wikiextractor", "tfds")
@@ -337,7 +337,7 @@ def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator
 
     Does not stop at its end: where the last document ends is for the caller to say.
     """
-    with open_bytes(extent.path) as file:
+    with open_lines(extent.path) as file:
         offset = 0
         if extent.start:
             file.seek(extent.start - 1)
@@ -361,7 +361,7 @@ def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator
 
 
 def _line_number(path: str, offset: int) -> int:
-    with open_bytes(path) as file:
+    with open_lines(path) as file:
         number = 1
         while offset > 0 and (block := file.read(min(offset, 1 << 20))):
             number += block.count(b"\n")

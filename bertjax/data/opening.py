@@ -1,10 +1,15 @@
-"""Files as streams of bytes, unpacked on the way where their name says that they are compressed."""
+"""Files as bytes, text or lines, unpacked where their name says that they are compressed.
+
+Text is UTF-8 whatever the locale says. A line feed ends a line and nothing else does, since
+sentences contain U+2028 and the like; only in a file without any is it the carriage return.
+"""
 
 import bz2
 import contextlib
 import gzip
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Iterator
 from typing import IO
@@ -50,3 +55,61 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
             raise  # of the file system
         raise ValueError(f"{path}: the compressed file is damaged or cut short ({error}); "
                          "copy it again") from error
+
+
+@contextlib.contextmanager
+def open_lines(path: str) -> Iterator[IO[bytes]]:
+    """A file's plain bytes for iteration by lines; offsets are those of `open_bytes`."""
+    with open_bytes(path) as file:
+        head = file.read(1 << 16)
+    with open_bytes(path) as file:
+        returns = b"\r" in head[:-1] and b"\n" not in head
+        yield io.BufferedReader(_LineFeeds(file), 1 << 18) if returns else file
+
+
+class _LineFeeds(io.RawIOBase):
+    """A stream whose carriage returns are read as line feeds."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        data = self._file.read(len(buffer)).replace(b"\r", b"\n")
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A whole UTF-8 file without its byte order mark.
+
+    Raises:
+      ValueError: not UTF-8, with line and byte; or as `open_bytes`.
+    """
+    with open_bytes(os.fspath(path)) as file:
+        data = file.read()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # What utf-8-sig says of a place leaves the byte order mark out.
+        place = error.start + (len(data) - len(error.object))
+        raise ValueError(
+            f"{path}, line {data.count(10, 0, place) + 1}: byte 0x{data[place]:02x} is not valid "
+            f"UTF-8 ({error.reason}); convert the file, as `iconv -f FROM -t UTF-8` does"
+        ) from None
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """The lines of a whole UTF-8 file, without their ends (\\r\\n is one)."""
+    text = read_text(path)
+    if "\n" not in text:
+        text = text.replace("\r", "\n")
+    return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []

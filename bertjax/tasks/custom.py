@@ -23,7 +23,7 @@ class TableTask(TextTask):
         source: str | pathlib.Path,
         files: dict[str, str],
         head: str = "classification",
-        text: Sequence[str] = ("text",),
+        text: str | Sequence[str] = ("text",),
         label: str = "label",
         labels: Sequence[str] = (),
         metric: str | None = None,
@@ -32,6 +32,7 @@ class TableTask(TextTask):
         headerless: Sequence[str] | None = None,
     ):
         """`files` maps splits to names in `source`; `text` names one or two columns."""
+        text = (text,) if isinstance(text, str) else text
         if len(text) not in (1, 2):
             raise ValueError(f"text={tuple(text)!r} must name one column or two")
         super().__init__(name, head, labels, metric)
@@ -48,7 +49,13 @@ class TableTask(TextTask):
         split.require_labels("training")
         if self.head == "multilabel":
             return tuple(sorted({name for record in split.records for name in record.label}))
-        return tuple(sorted({record.label for record in split.records}))
+        labels = sorted({record.label for record in split.records})
+        if len(labels) == 1:
+            raise ValueError(
+                f"{self.source / self.splits['train']}: every {self.label} is {labels[0]!r}; there "
+                "must be two classes to tell apart"
+            )
+        return tuple(labels)
 
     def read(self, split: str) -> Split:
         """Records in file order; a file without the label column, or with every label empty, is

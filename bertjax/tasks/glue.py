@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from bertjax.data.opening import read_lines
 from bertjax.tasks.metrics import Scores
 from bertjax.tasks.tables import Table, read_table
 from bertjax.tasks.task import Features, Record, Split, file_fingerprint
@@ -265,8 +266,7 @@ def _read_msr(task: GlueTask, folder: pathlib.Path, split: str) -> Split:
     table = read_table(path, required=columns)
     paths = [path]
     if split != "test":
-        with open(ids_path, encoding="utf-8") as file:
-            dev = {tuple(line.split()) for line in file if line.strip()}
+        dev = {tuple(line.split()) for line in read_lines(ids_path) if line.strip()}
         rows = [
             (line, row)
             for line, row in table.rows

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -52,7 +53,10 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
       options: keyword arguments of the task's class, see glue.py, squad.py, ner.py, swag.py and
         custom.py.
     """
-    options = dict(options or {})
+    options, data = dict(options or {}), os.path.expanduser(data)
+    if not isinstance(files := options.get("files", {}), Mapping):
+        raise ValueError(f"files={files!r} does not say which file is which split: give it as "
+                         "{'train': 'train.csv', 'dev': 'dev.csv'}")
     try:
         if name in GLUE:
             return GlueTask(name, data, **options)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data.opening import read_lines
 from bertjax.tasks import metrics
 from bertjax.tasks.task import Features, Split, file_fingerprint
 from bertjax.tasks.windows import most_context, window_starts
@@ -254,29 +255,27 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
             words.clear()
             tags.clear()
 
-    with open(path, encoding="utf-8-sig", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            line = line.rstrip("\r\n")
-            if not line.strip(" \t"):
-                finish()
-                continue
-            if line.startswith("-DOCSTART-"):
-                finish()
-                document += 1
-                continue
-            cells = line.split("\t") if "\t" in line else line.split(" ")
-            cells = [cell for cell in cells if cell] if "\t" not in line else cells
-            width = width or len(cells)
-            if len(cells) != width or not cells[0].strip():
-                raise ValueError(
-                    f"{path}:{number}: expected {width} columns, a word first, found {len(cells)}: "
-                    f"{line!r}"
-                )
-            if not words:
-                start = number
-            words.append(cells[0])
-            if width > 1:
-                tags.append(cells[-1].strip())
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip(" \t"):
+            finish()
+            continue
+        if line.startswith("-DOCSTART-"):
+            finish()
+            document += 1
+            continue
+        cells = line.split("\t") if "\t" in line else line.split(" ")
+        cells = [cell for cell in cells if cell] if "\t" not in line else cells
+        width = width or len(cells)
+        if len(cells) != width or not cells[0].strip():
+            raise ValueError(
+                f"{path}:{number}: expected {width} columns, a word first, found {len(cells)}: "
+                f"{line!r:.200}"
+            )
+        if not words:
+            start = number
+        words.append(cells[0])
+        if width > 1:
+            tags.append(cells[-1].strip())
     finish()
     if not document:  # nothing says which sentences belong together
         sentences = [Sentence(s.words, s.tags, i, s.where) for i, s in enumerate(sentences)]

@@ -10,12 +10,13 @@ passage between the character offsets of its tokens, so it needs no re-alignment
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from bertjax.data.opening import read_text
 from bertjax.tasks import squad_score
 from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores
 from bertjax.tasks.task import Features, Split, file_fingerprint
@@ -33,6 +34,21 @@ class Question:
     context: str
     answers: tuple[tuple[str, int], ...]
     where: str = ""
+
+
+def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
+    """An entry of "qas". Raises TypeError where text is no text or a place no whole number."""
+    answers = () if entry.get("is_impossible", False) else entry.get("answers", ())
+    pairs = tuple((answer["text"], answer["answer_start"]) for answer in answers)
+    for name, value, kind in (
+        ("question", entry["question"], str),
+        ("context", context, str),
+        *(("answer text", text, str) for text, _ in pairs),
+        *(("answer_start", start, int) for _, start in pairs),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"the {name} of question {entry['id']!r} is {value!r:.60}")
+    return Question(entry["id"], entry["question"], context, pairs, where)
 
 
 @dataclass(frozen=True)
@@ -92,36 +108,49 @@ class SquadTask:
     # --- reading
 
     def read(self, split: str) -> Split:
-        """Questions in file order. A split is labelled if its questions carry 'answers'."""
+        """Questions in file order. A split is labelled if its questions carry 'answers'.
+
+        Raises ValueError for a file of another layout, and in version 1.1 for a question without
+        an answer among others that have one.
+        """
         if split not in self.splits:
             raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
         if self.source.startswith("tfds:"):
             return self._read_tfds(split)
         path = pathlib.Path(self.source) / self.splits[split]
         try:
-            articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
+            articles = json.loads(read_text(path))["data"]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a SQuAD file (no data): {error}") from None
-        questions, labelled, seen = [], True, set()
+        questions: dict[str, Question] = {}
+        labelled: list[bool] = []
         for number, article in enumerate(articles):
-            where = f"{path}, article {number} ({article.get('title', 'untitled')})"
+            where = f"{path}, article {number}"
             try:
+                where += f" ({article.get('title', 'untitled')})"
                 for paragraph in article["paragraphs"]:
                     for entry in paragraph["qas"]:
-                        key = entry["id"]
-                        if key in seen:
-                            raise ValueError(f"{where}: question id {key!r} occurs twice")
-                        seen.add(key)
-                        labelled &= "answers" in entry
-                        unanswerable = entry.get("is_impossible", False)
-                        answers = () if unanswerable else entry.get("answers", ())
-                        pairs = tuple((a["text"], a["answer_start"]) for a in answers)
-                        questions.append(
-                            Question(key, entry["question"], paragraph["context"], pairs, where)
-                        )
+                        question = _question(entry, paragraph["context"], where)
+                        if question.id in questions:
+                            raise ValueError(f"{where}: question id {question.id!r} occurs twice")
+                        questions[question.id] = question
+                        labelled.append(self._labelled(entry, question))
             except KeyError as error:
                 raise ValueError(f"{where}: the key {error} is missing") from None
-        return Split(split, questions, labelled, file_fingerprint(path))
+            except (TypeError, AttributeError) as error:
+                raise ValueError(f"{where} is not laid out as SQuAD: {error}") from None
+        if not questions:
+            raise ValueError(f"{path} holds no questions")
+        if self.version == "1.1" and any(labelled) and not all(labelled):
+            first = list(questions)[labelled.index(False)]
+            raise ValueError(
+                f"{questions[first].where}: question {first!r} has no answer, which SQuAD 1.1 does "
+                "not know; use version 2.0"
+            )
+        return Split(split, list(questions.values()), all(labelled), file_fingerprint(path))
+
+    def _labelled(self, entry: Mapping[str, Any], question: Question) -> bool:
+        return "answers" in entry and (self.version == "2.0" or bool(question.answers))
 
     def _read_tfds(self, split: str) -> Split:
         from bertjax.tasks.tfds_source import read_tfds

@@ -1,16 +1,18 @@
 """Rows of TSV, CSV and JSONL files as dicts by column name, each with its line for error messages.
 
-In: a path. Out: `Table(columns, rows)`, where a row is (line number from 1, {column: text}). Text
-is UTF-8, with or without a byte order mark; lines end with \\n or \\r\\n and nothing else, because
-real sentences contain other characters that `str.splitlines` would break at.
+In: a path. Out: `Table(columns, rows)`, where a row is (line number from 1, {column: text}). What
+text and lines are, and that files may be compressed: see data/opening.py.
 """
 
 import csv
+import io
 import json
 import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from bertjax.data.opening import plain_name, read_lines, read_text
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,10 @@ def read_table(
 
     Raises ValueError with file and line for a missing column or a row of the wrong width.
     """
-    if path.suffix == ".jsonl":
+    name = plain_name(path.name)
+    if name.endswith(".jsonl"):
         return _read_json_lines(path, required)
-    lines = _csv_lines(path) if path.suffix == ".csv" else _tab_lines(path)
+    lines = _csv_lines(path) if name.endswith(".csv") else _tab_lines(path)
     if not lines:
         raise ValueError(f"{path} is empty")
     first = tuple(lines[0][1])
@@ -52,8 +55,10 @@ def read_table(
         if headerless is not None:
             expected += f", or {len(headerless)} columns without a header"
         raise ValueError(
-            f"{path}:1: expected {expected}; found {len(first)} columns: {', '.join(first)}"
+            f"{path}:1: expected {expected}; found {len(first)} columns: {', '.join(first):.200}"
         )
+    if twice := [name for name in required if columns.count(name) > 1]:
+        raise ValueError(f"{path}:1: the header names {', '.join(map(repr, twice))} twice")
     rows, skipped = [], 0
     for line, cells in lines:
         if len(cells) != len(columns):
@@ -69,45 +74,38 @@ def read_table(
 
 
 def _tab_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:
-    with open(path, encoding="utf-8-sig", newline="\n") as file:
-        return [
-            (number, line.rstrip("\r\n").split("\t"))
-            for number, line in enumerate(file, 1)
-            if line.strip("\r\n")
-        ]
+    return [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line]
 
 
 def _csv_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        lines, start = [], 1
-        try:
-            for cells in reader:
-                if cells:
-                    lines.append((start, cells))
-                start = reader.line_num + 1
-        except csv.Error as error:
-            raise ValueError(f"{path}:{start}: {error}") from error
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    lines, start = [], 1
+    try:
+        for cells in reader:
+            if cells:
+                lines.append((start, cells))
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{path}:{start}: {error}") from error
     return lines
 
 
 def _read_json_lines(path: pathlib.Path, required: Sequence[str]) -> Table:
     rows, columns = [], {}
-    with open(path, encoding="utf-8-sig", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}:{number}: expected an object, found {line.strip()[:40]}")
-            if missing := [name for name in required if name not in row]:
-                raise ValueError(
-                    f"{path}:{number}: expected the keys {', '.join(required)}; missing "
-                    f"{', '.join(missing)}; found {', '.join(row)}"
-                )
-            columns |= dict.fromkeys(row)
-            rows.append((number, row))
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}: expected an object, found {line.strip()[:40]}")
+        if missing := [name for name in required if name not in row]:
+            raise ValueError(
+                f"{path}:{number}: expected the keys {', '.join(required)}; missing "
+                f"{', '.join(missing)}; found {', '.join(row)}"
+            )
+        columns |= dict.fromkeys(row)
+        rows.append((number, row))
     return Table(tuple(columns), rows)

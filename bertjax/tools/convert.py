@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax.inference import read_lines
+from bertjax.data.opening import read_lines
 from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.interop.loading import TASKS, LoadedModel, load_model
 from bertjax.interop.names import LoadError, flatten

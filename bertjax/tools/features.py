@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax import inference
+from bertjax.data.opening import read_lines
 from bertjax.interop.loading import load_model
 from bertjax.model.presets import DTYPES, Execution
 
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if out.suffix not in (".jsonl", ".npz"):
             raise ValueError(f"--out={out} must end in .jsonl or .npz")
         texts = [tuple(line.split("\t", 1)) if "\t" in line else line
-                 for line in inference.read_lines(options.file)]
+                 for line in read_lines(options.file)]
         loaded = load_model(options.model, "features", Execution(dtype=options.dtype),
                             reinitialise_head=True)  # the pooler is not used here
         if options.pooling:

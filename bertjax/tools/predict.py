@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from bertjax import inference
+from bertjax.data.opening import read_lines
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.model.presets import DTYPES, Execution
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     options = parser.parse_args(arguments)
     try:
-        lines = options.text or [line for line in inference.read_lines(options.file) if line]
+        lines = options.text or [line for line in read_lines(options.file) if line]
         answer, task = TASKS[options.task]
         execution = Execution.for_backend(jax.default_backend(), dtype=options.dtype)
         loaded = load_model(options.model, task, execution)

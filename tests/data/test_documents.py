@@ -117,8 +117,10 @@ def test_parquet_row_groups_are_extents(tmp_path):
         sentences(tmp_path / "a.parquet", field="body")
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("form", ["text", "wikiextractor", "jsonl"])
-def test_any_cut_of_a_file_into_extents_gives_every_document_once(tmp_path, form, documents):
+def test_any_cut_of_a_file_into_extents_gives_every_document_once(
+        tmp_path, form, line_end, documents):
     docs = documents(12, sentences=(1, 4), words=(1, 4))
     if form == "text":
         content = "\n\n\n".join("\n".join(d) for d in docs) + "\n"
@@ -128,7 +130,8 @@ def test_any_cut_of_a_file_into_extents_gives_every_document_once(tmp_path, form
         content = "".join(f'<doc id="{i}" title="T">\nT\n' + "\n".join(d) + "\n</doc>\n"
                           for i, d in enumerate(docs))
     path = tmp_path / "file"
-    path.write_text(content)
+    content = content.replace("\n", line_end)
+    path.write_bytes(content.encode())
     reading = Reading(format=form, segment=False)
     for step in (1, 7, 50, 333, len(content)):
         cuts = [*range(0, len(content), step), len(content)]

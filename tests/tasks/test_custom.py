@@ -66,7 +66,7 @@ def test_numbers_make_a_regression_over_pairs(tmp_path):
 
 
 def test_a_train_file_without_the_label_column_is_refused_and_a_test_file_is_not(tmp_path):
-    (tmp_path / "a.tsv").write_text("text\tclass\nx\ta\n")
+    (tmp_path / "a.tsv").write_text("text\tclass\nx\ta\ny\tb\n")
     with pytest.raises(ValueError, match="no column 'label' to train on; found text, class"):
         TableTask(tmp_path, {"train": "a.tsv"})
     task = TableTask(tmp_path, {"train": "a.tsv", "test": "a.tsv"}, label="class")
@@ -74,3 +74,18 @@ def test_a_train_file_without_the_label_column_is_refused_and_a_test_file_is_not
     assert not task.read("test").labelled
     with pytest.raises(ValueError, match=r"labels=\(...\)"):
         TableTask(tmp_path, {"test": "a.tsv"})
+
+
+def test_a_split_that_teaches_nothing_is_refused(tmp_path):
+    (tmp_path / "one.csv").write_text("text,label\nx,a\ny,a\n")
+    with pytest.raises(ValueError, match="one.csv: every label is 'a'"):
+        TableTask(tmp_path, {"train": "one.csv"})
+    (tmp_path / "none.csv").write_text("text,label\n")
+    with pytest.raises(ValueError, match="split 'train' has no rows"):
+        TableTask(tmp_path, {"train": "none.csv"})
+
+
+def test_one_column_may_be_named_without_brackets(tmp_path):
+    (tmp_path / "a.csv").write_text("body,label\nx,a\ny,b\n")
+    task = TableTask(tmp_path, {"train": "a.csv"}, text="body")
+    assert [record.text_a for record in task.read("train").records] == ["x", "y"]

@@ -262,3 +262,37 @@ def _span_of_run_qa(question, offsets, first, last):
     while offsets[last][1] >= end:
         last -= 1
     return first - 1, last + 1
+
+
+def squad_file(folder, *questions, version="1.1"):
+    articles = [{"title": "t", "paragraphs": [{"context": "the good film", "qas": questions}]}]
+    (folder / f"train-v{version}.json").write_text(json.dumps({"data": articles}))
+    return SquadTask(folder, version)
+
+
+ANSWERED = {"id": "1", "question": "what?", "answers": [{"text": "good", "answer_start": 4}]}
+
+
+@pytest.mark.parametrize(("changed", "words"), [
+    ({"answers": [{"text": "good", "answer_start": "4"}]},
+     "the answer_start of question '1' is '4'"),
+    ({"answers": [{"text": None, "answer_start": 4}]}, "the answer text of question '1' is None"),
+    ({"question": 7}, "the question of question '1' is 7"),
+    ({"answers": "good"}, "article 0 .t. is not laid out as SQuAD"),
+])
+def test_what_is_not_laid_out_as_squad_names_the_place(tmp_path, changed, words):
+    with pytest.raises(ValueError, match=f"train-v1.1.json.*{words}"):
+        squad_file(tmp_path, ANSWERED | changed).read("train")
+
+
+def test_a_file_without_questions_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="train-v1.1.json holds no questions"):
+        squad_file(tmp_path).read("train")
+
+
+def test_a_question_without_an_answer_belongs_to_version_two(tmp_path):
+    empty = {"id": "2", "question": "why?", "answers": []}
+    with pytest.raises(ValueError, match="question '2' has no answer.*version 2.0"):
+        squad_file(tmp_path, ANSWERED, empty).read("train")
+    assert not squad_file(tmp_path, empty).read("train").labelled  # a test file
+    assert squad_file(tmp_path, ANSWERED, empty, version="2.0").read("train").labelled

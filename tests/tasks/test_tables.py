@@ -1,5 +1,7 @@
 """Rows by column name from TSV, CSV and JSONL, and the errors for files that do not fit."""
 
+import gzip
+
 import pytest
 
 from bertjax.tasks.tables import read_table
@@ -24,6 +26,28 @@ def test_quotes_quote_in_csv_and_lines_count_from_the_start_of_the_row(tmp_path)
     assert table.rows[1] == (4, {"x": "c", "y": "d"})
     with pytest.raises(ValueError, match=r"b\.csv:2"):
         read_table(write(tmp_path / "b.csv", 'x,y\na"b","c\n'), ["x", "y"])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_tables_may_be_compressed_and_may_come_from_old_macs(tmp_path, suffix):
+    text = {"csv": "x,y\ra,b\r", "tsv": "x\ty\ra\tb\r",
+            "jsonl": '\r{"x": "a", "y": "b"}\r'}[suffix]
+    path = tmp_path / f"t.{suffix}.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    assert read_table(path, ["x", "y"]).rows == [(2, {"x": "a", "y": "b"})]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_text_in_another_encoding_names_file_and_line(tmp_path, suffix):
+    (tmp_path / f"t.{suffix}").write_bytes("x\ncafé\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"t\.{suffix}, line 2: byte 0xe9 is not valid UTF-8"):
+        read_table(tmp_path / f"t.{suffix}", ["x"])
+
+
+def test_a_column_that_is_read_stands_in_the_header_once(tmp_path):
+    path = write(tmp_path / "a.csv", "x,x,z,z\n1,2,3,4\n")
+    with pytest.raises(ValueError, match="a.csv:1: the header names 'x' twice"):
+        read_table(path, ["x"])
 
 
 def test_a_row_of_the_wrong_width_is_an_error_with_file_line_and_columns(tmp_path):
