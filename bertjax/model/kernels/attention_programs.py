@@ -34,11 +34,11 @@ class Tiling:
       backward: 'fused', one program a head computes all three gradients with five matrix products
         a tile, dq adding up in device memory; or 'twin', a program for each block of a head goes
         over all queries for dk and dv, then over all keys for dq, seven products a tile.
-      backward_block_q, backward_block_k, backward_warps: of the backward kernel; 'twin' needs equal
-        blocks. It is not software-pipelined: an earlier form (separate kernels, two stages, 64 x
-        64 tiles, dk's product before dv's) gave a dv that was wrong by 1 to 2 % and varied from
-        run to run with jax 0.11.2. One stage and the present order have not shown it; which of
-        the two mattered was not isolated, so run the gpu tests after changing either.
+      backward_block_q, backward_block_k, backward_warps, backward_stages: of the backward kernel;
+        'twin' needs equal blocks. An earlier form (separate kernels, two stages, dk's product
+        before dv's) gave a dv that was wrong by 1 to 2 % and varied from run to run with jax
+        0.11.2. The present order has not shown it with one, two or three stages (equal to one
+        stage to the bit, 20 runs of each); run the gpu tests after changing either.
       bounded: skip the tiles of a row that no common segment id can touch (packed rows); needs
         'twin'.
       spare_mask: do not compare the ids of a tile's tokens one by one where all are the same: a
@@ -53,6 +53,7 @@ class Tiling:
     backward_block_q: int = 64
     backward_block_k: int = 64
     backward_warps: int = 4
+    backward_stages: int = 3
     bounded: bool = False
     spare_mask: bool = True
 
@@ -70,7 +71,7 @@ class Tiling:
         if length <= 128 and not bounded:
             return cls(
                 block_k=64, backward="fused", backward_block_k=128, backward_warps=8,
-                spare_mask=False,
+                backward_stages=1, spare_mask=False,
             )  # fmt: skip
         return cls(bounded=bounded)
 
@@ -198,10 +199,10 @@ def _gradient_tile(
     return dropped.astype(q.dtype), ds.astype(q.dtype)
 
 
-def _delta(o: jax.Array, do: jax.Array, spec: Spec) -> jax.Array:
-    """Row sums of do * o, times the keep probability that `_gradient_tile` leaves out."""
+def row_delta(o: jax.Array, do: jax.Array, rate: float) -> jax.Array:
+    """Sums of do * o over a head, times the keep probability that `_gradient_tile` leaves out."""
     product = o.astype(jnp.float32) * do.astype(jnp.float32)
-    return jnp.sum(product, axis=1) * keep_probability(spec.rate)
+    return jnp.sum(product, axis=-1) * keep_probability(rate)
 
 
 def backward_fused_kernel(
@@ -228,7 +229,7 @@ def backward_fused_kernel(
             start_q = index * block_q
             at_q = pl.ds(start_q, block_q)
             q, do = q_ref[at_q, :], do_ref[at_q, :]
-            delta = _delta(o_ref[at_q, :], do, spec)
+            delta = row_delta(o_ref[at_q, :], do, spec.rate)
             dropped, ds = _gradient_tile(
                 spec, seeds, start_q, start_k, q, k, v, ids_ref[at_q], ids_k,
                 blocks_q_ref[index], blocks_k_ref[key_index], do, lse_ref[at_q], delta, turned=True,
@@ -255,10 +256,14 @@ def backward_fused_kernel(
 
 
 def backward_twin_kernel(
-    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, blocks_q_ref, blocks_k_ref, o_ref, do_ref,
-    lse_ref, *gradients, spec: Spec,
+    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, blocks_q_ref, blocks_k_ref, do_ref,
+    lse_ref, delta_ref, *gradients, spec: Spec,
 ):  # fmt: skip
-    """Block i of one head: dk and dv of its keys, then dq of its queries."""
+    """Block i of one head: dk and dv of its keys, then dq of its queries.
+
+    Every program goes over all queries, so delta comes ready made: working it out here cost more
+    than the pass over o and its gradient that makes it.
+    """
     length, head = q_ref.shape
     block = block_size(length, spec.tiling.backward_block_q)
     mine = pl.program_id(0) * block
@@ -276,10 +281,9 @@ def backward_twin_kernel(
         start = index * block
         at = pl.ds(start, block)
         q, do = q_ref[at, :], do_ref[at, :]
-        delta = _delta(o_ref[at, :], do, spec)
         dropped, ds = _gradient_tile(
             spec, seeds, start, mine, q, k_mine, v_mine, ids_ref[at], ids_mine,
-            blocks_q_ref[index], k_block, do, lse_ref[at], delta, turned=True,
+            blocks_q_ref[index], k_block, do, lse_ref[at], delta_ref[at], turned=True,
         )  # fmt: skip
         dv = dv + _dot(dropped, do, (1, 0))
         dk = dk + _dot(ds, q, (1, 0))
@@ -289,8 +293,7 @@ def backward_twin_kernel(
     _put(spec, gradients, K, own, dk * (spec.scale * inverse_keep))
     _put(spec, gradients, V, own, dv * inverse_keep)
 
-    do_mine, lse_mine = do_ref[at_mine, :], lse_ref[at_mine]
-    delta_mine = _delta(o_ref[at_mine, :], do_mine, spec)
+    do_mine, lse_mine, delta_mine = do_ref[at_mine, :], lse_ref[at_mine], delta_ref[at_mine]
 
     def over_keys(index, dq):
         start = index * block

@@ -37,6 +37,7 @@ from bertjax.model.kernels.attention_programs import (
     backward_twin_kernel,
     block_size,
     forward_kernel,
+    row_delta,
 )
 from bertjax.model.kernels.sharded import per_shard
 
@@ -106,7 +107,7 @@ def _operands(qkv, spec: Spec):
 
 
 def _shared_specs(length: int):
-    """Specs of the seeds, the tile bounds and the log-sum-exp of a head."""
+    """Specs of the seeds, the tile bounds and the log-sum-exp (or delta) of a head."""
     seeds = pl.BlockSpec((None, None, 2), lambda i, a, b: (b, a, 0))
     bounds = pl.BlockSpec((None, None, 2), lambda i, a, b: (b, i, 0))
     lse = pl.BlockSpec((None, None, length), lambda i, a, b: (b, a, 0))
@@ -178,11 +179,12 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
     else:
         out_specs = [_tile(written, head)] * 3
     if tiling.backward == "twin":
+        delta = row_delta(o, do, spec.rate).transpose(0, 2, 1)
         return _call(
             backward_twin_kernel, spec, (length // block_q, heads, batch),
-            [seeds_spec, bounds_spec, *specs, *ids_specs, whole, whole, lse_spec],
-            out_specs, shapes, tiling.backward_warps, 1, "attention_backward",
-            (seeds, _bounds(spec, ids, block_q, block_q), *arrays, *ids_arrays, o, do, lse),
+            [seeds_spec, bounds_spec, *specs, *ids_specs, whole, lse_spec, lse_spec],
+            out_specs, shapes, tiling.backward_warps, tiling.backward_stages, "attention_backward",
+            (seeds, _bounds(spec, ids, block_q, block_q), *arrays, *ids_arrays, do, lse, delta),
         )  # fmt: skip
     # dq's partial sums, a head after the other: only touched when a head has several key blocks.
     rows = length if length > block_k else 1
@@ -191,7 +193,7 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
         backward_fused_kernel, spec, (1, heads, batch),
         [seeds_spec, *specs, *ids_specs, whole, whole, lse_spec],
         [*out_specs, _whole(rows, head)], [*shapes, partial],
-        tiling.backward_warps, 1, "attention_backward",
+        tiling.backward_warps, tiling.backward_stages, "attention_backward",
         (seeds, *arrays, *ids_arrays, o, do, lse),
     )  # fmt: skip
     return gradients
