@@ -142,6 +142,16 @@ class BertNetwork(nn.Module):
         c = self.config
         return DenseParams(c.hidden_size, features_out, c.initializer_range, name=name)()
 
+    def _pooler(self) -> Params:
+        return self._dense("pooler", self.config.hidden_size)
+
+    def _mlm(self, encoder: BertEncoder, hidden: jax.Array, positions: jax.Array | None
+             ) -> jax.Array:
+        """Float32 logits [B, P, V] at `positions` [B, P]; None means all T of them."""
+        words = encoder.get_variable("params", "embeddings")["word_embeddings"]
+        seen = hidden if positions is None else gather_positions(hidden, positions)
+        return mlm_logits(MlmHeadParams(self.config, name="mlm")(), self.config, words, seen)
+
     def _drop(self, x: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
         """Dropout before a task head (original: run_classifier.py, create_model)."""
         if dropout_key is None:
@@ -153,29 +163,6 @@ class BertNetwork(nn.Module):
     def storable(self) -> BertNetwork:
         """The model without the parts that no checkpoint format knows; itself if it has none."""
         return self
-
-
-class TaskNetwork(BertNetwork):
-    """A model with a task head, over the encoder or over a BiLSTM that reads the encoder.
-
-    bilstm: layers of it, 0 = none. The paper puts one, drawn at random, on its left-to-right model
-    "to make a good faith attempt at strengthening" it (section 5.1; its size is not told: here H
-    outputs, so that the head stays as it is).
-    """
-
-    bilstm: int = 0
-
-    def _features(self, input_ids: jax.Array, attention_mask: jax.Array, *rest: Any) -> jax.Array:
-        """[B, T, H] for the head; arguments as in BertEncoder."""
-        hidden = self._encoder()(input_ids, attention_mask, *rest)
-        for number in range(self.bilstm):
-            hidden = BiLstm(self.config.hidden_size // 2, name=f"bilstm_{number}")(
-                hidden, attention_mask)
-        return hidden
-
-    @property
-    def storable(self) -> BertNetwork:
-        return self.clone(bilstm=0, parent=None) if self.bilstm else self
 
 
 class BertModel(BertNetwork):
@@ -200,8 +187,8 @@ class BertModel(BertNetwork):
         hidden = self._encoder()(
             input_ids, attention_mask, token_type_ids, position_ids, dropout_key, all_hidden
         )
-        pooler = self._dense("pooler", self.config.hidden_size)
-        return hidden, pool(pooler, hidden[-1] if all_hidden else hidden, cls_positions)
+        last = hidden[-1] if all_hidden else hidden
+        return hidden, pool(self._pooler(), last, cls_positions)
 
 
 class BertForPreTraining(BertNetwork):
@@ -229,16 +216,11 @@ class BertForPreTraining(BertNetwork):
         """
         encoder = self._encoder()
         hidden = encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
-        pooler = self._dense("pooler", self.config.hidden_size)
-        mlm = MlmHeadParams(self.config, name="mlm")()
-        nsp = self._dense("nsp", 2)
-
-        words = encoder.get_variable("params", "embeddings")["word_embeddings"]
-        seen = hidden if masked_positions is None else gather_positions(hidden, masked_positions)
-        pooled = pool(pooler, hidden, cls_positions)
+        pooled = pool(self._pooler(), hidden, cls_positions)
         if cls_positions is None:
             pooled = pooled[:, None]
-        return mlm_logits(mlm, self.config, words, seen), dense_float32(nsp, pooled)
+        return self._mlm(encoder, hidden, masked_positions), dense_float32(
+            self._dense("nsp", 2), pooled)
 
 
 class BertForMaskedLM(BertNetwork):
@@ -257,108 +239,96 @@ class BertForMaskedLM(BertNetwork):
         """Float32 logits [B, P, V] at masked_positions [B, P]; None means all T positions."""
         encoder = self._encoder()
         hidden = encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
-        words = encoder.get_variable("params", "embeddings")["word_embeddings"]
-        seen = hidden if masked_positions is None else gather_positions(hidden, masked_positions)
-        return mlm_logits(MlmHeadParams(self.config, name="mlm")(), self.config, words, seen)
+        return self._mlm(encoder, hidden, masked_positions)
+
+
+class TaskNetwork(BertNetwork):
+    """A model with a task head, over the encoder or over a BiLSTM that reads the encoder.
+
+    bilstm: layers of it, 0 = none. The paper puts one, drawn at random, on its left-to-right model
+    "to make a good faith attempt at strengthening" it (section 5.1; its size is not told: here H
+    outputs, so that the head stays as it is).
+    """
+
+    bilstm: int = 0
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> Any:
+        """Arguments as in BertEncoder; float32 logits as the docstring of the model says."""
+        hidden = self._encoder()(
+            input_ids, attention_mask, token_type_ids, position_ids, dropout_key
+        )
+        for number in range(self.bilstm):
+            hidden = BiLstm(self.config.hidden_size // 2, name=f"bilstm_{number}")(
+                hidden, attention_mask)
+        return self._head(hidden, attention_mask, dropout_key)
+
+    def _head(self, hidden: jax.Array, attention_mask: jax.Array, dropout_key: jax.Array | None
+              ) -> Any:
+        raise NotImplementedError
+
+    def _classify(self, labels: int, features: jax.Array, dropout_key: jax.Array | None
+                  ) -> jax.Array:
+        """features [..., H] -> [..., labels], behind dropout."""
+        classifier = self._dense("classifier", labels)
+        return dense_float32(classifier, self._drop(features, dropout_key))
+
+    def _pooled(self, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
+        return pool_row(self._pooler(), self.config, hidden, attention_mask)
+
+    @property
+    def storable(self) -> BertNetwork:
+        return self.clone(bilstm=0, parent=None) if self.bilstm else self
 
 
 class BertForSequenceClassification(TaskNetwork):
-    """Classification or regression (num_labels = 1) of a sentence or a pair of sentences."""
+    """Classification or regression (num_labels = 1) of a sentence or a pair: [B, labels]."""
 
     num_labels: int = 2
 
-    @nn.compact
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
-        cls_positions: jax.Array | None = None,
-        dropout_key: jax.Array | None = None,
-    ) -> jax.Array:
-        """Float32 logits [B, labels], or [B, K, labels] with cls_positions [B, K]."""
-        hidden = self._features(
-            input_ids, attention_mask, token_type_ids, position_ids, dropout_key
-        )
-        pooler = self._dense("pooler", self.config.hidden_size)
-        if cls_positions is None:
-            pooled = pool_row(pooler, self.config, hidden, attention_mask)
-        else:
-            pooled = pool(pooler, hidden, cls_positions)
-        classifier = self._dense("classifier", self.num_labels)
-        return dense_float32(classifier, self._drop(pooled, dropout_key))
+    def _head(self, hidden, attention_mask, dropout_key):
+        return self._classify(self.num_labels, self._pooled(hidden, attention_mask), dropout_key)
 
 
 class BertForMultipleChoice(TaskNetwork):
-    """Choice among C continuations: each scored by one output on its pooled vector."""
+    """Choice among C continuations, each scored by one output on its pooled vector.
 
-    @nn.compact
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
-        dropout_key: jax.Array | None = None,
-    ) -> jax.Array:
-        """Inputs int [B, C, T] -> float32 logits [B, C]. [N, T] inputs give [N]."""
+    Inputs int [B, C, T] -> [B, C]; [N, T] -> [N].
+    """
 
-        def flat(x: jax.Array | None) -> jax.Array | None:
-            return None if x is None else x.reshape(-1, x.shape[-1])
+    def __call__(self, input_ids, attention_mask, token_type_ids=None, position_ids=None,
+                 dropout_key=None):
+        rows = (None if x is None else x.reshape(-1, x.shape[-1])
+                for x in (input_ids, attention_mask, token_type_ids, position_ids))
+        return super().__call__(*rows, dropout_key).reshape(input_ids.shape[:-1])
 
-        hidden = self._features(
-            flat(input_ids),
-            flat(attention_mask),
-            flat(token_type_ids),
-            flat(position_ids),
-            dropout_key,
-        )
-        pooler = self._dense("pooler", self.config.hidden_size)
-        pooled = pool_row(pooler, self.config, hidden, flat(attention_mask))
-        classifier = self._dense("classifier", 1)
-        logits = dense_float32(classifier, self._drop(pooled, dropout_key))
-        return logits.reshape(input_ids.shape[:-1])
+    def _head(self, hidden, attention_mask, dropout_key):
+        return self._classify(1, self._pooled(hidden, attention_mask), dropout_key)
 
 
 class BertForTokenClassification(TaskNetwork):
-    """A label for every token (named entities, parts of speech). No pooler."""
+    """A label for every token (named entities, parts of speech), no pooler: [B, T, labels]."""
 
     num_labels: int = 2
 
-    @nn.compact
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
-        dropout_key: jax.Array | None = None,
-    ) -> jax.Array:
-        """Float32 logits [B, T, labels]."""
-        hidden = self._features(
-            input_ids, attention_mask, token_type_ids, position_ids, dropout_key
-        )
-        classifier = self._dense("classifier", self.num_labels)
-        return dense_float32(classifier, self._drop(hidden, dropout_key))
+    def _head(self, hidden, attention_mask, dropout_key):
+        return self._classify(self.num_labels, hidden, dropout_key)
 
 
 class BertForQuestionAnswering(TaskNetwork):
-    """Start and end of an answer span in the row. No pooler, no dropout before the head."""
+    """Start and end of an answer span, no pooler and no dropout before the head.
 
-    @nn.compact
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
-        dropout_key: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """(start_logits [B, T], end_logits [B, T]), float32; padding is not excluded."""
-        hidden = self._features(
-            input_ids, attention_mask, token_type_ids, position_ids, dropout_key
-        )
+    (start_logits [B, T], end_logits [B, T]); padding is not excluded.
+    """
+
+    def _head(self, hidden, attention_mask, dropout_key):
         logits = dense_float32(self._dense("qa_outputs", 2), hidden)
         return logits[..., 0], logits[..., 1]
 
