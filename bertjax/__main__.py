@@ -15,7 +15,8 @@ import runpy
 import sys
 
 import bertjax.tools
-from bertjax.config import config_names, nearest
+from bertjax.command_line import config_names
+from bertjax.config import nearest
 
 
 def tools() -> dict[str, str]:

@@ -1,17 +1,15 @@
-"""Every setting once: its default, its unit, where the value comes from; and the checks of them.
+"""Every setting once: its default, its unit, where the value comes from, what it may be.
 
 A config file (`configs/*.py`) starts from `default_config()` and changes values; the command line
-overrides them (`--config.optimizer.learning_rate=3e-5`). `check_config` refuses what can be seen to
-be wrong without reading data or compiling; `describe()` is the text of `--help_config`.
+overrides them (`--config.optimizer.learning_rate=3e-5`). `describe` gives the text of
+`--help_config`. What follows from the settings of a run (its steps, the architecture, what may
+change at a resume) is computed here; config_checks.py refuses those that cannot work.
 """
 
 import dataclasses
 import difflib
-import importlib.util
 import math
-import pathlib
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -20,12 +18,31 @@ from bertjax.model.presets import BertConfig, Execution
 
 
 @dataclasses.dataclass(frozen=True)
+class Range:
+    """Which numbers a setting may be, and what is said of others."""
+
+    holds: Callable[[float], bool]  # False for NaN, as every comparison with it
+    complaint: str
+
+
+AT_LEAST_1 = Range(lambda x: x >= 1, "must be at least 1")
+AT_LEAST_0 = Range(lambda x: x >= 0, "must be at least 0")
+POSITIVE = Range(lambda x: 0 < x < math.inf, "must be positive")
+SHARE = Range(lambda x: 0 <= x <= 1, "is not a probability (0 to 1)")
+BELOW_ONE = Range(lambda x: 0 <= x < 1, "must be at least 0 and below 1")
+
+
+@dataclasses.dataclass(frozen=True)
 class Setting:
-    """One setting: default value, what it means (with its unit), and the source of the default."""
+    """One setting: default, meaning (with its unit), source of the default, values it may have.
+
+    allowed: a Range for numbers, or the names to choose from; None = whatever has the type.
+    """
 
     default: Any
     help: str
     source: str = ""
+    allowed: Range | tuple[str, ...] | None = None
 
 
 S = Setting
@@ -33,21 +50,27 @@ PAPER = "BERT paper A.2"
 CODE = "google-research/bert"
 
 SETTINGS: dict[str, Any] = {
-    "job": S("pretrain", "what to do: pretrain, or finetune (on 'task')"),
-    "seed": S(0, "seed of everything random: initial weights, pairs, order, masks, dropout"),
+    "job": S("pretrain", "what to do: pretrain, or finetune (on 'task')",
+             allowed=("pretrain", "finetune")),
+    "seed": S(0, "seed of everything random: initial weights, pairs, order, masks, dropout",
+              allowed=AT_LEAST_0),
     "init_from": S("", "model directory (Hugging Face, TF1 or bertjax) whose weights are loaded at "
                    "step 0; optimizer and step start fresh. Ignored when a run is resumed"),
     "reinitialise_head": S(False, "let heads (MLM, NSP, pooler) that init_from lacks start afresh "
                            "instead of refusing the checkpoint"),
     "resume": S("auto", "what to do when the workdir already holds a run: auto = go on if the "
                 "settings agree, stop if they differ; changed = go on with the new settings; "
-                "overwrite = delete the old run; never = stop"),
+                "overwrite = delete the old run; never = stop",
+                allowed=("auto", "changed", "overwrite", "never")),
     "phases": S(((1_000_000, 512),), "((steps, sequence length), ...): phases of one run with one "
                 "optimizer state and one schedule; lengths in tokens, never shrinking", PAPER),
     "budget_minutes": S(0.0, "end the run by wall clock, start-up included: 'phases' then is the "
-                        "scale of a schedule that follows the time (training/budget.py); 0 = off"),
-    "batch_size": S(256, "rows of the global batch (sequences an optimizer step)", PAPER),
-    "accumulation": S(1, "micro-batches an optimizer step; the update equals the large batch's"),
+                        "scale of a schedule that follows the time (training/budget.py); 0 = off",
+                        allowed=AT_LEAST_0),
+    "batch_size": S(256, "rows of the global batch (sequences an optimizer step)", PAPER,
+                    allowed=AT_LEAST_1),
+    "accumulation": S(1, "micro-batches an optimizer step; the update equals the large batch's",
+                      allowed=AT_LEAST_1),
     "data": {
         "corpus": S("", "token store made by bertjax.tools.build_corpus, or a comma-separated "
                     "mixture DIR=WEIGHT,DIR=WEIGHT; 'tfrecord:PATTERN' = files of the original's "
@@ -57,42 +80,49 @@ SETTINGS: dict[str, Any] = {
         "heldout": S("", "tfrecord: files to evaluate on, 'tfrecord:PATTERN'; '' = some of the "
                      "corpus's own records"),
         "heldout_fraction": S(0.01, "share of the records of tfrecord: files that is held out, if "
-                              "'heldout' names no others"),
+                              "'heldout' names no others", allowed=BELOW_ONE),
         "cache": S("", "directory for unpacked GZIP tfrecord: files, kept for later starts; '' = a "
                    "temporary one"),
-        "short_seq_prob": S(0.1, "share of pairs with a random shorter target length", CODE),
+        "short_seq_prob": S(0.1, "share of pairs with a random shorter target length", CODE,
+                            allowed=SHARE),
         "nsp": S(True, "next-sentence pairs; False = one segment of contiguous text a row and no "
                  "NSP loss"),
         "packed": S(False, "several pairs in one row, attention confined to each pair"),
-        "workers": S(0, "processes that assemble batches ahead of time; 0 = threads only"),
-        "prefetch": S(4, "batches kept ready in host memory"),
-        "demo_megabytes": S(6.0, "largest size of the embedded demo corpus, in MB of text"),
+        "workers": S(0, "processes that assemble batches ahead of time; 0 = threads only",
+                     allowed=AT_LEAST_0),
+        "prefetch": S(4, "batches kept ready in host memory", allowed=AT_LEAST_0),
+        "demo_megabytes": S(6.0, "largest size of the embedded demo corpus, in MB of text",
+                            allowed=POSITIVE),
         "demo_vocab_size": S(8000, "vocabulary trained on the embedded demo corpus, in entries"),
     },
     "masking": {
-        "rate": S(0.15, "share of a row's tokens that are predicted", PAPER),
-        "mask_prob": S(0.8, "share of the predicted tokens replaced by [MASK]", PAPER),
+        "rate": S(0.15, "share of a row's tokens that are predicted", PAPER, allowed=SHARE),
+        "mask_prob": S(0.8, "share of the predicted tokens replaced by [MASK]", PAPER,
+                       allowed=SHARE),
         "random_prob": S(0.1, "share of the predicted tokens replaced by a random token; the rest "
-                         "stays as it is", PAPER),
+                         "stays as it is", PAPER, allowed=SHARE),
         "whole_word": S(False, "choose whole words instead of single pieces"),
         "max_predictions": S(0, "predicted positions a row (static shape); 0 = rate x length "
-                             "rounded up: 20 at 128, 77 at 512", CODE),
+                             "rounded up: 20 at 128, 77 at 512", CODE, allowed=AT_LEAST_0),
         "replace_with_special": S(False, "let random replacement draw special and unused tokens "
                                   "too, as the original code does"),
     },
     "model": {
         "vocab_size": S(0, "entries of the embedding table; 0 = the tokenizer's, rounded up to a "
-                        "multiple of 'vocab_multiple'"),
+                        "multiple of 'vocab_multiple'", allowed=AT_LEAST_0),
         "vocab_multiple": S(1, "round the embedding table up to a multiple of this (64 or 128 "
-                            "speeds the MLM head up; extra rows are never predicted as targets)"),
+                            "speeds the MLM head up; extra rows are never predicted as targets)",
+                            allowed=AT_LEAST_1),
         "hidden_size": S(768, "H, width of the encoder"),
         "num_hidden_layers": S(12, "L, encoder layers"),
         "num_attention_heads": S(12, "A, attention heads; must divide H"),
         "intermediate_size": S(3072, "F, width of the feed-forward layer"),
         "hidden_act": S("gelu_new", "activation: gelu_new (tanh form), gelu (erf) or relu",
                         CODE + " modeling.py"),
-        "hidden_dropout_prob": S(0.1, "dropout after embeddings and each sub-layer", PAPER),
-        "attention_probs_dropout_prob": S(0.1, "dropout on attention probabilities", PAPER),
+        "hidden_dropout_prob": S(0.1, "dropout after embeddings and each sub-layer", PAPER,
+                                 allowed=BELOW_ONE),
+        "attention_probs_dropout_prob": S(0.1, "dropout on attention probabilities", PAPER,
+                                          allowed=BELOW_ONE),
         "max_position_embeddings": S(512, "longest sequence, in tokens", PAPER),
         "is_decoder": S(False, "left to right: a position sees itself and those before it, and the "
                         "loss is that of the next token; needs data.nsp=False"),
@@ -100,34 +130,40 @@ SETTINGS: dict[str, Any] = {
         "layer_norm_eps": S(1e-12, "epsilon of LayerNorm", CODE),
     },
     "optimizer": {
-        "name": S("adamw", "adamw or lamb"),
-        "learning_rate": S(1e-4, "peak learning rate", PAPER),
+        "name": S("adamw", "adamw or lamb", allowed=("adamw", "lamb")),
+        "learning_rate": S(1e-4, "peak learning rate", PAPER, allowed=POSITIVE),
         "warmup_steps": S(10_000, "steps of linear warm-up", PAPER),
         "schedule": S("linear", "after warm-up: linear (the original's: to 0, measured from step "
                       "0), polynomial (its square root: NVIDIA's), linear_after_warmup (Hugging "
-                      "Face's), cosine, constant", CODE),
-        "b1": S(0.9, "decay of the first moment", PAPER),
-        "b2": S(0.999, "decay of the second moment", PAPER),
-        "eps": S(1e-6, "added to the root of the second moment", CODE + " optimization.py"),
-        "weight_decay": S(0.01, "decoupled weight decay", PAPER),
+                      "Face's), cosine, constant", CODE,
+                      allowed=("linear", "polynomial", "linear_after_warmup", "cosine",
+                               "constant")),
+        "b1": S(0.9, "decay of the first moment", PAPER, allowed=BELOW_ONE),
+        "b2": S(0.999, "decay of the second moment", PAPER, allowed=BELOW_ONE),
+        "eps": S(1e-6, "added to the root of the second moment", CODE + " optimization.py",
+                 allowed=POSITIVE),
+        "weight_decay": S(0.01, "decoupled weight decay", PAPER, allowed=AT_LEAST_0),
         "no_decay": S(r"(^|/)(bias|scale)$", "parameter paths (regex) without weight decay: biases "
                       "and LayerNorm", CODE + " optimization.py"),
         "clip_norm": S(1.0, "gradient clipping by global norm; 0 = off",
-                       CODE + " optimization.py"),
+                       CODE + " optimization.py", allowed=AT_LEAST_0),
         "bias_correction": S(False, "Adam's bias correction; the original has none",
                              CODE + " optimization.py"),
         "max_skipped_in_row": S(20, "stop after this many non-finite steps in a row (each is "
-                                "skipped and counted)"),
+                                "skipped and counted)", allowed=AT_LEAST_1),
     },
     "execution": {
         "dtype": S("auto", "arithmetic of the encoder: float32 or bfloat16 over float32 "
-                   "parameters; auto = bfloat16 on TPU and GPU, float32 on CPU"),
+                   "parameters; auto = bfloat16 on TPU and GPU, float32 on CPU",
+                   allowed=("auto", "float32", "bfloat16")),
         "kernels": S("auto", "auto = hand-written kernels where they are faster (GPU: attention, "
-                     "residual + dropout + LayerNorm), xla = plain XLA everywhere"),
+                     "residual + dropout + LayerNorm), xla = plain XLA everywhere",
+                     allowed=("auto", "xla")),
         "layers": S("unrolled", "unrolled, or scan (compiles faster, needs remat to fit)"),
         "remat": S("none", "what the backward pass recomputes instead of keeping: none, dots, "
                    "full"),
-        "prng": S("auto", "random bits: threefry2x32 or rbg; auto = rbg on TPU"),
+        "prng": S("auto", "random bits: threefry2x32 or rbg; auto = rbg on TPU",
+                  allowed=("auto", "threefry2x32", "rbg")),
         "compilation_cache": S("~/.cache/bertjax/xla", "directory of compiled programs, reused by "
                                "later starts; '' = off"),
         "debug_nans": S(False, "stop at the operation that makes the first NaN (slow)"),
@@ -140,23 +176,26 @@ SETTINGS: dict[str, Any] = {
         "tensor": S(1, "devices that split each layer's matrices"),
     },
     "checkpoint": {
-        "every_steps": S(1000, "steps between checkpoints; one more at the end and at SIGTERM"),
-        "keep_last": S(3, "newest checkpoints kept"),
-        "keep_best": S(1, "best checkpoints kept, by 'metric'"),
+        "every_steps": S(1000, "steps between checkpoints; one more at the end and at SIGTERM",
+                         allowed=AT_LEAST_0),
+        "keep_last": S(3, "newest checkpoints kept", allowed=AT_LEAST_1),
+        "keep_best": S(1, "best checkpoints kept, by 'metric'", allowed=AT_LEAST_0),
         "keep_every": S(0, "keep every checkpoint whose step is a multiple of this, to evaluate "
-                        "or export it later as WORKDIR@STEP; 0 = none"),
-        "metric": S("eval/loss", "what 'best' is measured by (lower is better)"),
+                        "or export it later as WORKDIR@STEP; 0 = none", allowed=AT_LEAST_0),
+        "metric": S("eval/loss", "what 'best' is measured by (lower is better)",
+                    allowed=("eval/loss", "eval/mlm_loss", "eval/nsp_loss")),
     },
     "eval": {
-        "every_steps": S(1000, "steps between evaluations on held-out pairs; 0 = only at the end"),
-        "rows": S(10_000, "held-out rows evaluated at most; 0 = all"),
+        "every_steps": S(1000, "steps between evaluations on held-out pairs; 0 = only at the end",
+                         allowed=AT_LEAST_0),
+        "rows": S(10_000, "held-out rows evaluated at most; 0 = all", allowed=AT_LEAST_0),
         "seq_length": S(0, "tokens of a held-out row, the same in all phases, so that their "
-                        "losses compare; 0 = that of the phase"),
+                        "losses compare; 0 = that of the phase", allowed=AT_LEAST_0),
         "masking_rate": S(0.0, "share of a held-out row's tokens that is predicted; 0 = "
-                          "masking.rate"),
+                          "masking.rate", allowed=SHARE),
     },
     "log": {
-        "every_steps": S(100, "steps between log lines"),
+        "every_steps": S(100, "steps between log lines", allowed=AT_LEAST_1),
         "tensorboard": S(True, "write TensorBoard events beside metrics.jsonl"),
         "csv": S(False, "write metrics.csv too, for a spreadsheet"),
         "wandb": S("", "project at Weights & Biases that the run reports to (pip install wandb)"),
@@ -170,43 +209,32 @@ SETTINGS: dict[str, Any] = {
         "options": S({}, "options of the task's class (tasks/*.py), such as columns of a table"),
         "metric": S("", "what 'best on dev' means; '' = the task's own"),
         "max_length": S(128, "tokens of a row", PAPER.replace("A.2", "A.3")),
-        "epochs": S(3, "passes over the training set", PAPER.replace("A.2", "A.3")),
-        "warmup": S(0.1, "share of the steps with linear warm-up", CODE + " run_classifier.py"),
-        "buckets": S(0, "padded lengths, each one compilation; 0 = by the amount of data"),
-        "eval_batch_size": S(128, "rows of an evaluation batch"),
-        "evaluations_per_epoch": S(1, "evaluations on dev an epoch"),
-        "early_stopping": S(0, "stop after this many evaluations without a new best; 0 = never"),
-        "layer_decay": S(1.0, "factor on the learning rate for each layer further from the head"),
+        "epochs": S(3, "passes over the training set", PAPER.replace("A.2", "A.3"),
+                    allowed=AT_LEAST_1),
+        "warmup": S(0.1, "share of the steps with linear warm-up", CODE + " run_classifier.py",
+                    allowed=SHARE),
+        "buckets": S(0, "padded lengths, each one compilation; 0 = by the amount of data",
+                     allowed=AT_LEAST_0),
+        "eval_batch_size": S(128, "rows of an evaluation batch", allowed=AT_LEAST_1),
+        "evaluations_per_epoch": S(1, "evaluations on dev an epoch", allowed=AT_LEAST_1),
+        "early_stopping": S(0, "stop after this many evaluations without a new best; 0 = never",
+                            allowed=AT_LEAST_0),
+        "layer_decay": S(1.0, "factor on the learning rate for each layer further from the head",
+                         allowed=SHARE),
         "freeze": S((), "parameter paths (regex) that stay as they are"),
         "class_weights": S((), "weight of each class in the loss"),
         "feature_layers": S("", "tagging over a frozen encoder: layers used as features (paper "
                             "table 7), such as concat_last_4"),
         "bilstm": S(0, "layers of a BiLSTM, drawn at random, between encoder and head (paper "
-                    "section 5.1: the left-to-right model's); 0 = none"),
+                    "section 5.1: the left-to-right model's); 0 = none", allowed=AT_LEAST_0),
         "predict": S(("dev",), "splits whose predictions and submission files are written"),
     },
     "watchdog_seconds": S(0.0, "end the process (exit code 76, stacks on stderr) when no step ends "
-                          "for so long; 0 = never. Allow for compilation and evaluation"),
+                          "for so long; 0 = never. Allow for compilation and evaluation",
+                          allowed=AT_LEAST_0),
     "profile_steps": S((0, 0), "(first, last) step recorded as a profiler trace under "
                        "WORKDIR/profile; (0, 0) = none"),
 }
-
-# What numbers may be: at least ..., above 0, shares from 0 to 1, from 0 to below 1.
-_AT_LEAST = {
-    1: ("batch_size", "accumulation", "checkpoint.keep_last", "log.every_steps",
-        "model.vocab_multiple", "optimizer.max_skipped_in_row", "task.epochs",
-        "task.eval_batch_size", "task.evaluations_per_epoch"),
-    0: ("seed", "budget_minutes", "data.prefetch", "data.workers", "masking.max_predictions",
-        "model.vocab_size", "optimizer.weight_decay", "optimizer.clip_norm",
-        "checkpoint.every_steps", "checkpoint.keep_best", "checkpoint.keep_every",
-        "eval.every_steps", "eval.rows", "eval.seq_length", "task.bilstm", "task.buckets",
-        "task.early_stopping", "watchdog_seconds"),
-}
-_POSITIVE = ("optimizer.learning_rate", "optimizer.eps", "data.demo_megabytes")
-_SHARES = ("masking.rate", "masking.mask_prob", "masking.random_prob", "eval.masking_rate",
-           "data.short_seq_prob", "task.warmup", "task.layer_decay")
-_BELOW_ONE = ("optimizer.b1", "optimizer.b2", "data.heldout_fraction", "model.hidden_dropout_prob",
-              "model.attention_probs_dropout_prob")
 
 # Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
 FREE_ON_RESUME = ("execution.", "mesh.", "checkpoint.", "eval.", "log.", "profile_steps", "resume",
@@ -214,12 +242,14 @@ FREE_ON_RESUME = ("execution.", "mesh.", "checkpoint.", "eval.", "log.", "profil
                   "data.prefetch", "data.cache", "accumulation")
 
 
-def _walk(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Setting]]:
+def walk(settings: Mapping[str, Any] = SETTINGS, prefix: str = ""
+         ) -> Iterator[tuple[str, Setting]]:
+    """('optimizer.learning_rate', its Setting) of every setting, in order."""
     for name, value in settings.items():
         if isinstance(value, Setting):
             yield prefix + name, value
         else:
-            yield from _walk(value, f"{prefix}{name}.")
+            yield from walk(value, f"{prefix}{name}.")
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -235,7 +265,7 @@ def default_config() -> ml_collections.ConfigDict:
 def describe() -> str:
     """All settings with defaults, meaning and source, as `--help_config` prints them."""
     lines = []
-    for path, setting in _walk(SETTINGS):
+    for path, setting in walk():
         source = f" [{setting.source}]" if setting.source else ""
         lines.append(f"--config.{path}={setting.default!r}\n    {setting.help}{source}")
     return "\n".join(lines)
@@ -305,71 +335,6 @@ def scan_layers(remat: str) -> Callable[[ml_collections.ConfigDict], None]:
     return variant
 
 
-def expand_overrides(arguments: Sequence[str]) -> list[str]:
-    """The command line with its short forms written out.
-
-    --config=bertjax:NAME becomes the file (see config_file), --config.mesh=auto the setting that it
-    means. Raises ValueError for an unknown NAME.
-    """
-    found = list(arguments)
-    for i, argument in enumerate(arguments):
-        for name in ("--config=", "-config="):
-            if argument.startswith(name):
-                found[i] = name + config_file(argument.removeprefix(name))
-        if i and arguments[i - 1] in ("--config", "-config"):
-            found[i] = config_file(argument)
-        if argument.lstrip("-") == "config.mesh=auto":
-            found[i] = "--config.mesh.auto=True"
-    return found
-
-
-def check_override_names(arguments: list[str]) -> None:
-    """Refuses `--config.x.y` for a setting that does not exist, naming the nearest one.
-
-    Args:
-      arguments: the command line without the program's name.
-    """
-    valid = [path for path, _ in _walk(SETTINGS)]
-    for argument in arguments:
-        if argument.startswith("--config."):
-            name = argument.removeprefix("--config.").split("=", 1)[0]
-            if name not in valid and not name.startswith("task.options."):
-                close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-                # A right name in the wrong group: 'learning_rate' for 'optimizer.learning_rate'.
-                last = name.rsplit(".", 1)[-1]
-                same = [path for path in valid if path.rsplit(".", 1)[-1] == last]
-                hint = (same or close or ["--help_config lists all"])[0]
-                raise ValueError(f"unknown setting --config.{name}. Did you mean "
-                                 f"--config.{hint}?" if same or close else
-                                 f"unknown setting --config.{name}; {hint}")
-
-
-def config_directory() -> pathlib.Path:
-    """Where the experiments are: bertjax/configs in an installed wheel, configs/ in a clone."""
-    package = pathlib.Path(__file__).parent
-    installed = package / "configs"
-    return installed if installed.is_dir() else package.parent / "configs"
-
-
-def config_names() -> list[str]:
-    """The NAMEs of `--config=bertjax:NAME`."""
-    return sorted(path.stem for path in config_directory().glob("[!_]*.py"))
-
-
-def config_file(value: str) -> str:
-    """The file, with its variants, that `--config=bertjax:NAME:VARIANTS` means; others unchanged.
-
-    Raises ValueError naming the nearest experiment when NAME is unknown.
-    """
-    package, _, rest = value.partition(":")
-    if package != "bertjax":
-        return value
-    name, colon, variants = rest.partition(":")
-    if name not in config_names():
-        raise ValueError(f"no experiment is called bertjax:{name}.{nearest(name, config_names())}")
-    return f"{config_directory() / name}.py{colon}{variants}"
-
-
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{'optimizer.learning_rate': 1e-4, ...} of a ConfigDict or of a parsed config.json."""
     flat: dict[str, Any] = {}
@@ -432,112 +397,3 @@ def execution(config: ml_collections.ConfigDict, backend: str) -> Execution:
     if how.kernels == "xla":
         return dataclasses.replace(fastest, attention="reference", pointwise="xla")
     return fastest
-
-
-def check_config(config: ml_collections.ConfigDict) -> None:
-    """Refuses settings that cannot work, before any data is read or anything compiled.
-
-    Raises ValueError that names the setting, its value and the remedy.
-    """
-    def one_of(name: str, values: tuple[str, ...]) -> None:
-        value = flatten(config)[name]
-        if value not in values:
-            raise ValueError(f"config.{name}={value!r} is unknown.{nearest(value, list(values))}")
-
-    one_of("job", ("pretrain", "finetune"))
-    one_of("resume", ("auto", "changed", "overwrite", "never"))
-    one_of("checkpoint.metric", ("eval/loss", "eval/mlm_loss", "eval/nsp_loss"))
-    one_of("optimizer.name", ("adamw", "lamb"))
-    one_of("optimizer.schedule", ("linear", "polynomial", "linear_after_warmup", "cosine",
-                                  "constant"))
-    one_of("execution.dtype", ("auto", "float32", "bfloat16"))
-    one_of("execution.kernels", ("auto", "xla"))
-    one_of("execution.prng", ("auto", "threefry2x32", "rbg"))
-
-    if config.log.wandb and importlib.util.find_spec("wandb") is None:
-        raise ValueError(f"config.log.wandb={config.log.wandb} needs the package of Weights & "
-                         "Biases: pip install wandb")
-    _check_ranges(flatten(config))
-    try:
-        re.compile(config.optimizer.no_decay)
-    except re.error as error:
-        raise ValueError(f"config.optimizer.no_decay={config.optimizer.no_decay!r} is not a "
-                         f"regular expression: {error}") from None
-    if config.job == "pretrain":
-        _check_pretraining(config)
-    if config.batch_size % config.accumulation:
-        raise ValueError(
-            f"config.batch_size={config.batch_size} is not divisible by config.accumulation="
-            f"{config.accumulation}; the next valid batch size is "
-            f"{-(-config.batch_size // config.accumulation) * config.accumulation}")
-
-
-def _check_ranges(flat: Mapping[str, Any]) -> None:
-    """`not (a <= x)` throughout, because NaN compares as False."""
-    for least, names in _AT_LEAST.items():
-        for name in names:
-            if not flat[name] >= least:
-                raise ValueError(f"config.{name}={flat[name]} must be at least {least}")
-    for name in _POSITIVE:
-        if not 0 < flat[name] < math.inf:
-            raise ValueError(f"config.{name}={flat[name]} must be positive")
-    for name in _SHARES:
-        if not 0 <= flat[name] <= 1:
-            raise ValueError(f"config.{name}={flat[name]} is not a probability (0 to 1)")
-    for name in _BELOW_ONE:
-        if not 0 <= flat[name] < 1:
-            raise ValueError(f"config.{name}={flat[name]} must be at least 0 and below 1")
-
-
-def _check_pretraining(config: ml_collections.ConfigDict) -> None:
-    _check_phases(config)
-    if config.model.is_decoder and config.data.nsp:
-        raise ValueError("config.model.is_decoder=True has no next-sentence prediction: [CLS], at "
-                         "the left, sees nothing. Set --config.data.nsp=False")
-    if config.eval.seq_length and not (
-            5 <= config.eval.seq_length <= config.model.max_position_embeddings):
-        raise ValueError(
-            f"config.eval.seq_length={config.eval.seq_length} must be between 5 and "
-            f"config.model.max_position_embeddings={config.model.max_position_embeddings}")
-    if config.masking.rate == 0:
-        raise ValueError("config.masking.rate=0: nothing would be predicted; the paper has 0.15")
-    if config.masking.mask_prob + config.masking.random_prob > 1 + 1e-9:
-        raise ValueError(
-            f"config.masking.mask_prob={config.masking.mask_prob} and random_prob="
-            f"{config.masking.random_prob} add up to more than 1; the rest stays unchanged")
-
-    steps, warmup = total_steps(config), config.optimizer.warmup_steps
-    if not 0 <= warmup <= steps:
-        raise ValueError(f"config.optimizer.warmup_steps={warmup} must be between 0 and the "
-                         f"{steps:,} steps of config.phases")
-    first, last = config.profile_steps
-    if first > last or last > steps:
-        raise ValueError(f"config.profile_steps={config.profile_steps} must be (first, last) with "
-                         f"first <= last <= {steps}")
-    model_config(config.copy_and_resolve_references(), config.model.vocab_size or 5)
-
-
-def _check_phases(config: ml_collections.ConfigDict) -> None:
-    phases = config.phases
-    if not phases or not all(isinstance(phase, tuple | list) and len(phase) == 2
-                             and all(isinstance(number, int) for number in phase)
-                             for phase in phases):
-        raise ValueError(f"config.phases={phases!r} must be ((steps, sequence length), ...) in "
-                         "whole numbers, such as ((900000, 128), (100000, 512))")
-    previous = 0
-    for steps, length in phases:
-        if steps < 1:
-            raise ValueError(f"config.phases={phases!r}: a phase of {steps} steps; at least 1")
-        if length < 5:
-            raise ValueError(f"config.phases={phases!r}: a sequence of {length} tokens has no room "
-                             "for [CLS] A [SEP] B [SEP]; at least 5")
-        if length < previous:
-            raise ValueError(
-                f"config.phases={phases!r} shrinks from {previous} to {length} tokens; put the "
-                "shorter phase first (positions beyond it would go untrained)")
-        previous = length
-    limit = config.model.max_position_embeddings
-    if previous > limit:
-        raise ValueError(
-            f"config.phases asks for sequences of {previous} tokens, but "
-            f"config.model.max_position_embeddings is {limit}; shorten the phase or raise it")

@@ -18,13 +18,9 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from bertjax.config import (
-    check_config,
-    check_override_names,
-    config_names,
-    describe,
-    expand_overrides,
-)
+from bertjax.command_line import check_override_names, config_names, expand_overrides
+from bertjax.config import describe
+from bertjax.config_checks import check_config
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon "

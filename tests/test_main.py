@@ -74,7 +74,7 @@ CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem !
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_every_config_is_short_and_passes_the_checks(path):
-    from bertjax.config import check_config
+    from bertjax.config_checks import check_config
 
     names: dict = {}
     exec(compile(path.read_text(), str(path), "exec"), names)

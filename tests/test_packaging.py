@@ -63,7 +63,7 @@ def test_help_of_the_command_names_every_tool():
     ("bertjax:large", "large.py"), ("bertjax:large:two_phase", "large.py:two_phase"),
     ("bertjax:miniatures:L=4,H=256", "miniatures.py:L=4,H=256")])
 def test_a_named_experiment_is_a_file_that_exists(value, file):
-    from bertjax.config import config_file
+    from bertjax.command_line import config_file
 
     found = config_file(value)
     assert found.endswith(file) and pathlib.Path(found.split(".py")[0] + ".py").is_file()
@@ -72,7 +72,7 @@ def test_a_named_experiment_is_a_file_that_exists(value, file):
 
 def test_an_unknown_experiment_or_tool_is_answered_with_the_nearest(capsys, monkeypatch):
     from bertjax import __main__ as command
-    from bertjax.config import config_file
+    from bertjax.command_line import config_file
 
     with pytest.raises(ValueError, match="Did you mean 'large'"):
         config_file("bertjax:lagre:two_phase")

@@ -20,7 +20,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_a_command_names_what_exists(command):
     from bertjax.__main__ import tools
-    from bertjax.config import check_override_names
+    from bertjax.command_line import check_override_names
 
     words = shlex.split(command.split("&&")[0])[2:]
     module, flags = words[0].rstrip(":,."), words[1:]
@@ -35,7 +35,7 @@ def test_a_command_names_what_exists(command):
 
 
 def test_settings_named_in_the_text_exist():
-    from bertjax.config import check_override_names, expand_overrides
+    from bertjax.command_line import check_override_names, expand_overrides
 
     found = set(re.findall(r"--config\.[a-z_.]+=\w*", README))
     check_override_names(expand_overrides(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import check_config
+from bertjax.config_checks import check_config
 from bertjax.data.masking import next_tokens
 from bertjax.model.encoder import BertEncoder
 from bertjax.model.heads import BertForSequenceClassification, init_params

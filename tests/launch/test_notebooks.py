@@ -49,7 +49,7 @@ def as_python(source: str) -> str:
 @each_notebook
 def test_commands_name_tools_and_experiments_that_exist(path):
     from bertjax.__main__ import tools
-    from bertjax.config import check_override_names, config_names
+    from bertjax.command_line import check_override_names, config_names
 
     for cell in code_cells(path):
         source = "".join(cell["source"])

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import check_config, default_config
+from bertjax.config import default_config
+from bertjax.config_checks import check_config
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.tools.bench import quality, quality_curves
 from bertjax.training import pretraining

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import check_config, default_config
+from bertjax.config import default_config
+from bertjax.config_checks import check_config
 from bertjax.data.tfrecord import make_example, write_records
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import pretraining

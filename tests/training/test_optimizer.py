@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax.config import check_config, default_config
+from bertjax.config import default_config
+from bertjax.config_checks import check_config
 from bertjax.training import sharding
 from bertjax.training.optimizer import (
     SCHEDULES,

@@ -6,7 +6,8 @@ import types
 
 import pytest
 
-from bertjax.config import check_config, default_config
+from bertjax.config import default_config
+from bertjax.config_checks import check_config
 from bertjax.training.logbook import Logbook
 
 

@@ -24,6 +24,8 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from bertjax import config as settings
+from bertjax.command_line import check_override_names, expand_overrides
+from bertjax.config_checks import check_config
 from bertjax.tools.plan import chips, page, search
 from bertjax.tools.plan.compilation import Cache, compile_stage
 from bertjax.tools.plan.cost import Cost, cost
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
     if config is None:
         _refuse("no experiment given; try --config=configs/large.py")
     try:
-        settings.check_config(config)
+        check_config(config)
         piece = None if _TOPOLOGY.value == "local" else chips.parse(_TOPOLOGY.value)
         if piece is not None:
             chips.check_libtpu()
@@ -166,8 +168,8 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
     """Parses the flags; a bad name, value or config file is one message, not a traceback."""
     try:
         # config_flags finds the overrides in sys.argv, whatever is parsed.
-        sys.argv[:] = arguments = settings.expand_overrides(arguments)
-        settings.check_override_names(arguments[1:])
+        sys.argv[:] = arguments = expand_overrides(arguments)
+        check_override_names(arguments[1:])
         remaining = flags.FLAGS(arguments)
         if _CONFIG.value is not None:
             _ = _CONFIG.value.job  # a config file that cannot be read shows only at its first use
