@@ -54,7 +54,7 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
         custom.py.
     """
     options, data = dict(options or {}), os.path.expanduser(data)
-    if not isinstance(files := options.get("files", {}), Mapping):
+    if not hasattr(files := options.get("files", {}), "items"):
         raise ValueError(f"files={files!r} does not say which file is which split: give it as "
                          "{'train': 'train.csv', 'dev': 'dev.csv'}")
     try:
