@@ -20,15 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data.global_batch import FiniteBatches, Share
+from bertjax.data.packing import PackedRows
 from bertjax.data.pairs import check_length, combine, permute
-from bertjax.data.rows import (
-    Batch,
-    PaddedRows,
-    Special,
-    check_processes,
-    make_rows,
-    stored_special,
-)
+from bertjax.data.rows import Batch, PaddedRows, Rows, Special, stored_special
 from bertjax.data.store import TokenStore
 
 MIXTURE_BLOCK = 10_000  # rows in which a mixture has its exact proportions
@@ -71,7 +66,7 @@ class PretrainingBatches:
         tokenizer: Any = None,
     ):
         check_length(seq_length, nsp)
-        check_processes(batch_size, process_index, process_count)
+        self._share = Share(batch_size, process_index, process_count)
         if isinstance(stores, (TokenStore, str, os.PathLike)):
             stores = [stores]
         self.stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
@@ -80,11 +75,16 @@ class PretrainingBatches:
             process_index=process_index, process_count=process_count,
             short_seq_prob=short_seq_prob, nsp=nsp, tokenizer=tokenizer)
         self.seq_length, self.batch_size, self.seed = seq_length, batch_size, seed
-        self.process_index, self.process_count, self.packed = process_index, process_count, packed
         special = Special.of(tokenizer) if tokenizer is not None else stored_special(self.stores)
+
+        def rows_of(store: TokenStore, seed: int) -> Rows:
+            if packed:
+                return PackedRows(store, seq_length, seed, special, short_seq_prob, nsp,
+                                  pairs_per_row)
+            return PaddedRows(store, seq_length, seed, special, short_seq_prob, nsp)
+
         self._rows = [
-            make_rows(store, seq_length, int(combine(np.uint64(seed % 2**64), np.uint64(i))),
-                      special, packed, pairs_per_row, short_seq_prob, nsp)
+            rows_of(store, int(combine(np.uint64(seed % 2**64), np.uint64(i))))
             for i, store in enumerate(self.stores)
         ]
         if weights is None:
@@ -95,10 +95,8 @@ class PretrainingBatches:
         return _remake, (self.stores, self.seq_length, self.batch_size, self.seed, self._options)
 
     def __getitem__(self, step: int) -> Batch:
-        local = self.batch_size // self.process_count
-        first = step * self.batch_size + self.process_index * local
-        corpora, numbers = self._assign(np.arange(first, first + local, dtype=np.int64))
-        batch = self._rows[0].empty(local)
+        corpora, numbers = self._assign(self._share.of(step))
+        batch = self._rows[0].empty(self._share.rows)
         for corpus, rows in enumerate(self._rows):
             into = np.flatnonzero(corpora == corpus)
             if len(into):
@@ -154,11 +152,10 @@ def mixture_counts(weights: Sequence[float], corpora: int) -> np.ndarray:
     return counts
 
 
-class EvaluationBatches:
-    """Every pair of a split once, in order; the last batch is filled up with rows of weight 0.
+class EvaluationBatches(FiniteBatches):
+    """Every pair of a split once. Arguments as of `PretrainingBatches` and `FiniteBatches`.
 
-    Finite: `len()`, `[i]` and iteration. Same arguments as `PretrainingBatches`; the pairs depend
-    on `seed` only, so that evaluations compare. `max_batches` takes evenly spread pairs.
+    The pairs depend on `seed` only, so that evaluations compare.
     """
 
     def __init__(
@@ -168,33 +165,17 @@ class EvaluationBatches:
         max_batches: int | None = None,
     ):
         check_length(seq_length, nsp)
-        check_processes(batch_size, process_index, process_count)
+        share = Share(batch_size, process_index, process_count)
         self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
         special = Special.of(tokenizer) if tokenizer is not None else stored_special([self.store])
         self._rows = PaddedRows(self.store, seq_length, seed, special, short_seq_prob, nsp,
                                 shuffle=False)
-        self.batch_size, self.process_index, self.process_count = (
-            batch_size, process_index, process_count)
-        self.num_pairs = self._rows.rows_per_epoch
-        if max_batches is not None:
-            self.num_pairs = min(self.num_pairs, max_batches * batch_size)
+        super().__init__(share, self._rows.rows_per_epoch, max_batches)
 
-    def __len__(self) -> int:
-        return -(-self.num_pairs // self.batch_size)
-
-    def __getitem__(self, number: int) -> Batch:
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        local = self.batch_size // self.process_count
-        first = number * self.batch_size + self.process_index * local
-        pairs = np.arange(first, max(min(first + local, self.num_pairs), first), dtype=np.int64)
-        batch = self._rows.empty(local)
-        spread = pairs * self._rows.rows_per_epoch // self.num_pairs
-        self._rows.fill(spread, np.arange(len(pairs)), batch)
+    def read(self, numbers: np.ndarray, rows: int) -> Batch:
+        batch = self._rows.empty(rows)
+        self._rows.fill(numbers, np.arange(len(numbers)), batch)
         return batch
-
-    def __iter__(self) -> Iterator[Batch]:
-        return map(self.__getitem__, range(len(self)))
 
 
 def evaluation_batches(

@@ -30,8 +30,9 @@ import numba
 import numpy as np
 
 from bertjax.data.documents import resolve
+from bertjax.data.global_batch import FiniteBatches, Share
 from bertjax.data.pairs import combine, permute
-from bertjax.data.rows import Batch, check_processes
+from bertjax.data.rows import Batch
 from bertjax.data.tfrecord import (
     content_at,
     is_gzip,
@@ -209,9 +210,8 @@ class TFRecordBatches:
         numbers: np.ndarray | None = None, seq_length: int | None = None,
         max_predictions: int | None = None, process_index: int = 0, process_count: int = 1,
     ):
-        check_processes(batch_size, process_index, process_count)
+        self._share = Share(batch_size, process_index, process_count)
         self.batch_size, self.seed = batch_size, seed
-        self.process_index, self.process_count = process_index, process_count
         self.records = records if isinstance(records, Records) else Records(records)
         check_lengths(self.records, seq_length, max_predictions)
         self._numbers = np.arange(len(self.records)) if numbers is None else numbers
@@ -224,10 +224,8 @@ class TFRecordBatches:
         return steps * self.batch_size / self.examples_per_epoch
 
     def __getitem__(self, step: int) -> Batch:
-        local = self.batch_size // self.process_count
-        first = step * self.batch_size + self.process_index * local
-        batch = self.records.empty(local)
-        self.records.read(map(self._number, range(first, first + local)), batch)
+        batch = self.records.empty(self._share.rows)
+        self.records.read(map(self._number, self._share.of(step).tolist()), batch)
         return batch
 
     def _number(self, row: int) -> int:
@@ -237,37 +235,20 @@ class TFRecordBatches:
         return int(self._numbers[permute(place, self.examples_per_epoch, key)])
 
 
-class TFRecordEvaluation:
-    """Every chosen record once, in order; the last batch is filled up with rows of weight 0.
-
-    Finite: `len()`, `[i]` and iteration. `max_batches` takes evenly spread records.
-    """
+class TFRecordEvaluation(FiniteBatches):
+    """Every chosen record once; None chooses all. Further arguments as of `FiniteBatches`."""
 
     def __init__(self, records: Records, batch_size: int, *, numbers: np.ndarray | None = None,
                  process_index: int = 0, process_count: int = 1, max_batches: int | None = None):
-        check_processes(batch_size, process_index, process_count)
-        self.records, self.batch_size = records, batch_size
-        self.process_index, self.process_count = process_index, process_count
-        numbers = np.arange(len(records)) if numbers is None else numbers
-        self.num_pairs = len(numbers)
-        if max_batches is not None:
-            self.num_pairs = min(self.num_pairs, max_batches * batch_size)
-        self._numbers = numbers[np.arange(self.num_pairs) * len(numbers) // self.num_pairs]
+        self.records = records
+        self._numbers = np.arange(len(records)) if numbers is None else numbers
+        share = Share(batch_size, process_index, process_count)
+        super().__init__(share, len(self._numbers), max_batches)
 
-    def __len__(self) -> int:
-        return -(-self.num_pairs // self.batch_size)
-
-    def __getitem__(self, number: int) -> Batch:
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        local = self.batch_size // self.process_count
-        first = number * self.batch_size + self.process_index * local
-        batch = self.records.empty(local)
-        self.records.read(self._numbers[first : first + local].tolist(), batch)
+    def read(self, numbers: np.ndarray, rows: int) -> Batch:
+        batch = self.records.empty(rows)
+        self.records.read(self._numbers[numbers].tolist(), batch)
         return batch
-
-    def __iter__(self) -> Iterator[Batch]:
-        return map(self.__getitem__, range(len(self)))
 
 
 def check_lengths(records: Records, seq_length: int | None, max_predictions: int | None) -> None:

@@ -175,24 +175,3 @@ def _fill(tables, drawing, anchors, num_pairs, places, shuffle, cls_id, sep_id, 
         write_pair(tables, pair, cls_id, sep_id, ids[row], types[row], mask[row], 0, 1)
         labels[row, 0] = pair.is_random
         weights[row, 0] = 1.0 if drawing.nsp else 0.0
-
-
-def make_rows(
-    store: TokenStore, seq_length: int, seed: int, special: Special, packed: bool,
-    pairs_per_row: int | None, short_seq_prob: float, nsp: bool, shuffle: bool = True,
-) -> Rows:
-    """The row stream of one corpus, padded or packed."""
-    if not packed:
-        return PaddedRows(store, seq_length, seed, special, short_seq_prob, nsp, shuffle)
-    from bertjax.data.packing import PackedRows
-
-    return PackedRows(store, seq_length, seed, special, short_seq_prob, nsp, pairs_per_row)
-
-
-def check_processes(batch_size: int, process_index: int, process_count: int) -> None:
-    """ValueError where the rows of a batch do not divide over the processes."""
-    if batch_size < 1 or batch_size % process_count:
-        raise ValueError(f"batch_size {batch_size} does not divide over {process_count} processes; "
-                         "use a multiple of their number")
-    if not 0 <= process_index < process_count:
-        raise ValueError(f"process_index {process_index} of {process_count} processes")
