@@ -10,6 +10,7 @@ differentiable function; it also says what they compute and why.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -39,10 +40,10 @@ class Tiling:
         before dv's) gave a dv that was wrong by 1 to 2 % and varied from run to run with jax
         0.11.2. The present order has not shown it with one, two or three stages (equal to one
         stage to the bit, 20 runs of each); run the gpu tests after changing either.
-      bounded: skip the tiles of a row that no common segment id can touch (packed rows); needs
-        'twin'.
-      spare_mask: do not compare the ids of a tile's tokens one by one where all are the same: a
-        gain (4 %) at 512 tokens, a loss at 128.
+      bounded: visit only the tiles that some segment of a row touches, and compare ids only where
+        a tile holds more than one (see `visit`); needs 'twin'. A gain at 512 tokens (6 % of the
+        backward pass where rows are full, the tiles themselves where they are padded or packed),
+        a loss at 128.
     """
 
     block_q: int = 64
@@ -54,8 +55,7 @@ class Tiling:
     backward_block_k: int = 64
     backward_warps: int = 4
     backward_stages: int = 3
-    bounded: bool = False
-    spare_mask: bool = True
+    bounded: bool = True
 
     def __post_init__(self) -> None:
         if self.backward not in ("fused", "twin"):
@@ -66,14 +66,14 @@ class Tiling:
             raise ValueError("Tiling.bounded needs backward='twin'")
 
     @classmethod
-    def for_length(cls, length: int, bounded: bool = False) -> Tiling:
-        """The tiling to use for rows of `length` tokens, tuned on an H100."""
-        if length <= 128 and not bounded:
+    def for_length(cls, length: int, several_pairs: bool = False) -> Tiling:
+        """The tiling to use for rows of `length` tokens, tuned on an H100 and an H200."""
+        if length <= 128 and not several_pairs:
             return cls(
                 block_k=64, backward="fused", backward_block_k=128, backward_warps=8,
-                backward_stages=1, spare_mask=False,
+                backward_stages=1, bounded=False,
             )  # fmt: skip
-        return cls(bounded=bounded)
+        return cls()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,33 +111,46 @@ def block_size(length: int, wanted: int) -> int:
     return math.gcd(length, wanted)
 
 
-def _masked(spec: Spec, block_a, block_b, ids_a, ids_b, tile, otherwise):
-    """`tile` where the ids of its row and column agree, else `otherwise`.
+def visit(spec: Spec, bounds_ref, blocks: int, tile, carry):
+    """`carry` taken through tile(index, carry, compare=) for the blocks that this one must see.
 
-    block_a, block_b: of `_block_ids`. Most tiles of real rows lie within one segment.
+    Args:
+      bounds_ref: int32 [4] of `tile_bounds`: the blocks first, ..., last - 1 may share a segment
+        with this one, of which whole, ..., mixed - 1 consist of its one segment. Those need no
+        comparison of ids, and a loop without it is the faster one.
+      blocks: of the row; all are visited where the tiling is not bounded.
     """
-    mask = lambda: jnp.where(ids_a[:, None] == ids_b[None, :], tile, otherwise)  # noqa: E731
-    return lax.cond(block_a == block_b, lambda: tile, mask) if spec.tiling.spare_mask else mask()
+    compared = functools.partial(tile, compare=True)
+    if not spec.tiling.bounded:
+        return compared(0, carry) if blocks == 1 else lax.fori_loop(0, blocks, compared, carry)
+    first, whole, mixed, last = (bounds_ref[i] for i in range(4))
+    carry = lax.fori_loop(whole, mixed, functools.partial(tile, compare=False), carry)
+    before = whole - first
+
+    def rest(i, carry):
+        return compared(first + i + jnp.where(i < before, 0, mixed - whole), carry)
+
+    return lax.fori_loop(0, before + last - mixed, rest, carry)
 
 
 def forward_kernel(
-    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, blocks_q_ref, blocks_k_ref, o_ref, lse_ref,
-    *, spec: Spec,
-):  # fmt: skip
+    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, lse_ref, *, spec: Spec
+):
     block_q, head = q_ref.shape
     length = k_ref.shape[0]
     block_k = block_size(length, spec.tiling.block_k)
     start_q = pl.program_id(0) * block_q
     q = q_ref[...]
-    ids_q, own_block = ids_ref[pl.ds(start_q, block_q)], blocks_q_ref[pl.program_id(0)]
+    ids_q = ids_ref[pl.ds(start_q, block_q)]
     seed_0, seed_1 = seeds_ref[0], seeds_ref[1]
 
-    def tile(index, carry):
+    def tile(index, carry, compare):
         acc, running_max, running_sum = carry
         start_k = index * block_k
         at_k = pl.ds(start_k, block_k)
         scores = _dot(q, k_ref[at_k, :], (1, 1)) * (spec.scale * _LOG2_E)
-        scores = _masked(spec, own_block, blocks_k_ref[index], ids_q, ids_ref[at_k], scores, MASKED)
+        if compare:
+            scores = jnp.where(ids_q[:, None] == ids_ref[at_k][None, :], scores, MASKED)
         new_max = jnp.maximum(running_max, jnp.max(scores, axis=1))
         shrink = jnp.exp2(running_max - new_max)
         p = jnp.exp2(scores - new_max[:, None])
@@ -155,12 +168,7 @@ def forward_kernel(
         jnp.full((block_q,), 2 * MASKED, jnp.float32),
         jnp.zeros((block_q,), jnp.float32),
     )
-    if spec.tiling.bounded:
-        carry = lax.fori_loop(bounds_ref[0], bounds_ref[1], tile, carry)
-    elif length == block_k:
-        carry = tile(0, carry)
-    else:
-        carry = lax.fori_loop(0, length // block_k, tile, carry)
+    carry = visit(spec, bounds_ref, length // block_k, tile, carry)
     acc, running_max, running_sum = carry
     acc = acc * (1.0 / (running_sum * keep_probability(spec.rate)))[:, None]
     o_ref[...] = acc.astype(o_ref.dtype)
@@ -168,10 +176,11 @@ def forward_kernel(
 
 
 def _gradient_tile(
-    spec, seeds, start_q, start_k, q, k, v, ids_q, ids_k, block_q, block_k, do, lse, delta, turned
+    spec, seeds, start_q, start_k, q, k, v, ids_q, ids_k, do, lse, delta, turned, compare
 ):
     """(dropped probabilities, score gradients) of one tile, [bq,bk] or, `turned`, [bk,bq].
 
+    `compare`: not all tokens of the tile are of one segment.
     The score gradient lacks the factor scale / keep probability, which the caller applies to the
     sum of all tiles.
     """
@@ -179,14 +188,15 @@ def _gradient_tile(
         scores, dp = _dot(k, q, (1, 1)), _dot(v, do, (1, 1))
         shape = (k.shape[0], q.shape[0])
         lse, delta = lse[None, :], delta[None, :]
-        ids = ids_k, ids_q
+        ids_q, ids_k = ids_q[None, :], ids_k[:, None]
     else:
         scores, dp = _dot(q, k, (1, 1)), _dot(do, v, (1, 1))
         shape = (q.shape[0], k.shape[0])
         lse, delta = lse[:, None], delta[:, None]
-        ids = ids_q, ids_k
+        ids_q, ids_k = ids_q[:, None], ids_k[None, :]
     p = jnp.exp2(scores * (spec.scale * _LOG2_E) - lse)
-    p = _masked(spec, block_q, block_k, *ids, p, 0.0)
+    if compare:
+        p = jnp.where(ids_q == ids_k, p, 0.0)
     if spec.rate > 0.0:
         keep = tile_keep_mask(
             seeds[0], seeds[1], start_q, start_k, shape, spec.rate, transposed=turned
@@ -206,9 +216,8 @@ def row_delta(o: jax.Array, do: jax.Array, rate: float) -> jax.Array:
 
 
 def backward_fused_kernel(
-    seeds_ref, q_ref, k_ref, v_ref, ids_ref, blocks_q_ref, blocks_k_ref, o_ref, do_ref, lse_ref,
-    *out_refs, spec: Spec,
-):  # fmt: skip
+    seeds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, do_ref, lse_ref, *out_refs, spec: Spec
+):
     """All gradients of one head: for each block of keys, over all blocks of queries."""
     *gradients, partial_ref = out_refs
     length, head = q_ref.shape
@@ -231,8 +240,8 @@ def backward_fused_kernel(
             q, do = q_ref[at_q, :], do_ref[at_q, :]
             delta = row_delta(o_ref[at_q, :], do, spec.rate)
             dropped, ds = _gradient_tile(
-                spec, seeds, start_q, start_k, q, k, v, ids_ref[at_q], ids_k,
-                blocks_q_ref[index], blocks_k_ref[key_index], do, lse_ref[at_q], delta, turned=True,
+                spec, seeds, start_q, start_k, q, k, v, ids_ref[at_q], ids_k, do, lse_ref[at_q],
+                delta, turned=True, compare=True,
             )  # fmt: skip
             dv = dv + _dot(dropped, do, (1, 0))
             dk = dk + _dot(ds, q, (1, 0))
@@ -256,8 +265,8 @@ def backward_fused_kernel(
 
 
 def backward_twin_kernel(
-    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, blocks_q_ref, blocks_k_ref, do_ref,
-    lse_ref, delta_ref, *gradients, spec: Spec,
+    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, do_ref, lse_ref, delta_ref, *gradients,
+    spec: Spec,
 ):  # fmt: skip
     """Block i of one head: dk and dv of its keys, then dq of its queries.
 
@@ -269,41 +278,39 @@ def backward_twin_kernel(
     mine = pl.program_id(0) * block
     at_mine, own = pl.ds(mine, block), pl.ds(0, block)
     seeds = seeds_ref[0], seeds_ref[1]
-    bounds = (bounds_ref[0], bounds_ref[1]) if spec.tiling.bounded else (0, length // block)
     zero = jnp.zeros((block, head), jnp.float32)
     inverse_keep = 1.0 / keep_probability(spec.rate)
     q_mine, k_mine, v_mine = q_ref[at_mine, :], k_ref[at_mine, :], v_ref[at_mine, :]
     ids_mine = ids_ref[at_mine]
-    q_block, k_block = blocks_q_ref[pl.program_id(0)], blocks_k_ref[pl.program_id(0)]
 
-    def over_queries(index, carry):
+    def over_queries(index, carry, compare):
         dk, dv = carry
         start = index * block
         at = pl.ds(start, block)
         q, do = q_ref[at, :], do_ref[at, :]
         dropped, ds = _gradient_tile(
-            spec, seeds, start, mine, q, k_mine, v_mine, ids_ref[at], ids_mine,
-            blocks_q_ref[index], k_block, do, lse_ref[at], delta_ref[at], turned=True,
+            spec, seeds, start, mine, q, k_mine, v_mine, ids_ref[at], ids_mine, do, lse_ref[at],
+            delta_ref[at], turned=True, compare=compare,
         )  # fmt: skip
         dv = dv + _dot(dropped, do, (1, 0))
         dk = dk + _dot(ds, q, (1, 0))
         return dk, dv
 
-    dk, dv = lax.fori_loop(*bounds, over_queries, (zero, zero))
+    dk, dv = visit(spec, bounds_ref, length // block, over_queries, (zero, zero))
     _put(spec, gradients, K, own, dk * (spec.scale * inverse_keep))
     _put(spec, gradients, V, own, dv * inverse_keep)
 
     do_mine, lse_mine, delta_mine = do_ref[at_mine, :], lse_ref[at_mine], delta_ref[at_mine]
 
-    def over_keys(index, dq):
+    def over_keys(index, dq, compare):
         start = index * block
         at = pl.ds(start, block)
         k = k_ref[at, :]
         _, ds = _gradient_tile(
-            spec, seeds, mine, start, q_mine, k, v_ref[at, :], ids_mine, ids_ref[at],
-            q_block, blocks_k_ref[index], do_mine, lse_mine, delta_mine, turned=False,
+            spec, seeds, mine, start, q_mine, k, v_ref[at, :], ids_mine, ids_ref[at], do_mine,
+            lse_mine, delta_mine, turned=False, compare=compare,
         )  # fmt: skip
         return dq + _dot(ds, k, (1, 0))
 
-    dq = lax.fori_loop(*bounds, over_keys, zero)
+    dq = visit(spec, bounds_ref, length // block, over_keys, zero)
     _put(spec, gradients, Q, own, dq * (spec.scale * inverse_keep))

@@ -45,38 +45,32 @@ _PADDING_ID = -1
 """Mask value of rows added to reach a multiple of the tile: no real token carries it."""
 
 
-def _tile_bounds(ids: jax.Array, block: int, over: int) -> jax.Array:
-    """For each block of `block` tokens, which blocks of `over` tokens can share a segment with it.
+def tile_bounds(ids: jax.Array, block: int, over: int) -> jax.Array:
+    """Which blocks of `over` tokens each block of `block` tokens must see.
 
     Compares the smallest and largest id of both blocks, padding taken as the largest id of all: a
     superset of what the mask allows, and tight where ids rise along the row as in packed rows.
 
     Returns:
-      int32 [B, T // block, 2]: first index, last index + 1.
+      int32 [B, T // block, 4]: first and last + 1 of the blocks that can share a segment, and
+      between them, in the middle, first and last + 1 of a run of blocks that have one and the same
+      id at all their tokens as this block has; the run is empty where there is none or several.
     """
     ids = jnp.where(ids <= 0, jnp.int32(2**30) - ids, ids)
     mine = ids.reshape(ids.shape[0], -1, 1, block)
     other = ids.reshape(ids.shape[0], 1, -1, over)
-    touch = (mine.min(-1) <= other.max(-1)) & (other.min(-1) <= mine.max(-1))
-    first = jnp.argmax(touch, axis=-1)
-    last = touch.shape[-1] - jnp.argmax(touch[..., ::-1], axis=-1)
-    return jnp.stack([first, last], axis=-1).astype(jnp.int32)
+    low, high, other_low, other_high = mine.min(-1), mine.max(-1), other.min(-1), other.max(-1)
+    first, last = _ends((low <= other_high) & (other_low <= high))
+    same = (low == high) & (other_low == other_high) & (low == other_low)
+    whole, mixed = _ends(same)
+    one_run = same.any(-1) & (mixed - whole == same.sum(-1))
+    whole, mixed = jnp.where(one_run, whole, first), jnp.where(one_run, mixed, first)
+    return jnp.stack([first, whole, mixed, last], axis=-1).astype(jnp.int32)
 
 
-def _block_ids(ids: jax.Array, block: int, mixed: int) -> jax.Array:
-    """int32 [B, T // block]: the id that all tokens of a block have, or `mixed`.
-
-    Queries and keys need different negative values of `mixed`: mixed blocks must not look alike.
-    """
-    blocks = ids.reshape(ids.shape[0], -1, block)
-    first = blocks[..., 0]
-    return jnp.where((blocks == first[..., None]).all(-1), first, mixed)
-
-
-def _id_operands(ids: jax.Array, block_q: int, block_k: int):
-    """Specs and arrays: the rows' ids, and the ids of their blocks of queries and of keys."""
-    arrays = (ids, _block_ids(ids, block_q, mixed=-2), _block_ids(ids, block_k, mixed=-3))
-    return [pl.BlockSpec((None, x.shape[1]), lambda i, a, b: (b, 0)) for x in arrays], arrays
+def _ends(flags: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Index of the first set flag along the last axis, and of the last one + 1."""
+    return jnp.argmax(flags, axis=-1), flags.shape[-1] - jnp.argmax(flags[..., ::-1], axis=-1)
 
 
 def _whole(length: int, head: int) -> pl.BlockSpec:
@@ -107,11 +101,12 @@ def _operands(qkv, spec: Spec):
 
 
 def _shared_specs(length: int):
-    """Specs of the seeds, the tile bounds and the log-sum-exp (or delta) of a head."""
+    """Specs of the seeds, the tile bounds, the ids, and the log-sum-exp or delta of a head."""
     seeds = pl.BlockSpec((None, None, 2), lambda i, a, b: (b, a, 0))
-    bounds = pl.BlockSpec((None, None, 2), lambda i, a, b: (b, i, 0))
-    lse = pl.BlockSpec((None, None, length), lambda i, a, b: (b, a, 0))
-    return seeds, bounds, lse
+    bounds = pl.BlockSpec((None, None, 4), lambda i, a, b: (b, i, 0))
+    ids = pl.BlockSpec((None, length), lambda i, a, b: (b, 0))
+    of_rows = pl.BlockSpec((None, None, length), lambda i, a, b: (b, a, 0))
+    return seeds, bounds, ids, of_rows
 
 
 def _call(kernel, spec: Spec, grid, in_specs, out_specs, out_shape, warps, stages, name, args):
@@ -132,8 +127,8 @@ def _call(kernel, spec: Spec, grid, in_specs, out_specs, out_shape, warps, stage
 
 def _bounds(spec: Spec, ids: jax.Array, block: int, over: int) -> jax.Array:
     if spec.tiling.bounded:
-        return _tile_bounds(ids, block, over)
-    return jnp.zeros((ids.shape[0], ids.shape[1] // block, 2), jnp.int32)
+        return tile_bounds(ids, block, over)
+    return jnp.zeros((ids.shape[0], ids.shape[1] // block, 4), jnp.int32)
 
 
 def _forward(ids, seeds, *qkv, spec: Spec):
@@ -142,12 +137,11 @@ def _forward(ids, seeds, *qkv, spec: Spec):
     tiling = spec.tiling
     block_q = block_size(length, tiling.block_q)
     specs[Q] = _joined(Q, block_q, head, False) if spec.joined else _tile(block_q, head)
-    seeds_spec, bounds_spec, _ = _shared_specs(length)
+    seeds_spec, bounds_spec, ids_spec, _ = _shared_specs(length)
     block_k = block_size(length, tiling.block_k)
-    ids_specs, ids_arrays = _id_operands(ids, block_q, block_k)
     return _call(
         forward_kernel, spec, (length // block_q, heads, batch),
-        [seeds_spec, bounds_spec, *specs, *ids_specs],
+        [seeds_spec, bounds_spec, *specs, ids_spec],
         [
             _tile(block_q, head),
             pl.BlockSpec((None, None, block_q), lambda i, a, b: (b, a, i)),
@@ -157,7 +151,7 @@ def _forward(ids, seeds, *qkv, spec: Spec):
             jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
         ],
         tiling.warps, tiling.stages, "attention_forward",
-        (seeds, _bounds(spec, ids, block_q, block_k), *arrays, *ids_arrays),
+        (seeds, _bounds(spec, ids, block_q, block_k), *arrays, ids),
     )  # fmt: skip
 
 
@@ -165,11 +159,10 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
     """One shard's gradients, laid out as `qkv`."""
     (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
     tiling = spec.tiling
-    seeds_spec, bounds_spec, lse_spec = _shared_specs(length)
+    seeds_spec, bounds_spec, ids_spec, lse_spec = _shared_specs(length)
     whole = _whole(length, head)
     block_q = block_size(length, tiling.backward_block_q)
     block_k = block_size(length, tiling.backward_block_k)
-    ids_specs, ids_arrays = _id_operands(ids, block_q, block_k)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
     written = length if tiling.backward == "fused" else block_q
     if spec.joined:
@@ -182,19 +175,19 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
         delta = row_delta(o, do, spec.rate).transpose(0, 2, 1)
         return _call(
             backward_twin_kernel, spec, (length // block_q, heads, batch),
-            [seeds_spec, bounds_spec, *specs, *ids_specs, whole, lse_spec, lse_spec],
+            [seeds_spec, bounds_spec, *specs, ids_spec, whole, lse_spec, lse_spec],
             out_specs, shapes, tiling.backward_warps, tiling.backward_stages, "attention_backward",
-            (seeds, _bounds(spec, ids, block_q, block_q), *arrays, *ids_arrays, do, lse, delta),
+            (seeds, _bounds(spec, ids, block_q, block_q), *arrays, ids, do, lse, delta),
         )  # fmt: skip
     # dq's partial sums, a head after the other: only touched when a head has several key blocks.
     rows = length if length > block_k else 1
     partial = jax.ShapeDtypeStruct((batch, rows, heads, head), jnp.float32)
     *gradients, _ = _call(
         backward_fused_kernel, spec, (1, heads, batch),
-        [seeds_spec, *specs, *ids_specs, whole, whole, lse_spec],
+        [seeds_spec, *specs, ids_spec, whole, whole, lse_spec],
         [*out_specs, _whole(rows, head)], [*shapes, partial],
         tiling.backward_warps, tiling.backward_stages, "attention_backward",
-        (seeds, *arrays, *ids_arrays, o, do, lse),
+        (seeds, *arrays, ids, o, do, lse),
     )  # fmt: skip
     return gradients
 
