@@ -13,7 +13,7 @@ _HOMES = {
     "Execution": "bertjax.model.presets",
     "PRESETS": "bertjax.model.presets",
     "BertForPreTraining": "bertjax.model.heads",
-    "Tokenizer": "bertjax.tokenization.wordpiece",
+    "Tokenizer": "bertjax.tokenization",
     "load_tokenizer": "bertjax.tokenization",
     "load_model": "bertjax.interop",
     "fill_mask": "bertjax.inference",

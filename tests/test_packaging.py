@@ -12,6 +12,8 @@ import zipfile
 
 import pytest
 
+import bertjax
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -26,6 +28,11 @@ def test_setup_cfg_names_every_package():
                for path in (ROOT / "bertjax").rglob("*.py")}
     assert set(setup_lines("options", "packages")) == on_disk | {"bertjax.configs"}, \
         "add the new package to [options] packages, or a wheel lacks it"
+
+
+def test_every_public_name_is_where_the_package_looks_for_it():
+    missing = [name for name in bertjax.__all__ if not hasattr(bertjax, name)]
+    assert not missing
 
 
 def test_constraints_hold_one_version_within_the_range_of_every_dependency():

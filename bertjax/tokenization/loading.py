@@ -10,14 +10,10 @@ import json
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bertjax.tokenization.wordpiece import SPECIAL_NAMES, WordPieceTokenizer
+from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, Tokenizer
+from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
-if TYPE_CHECKING:
-    from bertjax.tokenization.sentencepiece import SentencePieceTokenizer
-
-CONFIG_FILE = "tokenizer_config.json"
 SPECIALS_FILE = "special_tokens_map.json"  # where old versions of transformers name the specials
 _GOOGLE_NAME = re.compile(r"(?:^|_)(uncased|cased|multilingual|chinese)_L-\d+_H-\d+_A-\d+")
 _CASING_WORD = re.compile(r"(?:^|[^a-z])(uncased|cased)(?:[^a-z]|$)", re.IGNORECASE)
@@ -30,7 +26,7 @@ log = logging.getLogger(__name__)
 
 def load_tokenizer(
     path: str | Path, do_lower_case: bool | None = None, *, strip_accents: bool | None = None
-) -> "WordPieceTokenizer | SentencePieceTokenizer":
+) -> Tokenizer:
     """Loads the tokenizer at `path`: a directory, a vocab.txt or a sentencepiece .model file.
 
     Args:

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bertjax.tokenization.normalization import BertNormalizer, split_chunks
-from bertjax.tokenization.wordpiece import SPECIAL_NAMES, WordPieceTokenizer
+from bertjax.tokenization.tokenizer import SPECIAL_NAMES
+from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
 VOCAB_SIZE = 30522
 ORIGINAL_UNUSED = 994

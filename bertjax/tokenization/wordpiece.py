@@ -9,28 +9,23 @@ ids) carry the speed: most of a text is a dictionary look-up a chunk, made in C.
 
 import hashlib
 import json
-import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertjax.tokenization.normalization import BertNormalizer, chunk_spans, split_chunks
+from bertjax.tokenization.tokenizer import SPECIAL_NAMES, Span, Tokenizer
 
 MAX_WORD_CHARS = 200
-SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 # Entries of a generation, of some 180 bytes each: under 200 MB when all are full.
 _CACHED_CHUNKS = 1 << 18
 _CACHED_WORDS = 1 << 17
 _CACHED_ALIGNED = 1 << 15  # of some 500 bytes
 _CACHED_CHARS = 40  # longer chunks (addresses, formulas) rarely come back
-unused_pattern = re.compile(r"^\[unused\d+\]$")
 _PARTED = tuple((mark, f" {mark} ") for mark in ',.")(-')
 _ID = "i"  # array type code: int32, in the caches and in what leaves this module
-
-Offsets = list[tuple[int, int]]
 
 
 class _BoundedCache(dict):
@@ -59,7 +54,7 @@ class _BoundedCache(dict):
         return packed
 
 
-class WordPieceTokenizer:
+class WordPieceTokenizer(Tokenizer):
     """The original BERT tokenizer over a list of pieces (`vocab[i]` is the piece of id i).
 
     Args:
@@ -72,6 +67,8 @@ class WordPieceTokenizer:
     Raises:
       ValueError: duplicate or empty entries, or special tokens that `vocab` lacks (all listed).
     """
+
+    VOCABULARY_FILE = "vocab.txt"
 
     def __init__(
         self,
@@ -86,22 +83,16 @@ class WordPieceTokenizer:
         sep_token: str = "[SEP]",
         mask_token: str = "[MASK]",
     ) -> None:
-        self.vocab = tuple(vocab)
+        _refuse_repeated(vocab)
+        super().__init__(vocab, dict(zip(
+            SPECIAL_NAMES, (pad_token, unk_token, cls_token, sep_token, mask_token), strict=True)))
         self.do_lower_case = bool(do_lower_case)
         self.strip_accents = strip_accents
         self.tokenize_chinese_chars = bool(tokenize_chinese_chars)
-        self.special_tokens = dict(zip(
-            SPECIAL_NAMES, (pad_token, unk_token, cls_token, sep_token, mask_token), strict=True))
-        self._ids = _index_vocab(self.vocab)
-        special = require_special_tokens(self._ids, self.special_tokens, "the vocabulary")
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
-        self.special_ids: tuple[int, ...] = special
-        self._special_pattern = special_pattern(self.special_tokens.values())
 
         self.normalizer = BertNormalizer(
             self.do_lower_case, self.strip_accents, self.tokenize_chinese_chars)
-        self._start = {p: i for i, p in enumerate(self.vocab)}
-        self._inside = {p[2:]: i for i, p in enumerate(self.vocab) if p.startswith("##")}
+        self._inside = {p[2:]: i for p, i in self._ids.items() if p.startswith("##")}
         self._longest = max((len(piece) for piece in self.vocab), default=0)
         self._words = _BoundedCache(self._pack_word, _CACHED_WORDS)
         self._chunks = _BoundedCache(self._pack_chunk, _CACHED_CHUNKS)
@@ -122,64 +113,29 @@ class WordPieceTokenizer:
             **self.special_tokens,
         }
 
-    # --- vocabulary -------------------------------------------------------------------------
-
-    @property
-    def vocab_size(self) -> int:
-        """V, the number of entries."""
-        return len(self.vocab)
-
-    def token_to_id(self, token: str) -> int:
-        """Id of `token`, or that of the unknown token."""
-        return self._ids.get(token, self.unk_id)
-
-    def id_to_token(self, token_id: int) -> str:
-        """Piece of `token_id`. Raises IndexError outside [0, V)."""
-        if not 0 <= token_id < len(self.vocab):
-            raise IndexError(f"token id {token_id} is outside the vocabulary of {len(self.vocab)}")
-        return self.vocab[token_id]
-
     @property
     def is_continuation(self) -> np.ndarray:
         """bool [V]: pieces that continue a word."""
         return np.array([piece.startswith("##") for piece in self.vocab], dtype=bool)
 
     @property
-    def replacement_ids(self) -> np.ndarray:
-        """int32 [<V]: ids that may replace a masked token, all but specials and `[unusedN]`."""
-        special = set(self.special_ids)
-        return np.array([i for i, piece in enumerate(self.vocab)
-                         if i not in special and not unused_pattern.match(piece)], dtype=np.int32)
-
-    @property
     def fingerprint(self) -> str:
-        """Hex sha256 over the vocabulary and every option: equal means equal ids for any text."""
         content = json.dumps([list(self.vocab), self._options()], ensure_ascii=True, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
-    # --- text to ids ------------------------------------------------------------------------
-
     def encode(self, text: str, keep_special_tokens: bool = False) -> list[int]:
-        """Ids of `text`, without [CLS] and [SEP].
-
-        A literal `[MASK]` in the text is three tokens, as in the original; with
-        `keep_special_tokens` the names of special tokens become their ids.
-        """
         if keep_special_tokens:
-            return [i for part, is_special in split_at_specials(self._special_pattern, text)
+            return [i for part, is_special in self._split_at_specials(text)
                     for i in ([self._ids[part]] if is_special else self.encode(part))]
         return memoryview(self._packed(text)).cast(_ID).tolist()
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """`encode` of each text."""
         packed = self._packed
         return [memoryview(packed(text)).cast(_ID).tolist() for text in texts]
 
     def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        """All texts in one array: (ids int32 [N], lengths int64 [number of texts]).
-
-        The fastest way into a token store: words of ASCII are found by compiled code.
-        """
+        """The fastest way into a token store: words of ASCII are found by compiled code."""
+        # Late: numba takes a second to import, and only corpora need it.
         from bertjax.tokenization import ascii_words
 
         texts = list(texts)
@@ -190,7 +146,7 @@ class WordPieceTokenizer:
             return np.frombuffer(b"".join(rows), np.int32), lengths
         if self._ascii is None:
             self._ascii = ascii_words.ascii_vocabulary(
-                self._start, self._inside, self.unk_id, self.do_lower_case, MAX_WORD_CHARS)
+                self._ids, self._inside, self.unk_id, self.do_lower_case, MAX_WORD_CHARS)
         content = b"".join(parts)
         ids = np.empty(len(content), np.int32)
         lengths = np.empty(len(parts), np.int64)
@@ -206,34 +162,12 @@ class WordPieceTokenizer:
         ascii_words.fill_gaps(ids, lengths, filling, ends, out)
         return out, lengths
 
-    def encode_with_offsets(
-        self, text: str, keep_special_tokens: bool = False
-    ) -> tuple[list[int], Offsets]:
-        """Ids as `encode`, and for each the (start, end) of its code points in `text`.
-
-        Removed characters (accents, control characters) at the edge of a token are left outside.
-        """
-        ids: list[int] = []
-        offsets: Offsets = []
-        parts = (split_at_specials(self._special_pattern, text) if keep_special_tokens
-                 else [(text, False)])
-        position, aligned = 0, self._aligned
-        for part, is_special in parts:
-            if is_special:
-                ids.append(self._ids[part])
-                offsets.append((position, position + len(part)))
-            else:
-                for chunk_start, chunk in chunk_spans(part):
-                    base = position + chunk_start
-                    for token_id, first, end in aligned[chunk]:
-                        ids.append(token_id)
-                        offsets.append((base + first, base + end))
-            position += len(part)
-        return ids, offsets
-
-    def tokenize(self, text: str, keep_special_tokens: bool = False) -> list[str]:
-        """Tokens of `text` (what the original's `FullTokenizer.tokenize` returns)."""
-        return [self.vocab[i] for i in self.encode(text, keep_special_tokens)]
+    def _spans(self, text: str) -> Iterator[Span]:
+        """Removed characters (accents, controls) at the edge of a token are left outside."""
+        aligned = self._aligned
+        for start, chunk in chunk_spans(text):
+            for token_id, first, end in aligned[chunk]:
+                yield token_id, start + first, start + end
 
     def _packed(self, text: str) -> bytes:
         # Punctuation stands alone in the end; parting it from its words here makes for half as
@@ -247,7 +181,7 @@ class WordPieceTokenizer:
     def _pack_chunk(self, chunk: str) -> bytes:
         return b"".join(map(self._words.__getitem__, self.normalizer.words(chunk)))
 
-    def _align_chunk(self, chunk: str) -> tuple[tuple[int, int, int], ...]:
+    def _align_chunk(self, chunk: str) -> tuple[Span, ...]:
         """(id, first, end) of each token, in code points of the chunk."""
         return tuple(
             (token_id, origin[first], origin[last - 1] + 1)
@@ -258,13 +192,13 @@ class WordPieceTokenizer:
     def _pack_word(self, word: str) -> bytes:
         return array(_ID, [token_id for token_id, _, _ in self._match(word)]).tobytes()
 
-    def _match(self, word: str) -> list[tuple[int, int, int]]:
+    def _match(self, word: str) -> list[Span]:
         """Greedy longest match of a normalised word: [(id, first, end) in characters of `word`]."""
         length = len(word)
         if length > MAX_WORD_CHARS:
             return [(self.unk_id, 0, length)]
-        pieces: list[tuple[int, int, int]] = []
-        known = self._start
+        pieces: list[Span] = []
+        known = self._ids
         start = 0
         while start < length:
             for end in range(min(length, start + self._longest), start, -1):
@@ -286,8 +220,6 @@ class WordPieceTokenizer:
                 used[token_id] += count
         return np.array(used, dtype=np.int64)
 
-    # --- ids to text ------------------------------------------------------------------------
-
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Text of `ids`: pieces joined by spaces, continuations glued on. Case stays as encoded."""
         special = set(self.special_ids) if skip_special_tokens else ()
@@ -302,73 +234,24 @@ class WordPieceTokenizer:
                 words.append(piece)
         return " ".join(words)
 
-    # --- files ------------------------------------------------------------------------------
+    def _content(self) -> bytes:
+        return ("\n".join(self.vocab) + "\n").encode()
 
-    def save(self, directory: str | Path) -> None:
-        """Writes vocab.txt and tokenizer_config.json in Hugging Face's layout.
-
-        `transformers.AutoTokenizer` reads the directory; `load_tokenizer` reads all options back.
-        """
-        directory = Path(directory).expanduser()
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "vocab.txt").write_bytes(("\n".join(self.vocab) + "\n").encode())
-        config = {"tokenizer_class": "BertTokenizer", **self._options()}
-        (directory / "tokenizer_config.json").write_text(
-            json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    def _config(self) -> dict[str, Any]:
+        return {"tokenizer_class": "BertTokenizer", **self._options()}
 
 
 def _rebuild(vocab: tuple[str, ...], options: dict) -> WordPieceTokenizer:
     return WordPieceTokenizer(vocab, **options)
 
 
-def _index_vocab(vocab: Sequence[str]) -> dict[str, int]:
-    ids: dict[str, int] = {}
-    for i, piece in enumerate(vocab):
+def _refuse_repeated(vocab: Sequence[str]) -> None:
+    seen: dict[str, int] = {}
+    for line, piece in enumerate(vocab, 1):
         if not piece:
-            raise ValueError(f"vocabulary line {i + 1} is empty; every line must hold one piece")
-        if piece in ids:
+            raise ValueError(f"vocabulary line {line} is empty; every line must hold one piece")
+        if piece in seen:
             raise ValueError(
-                f"vocabulary line {i + 1} repeats {piece!r} of line {ids[piece] + 1}; remove one "
+                f"vocabulary line {line} repeats {piece!r} of line {seen[piece]}; remove one "
                 "(removing a line moves all ids after it: check that the file fits its checkpoint)")
-        ids[piece] = i
-    return ids
-
-
-def require_special_tokens(
-    ids: dict[str, int], special_tokens: dict[str, str], what: str
-) -> tuple[int, ...]:
-    """Ids of the special tokens, or a ValueError that lists every missing one."""
-    missing = [f"{name}={token!r}" for name, token in special_tokens.items() if token not in ids]
-    if missing:
-        raise ValueError(
-            f"{what} ({len(ids)} entries) lacks the special tokens {', '.join(missing)}; add them, "
-            "or give the names it uses instead (for example unk_token='<unk>'; beside the "
-            "vocabulary they are keys of tokenizer_config.json)")
-    return tuple(ids[token] for token in special_tokens.values())
-
-
-def special_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of `tokens` literally, the longest first."""
-    return re.compile("|".join(map(re.escape, sorted(set(tokens), key=len, reverse=True))))
-
-
-def split_at_specials(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, bool]]:
-    """(part, whether it is a special token), in order; the parts joined are `text`."""
-    done = 0
-    for match in pattern.finditer(text):
-        if match.start() > done:
-            yield text[done:match.start()], False
-        yield match.group(), True
-        done = match.end()
-    if done < len(text):
-        yield text[done:], False
-
-
-def unknown_rate(tokenizer, texts: Iterable[str]) -> float:
-    """Share of the tokens of `texts` that are unknown (0 for no tokens); compare with a limit."""
-    total = unknown = 0
-    for text in texts:
-        ids = tokenizer.encode(text)
-        total += len(ids)
-        unknown += ids.count(tokenizer.unk_id)
-    return unknown / total if total else 0.0
+        seen[piece] = line

@@ -1,0 +1,179 @@
+"""What every tokenizer is: pieces with their ids, special tokens among them, text to ids and back.
+
+`WordPieceTokenizer` (wordpiece.py) and `SentencePieceTokenizer` (sentencepiece.py) add how text
+becomes pieces. `load_tokenizer` (loading.py) finds one on disk.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+CONFIG_FILE = "tokenizer_config.json"
+_UNUSED = re.compile(r"^\[unused\d+\]$")
+
+Offsets = list[tuple[int, int]]
+Span = tuple[int, int, int]  # id of a token, first and end of its code points
+
+
+class Tokenizer:
+    """The interface of the tokenizers, and what they share.
+
+    Attributes:
+      vocab: `vocab[i]` is the piece of id i.
+      special_tokens: {name of SPECIAL_NAMES: piece}.
+      special_ids: their ids, in that order; also pad_id, unk_id, cls_id, sep_id and mask_id.
+      do_lower_case: whether text is lower-cased.
+
+    Raises:
+      ValueError: special tokens that `vocab` lacks (all listed).
+    """
+
+    VOCABULARY_FILE: str  # what `save` calls the vocabulary
+    do_lower_case: bool
+
+    def __init__(self, vocab: Sequence[str], special_tokens: dict[str, str]) -> None:
+        self.vocab = tuple(vocab)
+        self.special_tokens = special_tokens
+        self._ids = {piece: i for i, piece in enumerate(self.vocab)}
+        missing = [f"{name}={token!r}" for name, token in special_tokens.items()
+                   if token not in self._ids]
+        if missing:
+            raise ValueError(
+                f"the vocabulary ({len(self.vocab)} entries) lacks the special tokens "
+                f"{', '.join(missing)}; add them, or give the names it uses instead (for example "
+                f"unk_token='<unk>'; beside the vocabulary they are keys of {CONFIG_FILE})")
+        self.special_ids: tuple[int, ...] = tuple(
+            self._ids[special_tokens[name]] for name in SPECIAL_NAMES)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
+        # The longest first: a special token may begin like another.
+        self._special_pattern = re.compile("|".join(map(re.escape, sorted(
+            set(special_tokens.values()), key=len, reverse=True))))
+        self._is_text = np.ones(len(self.vocab), bool)
+        self._is_text[list(self.special_ids)] = False
+
+    # --- vocabulary -------------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of pieces."""
+        return len(self.vocab)
+
+    def token_to_id(self, token: str) -> int:
+        """Id of the piece `token`, or that of the unknown token."""
+        return self._ids.get(token, self.unk_id)
+
+    def id_to_token(self, token_id: int) -> str:
+        """Piece of `token_id`. Raises IndexError outside [0, V)."""
+        if not 0 <= token_id < len(self.vocab):
+            raise IndexError(f"token id {token_id} is outside the vocabulary of {len(self.vocab)}")
+        return self.vocab[token_id]
+
+    @property
+    def is_continuation(self) -> np.ndarray:
+        """bool [V]: pieces that continue a word."""
+        raise NotImplementedError
+
+    @property
+    def replacement_ids(self) -> np.ndarray:
+        """int32 [<V]: pieces of text, which may replace a masked token; no specials, `[unusedN]`.
+        """
+        return np.array([i for i in np.flatnonzero(self._is_text)
+                         if not _UNUSED.match(self.vocab[i])], dtype=np.int32)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex sha256 over the vocabulary and every option: equal means equal ids for any text."""
+        raise NotImplementedError
+
+    # --- text to ids and back ---------------------------------------------------------------
+
+    def encode(self, text: str, keep_special_tokens: bool = False) -> list[int]:
+        """Ids of `text`, without [CLS] and [SEP].
+
+        A literal `[MASK]` in the text is ordinary text, as in the original; with
+        `keep_special_tokens` the names of special tokens become their ids.
+        """
+        raise NotImplementedError
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        """`encode` of each text."""
+        raise NotImplementedError
+
+    def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+        """All texts in one array: (ids int32 [N], lengths int64 [number of texts])."""
+        raise NotImplementedError
+
+    def encode_with_offsets(
+        self, text: str, keep_special_tokens: bool = False
+    ) -> tuple[list[int], Offsets]:
+        """Ids as `encode`, and for each the (start, end) of its code points in `text`."""
+        ids: list[int] = []
+        offsets: Offsets = []
+        position = 0
+        parts = self._split_at_specials(text) if keep_special_tokens else [(text, False)]
+        for part, is_special in parts:
+            spans = [(self._ids[part], 0, len(part))] if is_special else self._spans(part)
+            for token_id, start, end in spans:
+                ids.append(token_id)
+                offsets.append((position + start, position + end))
+            position += len(part)
+        return ids, offsets
+
+    def tokenize(self, text: str, keep_special_tokens: bool = False) -> list[str]:
+        """Pieces of `text`, the unknown token for what is unknown."""
+        return [self.vocab[i] for i in self.encode(text, keep_special_tokens)]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Text of `ids`; special tokens by name, unless they are skipped."""
+        raise NotImplementedError
+
+    def _spans(self, text: str) -> Iterable[Span]:
+        """The tokens of `text`, in which nothing is special."""
+        raise NotImplementedError
+
+    def _split_at_specials(self, text: str) -> Iterator[tuple[str, bool]]:
+        """(part, whether it is a special token), in order; the parts joined are `text`."""
+        done = 0
+        for match in self._special_pattern.finditer(text):
+            if match.start() > done:
+                yield text[done:match.start()], False
+            yield match.group(), True
+            done = match.end()
+        if done < len(text):
+            yield text[done:], False
+
+    # --- files ------------------------------------------------------------------------------
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the vocabulary and tokenizer_config.json in Hugging Face's layout.
+
+        `load_tokenizer` reads all options back; of WordPiece, so does `transformers.AutoTokenizer`.
+        """
+        directory = Path(directory).expanduser()
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / self.VOCABULARY_FILE).write_bytes(self._content())
+        (directory / CONFIG_FILE).write_text(
+            json.dumps(self._config(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def _content(self) -> bytes:
+        """The file of the vocabulary."""
+        raise NotImplementedError
+
+    def _config(self) -> dict[str, Any]:
+        """The content of tokenizer_config.json."""
+        raise NotImplementedError
+
+
+def unknown_rate(tokenizer: Tokenizer, texts: Iterable[str]) -> float:
+    """Share of the tokens of `texts` that are unknown (0 for no tokens); compare with a limit."""
+    total = unknown = 0
+    for text in texts:
+        ids = tokenizer.encode(text)
+        total += len(ids)
+        unknown += ids.count(tokenizer.unk_id)
+    return unknown / total if total else 0.0
