@@ -49,14 +49,14 @@ def main(arguments: Sequence[str]) -> None:
     if _CONFIG.value is None:
         _refuse("no experiment given; try --config=configs/demo.py (all settings: --help_config)")
     config = _CONFIG.value
-    workdir = _WORKDIR.value or os.path.join("runs", _config_name())
+    workdir = os.path.expanduser(_WORKDIR.value or os.path.join("runs", _config_name()))
     try:
         check_config(config)
         # Late: importing jax takes a second that a refused command need not wait for.
         from bertjax.training import hardware, runtime
 
         runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         _refuse(str(error))
     hardware.wake()
     from bertjax.training.checkpoint import CheckpointError
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         try:
             job = jobs.prepare(config, workdir)
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, OSError) as error:
             _refuse(str(error))
         jobs.run(job)
     except CheckpointError as error:  # a directory or a disk, not the program: no traceback

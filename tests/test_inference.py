@@ -206,3 +206,35 @@ def test_the_tools_write_json_lines_and_npz(directory, tmp_path, capsys):
     assert predict.main([f"--model={directory}", "--task=qa", "--text=no tab"]) == 1
     assert "predict:" in capsys.readouterr().err
     jax.clear_caches()
+
+
+@pytest.mark.parametrize("task", ["classify", "ner"])
+def test_every_line_of_a_file_has_an_answer_also_a_blank_one(directory, tmp_path, task):
+    model = head(directory, {"classify": "sequence-classification",
+                             "ner": "token-classification"}[task])
+    write_directory(tmp_path / "m", model.config, model.params, type(model.model).__name__,
+                    model.tokenizer, {0: "x", 1: "y"})
+    (tmp_path / "in.txt").write_text("the cat\n\nsat\n\n\n")
+    out = tmp_path / "deep" / "out.jsonl"
+    assert predict.main([f"--model={tmp_path / 'm'}", f"--task={task}",
+                         f"--file={tmp_path / 'in.txt'}", f"--out={out}"]) == 0
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [answer.get("text") or " ".join(answer.get("words", "")) for answer in answers] == [
+        "the cat", "", "sat"]
+
+
+@pytest.mark.parametrize("tool", [predict, features])
+def test_a_place_that_cannot_be_written_shows_before_the_work(
+        tool, directory, tmp_path, monkeypatch, capsys):
+    def load_model(*_, **__):
+        pytest.fail("the model was loaded")
+
+    monkeypatch.setattr(tool, "load_model", load_model)
+    (tmp_path / "in.txt").write_text("the cat\n")
+    (tmp_path / "out.jsonl").mkdir()
+    arguments = [f"--model={directory}", f"--file={tmp_path / 'in.txt'}"]
+    arguments += ["--task=fill-mask"] if tool is predict else []
+    assert tool.main([*arguments, f"--out={tmp_path / 'out.jsonl'}"]) == 1
+    assert "out.jsonl is a directory" in capsys.readouterr().err
+    assert tool.main([*arguments, f"--out={tmp_path / 'in.txt' / 'out.jsonl'}"]) == 1
+    assert "in.txt" in capsys.readouterr().err

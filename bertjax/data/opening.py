@@ -94,7 +94,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     Raises:
       ValueError: not UTF-8, with line and byte; or as `open_bytes`.
     """
-    with open_bytes(os.fspath(path)) as file:
+    with open_bytes(os.path.expanduser(path)) as file:
         data = file.read()
     try:
         return data.decode("utf-8-sig")

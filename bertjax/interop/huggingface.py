@@ -10,12 +10,8 @@ or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ import safetensors
 import safetensors.numpy
 
 import bertjax
+from bertjax.files import whole_directory
 from bertjax.interop.names import LoadError, flatten, hugging_face_place
 from bertjax.interop.torch_pickle import read_torch_pickle
 from bertjax.model.presets import BertConfig
@@ -187,40 +184,6 @@ def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return state
 
 
-@contextlib.contextmanager
-def atomic_directory(target: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary directory beside `target` that becomes it when the block ends without an error.
-
-    Raises:
-      FileExistsError: `target` exists, is not empty, and `overwrite` is False.
-    """
-    target = Path(target).absolute()
-    occupied = target.exists() and any(target.iterdir())
-    if occupied and not overwrite:
-        raise FileExistsError(f"{target} exists and is not empty; choose another, or overwrite it")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield temporary
-        temporary.chmod(0o777 & ~_umask())
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-            os.replace(target, old / "it")
-            os.replace(temporary, target)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value
-
-
 def write_directory(
     target: str | Path,
     config: BertConfig,
@@ -244,7 +207,7 @@ def write_directory(
 
     Raises:
       ValueError: NaN in the weights, or a vocabulary larger than the embedding table.
-      FileExistsError: see `atomic_directory`.
+      FileExistsError: see `whole_directory`.
     """
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
@@ -260,7 +223,7 @@ def write_directory(
     if labels is not None:
         values["id2label"] = {str(i): name for i, name in sorted(labels.items())}
         values["label2id"] = {name: i for i, name in sorted(labels.items())}
-    with atomic_directory(target, overwrite) as directory:
+    with whole_directory(target, overwrite) as directory:
         safetensors.numpy.save_file(
             state, directory / "model.safetensors", metadata={"format": "pt"}
         )

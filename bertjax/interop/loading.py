@@ -107,16 +107,26 @@ def _open_run(workdir: Path, step: int | None = None) -> Source:
     from bertjax import config as settings_of_runs
     from bertjax.tokenization import load_tokenizer
 
+    if (workdir / "finetune.json").is_file():
+        raise LoadError(f"{workdir} is a fine-tuning run; its best model is in {workdir / 'model'}"
+                        + ("" if (workdir / "model").is_dir() else ", once it has finished"))
+    if not (workdir / "config.json").is_file():
+        raise LoadError(f"{workdir} has checkpoints/ but no config.json that describes the model")
     run = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
     vocab_size = load_tokenizer(workdir).vocab_size
     config = settings_of_runs.model_config(ml_collections.ConfigDict(run), vocab_size)
 
     def read() -> dict[str, np.ndarray]:
-        from bertjax.training.checkpoint import Checkpoints
+        from bertjax.training.checkpoint import CheckpointError, Checkpoints
 
-        checkpoints = Checkpoints(str(workdir / "checkpoints"))
-        state, _ = checkpoints.restore_numpy(step)
-        checkpoints.close()
+        # Read only: the run may still be training, or be on a disk that cannot be written.
+        checkpoints = Checkpoints(str(workdir / "checkpoints"), read_only=True)
+        try:
+            state, _ = checkpoints.restore_numpy(step)
+        except CheckpointError as error:
+            raise LoadError(str(error)) from error
+        finally:
+            checkpoints.close()
         return flatten(state["params"])
 
     return Source("bertjax", config, run, lambda name: Place(name, False), read, workdir)

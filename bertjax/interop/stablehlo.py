@@ -34,7 +34,8 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bertjax.interop.huggingface import atomic_directory, read_safetensors
+from bertjax.files import whole_directory
+from bertjax.interop.huggingface import read_safetensors
 from bertjax.interop.loading import LoadedModel
 from bertjax.interop.names import flatten, unflatten
 from bertjax.model.presets import Execution
@@ -58,7 +59,7 @@ def export_model(
 
     Raises:
       ValueError: the export differs from the live model by more than 1e-4.
-      FileExistsError: see huggingface.atomic_directory.
+      FileExistsError: see files.whole_directory.
     """
     model = loaded.model.clone(execution=Execution(attention="reference"), parent=None)
     weights = {path: np.asarray(x, np.float32) for path, x in flatten(loaded.params).items()}
@@ -76,7 +77,7 @@ def export_model(
         exported = export.export(jax.jit(function), platforms=list(platforms))(
             shapes, rows, rows, rows
         )
-    with atomic_directory(target, overwrite) as directory:
+    with whole_directory(target, overwrite) as directory:
         (directory / "model.stablehlo").write_bytes(exported.serialize())
         safetensors.numpy.save_file(weights, directory / "model.safetensors")
         (directory / "export.json").write_text(json.dumps({

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bertjax.files import write_whole
 from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks.metrics import Scores, is_better
@@ -452,7 +453,7 @@ class _Best:
         """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
         self.history.append((step, value))
         if self._kept is not None and jax.process_index() == 0:
-            _write_whole(self._kept, json.dumps(self.history))
+            write_whole(self._kept, json.dumps(self.history))
         if is_better(value, self.value):
             self.adopt(step, scores, value, params)
             self.misses = 0
@@ -517,15 +518,7 @@ def result_json(
 
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes JSON; NaN and infinities, which JSON lacks, are refused."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def _write_whole(path: pathlib.Path, text: str) -> None:
-    """Writes all or nothing: a kill in between must not leave half a file to resume from."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def _plain(value: Any) -> Any:

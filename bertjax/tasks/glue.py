@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bertjax.data.opening import read_lines
+from bertjax.files import whole_file
 from bertjax.tasks.metrics import Scores
 from bertjax.tasks.tables import Table, read_table
 from bertjax.tasks.task import Features, Record, Split, file_fingerprint
@@ -242,7 +243,7 @@ class GlueTask(TextTask):
             return paths
         in_file = {name: value for value, name in self.spec.names.items()}
         path = directory / self.spec.submission[split.name]
-        with open(path, "w", encoding="utf-8") as file:
+        with whole_file(path) as file:
             file.write("index\tprediction\n")
             for record, value in zip(split.records, self.predict(outputs), strict=True):
                 answer = f"{min(max(value, 0.0), 5.0):.3f}" if not self.labels else (

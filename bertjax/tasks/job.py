@@ -256,6 +256,8 @@ def _refuse_other_run(job: Job) -> None:
     """Raises ValueError naming every setting in which the workdir's run differs."""
     path = job.workdir / "finetune.json"
     if not path.exists():
+        if (job.workdir / "checkpoints").exists():
+            raise ValueError(f"{job.workdir} holds a pre-training run; choose another workdir")
         return
     old = configuration.flatten(json.loads(path.read_text(encoding="utf-8")))
     new = configuration.flatten(_identity(job))

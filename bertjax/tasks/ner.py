@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.opening import read_lines
+from bertjax.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.task import Features, Split, file_fingerprint
 from bertjax.tasks.windows import most_context, window_starts
@@ -229,10 +230,9 @@ class NerTask:
         directory: pathlib.Path,
     ) -> list[pathlib.Path]:
         """predictions_SPLIT.conll: word, gold tag (where there is one) and predicted tag."""
-        directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"predictions_{split.name}.conll"
         predicted = self.predict(split, features, outputs)
-        with open(path, "w", encoding="utf-8") as file:
+        with whole_file(path) as file:
             for sentence, tags in zip(split.records, predicted, strict=True):
                 columns = [sentence.words, *([sentence.tags] if sentence.tags else []), tags]
                 for cells in zip(*columns, strict=True):

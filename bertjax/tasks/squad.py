@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.opening import read_text
+from bertjax.files import write_whole
 from bertjax.tasks import squad_score
 from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores
 from bertjax.tasks.task import Features, Split, file_fingerprint
@@ -307,7 +308,6 @@ class SquadTask:
         directory: pathlib.Path,
     ) -> list[pathlib.Path]:
         """predictions, nbest_predictions and (2.0) null_odds, each as _SPLIT.json."""
-        directory.mkdir(parents=True, exist_ok=True)
         found = self.answers(split, features, outputs)
         contents: dict[str, Any] = {
             "predictions": found.decided(self.null_threshold if self.version == "2.0" else None),
@@ -319,7 +319,7 @@ class SquadTask:
         for name, content in contents.items():
             paths.append(directory / f"{name}_{split.name}.json")
             text = json.dumps(content, indent=1, ensure_ascii=False)
-            paths[-1].write_text(text + "\n", encoding="utf-8")
+            write_whole(paths[-1], text + "\n")
         return paths
 
 

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from bertjax.files import write_whole
 from bertjax.tasks import job
 from bertjax.tasks.glue import GLUE, glue_table
 
@@ -69,7 +70,7 @@ def run(suite: Suite) -> dict[str, dict[str, float]]:
                 job.evaluate(job.make_task("ax", suite.data), model, "test", tuner.settings,
                              mesh=tuner.mesh, write_to=prepared.workdir)
     table = glue_table(results)
-    (suite.workdir / "glue.md").write_text(table, encoding="utf-8")
+    write_whole(suite.workdir / "glue.md", table)
     draw(results, suite.workdir / "glue.png")
     print(f"\nGLUE, development sets, percent:\n\n{table}\ntable: {suite.workdir / 'glue.md'}\n"
           f"picture: {suite.workdir / 'glue.png'}", flush=True)

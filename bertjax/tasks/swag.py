@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_table
 from bertjax.tasks.task import Features, Split, encode_segments, file_fingerprint
@@ -122,9 +123,8 @@ class MultipleChoiceTask:
         directory: pathlib.Path,
     ) -> list[pathlib.Path]:
         """predictions_SPLIT.jsonl: id, chosen ending (0 to 3) and its text."""
-        directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"predictions_{split.name}.jsonl"
-        with open(path, "w", encoding="utf-8") as file:
+        with whole_file(path) as file:
             for record, logits in zip(split.records, outputs, strict=True):
                 best = int(np.argmax(logits))
                 row = {"id": record.id, "prediction": best, "text": record.endings[best]}

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from bertjax.files import write_whole
 from bertjax.tasks.finetune import FineTuner, NoFiniteScore, RunSettings
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
 from bertjax.training.trainer import NotFiniteError
@@ -126,7 +127,7 @@ def check_identity(directory: pathlib.Path, identity: dict[str, Any]) -> None:
     path = directory / "sweep.json"
     wanted = json.loads(json.dumps(identity))
     if not path.exists():
-        path.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(wanted, indent=1) + "\n")
         return
     found = json.loads(path.read_text(encoding="utf-8"))
     if differing := sorted(k for k in found.keys() | wanted if found.get(k) != wanted.get(k)):
@@ -240,6 +241,6 @@ def write_report(
 ) -> str:
     """Writes sweep.md and sweep.png and returns the table."""
     text = table(task, metric, outcomes)
-    (directory / "sweep.md").write_text(text, encoding="utf-8")
+    write_whole(directory / "sweep.md", text)
     picture(task, metric, outcomes, directory / "sweep.png")
     return text

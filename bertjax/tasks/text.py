@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.task import Features, Record, Split, encode_segments, encode_texts
 
@@ -101,10 +102,9 @@ class TextTask:
         directory: pathlib.Path,
     ) -> list[pathlib.Path]:
         """predictions_SPLIT.jsonl: id, prediction and scores of each record, in file order."""
-        directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"predictions_{split.name}.jsonl"
         predicted = self.predict(outputs)
-        with open(path, "w", encoding="utf-8") as file:
+        with whole_file(path) as file:
             for record, value, logits in zip(split.records, predicted, outputs, strict=True):
                 row: dict[str, Any] = {"id": record.id, "prediction": self.readable(value)}
                 if self.labels:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.files import write_whole
+
 SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 CONFIG_FILE = "tokenizer_config.json"
 _UNUSED = re.compile(r"^\[unused\d+\]$")
@@ -154,11 +156,11 @@ class Tokenizer:
 
         `load_tokenizer` reads all options back; of WordPiece, so does `transformers.AutoTokenizer`.
         """
-        directory = Path(directory).expanduser()
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / self.VOCABULARY_FILE).write_bytes(self._content())
-        (directory / CONFIG_FILE).write_text(
-            json.dumps(self._config(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        directory = Path(directory)
+        # The vocabulary last: without it there is no tokenizer, without the casing a guess at one.
+        write_whole(directory / CONFIG_FILE,
+                    json.dumps(self._config(), indent=2, ensure_ascii=False) + "\n")
+        write_whole(directory / self.VOCABULARY_FILE, self._content())
 
     def _content(self) -> bytes:
         """The file of the vocabulary."""

@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         convert(options.source, options.to, options.out, options.add_vocab, options.task,
                 options.overwrite, print)
-    except (ValueError, FileExistsError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"convert: {error}", file=sys.stderr)
         return 1
     return 0

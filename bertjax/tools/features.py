@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from bertjax import inference
 from bertjax.data.opening import read_lines
+from bertjax.files import whole_file
 from bertjax.interop.loading import load_model
 from bertjax.model.presets import DTYPES, Execution
 
@@ -41,38 +42,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"--out={out} must end in .jsonl or .npz")
         texts = [tuple(line.split("\t", 1)) if "\t" in line else line
                  for line in read_lines(options.file)]
-        loaded = load_model(options.model, "features", Execution(dtype=options.dtype),
-                            reinitialise_head=True)  # the pooler is not used here
-        if options.pooling:
-            vectors = inference.sentence_embeddings(loaded, texts, options.pooling,
-                                                    batch_size=options.batch_size)
-            if out.suffix == ".npz":
-                np.savez(out, embeddings=vectors)
-            else:
-                rows = ({"linex_index": i, "embedding": v.tolist()} for i, v in enumerate(vectors))
-                out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            return 0
         layers = [int(index) for index in options.layers.split(",")]
-        results = inference.layer_outputs(loaded, texts, layers, options.batch_size)
-        if out.suffix == ".npz":
-            arrays = {}
-            for i, (tokens, states) in enumerate(results):
-                arrays[f"tokens_{i}"], arrays[f"layers_{i}"] = np.array(tokens), states
-            np.savez(out, **arrays)
-            return 0
-        with out.open("w", encoding="utf-8") as stream:
-            for i, (tokens, states) in enumerate(results):
-                features = [
-                    {"token": token, "layers": [
-                        {"index": index, "values": [round(float(x), 6) for x in states[k, t]]}
-                        for k, index in enumerate(layers)]}
-                    for t, token in enumerate(tokens)
-                ]
-                stream.write(json.dumps({"linex_index": i, "features": features}) + "\n")
-    except (ValueError, FileNotFoundError) as error:
+        with whole_file(out, "wb" if out.suffix == ".npz" else "w") as stream:
+            loaded = load_model(options.model, "features", Execution(dtype=options.dtype),
+                                reinitialise_head=True)  # the pooler is not used here
+            if options.pooling:
+                results = inference.sentence_embeddings(
+                    loaded, texts, options.pooling, batch_size=options.batch_size)
+            else:
+                results = inference.layer_outputs(loaded, texts, layers, options.batch_size)
+            if out.suffix == ".npz":
+                np.savez(stream, **_arrays(results))
+            else:
+                for number, result in enumerate(results):
+                    row = {"linex_index": number, **_row(result, layers)}
+                    stream.write(json.dumps(row) + "\n")
+    except (ValueError, OSError) as error:
         print(f"features: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _arrays(results: np.ndarray | Iterable[tuple[list[str], np.ndarray]]) -> dict[str, np.ndarray]:
+    if isinstance(results, np.ndarray):
+        return {"embeddings": results}
+    arrays = {}
+    for number, (tokens, states) in enumerate(results):
+        arrays[f"tokens_{number}"], arrays[f"layers_{number}"] = np.array(tokens), states
+    return arrays
+
+
+def _row(result: np.ndarray | tuple[list[str], np.ndarray], layers: Sequence[int]) -> dict:
+    """What a line of JSON says of one text: its embedding, or the original's features."""
+    if isinstance(result, np.ndarray):
+        return {"embedding": result.tolist()}
+    tokens, states = result
+    return {"features": [
+        {"token": token, "layers": [
+            {"index": index, "values": [round(float(x), 6) for x in states[k, t]]}
+            for k, index in enumerate(layers)]}
+        for t, token in enumerate(tokens)]}
 
 
 if __name__ == "__main__":

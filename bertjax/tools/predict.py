@@ -4,22 +4,24 @@
     python -m bertjax.tools.predict --model=DIR --task=classify --file=in.tsv --out=out.jsonl
 
 In a file, a tab separates the two texts of a pair (next-sentence, classify) or the question from
-its context (qa); words of ner are separated by spaces. The answers are JSON, one object a line.
+its context (qa); words of ner are separated by spaces. The answers are JSON, one object a line, as
+many as there are lines (blank ones at the end of a file are no input).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from bertjax import inference
 from bertjax.data.opening import read_lines
+from bertjax.files import whole_file
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.model.presets import DTYPES, Execution
 
@@ -91,21 +93,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     options = parser.parse_args(arguments)
     try:
-        lines = options.text or [line for line in read_lines(options.file) if line]
+        lines = options.text or _inputs(options.file)
         answer, task = TASKS[options.task]
         execution = Execution.for_backend(jax.default_backend(), dtype=options.dtype)
-        loaded = load_model(options.model, task, execution)
-        written = "\n".join(
-            json.dumps(a, ensure_ascii=False) for a in answer(loaded, lines, options)
-        )
-    except (ValueError, FileNotFoundError) as error:
+        out = whole_file(options.out) if options.out else contextlib.nullcontext(sys.stdout)
+        with out as stream:
+            loaded = load_model(options.model, task, execution)
+            for row in answer(loaded, lines, options):
+                print(json.dumps(row, ensure_ascii=False), file=stream)
+    except (ValueError, OSError) as error:
         print(f"predict: {error}", file=sys.stderr)
         return 1
-    if options.out:
-        Path(options.out).write_text(written + "\n", encoding="utf-8")
-    else:
-        print(written)
     return 0
+
+
+def _inputs(path: str) -> list[str]:
+    lines = read_lines(path)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines
 
 
 if __name__ == "__main__":

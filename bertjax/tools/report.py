@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertjax.files import write_whole
 from bertjax.tools.report_examples import section
 from bertjax.tools.report_page import PAGE
 from bertjax.training.logbook import human_count, human_time, read_records
@@ -63,9 +64,7 @@ def write_report(directories: Sequence[str | os.PathLike[str]],
     # '<' escaped: the data must not be able to end the script element it stands in.
     page = page.replace("{{data}}", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
     path = pathlib.Path(output or pathlib.Path(directories[0]) / "report.html")
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, page)
     return path
 
 

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
     from bertjax.tasks.finetune import FineTuneSettings, RunSettings
 
     execution = Execution.for_backend(jax.default_backend(), dtype=_DTYPE.value)
-    directory = pathlib.Path(_WORKDIR.value)
+    directory = pathlib.Path(_WORKDIR.value).expanduser()
     settings = FineTuneSettings(max_length=_LENGTH.value, buckets=_BUCKETS.value)
     try:
         options = json.loads(_OPTIONS.value)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
         )
         outcomes = sweep.sweep(tuner, runs, directory, identity, keep=lambda run: _keep(job, tuner,
                                run, directory))  # fmt: skip
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"sweep: {error}", file=sys.stderr)
         sys.exit(2)
     print(sweep.write_report(task.name, task.metric, outcomes, directory))

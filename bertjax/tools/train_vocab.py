@@ -13,6 +13,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
 
@@ -85,6 +86,7 @@ def train(flags: argparse.Namespace) -> None:
 
     # Before hours of counting: is there anything wrong with what is needed only afterwards?
     other = load_tokenizer(flags.compare) if flags.compare else None
+    Path(flags.output).expanduser().mkdir(parents=True, exist_ok=True)
     if flags.heldout:
         measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES))
     else:

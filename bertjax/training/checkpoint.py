@@ -35,6 +35,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
+from bertjax.files import write_whole
+
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
@@ -450,16 +452,11 @@ def _by_name(tree: Any) -> dict[str, Any]:
 
 
 def _write_text(path: epath.Path, text: str) -> None:
-    """Writes all of it or nothing, durably."""
+    """Writes all of it or nothing; an object store does so by itself."""
     if "://" in str(path):
         path.write_text(text)
-        return
-    partial = pathlib.Path(f"{path}.partial")
-    with open(partial, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    else:
+        write_whole(path, text)
 
 
 def _remove_quietly(path: epath.Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from bertjax.files import write_whole
 from bertjax.training.hardware import describe
 from bertjax.training.runtime import age
 from bertjax.training.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
@@ -139,9 +140,7 @@ def truncate_records(path: pathlib.Path, last_step: int) -> int:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     kept = [line for line in lines if _step_of(line) <= last_step]
     if len(kept) < len(lines):
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, "".join(f"{line}\n" for line in kept))
     return len(lines) - len(kept)
 
 

@@ -5,6 +5,7 @@
 evaluates it, and finish.py leaves the model and a report in the work directory.
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.summary import devices_lines, model_line, screen
 from bertjax.training.trainer import Batch, Phase, Sums, Trainer, TrainState, at_position
 
+SETTINGS_FILE = "config.json"  # of a run, in its work directory
 NO_CORPUS = """this run needs a corpus: --config.data.corpus=STORE names a token store.
 
 Make one from your own text (plain text, JSONL, Parquet, WikiExtractor output, TFDS):
@@ -231,23 +233,23 @@ def _stream(config: ml_collections.ConfigDict, batches: Any, phase_start: int
 
 def _check_workdir(config: ml_collections.ConfigDict, workdir: epath.Path) -> int | None:
     """The step that this run goes on from; refuses to mix it with a different run."""
-    previous = workdir / "config.json"
-    checkpoints = Checkpoints(str(workdir / "checkpoints"))
-    try:
-        if config.resume == "overwrite":
-            checkpoints.clear()
-            if jax.process_index() == 0:
-                for name in ("config.json", "metrics.jsonl"):
-                    (workdir / name).unlink(missing_ok=True)
+    if (workdir / "finetune.json").exists():
+        raise ValueError(f"{workdir} holds a fine-tuning run; choose another --workdir")
+    # Opened also where nothing is read: it may not be written, or another process trains there.
+    with contextlib.closing(Checkpoints(str(workdir / "checkpoints"))) as checkpoints:
+        if config.resume == "overwrite" and not _has_overwritten(config, workdir):
+            return None
         newest = checkpoints.latest()
-    finally:
-        checkpoints.close()
     if newest is None:
         return None
     if config.resume == "never":
         raise ValueError(f"{workdir} already holds a run at step {newest:,} and config.resume is "
                          "'never'; choose another --workdir")
-    conflicts = settings.resume_conflicts(json.loads(previous.read_text()), config)
+    if not (workdir / SETTINGS_FILE).exists():
+        raise ValueError(f"{workdir} holds checkpoints, but no {SETTINGS_FILE} that tells of which "
+                         "run; choose another --workdir, or delete it with "
+                         "--config.resume=overwrite")
+    conflicts = _conflicts(config, workdir)
     if conflicts and config.resume != "changed":
         changes = "\n  ".join(conflicts)
         raise ValueError(
@@ -255,6 +257,32 @@ def _check_workdir(config: ml_collections.ConfigDict, workdir: epath.Path) -> in
             "Choose another --workdir, or say what is meant: --config.resume=changed goes on from "
             "that step with the new settings, --config.resume=overwrite deletes the old run.")
     return newest
+
+
+def _conflicts(config: ml_collections.ConfigDict, workdir: epath.Path) -> list[str]:
+    return settings.resume_conflicts(json.loads((workdir / SETTINGS_FILE).read_text()), config)
+
+
+def _has_overwritten(config: ml_collections.ConfigDict, workdir: epath.Path) -> bool:
+    """Whether the run there is this command's own, begun over an older one and not finished.
+
+    A launcher repeats the command after a pre-emption; that must not begin from nothing again.
+    """
+    if (workdir / "model").exists() or not (workdir / SETTINGS_FILE).exists():
+        return False
+    before = json.loads((workdir / SETTINGS_FILE).read_text())
+    return before.get("resume") == "overwrite" and not _conflicts(config, workdir)
+
+
+def _delete_run(workdir: epath.Path) -> None:
+    """Deletes what the run there has left, so that nothing of it passes for the next one's."""
+    with contextlib.closing(Checkpoints(str(workdir / "checkpoints"))) as checkpoints:
+        checkpoints.clear()
+    if jax.process_index() == 0:
+        for name in (SETTINGS_FILE, "metrics.jsonl", "examples.json", "report.html"):
+            (workdir / name).unlink(missing_ok=True)
+        if (workdir / "model").exists():
+            (workdir / "model").rmtree()
 
 
 def _check_vocabulary(path: str, tokenizer: Any) -> None:
@@ -279,6 +307,8 @@ def _check_vocabulary(path: str, tokenizer: Any) -> None:
 def run(job: Job) -> int:
     """Trains, evaluates, exports; returns the exit code. See trainer.py for what may be raised."""
     config, workdir = job.config, job.workdir
+    if config.resume == "overwrite" and job.resumed_from is None:
+        _delete_run(workdir)
     trainer = make_trainer(config, job.mesh)
     checkpoints = Checkpoints(str(workdir / "checkpoints"), config.checkpoint.keep_last,
                               config.checkpoint.keep_best, config.checkpoint.metric,
@@ -297,7 +327,7 @@ def run(job: Job) -> int:
     logbook = Logbook(str(workdir), step, tensorboard=config.log.tensorboard, csv=config.log.csv,
                       wandb=config.log.wandb, settings=config.to_dict())
     if jax.process_index() == 0:
-        (workdir / "config.json").write_text(config.to_json(indent=1))
+        (workdir / SETTINGS_FILE).write_text(config.to_json(indent=1))
         job.tokenizer.save(workdir)
     logbook.message(summary(job, step))
 

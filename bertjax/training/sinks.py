@@ -6,12 +6,13 @@ setting of config.log, and takes up again where an interrupted run was saved.
 
 import csv
 import io
-import os
 import pathlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+from bertjax.files import write_whole
 
 WANDB_FILE = "wandb.id"
 
@@ -73,7 +74,7 @@ class WandbSink:
                              "pip install wandb") from error
         path = directory / WANDB_FILE
         if start_step == 0 or not path.exists():
-            path.write_text(secrets.token_hex(8) + "\n")
+            write_whole(path, secrets.token_hex(8) + "\n")
         self._run = wandb.init(project=project, name=name, id=path.read_text().strip(),
                                resume="allow", dir=str(directory), config=dict(settings or {}))
 
@@ -113,10 +114,7 @@ class CsvSink:
         """Nothing is buffered."""
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The whole file at once: a kill leaves the old one or the new one."""
-        partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_text(self._text(rows, header=True), encoding="utf-8", newline="")
-        os.replace(partial, self._path)
+        write_whole(self._path, self._text(rows, header=True))
 
     def _text(self, rows: Sequence[Mapping[str, Any]], header: bool = False) -> str:
         text = io.StringIO()

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.interop import LoadError
+from bertjax.interop import LoadError, open_source
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
@@ -97,6 +97,8 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     scores = job.evaluate(again, workdir / "model", settings=SETTINGS, mesh=one_device())
     assert again.labels == ("bad", "good")
     assert scores["accuracy"] == pytest.approx(result["scores"]["accuracy"])
+    with pytest.raises(LoadError, match="is a fine-tuning run; its best model is in .*run/model"):
+        open_source(workdir)
     # A finished run is not trained again, and another one is not mixed with it.
     repeated = job.run(prepared)
     assert repeated["value"] == result["value"] and repeated["best_step"] == result["best_step"]
@@ -124,6 +126,12 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     unlabelled = job.make_task("table", data, {"files": {"train": "train.tsv", "dev": "test.tsv"}})
     with pytest.raises(ValueError, match="'dev' has no labels.*choosing the best"):
         prepare(unlabelled, predict=())
+    (tmp_path / "pretraining" / "checkpoints" / "5").mkdir(parents=True)
+    with pytest.raises(ValueError, match="pretraining holds a pre-training run; choose another"):
+        job.prepare_task(table(data), start, tmp_path / "pretraining", SETTINGS, RunSettings(),
+                         mesh=one_device())
+    with pytest.raises(ValueError, match="files='train.tsv' does not say which"):
+        job.make_task("table", data, {"files": "train.tsv"})
     with pytest.raises(ValueError, match="unknown task 'boolq'; one of cola"):
         job.make_task("boolq", data)
     with pytest.raises(ValueError, match="unexpected keyword argument 'colour'"):

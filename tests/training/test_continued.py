@@ -76,6 +76,15 @@ def start_loss(config, workdir):
     return trainer.evaluate(evaluation.objective, state.params, evaluation.batches)
 
 
+def test_reading_a_workdir_leaves_it_as_it_is(run):
+    workdir, _ = run
+    saving = workdir / "checkpoints" / "tmp.99"  # of a run that is still training
+    saving.mkdir()
+    load_model(workdir)
+    assert saving.exists()
+    saving.rmdir()
+
+
 def test_a_workdir_is_a_model_like_its_export(run):
     workdir, _ = run
     live, exported = load_model(workdir), load_model(workdir / "model")

@@ -226,6 +226,40 @@ def test_second_run_with_other_settings_is_refused_until_it_says_what_it_means(r
     assert pretraining.prepare(config, str(directory)).resumed_from is None
 
 
+def test_a_run_is_overwritten_once_nothing_more_can_be_refused(run_copy):
+    config, directory = run_copy
+    config.resume = "overwrite"
+    corpus, config.data.corpus = config.data.corpus, "nowhere"
+    with pytest.raises(ValueError, match="no token store here"):
+        pretraining.prepare(config, str(directory))
+    config.data.corpus = corpus
+    job = pretraining.prepare(config, str(directory))
+    assert (directory / "checkpoints" / "8").exists() and (directory / "model").exists()
+    pretraining._delete_run(job.workdir)
+    assert not list((directory / "checkpoints").iterdir()) and not (directory / "model").exists()
+
+
+def test_a_command_that_overwrites_goes_on_with_its_own_unfinished_run(run_copy):
+    config, directory = run_copy
+    config.resume = "overwrite"
+    (directory / "config.json").write_text(config.to_json())
+    assert pretraining.prepare(config, str(directory)).resumed_from is None  # it is finished
+    shutil.rmtree(directory / "model")
+    assert pretraining.prepare(config, str(directory)).resumed_from == 8
+    config.seed += 1
+    assert pretraining.prepare(config, str(directory)).resumed_from is None
+
+
+def test_workdirs_of_other_jobs_are_refused(run_copy):
+    config, directory = run_copy
+    (directory / "config.json").unlink()
+    with pytest.raises(ValueError, match="no config.json that tells of which run"):
+        pretraining.prepare(config, str(directory))
+    (directory / "finetune.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a fine-tuning run"):
+        pretraining.prepare(config, str(directory))
+
+
 def test_finished_run_is_left_alone(finished_run, run_copy, capsys):
     config, directory = run_copy
     pretraining.run(pretraining.prepare(config, str(directory)))

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bertjax.files import write_whole
 from bertjax.tools.bench.finetune_work import Result, Work, mean_and_error
 
 SIDES = {"ours": "bertjax", "peer": "transformers"}
@@ -151,9 +152,7 @@ def measure_side(side: str, work: Work, path: pathlib.Path, again: bool) -> None
         if start == "cold" and earlier:
             result = earlier.followed_by(result)
         kept[start] = vars(result)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(kept, indent=1) + "\n")
-        partial.replace(path)
+        write_whole(path, json.dumps(kept, indent=1) + "\n")
         print(f"{path}, {start}: {result.summary()}", flush=True)
 
     with tempfile.TemporaryDirectory() as cache:

@@ -1,0 +1,79 @@
+"""Files and directories that appear whole or not at all, whatever ends the process meanwhile.
+
+What is being written stands beside its place under another name, and takes the place by one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
+    """A stream that becomes the file `path` when the block ends without an error.
+
+    Opens at once, so a place that cannot be written shows before the work and not after it. Makes
+    the directory that it is in. Text is UTF-8, its line ends are written as they are.
+    """
+    path = Path(path).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory; name a file in it")
+    partial = path.with_name(f"{path.name}.partial")
+    # Half a surrogate pair, which JSON can escape, has no other form in UTF-8.
+    text = {} if "b" in mode else dict(encoding="utf-8", errors="backslashreplace", newline="")
+    try:
+        with open(partial, mode, **text) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a file, or leaves the one that was there."""
+    with whole_file(path, "wb" if isinstance(content, bytes) else "w") as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def whole_directory(target: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
+    """A temporary directory beside `target` that becomes it when the block ends without an error.
+
+    Raises:
+      FileExistsError: `target` exists, is not empty, and `overwrite` is False.
+    """
+    target = Path(target).expanduser().absolute()
+    occupied = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if occupied and not overwrite:
+        raise FileExistsError(f"{target} exists and is not empty; choose another, or overwrite it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+            os.replace(target, old / "it")
+            os.replace(temporary, target)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value

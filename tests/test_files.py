@@ -1,0 +1,89 @@
+"""Files and directories that are whole or not there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from bertjax.files import whole_directory, whole_file, write_whole
+from bertjax.tasks.glue import GlueTask
+from bertjax.tasks.ner import NerTask
+from bertjax.tasks.swag import MultipleChoiceTask
+from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
+
+KILLED = """
+import os, signal, sys
+from bertjax.files import whole_file
+with whole_file(sys.argv[1]) as file:
+    file.write("half of it")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_writer_leaves_the_file_that_was_there(tmp_path):
+    write_whole(tmp_path / "out.txt", "old\n")
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "out.txt"])
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "out.txt").read_text() == "old\n"
+    write_whole(tmp_path / "out.txt", "new\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_an_error_while_writing_leaves_nothing_and_a_bad_place_shows_at_once(tmp_path):
+    with pytest.raises(KeyError), whole_file(tmp_path / "deep" / "out.txt") as file:
+        file.write("half")
+        raise KeyError
+    assert list((tmp_path / "deep").iterdir()) == []
+    with pytest.raises(IsADirectoryError, match="name a file in it"), whole_file(tmp_path):
+        pytest.fail("opened")
+
+
+def test_half_a_surrogate_pair_is_written_as_json_escapes_it(tmp_path):
+    write_whole(tmp_path / "out.json", json.dumps({"text": "a\ud800"}, ensure_ascii=False))
+    assert json.loads((tmp_path / "out.json").read_text()) == {"text": "a\ud800"}
+
+
+def test_the_home_directory_is_understood(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_whole("~/a/out.txt", "x")
+    with whole_directory("~/d") as directory:
+        (directory / "y").touch()
+    assert (tmp_path / "a" / "out.txt").exists() and (tmp_path / "d" / "y").exists()
+
+
+@pytest.mark.parametrize("task", [
+    pytest.param(lambda folder: GlueTask("sst2", folder), id="glue"),
+    pytest.param(lambda folder: NerTask(folder, labels=("O", "B-X")), id="ner"),
+    pytest.param(lambda folder: MultipleChoiceTask(folder), id="swag"),
+])
+def test_predictions_of_a_part_of_the_rows_are_not_left_behind(task, tmp_path):
+    records = [SimpleNamespace(id="1"), SimpleNamespace(id="2", words=("a",), tags=None)]
+    with pytest.raises((ValueError, AttributeError)):
+        task(tmp_path).write(SimpleNamespace(name="test", records=records), [], [], tmp_path / "p")
+    assert not any((tmp_path / "p").glob("*"))
+
+
+def test_a_vocabulary_is_there_only_with_its_casing(tmp_path, monkeypatch):
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "A"], False)
+    replace = os.replace
+    for allowed in range(2):
+        calls = iter(range(9))
+
+        def stopped(source, target, calls=calls, allowed=allowed):
+            if next(calls) >= allowed:
+                raise OSError("killed here")
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", stopped)
+        with pytest.raises(OSError, match="killed here"):
+            tokenizer.save(tmp_path / str(allowed))
+        with pytest.raises(FileNotFoundError):
+            load_tokenizer(tmp_path / str(allowed))
+    monkeypatch.setattr(os, "replace", replace)
+    tokenizer.save(tmp_path / "1")
+    assert load_tokenizer(tmp_path / "1").fingerprint == tokenizer.fingerprint
