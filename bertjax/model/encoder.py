@@ -40,6 +40,7 @@ from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
 from bertjax.model.kernels.residual_norm import residual_layer_norm
 from bertjax.model.lookup import small_table_lookup, table_lookup
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.rows import keep_rows
 
 Params = dict[str, Any]
 # One array twice: for the residual branch and for the next product. Two variables have two
@@ -311,7 +312,7 @@ def layer(
     attend = params["attention"]
     add_norm = functools.partial(dense_add_norm, config=config, execution=execution)
 
-    residual, x = pair
+    residual, x = jax.tree.map(keep_rows, pair)
     context = self_attention(
         attend, config, execution, x, attention_mask, attention_key, several_pairs
     )

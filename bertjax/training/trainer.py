@@ -28,6 +28,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels import compiler_options
+from bertjax.model.rows import rows_on
 from bertjax.training import sharding
 from bertjax.training.budget import Budget
 from bertjax.training.hardware import prng_implementation
@@ -208,7 +209,7 @@ class Trainer:
         shardings = sharding.tree_shardings(params, self.mesh)
 
         def of_micro_batch(index: jax.Array | int, micro_batch: Batch) -> Any:
-            result, gradients = jax.value_and_grad(objective.loss, has_aux=True)(
+            result, gradients = jax.value_and_grad(self._loss(objective), has_aux=True)(
                 params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
             return result, jax.lax.with_sharding_constraint(gradients, shardings)
 
@@ -232,6 +233,16 @@ class Trainer:
 
         total, _ = jax.lax.scan(add, zeros, (jnp.arange(self.accumulation), micro_batches))
         return total
+
+    def _loss(self, objective: Objective) -> Callable[..., tuple[jax.Array, Sums]]:
+        """The objective's loss, its rows held where the batch is if weights are split there too."""
+        rows = sharding.batch_sharding(self.mesh) if self.mesh.shape["fsdp"] > 1 else None
+
+        def loss(*arguments: Any) -> tuple[jax.Array, Sums]:
+            with rows_on(rows):
+                return objective.loss(*arguments)
+
+        return loss
 
     def compile_ahead(self, kind: str, objective: Objective, batch: Mapping[str, np.ndarray]
                       ) -> None:
@@ -311,7 +322,7 @@ class Trainer:
         """The compiled (params, global batch, its number) -> sums."""
         def sums_of(params: Any, batch: Batch, number: jax.Array) -> Sums:
             batch = objective.prepare(batch, self.evaluation_key(number))
-            return objective.loss(params, batch, objective.denominators(batch), None)[1]
+            return self._loss(objective)(params, batch, objective.denominators(batch), None)[1]
 
         return self._jit("evaluate", objective, lambda state_shardings: jax.jit(
             sums_of, out_shardings=self._replicated(),

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from bertjax.model.encoder import BertEncoder
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.tools.plan import hlo
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import (
+    batch_sharding,
     batch_slice,
     check_batch,
     choose_mesh,
@@ -18,6 +22,7 @@ from bertjax.training.sharding import (
     tree_shardings,
     unsharded,
 )
+from bertjax.training.trainer import Trainer
 
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8), (2, 1, 1)]
 
@@ -116,3 +121,43 @@ def test_mesh_auto_shards_only_as_much_as_memory_asks():
     assert "fsdp=2" in choose_mesh(large, 8 * gib, 8).reason
     assert choose_mesh(large, None, 8)[:3] == (8, 1, 1)
     assert "more devices" in choose_mesh(100 * large, 8 * gib, 4).reason
+
+
+class Encoding:
+    """Trains an encoder towards zeros."""
+
+    def __init__(self):
+        self.encoder = BertEncoder(
+            BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                       intermediate_size=64, max_position_embeddings=64),
+            Execution(layers="scan"))
+
+    def init(self, key):
+        tokens = jnp.ones((1, 4), jnp.int32)
+        return self.encoder.init(key, tokens, tokens)["params"]
+
+    def prepare(self, batch, key):
+        return batch
+
+    def denominators(self, batch):
+        return {}
+
+    def loss(self, params, batch, denominators, dropout_key):
+        hidden = self.encoder.apply({"params": params}, batch["ids"], batch["ids"])
+        return jnp.mean(hidden**2), {}
+
+
+def test_under_fsdp_devices_exchange_weights_and_not_activations():
+    objective = Encoding()
+    trainer = Trainer(make_optimizer(1e-3), mesh_of((1, 8, 1)))
+
+    def exchanged(rows):
+        batch = {"ids": jax.ShapeDtypeStruct((rows, 64), jnp.int32,
+                                             sharding=batch_sharding(trainer.mesh))}
+        compiled = trainer.train_step(objective).lower(
+            trainer.abstract_state(objective), batch).compile()
+        return sum(c.bytes for c in hlo.parse(compiled.as_text()).collectives(8))
+
+    # Only the looked-up word vectors travel with the rows.
+    few, many = exchanged(8), exchanged(64)
+    assert many - few < 2 * (64 - 8) * 64 * 32 * 4 / 8, (few, many)
