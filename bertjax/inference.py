@@ -1,34 +1,20 @@
 """Prediction with a loaded model: text in, answers out.
 
-A `LoadedModel` (bertjax.load_model) with a tokenizer goes in with texts. Texts become rows, rows of
-similar length share a padded batch (`batches_by_length`), and the model is compiled once a bucket.
-Each function returns its answers in the order of its inputs.
+A `LoadedModel` (bertjax.load_model) with a tokenizer goes in with texts, which forward.py takes
+through the model. Each function returns its answers in the order of its inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from bertjax.forward import Row, make_rows, run
 from bertjax.interop.loading import LoadedModel
 from bertjax.model import heads
-from bertjax.tasks.task import trim_lengths
 from bertjax.tasks.windows import most_context, window_starts
-
-BUCKET = 32
-"""Rows are padded to a multiple of this many tokens: at most 16 shapes up to 512."""
-MANY = 500
-"""Texts from which on the tokenizer's compiled code is worth its start."""
-
-
-class Row(NamedTuple):
-    """One input of the model: ids and segment types of equal length, specials included."""
-
-    ids: Sequence[int]
-    types: Sequence[int]
 
 
 class Filling(NamedTuple):
@@ -68,125 +54,6 @@ def _refuse_strings(values: Any, purpose: str, example: str) -> None:
         raise ValueError(f"{purpose} takes a list such as {example}, not {values!r:.80}")
 
 
-def make_row(
-    loaded: LoadedModel, first: str, second: str | None = None, keep_special_tokens: bool = False
-) -> Row:
-    """[CLS] first [SEP] (second [SEP]), the longer of the two cut until it fits the positions.
-
-    Args:
-      keep_special_tokens: literal [MASK] and other specials in the text are themselves.
-    """
-    tokenizer = loaded.tokenizer
-    a = tokenizer.encode(first, keep_special_tokens=keep_special_tokens)
-    b = [] if second is None else tokenizer.encode(second, keep_special_tokens=keep_special_tokens)
-    room = loaded.config.max_position_embeddings - (2 if second is None else 3)
-    while len(a) + len(b) > room:
-        (a if len(a) > len(b) else b).pop()
-    ids = [tokenizer.cls_id, *a, tokenizer.sep_id]
-    types = [0] * len(ids)
-    if second is not None:
-        ids += [*b, tokenizer.sep_id]
-        types += [1] * (len(b) + 1)
-    return Row(ids, types)
-
-
-def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
-    """`make_row` of many texts or pairs, as arrays: the tokenizer sees them all at once."""
-    tokenizer = loaded.tokenizer
-    pairs = [(text, None) if isinstance(text, str) else text for text in texts]
-    first = _encoded(tokenizer, [a for a, _ in pairs])
-    second = _encoded(tokenizer, [b for _, b in pairs if b is not None])
-    seconds = iter(second)
-    longest, rows = loaded.config.max_position_embeddings, []
-    for a, (_, text) in zip(first, pairs, strict=True):
-        if text is None:
-            n = min(len(a), longest - 2)
-            ids, types = np.empty(n + 2, np.int32), np.zeros(n + 2, np.int32)
-        else:
-            b = next(seconds)
-            n, m = trim_lengths(len(a), len(b), longest - 3)
-            ids, types = np.empty(n + m + 3, np.int32), np.zeros(n + m + 3, np.int32)
-            ids[n + 2 : -1] = b[:m]
-            types[n + 2 :] = 1
-            ids[n + 1] = tokenizer.sep_id
-        ids[0], ids[1 : n + 1], ids[-1] = tokenizer.cls_id, a[:n], tokenizer.sep_id
-        rows.append(Row(ids, types))
-    return rows
-
-
-def _encoded(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:
-    if len(texts) < MANY:
-        return [np.array(ids, np.int32) for ids in tokenizer.encode_batch(texts)]
-    flat, lengths = tokenizer.encode_flat(texts)
-    ends = np.cumsum(lengths).tolist()
-    return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def batches_by_length(
-    rows: Sequence[Row], batch_size: int, pad_id: int, longest: int, bucket: int = BUCKET
-) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Padded batches of rows of similar length, longest first (too large a batch fails at once).
-
-    Every batch has `batch_size` rows, the last one of a bucket filled up with empty rows, so that
-    the number of compiled shapes is that of the buckets in use.
-
-    Yields:
-      (indices of the rows [<= batch_size], inputs int32 [batch_size, T] by name).
-    """
-    lengths = np.array([len(row.ids) for row in rows], np.int64)
-    order = np.argsort(-lengths, kind="stable")
-    width = np.minimum(longest, -(-lengths // bucket) * bucket)
-    at = 0
-    while at < len(order):
-        chosen = order[at : at + batch_size]
-        chosen = chosen[width[chosen] == width[chosen[0]]]
-        at += len(chosen)
-        shape = (batch_size, width[chosen[0]])
-        inputs = {name: np.zeros(shape, np.int32)
-                  for name in ("input_ids", "attention_mask", "token_type_ids")}
-        inputs["input_ids"][:] = pad_id
-        real = np.zeros(shape, bool)
-        real[: len(chosen)] = np.arange(shape[1]) < lengths[chosen, None]
-        inputs["attention_mask"][real] = 1
-        inputs["input_ids"][real] = np.concatenate([rows[i].ids for i in chosen])
-        inputs["token_type_ids"][real] = np.concatenate([rows[i].types for i in chosen])
-        yield chosen, inputs
-
-
-def run(
-    loaded: LoadedModel, rows: Sequence[Row], batch_size: int = 32,
-    keep: Callable[[Row, Any], Any] = lambda row, output: output, **options: Any
-) -> list[Any]:
-    """What `keep` makes of each row and the model's outputs of it: numpy, padded to its bucket.
-
-    The next batch is dispatched before the last one is fetched, so that the device never waits.
-    Where outputs are large, `keep` should copy the part that is needed: a view holds its batch.
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1")
-    outputs: list[Any] = [None] * len(rows)
-    waiting: tuple[np.ndarray, Any] | None = None
-
-    def fetch(indices: np.ndarray, result: Any) -> None:
-        leaves, structure = jax.tree.flatten(result)
-        leaves = [np.asarray(leaf) for leaf in leaves]
-        for i, *row in zip(indices, *leaves, strict=False):
-            output = row[0] if structure.num_nodes == 1 else structure.unflatten(row)
-            outputs[i] = keep(rows[i], output)
-
-    for indices, inputs in batches_by_length(
-        rows, min(batch_size, max(1, len(rows))), loaded.tokenizer.pad_id,
-        loaded.config.max_position_embeddings,
-    ):
-        result = loaded(**inputs, **options)
-        if waiting is not None:
-            fetch(*waiting)
-        waiting = indices, result
-    if waiting is not None:
-        fetch(*waiting)
-    return outputs
-
-
 def _softmax(x: np.ndarray) -> np.ndarray:
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
@@ -194,9 +61,6 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * x))
-
-
-# ---------------------------------------------------------------------------------------- answers
 
 
 def fill_mask(loaded: LoadedModel, text: str, top_k: int = 5) -> list[list[Filling]]:

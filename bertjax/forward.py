@@ -1,0 +1,127 @@
+"""Texts through a loaded model: rows, padded batches, and the outputs of each row.
+
+In: a `LoadedModel` (bertjax.load_model) with a tokenizer, texts or rows. Out: the model's outputs
+in the order of the rows. Rows of similar length share a padded batch, and the model is compiled
+once for each padded length (BUCKET). What the outputs say is the business of inference.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bertjax.interop.loading import LoadedModel
+from bertjax.tasks.task import trim_lengths
+
+BUCKET = 32  # rows are padded to a multiple of this many tokens: at most 16 shapes up to 512
+MANY = 500  # texts from which on the tokenizer's compiled code is worth its start
+
+
+class Row(NamedTuple):
+    """One input of the model: ids and segment types of equal length, specials included."""
+
+    ids: Sequence[int]
+    types: Sequence[int]
+
+
+def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
+    """[CLS] first [SEP] (second [SEP]) of each text or pair; the tokenizer sees them all at once.
+
+    The longer of two texts is cut until both fit the model's positions.
+    """
+    tokenizer = loaded.tokenizer
+    pairs = [(text, None) if isinstance(text, str) else text for text in texts]
+    first = _encoded(tokenizer, [a for a, _ in pairs])
+    second = _encoded(tokenizer, [b for _, b in pairs if b is not None])
+    seconds = iter(second)
+    longest, rows = loaded.config.max_position_embeddings, []
+    for a, (_, text) in zip(first, pairs, strict=True):
+        if text is None:
+            n = min(len(a), longest - 2)
+            ids, types = np.empty(n + 2, np.int32), np.zeros(n + 2, np.int32)
+        else:
+            b = next(seconds)
+            n, m = trim_lengths(len(a), len(b), longest - 3)
+            ids, types = np.empty(n + m + 3, np.int32), np.zeros(n + m + 3, np.int32)
+            ids[n + 2 : -1] = b[:m]
+            types[n + 2 :] = 1
+            ids[n + 1] = tokenizer.sep_id
+        ids[0], ids[1 : n + 1], ids[-1] = tokenizer.cls_id, a[:n], tokenizer.sep_id
+        rows.append(Row(ids, types))
+    return rows
+
+
+def _encoded(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:
+    if len(texts) < MANY:
+        return [np.array(ids, np.int32) for ids in tokenizer.encode_batch(texts)]
+    flat, lengths = tokenizer.encode_flat(texts)
+    ends = np.cumsum(lengths).tolist()
+    return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def batches_by_length(
+    rows: Sequence[Row], batch_size: int, pad_id: int, longest: int
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Padded batches of rows of similar length, longest first (too large a batch fails at once).
+
+    Every batch has `batch_size` rows, the last one of a bucket filled up with empty rows, so that
+    the number of compiled shapes is that of the buckets in use.
+
+    Yields:
+      (indices of the rows [<= batch_size], inputs int32 [batch_size, T] by name).
+    """
+    lengths = np.array([len(row.ids) for row in rows], np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    width = np.minimum(longest, -(-lengths // BUCKET) * BUCKET)
+    at = 0
+    while at < len(order):
+        chosen = order[at : at + batch_size]
+        chosen = chosen[width[chosen] == width[chosen[0]]]
+        at += len(chosen)
+        shape = (batch_size, width[chosen[0]])
+        inputs = {name: np.zeros(shape, np.int32)
+                  for name in ("input_ids", "attention_mask", "token_type_ids")}
+        inputs["input_ids"][:] = pad_id
+        real = np.zeros(shape, bool)
+        real[: len(chosen)] = np.arange(shape[1]) < lengths[chosen, None]
+        inputs["attention_mask"][real] = 1
+        inputs["input_ids"][real] = np.concatenate([rows[i].ids for i in chosen])
+        inputs["token_type_ids"][real] = np.concatenate([rows[i].types for i in chosen])
+        yield chosen, inputs
+
+
+def run(
+    loaded: LoadedModel, rows: Sequence[Row], batch_size: int = 32,
+    keep: Callable[[Row, Any], Any] = lambda row, output: output, **options: Any
+) -> list[Any]:
+    """What `keep` makes of each row and the model's outputs of it: numpy, padded to its bucket.
+
+    The next batch is dispatched before the last one is fetched, so that the device never waits.
+    Where outputs are large, `keep` should copy the part that is needed: a view holds its batch.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1")
+    outputs: list[Any] = [None] * len(rows)
+    waiting: tuple[np.ndarray, Any] | None = None
+
+    def fetch(indices: np.ndarray, result: Any) -> None:
+        leaves, structure = jax.tree.flatten(result)
+        leaves = [np.asarray(leaf) for leaf in leaves]
+        for i, *row in zip(indices, *leaves, strict=False):
+            output = row[0] if structure.num_nodes == 1 else structure.unflatten(row)
+            outputs[i] = keep(rows[i], output)
+
+    for indices, inputs in batches_by_length(
+        rows, min(batch_size, max(1, len(rows))), loaded.tokenizer.pad_id,
+        loaded.config.max_position_embeddings,
+    ):
+        result = loaded(**inputs, **options)
+        if waiting is not None:
+            fetch(*waiting)
+        waiting = indices, result
+    if waiting is not None:
+        fetch(*waiting)
+    return outputs
