@@ -56,3 +56,8 @@ def test_unknown_tasks_and_missing_models_are_refused(capsys):
         with pytest.raises(SystemExit):
             transfer.main(arguments)
         assert message in capsys.readouterr().err
+
+
+def test_options_may_stand_between_the_step_and_the_models(tmp_path, capsys):
+    transfer.main(["table", f"--out={tmp_path}", "ours=DIR"])
+    assert "| task | score | ours |" in capsys.readouterr().out

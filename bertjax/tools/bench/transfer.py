@@ -238,7 +238,7 @@ def main(argv: list[str]) -> None:
     made.add_argument("--learning_rate", type=float, default=LEARNING_RATE)
     made.add_argument("--gpus", default="0", help="CUDA devices; '' = the CPU")
     made.add_argument("--compilation_cache", default="~/.cache/bertjax/xla", help="'' = off")
-    args = made.parse_args(argv)
+    args = made.parse_intermixed_args(argv)  # options may stand between the words
     what = args.words.pop(0) if "=" not in args.words[0] else "all"
     tasks = args.tasks.split(",")
     if unknown := [task for task in tasks if task not in WORK]:
