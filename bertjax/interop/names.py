@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,7 +169,7 @@ def match(
         if array is not None and transposed and array.ndim == 2:
             array = array.T
         if array is not None and array.shape == tuple(shape):
-            loaded[path] = np.ascontiguousarray(array, dtype=np.float32)
+            loaded[path] = array
         elif fresh_heads and part_of(path) in HEAD_PARTS:
             fresh.append(path)
         elif array is None:
@@ -190,7 +192,9 @@ def match(
     ]
     if missing or misshaped or unexpected:
         raise LoadError(_complaint(source, missing, unexpected, misshaped))
-    return loaded, fresh
+    with ThreadPoolExecutor() as threads:  # kernels are transposed: a second for a base model
+        copies = threads.map(partial(np.ascontiguousarray, dtype=np.float32), loaded.values())
+        return dict(zip(loaded, copies, strict=True)), fresh
 
 
 def _foreign_shape(shape: Iterable[int], transposed: bool) -> tuple[int, ...]:

@@ -242,9 +242,10 @@ class FineTuner:
     def compile_ahead(self, batch_size: int) -> None:
         """Starts to compile the steps of all buckets side by side; `run` waits for them.
 
-        Python lowers one program after the other, what is needed first at first; XLA compiles each
-        as soon as it is lowered, outside Python: meanwhile weights can be read. Does nothing in a
-        run of several processes, which must compile in the same order.
+        Python lowers one program after the other, what is needed first at first, and that one with
+        nothing beside it; XLA compiles each as soon as it is lowered, outside Python, which can
+        start the weights meanwhile. Does nothing in a run of several processes, which must compile
+        in the same order.
         """
         if jax.process_count() > 1:
             return
@@ -278,6 +279,7 @@ class FineTuner:
         if ("copy", 0, 0) not in self._compiling:
             self._compiling["copy", 0, 0] = lowering.submit(start, _copy, state.params)
         lowering.shutdown(wait=False)
+        next(iter(self._compiling.values())).result()
 
     def _examples(self, split: str) -> list[tuple[int, Features]]:
         """(bucket, a row of it) for the buckets that a split uses, the longest first."""

@@ -136,6 +136,7 @@ def prepare_task(
             config, hidden_dropout_prob=dropout[0], attention_probs_dropout_prob=dropout[1]
         )
     tokenizer = load_tokenizer(start.source.directory)
+    start.read_ahead()
     tuner = FineTuner(task, tokenizer, config, start, settings, execution, mesh, prng)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")

@@ -6,8 +6,10 @@ checkpoint lacks is drawn from the run's key.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -33,6 +35,11 @@ class Pretrained:
         self.source = open_source(path)
         self._loaded: dict[str, np.ndarray] = {}
         self._draw: Any = None
+
+    def read_ahead(self) -> None:
+        """Starts to read the weights beside what Python does until they are needed."""
+        reading = ThreadPoolExecutor(1).submit(self.source.read)
+        self.source = dataclasses.replace(self.source, read=reading.result)
 
     @property
     def config(self) -> BertConfig:

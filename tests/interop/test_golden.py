@@ -80,6 +80,21 @@ def test_truncated_files_are_refused(tmp_path):
         read_safetensors(tmp_path / "x.safetensors")
 
 
+def test_safetensors_of_every_shape_and_type_are_read_as_their_own_library_does(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    arrays = {f"a.{dtype.__name__}": np.arange(6).reshape(3, 2).astype(dtype)
+              for dtype in (np.float64, np.float32, np.float16, np.int64, np.uint8, np.bool_)}
+    arrays |= {"scalar": np.array(2.5, np.float32), "empty": np.zeros((0, 4), np.float32),
+               "odd": np.arange(3, dtype=np.int8)}  # what follows it is not aligned
+    save_file(arrays, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    found, expected = (read(tmp_path / "x.safetensors") for read in (read_safetensors, load_file))
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        np.testing.assert_array_equal(found[name], array)
+
+
 def test_sharded_safetensors_and_a_missing_shard(tmp_path):
     from safetensors.numpy import save_file
 

@@ -1,7 +1,7 @@
 """The fine-tuning loop on toy tasks and tiny models."""
 
 import json
-import pathlib
+import os
 
 import jax
 import jax.numpy as jnp
@@ -110,10 +110,10 @@ def test_a_json_file_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "finetune.json"
     finetune.write_json(path, {"seed": 1})
 
-    def stopped(self, target):
+    def stopped(source, target):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pathlib.Path, "replace", stopped)
+    monkeypatch.setattr(os, "replace", stopped)
     with pytest.raises(KeyboardInterrupt):
         finetune.write_json(path, {"seed": 2})
     assert json.loads(path.read_text()) == {"seed": 1}

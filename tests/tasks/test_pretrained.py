@@ -2,10 +2,13 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.interop.huggingface import write_directory
 from bertjax.interop.loading import draw
+from bertjax.interop.names import LoadError
 from bertjax.model import heads
 from bertjax.model.presets import BertConfig
 from bertjax.tasks.feature_tagger import BertFeatureTagger
+from bertjax.tasks.pretrained import Pretrained
 from bertjax.training.optimizer import flatten
 
 CONFIG = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
@@ -35,3 +38,20 @@ def test_shapes_are_those_of_init_params():
         shapes = flatten(heads.parameter_shapes(model))
         full = flatten(jax.eval_shape(lambda m=model: heads.init_params(m, jax.random.key(0))))
         assert shapes == full
+
+
+def test_reading_ahead_changes_nothing_but_when(tmp_path):
+    model = heads.BertForSequenceClassification(CONFIG, num_labels=3)
+    stored = heads.init_params(heads.BertModel(CONFIG), jax.random.key(1))
+    write_directory(tmp_path / "model", CONFIG, jax.device_get(stored), "BertModel")
+    early, late = Pretrained(tmp_path / "model"), Pretrained(tmp_path / "model")
+    early.read_ahead()
+    jax.tree.map(np.testing.assert_array_equal, *(
+        start(model, jax.random.key(2)) for start in (early, late)))
+
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    early = Pretrained(tmp_path / "model")
+    early.read_ahead()  # what is wrong is said when the weights are asked for
+    with pytest.raises(LoadError, match="not a readable safetensors file"):
+        early(model, jax.random.key(2))
