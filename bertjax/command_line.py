@@ -3,11 +3,10 @@
 In: arguments as the shell gave them. Out: those that absl's flags and config_flags understand.
 """
 
-import difflib
 import pathlib
 from collections.abc import Sequence
 
-from bertjax.config import nearest, walk
+from bertjax.config import check_name, nearest
 
 
 def expand_overrides(arguments: Sequence[str]) -> list[str]:
@@ -34,19 +33,9 @@ def check_override_names(arguments: list[str]) -> None:
     Args:
       arguments: the command line without the program's name.
     """
-    valid = [path for path, _ in walk()]
     for argument in arguments:
         if argument.startswith("--config."):
-            name = argument.removeprefix("--config.").split("=", 1)[0]
-            if name not in valid and not name.startswith("task.options."):
-                close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-                # A right name in the wrong group: 'learning_rate' for 'optimizer.learning_rate'.
-                last = name.rsplit(".", 1)[-1]
-                same = [path for path in valid if path.rsplit(".", 1)[-1] == last]
-                hint = (same or close or ["--help_config lists all"])[0]
-                raise ValueError(f"unknown setting --config.{name}. Did you mean "
-                                 f"--config.{hint}?" if same or close else
-                                 f"unknown setting --config.{name}; {hint}")
+            check_name(argument.removeprefix("--config.").split("=", 1)[0])
 
 
 def config_directory() -> pathlib.Path:

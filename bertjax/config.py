@@ -27,6 +27,7 @@ class Range:
 
 AT_LEAST_1 = Range(lambda x: x >= 1, "must be at least 1")
 AT_LEAST_0 = Range(lambda x: x >= 0, "must be at least 0")
+SEED = Range(lambda x: 0 <= x < 2**31, "must be from 0 to 2,147,483,647")  # fits an int32
 POSITIVE = Range(lambda x: 0 < x < math.inf, "must be positive")
 SHARE = Range(lambda x: 0 <= x <= 1, "is not a probability (0 to 1)")
 BELOW_ONE = Range(lambda x: 0 <= x < 1, "must be at least 0 and below 1")
@@ -53,7 +54,7 @@ SETTINGS: dict[str, Any] = {
     "job": S("pretrain", "what to do: pretrain, or finetune (on 'task')",
              allowed=("pretrain", "finetune")),
     "seed": S(0, "seed of everything random: initial weights, pairs, order, masks, dropout",
-              allowed=AT_LEAST_0),
+              allowed=SEED),
     "init_from": S("", "model directory (Hugging Face, TF1 or bertjax) whose weights are loaded at "
                    "step 0; optimizer and step start fresh. Ignored when a run is resumed"),
     "reinitialise_head": S(False, "let heads (MLM, NSP, pooler) that init_from lacks start afresh "
@@ -269,6 +270,23 @@ def describe() -> str:
         source = f" [{setting.source}]" if setting.source else ""
         lines.append(f"--config.{path}={setting.default!r}\n    {setting.help}{source}")
     return "\n".join(lines)
+
+
+def check_name(name: str) -> None:
+    """Refuses a setting that does not exist, naming the nearest one.
+
+    The options of a task are its class's own affair.
+    """
+    valid = [path for path, _ in walk()]
+    if name in valid or name.startswith("task.options."):
+        return
+    # A right name in the wrong group: 'learning_rate' for 'optimizer.learning_rate'.
+    last = name.rsplit(".", 1)[-1]
+    same = [path for path in valid if path.rsplit(".", 1)[-1] == last]
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    raise ValueError(f"unknown setting --config.{name}" + (
+        f". Did you mean --config.{(same or close)[0]}?" if same or close else
+        "; --help_config lists all"))
 
 
 def nearest(name: str, valid: list[str]) -> str:

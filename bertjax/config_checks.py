@@ -19,6 +19,8 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     Raises ValueError that names the setting, its value and the remedy.
     """
     values = settings.flatten(config)
+    for name in values:
+        settings.check_name(name)
     for name, setting in settings.walk():
         if setting.allowed is not None:
             _check_allowed(name, values[name], setting.allowed)
@@ -69,10 +71,11 @@ def _check_pretraining(config: ml_collections.ConfigDict) -> None:
     if not 0 <= warmup <= steps:
         raise ValueError(f"config.optimizer.warmup_steps={warmup} must be between 0 and the "
                          f"{steps:,} steps of config.phases")
-    first, last = config.profile_steps
-    if first > last or last > steps:
-        raise ValueError(f"config.profile_steps={config.profile_steps} must be (first, last) with "
-                         f"first <= last <= {steps}")
+    profiled = config.profile_steps
+    if not (len(profiled) == 2 and all(isinstance(step, int) for step in profiled)
+            and 0 <= profiled[0] <= profiled[1] <= steps):
+        raise ValueError(f"config.profile_steps={profiled!r} must be (first, last) with "
+                         f"0 <= first <= last <= {steps}")
     settings.model_config(config.copy_and_resolve_references(), config.model.vocab_size or 5)
 
 

@@ -25,7 +25,9 @@ from bertjax.config_checks import check_config
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon "
     "(configs/large.py:two_phase), or bertjax:NAME for one that came with the package "
-    "(bertjax:large:two_phase). Any setting can be overridden: --config.batch_size=64.")
+    "(bertjax:large:two_phase). Any setting can be overridden: --config.batch_size=64.",
+    # Options of a task are those of its class; all other names are checked.
+    lock_config=False, accept_new_attributes=True)
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Directory of the run: checkpoints, metrics.jsonl, report.html, model/. "
     "Local or gs://. Default: runs/NAME of the config file.")
@@ -100,6 +102,10 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
         if _CONFIG.value is not None:
             _ = _CONFIG.value.job  # a config file that cannot be read shows only at its first use
         return remaining
+    except KeyError as error:  # a part of an option that the config file does not have
+        name = error.args[0].strip("'\"")
+        _refuse(f"there is no {name!r} to set a part of; give all of it, as --config.task.options."
+                f"{name}=\"{{'PART': VALUE}}\"")
     except (flags.Error, ValueError, TypeError, AttributeError, OSError) as error:
         # An error inside the config file arrives as a whole traceback: its last line says it all.
         message = str(error).strip()

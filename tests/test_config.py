@@ -53,11 +53,12 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
     (dict(optimizer__b2=1.0), "b2=1.0 must be at least 0 and below 1"),
     (dict(optimizer__weight_decay=-0.01), "weight_decay=-0.01 must be at least 0"),
     (dict(optimizer__no_decay="(bias"), "no_decay='(bias' is not a regular expression"),
-    (dict(seed=-1), "seed=-1 must be at least 0"),
+    (dict(seed=-1), "seed=-1 must be from 0"),
     (dict(eval__rows=-1), "rows=-1 must be at least 0"),
     (dict(masking__max_predictions=-1), "max_predictions=-1 must be at least 0"),
     (dict(checkpoint__keep_last=0), "keep_last=0 must be at least 1"),
     (dict(job="finetune", task__epochs=0), "task.epochs=0 must be at least 1"),
+    (dict(seed=2**31), "seed=2147483648 must be from 0 to 2,147,483,647"),
     (dict(model__attention_probs_dropout_prob=1.0), "dropout_prob=1.0 must be"),
 ])
 def test_impossible_settings_are_refused_with_the_reason(values, words):
@@ -80,6 +81,20 @@ def test_vocabulary_larger_than_the_model_is_refused_with_both_numbers():
 def test_unknown_setting_names_the_nearest_one(argument, hint):
     with pytest.raises(ValueError, match=hint):
         check_override_names([argument])
+
+
+def test_a_misspelt_setting_of_a_config_file_is_refused():
+    config = settings.default_config()
+    config.optimizer.lerning_rate = 3e-4
+    with pytest.raises(ValueError, match="unknown setting --config.optimizer.lerning_rate. Did you "
+                                         "mean --config.optimizer.learning_rate"):
+        check_config(config)
+
+
+@pytest.mark.parametrize("steps", [(5,), (1, 2, 3), ("a", "b"), (-1, 4), (4, 3)])
+def test_steps_of_a_profile_are_two_in_order(steps):
+    with pytest.raises(ValueError, match="config.profile_steps=.* must be .first, last."):
+        check_config(changed(profile_steps=steps))
 
 
 def test_resume_conflicts_names_what_would_change_the_run():

@@ -27,6 +27,8 @@ def command_line(*arguments):
     (["--confg=configs/demo.py"], "config"),
     ([], "--config=configs/demo.py"),
     (["--config=configs/large.py"], "bertjax.tools.build_corpus"),
+    (["--config=configs/squad.py", "--config.task.options.files.dev=d.json"],
+     "no 'files' to set a part of; give all of it"),
     (["--config=configs/glue.py:mrpc"], "config.init_from"),
 ])
 def test_wrong_command_is_one_message_and_exit_code_2(arguments, words):
@@ -60,6 +62,18 @@ def test_switch_that_is_on_by_default_can_be_switched_off(text, value):
         [sys.executable, "-c", program, "--config=configs/base.py", f"--config.data.nsp={text}"],
         cwd=ROOT, text=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.stdout.strip() == str(value), done.stderr
+
+
+def test_options_of_a_task_need_not_stand_in_its_config_file():
+    program = ("import sys; from bertjax import main as m; m._parse_flags(sys.argv); "
+               "print(dict(m._CONFIG.value.task.options))")
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--config=configs/squad.py:2.0",
+         "--config.task.options.doc_stride=64", "--config.task.options.null_threshold=-1.5",
+         "--config.task.options.files={'dev': 'd.json'}"],
+        cwd=ROOT, text=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    for option in ("'doc_stride': 64", "'null_threshold': -1.5", "d.json"):
+        assert option in done.stdout, done.stderr
 
 
 def test_help_config_lists_every_setting():

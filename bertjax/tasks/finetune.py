@@ -204,6 +204,8 @@ class FineTuner:
                     f"{len(weights)} class_weights for {len(self.task.labels)} labels "
                     f"{list(self.task.labels)}"
                 )
+            if not all(isinstance(w, int | float) and 0 <= w < math.inf for w in weights):
+                raise ValueError(f"class_weights={weights!r} must be numbers from 0 on")
             frozen = (*s.freeze, *(("^encoder/",) if s.feature_layers else ()))
             rules = [(pattern, 0.0) for pattern in frozen]
             if s.layer_decay != 1.0:

@@ -140,6 +140,8 @@ def prepare_task(
     tuner = FineTuner(task, tokenizer, config, start, settings, execution, mesh, prng)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
+    objective, trainer = tuner.objective_and_trainer()
+    trainer.abstract_state(objective)  # refuses rules for parameters that do not exist
     job = Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every,
               log or {}, mesh_reason)
     _refuse_other_run(job)
@@ -166,7 +168,9 @@ def finetune_settings(config: Any) -> FineTuneSettings:
         accumulation=config.accumulation,
         layer_decay=t.layer_decay,
         freeze=tuple(t.freeze),
-        class_weights=t.class_weights if t.class_weights == "balanced" else tuple(t.class_weights),
+        # One word on the command line arrives as a tuple of it.
+        class_weights="balanced" if t.class_weights in ("balanced", ("balanced",)) else
+        tuple(t.class_weights),
         feature_layers=t.feature_layers,
         bilstm=t.bilstm,
     )
@@ -195,7 +199,8 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
     return prepare_task(
         task, config.init_from, workdir, finetune_settings(config),
         RunSettings(o.learning_rate, config.batch_size, t.epochs, config.seed),
-        execution=execution, mesh=mesh, prng=config.execution.prng, predict=tuple(t.predict),
+        execution=execution, mesh=mesh, prng=config.execution.prng,
+        predict=tuple(name for names in t.predict for name in names.split(",") if name),
         log_every=config.log.every_steps,
         log={"tensorboard": config.log.tensorboard, "csv": config.log.csv,
              "wandb": config.log.wandb, "settings": config.to_dict()},

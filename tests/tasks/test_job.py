@@ -1,5 +1,6 @@
 """The fine-tuning job from files to a model directory, and the refusals before it starts."""
 
+import dataclasses
 import json
 
 import jax
@@ -130,6 +131,14 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     with pytest.raises(ValueError, match="pretraining holds a pre-training run; choose another"):
         job.prepare_task(table(data), start, tmp_path / "pretraining", SETTINGS, RunSettings(),
                          mesh=one_device())
+    for settings, words in (
+        ({"freeze": ("encoder/layer_9",)}, "layer_9"), ({"freeze": ("(",)}, "regular expression"),
+        ({"class_weights": (1.0,)}, "1 class_weights for 2 labels"),
+        ({"class_weights": (1.0, -1.0)}, "must be numbers from 0 on"),
+        ({"class_weights": ("a", "b")}, "must be numbers from 0 on"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            prepare(table(data), dataclasses.replace(SETTINGS, **settings))
     with pytest.raises(ValueError, match="files='train.tsv' does not say which"):
         job.make_task("table", data, {"files": "train.tsv"})
     with pytest.raises(ValueError, match="unknown task 'boolq'; one of cola"):
@@ -171,11 +180,13 @@ def test_a_config_gives_the_job_it_describes(start, data, tmp_path):
         "name": "table", "data": str(data), "options": {"files": files}, "metric": "matthews",
         "max_length": 32, "epochs": 2, "warmup": 0.1, "buckets": 1, "eval_batch_size": 16,
         "evaluations_per_epoch": 1, "early_stopping": 0, "layer_decay": 0.9, "freeze": (),
-        "class_weights": "balanced", "feature_layers": "", "bilstm": 0, "predict": ("test",),
+        "class_weights": ("balanced",), "feature_layers": "", "bilstm": 0,
+        "predict": ("dev,test",),
     })  # fmt: skip
     prepared = job.prepare(config, str(tmp_path / "run"), mesh=one_device())
     assert prepared.run == RunSettings(3e-5, 16, 2, 4)
-    assert prepared.predict == ("test",) and prepared.tuner.task.metric == "matthews"
+    assert prepared.predict == ("dev", "test") and prepared.tuner.task.metric == "matthews"
+    assert prepared.tuner.settings.class_weights == "balanced"
     assert prepared.tuner.settings.layer_decay == 0.9
     config.init_from = ""
     with pytest.raises(ValueError, match="config.init_from is empty"):
