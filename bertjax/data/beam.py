@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bertjax.data import store as stores
-from bertjax.data.build import Run, build_shard
+from bertjax.data.build import Run
+from bertjax.data.shard import build_shard
 
 
 def beam_run(options: Sequence[str] = ()) -> Run:

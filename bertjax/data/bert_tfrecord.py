@@ -29,10 +29,10 @@ from typing import Any
 import numba
 import numpy as np
 
-from bertjax.data.documents import resolve
 from bertjax.data.global_batch import FiniteBatches, Share
 from bertjax.data.pairs import combine, permute
 from bertjax.data.rows import Batch
+from bertjax.data.sources import resolve
 from bertjax.data.tfrecord import (
     content_at,
     is_gzip,
@@ -69,7 +69,7 @@ class Records:
     """The examples of the original's files by number: `len()` and `read(numbers, rows, batch)`.
 
     Args:
-      patterns: files (see `documents.resolve`); the lengths T and P are those of the first record.
+      patterns: files (see `sources.resolve`); the lengths T and P are those of the first record.
       cache_dir: where GZIP files are unpacked to and found again by later starts and by other
         processes; None: a temporary directory that is removed at exit.
       tokenizer: the vocabulary that the ids are of.

@@ -3,10 +3,10 @@
 In: files (or documents in memory) and a tokenizer. Out: a directory for `store.TokenStore`.
 
 The files are cut into shards by their sizes alone; each shard is made by one process in one pass
-and becomes visible only when whole, so the bytes written do not depend on the number of processes,
-and a build that was killed goes on with the shards that are missing. `finish_store` then streams
-over the shards' small tables: removes duplicates, stops at `max_tokens`, splits by the hash of the
-text, and writes the manifest last.
+(shard.py) and becomes visible only when whole, so the bytes written do not depend on the number of
+processes, and a build that was killed goes on with the shards that are missing. `finish_store`
+(finish.py) then streams over the shards' small tables: removes duplicates, stops at `max_tokens`,
+splits by the hash of the text, and writes the manifest last.
 """
 
 from __future__ import annotations
@@ -24,14 +24,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bertjax.data import store as stores
-from bertjax.data.documents import Document, Extent, Reading, plan_extents, read_extent, resolve
+from bertjax.data.documents import Document
 from bertjax.data.finish import BuildSettings, check_unknown_rate, finish_store
-
-BATCH_CHARACTERS = 1 << 20  # tokenized at a time; bounds a worker's memory
-
+from bertjax.data.shard import build_shard, write_shard
+from bertjax.data.sources import Extent, Reading, plan_extents, resolve
 
 # (arguments of `build_shard`, tokenizer, whether to stop early) -> (number, record) of each shard.
 Run = Callable[[list[tuple], Any, Callable[[], bool]], Iterator[tuple[int, dict[str, Any]]]]
@@ -68,7 +65,7 @@ def build_store(
     """Build a token store; return its manifest.
 
     Args:
-      patterns: files to read, see `documents.resolve`; or None with
+      patterns: files to read, see `sources.resolve`; or None with
       documents: in-memory documents (lists of sentences, or `Document`s), read once, in order.
       tokenizer: a tokenizer, or what `bertjax.tokenization.load_tokenizer` takes.
       workers: processes. Spawned, so a script that calls this needs `if __name__ == "__main__"`.
@@ -103,14 +100,7 @@ def build_store(
         done = _open_directory(out_dir, build, overwrite, in_memory=documents is not None)
         if done is not None:
             return done
-        stores_tokenizer = out_dir / "tokenizer"
-        if not stores_tokenizer.exists():
-            temporary = out_dir / f"tokenizer.{os.getpid()}.tmp"
-            tokenizer.save(temporary)
-            try:
-                os.replace(temporary, stores_tokenizer)
-            except OSError:  # another machine of a shared build was first
-                shutil.rmtree(temporary)
+        _save_tokenizer(tokenizer, out_dir)
         if documents is not None:
             shards = _build_from_memory(documents, tokenizer, out_dir, options)
         else:
@@ -194,6 +184,17 @@ def _open_directory(
     if not begun.exists():
         stores.write_atomically(begun, stores.to_json(build))
     return None
+
+
+def _save_tokenizer(tokenizer: Any, out_dir: Path) -> None:
+    if (out_dir / "tokenizer").exists():
+        return
+    temporary = out_dir / f"tokenizer.{os.getpid()}.tmp"
+    tokenizer.save(temporary)
+    try:
+        os.replace(temporary, out_dir / "tokenizer")
+    except OSError:  # another machine of a shared build was first
+        shutil.rmtree(temporary)
 
 
 def _brief(value: Any) -> str:
@@ -300,78 +301,6 @@ def _start_worker(tokenizer: Any) -> None:
 
 def _work(task: tuple) -> dict[str, Any]:
     return build_shard(*task, tokenizer=_worker_tokenizer)
-
-
-def build_shard(
-    extents: Sequence[Extent], number: int, directory: Path, dtype: np.dtype, reading: Reading, *,
-    tokenizer: Any,
-) -> dict[str, Any]:
-    """Read, tokenize and write one shard; return its record. Pure: same input, same bytes."""
-    counts: dict[str, int] = {}
-    documents = (doc for extent in extents for doc in read_extent(extent, reading, counts))
-    return write_shard(documents, number, directory, dtype, tokenizer, counts)
-
-
-def write_shard(
-    documents: Iterable[Document | Sequence[str]], number: int, directory: Path, dtype: np.dtype,
-    tokenizer: Any, counts: dict[str, int] | None = None,
-) -> dict[str, Any]:
-    """Tokenize documents and write them as one whole shard; return its record.
-
-    Documents without a token are dropped and counted ('empty_documents'), as are sentences
-    ('empty_sentences').
-    """
-    counts = {} if counts is None else counts
-    writer = stores.ShardWriter(directory, number, dtype)
-    unknown = 0
-    try:
-        for batch in _batches(documents):
-            ids, lengths = encode(tokenizer, [s for sentences in batch for s in sentences])
-            unknown += int(np.count_nonzero(ids == tokenizer.unk_id))
-            first = np.cumsum([0] + [len(sentences) for sentences in batch])
-            table = np.zeros(len(batch), stores.DOCUMENT_DTYPE)
-            table["hash"] = [stores.content_hash(sentences) for sentences in batch]
-            table["sentences"] = np.add.reduceat(lengths > 0, first[:-1])
-            table["tokens"] = np.add.reduceat(lengths, first[:-1])
-            kept = table[table["tokens"] > 0]
-            counts["empty_documents"] = (
-                counts.get("empty_documents", 0) + len(table) - len(kept))
-            counts["empty_sentences"] = (
-                counts.get("empty_sentences", 0) + int(np.count_nonzero(lengths == 0)))
-            writer.add(ids, lengths[lengths > 0], kept)
-        return writer.finish({"noticed": {k: v for k, v in sorted(counts.items()) if v},
-                              "unknown_tokens": unknown})
-    except BaseException:
-        writer.abandon()
-        raise
-
-
-def _batches(documents: Iterable[Document | Sequence[str]]) -> Iterator[list[list[str]]]:
-    """Sentence lists of whole documents, about BATCH_CHARACTERS together."""
-    batch: list[list[str]] = []
-    size = 0
-    for document in documents:
-        sentences = document.sentences if isinstance(document, Document) else document
-        if isinstance(sentences, str):
-            raise ValueError("a document is a list of sentences, this one is a string: "
-                             f"{sentences[:60]!r}; split it with bertjax.data.sentences")
-        batch.append(list(sentences) or [""])
-        size += sum(map(len, sentences))
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def encode(tokenizer: Any, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(ids int32 [N] end to end, length of each sentence int64 [S])."""
-    if hasattr(tokenizer, "encode_flat"):
-        return tokenizer.encode_flat(sentences)
-    rows = tokenizer.encode_batch(sentences)
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    ids = np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum()))
-    return ids, lengths
 
 
 def _build_from_memory(

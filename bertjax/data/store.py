@@ -1,6 +1,6 @@
 """The token store: a corpus as memory-mapped token ids, ready to be drawn from in any order.
 
-In: documents as lists of sentences of token ids (from `build.py`). Out: `TokenStore`, the tables
+In: documents as lists of sentences of token ids (from `shard.py`). Out: `TokenStore`, the tables
 that `pairs.py` indexes and the ids that `batches.py` copies into rows. A store is independent of
 the sequence length, of masking and of the number of machines.
 
@@ -31,6 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.files import write_whole
+
 FORMAT = "bertjax-token-store"
 VERSION = 1
 SPLITS = ("train", "heldout")
@@ -52,12 +54,7 @@ def content_hash(sentences: list[str]) -> int:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `path` so that it is there whole or not at all, also after a power cut."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_whole(path, data)
     sync_directory(path.parent)
 
 

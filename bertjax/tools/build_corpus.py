@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from bertjax.data.build import BuildSettings, Progress, build_store, load
-from bertjax.data.documents import FORMATS, Reading
+from bertjax.data.sources import FORMATS, Reading
 from bertjax.data.store import SPLITS, TokenStore
 
 

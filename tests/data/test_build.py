@@ -10,7 +10,7 @@ import pytest
 
 from bertjax.data import store as stores
 from bertjax.data.build import build_store
-from bertjax.data.documents import Reading
+from bertjax.data.sources import Reading
 from bertjax.data.store import TokenStore
 
 
@@ -296,7 +296,7 @@ import resource, sys
 sys.path.insert(0, {here!r})
 import conftest
 from bertjax.data.build import build_store
-from bertjax.data.documents import Reading
+from bertjax.data.sources import Reading
 class Fast(conftest.WordTokenizer):
     def encode_batch(self, texts):
         return [[5 + len(w) for w in t.split()] for t in texts]

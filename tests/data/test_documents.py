@@ -8,15 +8,9 @@ import sys
 import pytest
 import zstandard
 
-from bertjax.data.documents import (
-    Extent,
-    Reading,
-    plan_extents,
-    read_documents,
-    read_extent,
-    resolve,
-)
+from bertjax.data.documents import read_documents, read_extent
 from bertjax.data.sentences import split_sentences
+from bertjax.data.sources import Extent, Reading, plan_extents, resolve
 
 
 def sentences(*args, **kwargs):

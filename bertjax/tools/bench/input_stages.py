@@ -22,9 +22,11 @@ import numpy as np
 
 from bertjax.data import store as stores
 from bertjax.data.batches import PretrainingBatches
-from bertjax.data.build import encode, load
-from bertjax.data.documents import Reading, plan_extents, read_extent, resolve
+from bertjax.data.build import load
+from bertjax.data.documents import read_extent
 from bertjax.data.finish import BuildSettings
+from bertjax.data.shard import encode
+from bertjax.data.sources import Reading, plan_extents, resolve
 from bertjax.data.store import TokenStore
 
 STAGE_BYTES = 16 << 20  # of text that the stages are timed on

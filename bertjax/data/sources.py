@@ -1,0 +1,178 @@
+"""Which files a corpus is read from, in which format, and in which parts.
+
+In: patterns (wildcards expanded here, not by the shell) and a `Reading`. Out: files, and `Extent`s
+of them that processes and machines can share. The plan depends only on the files, never on the
+number of readers. documents.py reads the extents.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from bertjax.data.opening import is_compressed, open_bytes, plain_name
+
+FORMATS = ("text", "prose", "blocks", "jsonl", "parquet", "wikiextractor", "tfds")
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How files become documents.
+
+    Attributes:
+      format: one of FORMATS, or 'auto': by name (.jsonl, .json, .parquet, tfds:), then by the first
+        bytes ('<doc ', '{'), else 'text'.
+      field: the text's field (jsonl), column (parquet) or feature (tfds).
+      language: ISO 639-1 code for the sentence segmentation of prose.
+      segment: split lines of 'text' into sentences too (True), or take the lines and strings of
+        every other format as sentences (False). None: as the format says.
+      errors: 'strict' refuses bytes that are not UTF-8; 'replace' reads U+FFFD and counts the line.
+      data_dir: where TFDS data sets are prepared; None is TFDS's own default.
+    """
+
+    format: str = "auto"
+    field: str = "text"
+    language: str = "en"
+    segment: bool | None = None
+    errors: str = "strict"
+    data_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in ("auto", *FORMATS):
+            raise ValueError(f"format {self.format!r}: use auto or one of {', '.join(FORMATS)}")
+        if self.errors not in ("strict", "replace"):
+            raise ValueError(f"errors {self.errors!r}: use strict or replace")
+
+
+class Extent(NamedTuple):
+    """A part of a file: bytes [start, end) of text formats, else records or row groups."""
+
+    path: str
+    format: str
+    start: int
+    end: int  # -1: to the end
+    size: int  # bytes, about; what progress is measured in
+
+
+def resolve(patterns: str | Iterable[str]) -> list[str]:
+    """Files that the patterns (also comma-separated) match, sorted within each, each once.
+
+    Raises:
+      ValueError: a pattern without a match.
+    """
+    if isinstance(patterns, (str, os.PathLike)):
+        patterns = [str(patterns)]
+    parts = [part for given in map(str, patterns)
+             for part in ([given] if os.path.isfile(given) else given.split(","))]
+    files: dict[str, None] = {}
+    for pattern in map(str.strip, parts):
+        if pattern.startswith("tfds:"):
+            matches = [pattern]
+        else:
+            path = os.path.expanduser(pattern)
+            found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
+            matches = sorted(f for f in found if os.path.isfile(f))
+        if not matches:
+            hint = f"; it is a directory, write '{pattern}/*'" if os.path.isdir(path) else ""
+            raise ValueError(f"no file matches the input pattern {pattern!r}{hint}")
+        files.update(dict.fromkeys(matches))
+    return list(files)
+
+
+def detect_format(path: str) -> str:
+    """The format of one file by its name, else by its first bytes."""
+    if path.startswith("tfds:"):
+        return "tfds"
+    name = plain_name(path)
+    if name.endswith((".jsonl", ".json", ".ndjson")):
+        return "jsonl"
+    if name.endswith(".parquet"):
+        return "parquet"
+    with open_bytes(path) as file:
+        head = file.read(64).removeprefix(BOM).lstrip()
+    if head.startswith(b"<doc "):
+        return "wikiextractor"
+    return "jsonl" if head.startswith(b'{"') else "text"
+
+
+def plan_extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> list[list[Extent]]:
+    """Files as groups of extents of about `extent_bytes` bytes of input each, in order."""
+    extents = list(_extents(files, reading, extent_bytes))
+    total = sum(extent.size for extent in extents)
+    target = total / max(round(total / extent_bytes), 1)  # so that the last is not a small rest
+    groups: list[list[Extent]] = []
+    before, placed = 0, -1
+    for extent in extents:
+        # An extent goes where its middle lies.
+        group = int((before + extent.size / 2) / target) if target else 0
+        if group > placed:
+            groups.append([])
+            placed = group
+        groups[-1].append(extent)
+        before += extent.size
+    return groups
+
+
+def _extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> Iterator[Extent]:
+    for path in files:
+        form = detect_format(path) if reading.format == "auto" else reading.format
+        if form == "tfds":
+            yield from _tfds_extents(path, reading, extent_bytes)
+            continue
+        size = os.path.getsize(path)
+        if form == "parquet":
+            groups = open_parquet(path).num_row_groups
+            for group in range(groups):
+                yield Extent(path, form, group, group + 1, size // groups)
+        elif form == "prose" or is_compressed(path):
+            yield Extent(path, form, 0, -1, size)
+        else:
+            step = -(-size // max(round(size / extent_bytes), 1)) or 1
+            for start in range(0, max(size, 1), step):
+                end = min(start + step, size)
+                yield Extent(path, form, start, -1 if end == size else end, end - start)
+
+
+def _tfds_extents(path: str, reading: Reading, extent_bytes: int) -> Iterator[Extent]:
+    source = open_tfds(path, reading)
+    total = len(source)
+    sample = [source[i * max(total // 16, 1)] for i in range(min(total, 16))]
+    mean = sum(len(r.get(reading.field) or "") for r in sample) // max(len(sample), 1) + 1
+    step = max(extent_bytes // mean, 1)
+    for start in range(0, total, step):
+        end = min(start + step, total)
+        yield Extent(path, "tfds", start, end, (end - start) * mean)
+
+
+def open_parquet(path: str) -> Any:
+    """The `pyarrow.parquet.ParquetFile`; ValueError where it is none."""
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
+
+
+def open_tfds(path: str, reading: Reading) -> Any:
+    """The records of tfds:NAME, by number; ValueError where TFDS cannot read them here."""
+    parts = path.removeprefix("tfds:").split(":")
+    split = parts.pop() if len(parts) > 1 and not parts[-1][:1].isdigit() else "train"
+    name = ":".join(parts)  # may end with :version
+    try:
+        import tensorflow_datasets as tfds
+
+        return tfds.data_source(name, split=split, data_dir=reading.data_dir, download=False)
+    except ValueError as error:
+        where = reading.data_dir or "TFDS's default data_dir"
+        raise ValueError(f"{path}: {error} (looked for in {where})") from error
+    except (ImportError, NotImplementedError) as error:
+        raise ValueError(
+            f"{path}: TFDS cannot read this data set here ({error}). Without TensorFlow it reads "
+            "what was prepared as ArrayRecord or Parquet: prepare it with "
+            f"tfds.builder({name!r}, file_format='array_record').download_and_prepare(); for "
+            "TFRecord files, pip install tensorflow-cpu") from error
