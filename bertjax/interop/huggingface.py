@@ -20,11 +20,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-import bertjax
 from bertjax.files import whole_directory
 from bertjax.interop.names import LoadError, flatten, hugging_face_place
 from bertjax.interop.torch_pickle import read_torch_pickle
 from bertjax.model.presets import BertConfig
+from bertjax.version import source_version
 
 _SAFETENSORS_TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
@@ -270,7 +270,7 @@ def model_card(
     ours = ["import bertjax", "", 'model = bertjax.load_model("DIRECTORY")']
     ours += [f'bertjax.fill_mask(model, "{sentence}")'] if fill_mask else []
     lines = [*head, "---", "", f"# {name}", "", summary, "",
-             f"Written by bertjax {bertjax.__version__} as `{architecture}`.", "", "## Use", "",
+             f"Written by bertjax {source_version()} as `{architecture}`.", "", "## Use", "",
              "```python", *theirs, "```", "", "or, without torch,", "", "```python", *ours, "```"]
     if data:
         lines += ["", "## Data", "", data]

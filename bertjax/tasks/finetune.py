@@ -14,7 +14,6 @@ import functools
 import json
 import logging
 import math
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -487,49 +486,3 @@ class _WithLearningRate:
         if self._logbook is None:
             return lambda *args, **kwargs: None
         return getattr(self._logbook, name)
-
-
-# --- results
-
-
-def result_json(
-    tuner: FineTuner, run: Run, checkpoint: str, splits: Sequence[str] = ("train", "dev")
-) -> dict[str, Any]:
-    """What must be known to believe and to repeat a number."""
-    return {
-        "task": tuner.task.name,
-        "metric": tuner.task.metric,
-        "value": run.value,
-        "scores": dict(run.scores.values),
-        "flags": list(run.scores.flags),
-        "details": _plain(run.scores.details),
-        "checkpoint": checkpoint,
-        "tokenizer": getattr(tuner.tokenizer, "fingerprint", ""),
-        "data": {s: tuner.data(s, training=s == "train")[0].fingerprint for s in splits},
-        "rows": {s: len(tuner.data(s, training=s == "train")[1]) for s in splits},
-        "notes": [n for s in splits for n in tuner.data(s, training=s == "train")[0].notes],
-        "dropped": getattr(tuner.task, "dropped", 0),
-        "labels": list(tuner.task.labels),
-        "run": dataclasses.asdict(run.settings),
-        "settings": dataclasses.asdict(tuner.settings),
-        "best_step": run.best_step,
-        "steps": run.steps,
-        "history": [list(point) for point in run.history],
-        "seconds": round(run.seconds, 3),
-        "devices": f"{tuner.mesh.devices.size} x {tuner.mesh.devices.flat[0].device_kind}",
-    }
-
-
-def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes JSON; NaN and infinities, which JSON lacks, are refused."""
-    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,19 +16,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from bertjax import config as configuration
 from bertjax.interop import load_pretrained_params, open_source
-from bertjax.interop.huggingface import write_directory
 from bertjax.model.presets import Execution, parameter_count
 from bertjax.tasks.custom import TableTask
-from bertjax.tasks.examples import choose, examples_of, label_shares
-from bertjax.tasks.finetune import FineTuner, FineTuneSettings, Run, RunSettings, result_json
-from bertjax.tasks.finetune import write_json as _write_json
+from bertjax.tasks.examples import label_shares
+from bertjax.tasks.finetune import FineTuner, FineTuneSettings, RunSettings
 from bertjax.tasks.glue import GLUE, GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.pretrained import Pretrained
+from bertjax.tasks.results import (
+    result_json,
+    save_model,
+    summary_line,
+    write_json,
+    write_predictions,
+)
 from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
@@ -221,7 +225,7 @@ def run(job: Job) -> dict[str, Any]:
     from bertjax.training.checkpoint import Checkpoints
 
     if jax.process_index() == 0:
-        _write_json(workdir / "finetune.json", _identity(job))
+        write_json(workdir / "finetune.json", _identity(job))
     checkpoints = Checkpoints(
         str(directory), keep_last=1, keep_best=1, metric=f"eval/{tuner.task.metric}", mode="max"
     )
@@ -236,7 +240,7 @@ def run(job: Job) -> dict[str, Any]:
             with_null_threshold(tuner.task, done.scores)
         result = result_json(tuner, done, job.init_from)
         if jax.process_index() == 0:
-            _write_json(workdir / "result.json", result)
+            write_json(workdir / "result.json", result)
         files = write_predictions(tuner, done.params, job.predict, workdir)
         save_model(tuner, done.params, workdir / "model", result)
         logbook.message("\n".join([
@@ -304,64 +308,6 @@ def summary(job: Job, resumed_from: int | None = None) -> str:
         ("workdir", str(job.workdir)),
     ]
     return screen(lines)
-
-
-def summary_line(task: Any, run: Run) -> str:
-    """'mrpc: accuracy_f1 0.8512 (step 345 of 345; ...)' with the flags that make it doubtful."""
-    numbers = ", ".join(f"{name} {value:.4f}" for name, value in run.scores.values.items())
-    flags = "".join(f"  [{flag}]" for flag in run.scores.flags)
-    return (
-        f"{task.name}: best {task.metric} {run.value:.4f} at step {run.best_step} of {run.steps} "
-        f"({numbers}){flags}, {run.seconds:.1f} s"
-    )
-
-
-def write_predictions(
-    tuner: FineTuner, params: Any, splits: tuple[str, ...], directory: pathlib.Path
-) -> list[pathlib.Path]:
-    """Prediction and submission files of the splits; examples.json, for the report, from dev."""
-    paths: list[pathlib.Path] = []
-    for name in dict.fromkeys((*splits, "dev")):
-        split, features = tuner.data(name)
-        outputs = tuner.predict(params, features)
-        if jax.process_index() != 0:
-            continue
-        if name in splits:
-            paths += tuner.task.write(split, features, outputs, directory)
-        if name == "dev":
-            examples = choose(examples_of(tuner.task, split, features, outputs))
-            _write_json(directory / "examples.json", examples)
-    return paths
-
-
-def save_model(
-    tuner: FineTuner, params: Any, directory: pathlib.Path, result: Mapping[str, Any]
-) -> None:
-    """Writes the model in Hugging Face's layout, with its label names."""
-    if tuner.model.storable is not tuner.model:
-        log.warning("no model directory: Hugging Face's layout has no place for a BiLSTM")
-        return
-    host = jax.tree.map(lambda leaf: np.asarray(jax.device_get(leaf)), params)
-    if jax.process_index() != 0:
-        return
-    task = tuner.task
-    kinds = {
-        "regression": "regression",
-        "multilabel": "multi_label_classification",
-        "classification": "single_label_classification",
-    }
-    settings: dict[str, Any] = {"finetuned": {"task": task.name, "value": result["value"]}}
-    if task.name == "squad2.0":
-        settings["finetuned"]["null_threshold"] = result["details"]["best_f1_thresh"]
-    if task.head in kinds:
-        settings["problem_type"] = kinds[task.head]
-    labels = dict(enumerate(task.labels)) or None
-    if task.head == "regression":
-        labels = {0: "value"}
-    write_directory(
-        directory, tuner.config, host, type(tuner.model).__name__, tuner.tokenizer, labels,
-        settings=settings, overwrite=True,
-    )  # fmt: skip
 
 
 def evaluate(

@@ -76,20 +76,20 @@ def main(arguments: Sequence[str]) -> None:
             [int(value) for value in _EPOCHS.value],
             range(_SEEDS.value),
         )
-        outcomes = sweep.sweep(tuner, runs, directory, identity, keep=lambda run: _keep(job, tuner,
-                               run, directory))  # fmt: skip
+        outcomes = sweep.sweep(tuner, runs, directory, identity,
+                               keep=lambda run: _keep(tuner, run, directory))
     except (ValueError, OSError) as error:
         print(f"sweep: {error}", file=sys.stderr)
         sys.exit(2)
     print(sweep.write_report(task.name, task.metric, outcomes, directory))
 
 
-def _keep(job, tuner, run, directory: pathlib.Path) -> None:
-    from bertjax.tasks.finetune import result_json, write_json
+def _keep(tuner, run, directory: pathlib.Path) -> None:
+    from bertjax.tasks.results import result_json, save_model, write_json
 
     result = result_json(tuner, run, _INIT.value)
     write_json(directory / "result.json", result)
-    job.save_model(tuner, run.params, directory / "best", result)
+    save_model(tuner, run.params, directory / "best", result)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from bertjax.version import source_version
+
 # FLOP/s in bfloat16; the first name found in jax's lower-cased device_kind counts.
 PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
     ("gb200", 2.25e15), ("b200", 2.25e15),
@@ -73,4 +75,5 @@ def describe() -> dict[str, Any]:
             "platform": device.platform, "processes": jax.process_count(),
             "memory_per_device_gib": round(size / 2**30, 1) if (size := device_bytes()) else None,
             "peak_bf16_tflops_per_device": peak / 1e12 if (peak := peak_flops()) else None,
-            "host": host.node(), "python": host.python_version(), "jax": jax.__version__}
+            "host": host.node(), "python": host.python_version(), "jax": jax.__version__,
+            "bertjax": source_version()}

@@ -10,7 +10,7 @@ import pytest
 
 from bertjax.model.heads import init_params
 from bertjax.model.presets import BertConfig
-from bertjax.tasks import finetune, schedule
+from bertjax.tasks import finetune, results, schedule
 from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
@@ -74,7 +74,7 @@ def test_a_toy_task_is_learnt_and_runs_share_their_compiled_steps(tuner):
     tuner.run(finetune.RunSettings(1e-3, 16, 1, seed=3))
     assert step._cache_size() == compiled
     assert tuner._predict._cache_size() <= 2
-    result = finetune.result_json(tuner, first, "none")
+    result = results.result_json(tuner, first, "none")
     json.dumps(result, allow_nan=False)
     assert result["rows"] == {"train": 192, "dev": 41} and len(result["data"]["dev"]) == 64
 
@@ -108,12 +108,12 @@ def test_predictions_do_not_depend_on_bucket_batch_or_devices(tuner):
 
 def test_a_json_file_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "finetune.json"
-    finetune.write_json(path, {"seed": 1})
+    results.write_json(path, {"seed": 1})
 
     def stopped(source, target):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", stopped)
     with pytest.raises(KeyboardInterrupt):
-        finetune.write_json(path, {"seed": 2})
+        results.write_json(path, {"seed": 2})
     assert json.loads(path.read_text()) == {"seed": 1}

@@ -83,6 +83,12 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     assert stored["value"] == result["value"] and stored["run"]["seed"] == 1
     assert len((workdir / "predictions_test.jsonl").read_text().splitlines()) == 7
     assert stored["data"]["dev"] == task.read("dev").fingerprint
+    card = (workdir / "model" / "README.md").read_text()
+    for said in (f"fine-tuned from the weights of `{start.name}`", "Its labels are `bad`, `good`",
+                 "* train: 64 rows", f"Written by bertjax {stored['bertjax']}",
+                 f"* accuracy {stored['scores']['accuracy']:.4f}"):
+        assert said in card
+    assert str(tmp_path) not in card
     config = json.loads((workdir / "model" / "config.json").read_text())
     assert config["label2id"] == {"bad": 0, "good": 1}
     assert config["architectures"] == ["BertForSequenceClassification"]

@@ -1,0 +1,156 @@
+"""What a fine-tuning run leaves: result.json, predictions, the model with its card.
+
+In: a FineTuner and a Run of it. Out: files in the work directory; process 0 writes, all predict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from bertjax.files import write_whole
+from bertjax.interop.huggingface import model_card, write_directory
+from bertjax.model.presets import parameter_count
+from bertjax.tasks.examples import choose, examples_of
+from bertjax.version import source_version
+
+if TYPE_CHECKING:
+    from bertjax.tasks.finetune import FineTuner, Run
+
+log = logging.getLogger(__name__)
+
+
+def result_json(
+    tuner: FineTuner, run: Run, checkpoint: str, splits: Sequence[str] = ("train", "dev")
+) -> dict[str, Any]:
+    """What must be known to believe and to repeat a number."""
+    return {
+        "bertjax": source_version(),
+        "task": tuner.task.name,
+        "metric": tuner.task.metric,
+        "value": run.value,
+        "scores": dict(run.scores.values),
+        "flags": list(run.scores.flags),
+        "details": _plain(run.scores.details),
+        "checkpoint": checkpoint,
+        "tokenizer": getattr(tuner.tokenizer, "fingerprint", ""),
+        "data": {s: tuner.data(s, training=s == "train")[0].fingerprint for s in splits},
+        "rows": {s: len(tuner.data(s, training=s == "train")[1]) for s in splits},
+        "notes": [n for s in splits for n in tuner.data(s, training=s == "train")[0].notes],
+        "dropped": getattr(tuner.task, "dropped", 0),
+        "labels": list(tuner.task.labels),
+        "run": dataclasses.asdict(run.settings),
+        "settings": dataclasses.asdict(tuner.settings),
+        "best_step": run.best_step,
+        "steps": run.steps,
+        "history": [list(point) for point in run.history],
+        "seconds": round(run.seconds, 3),
+        "devices": f"{tuner.mesh.devices.size} x {tuner.mesh.devices.flat[0].device_kind}",
+    }
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes JSON; NaN and infinities, which JSON lacks, are refused."""
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def summary_line(task: Any, run: Run) -> str:
+    """'mrpc: accuracy_f1 0.8512 (step 345 of 345; ...)' with the flags that make it doubtful."""
+    numbers = ", ".join(f"{name} {value:.4f}" for name, value in run.scores.values.items())
+    flags = "".join(f"  [{flag}]" for flag in run.scores.flags)
+    return (
+        f"{task.name}: best {task.metric} {run.value:.4f} at step {run.best_step} of {run.steps} "
+        f"({numbers}){flags}, {run.seconds:.1f} s"
+    )
+
+
+def write_predictions(
+    tuner: FineTuner, params: Any, splits: tuple[str, ...], directory: pathlib.Path
+) -> list[pathlib.Path]:
+    """Prediction and submission files of the splits; examples.json, for the report, from dev."""
+    paths: list[pathlib.Path] = []
+    for name in dict.fromkeys((*splits, "dev")):
+        split, features = tuner.data(name)
+        outputs = tuner.predict(params, features)
+        if jax.process_index() != 0:
+            continue
+        if name in splits:
+            paths += tuner.task.write(split, features, outputs, directory)
+        if name == "dev":
+            examples = choose(examples_of(tuner.task, split, features, outputs))
+            write_json(directory / "examples.json", examples)
+    return paths
+
+
+def save_model(
+    tuner: FineTuner, params: Any, directory: pathlib.Path, result: Mapping[str, Any]
+) -> None:
+    """Writes the model in Hugging Face's layout, with its label names."""
+    if tuner.model.storable is not tuner.model:
+        log.warning("no model directory: Hugging Face's layout has no place for a BiLSTM")
+        return
+    host = jax.tree.map(lambda leaf: np.asarray(jax.device_get(leaf)), params)
+    if jax.process_index() != 0:
+        return
+    task = tuner.task
+    kinds = {
+        "regression": "regression",
+        "multilabel": "multi_label_classification",
+        "classification": "single_label_classification",
+    }
+    settings: dict[str, Any] = {"finetuned": {"task": task.name, "value": result["value"]}}
+    if task.name == "squad2.0":
+        settings["finetuned"]["null_threshold"] = result["details"]["best_f1_thresh"]
+    if task.head in kinds:
+        settings["problem_type"] = kinds[task.head]
+    labels = dict(enumerate(task.labels)) or None
+    if task.head == "regression":
+        labels = {0: "value"}
+    write_directory(
+        directory, tuner.config, host, type(tuner.model).__name__, tuner.tokenizer, labels,
+        settings=settings, overwrite=True, card=card(tuner, result),
+    )  # fmt: skip
+
+
+def card(tuner: FineTuner, result: Mapping[str, Any]) -> str:
+    """README.md of the model: what it does, how well, from what; no path of this machine."""
+    task, run, model = tuner.task, result["run"], tuner.config
+    origin = pathlib.PurePath(result["checkpoint"]).name
+    summary = (
+        f"A BERT with {model.num_hidden_layers} layers of width {model.hidden_size} and "
+        f"{parameter_count(model, heads=('pooler',)) / 1e6:.1f} M parameters, fine-tuned from the "
+        f"weights of `{origin}` for the task {task.name} ({task.head.replace('_', ' ')}).")
+    if task.labels:
+        summary += f" Its labels are {', '.join(f'`{label}`' for label in task.labels)}."
+    data = "\n".join(f"* {split}: {rows:,} rows, sha256 {result['data'][split]}"
+                     for split, rows in result["rows"].items())
+    recipe = {
+        "steps": f"{result['best_step']:,} (the best on dev) of {result['steps']:,}, "
+                 f"{run['batch_size']} rows each",
+        "learning rate": run["learning_rate"], "epochs": run["epochs"], "seed": run["seed"],
+        "longest row": f"{result['settings']['max_length']} tokens",
+        "hardware": f"{result['devices']}, {tuner.model.execution.dtype}",
+    }
+    sections = {"Results": "On the development set:\n\n" + "\n".join(
+        f"* {name} {value:.4f}" for name, value in result["scores"].items())}
+    return model_card(
+        f"BERT fine-tuned on {task.name}", type(tuner.model).__name__, summary, data, recipe,
+        sections)
