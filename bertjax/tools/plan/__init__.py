@@ -4,11 +4,12 @@
 
 The way of a plan:
 
-    config, topology -> step.py: the real training step, compiled for the topology's chips
-                     -> hlo.py: what the compiled program says of cycles, loops and collectives
+    config, place    -> planner.py: its stages; for --search those of each candidate (candidates.py)
+    stage            -> compilation.py: a process of its own (worker.py) that builds the real
+                        training step (stages.py) and has it compiled for the chips (chips.py)
+    compiled step    -> hlo.py: what the program says of cycles, loops and collectives
                      -> cost.py: bytes a chip, seconds a step, days of the recipe
                      -> page.py: the text of it
 
-chips.py knows the chips and the names of slices; search.py orders the candidates of --search. With
-a TPU topology everything runs on a machine without a TPU: libtpu brings the TPU compiler.
+With a TPU topology everything runs on a machine without a TPU: libtpu brings the TPU compiler.
 """

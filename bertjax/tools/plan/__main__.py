@@ -6,12 +6,13 @@
 
 The training step of the configuration is compiled for the topology (minutes; --quick stops once
 memory is assigned), and the compiler's numbers are printed. For TPUs libtpu must be installed, the
-release that belongs to jax. --search tries other meshes, remat policies and accumulations, prunes
-them by arithmetic, and ranks what fits. Exit code 1: it does not fit.
+release that belongs to jax. --search compiles other meshes, remat policies and accumulations, as
+far as arithmetic lets them fit, and ranks them; with --quick it tells what fits, but not which of
+several remat policies is the fastest. Exit code 1: it does not fit.
 """
 
+import dataclasses
 import importlib.metadata
-import itertools
 import json
 import os
 import pathlib
@@ -23,12 +24,12 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from bertjax import config as settings
 from bertjax.command_line import check_override_names, expand_overrides
 from bertjax.config_checks import check_config
-from bertjax.tools.plan import chips, page, search
-from bertjax.tools.plan.compilation import Cache, compile_stage
-from bertjax.tools.plan.cost import Cost, cost
+from bertjax.tools.plan import chips, page
+from bertjax.tools.plan.compilation import Cache
+from bertjax.tools.plan.cost import Cost
+from bertjax.tools.plan.planner import Planner
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon.")
@@ -44,8 +45,6 @@ _CACHE = flags.DEFINE_string(
     "compiled again.")
 _JSON = flags.DEFINE_string("json", "", "File for the numbers of the plan.")
 
-Plan = tuple[str, list[Cost]]  # overrides and the costs of the stages
-
 
 def main(arguments: Sequence[str]) -> None:
     """Prints the plan that the flags ask for."""
@@ -60,89 +59,36 @@ def main(arguments: Sequence[str]) -> None:
         piece = None if _TOPOLOGY.value == "local" else chips.parse(_TOPOLOGY.value)
         if piece is not None:
             chips.check_libtpu()
-        plans = _search(config, piece) if _SEARCH.value else [("", plan(config, piece))]
+        planner = Planner(piece, Cache(_CACHE.value), _QUICK.value, _say)
+        if _SEARCH.value:
+            plans = planner.search(config, _CANDIDATES.value)
+        else:
+            plans = [planner.plan(config)]
     except (ValueError, RuntimeError) as error:
         _refuse(str(error))
 
     name = config_flags.get_config_filename(flags.FLAGS["config"])
-    for overrides, costs in plans[:1]:
-        print("\n" + page.heading(name, piece, costs[0].info.device_kind, _versions(piece)))
-        if overrides:
-            print(f"best of {len(plans)} candidates: {overrides}")
-        for each in costs:
-            print("\n" + page.stage_text(each))
-        print("\n" + page.recipe_text(costs))
+    best = plans[0]
+    print("\n" + page.heading(name, piece, best.stages[0], _versions(piece)))
+    if best.overrides:
+        print(f"best of {len(plans)} candidates: {best.overrides}")
+    for stage in best.stages:
+        print("\n" + page.stage_text(stage))
+    print("\n" + page.recipe_text(best.stages))
     if _SEARCH.value:
         print("\n" + page.ranking(plans))
-    unfit = next((each for each in plans[0][1] if not each.fits), None)
     if _JSON.value:
         pathlib.Path(_JSON.value).write_text(json.dumps(
-            [{"overrides": overrides, "stages": [_numbers(each) for each in costs]}
-             for overrides, costs in plans], indent=1))
-    if unfit is not None:
+            [{"overrides": each.overrides, "stages": [_numbers(stage) for stage in each.stages]}
+             for each in plans], indent=1))
+    if best.unfit is not None:
         print("\nit does not fit. Try, in this order (or --search):")
-        print("\n".join(f"  {remedy}" for remedy in page.remedies(unfit)))
+        print("\n".join(f"  {remedy}" for remedy in page.remedies(best.unfit)))
         sys.exit(1)
-
-
-def plan(config: Any, piece: chips.Slice | None, by_roofline: bool = False) -> list[Cost]:
-    """Costs of every stage of a configuration; `by_roofline` as of cost()."""
-    topology, cache = piece.name if piece else "local", Cache(_CACHE.value)
-    count = 1 if config.job == "finetune" else len(config.phases)
-    costs = []
-    for stage in range(count):
-        info, compiled = compile_stage(config, topology, stage, cache, quick=_QUICK.value,
-                                       say=_say)
-        if piece is None:
-            from bertjax.training import hardware
-
-            costs.append(cost(info, compiled, None, hardware.peak_flops(),
-                              hardware.device_bytes()))
-        else:
-            costs.append(cost(info, compiled, piece, by_roofline=by_roofline))
-    return costs
-
-
-def _search(config: Any, piece: chips.Slice | None) -> list[Plan]:
-    """Plans of the most promising candidates, the best first: those that fit, by days."""
-    if config.job == "finetune":
-        raise ValueError("--search is for pre-training; fine-tuning fits almost everywhere")
-    if piece is None:
-        import jax
-
-        from bertjax.training import hardware
-
-        devices, limit = jax.device_count(), hardware.device_bytes() or 16 * chips.GIB
-    else:
-        devices, limit = piece.devices, piece.chip.hbm_bytes
-    length = max(length for _, length in config.phases)
-    model = settings.model_config(config, config.model.vocab_size or 30522)
-    worth = search.candidates(model, config.batch_size, length,
-                              settings.max_predictions(config, length), devices, limit)
-    plans: list[Plan] = []
-    for candidate in itertools.islice(worth, _CANDIDATES.value):
-        _say(f"candidate {len(plans) + 1}: {candidate}, about "
-             f"{candidate.bytes / chips.GIB:.1f} GiB by arithmetic")
-        tried = config.copy_and_resolve_references()
-        tried.update_from_flattened_dict(candidate.overrides())
-        # One method for all: a candidate that was once compiled to the end has cycles, which are
-        # more than the roofline of the others.
-        plans.append((str(candidate), plan(tried, piece, by_roofline=_QUICK.value)))
-    if not plans:
-        raise ValueError(f"no candidate should fit {limit / chips.GIB:.0f} GiB a device by "
-                         "arithmetic: take more chips, or chips with more memory")
-
-    def order(entry: Plan) -> tuple[bool, float]:
-        days = [each.days if each.days is not None else each.total for each in entry[1]]
-        return not all(each.fits for each in entry[1]), sum(days)
-
-    return sorted(plans, key=order)
 
 
 def _numbers(each: Cost) -> dict[str, Any]:
     """A Cost as JSON."""
-    import dataclasses
-
     return {**dataclasses.asdict(each), "total": each.total, "tokens_s": each.tokens_s,
             "days": each.days}
 

@@ -38,7 +38,8 @@ class Cost:
     """One step of a stage on one slice; times None where nothing estimates or measures them."""
 
     info: StageInfo
-    chips: int
+    chips: int  # that are paid for; of this machine, devices
+    unit: str  # what they are: chip or device
     fits: bool
     bytes: Mapping[str, int]  # of a device, by purpose; they add up to what the compiler takes
     limit: float  # bytes of a device, 0 = unknown
@@ -81,8 +82,9 @@ def cost(info: StageInfo, compiled: Compiled, piece: Slice | None, peak: float |
     limit = compiled.limit or (piece.chip.hbm_bytes if piece else limit) or 0
     parts = memory_parts(info, compiled)
     fits = compiled.fits and (not limit or sum(parts.values()) <= limit)
-    known = dict(info=info, chips=piece.chips if piece else info.devices, fits=fits, bytes=parts,
-                 limit=limit, largest_rows=largest_rows(info, parts, limit))
+    known = dict(info=info, chips=piece.chips if piece else info.devices,
+                 unit="chip" if piece else "device", fits=fits, bytes=parts, limit=limit,
+                 largest_rows=largest_rows(info, parts, limit))
     if not compiled.fits:
         return Cost(**known, collectives=[])
     program = hlo.parse(compiled.hlo)

@@ -5,8 +5,10 @@ In: Costs. Out: lines for a terminal. No numbers are computed here that a Cost d
 
 from collections.abc import Sequence
 
+from bertjax.tools.plan.candidates import KEPT
 from bertjax.tools.plan.chips import GIB, Slice
 from bertjax.tools.plan.cost import Cost
+from bertjax.tools.plan.planner import Plan
 
 METHODS = {
     "cycles": "estimate: the compiler's cycles of every operation (loop bodies as often as they "
@@ -15,16 +17,19 @@ METHODS = {
               "real step to take longer",
     "roofline": "at best: FLOPs over the peak plus bytes to and from HBM over its bandwidth, plus "
                 "collectives at the speed of the links. The compiler's own cycles, which the plan "
-                "without --quick gives, were 1.1 to 1.6 times that, and the memory 1.06 to "
-                "1.24 times",
+                "without --quick gives, were 1.1 to 1.7 times that, and the memory 1.06 to "
+                "1.25 times",
     "measured": "measured: the median of five steps on this machine, on random rows",
 }
+UNRANKED = ("not refused = memory is assigned, the time is at best: this order is no order between "
+            "remat policies of one mesh. Leave --quick out to compile the candidates to the end")
 
 
-def heading(name: str, piece: Slice | None, kind: str, versions: str) -> str:
-    """'configs/large.py on v5e:4x4 (v5litepod-16): 16 x TPU v5 lite, 16.0 GiB each; jax ...'."""
+def heading(name: str, piece: Slice | None, cost: Cost, versions: str) -> str:
+    """'configs/large.py on v5e:4x4 (v5litepod-16): 16 chips of TPU v5 lite, 16 GiB a chip; jax'."""
+    kind = cost.info.device_kind
     if piece is None:
-        return f"{name} on this machine ({kind}); {versions}"
+        return f"{name} on this machine: {cost.info.devices} x {kind}; {versions}"
     unit = piece.chip.units.removesuffix("s")
     return (f"{name} on {piece.name} ({piece.accelerator}): {piece.devices} {piece.chip.units} of "
             f"{kind}, {piece.chip.hbm_bytes / GIB:.0f} GiB a {unit}; {versions}")
@@ -42,8 +47,8 @@ def stage_text(cost: Cost) -> str:
         f"{'execution':>14}  {mesh}, accumulation {info.accumulation}, {info.execution}",
         f"{'fits':>14}  {_fits(cost)}",
     ]
-    lines += [f"{purpose:>18}  {size / GIB:6.2f} GiB" for purpose, size in cost.bytes.items()
-              if size >= GIB / 200]
+    lines += [f"{purpose:>18}  {_size(size, cost):>10}" for purpose, size in cost.bytes.items()
+              if size >= cost.total / 1000]
     if cost.largest_rows is not None:
         lines.append(f"{'largest batch':>14}  about {cost.largest_rows:,} rows a device at a time "
                      "(by proportion; plan it to be sure)")
@@ -60,7 +65,7 @@ def stage_text(cost: Cost) -> str:
                      f"{cost.tokens_s:,.0f} tokens/s")
         if cost.days is not None:
             lines.append(f"{'whole stage':>14}  {_duration(cost.days)}, "
-                         f"{cost.days * 24 * cost.chips:,.0f} chip-hours")
+                         f"{_hours(cost.days, cost)}")
     if cost.unknown_loops:
         lines.append(f"{'note':>14}  counted once, since their length is unknown: "
                      f"{', '.join(cost.unknown_loops)}")
@@ -68,12 +73,18 @@ def stage_text(cost: Cost) -> str:
 
 
 def _fits(cost: Cost) -> str:
+    used = _size(cost.total, cost)
     if not cost.limit:
-        return f"unknown limit: {cost.total / GIB:.2f} GiB a device"
-    used = f"{cost.total / GIB:.2f} of {cost.limit / GIB:.2f} GiB a device"
+        return f"{used} a device, of which {cost.info.device_kind} does not tell its memory"
+    used = f"{used.split()[0]} of {_size(cost.limit, cost)} a device"
     if not cost.fits:
         return f"NO: {used}"
     return f"not refused: at least {used}" if cost.method == "roofline" else f"yes: {used}"
+
+
+def _size(size: float, cost: Cost) -> str:
+    """Bytes, in the unit that suits the whole of a device's."""
+    return (f"{size / GIB:,.2f} GiB" if cost.total >= GIB else f"{size / GIB * 1024:,.1f} MiB")
 
 
 def _duration(days: float) -> str:
@@ -82,34 +93,42 @@ def _duration(days: float) -> str:
     return f"{days * 24:.1f} hours" if days * 24 >= 1 else f"{days * 1440:.1f} minutes"
 
 
+def _hours(days: float, cost: Cost) -> str:
+    """'1,618 chip-hours': what is paid for."""
+    hours = days * 24 * cost.chips
+    return f"{hours:,.0f} {cost.unit}-hours" if hours >= 10 else f"{hours:.1f} {cost.unit}-hours"
+
+
 def recipe_text(costs: Sequence[Cost]) -> str:
     """The run as a whole, and by what method its time was found."""
     lines = []
     days = [cost.days for cost in costs]
     if None not in days:
         total = sum(days)
-        lines.append(f"whole run: {_duration(total)}, {total * 24 * costs[0].chips:,.0f} "
-                     "chip-hours")
+        lines.append(f"whole run: {_duration(total)}, {_hours(total, costs[0])}")
     lines += [f"times are {METHODS[method]}" for method in
               dict.fromkeys(cost.method for cost in costs if cost.method)]
     return "\n".join(lines)
 
 
-def ranking(costs: Sequence[tuple[str, Sequence[Cost]]], fewest: int = 1) -> str:
-    """A table of candidates in order; each is its overrides and the costs of its stages."""
+def ranking(plans: Sequence[Plan]) -> str:
+    """A table of plans in order."""
     lines = ["| rank | overrides | fits | GiB a device | step ms | MFU | tokens/s | days |",
              "|---|---|---|---|---|---|---|---|"]
-    for rank, (overrides, stages) in enumerate(costs, 1):
-        proven = all(cost.method != "roofline" for cost in stages)
-        fits = ("yes" if proven else "not refused") if all(cost.fits for cost in stages) else "no"
-        gib = ", ".join(f"{cost.total / GIB:.2f}" for cost in stages)
-        step = ", ".join(f"{cost.step_s * 1e3:,.0f}" if cost.step_s else "-" for cost in stages)
-        mfu = ", ".join(f"{cost.mfu:.1%}" if cost.mfu else "-" for cost in stages)
-        speed = ", ".join(f"{cost.tokens_s:,.0f}" if cost.tokens_s else "-" for cost in stages)
-        days = [cost.days for cost in stages]
-        total = f"{sum(days):.2f}" if None not in days else "-"
-        lines.append(f"| {rank} | {overrides} | {fits} | {gib} | {step} | {mfu} | {speed} | "
-                     f"{total} |")
+    for rank, plan in enumerate(plans, 1):
+        stages, days = plan.stages, [stage.days for stage in plan.stages]
+        proven = all(stage.method != "roofline" for stage in stages)
+        columns = [
+            plan.overrides,
+            "no" if plan.unfit else "yes" if proven else "not refused",
+            ", ".join(f"{stage.total / GIB:.2f}" for stage in stages),
+            ", ".join(f"{stage.step_s * 1e3:,.0f}" if stage.step_s else "-" for stage in stages),
+            ", ".join(f"{stage.mfu:.1%}" if stage.mfu else "-" for stage in stages),
+            ", ".join(f"{stage.tokens_s:,.0f}" if stage.tokens_s else "-" for stage in stages),
+            f"{sum(days):.2f}" if None not in days else "-"]
+        lines.append(f"| {rank} | {' | '.join(columns)} |")
+    if any(stage.method == "roofline" for plan in plans for stage in plan.stages):
+        lines.append(UNRANKED)
     return "\n".join(lines)
 
 
@@ -117,12 +136,11 @@ def remedies(cost: Cost) -> list[str]:
     """Overrides to try for a step that does not fit, the cheapest first."""
     info, rows = cost.info, cost.info.rows_per_device
     found = []
-    if info.remat == "none":
-        found.append("--config.execution.layers=scan --config.execution.remat=dots")
+    less = list(KEPT)[list(KEPT).index(info.remat) + 1:]
+    found += [f"--config.execution.layers=scan --config.execution.remat={policy}"
+              for policy in ("dots", "full") if policy in less]
     if rows > 1:
         found.append(f"--config.accumulation={2 * info.accumulation}")
-    if info.remat in ("none", "dots", "minimal"):
-        found.append("--config.execution.layers=scan --config.execution.remat=full")
     shards = info.mesh["data"]
     state = sum(cost.bytes[name] for name in ("parameters", "optimizer"))
     if shards > 1 and cost.limit and state > 0.2 * cost.limit:

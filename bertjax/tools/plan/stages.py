@@ -21,10 +21,9 @@ from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
 from bertjax.tasks.job import finetune_settings
 from bertjax.tools.plan.compilation import StageInfo
+from bertjax.tools.plan.vocabulary import Vocabulary, vocabulary_size
 from bertjax.training import hardware, pretraining, sharding
 from bertjax.training.trainer import Objective, Trainer
-
-VOCABULARY = 30522  # of the released uncased models, where the configuration leaves it open
 
 # Training rows of the official data sets, for the length of a fine-tuning run.
 TRAINING_ROWS = {"cola": 8551, "sst2": 67349, "mrpc": 3668, "stsb": 5749, "qqp": 363849,
@@ -58,26 +57,6 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary:
-    """Stands in for a tokenizer where only numbers of entries count."""
-
-    vocab_size: int
-    mask_id: int = 4
-
-    @property
-    def special_ids(self) -> tuple[int, ...]:
-        return 0, 1, 2, 3, 4
-
-    @property
-    def replacement_ids(self) -> np.ndarray:
-        return np.arange(5, self.vocab_size, dtype=np.int32)
-
-    @property
-    def is_continuation(self) -> np.ndarray:
-        return np.arange(self.vocab_size) % 2 == 1
-
-
-@dataclasses.dataclass(frozen=True)
 class TaskShape:
     """Stands in for a fine-tuning task where only its head counts."""
 
@@ -99,8 +78,7 @@ def stages(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> list[St
     Raises:
       ValueError: mesh or batch do not fit the devices; names the setting and valid values.
     """
-    vocabulary = Vocabulary(config.model.vocab_size or (
-        config.data.demo_vocab_size if config.data.corpus == "docstrings" else VOCABULARY))
+    vocabulary = Vocabulary(vocabulary_size(config))
     model = settings.model_config(config, vocabulary.vocab_size)
     mesh, _ = sharding.mesh_of(config.mesh, parameter_count(model), devices,
                                hardware.device_bytes(devices[0]))

@@ -1,0 +1,101 @@
+"""Candidates of --search: meshes, remat policies and accumulation, in the order to try them.
+
+In: the configuration's rows and model, devices and their memory. Out: `Candidate`s worth compiling.
+Arithmetic discards what cannot fit, since a compilation takes minutes and a product nothing. It
+does not choose a remat policy: which is the fastest depends on what the compiler can fuse (large on
+a v5e-16 is faster with "full" than with "dots", though it computes a quarter more), so of a mesh
+all policies that fit are candidates.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from bertjax.model.presets import BertConfig, parameter_count
+
+# [rows, T, H] arrays of bfloat16 that a layer keeps for its backward pass, as the compiler's buffer
+# assignment lists them: "full" the layer's input, once for each of its two uses; "minimal" also the
+# context and the normalised sum behind it; "dots" also queries, keys, values, both outputs, and the
+# inner activations, which are four. Of "none", what fits best.
+KEPT = {"none": 34, "dots": 12, "minimal": 4, "full": 2}
+KEPT_MATRICES = {"none": 4.5, "dots": 0, "minimal": 0, "full": 0}  # bytes of an element [A, T, T]
+WORKING = 20  # arrays [rows, T, H] of the one layer at work
+WORKING_MATRICES = 10  # bytes of an element [A, T, T] of it
+WORKING_LOGITS = 10  # bytes of an element [P, V]
+ROOM = 0.9  # share of the memory that a candidate may take by this arithmetic
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """Settings to try, and what arithmetic says of them."""
+
+    fsdp: int
+    tensor: int
+    remat: str
+    accumulation: int
+    bytes: float  # of a device
+
+    def overrides(self) -> dict[str, object]:
+        """Settings, by name."""
+        return {"mesh.auto": False, "mesh.data": -1, "mesh.fsdp": self.fsdp,
+                "mesh.tensor": self.tensor, "execution.layers": "scan",
+                "execution.remat": self.remat, "accumulation": self.accumulation}
+
+    def __str__(self) -> str:
+        return (f"mesh.fsdp={self.fsdp} mesh.tensor={self.tensor} execution.layers=scan "
+                f"execution.remat={self.remat} accumulation={self.accumulation}")
+
+
+def bytes_of(config: BertConfig, rows: int, length: int, predictions: int, devices: int,
+             fsdp: int, tensor: int, remat: str, accumulation: int) -> float:
+    """Bytes of a device by arithmetic: state, gradients, kept activations, work at its widest.
+
+    This is what the compiler assigns to buffers, within a tenth; the program that it ends with
+    takes 1.05 to 1.25 times as much.
+
+    Args:
+      rows: of the global batch.
+      length: T; predictions: P, positions that the MLM head sees.
+    """
+    # Weights and moments in float32, gradients (with accumulation also their sum), weights again
+    # in bfloat16, stacked.
+    state = parameter_count(config) / (fsdp * tensor) * (
+        4 * 3 + 4 * (1 if accumulation == 1 else 2) + 2)
+    here = rows * tensor / devices / accumulation
+    hidden = here * length * config.hidden_size * 2
+    matrices = here * config.num_attention_heads / tensor * length * length
+    kept = config.num_hidden_layers * (
+        KEPT[remat] * hidden + KEPT_MATRICES[remat] * matrices)
+    logits = here * predictions * config.vocab_size / tensor
+    return state + kept + max(WORKING_MATRICES * matrices + WORKING * hidden,
+                              WORKING_LOGITS * logits)
+
+
+def candidates(config: BertConfig, rows: int, length: int, predictions: int, devices: int,
+               limit: float) -> Iterator[Candidate]:
+    """Candidates that should fit into `limit` bytes: the fewest exchanges first, then the largest
+    micro-batches, then the least recomputation."""
+    for tensor, accumulation, fsdp in sorted(_divisions(config, rows, devices)):
+        for remat in KEPT:
+            size = bytes_of(config, rows, length, predictions, devices, fsdp, tensor, remat,
+                            accumulation)
+            if size <= ROOM * limit:
+                yield Candidate(fsdp, tensor, remat, accumulation, size)
+
+
+def _divisions(config: BertConfig, rows: int, devices: int) -> Iterator[tuple[int, int, int]]:
+    """(tensor, accumulation, fsdp) that divide heads, rows and devices.
+
+    In this order each costs more than the next: tensor exchanges activations in every layer,
+    accumulation repeats fsdp's gathers and makes products smaller, fsdp gathers weights beside the
+    work.
+    """
+    for tensor in (1, 2):
+        if devices % tensor or config.num_attention_heads % tensor:
+            continue
+        shards = devices // tensor
+        for accumulation in (1, 2, 4, 8):
+            if rows % (shards * accumulation):
+                continue
+            for fsdp in range(1, shards + 1):
+                if shards % fsdp == 0:
+                    yield tensor, accumulation, fsdp

@@ -1,0 +1,97 @@
+"""A plan of one configuration, and the search for a better one.
+
+In: a configuration and where it is to run. Out: the `Cost`s of its stages; of a search, `Plan`s
+with the best first. How a stage is compiled (cache, quick) comes with a `Planner`.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from bertjax import config as settings
+from bertjax.tools.plan import candidates, chips
+from bertjax.tools.plan.compilation import Cache, compile_stage
+from bertjax.tools.plan.cost import Cost, cost
+from bertjax.tools.plan.vocabulary import vocabulary_size
+
+UNKNOWN_LIMIT = 16 * chips.GIB  # taken as the memory of a device that does not tell
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a configuration costs; `overrides` is what a search changed of it."""
+
+    stages: list[Cost]
+    overrides: str = ""
+
+    @property
+    def unfit(self) -> Cost | None:
+        """The first stage that does not fit, if any."""
+        return next((stage for stage in self.stages if not stage.fits), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Planner:
+    """Plans for one place.
+
+    Attributes:
+      piece: the slice; None = the devices of this machine.
+      cache: of compiled steps.
+      quick: stop the compiler once it has assigned memory (TPU only).
+      say: told what goes on.
+    """
+
+    piece: chips.Slice | None
+    cache: Cache
+    quick: bool = False
+    say: Callable[[str], None] = lambda text: None
+
+    def plan(self, config: Any, overrides: str = "", by_roofline: bool = False) -> Plan:
+        """Costs of every stage of a configuration; `by_roofline` as of cost()."""
+        topology = self.piece.name if self.piece else "local"
+        peak = limit = None
+        if self.piece is None:
+            from bertjax.training import hardware
+
+            peak, limit = hardware.peak_flops(), hardware.device_bytes()
+        count = 1 if config.job == "finetune" else len(config.phases)
+        stages = [compile_stage(config, topology, number, self.cache, quick=self.quick,
+                                say=self.say) for number in range(count)]
+        return Plan([cost(*stage, self.piece, peak, limit, by_roofline) for stage in stages],
+                    overrides)
+
+    def search(self, config: Any, count: int) -> list[Plan]:
+        """Plans of the first `count` candidates, the best first: those that fit, by days."""
+        if config.job == "finetune":
+            raise ValueError("--search is for pre-training; fine-tuning fits almost everywhere")
+        if self.piece is None:
+            import jax
+
+            from bertjax.training import hardware
+
+            devices, limit = jax.device_count(), hardware.device_bytes() or UNKNOWN_LIMIT
+        else:
+            devices, limit = self.piece.devices, self.piece.chip.hbm_bytes
+        length = max(length for _, length in config.phases)
+        model = settings.model_config(config, vocabulary_size(config))
+        worth = candidates.candidates(model, config.batch_size, length,
+                                      settings.max_predictions(config, length), devices, limit)
+        plans = []
+        for candidate in itertools.islice(worth, count):
+            self.say(f"candidate {len(plans) + 1}: {candidate}, about "
+                     f"{candidate.bytes / chips.GIB:.1f} GiB by arithmetic")
+            tried = config.copy_and_resolve_references()
+            tried.update_from_flattened_dict(candidate.overrides())
+            # One method for all: a candidate that was once compiled to the end has cycles, which
+            # are more than the roofline of the others.
+            plans.append(self.plan(tried, str(candidate), by_roofline=self.quick))
+        if not plans:
+            raise ValueError(f"no candidate should fit {limit / chips.GIB:.0f} GiB a device by "
+                             "arithmetic: take more chips, or chips with more memory")
+        return sorted(plans, key=_order)
+
+
+def _order(plan: Plan) -> tuple[bool, float]:
+    days = [each.days if each.days is not None else each.total for each in plan.stages]
+    return plan.unfit is not None, sum(days)

@@ -1,0 +1,35 @@
+"""The vocabulary of a plan: there is no tokenizer yet, and only numbers of entries count."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+RELEASED = 30522  # entries of the released uncased models
+
+
+def vocabulary_size(config: Any) -> int:
+    """Entries that the run of a configuration will have, as far as it says so."""
+    if config.model.vocab_size:
+        return config.model.vocab_size
+    return config.data.demo_vocab_size if config.data.corpus == "docstrings" else RELEASED
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """Stands in for a tokenizer."""
+
+    vocab_size: int
+    mask_id: int = 4
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        return 0, 1, 2, 3, 4
+
+    @property
+    def replacement_ids(self) -> np.ndarray:
+        return np.arange(5, self.vocab_size, dtype=np.int32)
+
+    @property
+    def is_continuation(self) -> np.ndarray:
+        return np.arange(self.vocab_size) % 2 == 1
