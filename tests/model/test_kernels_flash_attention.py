@@ -20,8 +20,8 @@ from bertjax.model.kernels.flash_attention import (
 RATE = 0.1
 SMALL = {"block_q": 16, "block_k": 16, "backward_block_q": 16, "backward_block_k": 16}
 TWIN = Tiling(**SMALL)
-UNBOUNDED = Tiling(**SMALL, bounded=False)
-FUSED = Tiling(**SMALL, backward="fused", bounded=False)
+BOUNDED = Tiling(**SMALL, bounded=True)
+FUSED = Tiling(**SMALL, backward="fused", backward_bounded=False)
 
 
 def reference(q, k, v, ids, seeds, rate):
@@ -53,7 +53,7 @@ def gradients(attend, q, k, v, g):
     [
         (32, TWIN),
         pytest.param(32, FUSED, marks=pytest.mark.slow),
-        pytest.param(32, UNBOUNDED, marks=pytest.mark.slow),
+        pytest.param(32, BOUNDED, marks=pytest.mark.slow),
         pytest.param(40, None, marks=pytest.mark.slow),
     ],
 )
@@ -74,7 +74,7 @@ def test_value_and_gradients_equal_the_reference_with_dropout(length, tiling):
     [
         (32, TWIN),
         pytest.param(32, FUSED, marks=pytest.mark.slow),
-        pytest.param(32, UNBOUNDED, marks=pytest.mark.slow),
+        pytest.param(32, BOUNDED, marks=pytest.mark.slow),
         pytest.param(40, None, marks=pytest.mark.slow),
     ],
 )
@@ -170,7 +170,8 @@ def test_shapes_that_the_kernels_do_not_take_are_refused():
         Tiling(backward="fused")
 
 
-def test_rows_of_any_segments_equal_the_reference():
+@pytest.mark.parametrize("tiling", [TWIN, BOUNDED])
+def test_rows_of_any_segments_equal_the_reference(tiling):
     """Full, padded, packed, all padding, and ids that no batch of ours has: holes and disorder."""
     q, k, v, g, _, seeds = inputs(6, 64, 1, 16)
     rows = [[1] * 64, [1] * 37 + [0] * 27, [1] * 16 + [2] * 30 + [3] * 18, [0] * 64,
@@ -178,7 +179,7 @@ def test_rows_of_any_segments_equal_the_reference():
     ids = jnp.array(rows)
 
     def fused(q, k, v):
-        return flash_attention(q, k, v, ids, seeds, RATE, TWIN, interpret=True)
+        return flash_attention(q, k, v, ids, seeds, RATE, tiling, interpret=True)
 
     got = jax.jit(lambda *a: gradients(fused, *a))(q, k, v, g)
     want = gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), q, k, v, g)

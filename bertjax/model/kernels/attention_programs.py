@@ -40,10 +40,10 @@ class Tiling:
         before dv's) gave a dv that was wrong by 1 to 2 % and varied from run to run with jax
         0.11.2. The present order has not shown it with one, two or three stages (equal to one
         stage to the bit, 20 runs of each); run the gpu tests after changing either.
-      bounded: visit only the tiles that some segment of a row touches, and compare ids only where
-        a tile holds more than one (see `visit`); needs 'twin'. A gain at 512 tokens (6 % of the
-        backward pass where rows are full, the tiles themselves where they are padded or packed),
-        a loss at 128.
+      bounded, backward_bounded: visit only the tiles that some segment of a row touches; backward
+        needs 'twin'. Forward pays for the loop of unknown length (15 % where rows are full), so it
+        is bounded for packed rows alone; backward gains (8 % where rows are full, the tiles
+        themselves where they are not).
     """
 
     block_q: int = 64
@@ -55,23 +55,26 @@ class Tiling:
     backward_block_k: int = 64
     backward_warps: int = 4
     backward_stages: int = 3
-    bounded: bool = True
+    bounded: bool = False
+    backward_bounded: bool = True
 
     def __post_init__(self) -> None:
         if self.backward not in ("fused", "twin"):
             raise ValueError(f"Tiling.backward must be 'fused' or 'twin', got {self.backward!r}")
         if self.backward == "twin" and self.backward_block_q != self.backward_block_k:
             raise ValueError("Tiling.backward='twin' needs backward_block_q = backward_block_k")
-        if self.bounded and self.backward == "fused":
-            raise ValueError("Tiling.bounded needs backward='twin'")
+        if self.backward_bounded and self.backward == "fused":
+            raise ValueError("Tiling.backward_bounded needs backward='twin'")
 
     @classmethod
     def for_length(cls, length: int, several_pairs: bool = False) -> Tiling:
         """The tiling to use for rows of `length` tokens, tuned on an H100 and an H200."""
-        if length <= 128 and not several_pairs:
+        if several_pairs:
+            return cls(block_k=64, bounded=True)
+        if length <= 128:
             return cls(
                 block_k=64, backward="fused", backward_block_k=128, backward_warps=8,
-                backward_stages=1, bounded=False,
+                backward_stages=1, backward_bounded=False,
             )  # fmt: skip
         return cls()
 
@@ -111,26 +114,39 @@ def block_size(length: int, wanted: int) -> int:
     return math.gcd(length, wanted)
 
 
-def visit(spec: Spec, bounds_ref, blocks: int, tile, carry):
+def visit(bounds_ref, blocks: int, bounded: bool, tile, carry):
     """`carry` taken through tile(index, carry, compare=) for the blocks that this one must see.
 
     Args:
       bounds_ref: int32 [4] of `tile_bounds`: the blocks first, ..., last - 1 may share a segment
-        with this one, of which whole, ..., mixed - 1 consist of its one segment. Those need no
-        comparison of ids, and a loop without it is the faster one.
-      blocks: of the row; all are visited where the tiling is not bounded.
+        with this one, of which whole, ..., mixed - 1 consist of its one segment: those need no
+        comparison of ids.
+      blocks: of the row.
+      bounded: leave out what is not between first and last, in two loops, of which the one without
+        comparison is the faster; else one loop over all blocks.
     """
-    compared = functools.partial(tile, compare=True)
-    if not spec.tiling.bounded:
-        return compared(0, carry) if blocks == 1 else lax.fori_loop(0, blocks, compared, carry)
     first, whole, mixed, last = (bounds_ref[i] for i in range(4))
+
+    def any_block(i, carry):
+        return tile(i, carry, compare=(i < whole) | (i >= mixed))
+
+    if not bounded:
+        return any_block(0, carry) if blocks == 1 else lax.fori_loop(0, blocks, any_block, carry)
     carry = lax.fori_loop(whole, mixed, functools.partial(tile, compare=False), carry)
     before = whole - first
 
     def rest(i, carry):
-        return compared(first + i + jnp.where(i < before, 0, mixed - whole), carry)
+        return tile(first + i + jnp.where(i < before, 0, mixed - whole), carry, compare=True)
 
     return lax.fori_loop(0, before + last - mixed, rest, carry)
+
+
+def _compared(compare, ids_a: jax.Array, ids_b: jax.Array, tile: jax.Array, otherwise: float):
+    """`tile` where the ids of row and column agree, else `otherwise`, if there is to `compare`."""
+    masked = lambda: jnp.where(ids_a == ids_b, tile, otherwise)  # noqa: E731
+    if isinstance(compare, bool):
+        return masked() if compare else tile
+    return lax.cond(compare, masked, lambda: tile)
 
 
 def forward_kernel(
@@ -149,8 +165,7 @@ def forward_kernel(
         start_k = index * block_k
         at_k = pl.ds(start_k, block_k)
         scores = _dot(q, k_ref[at_k, :], (1, 1)) * (spec.scale * _LOG2_E)
-        if compare:
-            scores = jnp.where(ids_q[:, None] == ids_ref[at_k][None, :], scores, MASKED)
+        scores = _compared(compare, ids_q[:, None], ids_ref[at_k][None, :], scores, MASKED)
         new_max = jnp.maximum(running_max, jnp.max(scores, axis=1))
         shrink = jnp.exp2(running_max - new_max)
         p = jnp.exp2(scores - new_max[:, None])
@@ -168,7 +183,7 @@ def forward_kernel(
         jnp.full((block_q,), 2 * MASKED, jnp.float32),
         jnp.zeros((block_q,), jnp.float32),
     )
-    carry = visit(spec, bounds_ref, length // block_k, tile, carry)
+    carry = visit(bounds_ref, length // block_k, spec.tiling.bounded, tile, carry)
     acc, running_max, running_sum = carry
     acc = acc * (1.0 / (running_sum * keep_probability(spec.rate)))[:, None]
     o_ref[...] = acc.astype(o_ref.dtype)
@@ -180,7 +195,7 @@ def _gradient_tile(
 ):
     """(dropped probabilities, score gradients) of one tile, [bq,bk] or, `turned`, [bk,bq].
 
-    `compare`: not all tokens of the tile are of one segment.
+    `compare`: whether the tile may hold tokens of several segments.
     The score gradient lacks the factor scale / keep probability, which the caller applies to the
     sum of all tiles.
     """
@@ -195,8 +210,7 @@ def _gradient_tile(
         lse, delta = lse[:, None], delta[:, None]
         ids_q, ids_k = ids_q[:, None], ids_k[None, :]
     p = jnp.exp2(scores * (spec.scale * _LOG2_E) - lse)
-    if compare:
-        p = jnp.where(ids_q == ids_k, p, 0.0)
+    p = _compared(compare, ids_q, ids_k, p, 0.0)
     if spec.rate > 0.0:
         keep = tile_keep_mask(
             seeds[0], seeds[1], start_q, start_k, shape, spec.rate, transposed=turned
@@ -296,7 +310,8 @@ def backward_twin_kernel(
         dk = dk + _dot(ds, q, (1, 0))
         return dk, dv
 
-    dk, dv = visit(spec, bounds_ref, length // block, over_queries, (zero, zero))
+    loop = functools.partial(visit, bounds_ref, length // block, spec.tiling.backward_bounded)
+    dk, dv = loop(over_queries, (zero, zero))
     _put(spec, gradients, K, own, dk * (spec.scale * inverse_keep))
     _put(spec, gradients, V, own, dv * inverse_keep)
 
@@ -312,5 +327,5 @@ def backward_twin_kernel(
         )  # fmt: skip
         return dq + _dot(ds, k, (1, 0))
 
-    dq = visit(spec, bounds_ref, length // block, over_keys, zero)
+    dq = loop(over_keys, zero)
     _put(spec, gradients, Q, own, dq * (spec.scale * inverse_keep))

@@ -125,12 +125,6 @@ def _call(kernel, spec: Spec, grid, in_specs, out_specs, out_shape, warps, stage
     )(*args)
 
 
-def _bounds(spec: Spec, ids: jax.Array, block: int, over: int) -> jax.Array:
-    if spec.tiling.bounded:
-        return tile_bounds(ids, block, over)
-    return jnp.zeros((ids.shape[0], ids.shape[1] // block, 4), jnp.int32)
-
-
 def _forward(ids, seeds, *qkv, spec: Spec):
     """One shard's forward pass -> context [B,T,A,D], log2-sum-exp2 [B,A,T] float32."""
     (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
@@ -151,7 +145,7 @@ def _forward(ids, seeds, *qkv, spec: Spec):
             jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
         ],
         tiling.warps, tiling.stages, "attention_forward",
-        (seeds, _bounds(spec, ids, block_q, block_k), *arrays, ids),
+        (seeds, tile_bounds(ids, block_q, block_k), *arrays, ids),
     )  # fmt: skip
 
 
@@ -177,7 +171,7 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
             backward_twin_kernel, spec, (length // block_q, heads, batch),
             [seeds_spec, bounds_spec, *specs, ids_spec, whole, lse_spec, lse_spec],
             out_specs, shapes, tiling.backward_warps, tiling.backward_stages, "attention_backward",
-            (seeds, _bounds(spec, ids, block_q, block_q), *arrays, ids, do, lse, delta),
+            (seeds, tile_bounds(ids, block_q, block_q), *arrays, ids, do, lse, delta),
         )  # fmt: skip
     # dq's partial sums, a head after the other: only touched when a head has several key blocks.
     rows = length if length > block_k else 1
