@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -11,12 +12,11 @@ import sys
 import pytest
 
 from bertjax.model.presets import PRESETS
-from bertjax.tools.plan import candidates, chips, page
+from bertjax.tools.plan import candidates, chips, compilation, page, planner
 from bertjax.tools.plan.chips import GIB
 from bertjax.tools.plan.compilation import Cache, Compiled, StageInfo, allocations, refused
 from bertjax.tools.plan.cost import cost, seconds_of
 from bertjax.tools.plan.hlo import Collective
-from bertjax.tools.plan.planner import Plan
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -195,10 +195,34 @@ def test_arithmetic_agrees_with_the_compiler_within_a_tenth(model, devices, fsdp
     assert found / GIB == pytest.approx(gib, rel=0.1)
 
 
+def test_a_search_compiles_what_should_fit_and_puts_the_fastest_that_fits_first(monkeypatch):
+    cycles = {"dots": 440, "minimal": 0, "full": 360}  # 0 = refused
+
+    def compile_stage(config, topology, number, cache, **how):
+        remat = config.execution.remat
+        text = PROGRAM.replace("150000000", str(cycles[remat] * 1_500_000))
+        refusal = Compiled(wanted=17 * GIB, limit=16 * GIB)
+        return info(remat=remat), Compiled(text) if cycles[remat] else refusal
+
+    monkeypatch.setattr(planner, "compile_stage", compile_stage)
+    config = load("large").get_config()
+    found = planner.Planner(chips.parse("v5e:4x4"), Cache("unused")).search(config, 3)
+    assert [plan.stages[0].info.remat for plan in found] == ["full", "dots", "minimal"]
+    assert [plan.unfit is None for plan in found] == [True, True, False]
+    assert "execution.remat=full" in found[0].overrides and config.execution.remat == "none"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "configs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def a_plan(days, fits=True, method="cycles", overrides=""):
     compiled = Compiled(PROGRAM) if fits else Compiled(wanted=24 * GIB, limit=16 * GIB)
     stage = cost(info(steps=int(days * 864_000)), compiled, chips.parse("v5e:4x4"))
-    return Plan([dataclasses.replace(stage, method=method)], overrides)
+    return planner.Plan([dataclasses.replace(stage, method=method)], overrides)
 
 
 def test_a_quick_ranking_says_that_it_does_not_order_policies():
@@ -241,6 +265,21 @@ def test_a_plan_of_this_machine_is_measured_and_kept(tmp_path):
     numbers = json.loads((tmp_path / "plan.json").read_text())[0]["stages"][0]
     assert numbers["step_s"] > 0 and numbers["bytes"]["temporaries"] > 0
     assert "compiled before" in plan(*arguments).stderr
+
+
+@pytest.mark.parametrize("program, words", [
+    ("kill -9 $$", "SIGKILL, which is what becomes of a process that takes all"),
+    ("echo no >&2; exit 3", "ended early:\nno"), ("kill -15 $$", "was ended by SIGTERM")])
+def test_a_worker_that_dies_is_explained(tmp_path, program, words):
+    stderr = tmp_path / "stderr"
+    with open(stderr, "w") as file:
+        worker = subprocess.Popen(["sh", "-c", program], stderr=file)
+    assert words in compilation._how_it_ended(worker, stderr)
+
+
+def test_cpu_devices_share_the_memory_of_the_machine():
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert chips.local_device_bytes() == pages // 8  # tests run on 8 forced devices
 
 
 def test_bad_command_lines_are_one_message():

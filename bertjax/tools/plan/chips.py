@@ -8,6 +8,7 @@ for without having them. Peaks, memory and links as the vendor publishes them (c
 import dataclasses
 import importlib.metadata
 import math
+import os
 import re
 from typing import Any
 
@@ -120,6 +121,17 @@ def parse(text: str) -> Slice:
             raise ValueError(f"topology {text!r}: there is no such slice; {chip.name} has {sizes}")
         return Slice(chip, shapes[chips])
     raise ValueError(f"topology {text!r} is not understood; {VALID}")
+
+
+def local_device_bytes() -> int | None:
+    """Memory of one device of this machine, if known. CPU devices share the machine's."""
+    import jax
+
+    from bertjax.training import hardware
+
+    if jax.default_backend() == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.device_count()
+    return hardware.device_bytes()
 
 
 # --------------------------------------------------------------------------------- the compiler

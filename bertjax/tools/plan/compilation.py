@@ -17,6 +17,7 @@ import os
 import pathlib
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -158,7 +159,7 @@ def _follow(worker: subprocess.Popen, scratch: pathlib.Path, cache: Cache, quick
     if "error" in messages:
         raise ValueError(messages["error"])
     if "key" not in messages:
-        raise RuntimeError(f"the compiler's process ended early:\n{_tail(scratch / 'stderr')}")
+        raise RuntimeError(_how_it_ended(worker, scratch / "stderr"))
     info, key = StageInfo(**messages["stage"]), messages["key"]
     if messages["cached"]:
         say(f"{info.name}: compiled before, {cache.directory / key}.json")
@@ -177,21 +178,27 @@ def _follow(worker: subprocess.Popen, scratch: pathlib.Path, cache: Cache, quick
         time.sleep(0.5)
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
-            say(f"{info.name}: still compiling, {told - began:.0f} s")
+            say(f"{info.name}: still at work, {told - began:.0f} s")
     while read():
         pass
     if "failed" in messages:
         raise RuntimeError(f"the compiler failed:\n{messages['failed']}")
     compiled = cache.load(key)
     if compiled is None:
-        raise RuntimeError(f"the compiler's process ended early:\n{_tail(scratch / 'stderr')}")
+        raise RuntimeError(_how_it_ended(worker, scratch / "stderr"))
     what = "compiled" if compiled.fits else "does not fit"
     say(f"{info.name}: {what}, {compiled.seconds:.0f} s")
     return info, compiled
 
 
-def _tail(path: pathlib.Path, lines: int = 15) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+def _how_it_ended(worker: subprocess.Popen, stderr: pathlib.Path, lines: int = 15) -> str:
+    """Why a worker left no result: the signal that ended it, and the last it said."""
+    status = worker.wait()
+    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else "ended early"
+    if status == -signal.SIGKILL:
+        how += ", which is what becomes of a process that takes all of this machine's memory"
+    last = "\n".join(stderr.read_text(errors="replace").splitlines()[-lines:])
+    return f"the compiler's process {how}" + (f":\n{last}" if last else "")
 
 
 # -------------------------------------------------------------------- what the compiler writes

@@ -19,7 +19,7 @@ METHODS = {
                 "collectives at the speed of the links. The compiler's own cycles, which the plan "
                 "without --quick gives, were 1.1 to 1.7 times that, and the memory 1.06 to "
                 "1.25 times",
-    "measured": "measured: the median of five steps on this machine, on random rows",
+    "measured": "measured: the median of up to five steps on this machine, on random rows",
 }
 UNRANKED = ("not refused = memory is assigned, the time is at best: this order is no order between "
             "remat policies of one mesh. Leave --quick out to compile the candidates to the end")
@@ -75,7 +75,7 @@ def stage_text(cost: Cost) -> str:
 def _fits(cost: Cost) -> str:
     used = _size(cost.total, cost)
     if not cost.limit:
-        return f"{used} a device, of which {cost.info.device_kind} does not tell its memory"
+        return f"not known, {cost.info.device_kind} does not tell its memory: {used} a device"
     used = f"{used.split()[0]} of {_size(cost.limit, cost)} a device"
     if not cost.fits:
         return f"NO: {used}"

@@ -54,7 +54,7 @@ class Planner:
         if self.piece is None:
             from bertjax.training import hardware
 
-            peak, limit = hardware.peak_flops(), hardware.device_bytes()
+            peak, limit = hardware.peak_flops(), chips.local_device_bytes()
         count = 1 if config.job == "finetune" else len(config.phases)
         stages = [compile_stage(config, topology, number, self.cache, quick=self.quick,
                                 say=self.say) for number in range(count)]
@@ -68,9 +68,7 @@ class Planner:
         if self.piece is None:
             import jax
 
-            from bertjax.training import hardware
-
-            devices, limit = jax.device_count(), hardware.device_bytes() or UNKNOWN_LIMIT
+            devices, limit = jax.device_count(), chips.local_device_bytes() or UNKNOWN_LIMIT
         else:
             devices, limit = self.piece.devices, self.piece.chip.hbm_bytes
         length = max(length for _, length in config.phases)

@@ -154,8 +154,9 @@ def task_shape(name: str, options: Mapping[str, Any]) -> TaskShape:
     return TaskShape(name, options.get("head", "classification"), 2)
 
 
-def measure(stage: Stage, executable: Any, steps: int = 5) -> float:
-    """Seconds of a step on the devices of this machine: the median after one step of warm-up."""
+def measure(stage: Stage, executable: Any, steps: int = 5, budget_s: float = 60) -> float:
+    """Seconds of a step on the devices of this machine: the median after one step of warm-up, of
+    `steps` or as many as start within `budget_s`."""
     random = np.random.default_rng(0)
     batch = {}
     for name, (shape, kind) in stage.batch.items():
@@ -166,8 +167,8 @@ def measure(stage: Stage, executable: Any, steps: int = 5) -> float:
             batch[name][...] = 1
     placed = sharding.put_batch(batch, stage.trainer.mesh)
     state = stage.trainer.init(stage.objective)
-    seconds = []
-    for _ in range(steps + 1):
+    seconds: list[float] = []
+    while len(seconds) < 2 or (len(seconds) <= steps and sum(seconds) < budget_s):
         began = time.perf_counter()
         state, metrics = executable(state, placed)
         jax.block_until_ready(metrics)

@@ -69,9 +69,15 @@ def _compile(stage: Any, lowered: Any, topology: str, cache: Cache, key: str) ->
             executable.as_text(), memory.argument_size_in_bytes, memory.temp_size_in_bytes,
             memory.output_size_in_bytes - memory.alias_size_in_bytes,
             memory.generated_code_size_in_bytes, time.monotonic() - began)
-        if topology == "local":
+        if topology == "local" and _may_run(compiled):
             compiled = dataclasses.replace(compiled, measured_s=stages.measure(stage, executable))
     cache.save(key, compiled)
+
+
+def _may_run(compiled: Compiled) -> bool:
+    """Whether the devices of this machine can take the step: Linux kills what takes too much."""
+    limit = chips.local_device_bytes()
+    return limit is None or compiled.arguments + compiled.temporaries <= limit
 
 
 def cache_key(program: str, topology: str, platform: str) -> str:
