@@ -240,6 +240,7 @@ def self_attention(
         key,
         execution.attention,
         several_pairs,
+        execution.platform,
     )
     projections = [params[name] for name in ("query", "key", "value")]
     if execution.qkv == "fused" and not config.is_decoder:
@@ -352,6 +353,15 @@ class BertEncoder(nn.Module):
     config: BertConfig
     execution: Execution = Execution()
 
+    def _parameters(self) -> list[Params]:
+        """Those of the embeddings and of each layer, declared or as they were given."""
+        modules = {"embeddings": EmbeddingParams, **{
+            f"layer_{i}": LayerParams for i in range(self.config.num_hidden_layers)}}
+        if self.is_initializing():
+            return [module(self.config, name=name)() for name, module in modules.items()]
+        # A module would evaluate all initialisers again, for the shapes: a quarter of a second.
+        return [self.get_variable("params", name) for name in modules]
+
     @nn.compact
     def __call__(
         self,
@@ -383,9 +393,8 @@ class BertEncoder(nn.Module):
                 f"rows of {input_ids.shape[1]} tokens exceed max_position_embeddings="
                 f"{config.max_position_embeddings}"
             )
-        embeddings = EmbeddingParams(config, name="embeddings")()
         count = config.num_hidden_layers
-        layers = [LayerParams(config, name=f"layer_{i}")() for i in range(count)]
+        embeddings, *layers = self._parameters()
         # Initialisation needs the shapes only, and kernels may refuse its toy inputs.
         execution = Execution() if self.is_initializing() else self.execution
 

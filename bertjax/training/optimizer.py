@@ -228,6 +228,7 @@ def layerwise_decay_rules(
     return [*rules, (embeddings, decay ** (num_layers + 2))]
 
 
+@jax.jit  # traced once for all who ask for the norm of the same tree
 def global_norm(tree: Any) -> jax.Array:
     """Euclidean norm over all leaves together, in float32."""
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
