@@ -26,6 +26,7 @@ IMPLEMENTATIONS: dict[str, str] = {
     "reference": "bertjax.model.attention:reference_attention",
     "cudnn": "bertjax.model.kernels.attention_cudnn:attention",
     "pallas": "bertjax.model.kernels.attention_pallas:attention",
+    "pallas_tpu": "bertjax.model.kernels.tpu_attention:attention",
 }
 # Those that read queries, keys and values out of one product (see joined_attention).
 JOINED_IMPLEMENTATIONS = {"pallas": "bertjax.model.kernels.attention_pallas:joined_attention"}
@@ -83,6 +84,7 @@ def attention(
     dropout_key: jax.Array | None = None,
     implementation: str = "auto",
     several_pairs: bool = False,
+    platform: str = "auto",
 ) -> jax.Array:
     """Attention by the named implementation.
 
@@ -91,8 +93,9 @@ def attention(
       attention_mask: int [B, T]; equal numbers see each other.
       dropout_rate: of the attention probabilities; no effect when `dropout_key` is None.
       implementation: a name of IMPLEMENTATIONS, or 'auto' for the fastest one known for this
-        backend, type and shape.
+        platform, type and shape.
       several_pairs: rows hold several pairs, so that a kernel may skip what none of them spans.
+      platform: what the program is compiled for, 'cpu', 'gpu' or 'tpu'; 'auto' = this machine.
 
     Returns:
       [B, T, A, D], the query's type.
@@ -100,7 +103,8 @@ def attention(
     Raises:
       ValueError: unknown name, or the kernel cannot run here (the message says why).
     """
-    name = _resolved(implementation, query.shape, query.dtype, dropout_rate, dropout_key)
+    rate = 0.0 if dropout_key is None else dropout_rate
+    name = _resolved(implementation, query.shape, query.dtype, rate, platform)
     run = load_implementation(IMPLEMENTATIONS[name])
     return run(query, key, value, attention_mask, dropout_rate, dropout_key, several_pairs)
 
@@ -113,6 +117,7 @@ def joined_attention(
     dropout_key: jax.Array | None = None,
     implementation: str = "auto",
     several_pairs: bool = False,
+    platform: str = "auto",
 ) -> jax.Array:
     """`attention` over queries, keys and values that are still one product without its bias.
 
@@ -122,7 +127,8 @@ def joined_attention(
       The others: as of `attention`.
     """
     shape = (*product.shape[:2], *bias.shape[1:])
-    name = _resolved(implementation, shape, product.dtype, dropout_rate, dropout_key)
+    rate = 0.0 if dropout_key is None else dropout_rate
+    name = _resolved(implementation, shape, product.dtype, rate, platform)
     if name in JOINED_IMPLEMENTATIONS:
         run = load_implementation(JOINED_IMPLEMENTATIONS[name])
         return run(product, bias, attention_mask, dropout_rate, dropout_key, several_pairs)
@@ -133,7 +139,7 @@ def joined_attention(
 
 
 def _resolved(implementation: str, shape: tuple[int, ...], dtype: jnp.dtype, dropout_rate: float,
-              dropout_key: jax.Array | None) -> str:
+              platform: str) -> str:
     """The implementation's name, 'auto' being the kernels' own choice where they exist."""
     if implementation not in ("auto", *IMPLEMENTATIONS):
         raise ValueError(
@@ -141,10 +147,11 @@ def _resolved(implementation: str, shape: tuple[int, ...], dtype: jnp.dtype, dro
         )
     if implementation != "auto":
         return implementation
-    if jax.default_backend() == "cpu":
+    platform = jax.default_backend() if platform == "auto" else platform
+    if platform == "cpu":
         return "reference"
     try:
         select = load_implementation(SELECTOR)
     except (ImportError, AttributeError):
         return "reference"
-    return select(shape, dtype, 0.0 if dropout_key is None else dropout_rate)
+    return select(shape, dtype, dropout_rate, platform)

@@ -135,6 +135,8 @@ class Execution:
       pointwise: 'fused' runs bias + dropout + residual + LayerNorm, and the backward pass of
         bias + GELU, each as one kernel (GPU; needs dropout_words='hash', whose masks the kernel
         draws again instead of storing them).
+      platform: what the program is compiled for, 'cpu', 'gpu' or 'tpu', which decides what
+        attention='auto' stands for; 'auto' is this machine.
     """
 
     dtype: str = "float32"
@@ -144,6 +146,7 @@ class Execution:
     qkv: str = "separate"
     dropout_words: str = "auto"
     pointwise: str = "xla"
+    platform: str = "auto"
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -171,6 +174,7 @@ class Execution:
           tensor_parallel: whether the heads of a layer are split over devices.
           **overrides: other fields; dtype 'auto' is bfloat16 on accelerators, float32 on the CPU.
         """
+        overrides = {"platform": backend} | overrides
         if overrides.get("dtype", "auto") == "auto":
             overrides["dtype"] = "float32" if backend == "cpu" else "bfloat16"
         if backend == "cpu":

@@ -5,6 +5,7 @@
     flash_attention    the launch of these programs, as one differentiable function
     attention_pallas   attention() over flash_attention, for the dispatch table
     attention_cudnn    attention() over cuDNN, without dropout
+    tpu_attention      fused attention for TPUs (Pallas)
     residual_norm      LayerNorm(residual + dropout(h + b)), one pass forward and backward (GPU)
     bias_gelu          backward pass of GELU(h + b) with the bias's gradient (GPU)
     gelu               GELU recomputed in backward, in the form that cuBLASLt takes over
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from bertjax.model.kernels import tpu_attention
+
 
 def compiler_options(platform: str) -> dict[str, bool]:
     """XLA options of a training step on `platform` ('gpu', 'tpu', 'cpu'), for jax.jit.
@@ -28,25 +31,31 @@ def compiler_options(platform: str) -> dict[str, bool]:
     return {"xla_gpu_enable_triton_gemm": False} if platform == "gpu" else {}
 
 
-def select_attention(shape: Sequence[int], dtype: jnp.dtype, dropout_rate: float) -> str:
-    """The implementation that 'auto' stands for on this backend.
+def select_attention(
+    shape: Sequence[int], dtype: jnp.dtype, dropout_rate: float, platform: str
+) -> str:
+    """The implementation that 'auto' stands for.
 
     Args:
       shape: of the query, [B, T, A, D].
       dtype: compute type.
       dropout_rate: of the attention probabilities, 0 when deterministic.
+      platform: what the program is compiled for, 'cpu', 'gpu' or 'tpu'.
 
     Returns:
       'pallas' on NVIDIA GPUs from Ampere on, in 16-bit types and with a head size that is a power
-      of two; else 'reference'. cuDNN's attention is never chosen: its dropout offset is a counter
-      inside the process, so that a resumed run would draw other masks, and without dropout it has
-      no lead (see flash_attention).
+      of two; 'pallas_tpu' on TPUs, in bfloat16 and for rows and heads that it takes; else
+      'reference'. cuDNN's attention is never chosen: its dropout offset is a counter inside the
+      process, so that a resumed run would draw other masks, and without dropout it has no lead
+      (see flash_attention).
     """
     del dropout_rate
-    head = shape[-1]
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", None)
-    if device.platform != "gpu" or capability is None or float(capability) < 8.0:
+    _, length, _, head = shape
+    if platform == "tpu":
+        taken = dtype == jnp.bfloat16 and not tpu_attention.refusal(length, head)
+        return "pallas_tpu" if taken else "reference"
+    capability = getattr(jax.devices()[0], "compute_capability", None)
+    if platform != "gpu" or capability is None or float(capability) < 8.0:
         return "reference"
     half = jnp.dtype(dtype) in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
     return "pallas" if half and head >= 16 and head & (head - 1) == 0 else "reference"
