@@ -15,14 +15,14 @@ METHODS = {
               "run) over the clock, plus collectives at the speed of the links. It sees no stalls, "
               "contention, input, checkpoints or evaluation: compare plans by it, and expect a "
               "real step to take longer",
-    "roofline": "at best: FLOPs over the peak plus bytes to and from HBM over its bandwidth, plus "
-                "collectives at the speed of the links. The compiler's own cycles, which the plan "
-                "without --quick gives, were 1.1 to 1.7 times that, and the memory 1.06 to "
+    "roofline": "a roofline: FLOPs over the peak plus bytes to and from HBM over its bandwidth, "
+                "plus collectives at the speed of the links. The compiler's own cycles, which the "
+                "plan without --quick gives, were 1.0 to 2.0 times that, and the memory 1.06 to "
                 "1.25 times",
     "measured": "measured: the median of up to five steps on this machine, on random rows",
 }
-UNRANKED = ("not refused = memory is assigned, the time is at best: this order is no order between "
-            "remat policies of one mesh. Leave --quick out to compile the candidates to the end")
+UNRANKED = ("not refused = memory is assigned; the time is a roofline, too coarse to order the "
+            "remat policies of a mesh: leave --quick out to compile the candidates to the end")
 
 
 def heading(name: str, piece: Slice | None, cost: Cost, versions: str) -> str:
