@@ -73,17 +73,18 @@ SETTINGS: dict[str, Any] = {
     "accumulation": S(1, "micro-batches an optimizer step; the update equals the large batch's",
                       allowed=AT_LEAST_1),
     "data": {
-        "corpus": S("", "token store made by bertjax.tools.build_corpus, or a comma-separated "
-                    "mixture DIR=WEIGHT,DIR=WEIGHT; 'tfrecord:PATTERN' = files of the original's "
-                    "create_pretraining_data.py, {length} in PATTERN being that of the phase; "
-                    "'docstrings' = the embedded demo corpus"),
+        "corpus": S("", "token store made by bertjax.tools.build_corpus (at gs:// too), or a "
+                    "comma-separated mixture DIR=WEIGHT,DIR=WEIGHT; 'tfrecord:PATTERN' = files of "
+                    "the original's create_pretraining_data.py, {length} in PATTERN being that of "
+                    "the phase; 'docstrings' = the embedded demo corpus"),
         "tokenizer": S("", "vocabulary of tfrecord: files (token stores bring their own)"),
         "heldout": S("", "tfrecord: files to evaluate on, 'tfrecord:PATTERN'; '' = some of the "
                      "corpus's own records"),
         "heldout_fraction": S(0.01, "share of the records of tfrecord: files that is held out, if "
                               "'heldout' names no others", allowed=BELOW_ONE),
-        "cache": S("", "directory for unpacked GZIP tfrecord: files, kept for later starts; '' = a "
-                   "temporary one"),
+        "cache": S("", "directory for what must be on a local disk: unpacked GZIP tfrecord: files "
+                   "('' = a temporary one), copies of stores at gs:// ('' = "
+                   "~/.cache/bertjax/stores)"),
         "short_seq_prob": S(0.1, "share of pairs with a random shorter target length", CODE,
                             allowed=SHARE),
         "nsp": S(True, "next-sentence pairs; False = one segment of contiguous text a row and no "

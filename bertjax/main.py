@@ -62,6 +62,7 @@ def main(arguments: Sequence[str]) -> None:
         _refuse(str(error))
     hardware.wake()
     from bertjax.training.checkpoint import CheckpointError
+    from bertjax.training.preemption import EXIT_PREEMPTED, Preempted, leave
 
     if config.job == "finetune" and config.task.name == "all":
         from bertjax.tasks import suite as jobs
@@ -75,6 +76,8 @@ def main(arguments: Sequence[str]) -> None:
         except (ValueError, OSError) as error:
             _refuse(str(error))
         jobs.run(job)
+    except Preempted:
+        leave(EXIT_PREEMPTED)
     except CheckpointError as error:  # a directory or a disk, not the program: no traceback
         _refuse(str(error), code=1)
 

@@ -33,6 +33,37 @@ def shared_data() -> pathlib.Path:
     return path
 
 
+@pytest.fixture
+def bucket(monkeypatch):
+    """gs://bucket, in memory; as on object storage, there are no directories but names with /."""
+    import fsspec
+    from etils import epath
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Storage(MemoryFileSystem):
+        store, pseudo_dirs, protocol, cachable = {}, [""], ("gcs", "gs"), False
+
+        def __init__(self, *_, **__):
+            super().__init__()
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return "/" + str(path).split("://")[-1].strip("/")
+
+        def mkdir(self, path, create_parents=True, **_):
+            pass
+
+        makedirs = mkdir
+
+    filesystem = fsspec.filesystem
+    monkeypatch.setattr(fsspec, "filesystem", lambda protocol, **options: (
+        Storage() if protocol == "gcs" else filesystem(protocol, **options)))
+    found = epath.Path("gs://bucket")
+    found._backend._get_filesystem.cache_clear()
+    yield found
+    found._backend._get_filesystem.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def random_store(tmp_path_factory):
     """A token store of 40 documents of the random words w0 to w59, a fifth of it held out."""

@@ -53,6 +53,33 @@ def test_workdir_that_cannot_be_written_is_one_message(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_stopped_run_does_not_wait_for_what_still_compiles():
+    program = """
+import jax, jax.numpy as jnp, threading, time
+from bertjax import main
+from bertjax.training import pretraining as job
+from bertjax.training.preemption import Preempted
+
+def compile_for_ever():
+    for number in range(10**9):
+        jax.jit(lambda x: sum(jnp.sin(x + i + number) @ x for i in range(40))).lower(
+            jnp.ones((8, 8))).compile()
+
+def run(job):
+    threading.Thread(target=compile_for_ever).start()
+    time.sleep(1)
+    raise Preempted(3, "SIGTERM")
+
+job.prepare, job.run = lambda config, workdir: workdir, run
+main.run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--config=configs/base.py", "--config.data.corpus=store"],
+        cwd=ROOT, text=True, capture_output=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 75, done.stderr
+
+
 @pytest.mark.parametrize("text, value", [("false", False), ("0", False), ("true", True)])
 def test_switch_that_is_on_by_default_can_be_switched_off(text, value):
     program = ("from bertjax import main; from absl import app;"

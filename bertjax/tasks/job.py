@@ -121,6 +121,9 @@ def prepare_task(
 
     Raises ValueError or LoadError naming the setting, or file and line, and the remedy.
     """
+    if "://" in str(workdir):
+        raise ValueError(f"workdir={workdir}: fine-tuning writes to a local disk; name a directory "
+                         "there, and copy model/ from it when it is done")
     if "train" not in task.splits:
         raise ValueError(
             f"task {task.name!r} has no training split; evaluate a fine-tuned model on it instead"

@@ -139,7 +139,7 @@ class Checkpoints:
         self.wait()
         if self._primary:
             self._ledger.unlink(missing_ok=True)
-            for path in list(self.directory.iterdir()):
+            for path in self._entries():
                 path.rmtree() if path.is_dir() else path.unlink()
         _barrier("checkpoints_cleared")
 
@@ -212,12 +212,14 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Committed steps in ascending order (intact or not)."""
-        if not self.directory.exists():
-            return []
-        steps = [int(path.name) for path in self.directory.iterdir() if path.name.isdigit()]
+        steps = [int(path.name) for path in self._entries() if path.name.isdigit()]
         if self._in_place:
             steps = [step for step in steps if (self.directory / str(step) / MANIFEST).exists()]
         return sorted(steps)
+
+    def _entries(self) -> list[epath.Path]:
+        """What the directory holds; object stores have no empty directories."""
+        return list(self.directory.iterdir()) if self.directory.exists() else []
 
     def latest(self) -> int | None:
         """The newest step, or None if this run has never committed a checkpoint.
@@ -375,9 +377,11 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
             probe.write_text("written at start to see that checkpoints can be")
             probe.unlink()
-        except OSError as error:
-            raise CheckpointError(f"cannot write checkpoints to {self.directory}: {error}. Choose "
-                                  "another directory.") from error
+        except (OSError, ImportError) as error:
+            remedy = ("pip install gcsfs, which bertjax[tpu] brings"
+                      if isinstance(error, ImportError) else "Choose another directory")
+            raise CheckpointError(f"cannot write checkpoints to {self.directory}: {error}. "
+                                  f"{remedy}.") from error
 
     def _lock(self) -> None:
         """Refuses a second process that trains here (a job requeued while the first still runs)."""
@@ -401,7 +405,7 @@ class Checkpoints:
 
     def _recover(self) -> None:
         """Clears up after a kill: an unfinished replacement is undone, leftovers are deleted."""
-        for path in list(self.directory.iterdir()):
+        for path in self._entries():
             if path.name.startswith("old."):
                 final = self.directory / path.name.removeprefix("old.")
                 if final.exists():

@@ -7,6 +7,7 @@ that were drawn once, when they were written, so the settings under config.maski
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from bertjax.data.bert_tfrecord import (
     check_lengths,
     split_records,
 )
+from bertjax.data.remote import local_store
 from bertjax.data.store import TokenStore
 from bertjax.tokenization import load_tokenizer
 
@@ -215,6 +217,10 @@ def random_share(batches: Iterable[dict[str, np.ndarray]]) -> float:
     return random / max(pairs, 1.0)
 
 
+def _is_directory(path: str) -> bool:
+    return os.path.isdir(os.path.expanduser(path))
+
+
 def _max_batches(config: ml_collections.ConfigDict) -> int | None:
     return -(-config.eval.rows // config.batch_size) if config.eval.rows else None
 
@@ -222,22 +228,30 @@ def _max_batches(config: ml_collections.ConfigDict) -> int | None:
 def _open_stores(config: ml_collections.ConfigDict, workdir: epath.Path
                  ) -> tuple[list[TokenStore], Sequence[float] | None]:
     """The token stores of config.data.corpus and their weights, if any are given."""
-    if config.data.corpus == "docstrings":
+    corpus = config.data.corpus
+    if corpus == "docstrings":
         from bertjax.data.docstrings import build_docstring_store
 
+        if "://" in str(workdir):
+            raise ValueError(f"the embedded demo corpus is built in the workdir, and {workdir} is "
+                             "not on a local disk; choose another --workdir")
         if not (workdir / "corpus" / "manifest.json").exists():
             print("Gathering the demo corpus from installed documentation (under a minute) ...",
                   flush=True)
         return [TokenStore(build_docstring_store(
             workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size))], None
     stores, weights = [], []
-    for part in config.data.corpus.split(","):
-        path, _, weight = part.strip().partition("=")
+    # Names may contain what separates names and weights.
+    for part in [corpus] if _is_directory(corpus) else filter(None, map(str.strip,
+                                                                        corpus.split(","))):
+        path, _, weight = (part, "", "") if "=" not in part or _is_directory(part) else (
+            part.rpartition("="))
         if path.startswith(TFRECORD):
             raise ValueError("config.data.corpus: TFRecords bring their masks and cannot be mixed "
                              "with token stores; several patterns of TFRecords go after one "
                              f"{TFRECORD}, separated by commas")
-        stores.append(TokenStore(path))
+        stores.append(TokenStore(
+            local_store(path, config.data.cache) if "://" in path else path))
         try:
             weights.append(float(weight) if weight else None)
         except ValueError:

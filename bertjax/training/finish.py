@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import pathlib
 from typing import TYPE_CHECKING, Any
 
 import jax
 from etils import epath
 
 from bertjax import config as settings
+from bertjax.files import write_whole
 from bertjax.interop import huggingface
 from bertjax.model.presets import parameter_count
 from bertjax.tools.report import write_report
@@ -44,14 +46,16 @@ def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook:
     params = sharding.fetch(params, job.mesh)
     if jax.process_index() != 0:
         return
-    model = job.workdir / "model"
+    model = logbook.directory / "model"
     huggingface.write_directory(model, job.model_config, params, ARCHITECTURE, job.tokenizer,
                                 overwrite=True)
     examples = fill_masks(job, model, logbook)
-    (model / "README.md").write_text(card(job, step, told, examples))
-    logbook.message(f"model written to {model} (loads in transformers and bertjax.load_model)")
+    write_whole(model / "README.md", card(job, step, told, examples))
+    logbook.message(f"model written to {job.workdir / 'model'} (loads in transformers and "
+                    "bertjax.load_model)")
+    report = write_report([logbook.directory])
     logbook.flush()
-    logbook.message(f"report: {write_report([job.workdir])}")
+    logbook.message(f"report: {job.workdir / report.name}")
 
 
 def results(job: Job, metrics: dict[str, float]) -> list[str]:
@@ -69,14 +73,14 @@ def results(job: Job, metrics: dict[str, float]) -> list[str]:
         # The larger class is not exactly half: single-sentence chunks are always 'random'.
         share = random_share(heldout)
         chance = max(share, 1 - share)
+        distance = f"{(accuracy - chance) / error:+.1f} standard errors from" if error else "beside"
         told.append(
             f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} "
-            f"pairs: {(accuracy - chance) / max(error, 1e-9):+.1f} standard errors from the best "
-            f"constant guess ({chance:.1%})")
+            f"pairs: {distance} the best constant guess ({chance:.1%})")
     return told
 
 
-def fill_masks(job: Job, model: epath.Path, logbook: Logbook) -> list[dict[str, Any]]:
+def fill_masks(job: Job, model: pathlib.Path, logbook: Logbook) -> list[dict[str, Any]]:
     """Prints the best fillings of config.log.fill_mask, and keeps them for the report."""
     if not job.config.log.fill_mask:
         return []
@@ -94,7 +98,7 @@ def fill_masks(job: Job, model: epath.Path, logbook: Logbook) -> list[dict[str, 
         predictions = [(filling.token, filling.probability) for filling in first]
         examples.append({"text": text, "predictions": predictions})
         logbook.message(f"  {text}\n    {_words(predictions)}")
-    (job.workdir / "examples.json").write_text(json.dumps(examples, indent=1))
+    write_whole(logbook.directory / "examples.json", json.dumps(examples, indent=1))
     return examples
 
 

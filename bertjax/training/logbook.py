@@ -31,8 +31,12 @@ CSV_FILE = "metrics.csv"
 class Logbook:
     """Records of one run.
 
+    Attributes:
+      directory: where process 0 writes the files of the run: the run's own, or, of gs:// and other
+        URLs, a local stand-in whose files are copied there at each `flush`.
+
     Args:
-      directory: of the run; gs:// and other URLs are written locally and copied at each `flush`.
+      directory: of the run.
       start_step: step of the checkpoint that is resumed from, 0 = fresh. Records beyond it, left
         by the part of the run that is repeated, are removed, so no step appears twice.
       tensorboard: write TensorBoard events too.
@@ -51,25 +55,26 @@ class Logbook:
             return
         self._write = write or (lambda line: print(line, flush=True))
         self._remote = epath.Path(directory) if "://" in str(directory) else None
-        self._directory = pathlib.Path(
-            tempfile.mkdtemp(prefix="bertjax-log-") if self._remote else directory).expanduser()
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / METRICS_FILE
+        self._copied: dict[pathlib.Path, int] = {}  # file -> its time when it was copied
+        self.directory = (pathlib.Path(tempfile.mkdtemp(prefix="bertjax-")) / self._remote.name
+                          if self._remote else pathlib.Path(directory).expanduser())
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / METRICS_FILE
         for name in (METRICS_FILE, CSV_FILE, WANDB_FILE) if self._remote else ():
             if (self._remote / name).exists():
-                (self._directory / name).write_text((self._remote / name).read_text())
+                (self.directory / name).write_text((self._remote / name).read_text())
         truncate_records(path, start_step)
-        (self._directory / HARDWARE_FILE).write_text(json.dumps(describe(), indent=1) + "\n")
+        (self.directory / HARDWARE_FILE).write_text(json.dumps(describe(), indent=1) + "\n")
         self._file = open(path, "a", encoding="utf-8")
         self._sinks: list[Sink] = []
         if tensorboard:
-            self._sinks.append(TensorBoardSink(self._directory / "tensorboard", start_step))
+            self._sinks.append(TensorBoardSink(self.directory / "tensorboard", start_step))
         if csv:
-            self._sinks.append(CsvSink(self._directory / CSV_FILE, start_step))
+            self._sinks.append(CsvSink(self.directory / CSV_FILE, start_step))
         if wandb:
             name = os.path.basename(os.fspath(directory).rstrip("/"))
             self._sinks.append(
-                WandbSink(self._directory, start_step, wandb, name, settings))
+                WandbSink(self.directory, start_step, wandb, name, settings))
 
     def train(self, step: int, last_step: int, metrics: Mapping[str, float | None]) -> None:
         """Records the metrics of a training step and prints the progress line."""
@@ -97,9 +102,10 @@ class Logbook:
             return
         self._file.flush()
         if self._remote:
-            for path in self._directory.rglob("*"):
-                if path.is_file():
-                    target = self._remote / str(path.relative_to(self._directory))
+            for path in self.directory.rglob("*"):
+                if path.is_file() and self._copied.get(path) != path.stat().st_mtime_ns:
+                    self._copied[path] = path.stat().st_mtime_ns
+                    target = self._remote / str(path.relative_to(self.directory))
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(path.read_bytes())
 

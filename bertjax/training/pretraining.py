@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from bertjax import config as settings
 from bertjax.data.batches import prefetch
 from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_predictions
+from bertjax.files import write_whole
 from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.tokenization import load_tokenizer
@@ -327,8 +328,9 @@ def run(job: Job) -> int:
     logbook = Logbook(str(workdir), step, tensorboard=config.log.tensorboard, csv=config.log.csv,
                       wandb=config.log.wandb, settings=config.to_dict())
     if jax.process_index() == 0:
-        (workdir / SETTINGS_FILE).write_text(config.to_json(indent=1))
-        job.tokenizer.save(workdir)
+        write_whole(logbook.directory / SETTINGS_FILE, config.to_json(indent=1))
+        job.tokenizer.save(logbook.directory)
+        logbook.flush()
     logbook.message(summary(job, step))
 
     evaluated: dict[int, dict[str, float]] = {}  # by step

@@ -275,7 +275,8 @@ class Trainer:
                 log.debug("compiling ahead failed", exc_info=True)
             done.set_result(None)
 
-        threading.Thread(target=work, name=f"compile {kind}", daemon=True).start()
+        # No daemon: the end of Python would abort the process in the middle of a compilation.
+        threading.Thread(target=work, name=f"compile {kind}").start()
 
     def _wait_for(self, kind: str, objective: Objective) -> None:
         if future := self._ahead.get((kind, id(objective))):

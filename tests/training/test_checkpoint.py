@@ -375,3 +375,13 @@ def test_manifest_names_every_file_with_its_size(tmp_path):
              for p in pathlib.Path(tmp_path / "1").rglob("*") if p.is_file()}
     del files["manifest.json"]
     assert {name: size for name, (size, _) in manifest["files"].items()} == files
+
+
+def test_an_object_store_without_the_directory_is_a_fresh_run(bucket):
+    checkpoints = Checkpoints(bucket / "run" / "checkpoints")
+    assert checkpoints.latest() is None and checkpoints.steps() == []
+    (bucket / "run" / "checkpoints" / "5" / "state" / "x").write_text("left by a kill")
+    assert checkpoints.latest() is None
+    checkpoints.clear()
+    assert not (bucket / "run" / "checkpoints").exists()
+    checkpoints.close()

@@ -12,7 +12,7 @@ from bertjax.data.tfrecord import make_example, write_records
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import pretraining
 from bertjax.training.checkpoint import Checkpoints
-from bertjax.training.corpora import TFRECORD, random_share, token_entropy
+from bertjax.training.corpora import TFRECORD, open_corpus, random_share, token_entropy
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [f"w{i}" for i in range(60)]
@@ -139,3 +139,15 @@ def test_a_token_store_with_settings_of_records_is_refused(config, tmp_path):
     config.data.corpus = str(tmp_path / "store")
     with pytest.raises(ValueError, match="config.data.tokenizer is for TFRecords"):
         pretraining.prepare(config, str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", ["a=b", "a,b", "a=1,b=2"])
+def test_a_store_may_be_called_what_separates_stores(random_store, tmp_path, name):
+    shutil.copytree(random_store, tmp_path / name)
+    config = default_config()
+    config.data.corpus = str(tmp_path / name)
+    assert open_corpus(config, tmp_path, (0, 1)).weights is None
+    if "," not in name:
+        config.data.corpus = f"{tmp_path / name}=2,{random_store}=1,"
+        corpus = open_corpus(config, tmp_path, (0, 1))
+        assert corpus.weights == [2.0, 1.0] and len(corpus.stores) == 2

@@ -130,3 +130,20 @@ def test_age_is_the_time_since_the_process_started():
     age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                                check=True).stdout)
     assert 0.3 < age < time.monotonic() - started + 0.02  # the kernel counts in 1/100 s
+
+
+def test_files_of_a_remote_run_are_written_here_and_copied_at_each_flush(bucket):
+    book = Logbook(bucket / "runs" / "base", tensorboard=False, write=lambda _: None)
+    assert book.directory.name == "base" and book.directory.is_dir()  # the report has its name
+    (book.directory / "model").mkdir()
+    (book.directory / "model" / "vocab.txt").write_text("x")
+    book.train(1, 2, METRICS)
+    assert not (bucket / "runs" / "base" / "model").exists()
+    book.flush()
+    assert (bucket / "runs" / "base" / "model" / "vocab.txt").read_text() == "x"
+    (bucket / "runs" / "base" / "model" / "vocab.txt").unlink()
+    book.train(2, 2, METRICS)
+    book.close()
+    assert not (bucket / "runs" / "base" / "model").exists()  # not changed, so not copied again
+    with Logbook(bucket / "runs" / "base", 1, tensorboard=False, write=lambda _: None) as again:
+        assert [r["step"] for r in read_records(again.directory / "metrics.jsonl")] == [1]

@@ -1,5 +1,6 @@
 """The pre-training job: what it refuses, and that its loss and its resume are exact."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -12,6 +13,7 @@ from bertjax.config import default_config
 from bertjax.interop.huggingface import write_directory
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import finish, pretraining, sharding
+from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import Trainer
 
@@ -265,6 +267,22 @@ def test_finished_run_is_left_alone(finished_run, run_copy, capsys):
     pretraining.run(pretraining.prepare(config, str(directory)))
     assert "already finished at step 8" in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, weights(directory, 8), weights(finished_run[1], 8))
+
+
+def test_model_and_report_of_a_remote_run_are_where_the_run_is(finished_run, run_copy, bucket):
+    config, directory = run_copy
+    job = pretraining.prepare(config, str(directory))
+    away = dataclasses.replace(job, workdir=bucket / "run")
+    book = Logbook(away.workdir, tensorboard=False, write=lambda _: None)
+    book.train(8, 8, {"loss": 1.0})
+    metrics = {"mlm_loss": 4.0, "mlm_accuracy": 0.1, "nsp_loss": 0.7, "nsp_accuracy": 0.5}
+    params = jax.device_put(weights(directory, 8)["params"])
+    finish.finish(away, params, 8, metrics, book)
+    book.close()
+    written = (bucket / "run" / "model" / "model.safetensors").read_bytes()
+    assert written == (finished_run[1] / "model" / "model.safetensors").read_bytes()
+    assert "bertjax" in (bucket / "run" / "model" / "README.md").read_text()
+    assert (bucket / "run" / "report.html").exists()
 
 
 def test_the_models_card_tells_data_training_and_results_but_no_path(finished_run, store):

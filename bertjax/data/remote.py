@@ -1,0 +1,59 @@
+"""Token stores on object storage: training maps a store into memory, so it is copied here first."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from etils import epath
+
+from bertjax.files import whole_directory
+
+CACHE = "~/.cache/bertjax/stores"
+_AT_ONCE = 16  # files copied side by side: one alone does not fill the network
+
+
+def local_store(url: str, cache: str = "") -> Path:
+    """A copy on this machine of the token store at `url` (gs://...), whole or not there.
+
+    A copy is found again by the store's name and content.
+
+    Args:
+      cache: directory of the copies; '' = CACHE.
+
+    Raises:
+      ValueError: no store there, or the package that reads it is not installed.
+    """
+    source = epath.Path(url)
+    try:
+        manifest = json.loads((source / "manifest.json").read_text())
+    except ImportError as error:
+        raise ValueError(f"{url}: {error} (pip install gcsfs, which bertjax[tpu] brings)") from None
+    except FileNotFoundError:
+        raise ValueError(f"{url}: no token store here (no manifest.json); make one with "
+                         "python -m bertjax.tools.build_corpus, and copy it there") from None
+    target = Path(cache or CACHE).expanduser() / f"{source.name}-{manifest['content_hash'][:16]}"
+    if (target / "manifest.json").exists():
+        return target
+    print(f"copying {url} to {target}: a store is mapped into memory", flush=True)
+    with whole_directory(target, overwrite=True) as directory:
+        def copy(name: str) -> None:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            with (source / name).open("rb") as read, open(directory / name, "wb") as write:
+                shutil.copyfileobj(read, write, 1 << 22)
+
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            list(threads.map(copy, _files(source)))
+    return target
+
+
+def _files(directory: epath.Path, prefix: str = "") -> Iterator[str]:
+    """Names of all files under a directory, relative to it."""
+    for path in directory.iterdir():
+        if path.is_dir():
+            yield from _files(path, f"{prefix}{path.name}/")
+        else:
+            yield f"{prefix}{path.name}"
