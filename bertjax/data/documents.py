@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bertjax.data.opening import open_lines
@@ -134,13 +134,16 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
             return
         if not line:
             continue
+
+        def where(offset: int = offset) -> str:
+            return f"{extent.path}, line {_line_number(extent.path, offset)}"
+
         try:
             record = json.loads(line)
             text = record[reading.field]
             if "\\ud" in line or "\\uD" in line:  # half of a surrogate pair is JSON, but no text
                 text = _whole_characters(text, reading, counts)
         except (ValueError, KeyError, TypeError) as error:
-            where = _line_number(extent.path, offset)
             if isinstance(error, json.JSONDecodeError):
                 problem = (f"not JSON ({error}); each line must hold one object, as `jq -c '.[]'` "
                            "writes the elements of an array")
@@ -150,8 +153,8 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
             else:
                 fields = sorted(record) if isinstance(record, dict) else type(record).__name__
                 problem = f"no field {reading.field!r} (there is {fields}); set the field's name"
-            raise ValueError(f"{extent.path}, line {where}: {problem}") from None
-        yield str(record.get("id", "")), _paragraphs(text, extent.path)
+            raise ValueError(f"{where()}: {problem}") from None
+        yield str(record.get("id", "")), _paragraphs(text, where)
 
 
 def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
@@ -179,7 +182,7 @@ def _read_parquet(extent: Extent, reading: Reading, counts: dict[str, int]) -> _
     groups = range(extent.start, file.num_row_groups if extent.end < 0 else extent.end)
     for batch in file.iter_batches(256, row_groups=list(groups), columns=[reading.field]):
         for text in batch.column(0):
-            yield "", _paragraphs(text.as_py(), extent.path)
+            yield "", _paragraphs(text.as_py(), lambda: extent.path)
 
 
 def _read_tfds(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
@@ -190,7 +193,8 @@ def _read_tfds(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw
             raise ValueError(f"{extent.path}: no feature {reading.field!r} (there is "
                              f"{sorted(record)}); set the field's name")
         text = record[reading.field]
-        yield "", _paragraphs(text.decode() if isinstance(text, bytes) else text, extent.path)
+        yield "", _paragraphs(text.decode() if isinstance(text, bytes) else text,
+                              lambda: extent.path)
 
 
 def _whole_characters(text: Any, reading: Reading, counts: dict[str, int]) -> Any:
@@ -206,16 +210,14 @@ def _whole_characters(text: Any, reading: Reading, counts: dict[str, int]) -> An
     return json.loads(content)
 
 
-def _paragraphs(text: str | Sequence[str] | None, path: str) -> list[str]:
-    if text is None:
-        return []
-    if isinstance(text, str):
-        text = text.split("\n")
-    try:
-        return [line for line in map(str.strip, text) if line]
-    except TypeError:
-        raise ValueError(f"{path}: the text must be a string or a list of strings, "
-                         f"this is {text!r:.80}") from None
+def _paragraphs(text: str | Sequence[str] | None, where: Callable[[], str]) -> list[str]:
+    """Stripped, without empty ones; None is no text. ValueError for what is neither, with `where`.
+    """
+    lines = text.split("\n") if isinstance(text, str) else [] if text is None else text
+    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
+        raise ValueError(f"{where()}: the text must be a string or a list of strings, this is "
+                         f"{text!r:.80}")
+    return [line for line in map(str.strip, lines) if line]
 
 
 def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator[tuple[int, str]]:

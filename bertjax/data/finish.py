@@ -48,8 +48,12 @@ class BuildSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.heldout_fraction < 1:
             raise ValueError(f"heldout_fraction {self.heldout_fraction}: must be in [0, 1)")
-        if self.shard_bytes < 1:
-            raise ValueError(f"shard_bytes {self.shard_bytes}: must be positive")
+        for name in ("max_unknown_rate", "max_random_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} {getattr(self, name)}: must be in [0, 1]")
+        for name in ("shard_bytes", "max_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} {value}: must be positive")
 
 
 def check_unknown_rate(

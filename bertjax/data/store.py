@@ -237,7 +237,9 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(path).expanduser()
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-    except FileNotFoundError:
+        if not isinstance(manifest, dict):
+            raise ValueError("not a JSON object")
+    except (FileNotFoundError, NotADirectoryError):
         unfinished = (path / "build.json").exists()
         raise ValueError(
             f"{path}: " + ("the build of this token store is unfinished; run the same "

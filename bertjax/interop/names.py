@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,7 +154,8 @@ def match(
       (parameter path -> float32 array, paths left to a fresh initialisation).
 
     Raises:
-      LoadError: missing, unexpected or mis-shaped names, all listed with their shapes.
+      LoadError: missing, unexpected or mis-shaped names, all listed with their shapes; values
+        that are not finite.
     """
     loaded: dict[str, np.ndarray] = {}
     missing: list[str] = []
@@ -193,8 +193,19 @@ def match(
     if missing or misshaped or unexpected:
         raise LoadError(_complaint(source, missing, unexpected, misshaped))
     with ThreadPoolExecutor() as threads:  # kernels are transposed: a second for a base model
-        copies = threads.map(partial(np.ascontiguousarray, dtype=np.float32), loaded.values())
-        return dict(zip(loaded, copies, strict=True)), fresh
+        copies = dict(zip(loaded, threads.map(_finite, loaded.values()), strict=True))
+    if broken := [place(path).name for path, array in copies.items() if array is None]:
+        raise LoadError(
+            f"{source}: {len(broken)} weights hold values that are NaN or infinite in float32: "
+            f"{', '.join(broken[:20])}. The training diverged, or the file is damaged")
+    return copies, fresh
+
+
+def _finite(array: np.ndarray) -> np.ndarray | None:
+    """As contiguous float32; None where a value is not finite."""
+    with np.errstate(over="ignore"):  # of float64
+        array = np.ascontiguousarray(array, np.float32)
+    return array if np.isfinite(array).all() else None
 
 
 def _foreign_shape(shape: Iterable[int], transposed: bool) -> tuple[int, ...]:

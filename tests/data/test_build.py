@@ -10,6 +10,7 @@ import pytest
 
 from bertjax.data import store as stores
 from bertjax.data.build import build_store
+from bertjax.data.finish import BuildSettings
 from bertjax.data.sources import Reading
 from bertjax.data.store import TokenStore
 
@@ -296,6 +297,7 @@ import resource, sys
 sys.path.insert(0, {here!r})
 import conftest
 from bertjax.data.build import build_store
+from bertjax.data.finish import BuildSettings
 from bertjax.data.sources import Reading
 class Fast(conftest.WordTokenizer):
     def encode_batch(self, texts):
@@ -336,3 +338,21 @@ def test_home_is_understood_and_a_damaged_manifest_is_named(tmp_path, tokenizer,
     (tmp_path / "s" / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
         TokenStore("~/s")
+
+
+@pytest.mark.parametrize("settings", [
+    {"max_tokens": 0}, {"max_tokens": -1}, {"shard_bytes": 0}, {"max_unknown_rate": float("nan")},
+    {"max_random_share": -0.1}, {"max_unknown_rate": 5}, {"heldout_fraction": 1.0}])
+def test_settings_that_no_build_can_have_are_refused(settings):
+    (name, value), = settings.items()
+    with pytest.raises(ValueError, match=f"{name} {value}: must be"):
+        BuildSettings(**settings)
+
+
+def test_what_is_no_store_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file: no token store here"):
+        TokenStore(tmp_path / "file")
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(ValueError, match="manifest.json is damaged"):
+        TokenStore(tmp_path)

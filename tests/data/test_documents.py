@@ -97,6 +97,13 @@ def test_jsonl_errors_name_file_line_and_field(tmp_path):
         sentences(tmp_path / "b.jsonl")
 
 
+@pytest.mark.parametrize("text", [{"a": "b"}, 5, ["a", 5], [["a"]], True])
+def test_what_is_no_text_names_the_line(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n' + json.dumps({"text": text}) + "\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: the text must be a string or a list"):
+        sentences(tmp_path / "a.jsonl")
+
+
 def test_parquet_row_groups_are_extents(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq

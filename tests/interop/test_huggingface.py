@@ -61,6 +61,27 @@ def test_nan_in_the_export_raises_and_leaves_nothing_behind(golden, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_not_loaded(tmp_path, value):
+    name = "bert.encoder.layer.1.output.dense.weight"
+
+    def broken(state):
+        state[name] = np.array(state[name])
+        state[name][0, :2] = value
+        return state
+
+    with pytest.raises(LoadError, match=f"1 weights hold .* NaN or infinite.*: {name}"):
+        load_model(directory_with(tmp_path, broken))
+
+
+def test_numbers_beyond_float32_are_not_loaded_as_infinite(tmp_path):
+    def huge(state):
+        return state | {"bert.pooler.dense.bias": np.full(24, 1e300)}
+
+    with pytest.raises(LoadError, match="infinite in float32"):
+        load_model(directory_with(tmp_path, huge))
+
+
 def test_existing_directories_are_kept_unless_told_otherwise(golden, tmp_path):
     target = tmp_path / "a"
     target.mkdir()
