@@ -27,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bertjax.files import write_whole
 from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.rows import rows_on
 from bertjax.tasks.metrics import Scores, is_better
 from bertjax.tasks.objective import (
     TaskObjective,
@@ -233,7 +234,8 @@ class FineTuner:
         objective = TaskObjective(self.model, self.task.head)
 
         def predict(params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-            return objective.outputs(params, objective.prepare(batch, None))
+            with rows_on(self.mesh):
+                return objective.outputs(params, objective.prepare(batch, None))
 
         return jax.jit(
             predict, out_shardings=NamedSharding(self.mesh, PartitionSpec()),

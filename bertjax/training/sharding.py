@@ -14,9 +14,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from bertjax.model.rows import BATCH_AXES
+
 P = PartitionSpec
 AXES = ("data", "fsdp", "tensor")
-BATCH_AXES = ("data", "fsdp")
 
 # Ordered (regex over 'a/b/c', axes of the last dimensions); the first match counts. As Megatron-LM
 # (Shoeybi et al. 2019, section 3): the first matrix of attention and MLP is split by its outputs

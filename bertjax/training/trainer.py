@@ -235,11 +235,9 @@ class Trainer:
         return total
 
     def _loss(self, objective: Objective) -> Callable[..., tuple[jax.Array, Sums]]:
-        """The objective's loss, its rows held where the batch is if weights are split there too."""
-        rows = sharding.batch_sharding(self.mesh) if self.mesh.shape["fsdp"] > 1 else None
-
+        """The objective's loss, traced with the mesh in mind."""
         def loss(*arguments: Any) -> tuple[jax.Array, Sums]:
-            with rows_on(rows):
+            with rows_on(self.mesh):
                 return objective.loss(*arguments)
 
         return loss

@@ -61,6 +61,14 @@ def test_a_tile_holds_the_bits_of_its_place_in_the_whole_mask():
     np.testing.assert_array_equal(np.asarray(turned).T, whole[32:48, 48:80])
 
 
+def test_the_form_for_tpus_has_the_same_bits():
+    seed_0, seed_1 = bits.stream_seeds(jax.random.key(5), 1, 1)[0, 0]
+    whole = bits.tile_keep_mask(seed_0, seed_1, 0, 0, (64, 48), 0.3)
+    for start, queries in ((0, 64), (16, 32), (48, 16)):
+        part = bits.rows_keep_mask(seed_0, seed_1, start, (queries, 48), 0.3)
+        np.testing.assert_array_equal(part, whole[start : start + queries])
+
+
 def test_bits_of_a_row_do_not_depend_on_the_batch_around_it():
     small = _masks(jax.random.key(5), 2, 2, 32)
     large = _masks(jax.random.key(5), 6, 4, 64)

@@ -22,7 +22,9 @@ def _device(monkeypatch, platform, capability=None):
         ("gpu", "7.5", 64, jnp.bfloat16, "reference"),
         ("gpu", "9.0", 96, jnp.bfloat16, "reference"),
         ("gpu", "9.0", 64, jnp.float32, "reference"),
-        ("tpu", None, 64, jnp.bfloat16, "reference"),
+        ("tpu", None, 64, jnp.bfloat16, "pallas_tpu"),
+        ("tpu", None, 48, jnp.bfloat16, "reference"),
+        ("tpu", None, 64, jnp.float32, "reference"),
         ("cpu", None, 64, jnp.bfloat16, "reference"),
     ],
 )
@@ -30,7 +32,7 @@ def test_fused_kernels_are_chosen_where_they_run(
     monkeypatch, platform, capability, head, dtype, choice
 ):
     _device(monkeypatch, platform, capability)
-    assert select_attention((2, 128, 12, head), dtype, 0.1) == choice
+    assert select_attention((2, 128, 12, head), dtype, 0.1, platform) == choice
 
 
 def test_only_gpus_get_compiler_options():

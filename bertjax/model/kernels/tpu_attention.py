@@ -28,9 +28,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
 
 from bertjax.model.kernels.dropout_bits import keep_probability, rows_keep_mask, stream_seeds
-from bertjax.model.kernels.sharded import per_shard
+from bertjax.model.rows import current_mesh, on_each_share
 
 LANES = 128
 LONGEST = 2048  # tokens of a row: beyond, a block's scores do not fit
@@ -41,10 +42,11 @@ _LOG2_E = math.log2(math.e)
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """Everything static: the dropout rate and the size D of a head."""
+    """Everything static: the dropout rate, the size D of a head, the mesh if there is one."""
 
     rate: float
     head: int
+    mesh: Mesh | None
 
     @property
     def scale(self) -> float:
@@ -212,25 +214,15 @@ def _backward(ids, seeds, q, k, v, o, do, *, spec: _Spec):
     )
 
 
-@functools.cache
-def _sharded(spec: _Spec, backward: bool):
-    inputs, outputs = (5, 3) if backward else (3, 1)
-    whole = ", ".join(["b t a d"] * inputs)
-
-    def layout(given):
-        rows, heads, _ = given[1]  # of the seeds
-        array = (rows, None, heads)
-        return [(rows,), (rows, heads), *[array] * inputs], [array] * outputs
-
-    return per_shard(
-        functools.partial(_backward if backward else _forward, spec=spec), layout,
-        f"b t, b a s, {whole} -> {', '.join(['b t a d'] * outputs)}", whole="tds",
-    )
+def _run(spec: _Spec, function, gives: int, ids, seeds, *arrays):
+    function = functools.partial(function, spec=spec)
+    takes = "bt bas" + " btad" * len(arrays)
+    return on_each_share(function, spec.mesh, takes, " btad" * gives)(ids, seeds, *arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(spec: _Spec, ids, seeds, q, k, v):
-    return _sharded(spec, False)(ids, seeds, q, k, v)[0]
+    return _run(spec, _forward, 1, ids, seeds, q, k, v)[0]
 
 
 def _attend_forward(spec, ids, seeds, q, k, v):
@@ -241,7 +233,7 @@ def _attend_forward(spec, ids, seeds, q, k, v):
 
 def _attend_backward(spec, residuals, do):
     ids, seeds, q, k, v, o = residuals
-    gradients = _sharded(spec, True)(ids, seeds, q, k, v, o, do.astype(o.dtype))
+    gradients = _run(spec, _backward, 3, ids, seeds, q, k, v, o, do.astype(o.dtype))
     no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
     return no_gradient(ids), no_gradient(seeds), *gradients
 
@@ -284,6 +276,5 @@ def attention(
     rate = 0.0 if dropout_key is None else dropout_rate
     seeds = (jnp.zeros((batch, heads, 2), jnp.uint32) if dropout_key is None
              else stream_seeds(dropout_key, batch, heads))
-    return _attend(
-        _Spec(float(rate), head), attention_mask.astype(jnp.int32), seeds, query, key, value
-    )
+    spec = _Spec(float(rate), head, current_mesh())
+    return _attend(spec, attention_mask.astype(jnp.int32), seeds, query, key, value)
