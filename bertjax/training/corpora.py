@@ -50,6 +50,9 @@ class Corpus(Protocol):
     def heldout(self, length: int) -> Any:
         """Finite batches: iteration, `num_pairs`."""
 
+    def others(self, length: int) -> dict[str, Any]:
+        """As `heldout`, of the further corpora of a mixture, by name."""
+
     def token_counts(self, length: int) -> np.ndarray:
         """int64 [V]: how often each token is in the held-out text."""
 
@@ -87,6 +90,13 @@ class StoreCorpus:
         self.stores, self.weights = _open_stores(config, workdir)
         self.tokenizer = load_tokenizer(self.stores[0].tokenizer_directory)
         self._heldout = TokenStore(self.stores[0].path, "heldout")
+        self._others = {}
+        for number, store in enumerate(self.stores[1:], 2):
+            name = store.path.name
+            if name in self._others or name == self.stores[0].path.name:
+                name = f"{name}_{number}"
+            if len(heldout := TokenStore(store.path, "heldout")):
+                self._others[name] = heldout
 
     def _options(self) -> dict[str, Any]:
         data, (index, count) = self._config.data, self.slice
@@ -99,7 +109,13 @@ class StoreCorpus:
             packed=self._config.data.packed, **self._options())
 
     def heldout(self, length: int) -> EvaluationBatches:
-        return EvaluationBatches(self._heldout, length, self._config.batch_size, self._config.seed,
+        return self._evaluation(self._heldout, length)
+
+    def others(self, length: int) -> dict[str, EvaluationBatches]:
+        return {name: self._evaluation(store, length) for name, store in self._others.items()}
+
+    def _evaluation(self, store: TokenStore, length: int) -> EvaluationBatches:
+        return EvaluationBatches(store, length, self._config.batch_size, self._config.seed,
                                  max_batches=_max_batches(self._config), **self._options())
 
     def token_counts(self, length: int) -> np.ndarray:
@@ -180,6 +196,9 @@ class RecordCorpus:
         return TFRecordEvaluation(records, self._config.batch_size, numbers=numbers,
                                   process_index=index, process_count=count,
                                   max_batches=_max_batches(self._config))
+
+    def others(self, length: int) -> dict[str, Any]:
+        return {}
 
     def token_counts(self, length: int) -> np.ndarray:
         """Special tokens are left out; what was masked is counted as what it was."""

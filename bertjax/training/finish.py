@@ -77,6 +77,9 @@ def results(job: Job, metrics: dict[str, float]) -> list[str]:
         told.append(
             f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} "
             f"pairs: {distance} the best constant guess ({chance:.1%})")
+    told += [f"held-out {objective} loss of {name} {metrics[f'eval/{name}/mlm_loss']:.3f}, "
+             f"accuracy {metrics[f'eval/{name}/mlm_accuracy']:.1%}"
+             for name in job.evaluations[-1].others]
     return told
 
 

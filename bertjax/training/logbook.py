@@ -5,6 +5,7 @@ In: step and {name: number}. Out, in DIR: `metrics.jsonl` with one JSON object a
 writes; on the others every call does nothing, so callers need not ask who they are.
 """
 
+import itertools
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from bertjax.training.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, W
 METRICS_FILE = "metrics.jsonl"
 HARDWARE_FILE = "hardware.json"
 CSV_FILE = "metrics.csv"
+_FIRST_STEPS = itertools.count()  # of this process; later runs of a suite need no start
 
 
 class Logbook:
@@ -81,7 +83,7 @@ class Logbook:
         if self._active:
             self._record(step, metrics)
             self._write(progress_line(step, last_step, metrics))
-            if step == 1:
+            if step == 1 and next(_FIRST_STEPS) == 0:
                 self._write(f"first step done {age():.0f} s after the program's start")
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -101,6 +101,15 @@ class Evaluation:
 
     objective: PretrainingObjective
     batches: Any  # finite: iteration, num_pairs
+    others: dict[str, Any]  # the same of the further corpora of a mixture, by name
+
+    def __call__(self, trainer: Trainer, params: Any) -> dict[str, float]:
+        """Metrics of the first corpus by their names, of the others as eval/CORPUS/NAME."""
+        found = trainer.evaluate(self.objective, params, self.batches)
+        for name, batches in self.others.items():
+            metrics = trainer.evaluate(self.objective, params, batches)
+            found |= {f"eval/{name}/{metric}": value for metric, value in metrics.items()}
+        return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -209,7 +218,7 @@ def _evaluation(config: ml_collections.ConfigDict, corpus: Corpus,
     if not corpus.masked:
         masking = _masking(config, corpus.tokenizer, length, 1, config.eval.masking_rate or None)
         objective = dataclasses.replace(objective, masking=masking)
-    return Evaluation(objective, corpus.heldout(length))
+    return Evaluation(objective, corpus.heldout(length), corpus.others(length))
 
 
 def _masking(config: ml_collections.ConfigDict, tokenizer: Any, length: int, pairs: int,
@@ -340,9 +349,7 @@ def run(job: Job) -> int:
         place = budget.position(step) if budget else step
         now = next((i for i, phase in enumerate(job.phases) if place <= phase.until_step),
                    len(job.phases) - 1)
-        evaluation = job.evaluations[now]
-        evaluated[step] = trainer.evaluate(
-            evaluation.objective, state.params, evaluation.batches)
+        evaluated[step] = job.evaluations[now](trainer, state.params)
         return evaluated[step]
 
     finished = (budget.position(step) if budget else step) >= job.phases[-1].until_step

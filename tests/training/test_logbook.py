@@ -1,5 +1,6 @@
 """metrics.jsonl, TensorBoard events and the progress line."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -130,6 +131,16 @@ def test_age_is_the_time_since_the_process_started():
     age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                                check=True).stdout)
     assert 0.3 < age < time.monotonic() - started + 0.02  # the kernel counts in 1/100 s
+
+
+def test_only_the_first_run_of_a_process_tells_how_long_its_start_took(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertjax.training.logbook._FIRST_STEPS", itertools.count())
+    lines = []
+    for name in ("cola", "mrpc"):  # as a suite does
+        with Logbook(tmp_path / name, tensorboard=False, write=lines.append) as book:
+            book.train(1, 9, METRICS)
+            book.train(2, 9, METRICS)
+    assert [line.startswith("first step done") for line in lines] == [False, True] + [False] * 3
 
 
 def test_files_of_a_remote_run_are_written_here_and_copied_at_each_flush(bucket):

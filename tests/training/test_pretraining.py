@@ -82,6 +82,21 @@ def test_mixture_with_a_bad_weight_is_refused(config, store, tmp_path):
         pretraining.prepare(config, str(tmp_path))
 
 
+def test_every_corpus_of_a_mixture_has_its_held_out_loss(config, store, tmp_path):
+    for place in ("more/books", "store"):  # the second is called like the first
+        shutil.copytree(store, tmp_path / place)
+    config.data.corpus = f"{store}=2,{tmp_path / 'more/books'}=1,{tmp_path / 'store'}=1"
+    evaluation = pretraining.prepare(config, str(tmp_path / "run")).evaluations[0]
+
+    class Counts:
+        def evaluate(self, objective, params, batches):
+            return {"loss": float(sum(len(batch["input_ids"]) for batch in batches))}
+
+    rows = float(len(list(evaluation.batches)) * config.batch_size)
+    assert evaluation(Counts(), None) == {
+        "loss": rows, "eval/books/loss": rows, "eval/store_3/loss": rows}
+
+
 def test_weights_of_another_vocabulary_are_refused(config, tmp_path):
     job = pretraining.prepare(config, str(tmp_path / "first"))
     objective = job.phases[0].objective
