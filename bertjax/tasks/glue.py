@@ -217,6 +217,12 @@ class GlueTask(TextTask):
 
     # --- scores and submissions
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """As of every text task; with two classes the mean of accuracy and F1 too."""
+        found = super().metric_names
+        return (*found, "accuracy_f1") if "f1" in found else found
+
     def score(
         self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
     ) -> Scores:

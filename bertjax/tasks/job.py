@@ -128,6 +128,9 @@ def prepare_task(
         raise ValueError(
             f"task {task.name!r} has no training split; evaluate a fine-tuned model on it instead"
         )
+    if task.metric not in task.metric_names:
+        raise ValueError(f"metric {task.metric!r} cannot say which checkpoint of {task.name!r} is "
+                         f"best; one of {', '.join(task.metric_names)} (higher is better)")
     for split in predict:
         if split not in task.splits:
             raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")

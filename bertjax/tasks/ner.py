@@ -79,6 +79,12 @@ class NerTask:
         self.labels = tuple(labels) or self._labels_of_train()
 
     @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Scores by which a checkpoint may be the best one."""
+        entities = ("f1", "precision", "recall") if self.entities else ()
+        return (*entities, "token_accuracy")
+
+    @property
     def outputs(self) -> int:
         """Size of the head's output."""
         return len(self.labels)

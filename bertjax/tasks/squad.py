@@ -103,7 +103,9 @@ class SquadTask:
         self.doc_stride, self.max_query_length = doc_stride, max_query_length
         self.max_answer_length, self.n_best = max_answer_length, n_best
         self.null_threshold = null_threshold
-        self.metric = "f1" if version == "1.1" else "best_f1"
+        self.metric_names = ("exact", "f1") if version == "1.1" else (
+            "exact", "f1", "best_exact", "best_f1")
+        self.metric = self.metric_names[-1]
         self.dropped = 0  # training answers that the last `features` could not find
 
     # --- reading

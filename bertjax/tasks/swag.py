@@ -42,6 +42,7 @@ class MultipleChoiceTask:
     head = "multiple_choice"
     labels = ()
     metric = "accuracy"
+    metric_names = ("accuracy", "matthews", "macro_f1")
     outputs = 1
 
     def __init__(

@@ -75,6 +75,7 @@ class Task(Protocol):
     head: str  # classification, regression, multilabel, tagging, spans or multiple_choice
     labels: tuple[str, ...]  # names by index of the head's outputs; () where there are none
     metric: str  # the name in Scores that picks the best checkpoint (higher is better)
+    metric_names: tuple[str, ...]  # the names in Scores that could
     splits: dict[str, str]  # 'train', 'dev', 'test' (and more) -> what is read for them
 
     def read(self, split: str) -> Split:

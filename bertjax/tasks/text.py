@@ -33,6 +33,15 @@ class TextTask:
         self.metric = metric or DEFAULT_METRIC[head]
 
     @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Scores by which a checkpoint may be the best one."""
+        if self.head == "regression":
+            return "pearson_spearman", "pearson", "spearman"
+        if self.head == "multilabel":
+            return "micro_f1", "macro_f1", "accuracy"
+        return ("accuracy", "matthews", "macro_f1", *(["f1"] if len(self.labels) == 2 else []))
+
+    @property
     def outputs(self) -> int:
         """Size of the head's output."""
         return max(1, len(self.labels))

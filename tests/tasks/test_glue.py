@@ -217,6 +217,7 @@ def test_every_task_names_a_metric_that_its_scores_contain():
         outputs = [[g] for g in gold] if not task.labels else one_hot(gold, len(task.labels))
         scores = task.score(split, rows, outputs)
         assert scores[task.metric] == pytest.approx(1.0)
+        assert set(task.metric_names) <= set(scores.values)
         assert set(spec.reported) <= set(scores.values)
 
 

@@ -128,6 +128,8 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         prepare(table(data), predict=("valid",))
     with pytest.raises(ValueError, match="max_length=65 exceeds the 64 positions"):
         prepare(table(data), FineTuneSettings(max_length=65))
+    with pytest.raises(ValueError, match="'rouge' cannot say which.*one of accuracy, matthews"):
+        prepare(table(data, metric="rouge"))
     with pytest.raises(ValueError, match="no training split"):
         prepare(job.make_task("ax", data))
     unlabelled = job.make_task("table", data, {"files": {"train": "train.tsv", "dev": "test.tsv"}})

@@ -57,7 +57,8 @@ def test_every_word_of_a_long_sentence_is_tagged(tmp_path):
     tags = task.predict(split, features, outputs)
     assert tags == [[tag for _, tag in long]]
     assert sum(row["tag_weights"].sum() for row in features) == 200
-    assert task.score(split, features, outputs)["f1"] == 1.0
+    scores = task.score(split, features, outputs)
+    assert scores["f1"] == 1.0 and set(scores.values) == set(task.metric_names)
     with pytest.raises(ValueError, match="some words got no tag"):
         task.predict(split, features[:-1], outputs[:-1])
 

@@ -165,6 +165,7 @@ def test_the_threshold_found_on_dev_decides_the_answers():
     outputs = [logits(row, start=(3, 5.0), end=(3, 5.0)) for row in rows]
     outputs[0][0], outputs[1][0] = (2.5, 2.5), (4.5, 4.5)  # odds -5 and -1
     scores = task.score(split, rows, outputs)
+    assert set(scores.values) == set(task.metric_names)
     assert scores["exact"] == 0.5 and scores["best_exact"] == 1.0
     assert task.metric == "best_f1"
     squad.with_null_threshold(task, scores)

@@ -30,7 +30,9 @@ def test_endings_with_commas_stay_whole_and_give_four_rows_a_question(tmp_path):
     assert text == "He stops,She runs."
     kinds = features[0]["token_type_ids"][1]
     assert kinds.sum() == len("She runs.") + 1 and (np.diff(kinds) >= 0).all()
-    assert task.score(split, features, [np.array([0.0, 1.0, 3.0, 2.0])])["accuracy"] == 1.0
+    scores = task.score(split, features, [np.array([0.0, 1.0, 3.0, 2.0])])
+    assert scores["accuracy"] == 1.0
+    assert set(scores.values) - {"majority", "f1"} == set(task.metric_names)
 
 
 def test_an_unlabelled_test_file_is_predicted_but_not_scored(tmp_path):
