@@ -120,6 +120,13 @@ class MlmHeadParams(nn.Module):
         }
 
 
+def mlm_inputs(encoder: BertEncoder, hidden: jax.Array, positions: jax.Array | None
+               ) -> tuple[jax.Array, jax.Array]:
+    """(word embeddings [V, H], hidden at `positions` [B, P]: [B, P, H]); None means all T."""
+    words = encoder.get_variable("params", "embeddings")["word_embeddings"]
+    return words, hidden if positions is None else gather_positions(hidden, positions)
+
+
 def mlm_logits(
     params: Params, config: BertConfig, word_embeddings: jax.Array, hidden: jax.Array
 ) -> jax.Array:
@@ -144,13 +151,6 @@ class BertNetwork(nn.Module):
 
     def _pooler(self) -> Params:
         return self._dense("pooler", self.config.hidden_size)
-
-    def _mlm(self, encoder: BertEncoder, hidden: jax.Array, positions: jax.Array | None
-             ) -> jax.Array:
-        """Float32 logits [B, P, V] at `positions` [B, P]; None means all T of them."""
-        words = encoder.get_variable("params", "embeddings")["word_embeddings"]
-        seen = hidden if positions is None else gather_positions(hidden, positions)
-        return mlm_logits(MlmHeadParams(self.config, name="mlm")(), self.config, words, seen)
 
     def _drop(self, x: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
         """Dropout before a task head (original: run_classifier.py, create_model)."""
@@ -216,11 +216,15 @@ class BertForPreTraining(BertNetwork):
         """
         encoder = self._encoder()
         hidden = encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
-        pooled = pool(self._pooler(), hidden, cls_positions)
+        pooler = self._pooler()
+        mlm = MlmHeadParams(self.config, name="mlm")()
+        nsp = self._dense("nsp", 2)
+
+        words, seen = mlm_inputs(encoder, hidden, masked_positions)
+        pooled = pool(pooler, hidden, cls_positions)
         if cls_positions is None:
             pooled = pooled[:, None]
-        return self._mlm(encoder, hidden, masked_positions), dense_float32(
-            self._dense("nsp", 2), pooled)
+        return mlm_logits(mlm, self.config, words, seen), dense_float32(nsp, pooled)
 
 
 class BertForMaskedLM(BertNetwork):
@@ -239,7 +243,8 @@ class BertForMaskedLM(BertNetwork):
         """Float32 logits [B, P, V] at masked_positions [B, P]; None means all T positions."""
         encoder = self._encoder()
         hidden = encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
-        return self._mlm(encoder, hidden, masked_positions)
+        words, seen = mlm_inputs(encoder, hidden, masked_positions)
+        return mlm_logits(MlmHeadParams(self.config, name="mlm")(), self.config, words, seen)
 
 
 class TaskNetwork(BertNetwork):
