@@ -19,6 +19,7 @@ from typing import Any
 from bertjax.data.build import BuildSettings, Progress, build_store, load
 from bertjax.data.sources import FORMATS, Reading
 from bertjax.data.store import SPLITS, TokenStore
+from bertjax.tools.arguments import parse
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,14 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "--" in arguments:
         cut = arguments.index("--")
         arguments, beam_options = arguments[:cut], arguments[cut + 1 :]
-    flags, left_over = parser().parse_known_args(arguments)
-    if left_over:
-        positional = [a for a in left_over if not a.startswith("-")]
-        raise SystemExit(
-            f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}\n" + (
-                "The shell has expanded a wildcard, so only its first file would be read. Quote "
-                "the wildcard: --input='corpus/*.txt'" if positional else
-                "No such option; see --help"))
+    flags = parse(parser(), arguments)
     if not flags.input and not flags.inspect:
         raise SystemExit("nothing to do: give --input='PATTERN' to build, --inspect to look")
     try:

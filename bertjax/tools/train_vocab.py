@@ -16,25 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
+from bertjax.tools.arguments import add_boolean, parse
 
 _KEPT_OUT_EVERY = 100  # without --heldout, every hundredth line is measured on, not trained on
 _MEASURED_LINES = 20_000
-
-
-def boolean(text: str) -> bool:
-    """'true' or 'false' in the usual spellings; anything else is refused."""
-    values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return values[text.lower()]
-
-
-def add_boolean(parser: argparse.ArgumentParser, name: str, default, help: str) -> None:
-    """Adds `--name`, `--name=true|false` and `--no-name` (and `--noname`, as absl spells it)."""
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default, help=help)
-    group.add_argument(f"--no-{name}", f"--no{name}", dest=name, action="store_false",
-                       default=default, help=argparse.SUPPRESS)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,14 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, save, measure."""
-    flags, left_over = parser().parse_known_args(arguments)
-    if left_over:
-        positional = [a for a in left_over if not a.startswith("-")]
-        raise SystemExit(
-            f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}\n" + (
-                "The shell has expanded a wildcard, so only its first file would be read. Quote "
-                "the wildcard: --input='corpus/*.txt'" if positional else
-                "No such option; see --help"))
+    flags = parse(parser(), arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         train(flags)

@@ -1,0 +1,36 @@
+"""What the tools share of reading their command lines: patterns the shell expanded, booleans."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
+          ) -> argparse.Namespace:
+    """The flags (of sys.argv by default); SystemExit for what is none, which a wildcard explains.
+    """
+    flags, left_over = parser.parse_known_args(arguments)
+    if left_over:
+        positional = [a for a in left_over if not a.startswith("-")]
+        raise SystemExit(
+            f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}\n" + (
+                "The shell has expanded a wildcard, so only its first file would be read. Quote "
+                "the wildcard: --input='corpus/*.txt'" if positional else
+                "No such option; see --help"))
+    return flags
+
+
+def boolean(text: str) -> bool:
+    """'true' or 'false' in the usual spellings; anything else is refused."""
+    values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return values[text.lower()]
+
+
+def add_boolean(parser: argparse.ArgumentParser, name: str, default: Any, help: str) -> None:
+    """Adds `--name`, `--name=true|false` and `--no-name` (and `--noname`, as absl spells it)."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default, help=help)
+    group.add_argument(f"--no-{name}", f"--no{name}", dest=name, action="store_false",
+                       default=default, help=argparse.SUPPRESS)
