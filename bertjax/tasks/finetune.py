@@ -1,17 +1,16 @@
 """Fine-tuning: one loop for every task, from a pre-trained model to scores and files.
 
 In: a Task, a tokenizer, the weights to start from, settings. Out: the weights that scored best on
-the development split, their scores, and a result as JSON. The loop is the trainer's; this module
-adds length buckets, evaluation with the task's own metric, early stopping and the choice of the
-best. `FineTuner` reads and featurises once and keeps its compiled steps: any number of runs with
-other learning rates, epochs and seeds share them (see sweep.py).
+the development split (best.py) and their scores; results.py writes them. The loop is the trainer's;
+this module adds length buckets and evaluation with the task's own metric. `FineTuner` reads and
+featurises once and keeps its compiled steps: any number of runs with other learning rates, epochs
+and seeds share them (see sweep.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 import math
 import time
@@ -20,15 +19,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.files import write_whole
 from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.model.rows import rows_on
-from bertjax.tasks.metrics import Scores, is_better
+from bertjax.tasks.best import Best, EarlyStop, copy
+from bertjax.tasks.metrics import Scores
 from bertjax.tasks.objective import (
     TaskObjective,
     balanced_class_weights,
@@ -48,7 +46,8 @@ from bertjax.tasks.task import (
     row_length,
 )
 from bertjax.tasks.transfer import pack
-from bertjax.training import runtime, sharding
+from bertjax.training import sharding
+from bertjax.training.budget import process_age
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
 from bertjax.training.trainer import Phase, Trainer, TrainState
 
@@ -109,10 +108,6 @@ class Run:
 
 class NoFiniteScore(ValueError):
     """Every evaluation of a run gave NaN, so nothing can be chosen as best."""
-
-
-class EarlyStop(Exception):  # noqa: N818  not an error: it leaves Trainer.fit in good order
-    """Raised inside an evaluation when the patience is used up."""
 
 
 class FineTuner:
@@ -280,7 +275,7 @@ class FineTuner:
                 self._compiling[kind, length, rows] = lowering.submit(
                     start, function, first, shapes)
         if ("copy", 0, 0) not in self._compiling:
-            self._compiling["copy", 0, 0] = lowering.submit(start, _copy, state.params)
+            self._compiling["copy", 0, 0] = lowering.submit(start, copy, state.params)
         lowering.shutdown(wait=False)
         next(iter(self._compiling.values())).result()
 
@@ -369,7 +364,7 @@ class FineTuner:
         for lowered in self._compiling.values():
             lowered.result().result()
         self._reach("programs")
-        best = _Best(self.settings.early_stopping, checkpoints)
+        best = Best(self.settings.early_stopping, checkpoints)
         if checkpoints is not None and checkpoints.latest() is not None:
             state = self._resume(checkpoints, trainer.abstract_state(objective), best)
 
@@ -402,9 +397,9 @@ class FineTuner:
         )  # fmt: skip
 
     def _reach(self, milestone: str) -> None:
-        self.milestones.setdefault(milestone, runtime.age())
+        self.milestones.setdefault(milestone, process_age())
 
-    def _resume(self, checkpoints: Checkpoints, target: TrainState, best: _Best) -> TrainState:
+    def _resume(self, checkpoints: Checkpoints, target: TrainState, best: Best) -> TrainState:
         """The newest state; `best` relearns what was found before."""
         if (step := checkpoints.best()) is not None:
             state, _ = checkpoints.restore(target, step)
@@ -415,58 +410,12 @@ class FineTuner:
         return state
 
 
-@jax.jit
-def _copy(tree: Any) -> Any:
-    return jax.tree.map(jnp.copy, tree)
-
-
 _rate_at = jax.jit(rate_at, static_argnums=0)  # one program, not one an operation
 
 
 def _inputs(row: Features) -> Features:
     """What a prediction needs of a row: no gold."""
     return {name: row[name] for name in ("input_ids", "token_type_ids")}
-
-
-class _Best:
-    """The best evaluation so far, with its own copy of the parameters."""
-
-    def __init__(self, patience: int, checkpoints: Checkpoints | None = None):
-        self.patience, self.misses = patience, 0
-        # Beside the checkpoints, which do not stay all: every evaluation so far.
-        self._kept = None if checkpoints is None else (
-            checkpoints.directory.parent / f"{checkpoints.directory.name}.evaluations.json"
-        )
-        self.params: Any = None
-        self.scores: Scores | None = None
-        self.value: float | None = None
-        self.step = 0
-        self.history: list[tuple[int, float]] = []
-
-    def adopt(self, step: int, scores: Scores, value: float, params: Any) -> None:
-        self.step, self.scores, self.value = step, scores, value
-        self.params = _copy(params)  # the trainer donates its own
-
-    def recall(self, until: int) -> None:
-        """The evaluations of the part of the run that is not repeated, up to step `until`."""
-        if self._kept is not None and self._kept.exists():
-            found = json.loads(self._kept.read_text())
-            self.history = [(step, value) for step, value in found if step <= until]
-            self.misses = sum(step > self.step for step, _ in self.history)
-
-    def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
-        """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
-        self.history.append((step, value))
-        if self._kept is not None and jax.process_index() == 0:
-            write_whole(self._kept, json.dumps(self.history))
-        if is_better(value, self.value):
-            self.adopt(step, scores, value, params)
-            self.misses = 0
-        else:
-            self.misses += 1
-            if self.patience and self.misses >= self.patience:
-                raise EarlyStop(f"no better score for {self.misses} evaluations, at step {step}")
-        return scores.values
 
 
 class _WithLearningRate:

@@ -54,6 +54,7 @@ def measure(work: Work) -> None:
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
     from bertjax.tasks.finetune import FineTuneSettings, RunSettings
+    from bertjax.training.budget import process_age
 
     milestones["all imported"] = time.time() - work.started
     jax.devices()
@@ -72,7 +73,7 @@ def measure(work: Work) -> None:
     rows = len(tuner.data("train", training=True)[1])
     # The last batch of an epoch is not full.
     full = rows / -(-rows // work.batch_size)
-    late = time.time() - work.started - runtime.age()  # of the process, behind the clock's start
+    late = time.time() - work.started - process_age()  # of the process, behind the clock's start
     runs, recorders, ends = [], [], []
     for seed in range(work.first_seed, work.seeds):
         recorders.append(_Recorder())

@@ -1,0 +1,72 @@
+"""The best evaluation of a fine-tuning run so far, and when to stop looking for a better one.
+
+In: evaluations in the order of their steps. Out: the best parameters (a copy) and their scores, the
+history of all evaluations, and EarlyStop once the patience is used up. The history is kept beside
+the checkpoints, which do not all stay, so that a resumed run ends as the undisturbed one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.files import write_whole
+from bertjax.tasks.metrics import Scores, is_better
+
+if TYPE_CHECKING:  # orbax takes a second to import
+    from bertjax.training.checkpoint import Checkpoints
+
+
+class EarlyStop(Exception):  # noqa: N818  not an error: it leaves Trainer.fit in good order
+    """Raised inside an evaluation when the patience is used up."""
+
+
+@jax.jit
+def copy(tree: Any) -> Any:
+    """The tree in memory of its own."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+class Best:
+    """The best evaluation so far, with its own copy of the parameters."""
+
+    def __init__(self, patience: int, checkpoints: Checkpoints | None = None):
+        self.patience, self.misses = patience, 0
+        # Beside the checkpoints, which do not stay all: every evaluation so far.
+        self._kept = None if checkpoints is None else (
+            checkpoints.directory.parent / f"{checkpoints.directory.name}.evaluations.json"
+        )
+        self.params: Any = None
+        self.scores: Scores | None = None
+        self.value: float | None = None
+        self.step = 0
+        self.history: list[tuple[int, float]] = []
+
+    def adopt(self, step: int, scores: Scores, value: float, params: Any) -> None:
+        self.step, self.scores, self.value = step, scores, value
+        self.params = copy(params)  # the trainer donates its own
+
+    def recall(self, until: int) -> None:
+        """The evaluations of the part of the run that is not repeated, up to step `until`."""
+        if self._kept is not None and self._kept.exists():
+            found = json.loads(self._kept.read_text())
+            self.history = [(step, value) for step, value in found if step <= until]
+            self.misses = sum(step > self.step for step, _ in self.history)
+
+    def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
+        """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
+        self.history.append((step, value))
+        if self._kept is not None and jax.process_index() == 0:
+            write_whole(self._kept, json.dumps(self.history))
+        if is_better(value, self.value):
+            self.adopt(step, scores, value, params)
+            self.misses = 0
+        else:
+            self.misses += 1
+            if self.patience and self.misses >= self.patience:
+                raise EarlyStop(f"no better score for {self.misses} evaluations, at step {step}")
+        return scores.values
