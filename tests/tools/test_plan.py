@@ -157,6 +157,25 @@ def test_a_step_with_cycles_can_be_compared_with_one_that_has_none():
     assert cost(info(), with_cycles, chips.parse("v5e:4x4")).step_s != a.step_s
 
 
+KERNEL = """
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %k = f32[8]{0} custom-call(%a), custom_call_target="tpu_custom_call", \
+backend_config={"custom_call_config":{"body":"TUzv","cost_estimate":{"flops":"FLOPS",\
+"transcendentals":"7","bytes_accessed":"BYTES","remote_bytes_transferred":"0"}}}
+  ROOT %c = f32[8]{0} copy(%k), backend_config={"estimated_cycles":"150000000"}
+}
+"""
+
+
+@pytest.mark.parametrize("flops, size, seconds", [
+    (197 * 10**10, 819, 0.01), (1, 819 * 10**7, 0.01)])  # of a v5e: 197 TFLOP/s, 819 GB/s
+def test_a_kernel_takes_the_longer_of_its_flops_and_its_bytes(flops, size, seconds):
+    text = KERNEL.replace("FLOPS", str(flops)).replace("BYTES", str(size))
+    found = cost(info(), Compiled(text), chips.parse("v5e:4x4"))
+    assert found.method == "cycles" and found.step_s == pytest.approx(0.1 + seconds, rel=1e-4)
+
+
 def test_an_all_reduce_over_the_slice_uses_both_axes():
     piece = chips.parse("v5e:4x4")
     whole = seconds_of(Collective("all-reduce", 1, 90 * 10**9, 16, False), piece)

@@ -4,7 +4,10 @@ In: StageInfo, Compiled and the Slice. Out: `Cost`. Without the chip its time is
 
   operations       the TPU compiler's own estimate of cycles for each fused operation, loop bodies
                    as often as they run, over the chip's clock;
-  others           (random bits, sorting, kernels: no cycles given) bytes over the HBM bandwidth;
+  kernels          (attention on TPU) the longer of the FLOPs and the bytes that they declare, each
+                   at the chip's best; no cycles are given. Too little: by its instructions as
+                   scheduled, attention of large takes 1.0 ms a layer on v5e, and not 0.3;
+  others           (random bits, sorting: no cycles given) bytes over the HBM bandwidth;
   collectives      bytes over the links of the torus: an all-reduce over n chips moves 2 (n-1)/n of
                    its bytes, a gather or scatter half of that. Asynchronous ones count only for
                    what exceeds the operations' time.
@@ -18,10 +21,10 @@ before believing one to the percent.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from bertjax.tools.plan import hlo
-from bertjax.tools.plan.chips import Slice
+from bertjax.tools.plan.chips import Chip, Slice
 from bertjax.tools.plan.compilation import Compiled, StageInfo
 
 # Operations whose work the compiler does not put into cycles.
@@ -101,12 +104,13 @@ def cost(info: StageInfo, compiled: Compiled, piece: Slice | None, peak: float |
     cycles = 0 if by_roofline else program.cycles()
     if cycles:
         method = "cycles"
-        operations = cycles / chip.clock_hz + uncosted_bytes(program) / chip.hbm_bytes_s
+        operations = (cycles / chip.clock_hz + kernels_s(program, chip)
+                      + uncosted_bytes(program) / chip.hbm_bytes_s)
     else:
         method = "roofline"
         repeated = info.flops * (1 + REPEATED[info.remat] / 3)
-        operations = (repeated / info.devices / chip.peak_flops
-                      + program.hbm_bytes() / chip.hbm_bytes_s)
+        moved = program.hbm_bytes() + sum(size * times for _, size, times in kernels(program))
+        operations = repeated / info.devices / chip.peak_flops + moved / chip.hbm_bytes_s
     waiting = sum(seconds_of(c, piece) for c in exchanged if not c.asynchronous)
     overlapped = sum(seconds_of(c, piece) for c in exchanged if c.asynchronous)
     step = max(operations, overlapped) + waiting
@@ -147,11 +151,25 @@ def largest_rows(info: StageInfo, parts: Mapping[str, int], limit: float) -> int
     return max(0, int(free / per_row)) if per_row > 0 else None
 
 
+def kernels(program: hlo.Program) -> Iterator[tuple[int, int, int]]:
+    """(FLOPs, bytes, executions a step) of the hand-written kernels."""
+    for instruction, times in program.instructions():
+        if declared := instruction.declared:
+            yield *declared, times
+
+
+def kernels_s(program: hlo.Program, chip: Chip) -> float:
+    """Least time of the hand-written kernels."""
+    return sum(times * max(flops / chip.peak_flops, size / chip.hbm_bytes_s)
+               for flops, size, times in kernels(program))
+
+
 def uncosted_bytes(program: hlo.Program) -> int:
     """Bytes written by operations for which the compiler estimates no cycles."""
     return sum(hlo.array_bytes(instruction.shape) * times
                for instruction, times in program.instructions()
-               if instruction.opcode in UNCOSTED and instruction.cycles is None
+               if instruction.opcode in UNCOSTED
+               and instruction.cycles is None and instruction.declared is None
                and not any(f'"{name}"' in instruction.attributes for name in BOOKKEEPING))
 
 

@@ -26,6 +26,8 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"(?:^|\s)([a-z][a-z0-9\-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,<=]*)\](?:\{[^}]*?(S\(\d+\))?\})?")
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+_DECLARED = re.compile(
+    r'"cost_estimate":\{"flops":"?(\d+)"?,.*?"bytes_accessed":"?(\d+)')
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 
 
@@ -45,6 +47,12 @@ class Instruction:
         """The compiler's estimate for one execution, or None where it makes none."""
         found = _CYCLES.search(self.attributes)
         return int(found[1]) if found else None
+
+    @property
+    def declared(self) -> tuple[int, int] | None:
+        """(FLOPs, bytes) of one execution that a hand-written kernel declares; None = no kernel."""
+        found = _DECLARED.search(self.attributes)
+        return (int(found[1]), int(found[2])) if found else None
 
     def called(self, attribute: str) -> str | None:
         """Name of the computation in 'attribute=%name'."""

@@ -12,9 +12,10 @@ from bertjax.tools.plan.planner import Plan
 
 METHODS = {
     "cycles": "estimate: the compiler's cycles of every operation (loop bodies as often as they "
-              "run) over the clock, plus collectives at the speed of the links. It sees no stalls, "
-              "contention, input, checkpoints or evaluation: compare plans by it, and expect a "
-              "real step to take longer",
+              "run) over the clock, hand-written kernels by the FLOPs and bytes that they declare, "
+              "plus collectives at the speed of the links. It sees no stalls, contention, input, "
+              "checkpoints or evaluation: compare plans by it, and expect a real step to take "
+              "longer",
     "roofline": "a roofline: FLOPs over the peak plus bytes to and from HBM over its bandwidth, "
                 "plus collectives at the speed of the links. The compiler's own cycles, which the "
                 "plan without --quick gives, were 1.0 to 2.0 times that, and the memory 1.06 to "
