@@ -17,7 +17,7 @@ from typing import Any
 from bertjax.files import write_whole
 from bertjax.tasks.finetune import FineTuner, NoFiniteScore, RunSettings
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
-from bertjax.training.trainer import NotFiniteError
+from bertjax.training.loop import NotFiniteError
 
 log = logging.getLogger(__name__)
 

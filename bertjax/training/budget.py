@@ -15,26 +15,56 @@ first update. After each of them the position goes on from where it was, over th
 from __future__ import annotations
 
 import os
+import pathlib
 import time
 from collections.abc import Mapping
 
+import numpy as np
+
 _IMPORTED = time.monotonic()
+# Key of a batch, int32 [rows]: the place in the learning-rate schedule, where it is not the step.
+POSITION = "schedule_position"
 SYNC_STEPS = 16  # steps between two looks at process 0's clock, where there are several processes
 
 
 def process_age() -> float:
-    """Seconds since this process was started (where /proc does not tell: since this import)."""
+    """Seconds since this process started; where there is no /proc, since this import."""
     try:
-        with open("/proc/self/stat", encoding="ascii") as file:
-            started = int(file.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
-        with open("/proc/uptime", encoding="ascii") as file:
-            return float(file.read().split()[0]) - started
-    except (OSError, ValueError, IndexError):
+        fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
         return time.monotonic() - _IMPORTED
+    ticks = int(fields[19])  # starttime of proc(5), counted from boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Steps:
+    """The clock of a run without a budget: its place in the schedule is the step."""
+
+    phase_start = 0
+
+    def __init__(self, total: int):
+        self.total = total
+
+    def begin_phase(self, phase: int, step: int) -> None:
+        """As of Budget; so are the others."""
+
+    def compiled(self) -> None: ...
+
+    def position(self, step: int) -> int:
+        return step
+
+    def last_step(self, step: int) -> int:
+        return self.total
+
+    def record(self, step: int) -> dict[str, float]:
+        return {}
+
+    def mark(self, batch: Mapping[str, np.ndarray], place: int) -> Mapping[str, np.ndarray]:
+        return batch
 
 
 class Budget:
-    """The clock of a run.
+    """The clock of a run that ends by the clock.
 
     Args:
       minutes: of wall clock, from the start of the process; over all processes of a resumed run.
@@ -99,11 +129,15 @@ class Budget:
         return {"budget/seconds": self.elapsed(), "budget/position": float(self.position(step)),
                 "budget/phase": float(self._phase), "budget/phase_start": float(self.phase_start)}
 
+    def mark(self, batch: Mapping[str, np.ndarray], place: int) -> Mapping[str, np.ndarray]:
+        """The batch with the place in the schedule that its step has."""
+        rows = len(next(iter(batch.values())))
+        return {**batch, POSITION: np.full(rows, place, np.int32)}
+
     def _agreed(self, seconds: float) -> float:
         """Process 0's reading."""
         if self._processes == 1:
             return seconds
-        import numpy as np
-        from jax.experimental import multihost_utils
+        from jax.experimental import multihost_utils  # a peer measured with a Budget has no jax
 
         return float(multihost_utils.broadcast_one_to_all(np.float32(seconds)))

@@ -20,8 +20,8 @@ import jax
 from etils import epath
 
 from bertjax.files import write_whole
+from bertjax.training.budget import process_age
 from bertjax.training.hardware import describe
-from bertjax.training.runtime import age
 from bertjax.training.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
 
 METRICS_FILE = "metrics.jsonl"
@@ -84,7 +84,7 @@ class Logbook:
             self._record(step, metrics)
             self._write(progress_line(step, last_step, metrics))
             if step == 1 and next(_FIRST_STEPS) == 0:
-                self._write(f"first step done {age():.0f} s after the program's start")
+                self._write(f"first step done {process_age():.0f} s after the program's start")
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records and prints metrics that carry their group in the name ('eval/loss')."""

@@ -21,18 +21,19 @@ from bertjax import config as settings
 from bertjax.data.batches import prefetch
 from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_predictions
 from bertjax.files import write_whole
+from bertjax.interop import check_pretrained, load_pretrained_params, open_source
 from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.tokenization import load_tokenizer
 from bertjax.training import hardware, losses, sharding
-from bertjax.training.budget import Budget
+from bertjax.training.budget import Budget, Steps
 from bertjax.training.checkpoint import Checkpoints, resolve_directory
 from bertjax.training.corpora import Corpus, open_corpus
 from bertjax.training.finish import finish
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.summary import devices_lines, model_line, screen
-from bertjax.training.trainer import Batch, Phase, Sums, Trainer, TrainState, at_position
+from bertjax.training.trainer import Batch, Phase, Sums, Trainer, TrainState
 
 SETTINGS_FILE = "config.json"  # of a run, in its work directory
 NO_CORPUS = """this run needs a corpus: --config.data.corpus=STORE names a token store.
@@ -157,8 +158,6 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
     model_config = settings.model_config(config, tokenizer.vocab_size)
     execution = settings.execution(config, mesh.devices.flat[0].platform)
     if starts_from:
-        from bertjax.interop import check_pretrained
-
         check_pretrained(starts_from, model_config)
 
     phases, streams, evaluations, epochs, until = [], [], [], 0.0, 0
@@ -297,8 +296,6 @@ def _delete_run(workdir: epath.Path) -> None:
 
 def _check_vocabulary(path: str, tokenizer: Any) -> None:
     """Refuses weights that were trained on other ids than the corpus has."""
-    from bertjax.interop import open_source
-
     try:
         theirs = load_tokenizer(open_source(path).directory)
     except (ValueError, OSError):
@@ -329,10 +326,7 @@ def run(job: Job) -> int:
         state, step = checkpoints.restore(trainer.abstract_state(first))
     else:
         state, step = trainer.init(first, _initial_params(job, trainer)), 0
-    budget = None
-    if config.budget_minutes:
-        budget = Budget(config.budget_minutes, settings.total_steps(config),
-                        checkpoints.metrics(step) if step else None, jax.process_count())
+    clock = _clock(config, checkpoints.metrics(step) if step else None)
 
     logbook = Logbook(str(workdir), step, tensorboard=config.log.tensorboard, csv=config.log.csv,
                       wandb=config.log.wandb, settings=config.to_dict())
@@ -346,34 +340,41 @@ def run(job: Job) -> int:
 
     def evaluate(state: TrainState) -> dict[str, float]:
         step = int(state.step)
-        place = budget.position(step) if budget else step
+        place = clock.position(step)
         now = next((i for i, phase in enumerate(job.phases) if place <= phase.until_step),
                    len(job.phases) - 1)
         evaluated[step] = job.evaluations[now](trainer, state.params)
         return evaluated[step]
 
-    finished = (budget.position(step) if budget else step) >= job.phases[-1].until_step
-    if finished:
+    if clock.position(step) >= job.phases[-1].until_step:
         logbook.message(f"The run is already finished at step {step:,}; nothing to train.")
     else:
         state = trainer.fit(
             state, job.phases, logbook=logbook, checkpoints=checkpoints, evaluate=evaluate,
             log_every=config.log.every_steps, eval_every=config.eval.every_steps,
             checkpoint_every=config.checkpoint.every_steps, profile_steps=config.profile_steps,
-            profile_directory=str(workdir / "profile"), budget=budget)
+            profile_directory=str(workdir / "profile"), budget=clock)
     metrics = evaluated.get(int(state.step)) or evaluate(state)
     finish(job, state.params, int(state.step), metrics, logbook)
     logbook.close()
     return 0
 
 
+def _clock(config: ml_collections.ConfigDict, record: dict[str, float] | None = None
+           ) -> Budget | Steps:
+    """What the schedule follows: the steps, or the time; `record` is that of the checkpoint."""
+    steps = settings.total_steps(config)
+    if not config.budget_minutes:
+        return Steps(steps)
+    return Budget(config.budget_minutes, steps, record, jax.process_count())
+
+
 def _compile_ahead(job: Job, trainer: Trainer) -> None:
     """All programs of what is left of the run, side by side with the initial state."""
+    clock = _clock(job.config)
     for phase, batches, evaluation in zip(job.phases, job.batches, job.evaluations, strict=True):
         if (job.resumed_from or 0) < phase.until_step:
-            batch = batches[0]
-            if job.config.budget_minutes:
-                batch = at_position(batch, 0)
+            batch = clock.mark(batches[0], 0)
             trainer.compile_ahead("train", phase.objective, batch)
             trainer.compile_ahead("evaluate", evaluation.objective, next(iter(evaluation.batches)))
 
@@ -382,8 +383,6 @@ def _initial_params(job: Job, trainer: Trainer) -> dict[str, Any] | None:
     """Weights of config.init_from with new heads where it has none; None = from scratch."""
     if not job.config.init_from:
         return None
-    from bertjax.interop import load_pretrained_params
-
     return load_pretrained_params(
         job.config.init_from, job.phases[0].objective.model, jax.random.key(job.config.seed),
         job.config.reinitialise_head)

@@ -1,15 +1,11 @@
 """What must be set before jax touches a device: the other processes, the compilation cache."""
 
-import os
 import pathlib
-import time
 
 import jax
 import ml_collections
 
 from bertjax.training import distributed, preemption
-
-_IMPORTED = time.monotonic()
 
 
 def start(config: ml_collections.ConfigDict, coordinator: str = "", processes: int = 0,
@@ -31,13 +27,3 @@ def use_compilation_cache(directory: str) -> None:
     """Keeps compiled programs in `directory`, also the small ones: a run has a dozen of them."""
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(directory).expanduser()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def age() -> float:
-    """Seconds since this process started; where there is no /proc, since jax was imported."""
-    try:
-        fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return time.monotonic() - _IMPORTED
-    ticks = int(fields[19])  # starttime of proc(5), counted from boot
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

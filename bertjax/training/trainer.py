@@ -1,4 +1,4 @@
-"""The training loop: one compiled step over the mesh, repeated, logged, saved and resumable.
+"""The trainer: one compiled step over the mesh, repeated, logged, saved and resumable (loop.py).
 
 In: an Objective (what is learnt), an optimizer, a mesh, host batches as a function of the step.
 Out: the trained TrainState; on the way metrics to a logbook and states to checkpoints.
@@ -30,12 +30,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bertjax.model.kernels import compiler_options
 from bertjax.model.rows import rows_on
 from bertjax.training import sharding
-from bertjax.training.budget import Budget
+from bertjax.training.budget import POSITION, Budget, Steps
 from bertjax.training.hardware import prng_implementation
 from bertjax.training.logbook import Logbook
-from bertjax.training.meter import Meter
+from bertjax.training.loop import Loop
 from bertjax.training.optimizer import Optimizer
-from bertjax.training.preemption import Preempted, Watchdog, must_stop, stop_on_signals
 
 if TYPE_CHECKING:  # orbax takes a second to import, and not every run saves
     from bertjax.training.checkpoint import Checkpoints
@@ -48,8 +47,6 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]
 # Streams of the root key beside the steps' own, which count up from 0.
 INIT_STREAM, EVALUATION_STREAM = 2**32 - 1, 2**32 - 2
 PREPARE, DROPOUT = 0, 1  # streams of a step's key
-# Key of a batch, int32 [rows]: the place in the learning-rate schedule, where it is not the step.
-POSITION = "schedule_position"
 
 
 @flax.struct.dataclass
@@ -94,10 +91,6 @@ class Phase:
     batches: Callable[[int], Iterator[Mapping[str, np.ndarray]]]
     tokens_per_step: int = 0  # of the global batch, padding included
     flops_per_step: float = 0.0  # model FLOPs of the global batch, forward and backward
-
-
-class NotFiniteError(RuntimeError):
-    """Too many steps in a row had a loss or gradient that is not finite."""
 
 
 class Trainer:
@@ -276,7 +269,8 @@ class Trainer:
         # No daemon: the end of Python would abort the process in the middle of a compilation.
         threading.Thread(target=work, name=f"compile {kind}").start()
 
-    def _wait_for(self, kind: str, objective: Objective) -> None:
+    def wait_for(self, kind: str, objective: Objective) -> None:
+        """Returns once what `compile_ahead` started is compiled, if anything."""
         if future := self._ahead.get((kind, id(objective))):
             future.result()
 
@@ -306,7 +300,7 @@ class Trainer:
         every evaluation. 'loss' is the sum of the ratios that end in 'loss', if not among them.
         """
         compiled = self._evaluation(objective)
-        self._wait_for("evaluate", objective)
+        self.wait_for("evaluate", objective)
         parts = [compiled(params, sharding.put_batch(batch, self.mesh), np.uint32(number))
                  for number, batch in enumerate(batches)]
         if not parts:
@@ -342,7 +336,7 @@ class Trainer:
         checkpoint_every: int = 0,
         profile_steps: tuple[int, int] = (0, 0),
         profile_directory: str = "profile",
-        budget: Budget | None = None,
+        budget: Budget | Steps | None = None,
     ) -> TrainState:
         """Trains from state.step to the end of the last phase.
 
@@ -354,134 +348,16 @@ class Trainer:
           profile_steps: first and last step of a profiler trace; (0, 0) = none.
           budget: ends the run by wall clock. `until_step` of the phases, eval_every and
             checkpoint_every are then in steps of its scale, and each phase's `batches` is asked
-            for steps since the phase began.
+            for steps since the phase began. None, or Steps, ends it with the last phase.
 
         Raises:
           Preempted: after SIGTERM or SIGINT, once the state is saved (SystemExit, code 75).
           NotFiniteError: see max_skipped_in_row.
           CheckpointError: a checkpoint could not be written.
         """
-        step, last_step = int(state.step), phases[-1].until_step
-        place = budget.position(step) if budget else step  # in the schedule and among the phases
-        saved_step = step if step else None  # a restored state is on disk already
-        watchdog = Watchdog(self.watchdog_s)
-        meter = Meter(self.mesh)
-        in_flight: tuple[int, Phase, dict[str, jax.Array]] | None = None
-        profiling = False
-
-        def settle() -> None:
-            """Waits for the step in flight, and looks at and logs its metrics."""
-            nonlocal in_flight
-            if in_flight is None:
-                return
-            (done, phase, metrics), in_flight = in_flight, None
-            skipped_in_row = int(metrics.pop("skipped_in_row"))
-            if budget and meter.compiling:
-                budget.compiled()
-            meter.step_done()
-            watchdog.beat()
-            if done == 1 or done % log_every == 0 or place >= last_step:
-                values = {name: value.item() for name, value in jax.device_get(metrics).items()}
-                # jit sorts the names; the loss belongs first.
-                rates = meter.rates(phase.tokens_per_step, phase.flops_per_step)
-                end = budget.last_step(done) if budget else last_step
-                logbook.train(done, end, {"loss": values.pop("loss"), **values, **rates})
-            if skipped_in_row >= self.max_skipped_in_row:
-                raise NotFiniteError(
-                    f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient "
-                    "that is not finite. Parameters are those before them. Lower the learning "
-                    "rate, lengthen the warm-up, or find the operation with "
-                    "--config.execution.debug_nans=True.")
-
-        def save(metrics: Mapping[str, float]) -> None:
-            nonlocal saved_step
-            if checkpoints is not None and saved_step != step:
-                used = budget.record(step) if budget else {}
-                checkpoints.save(step, state, {**metrics, **used})
-                logbook.flush()
-                saved_step = step
-
-        with stop_on_signals() as stop:
-            for number, phase in enumerate(phases):
-                if place >= phase.until_step:
-                    continue
-                if budget:
-                    settle()
-                    budget.begin_phase(number, step)
-                train_step = self.train_step(phase.objective)
-                self._wait_for("train", phase.objective)
-                batches = phase.batches(step - budget.phase_start if budget else step)
-                meter.start(compiling=True)
-
-                while place < phase.until_step:
-                    # ------------------------------------------------------------------ input
-                    if not profiling and step + 1 == profile_steps[0]:
-                        settle()
-                        jax.profiler.start_trace(profile_directory)
-                        profiling = True
-                    with meter.waiting_for_data():
-                        batch = next(batches, None)
-                    if batch is None:
-                        raise ValueError(f"the data ended after step {step}, but the phase runs to "
-                                         f"step {phase.until_step}")
-
-                    # ----------------------------------- dispatch this step, settle the one before
-                    if budget:
-                        batch = at_position(batch, place)
-                    state, metrics = train_step(state, sharding.put_batch(batch, self.mesh))
-                    step += 1
-                    settle()
-                    in_flight = step, phase, metrics
-                    before, place = place, budget.position(step) if budget else step
-
-                    # --------------------------------------------------------------- profile
-                    if profiling and step == profile_steps[1]:
-                        settle()
-                        jax.profiler.stop_trace()
-                        profiling = False
-                        logbook.message(f"profile of steps {profile_steps[0]} to {step} written to "
-                                        f"{profile_directory}")
-
-                    # -------------------------------------- evaluate and save, also when stopping
-                    stopping = must_stop(stop, step)
-                    at_end = place >= last_step
-                    evaluated: Mapping[str, float] = {}
-                    if evaluate is not None and not stopping and (
-                            at_end or _passed(eval_every, before, place)):
-                        settle()
-                        with meter.paused():
-                            evaluated = _named("eval/", evaluate(state))
-                        logbook.evaluation(step, evaluated)
-                        watchdog.beat()
-                    if stopping or at_end or _passed(checkpoint_every, before, place):
-                        settle()
-                        with meter.paused():
-                            save(evaluated)
-                    if checkpoints is not None:
-                        checkpoints.check()
-                    if stopping:
-                        if checkpoints is not None:
-                            checkpoints.wait()
-                        watchdog.stop()
-                        logbook.close()
-                        raise Preempted(step, stop.requested or "pre-emption notice")
-
-        settle()
-        if checkpoints is not None:
-            checkpoints.wait()
-        watchdog.stop()
-        return state
-
-
-def at_position(batch: Mapping[str, np.ndarray], place: int) -> dict[str, np.ndarray]:
-    """The batch with its place in the schedule, for runs in which that is not the step."""
-    rows = len(next(iter(batch.values())))
-    return {**batch, POSITION: np.full(rows, place, np.int32)}
-
-
-def _passed(every: int, before: int, now: int) -> bool:
-    """Whether a multiple of `every` lies in (before, now]; never for 0."""
-    return every > 0 and now // every > before // every
+        clock = budget or Steps(phases[-1].until_step)
+        return Loop(self, state, phases, logbook, checkpoints, evaluate, log_every, eval_every,
+                    checkpoint_every, profile_steps, profile_directory, clock).run()
 
 
 def ratios(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
@@ -489,8 +365,3 @@ def ratios(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     return {name: numerator / jnp.where(denominator == 0, 1, denominator)
             if isinstance(numerator, jax.Array) else numerator / (denominator or 1)
             for name, (numerator, denominator) in sums.items()}
-
-
-def _named(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Names that have no group of their own ('squad/f1') get `prefix`."""
-    return {name if "/" in name else prefix + name: value for name, value in metrics.items()}

@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logbook import Logbook
+from bertjax.training.loop import NotFiniteError
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
-from bertjax.training.trainer import NotFiniteError, Phase, Trainer
+from bertjax.training.trainer import Phase, Trainer
 
 ROWS, WIDTH = 32, 8
 
@@ -416,7 +417,7 @@ def test_what_was_compiled_ahead_is_what_runs():
     trainer.compile_ahead("train", objective, batch_of(0))
     trainer.compile_ahead("evaluate", objective, batch_of(0))
     for kind in ("train", "evaluate"):
-        trainer._wait_for(kind, objective)
+        trainer.wait_for(kind, objective)
     jax.monitoring.register_event_duration_secs_listener(listen)
     trainer.fit(state, [Phase(3, objective, batches)], logbook=book, log_every=1)
     trainer.evaluate(objective, trainer.init(objective).params, [batch_of(7)])
