@@ -40,7 +40,12 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a file, or leaves the one that was there."""
+    """Writes a file, or leaves the one that was there. An object of a store (an epath.Path of a
+    URL) never is half there, and is written in its place.
+    """
+    if "://" in str(path):
+        path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content)
+        return
     with whole_file(path, "wb" if isinstance(content, bytes) else "w") as file:
         file.write(content)
 

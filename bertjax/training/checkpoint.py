@@ -22,9 +22,7 @@ import os
 import pathlib
 import re
 import threading
-import time
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
@@ -36,10 +34,10 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from bertjax.files import write_whole
+from bertjax.training import manifest
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
 STATE = "state"
 _LOCKS: dict[str, IO[str]] = {}  # path -> open file that holds the lock until the process ends
 
@@ -83,7 +81,7 @@ class Checkpoints:
         self.directory = resolve_directory(directory)
         self.keep_last, self.keep_best, self.keep_every = keep_last, keep_best, keep_every
         self.metric, self.mode = metric, mode
-        self._in_place = "://" in str(self.directory)
+        self._in_place = manifest.is_remote(self.directory)
         self._primary = jax.process_index() == 0
         # Beside the directory, so that emptying the directory does not erase that it was full.
         self._ledger = self.directory.parent / f"{self.directory.name}.committed.json"
@@ -161,10 +159,7 @@ class Checkpoints:
             self._saver.wait_until_finished()
             if not self._primary:
                 return
-            manifest = {"step": step, "time": time.time(),
-                        "metrics": {name: float(value) for name, value in metrics.items()},
-                        "files": _fingerprints(written)}
-            _write_text(written / MANIFEST, json.dumps(manifest, indent=1))
+            manifest.write(written, step, metrics)
             if not self._in_place:
                 aside = self.directory / f"old.{step}"
                 if final.exists():
@@ -181,7 +176,7 @@ class Checkpoints:
                 f"checkpoints are untouched: {self.steps()}") from error
 
     def _make_room_in_place(self, step: int) -> None:
-        if (self.directory / str(step) / MANIFEST).exists() and not [
+        if (self.directory / str(step) / manifest.FILE).exists() and not [
                 other for other in self.steps() if other != step]:
             raise CheckpointError(
                 f"step {step} is the only checkpoint in {self.directory}, and an object store "
@@ -200,7 +195,7 @@ class Checkpoints:
             keep |= set([step for step, _ in self.ranked() if step <= newest][: self.keep_best])
         if self.keep_every:
             keep |= {step for step in steps if step % self.keep_every == 0}
-        _write_text(self._ledger, json.dumps({"newest": newest, "kept": sorted(keep)}))
+        write_whole(self._ledger, json.dumps({"newest": newest, "kept": sorted(keep)}))
         for step in self.steps():
             if step not in keep:
                 doomed = self.directory / str(step)
@@ -214,7 +209,8 @@ class Checkpoints:
         """Committed steps in ascending order (intact or not)."""
         steps = [int(path.name) for path in self._entries() if path.name.isdigit()]
         if self._in_place:
-            steps = [step for step in steps if (self.directory / str(step) / MANIFEST).exists()]
+            steps = [step for step in steps
+                     if (self.directory / str(step) / manifest.FILE).exists()]
         return sorted(steps)
 
     def _entries(self) -> list[epath.Path]:
@@ -239,7 +235,7 @@ class Checkpoints:
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics saved with a step."""
-        return self._manifest(step)["metrics"]
+        return manifest.read(self.directory / str(step))["metrics"]
 
     def ranked(self) -> list[tuple[int, float]]:
         """(step, value of `metric`), best first, of equals the oldest; others are left out."""
@@ -261,21 +257,7 @@ class Checkpoints:
 
     def problem(self, step: int) -> str | None:
         """Why a checkpoint is not intact, or None: every file is compared with the manifest."""
-        try:
-            manifest = self._manifest(step)
-            expected = {name: tuple(value) for name, value in manifest["files"].items()}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"{MANIFEST} is missing or unreadable ({error})"
-        if manifest.get("step") != step:
-            return f"{MANIFEST} is of step {manifest.get('step')}"
-        found = _fingerprints(self.directory / str(step))
-        for name, (size, checksum) in expected.items():
-            if name not in found:
-                return f"{name} is missing"
-            if found[name] != (size, checksum):
-                return (f"{name} has {found[name][0]} bytes and checksum {found[name][1]}, not "
-                        f"{size} and {checksum}")
-        return None
+        return manifest.problem(self.directory / str(step), step)
 
     def restore(self, target: Any, step: int | None = None, cast: bool = False) -> tuple[Any, int]:
         """(state, its step), bit for bit as saved, laid out as `target` says.
@@ -366,9 +348,6 @@ class Checkpoints:
             raise ValueError(
                 f"checkpoint {self.directory / str(step)} is of another model: {shown}")
 
-    def _manifest(self, step: int) -> dict[str, Any]:
-        return json.loads((self.directory / str(step) / MANIFEST).read_text())
-
     # ---------------------------------------------------------------------------------- start
 
     def _try_writing(self) -> None:
@@ -417,33 +396,6 @@ class Checkpoints:
                 _remove_quietly(path)
 
 
-def _fingerprints(directory: epath.Path) -> dict[str, tuple[int, int]]:
-    """{relative name: (bytes, crc32)} of all files but the manifest; of a URL, bytes only."""
-    found = {}
-    remote = "://" in str(directory)
-    for path in _files(directory):
-        name = str(path.relative_to(directory))
-        if name == MANIFEST:
-            continue
-        if remote:  # reading back a whole checkpoint would cost more than the upload
-            found[name] = (path.stat().length, 0)
-            continue
-        checksum, size = 0, 0
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                checksum, size = zlib.crc32(block, checksum), size + len(block)
-        found[name] = (size, checksum)
-    return found
-
-
-def _files(directory: epath.Path) -> Iterator[epath.Path]:
-    for path in directory.iterdir():
-        if path.is_dir():
-            yield from _files(path)
-        else:
-            yield path
-
-
 def _own_buffer(leaf: Any) -> Any:
     """On the CPU a restored array may alias memory of the reader; a donating step needs its own."""
     aliases = isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform == "cpu"
@@ -453,14 +405,6 @@ def _own_buffer(leaf: Any) -> Any:
 def _by_name(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _write_text(path: epath.Path, text: str) -> None:
-    """Writes all of it or nothing; an object store does so by itself."""
-    if "://" in str(path):
-        path.write_text(text)
-    else:
-        write_whole(path, text)
 
 
 def _remove_quietly(path: epath.Path) -> None:
