@@ -21,8 +21,9 @@ import safetensors
 import safetensors.numpy
 
 from bertjax.files import whole_directory
-from bertjax.interop.names import LoadError, flatten, hugging_face_place
+from bertjax.interop.names import LoadError, hugging_face_place
 from bertjax.interop.torch_pickle import read_torch_pickle
+from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 from bertjax.version import source_version
 

@@ -15,21 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
+from bertjax import config as settings_of_runs
 from bertjax.interop import huggingface, tf1
-from bertjax.interop.names import (
-    LoadError,
-    Place,
-    flatten,
-    google_place,
-    hugging_face_place,
-    match,
-    unflatten,
-)
+from bertjax.interop.names import LoadError, Place, google_place, hugging_face_place, match
 from bertjax.model import heads
 from bertjax.model.kernels import compiler_options
+from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.tokenization import load_tokenizer
 
 # task name -> model; the class names are transformers' architecture names.
 TASKS: dict[str, type[heads.BertNetwork]] = {
@@ -102,11 +98,6 @@ def open_source(path: str | Path) -> Source:
 
 def _open_run(workdir: Path, step: int | None = None) -> Source:
     """A checkpoint of a training run; None = the newest intact one."""
-    import ml_collections
-
-    from bertjax import config as settings_of_runs
-    from bertjax.tokenization import load_tokenizer
-
     if (workdir / "finetune.json").is_file():
         raise LoadError(f"{workdir} is a fine-tuning run; its best model is in {workdir / 'model'}"
                         + ("" if (workdir / "model").is_dir() else ", once it has finished"))
@@ -117,6 +108,7 @@ def _open_run(workdir: Path, step: int | None = None) -> Source:
     config = settings_of_runs.model_config(ml_collections.ConfigDict(run), vocab_size)
 
     def read() -> dict[str, np.ndarray]:
+        # Late: orbax takes a second to import.
         from bertjax.training.checkpoint import CheckpointError, Checkpoints
 
         # Read only: the run may still be training, or be on a disk that cannot be written.
@@ -332,8 +324,6 @@ def _stored_labels(source: Source) -> int | None:
 
 def _tokenizer(source: Source) -> Any:
     """The tokenizer beside the weights, or None without vocabulary files."""
-    from bertjax.tokenization import load_tokenizer
-
     try:
         return load_tokenizer(source.directory)
     except FileNotFoundError:

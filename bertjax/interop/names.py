@@ -104,30 +104,6 @@ def google_place(path: str) -> Place:
     return Place(f"{module}/{name}", False)
 
 
-# --------------------------------------------------------------------------------- nested <-> flat
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{'a': {'b': x}} -> {'a/b': x}."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        path = f"{prefix}{name}"
-        flat.update(flatten(value, path + "/") if isinstance(value, Mapping) else {path: value})
-    return flat
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `flatten`."""
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        *parents, leaf = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    return tree
-
-
 # -------------------------------------------------------------------------------------- matching
 
 

@@ -37,7 +37,7 @@ from jax import export
 from bertjax.files import whole_directory
 from bertjax.interop.huggingface import read_safetensors
 from bertjax.interop.loading import LoadedModel
-from bertjax.interop.names import flatten, unflatten
+from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import Execution
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -18,8 +18,8 @@ import numpy as np
 from bertjax.interop import open_source
 from bertjax.interop.loading import draw, stored_parameters
 from bertjax.model.heads import parameter_shapes
+from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import BertConfig
-from bertjax.training.optimizer import flatten, unflatten
 
 log = logging.getLogger(__name__)
 

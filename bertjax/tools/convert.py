@@ -23,7 +23,8 @@ import numpy as np
 from bertjax.data.opening import read_lines
 from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.interop.loading import TASKS, LoadedModel, load_model
-from bertjax.interop.names import LoadError, flatten
+from bertjax.interop.names import LoadError
+from bertjax.model.paths import flatten
 
 _PASSED_ON = ("problem_type", "finetuning_task", "finetuned")
 

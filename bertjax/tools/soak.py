@@ -56,9 +56,10 @@ def train(directory: pathlib.Path, steps: int, save_every: int, pause_s: float,
     import jax
     import jax.numpy as jnp
 
+    from bertjax.model.paths import flatten
     from bertjax.training.checkpoint import Checkpoints
     from bertjax.training.logbook import Logbook
-    from bertjax.training.optimizer import flatten, learning_rate_schedule, make_optimizer
+    from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
     from bertjax.training.sharding import make_mesh
     from bertjax.training.trainer import Phase, Trainer
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bertjax.model.paths import flatten, unflatten
+
 if TYPE_CHECKING:  # a second of imports that only `from_optax` needs
     import optax
 
@@ -251,26 +253,3 @@ def check_rules(rules: Rules, paths: Sequence[str] | Mapping[str, Any]) -> None:
             shown = ", ".join(list(paths)[:5])
             raise ValueError(f"the rule ({pattern!r}, {value}) matches no parameter path; paths "
                              f"look like: {shown} ...")
-
-
-def flatten(tree: Params, prefix: str = "") -> dict[str, Any]:
-    """{'a/b/c': leaf} of a nested dict, in the tree's own order."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}/"))
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dict of {'a/b/c': leaf}."""
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        *parents, name = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = leaf
-    return tree

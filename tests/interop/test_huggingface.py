@@ -16,8 +16,8 @@ from bertjax.interop.huggingface import (
     read_state_dict,
     write_directory,
 )
-from bertjax.interop.names import flatten
 from bertjax.model.heads import BertForPreTraining, BertForSequenceClassification
+from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 
 GOLDEN = Path(__file__).resolve().parent / "golden"

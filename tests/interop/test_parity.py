@@ -7,7 +7,8 @@ import pytest
 
 from bertjax.interop import load_model
 from bertjax.interop.huggingface import write_directory
-from bertjax.interop.names import flatten, hugging_face_place
+from bertjax.interop.names import hugging_face_place
+from bertjax.model.paths import flatten
 from bertjax.training.losses import mean, mlm_sums, nsp_sums
 
 torch = pytest.importorskip("torch", reason="parity needs the [parity] extra")

@@ -8,10 +8,10 @@ import pytest
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.bilstm import BiLstm
 from bertjax.model.heads import BertForTokenClassification, BertModel, init_params
+from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import job
 from bertjax.tasks.objective import model_for
-from bertjax.training.optimizer import flatten
 
 CONFIG = BertConfig(30, 8, 2, 2, 16, max_position_embeddings=16, is_decoder=True,
                     initializer_range=0.5)

@@ -6,10 +6,10 @@ from bertjax.interop.huggingface import write_directory
 from bertjax.interop.loading import draw
 from bertjax.interop.names import LoadError
 from bertjax.model import heads
+from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 from bertjax.tasks.feature_tagger import BertFeatureTagger
 from bertjax.tasks.pretrained import Pretrained
-from bertjax.training.optimizer import flatten
 
 CONFIG = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
                     intermediate_size=32, max_position_embeddings=16)
