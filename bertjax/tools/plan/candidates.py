@@ -17,9 +17,10 @@ from bertjax.model.presets import BertConfig, parameter_count
 # context and the normalised sum behind it; "dots" also queries, keys, values, both outputs, and the
 # inner activations, which are four. Of "none", what fits best.
 KEPT = {"none": 34, "dots": 12, "minimal": 4, "full": 2}
-KEPT_MATRICES = {"none": 4.5, "dots": 0, "minimal": 0, "full": 0}  # bytes of an element [A, T, T]
 WORKING = 20  # arrays [rows, T, H] of the one layer at work
-WORKING_MATRICES = 10  # bytes of an element [A, T, T] of it
+# Bytes of an element [A, T, T], where attention is not fused: kept by a layer, at work in one.
+KEPT_MATRICES = {"none": 4.5, "dots": 0, "minimal": 0, "full": 0}
+WORKING_MATRICES = 10
 WORKING_LOGITS = 10  # bytes of an element [P, V]
 ROOM = 0.9  # share of the memory that a candidate may take by this arithmetic
 
@@ -46,7 +47,7 @@ class Candidate:
 
 
 def bytes_of(config: BertConfig, rows: int, length: int, predictions: int, devices: int,
-             fsdp: int, tensor: int, remat: str, accumulation: int) -> float:
+             fsdp: int, tensor: int, remat: str, accumulation: int, fused: bool) -> float:
     """Bytes of a device by arithmetic: state, gradients, kept activations, work at its widest.
 
     This is what the compiler assigns to buffers, within a tenth; the program that it ends with
@@ -55,6 +56,7 @@ def bytes_of(config: BertConfig, rows: int, length: int, predictions: int, devic
     Args:
       rows: of the global batch.
       length: T; predictions: P, positions that the MLM head sees.
+      fused: whether attention keeps its matrices out of memory.
     """
     # Weights and moments in float32, gradients (with accumulation also their sum), weights again
     # in bfloat16, stacked.
@@ -62,7 +64,7 @@ def bytes_of(config: BertConfig, rows: int, length: int, predictions: int, devic
         4 * 3 + 4 * (1 if accumulation == 1 else 2) + 2)
     here = rows * tensor / devices / accumulation
     hidden = here * length * config.hidden_size * 2
-    matrices = here * config.num_attention_heads / tensor * length * length
+    matrices = 0 if fused else here * config.num_attention_heads / tensor * length * length
     kept = config.num_hidden_layers * (
         KEPT[remat] * hidden + KEPT_MATRICES[remat] * matrices)
     logits = here * predictions * config.vocab_size / tensor
@@ -71,13 +73,13 @@ def bytes_of(config: BertConfig, rows: int, length: int, predictions: int, devic
 
 
 def candidates(config: BertConfig, rows: int, length: int, predictions: int, devices: int,
-               limit: float) -> Iterator[Candidate]:
+               limit: float, fused: bool = False) -> Iterator[Candidate]:
     """Candidates that should fit into `limit` bytes: the fewest exchanges first, then the largest
     micro-batches, then the least recomputation."""
     for tensor, accumulation, fsdp in sorted(_divisions(config, rows, devices)):
         for remat in KEPT:
             size = bytes_of(config, rows, length, predictions, devices, fsdp, tensor, remat,
-                            accumulation)
+                            accumulation, fused)
             if size <= ROOM * limit:
                 yield Candidate(fsdp, tensor, remat, accumulation, size)
 

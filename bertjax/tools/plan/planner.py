@@ -9,7 +9,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+
 from bertjax import config as settings
+from bertjax.model.kernels import select_attention
+from bertjax.model.presets import BertConfig
 from bertjax.tools.plan import candidates, chips
 from bertjax.tools.plan.compilation import Cache, compile_stage
 from bertjax.tools.plan.cost import Cost, cost
@@ -69,12 +73,15 @@ class Planner:
             import jax
 
             devices, limit = jax.device_count(), chips.local_device_bytes() or UNKNOWN_LIMIT
+            platform = jax.default_backend()
         else:
             devices, limit = self.piece.devices, self.piece.chip.hbm_bytes
+            platform = "tpu"
         length = max(length for _, length in config.phases)
         model = settings.model_config(config, vocabulary_size(config))
-        worth = candidates.candidates(model, config.batch_size, length,
-                                      settings.max_predictions(config, length), devices, limit)
+        worth = candidates.candidates(
+            model, config.batch_size, length, settings.max_predictions(config, length), devices,
+            limit, _attention_is_fused(config, model, length, platform))
         plans = []
         for candidate in itertools.islice(worth, count):
             self.say(f"candidate {len(plans) + 1}: {candidate}, about "
@@ -88,6 +95,15 @@ class Planner:
             raise ValueError(f"no candidate should fit {limit / chips.GIB:.0f} GiB a device by "
                              "arithmetic: take more chips, or chips with more memory")
         return sorted(plans, key=_order)
+
+
+def _attention_is_fused(config: Any, model: BertConfig, length: int, platform: str) -> bool:
+    execution = settings.execution(config, platform)
+    if execution.attention != "auto":
+        return execution.attention != "reference"
+    shape = (1, length, model.num_attention_heads, model.head_size)
+    return select_attention(shape, jnp.dtype(execution.dtype), model.attention_probs_dropout_prob,
+                            platform) != "reference"
 
 
 def _order(plan: Plan) -> tuple[bool, float]:
