@@ -141,13 +141,13 @@ def _of_choices(task: Any, split: Split, features: Any, outputs: Any) -> list[Ex
             "gold": _cut(record.endings[record.label], 160),
             "predicted": _cut(record.endings[best], 160), "right": best == record.label,
             "score": float(shares.max()),
-            "predictions": _likeliest([_cut(e, 160) for e in record.endings], shares),
+            "predictions": _likeliest([_cut(e, 160) for e in record.endings], shares, len(shares)),
         })  # fmt: skip
     return made
 
 
-def _likeliest(names: Sequence[str], shares: np.ndarray) -> list[list[Any]]:
-    order = np.argsort(-shares, kind="stable")[:RIVALS]
+def _likeliest(names: Sequence[str], shares: np.ndarray, count: int = RIVALS) -> list[list[Any]]:
+    order = np.argsort(-shares, kind="stable")[:count]
     return [[names[i], round(float(shares[i]), 4)] for i in order]
 
 

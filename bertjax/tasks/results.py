@@ -133,11 +133,13 @@ def save_model(
 def card(tuner: FineTuner, result: Mapping[str, Any]) -> str:
     """README.md of the model: what it does, how well, from what; no path of this machine."""
     task, run, model = tuner.task, result["run"], tuner.config
-    origin = pathlib.PurePath(result["checkpoint"]).name
+    origin = pathlib.PurePath(result["checkpoint"])
+    # A run's model is RUN/model, which says nothing without the run's name.
+    start = "/".join(origin.parts[-2:]) if origin.name == "model" else origin.name
     summary = (
         f"A BERT with {model.num_hidden_layers} layers of width {model.hidden_size} and "
         f"{parameter_count(model, heads=('pooler',)) / 1e6:.1f} M parameters, fine-tuned from the "
-        f"weights of `{origin}` for the task {task.name} ({task.head.replace('_', ' ')}).")
+        f"weights of `{start}` for the task {task.name} ({task.head.replace('_', ' ')}).")
     if task.labels:
         summary += f" Its labels are {', '.join(f'`{label}`' for label in task.labels)}."
     data = "\n".join(f"* {split}: {rows:,} rows, sha256 {result['data'][split]}"

@@ -7,6 +7,7 @@ from bertjax.tasks import examples
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.squad import Question, SquadTask
+from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import Split
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools.report_examples import section
@@ -80,6 +81,15 @@ def test_a_choice_is_bounded_and_has_the_surest_mistakes_and_right_ones_from_all
     assert [e["texts"][0] for e in chosen] == ["99", "97", "95", "0", "48", "98"]
     assert [e["right"] for e in chosen] == [False] * 3 + [True] * 3
     assert len(examples.choose(made[:1], 3)) == 1
+
+
+def test_a_question_shows_all_its_choices(tmp_path):
+    (tmp_path / "dev.tsv").write_text("o\tAnna is\tthere.\tBob.\twho.\tis.\t3\n")
+    task = MultipleChoiceTask(tmp_path, files={"dev": "dev.tsv"})
+    (made,) = examples.examples_of(task, task.read("dev"), [], [np.log([0.4, 0.3, 0.2, 0.1])])
+    assert (made["gold"], made["predicted"], made["right"]) == ("is.", "there.", False)
+    assert made["texts"] == ["Anna is"]
+    assert made["predictions"] == [["there.", 0.4], ["Bob.", 0.3], ["who.", 0.2], ["is.", 0.1]]
 
 
 def test_long_texts_are_cut(tmp_path):
