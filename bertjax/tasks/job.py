@@ -146,7 +146,6 @@ def prepare_task(
             config, hidden_dropout_prob=dropout[0], attention_probs_dropout_prob=dropout[1]
         )
     tokenizer = load_tokenizer(start.source.directory)
-    start.read_ahead()
     tuner = FineTuner(task, tokenizer, config, start, settings, execution, mesh, prng)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
@@ -226,6 +225,7 @@ def run(job: Job) -> dict[str, Any]:
     tuner, workdir = job.tuner, job.workdir
     directory = workdir / "checkpoints"
     _refuse_other_run(job)
+    tuner.load_params.read_ahead()  # not before: a suite prepares all its jobs first
     tuner.compile_ahead(job.run.batch_size)
     # Late, beside the compiler: orbax takes a second to import.
     from bertjax.training.checkpoint import Checkpoints

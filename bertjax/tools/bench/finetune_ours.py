@@ -69,6 +69,7 @@ def measure(work: Work) -> None:
         task, work.checkpoint, "", recipe, settings,
         execution=Execution.for_backend(jax.default_backend(), dtype=work.dtype, **work.execution),
     ).tuner  # fmt: skip
+    tuner.load_params.read_ahead()  # as job.run does
     milestones["data"] = time.time() - work.started
     rows = len(tuner.data("train", training=True)[1])
     # The last batch of an epoch is not full.
