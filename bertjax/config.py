@@ -238,6 +238,28 @@ SETTINGS: dict[str, Any] = {
                        "WORKDIR/profile; (0, 0) = none"),
 }
 
+# By job: what has no effect on it, and what has instead. Refused where it was changed.
+WITHOUT_EFFECT: dict[str, dict[str, str]] = {
+    "pretrain": {"task.": "it is for fine-tuning"},
+    "finetune": {
+        "phases": "config.task.epochs says how long",
+        "budget_minutes": "config.task.epochs says how long",
+        "data.": "config.task.data names the data",
+        "masking.": "nothing is masked",
+        "model.": "the model is that of config.init_from",
+        "optimizer.name": "the optimizer is adamw",
+        "optimizer.warmup_steps": "config.task.warmup is the share of the steps",
+        "optimizer.no_decay": "biases and LayerNorm do not decay",
+        "optimizer.max_skipped_in_row": "it stops after 20",
+        "checkpoint.": "the newest evaluation and the best one are saved",
+        "eval.": "config.task.evaluations_per_epoch says how often",
+        "log.fill_mask": "there is no MLM head",
+        "profile_steps": "only pre-training is profiled",
+        "watchdog_seconds": "only pre-training is watched",
+        "resume": "name another workdir, or delete it, to begin anew",
+    },
+}
+
 # Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
 FREE_ON_RESUME = ("execution.", "mesh.", "checkpoint.", "eval.", "log.", "profile_steps", "resume",
                   "init_from", "reinitialise_head", "watchdog_seconds", "data.workers",

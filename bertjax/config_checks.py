@@ -6,6 +6,7 @@ the remedy. What depends on the data or the devices is checked by the jobs that 
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
@@ -32,6 +33,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     except re.error as error:
         raise ValueError(f"config.optimizer.no_decay={config.optimizer.no_decay!r} is not a "
                          f"regular expression: {error}") from None
+    _check_effect(config.job, values)
     if config.job == "pretrain":
         _check_pretraining(config)
     if config.batch_size % config.accumulation:
@@ -39,6 +41,16 @@ def check_config(config: ml_collections.ConfigDict) -> None:
             f"config.batch_size={config.batch_size} is not divisible by config.accumulation="
             f"{config.accumulation}; the next valid batch size is "
             f"{-(-config.batch_size // config.accumulation) * config.accumulation}")
+
+
+def _check_effect(job: str, values: Mapping[str, Any]) -> None:
+    """Refuses what would be ignored in silence."""
+    for name, setting in settings.walk():
+        value = values.get(name, setting.default)
+        for prefix, instead in settings.WITHOUT_EFFECT[job].items():
+            if name.startswith(prefix) and value != setting.default:
+                raise ValueError(f"config.{name}={value!r} has no effect on config.job={job!r}: "
+                                 f"{instead}")
 
 
 def _check_allowed(name: str, value: Any, allowed: settings.Range | tuple[str, ...]) -> None:

@@ -66,6 +66,25 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         check_config(changed(**values))
 
 
+@pytest.mark.parametrize("values, words", [
+    (dict(job="finetune", optimizer__name="lamb"), "optimizer.name='lamb' has no effect.*adamw"),
+    (dict(job="finetune", optimizer__warmup_steps=9), "warmup_steps=9 has no effect.*task.warmup"),
+    (dict(job="finetune", model__hidden_dropout_prob=0.0), "no effect.*that of config.init_from"),
+    (dict(job="finetune", resume="overwrite"), "no effect.*begin anew"),
+    (dict(task__epochs=9), "task.epochs=9 has no effect on config.job='pretrain'"),
+])
+def test_what_would_be_ignored_is_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        check_config(changed(**values))
+
+
+def test_every_setting_without_effect_exists():
+    names = [name for name, _ in settings.walk()]
+    for job, prefixes in settings.WITHOUT_EFFECT.items():
+        for prefix in prefixes:
+            assert any(name.startswith(prefix) for name in names), (job, prefix)
+
+
 def test_vocabulary_larger_than_the_model_is_refused_with_both_numbers():
     config = changed(model__vocab_size=30522)
     with pytest.raises(ValueError, match="30600 entries.*30522"):
