@@ -158,8 +158,8 @@ SETTINGS: dict[str, Any] = {
         "dtype": S("auto", "arithmetic of the encoder: float32 or bfloat16 over float32 "
                    "parameters; auto = bfloat16 on TPU and GPU, float32 on CPU",
                    allowed=("auto", "float32", "bfloat16")),
-        "kernels": S("auto", "auto = hand-written kernels where they are faster (GPU: attention, "
-                     "residual + dropout + LayerNorm), xla = plain XLA everywhere",
+        "kernels": S("auto", "auto = hand-written kernels where they are faster (attention; GPU: "
+                     "residual + dropout + LayerNorm too), xla = plain XLA everywhere",
                      allowed=("auto", "xla")),
         "layers": S("unrolled", "unrolled, or scan (compiles faster, needs remat to fit)"),
         "remat": S("none", "what the backward pass recomputes instead of keeping: none, dots, "
