@@ -215,17 +215,9 @@ def choose(
     tokens_in_pair = jnp.sum(same_pair, axis=-1)
     budget = _budgets(length, spec)[tokens_in_pair]
 
-    # Words: first token, size, and rank inside the word, each [B, T] and known to every piece.
     if spec.whole_word:
         continues = jnp.asarray(spec.is_continuation)[input_ids]
-        before = jnp.pad(candidate[:, :-1], ((0, 0), (1, 0)))
-        pair_before = jnp.pad(attention_mask[:, :-1], ((0, 0), (1, 0)))
-        joined = continues & candidate & before & (pair_before == attention_mask)
-        word = jax.lax.cummax(jnp.where(joined, -1, index), axis=1)
-        end = jax.lax.cummin(
-            jnp.where(jnp.pad(joined[:, 1:], ((0, 0), (0, 1))), length, index), axis=1, reverse=True
-        )
-        size = end - word + 1
+        word, size = _words(continues, candidate, attention_mask, index)
     else:
         word, size = index, jnp.ones_like(index)
 
@@ -261,6 +253,25 @@ def choose(
 
     _, chosen = jax.lax.sort((index, taken), dimension=1, num_keys=1)
     return chosen
+
+
+def _words(continues: jax.Array, candidate: jax.Array, attention_mask: jax.Array, index: jax.Array
+           ) -> tuple[jax.Array, jax.Array]:
+    """(position of the first piece, number of pieces) of each token's word, int32 [B, T].
+
+    Args:
+      continues: bool [B, T], whether the token continues the word of the one before.
+      candidate: bool [B, T]; what is none is a word of its own.
+      index: [B, T], the positions.
+    """
+    before = jnp.pad(candidate[:, :-1], ((0, 0), (1, 0)))
+    pair_before = jnp.pad(attention_mask[:, :-1], ((0, 0), (1, 0)))
+    joined = continues & candidate & before & (pair_before == attention_mask)
+    word = jax.lax.cummax(jnp.where(joined, -1, index), axis=1)
+    followed = jnp.pad(joined[:, 1:], ((0, 0), (0, 1)))
+    end = jax.lax.cummin(
+        jnp.where(followed, index.shape[1], index), axis=1, reverse=True)
+    return word, end - word + 1
 
 
 def _budgets(length: int, spec: MaskingSpec) -> jax.Array:

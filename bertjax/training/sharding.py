@@ -7,7 +7,7 @@ tensor. Results do not depend on the mesh, but for the order of sums.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -145,26 +145,6 @@ def tree_shardings(tree: Any, mesh: Mesh,
         return NamedSharding(mesh, partition_spec(path_name(path), leaf.shape, mesh, rules))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
-
-
-def unsharded(tree: Any, mesh: Mesh,
-              rules: Sequence[tuple[str, PartitionSpec]] = PARTITION_RULES) -> list[str]:
-    """What the mesh fails to divide, for the start-up summary: 'path [shape]: axis=size'."""
-    lines = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = path_name(path)
-        wanted = next((tuple(spec) for pattern, spec in rules if re.search(pattern, name)), ())
-        wanted = wanted[max(0, len(wanted) - len(leaf.shape)):]
-        for axis, size in zip(reversed(wanted), reversed(leaf.shape), strict=False):
-            if axis and size % mesh.shape[axis]:
-                lines.append(f"{name} {list(leaf.shape)}: {axis}={mesh.shape[axis]}")
-    return lines
-
-
-def init_sharded(init: Callable[..., Any], mesh: Mesh, *args: Any) -> Any:
-    """`init(*args)` under jit, each array made in its shards; values do not depend on the mesh."""
-    shardings = tree_shardings(jax.eval_shape(init, *args), mesh)
-    return jax.jit(init, out_shardings=shardings)(*args)
 
 
 def fetch(tree: Any, mesh: Mesh) -> Any:
