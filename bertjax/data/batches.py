@@ -199,7 +199,7 @@ def prefetch(
       workers: processes instead of threads of this one; 0 is enough for padded and packed rows,
         which are compiled code without the interpreter lock.
     """
-    import grain
+    import grain  # late: only a run that trains needs it, and it takes a while to import
 
     length = (1 << 62) - start_step if stop_step is None else stop_step - start_step
     dataset = grain.MapDataset.source(_Steps(batches, start_step, length)).to_iter_dataset(

@@ -29,6 +29,7 @@ from bertjax.data.documents import Document
 from bertjax.data.finish import BuildSettings, check_unknown_rate, finish_store
 from bertjax.data.shard import build_shard, write_shard
 from bertjax.data.sources import Extent, Reading, plan_extents, resolve
+from bertjax.tokenization import load_tokenizer
 
 # (arguments of `build_shard`, tokenizer, whether to stop early) -> (number, record) of each shard.
 Run = Callable[[list[tuple], Any, Callable[[], bool]], Iterator[tuple[int, dict[str, Any]]]]
@@ -121,8 +122,6 @@ def build_store(
 def load(tokenizer: Any) -> Any:
     if not isinstance(tokenizer, (str, os.PathLike)):
         return tokenizer
-    from bertjax.tokenization import load_tokenizer
-
     return load_tokenizer(tokenizer)
 
 

@@ -54,6 +54,7 @@ def build_docstring_store(
 
     Returns: the directory of the store, with 10 % of the documents held out.
     """
+    # Late: a run that finds its store needs none of these.
     from bertjax.data.build import build_store
     from bertjax.data.sentences import split_sentences
     from bertjax.tokenization.train_vocab import train_wordpiece

@@ -101,6 +101,7 @@ def _draw_masks(
     batch: dict[str, np.ndarray], tokenizer: Any, seed: int, max_predictions: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(masked ids, original id where predicted and -1 elsewhere), both [B, T]."""
+    # Late: statistics need no jax.
     import jax
 
     from bertjax.data.masking import MaskingSpec, mask_tokens, packed_predictions

@@ -56,7 +56,8 @@ def load_tokenizer(
 
     stored = {**_read_json(directory / SPECIALS_FILE), **_read_json(directory / CONFIG_FILE)}
     if vocab_file.suffix == ".model":
-        from bertjax.tokenization.sentencepiece import SentencePieceTokenizer
+        from bertjax.tokenization.sentencepiece import SentencePieceTokenizer  # late: protobuf
+
         tokenizer = SentencePieceTokenizer(vocab_file, **_special_names(stored))
         if do_lower_case not in (None, tokenizer.do_lower_case):
             raise ValueError(_contradiction(

@@ -24,6 +24,7 @@ from bertjax.data.bert_tfrecord import (
     check_lengths,
     split_records,
 )
+from bertjax.data.docstrings import build_docstring_store
 from bertjax.data.remote import local_store
 from bertjax.data.store import TokenStore
 from bertjax.tokenization import load_tokenizer
@@ -249,8 +250,6 @@ def _open_stores(config: ml_collections.ConfigDict, workdir: epath.Path
     """The token stores of config.data.corpus and their weights, if any are given."""
     corpus = config.data.corpus
     if corpus == "docstrings":
-        from bertjax.data.docstrings import build_docstring_store
-
         if "://" in str(workdir):
             raise ValueError(f"the embedded demo corpus is built in the workdir, and {workdir} is "
                              "not on a local disk; choose another --workdir")

@@ -16,7 +16,7 @@ from etils import epath
 
 from bertjax import config as settings
 from bertjax.files import write_whole
-from bertjax.interop import huggingface
+from bertjax.interop import huggingface, load_model
 from bertjax.model.presets import parameter_count
 from bertjax.tools.report import write_report
 from bertjax.training import sharding
@@ -87,8 +87,7 @@ def fill_masks(job: Job, model: pathlib.Path, logbook: Logbook) -> list[dict[str
     """Prints the best fillings of config.log.fill_mask, and keeps them for the report."""
     if not job.config.log.fill_mask:
         return []
-    from bertjax.inference import fill_mask
-    from bertjax.interop import load_model
+    from bertjax.inference import fill_mask  # late: most runs ask for no filling
 
     loaded = load_model(model)
     examples = []

@@ -330,7 +330,7 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
 def test_a_sentence_that_cannot_be_filled_does_not_end_a_finished_run(tmp_path, monkeypatch):
     from types import SimpleNamespace
 
-    from bertjax import inference, interop
+    from bertjax import inference
     from bertjax.training import finish
 
     def fill_mask(model, text, top_k):
@@ -339,10 +339,11 @@ def test_a_sentence_that_cannot_be_filled_does_not_end_a_finished_run(tmp_path, 
         return [[inference.Filling("sat", 0.9, 7)]]
 
     monkeypatch.setattr(inference, "fill_mask", fill_mask)
-    monkeypatch.setattr(interop, "load_model", lambda path: None)
+    monkeypatch.setattr(finish, "load_model", lambda path: None)
     said = []
     job = SimpleNamespace(config=SimpleNamespace(log=SimpleNamespace(
-        fill_mask=("cat", "the cat [MASK]"))), workdir=tmp_path)
-    found = finish.fill_masks(job, tmp_path, SimpleNamespace(message=said.append))
+        fill_mask=("cat", "the cat [MASK]"))))
+    book = SimpleNamespace(message=said.append, directory=tmp_path)
+    found = finish.fill_masks(job, tmp_path, book)
     assert [example["text"] for example in found] == ["the cat [MASK]"]
     assert "config.log.fill_mask: no [MASK] in 'cat'" in said[0]
