@@ -39,7 +39,7 @@ def value_and_gradients(attend, ids, key):
 @pytest.mark.parametrize(
     ("length", "heads", "head"),
     [
-        (128, 2, 64),
+        pytest.param(128, 2, 64, marks=pytest.mark.slow),
         (128, 3, 64),  # half a register of heads is left over
         pytest.param(512, 2, 64, marks=pytest.mark.slow),  # two blocks of queries
         pytest.param(128, 5, 32, marks=pytest.mark.slow),
