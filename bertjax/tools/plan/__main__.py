@@ -127,4 +127,6 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # This process asks what devices there are; their memory is for the worker.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     app.run(main, flags_parser=_parse_flags)

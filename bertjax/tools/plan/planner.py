@@ -7,7 +7,7 @@ with the best first. How a stage is compiled (cache, quick) comes with a `Planne
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -19,7 +19,29 @@ from bertjax.tools.plan.compilation import Cache, compile_stage
 from bertjax.tools.plan.cost import Cost, cost
 from bertjax.tools.plan.vocabulary import vocabulary_size
 
-UNKNOWN_LIMIT = 16 * chips.GIB  # taken as the memory of a device that does not tell
+UNKNOWN_BYTES = 16 * chips.GIB  # taken as the memory of a device that does not tell
+
+
+class Place(NamedTuple):
+    """Where a configuration is to run."""
+
+    topology: str
+    platform: str
+    devices: int
+    device_bytes: float | None
+    peak_flops: float | None  # of a device
+
+
+def place_of(piece: chips.Slice | None) -> Place:
+    """A slice, or where it is None this machine."""
+    if piece is not None:
+        return Place(piece.name, "tpu", piece.devices, piece.chip.hbm_bytes, piece.chip.peak_flops)
+    import jax
+
+    from bertjax.training import hardware
+
+    return Place("local", jax.default_backend(), jax.device_count(), chips.local_device_bytes(),
+                 hardware.peak_flops())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,35 +75,24 @@ class Planner:
 
     def plan(self, config: Any, overrides: str = "", by_roofline: bool = False) -> Plan:
         """Costs of every stage of a configuration; `by_roofline` as of cost()."""
-        topology = self.piece.name if self.piece else "local"
-        peak = limit = None
-        if self.piece is None:
-            from bertjax.training import hardware
-
-            peak, limit = hardware.peak_flops(), chips.local_device_bytes()
+        place = place_of(self.piece)
         count = 1 if config.job == "finetune" else len(config.phases)
-        stages = [compile_stage(config, topology, number, self.cache, quick=self.quick,
+        stages = [compile_stage(config, place.topology, number, self.cache, quick=self.quick,
                                 say=self.say) for number in range(count)]
-        return Plan([cost(*stage, self.piece, peak, limit, by_roofline) for stage in stages],
-                    overrides)
+        return Plan([cost(*stage, self.piece, place.peak_flops, place.device_bytes, by_roofline)
+                     for stage in stages], overrides)
 
     def search(self, config: Any, count: int) -> list[Plan]:
         """Plans of the first `count` candidates, the best first: those that fit, by days."""
         if config.job == "finetune":
             raise ValueError("--search is for pre-training; fine-tuning fits almost everywhere")
-        if self.piece is None:
-            import jax
-
-            devices, limit = jax.device_count(), chips.local_device_bytes() or UNKNOWN_LIMIT
-            platform = jax.default_backend()
-        else:
-            devices, limit = self.piece.devices, self.piece.chip.hbm_bytes
-            platform = "tpu"
+        place = place_of(self.piece)
+        limit = place.device_bytes or UNKNOWN_BYTES
         length = max(length for _, length in config.phases)
         model = settings.model_config(config, vocabulary_size(config))
         worth = candidates.candidates(
-            model, config.batch_size, length, settings.max_predictions(config, length), devices,
-            limit, _attention_is_fused(config, model, length, platform))
+            model, config.batch_size, length, settings.max_predictions(config, length),
+            place.devices, limit, _attention_is_fused(config, model, length, place.platform))
         plans = []
         for candidate in itertools.islice(worth, count):
             self.say(f"candidate {len(plans) + 1}: {candidate}, about "
