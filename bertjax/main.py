@@ -78,6 +78,10 @@ def main(arguments: Sequence[str]) -> None:
         jobs.run(job)
     except Preempted:
         leave(EXIT_PREEMPTED)
+    except KeyboardInterrupt:  # outside the loop of steps, which saves
+        print("bertjax: interrupted; the same command goes on from the newest checkpoint",
+              file=sys.stderr)
+        leave(130)
     except CheckpointError as error:  # a directory or a disk, not the program: no traceback
         _refuse(str(error), code=1)
 

@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -296,6 +297,7 @@ _worker_tokenizer: Any = None
 def _start_worker(tokenizer: Any) -> None:
     global _worker_tokenizer
     _worker_tokenizer = tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the build, shards are finished
 
 
 def _work(task: tuple) -> dict[str, Any]:

@@ -76,6 +76,9 @@ def main(arguments: list[str] | None = None) -> None:
             inspect(flags)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on with what is missing", file=sys.stderr)
+        sys.exit(130)
 
 
 def build(flags: argparse.Namespace, beam_options: list[str]) -> None:

@@ -77,3 +77,14 @@ def test_the_command_builds_with_two_processes(corpus):
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
     assert out.returncode == 0, out.stderr
     assert "15" in out.stdout and "ETA 0:00:00" in out.stdout
+
+
+def test_an_interrupt_is_one_message(corpus, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build_corpus, "build_store", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        build_corpus.main(arguments(corpus, f"--input={corpus}/part-*.txt"))
+    assert stopped.value.code == 130
+    assert "the same command goes on" in capsys.readouterr().err
