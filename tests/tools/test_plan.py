@@ -209,7 +209,8 @@ def test_search_prunes_by_memory_and_tries_every_policy_of_the_simplest_mesh_fir
     ("base", 16, 1, "none", False, 9.76), ("base", 64, 1, "none", False, 3.73),
     ("base", 8, 1, "none", False, 17.94), ("large", 16, 1, "dots", False, 10.95),
     ("large", 8, 1, "dots", False, 16.33), ("large", 64, 1, "none", False, 10.85),
-    ("large", 16, 16, "dots", False, 6.06), ("large", 16, 1, "full", True, 6.58)])
+    ("large", 16, 16, "dots", False, 6.06), ("large", 16, 1, "full", True, 6.58),
+    ("large", 16, 1, "dots", True, 10.81), ("large", 16, 1, "none", True, 20.02)])
 def test_arithmetic_agrees_with_the_compiler_within_a_tenth(model, devices, fsdp, remat, fused,
                                                             gib):
     found = candidates.bytes_of(PRESETS[model], 256, 512, 77, devices, fsdp, 1, remat, 1, fused)
