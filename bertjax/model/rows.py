@@ -38,15 +38,19 @@ def rows_on(mesh: Mesh) -> Iterator[None]:
 
 
 def current_mesh() -> Mesh | None:
-    """The mesh of `rows_on`; None outside of it, and where it is a single device."""
-    mesh = _MESH.get()
-    return mesh if mesh is not None and mesh.size > 1 else None
+    """The mesh of `rows_on`, for kernels; None outside of it."""
+    return _MESH.get()
+
+
+def rows_are_placed() -> bool:
+    """Whether it is known where rows lie: within `rows_on`, or since there is one device only."""
+    return _MESH.get() is not None or jax.device_count() == 1
 
 
 def keep_rows(x: jax.Array) -> jax.Array:
     """x [B, ...], its rows where those of the batch are and every row whole, if weights are split
     over the same devices (fsdp)."""
-    mesh = current_mesh()
+    mesh = _MESH.get()
     if mesh is None or mesh.shape["fsdp"] == 1:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
@@ -55,15 +59,16 @@ def keep_rows(x: jax.Array) -> jax.Array:
 def on_each_share(
     function: Callable[..., Sequence[jax.Array]], mesh: Mesh | None, takes: str, gives: str
 ) -> Callable[..., Sequence[jax.Array]]:
-    """`function` of arrays whose rows, and heads where they have any, are split over `mesh`.
+    """`function` made to run on each device's share of rows and heads; as it is on one device.
 
     Args:
       function: arrays -> sequence of arrays, of whatever sizes the shares have.
-      mesh: of `current_mesh`; None = no split.
-      takes, gives: axes of the arguments and results, a word each: 'bt bas btad' has rows b and
-        heads a in the first, second and fourth place.
+      mesh: `current_mesh` as it was in the forward pass: backward is traced after `rows_on` ended.
+      takes, gives: axes of the arguments and results, a word each. 'b' are rows, 'a' are heads, or
+        hidden units that are split as heads are; all others are whole. 'bt btad': [rows, whole],
+        [rows, whole, heads, whole].
     """
-    if mesh is None:
+    if mesh is None or mesh.size == 1:
         return function
     axis = {"b": BATCH_AXES, "a": HEADS_AXIS}
 

@@ -16,8 +16,10 @@ from bertjax.model.kernels.flash_attention import (
     flash_attention_joined,
     tile_bounds,
 )
+from bertjax.model.rows import rows_on
 
 RATE = 0.1
+AXES = ("data", "fsdp", "tensor")
 SMALL = {"block_q": 16, "block_k": 16, "backward_block_q": 16, "backward_block_k": 16}
 TWIN = Tiling(**SMALL)
 BOUNDED = Tiling(**SMALL, bounded=True)
@@ -109,11 +111,14 @@ def test_sharded_rows_draw_the_bits_of_the_global_batch():
     if jax.device_count() < 2:
         pytest.skip("needs two devices")
     q, k, v, _, ids, seeds = inputs(2, 16, 2, 16)
-    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-    rows = NamedSharding(mesh, PartitionSpec("data"))
-    run = jax.jit(
-        lambda q, k, v, ids: flash_attention(q, k, v, ids, seeds, RATE, interpret=True)
-    )
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(2, 1, 1), AXES)
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+    @jax.jit
+    def run(q, k, v, ids):
+        with rows_on(mesh):
+            return flash_attention(q, k, v, ids, seeds, RATE, interpret=True)
+
     whole = reference(q, k, v, ids, seeds, RATE)
     split = run(*(jax.device_put(x, rows) for x in (q, k, v, ids)))
     assert split.sharding.is_equivalent_to(rows, 4)
@@ -127,14 +132,19 @@ def test_sharded_rows_of_a_joined_product_have_the_gradients_of_the_whole():
     product = jnp.stack(qkv, axis=2).reshape(2, 16, -1)
     bias = jax.random.normal(jax.random.key(1), (3, 2, 16))
 
-    def run(product, ids, g):
-        attend = lambda *a: flash_attention_joined(*a, ids, seeds, RATE, interpret=True)  # noqa: E731
+    def run(mesh, product, ids, g):
+        def attend(*a):  # the backward pass is traced after rows_on ended, as in a training step
+            with rows_on(mesh):
+                return flash_attention_joined(*a, ids, seeds, RATE, interpret=True)
+
         out, pull = jax.vjp(attend, product, bias)
         return (out, *pull(g))
 
-    rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
-    split = jax.jit(run)(*(jax.device_put(x, rows) for x in (product, ids, g)))
-    for a, b in zip(split, jax.jit(run)(product, ids, g), strict=True):
+    two, one = (Mesh(np.array(jax.devices()[:n]).reshape(n, 1, 1), AXES) for n in (2, 1))
+    rows = NamedSharding(two, PartitionSpec(("data", "fsdp")))
+    run = jax.jit(run, static_argnums=0)
+    split = run(two, *(jax.device_put(x, rows) for x in (product, ids, g)))
+    for a, b in zip(split, run(one, product, ids, g), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
 
 
@@ -144,11 +154,12 @@ def test_sharded_gradients_equal_the_reference(axes):
     if jax.device_count() < 4:
         pytest.skip("needs four devices")
     q, k, v, g, ids, seeds = inputs(2, 16, 2, 16)
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 1, 2), AXES)
     place = NamedSharding(mesh, PartitionSpec(axes[0], None, axes[1]))
 
     def fused(q, k, v):
-        return flash_attention(q, k, v, ids, seeds, RATE, FUSED, interpret=True)
+        with rows_on(mesh):
+            return flash_attention(q, k, v, ids, seeds, RATE, FUSED, interpret=True)
 
     run = jax.jit(lambda *a: gradients(fused, *a))
     got = run(*(jax.device_put(x, place) for x in (q, k, v, g)))

@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.bias_gelu import bias_gelu
 from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
+from bertjax.model.rows import rows_on
 
 
 @pytest.mark.parametrize(("gelu", "approximate"), [(gelu_tanh, True), (gelu_erf, False)])
@@ -53,10 +54,15 @@ def test_slope_of_the_fused_gelu_is_finite_far_out():
 def test_bias_gelu_runs_on_shards_of_rows_and_columns(columns):
     if jax.device_count() < 4:
         pytest.skip("needs four devices")
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 1, 2), ("data", "fsdp", "tensor"))
     h, bias, g = inputs()
     place = NamedSharding(mesh, PartitionSpec("data", None, columns))
-    run = jax.jit(lambda *a: gradients(lambda *x: bias_gelu(*x, interpret=True), *a))
+
+    def on_mesh(*x):
+        with rows_on(mesh):
+            return bias_gelu(*x, interpret=True)
+
+    run = jax.jit(lambda *a: gradients(on_mesh, *a))
     got = run(jax.device_put(h, place), bias, jax.device_put(g, place))
     for a, b in zip(got, gradients(plain_bias_gelu, h, bias, g), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

@@ -13,6 +13,7 @@ from bertjax.model.kernels.dropout_bits import (
     threshold,
 )
 from bertjax.model.kernels.residual_norm import residual_layer_norm
+from bertjax.model.rows import rows_on
 
 RATE, EPSILON = 0.1, 1e-12
 
@@ -60,15 +61,17 @@ def test_sharded_rows_draw_the_bits_of_the_global_batch():
     scale, bias, h_bias = jnp.full(16, 1.5), jnp.full(16, 0.1), jnp.linspace(-1, 1, 16)
 
     def gradients(h, residual):
-        out, pull = jax.vjp(
-            lambda *a: residual_layer_norm(
-                *a, words=key_words(keys[2]), dropout_rate=RATE, interpret=True
-            ),
-            h, h_bias, residual, scale, bias,
-        )  # fmt: skip
+        def norm(*a):
+            with rows_on(mesh):
+                return residual_layer_norm(
+                    *a, words=key_words(keys[2]), dropout_rate=RATE, interpret=True
+                )
+
+        out, pull = jax.vjp(norm, h, h_bias, residual, scale, bias)
         return out[0], pull((jnp.sin(h), jnp.cos(h)))
 
-    rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(2, 1, 1), ("data", "fsdp", "tensor"))
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     split = jax.jit(gradients)(jax.device_put(h, rows), jax.device_put(residual, rows))
     out, pull = jax.vjp(lambda *a: reference(*a, keys[2]), h, h_bias, residual, scale, bias)
     want = out[0], pull((jnp.sin(h), jnp.cos(h)))

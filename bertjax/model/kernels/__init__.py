@@ -9,7 +9,6 @@
     residual_norm      LayerNorm(residual + dropout(h + b)), one pass forward and backward (GPU)
     bias_gelu          backward pass of GELU(h + b) with the bias's gradient (GPU)
     gelu               GELU recomputed in backward, in the form that cuBLASLt takes over
-    sharded            a kernel on each device's own shard
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.kernels import tpu_attention
+from bertjax.model.rows import rows_are_placed
 
 
 def compiler_options(platform: str) -> dict[str, bool]:
@@ -53,7 +53,8 @@ def select_attention(
     _, length, _, head = shape
     if platform == "tpu":
         taken = dtype == jnp.bfloat16 and not tpu_attention.refusal(length, head)
-        return "pallas_tpu" if taken else "reference"
+        # Such a kernel in a program that XLA partitions by itself is an error on TPUs.
+        return "pallas_tpu" if taken and rows_are_placed() else "reference"
     capability = getattr(jax.devices()[0], "compute_capability", None)
     if platform != "gpu" or capability is None or float(capability) < 8.0:
         return "reference"

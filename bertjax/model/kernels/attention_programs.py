@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from jax.sharding import Mesh
 
 from bertjax.model.kernels.dropout_bits import keep_probability, tile_keep_mask
 
@@ -84,6 +85,7 @@ class Spec:
     """Everything static that a kernel needs.
 
     `joined`: q, k, v are one array [B,T,3,A,D], whose gradient is written as one too.
+    `mesh`: where rows and heads lie; a program sees nothing of it.
     """
 
     rate: float
@@ -91,6 +93,7 @@ class Spec:
     tiling: Tiling
     joined: bool
     interpret: bool
+    mesh: Mesh | None = None
 
 
 Q, K, V = range(3)

@@ -39,7 +39,7 @@ from bertjax.model.kernels.attention_programs import (
     forward_kernel,
     row_delta,
 )
-from bertjax.model.kernels.sharded import per_shard
+from bertjax.model.rows import current_mesh, on_each_share
 
 _PADDING_ID = -1
 """Mask value of rows added to reach a multiple of the tile: no real token carries it."""
@@ -186,34 +186,16 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
     return gradients
 
 
-@functools.cache
-def _sharded(spec: Spec, backward: bool):
-    qkv_rule, context = "b t p a d" if spec.joined else "b t a d", "b t a d, b a t"
-    count = 1 if spec.joined else 3
-    qkv = ", ".join([qkv_rule] * count)
-    if backward:
-        rule = f"b t, b a s, {context}, b t a d, {qkv} -> {qkv}"
-    else:
-        rule = f"b t, b a s, {qkv} -> {context}"
-
-    def layout(given):
-        rows, heads, _ = given[1]  # of the seeds
-        whole, joined = (rows, None, heads), (rows, None, None, heads)
-        of_qkv = [joined if spec.joined else whole] * count
-        operands, outputs = [(rows,), (rows, heads)], [whole, (rows, heads)]
-        if backward:
-            return [*operands, *outputs, whole, *of_qkv], of_qkv
-        return [*operands, *of_qkv], outputs
-
-    function = functools.partial(_backward if backward else _forward, spec=spec)
-    return per_shard(function, layout, rule, whole="tdsp")
-
-
 def _run(spec: Spec, backward: bool, *args):
-    # One device: call the kernel itself, which keeps the compiled program free of callbacks.
-    if jax.device_count() == 1:
-        return (_backward if backward else _forward)(*args, spec=spec)
-    return _sharded(spec, backward)(*args)
+    """`_forward` or `_backward` on each device's rows and heads."""
+    qkv = "btcad" if spec.joined else "btad btad btad"  # c = query, key, value
+    context = "btad bat"  # and log-sum-exp
+    function, takes, gives = (
+        (_backward, f"bt bas {context} btad {qkv}", qkv) if backward
+        else (_forward, f"bt bas {qkv}", context)
+    )
+    run = on_each_share(functools.partial(function, spec=spec), spec.mesh, takes, gives)
+    return run(*args)
 
 
 def _with_bias(bias: jax.Array | None, qkv):
@@ -277,7 +259,10 @@ def _prepared(attention_mask, seeds, rate, batch, heads, head, tiling, joined, i
         attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID
     )
     tiling = tiling or Tiling.for_length(length + extra)
-    return Spec(float(rate), 1.0 / math.sqrt(head), tiling, joined, interpret), ids, seeds, extra
+    spec = Spec(
+        float(rate), 1.0 / math.sqrt(head), tiling, joined, interpret, current_mesh()
+    )
+    return spec, ids, seeds, extra
 
 
 def flash_attention(

@@ -26,9 +26,10 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from jax.sharding import Mesh
 
 from bertjax.model.kernels.dropout_bits import hidden_keep_mask, keep_probability
-from bertjax.model.kernels.sharded import per_shard
+from bertjax.model.rows import current_mesh, on_each_share
 
 LARGEST_CHUNK = 1024
 SUMS = 3  # gradients that backward adds up over tokens: scale, bias, b
@@ -43,6 +44,7 @@ class _Spec:
     backward_warps: int
     rows: int
     backward_rows: int
+    mesh: Mesh | None
 
 
 def _chunks(width: int) -> list[tuple[int, int]]:
@@ -208,24 +210,14 @@ def _backward(z, dy_1, dy_2, scale, words, tokens, *, spec: _Spec):
     )
 
 
-@functools.cache
-def _sharded(spec: _Spec, backward: bool):
-    def layout(given):
-        rows = given[0][:1]
-        return [rows if len(axes) > 1 else () for axes in given], [rows] * (3 if backward else 2)
-
-    if backward:
-        rule = "b t h, b t h, b t h, h, w, b t -> b t h, b t h, b n s h"
-    else:
-        rule = "b t h, h, b t h, h, h, w, b t -> b t h, b t h"
-    function = functools.partial(_backward if backward else _forward, spec=spec)
-    return per_shard(function, layout, rule, whole="thwsn")
-
-
 def _run(spec: _Spec, backward: bool, *args):
-    if jax.device_count() == 1:
-        return (_backward if backward else _forward)(*args, spec=spec)
-    return _sharded(spec, backward)(*args)
+    """`_forward` or `_backward` on each device's rows."""
+    function, takes, gives = (
+        (_backward, "bth bth bth h w bt", "bth bth bnsh") if backward
+        else (_forward, "bth h bth h h w bt", "bth bth")
+    )
+    run = on_each_share(functools.partial(function, spec=spec), spec.mesh, takes, gives)
+    return run(*args)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -300,8 +292,9 @@ def residual_layer_norm(
     if backward_rows is None:
         backward_rows = 16 if width >= 1024 else 32
     spec = _Spec(
-        float(dropout_rate), float(epsilon), interpret, warps, backward_warps, rows, backward_rows
-    )
+        float(dropout_rate), float(epsilon), interpret, warps, backward_warps, rows, backward_rows,
+        current_mesh(),
+    )  # fmt: skip
     tokens = lax.iota(jnp.uint32, batch * length).reshape(batch, length)
     scale, bias, h_bias = (x.astype(jnp.float32) for x in (scale, bias, h_bias))
     return _norm(spec, h, h_bias, residual, scale, bias, words, tokens)

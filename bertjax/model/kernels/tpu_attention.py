@@ -42,7 +42,7 @@ _LOG2_E = math.log2(math.e)
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """Everything static: the dropout rate, the size D of a head, the mesh if there is one."""
+    """Everything static: the dropout rate, the size D of a head, where rows and heads lie."""
 
     rate: float
     head: int
@@ -215,9 +215,10 @@ def _backward(ids, seeds, q, k, v, o, do, *, spec: _Spec):
 
 
 def _run(spec: _Spec, function, gives: int, ids, seeds, *arrays):
-    function = functools.partial(function, spec=spec)
+    """`_forward` or `_backward` on each device's rows and heads."""
     takes = "bt bas" + " btad" * len(arrays)
-    return on_each_share(function, spec.mesh, takes, " btad" * gives)(ids, seeds, *arrays)
+    run = on_each_share(functools.partial(function, spec=spec), spec.mesh, takes, " btad" * gives)
+    return run(ids, seeds, *arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
