@@ -153,7 +153,8 @@ def mixture_counts(weights: Sequence[float], corpora: int) -> np.ndarray:
 
 
 class EvaluationBatches(FiniteBatches):
-    """Every pair of a split once. Arguments as of `PretrainingBatches` and `FiniteBatches`.
+    """Every pair of a split once. Arguments as of `PretrainingBatches` and `FiniteBatches`; a path
+    stands for the held-out split of its store.
 
     The pairs depend on `seed` only, so that evaluations compare.
     """
@@ -176,14 +177,6 @@ class EvaluationBatches(FiniteBatches):
         batch = self._rows.empty(rows)
         self._rows.fill(numbers, np.arange(len(numbers)), batch)
         return batch
-
-
-def evaluation_batches(
-    store: TokenStore | str | os.PathLike[str], seq_length: int, batch_size: int, seed: int = 0,
-    **options: Any,
-) -> EvaluationBatches:
-    """Batches over the held-out split (or the split of a given `TokenStore`), each pair once."""
-    return EvaluationBatches(store, seq_length, batch_size, seed, **options)
 
 
 def prefetch(

@@ -19,10 +19,7 @@ MOST_PAIRS = 2_000_000  # statistics of larger epochs are of an even sample
 RESET, BOLD, DIM, RED, GREEN, CYAN = (f"\x1b[{code}m" for code in (0, 1, 2, 31, 32, 36))
 
 
-def pair_statistics(
-    store: TokenStore, seq_length: int, seed: int = 0, short_seq_prob: float = 0.1,
-    nsp: bool = True,
-) -> dict[str, float]:
+def pair_statistics(store: TokenStore, seq_length: int, seed: int = 0) -> dict[str, float]:
     """Numbers over the first epoch at a sequence length.
 
     Keys: pairs; random (share of random next); mean_length, mean_a, mean_b (tokens, without special
@@ -30,11 +27,11 @@ def pair_statistics(
     that hold a token); coverage (share of the corpus's tokens that some pair of the epoch holds;
     the rest was truncated, and other epochs cut elsewhere), left out where the epoch is sampled.
     """
-    index = PairIndex(store, seq_length, seed, 0, short_seq_prob, nsp)
+    index = PairIndex(store, seq_length, seed)
     step = -(-len(index) // MOST_PAIRS)
     pairs = index.describe(np.arange(0, len(index), step))
     lengths = pairs[:, 1] + pairs[:, 3]
-    room = seq_length - (3 if nsp else 2)
+    room = seq_length - 3
     packed = PackedEpoch(index, seq_length, PackedRows.default_pairs(seq_length))
     statistics = {
         "pairs": len(index), "random": index.random_share,
@@ -60,17 +57,15 @@ def covered(pairs: np.ndarray) -> int:
 
 def decoded_examples(
     store: TokenStore, tokenizer: Any, seq_length: int, count: int = 3, seed: int = 0,
-    max_predictions: int | None = None, packed: bool = False, colour: bool = True,
-    **options: Any,
+    packed: bool = False, colour: bool = True,
 ) -> Iterator[str]:
     """Some rows as text, a line a pair: NSP label, segments A and B, masked tokens.
 
     A masked token reads {what stands there -> what is to be predicted}.
     """
     batch = PretrainingBatches(
-        store, seq_length, count, seed, packed=packed, tokenizer=tokenizer, **options)[0]
-    masked, labels = _draw_masks(batch, tokenizer, seed,
-                                 max_predictions or max(round(seq_length * 0.15), 1))
+        store, seq_length, count, seed, packed=packed, tokenizer=tokenizer)[0]
+    masked, labels = _draw_masks(batch, tokenizer, seed, max(round(seq_length * 0.15), 1))
 
     def paint(text: str, *codes: str) -> str:
         return "".join(codes) + text + RESET if colour else text

@@ -218,16 +218,14 @@ def from_optax(transform: "optax.GradientTransformation", learning_rate: Schedul
     return Optimizer(transform.init, update, learning_rate, global_norm)
 
 
-def layerwise_decay_rules(
-    num_layers: int, decay: float, layer: str = r"(^|/)layer_{}/", embeddings: str = r"embeddings/"
-) -> list[tuple[str, float]]:
+def layerwise_decay_rules(num_layers: int, decay: float) -> list[tuple[str, float]]:
     """Learning-rate rules that shrink the rate by `decay` for each layer further from the head.
 
     Heads and pooler 1, layer L-1 `decay`^2 ... layer 0 `decay`^(L+1), embeddings `decay`^(L+2)
     (google-research/electra model/optimization.py, `_get_layer_lrs`).
     """
-    rules = [(layer.format(i), decay ** (num_layers + 1 - i)) for i in range(num_layers)]
-    return [*rules, (embeddings, decay ** (num_layers + 2))]
+    layers = [(f"(^|/)layer_{i}/", decay ** (num_layers + 1 - i)) for i in range(num_layers)]
+    return [*layers, ("embeddings/", decay ** (num_layers + 2))]
 
 
 @jax.jit  # traced once for all who ask for the norm of the same tree

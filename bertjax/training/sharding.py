@@ -115,14 +115,14 @@ def mesh_of(settings: Mapping[str, Any], parameters: int, devices: Sequence[jax.
     return make_mesh(choice.data, choice.fsdp, choice.tensor, devices), choice.reason
 
 
-def partition_spec(path: str, shape: Sequence[int], mesh: Mesh,
-                   rules: Sequence[tuple[str, PartitionSpec]] = PARTITION_RULES) -> PartitionSpec:
-    """Axes of one parameter: its rule, read from the last dimension backwards.
+def partition_spec(path: str, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+    """Axes of one parameter: its rule of PARTITION_RULES, read from the last dimension backwards.
 
     A dimension that its axis does not divide stays whole on every device; so does one that the
     rule does not reach.
     """
-    axes = next((tuple(spec) for pattern, spec in rules if re.search(pattern, path)), ())
+    axes = next((tuple(spec) for pattern, spec in PARTITION_RULES
+                 if re.search(pattern, path)), ())
     axes = (None,) * (len(shape) - len(axes)) + axes[max(0, len(axes) - len(shape)):]
     kept = [axis if axis and size % mesh.shape[axis] == 0 else None
             for axis, size in zip(axes, shape, strict=True)]
@@ -131,8 +131,7 @@ def partition_spec(path: str, shape: Sequence[int], mesh: Mesh,
     return P(*kept)
 
 
-def tree_shardings(tree: Any, mesh: Mesh,
-                   rules: Sequence[tuple[str, PartitionSpec]] = PARTITION_RULES) -> Any:
+def tree_shardings(tree: Any, mesh: Mesh) -> Any:
     """A NamedSharding for each leaf of parameters, or of any state that mirrors them.
 
     Optimizer moments end in their parameter's path, so the same rule finds them; scalars are
@@ -142,7 +141,7 @@ def tree_shardings(tree: Any, mesh: Mesh,
       tree: arrays or ShapeDtypeStructs.
     """
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, partition_spec(path_name(path), leaf.shape, mesh, rules))
+        return NamedSharding(mesh, partition_spec(path_name(path), leaf.shape, mesh))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
 

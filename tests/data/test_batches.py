@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from bertjax.data.batches import PretrainingBatches, evaluation_batches, prefetch
+from bertjax.data.batches import EvaluationBatches, PretrainingBatches, prefetch
 from bertjax.data.build import build_store
 from bertjax.data.store import TokenStore
 
@@ -108,29 +108,29 @@ def test_batches_travel_to_other_processes(store_path):
 def test_evaluation_has_each_pair_once_for_any_batch_and_processes(store_path):
     expected = None
     for batch_size, processes in ((1, 1), (16, 1), (15, 3), (16, 8)):
-        parts = [evaluation_batches(store_path, 64, batch_size, process_index=i,
-                                    process_count=processes) for i in range(processes)]
+        parts = [EvaluationBatches(store_path, 64, batch_size, process_index=i,
+                                   process_count=processes) for i in range(processes)]
         assert len({len(p) for p in parts}) == 1
         got = [r for number in range(len(parts[0])) for p in parts for r in rows(p[number])]
         weights = sum(b["nsp_weights"].sum() for p in parts for b in p)
         assert weights == len(got) == parts[0].num_pairs
         assert expected is None or got == expected
         expected = got
-    last = evaluation_batches(store_path, 64, 16)[len(evaluation_batches(store_path, 64, 16)) - 1]
+    *_, last = EvaluationBatches(store_path, 64, 16)
     empty = last["nsp_weights"][:, 0] == 0
     assert empty.any() and not last["attention_mask"][empty].any()
 
 
 def test_evaluation_reads_held_out_documents_only(store_path):
     train = {i for d in TokenStore(store_path).documents() for s in d for i in s.tolist()}
-    held = {i for b in evaluation_batches(store_path, 64, 8) for r in rows(b) for i in r}
+    held = {i for b in EvaluationBatches(store_path, 64, 8) for r in rows(b) for i in r}
     own = {i for d in TokenStore(store_path, "heldout").documents() for s in d for i in s.tolist()}
     assert held <= own | {2, 3} and own - train
 
 
 def test_evaluation_can_be_cut_to_evenly_spread_pairs(store_path):
-    whole = [r for b in evaluation_batches(store_path, 64, 8) for r in rows(b)]
-    some = [r for b in evaluation_batches(store_path, 64, 8, max_batches=2) for r in rows(b)]
+    whole = [r for b in EvaluationBatches(store_path, 64, 8) for r in rows(b)]
+    some = [r for b in EvaluationBatches(store_path, 64, 8, max_batches=2) for r in rows(b)]
     assert len(some) == 16 and len(whole) > 48 and set(some) <= set(whole)
     assert some[-1] not in whole[:16]
 
@@ -188,7 +188,7 @@ def test_bad_lengths_and_batches_are_refused_before_anything_is_read():
 def test_an_empty_split_is_refused(tmp_path, tokenizer, documents):
     build_store(None, tokenizer, tmp_path / "s", documents=documents(5), heldout_fraction=0)
     with pytest.raises(ValueError, match="0 examples in the split 'heldout'"):
-        evaluation_batches(tmp_path / "s", 64, 8)
+        EvaluationBatches(tmp_path / "s", 64, 8)
 
 
 def test_rows_too_short_for_two_sentences_warn(tmp_path, tokenizer, documents):
