@@ -118,7 +118,8 @@ def next_sentence(
 def classify(
     loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], batch_size: int = 32
 ) -> list[dict[str, float]]:
-    """Label -> probability for each text or pair; one label means regression and its raw value.
+    """Label -> probability for each text or pair; of a regression (one label, or problem_type in
+    its config.json) the raw value.
 
     The probabilities of a text add up to 1, unless the model says that each of its labels may hold
     by itself (problem_type multi_label_classification in its config.json).
@@ -128,10 +129,11 @@ def classify(
     if not len(texts):
         return []
     logits = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
-    if loaded.settings.get("problem_type") == "multi_label_classification":
+    problem = loaded.settings.get("problem_type")
+    if problem == "multi_label_classification":
         values = _sigmoid(logits)
     else:
-        values = logits if logits.shape[1] == 1 else _softmax(logits)
+        values = logits if logits.shape[1] == 1 or problem == "regression" else _softmax(logits)
     names = [label_name(loaded, i) for i in range(logits.shape[1])]
     return [dict(zip(names, row, strict=True)) for row in values.tolist()]
 

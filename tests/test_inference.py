@@ -124,6 +124,9 @@ def test_labels_that_may_hold_together_have_probabilities_of_their_own(directory
     several = dataclasses.replace(model, settings={"problem_type": "multi_label_classification"})
     found = inference.classify(several, ["the cat"])[0]
     np.testing.assert_allclose(list(found.values()), 1 / (1 + np.exp(-logits)), atol=1e-6)
+    numbers = dataclasses.replace(model, settings={"problem_type": "regression"})
+    found = inference.classify(numbers, ["the cat"])[0]
+    np.testing.assert_allclose(list(found.values()), logits, atol=1e-6)
 
 
 def test_no_answer_where_cls_wins_by_the_stored_threshold(directory):

@@ -57,6 +57,8 @@ def read_config(directory: str | Path) -> tuple[BertConfig, dict[str, Any]]:
         values = json.loads(path.read_text(encoding="utf-8-sig"))
         if not isinstance(values, dict):
             raise ValueError("not a JSON object")
+        if not all(str(key).isdigit() for key in values.get("id2label") or ()):
+            raise ValueError("id2label must map the numbers of the classes to their names")
         return BertConfig.from_dict(values), values
     except FileNotFoundError:
         raise LoadError(f"{directory} has no config.json") from None

@@ -104,7 +104,7 @@ class BertConfig:
                 raise ValueError(
                     f"config {name}={values[name]!r} is not supported, only {supported!r}"
                 )
-        model_type = values.get("model_type", "bert")
+        model_type = values.get("model_type") or "bert"
         if model_type != "bert":
             raise ValueError(f"config model_type={model_type!r} is not 'bert'")
         fields = {field.name for field in dataclasses.fields(cls)}
