@@ -93,8 +93,9 @@ def test_a_question_shows_all_its_choices(tmp_path):
 
 
 def test_long_texts_are_cut(tmp_path):
-    task = table_task(tmp_path, [{"text": "anna " * 400, "label": "a"}])
-    (example,) = examples.examples_of(task, task.read("dev"), [], [np.array([1.0])])
+    rows = [{"text": "anna " * 400, "label": "a"}, {"text": "bob", "label": "b"}]
+    task = table_task(tmp_path, rows)
+    example, _ = examples.examples_of(task, task.read("dev"), [], [np.array([1.0, 0.0])] * 2)
     assert len(example["texts"][0]) <= examples.MAX_LETTERS and example["texts"][0][-1] == "…"
 
 

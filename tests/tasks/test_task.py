@@ -118,9 +118,10 @@ def test_evaluation_shows_every_row_exactly_once_in_one_shape_a_bucket():
 def test_rows_without_labels_cannot_be_trained_on():
     with pytest.raises(ValueError, match="no labels"):
         task.TrainingBatches(rows([4] * 5, labelled=False), 2, 0, (16,), 0)
-    split = task.Split("test", [], labelled=False, fingerprint="")
-    with pytest.raises(ValueError, match="'test' has no labels.*scoring"):
-        split.require_labels("scoring")
+    for records, missing in (([object()], "labels"), ([], "rows")):
+        split = task.Split("test", records, labelled=False, fingerprint="")
+        with pytest.raises(ValueError, match=f"'test' has no {missing}.*scoring"):
+            split.require_labels("scoring")
 
 
 def test_labels_are_matched_by_name_with_those_of_the_head():
