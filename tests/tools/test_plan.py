@@ -169,7 +169,7 @@ backend_config={"custom_call_config":{"body":"TUzv","cost_estimate":{"flops":"FL
 
 
 @pytest.mark.parametrize("flops, size, seconds", [
-    (197 * 10**10, 819, 0.01), (1, 819 * 10**7, 0.01)])  # of a v5e: 197 TFLOP/s, 819 GB/s
+    (197 * 10**10, 819, 0.01 / 0.3), (1, 819 * 10**7, 0.01)])  # of a v5e: 197 TFLOP/s, 819 GB/s
 def test_a_kernel_takes_the_longer_of_its_flops_and_its_bytes(flops, size, seconds):
     text = KERNEL.replace("FLOPS", str(flops)).replace("BYTES", str(size))
     found = cost(info(), Compiled(text), chips.parse("v5e:4x4"))
@@ -210,7 +210,8 @@ def test_search_prunes_by_memory_and_tries_every_policy_of_the_simplest_mesh_fir
     ("base", 8, 1, "none", False, 17.94), ("large", 16, 1, "dots", False, 10.95),
     ("large", 8, 1, "dots", False, 16.33), ("large", 64, 1, "none", False, 10.85),
     ("large", 16, 16, "dots", False, 6.06), ("large", 16, 1, "full", True, 6.58),
-    ("large", 16, 1, "dots", True, 10.81), ("large", 16, 1, "none", True, 20.02)])
+    ("large", 16, 1, "dots", True, 10.81), ("large", 64, 1, "none", True, 8.22),
+    ("base", 16, 1, "none", True, 5.87), ("base", 8, 1, "none", True, 10.16)])
 def test_arithmetic_agrees_with_the_compiler_within_a_tenth(model, devices, fsdp, remat, fused,
                                                             gib):
     found = candidates.bytes_of(PRESETS[model], 256, 512, 77, devices, fsdp, 1, remat, 1, fused)

@@ -15,11 +15,12 @@ from bertjax.model.presets import BertConfig, parameter_count
 # [rows, T, H] arrays of bfloat16 that a layer keeps for its backward pass, as the compiler's buffer
 # assignment lists them: "full" the layer's input, once for each of its two uses; "minimal" also the
 # context and the normalised sum behind it; "dots" also queries, keys, values, both outputs, and the
-# inner activations, which are four. Of "none", what fits best.
-KEPT = {"none": 34, "dots": 12, "minimal": 4, "full": 2}
+# inner activations, which are four; "none" what fits best.
+KEPT = {"none": 26, "dots": 12, "minimal": 4, "full": 2}
 WORKING = 20  # arrays [rows, T, H] of the one layer at work
-# Bytes of an element [A, T, T], where attention is not fused: kept by a layer, at work in one.
-KEPT_MATRICES = {"none": 4.5, "dots": 0, "minimal": 0, "full": 0}
+# Bytes of an element [A, T, T], where attention is not fused: kept by a layer (scores in float32,
+# probabilities in bfloat16), at work in one.
+KEPT_MATRICES = {"none": 6, "dots": 0, "minimal": 0, "full": 0}
 WORKING_MATRICES = 10
 WORKING_LOGITS = 10  # bytes of an element [P, V]
 ROOM = 0.9  # share of the memory that a candidate may take by this arithmetic
