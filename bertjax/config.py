@@ -61,7 +61,8 @@ SETTINGS: dict[str, Any] = {
                            "instead of refusing the checkpoint"),
     "resume": S("auto", "what to do when the workdir already holds a run: auto = go on if the "
                 "settings agree, stop if they differ; changed = go on with the new settings; "
-                "overwrite = delete the old run; never = stop",
+                "overwrite = delete the old run (what this command has begun itself goes on, so "
+                "that a launcher may repeat it); never = stop",
                 allowed=("auto", "changed", "overwrite", "never")),
     "phases": S(((1_000_000, 512),), "((steps, sequence length), ...): phases of one run with one "
                 "optimizer state and one schedule; lengths in tokens, never shrinking", PAPER),
