@@ -1,41 +1,37 @@
 """Pre-training: the masked language model and next-sentence prediction over a corpus.
 
-`PretrainingObjective` is what the trainer learns: masks drawn on the device, the joint loss.
 `prepare` turns a configuration into a checked `Job` without compiling anything; `run` trains and
-evaluates it, and finish.py leaves the model and a report in the work directory.
+evaluates it, and finish.py leaves the model and a report in the work directory. What is learnt
+stands in objective.py, which runs may go on in a work directory in workdir.py.
 """
 
-import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 from etils import epath
 from jax.sharding import Mesh
 
 from bertjax import config as settings
 from bertjax.data.batches import prefetch
-from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_predictions
 from bertjax.files import write_whole
 from bertjax.interop import check_pretrained, load_pretrained_params, open_source
-from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.tokenization import load_tokenizer
-from bertjax.training import hardware, losses, sharding
+from bertjax.training import hardware, sharding
 from bertjax.training.budget import Budget, Steps
 from bertjax.training.checkpoint import Checkpoints, resolve_directory
 from bertjax.training.corpora import Corpus, open_corpus
 from bertjax.training.finish import finish
 from bertjax.training.logbook import Logbook
+from bertjax.training.objective import PretrainingObjective, make_objective, masking_spec
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.summary import devices_lines, model_line, screen
-from bertjax.training.trainer import Batch, Phase, Sums, Trainer, TrainState
+from bertjax.training.trainer import Batch, Phase, Trainer, TrainState
+from bertjax.training.workdir import SETTINGS_FILE, delete_run, step_to_resume
 
-SETTINGS_FILE = "config.json"  # of a run, in its work directory
 NO_CORPUS = """this run needs a corpus: --config.data.corpus=STORE names a token store.
 
 Make one from your own text (plain text, JSONL, Parquet, WikiExtractor output, TFDS):
@@ -46,54 +42,6 @@ Make one from your own text (plain text, JSONL, Parquet, WikiExtractor output, T
   3. this command again with --config.data.corpus=store
 
 No text at hand? Try the program on the embedded demo corpus: --config=configs/demo.py"""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PretrainingObjective:
-    """MLM + NSP as the trainer's Objective (trainer.py), for rows of one length.
-
-    Loss: mean over the masked tokens of the global batch plus mean over its pairs (paper A.2).
-    `masking` None: the rows arrive masked (TFRecords).
-    """
-
-    model: BertForPreTraining
-    masking: MaskingSpec | None
-    nsp: bool = True
-
-    def init(self, key: jax.Array) -> dict[str, Any]:
-        return init_params(self.model, key)
-
-    def prepare(self, batch: Batch, key: jax.Array) -> Batch:
-        """Draws the masks of the global batch: adds mlm_positions, _labels, _weights [B, P]."""
-        if self.masking is None:
-            return batch
-        if self.model.config.is_decoder:
-            masked = next_tokens(batch["input_ids"], batch["attention_mask"])
-        else:
-            masked = mask_tokens(key, batch["input_ids"], batch["attention_mask"], self.masking)
-        return {**batch, "input_ids": masked.input_ids, "mlm_positions": masked.positions,
-                "mlm_labels": masked.labels, "mlm_weights": masked.weights}
-
-    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Masked tokens and pairs of the global batch."""
-        return {"mlm": jnp.sum(batch["mlm_weights"]), "nsp": jnp.sum(batch["nsp_weights"])}
-
-    def loss(self, params: Any, batch: Batch, denominators: dict[str, jax.Array],
-             dropout_key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        mlm_logits, nsp_logits = self.model.apply(
-            {"params": params}, batch["input_ids"], batch["attention_mask"],
-            batch["token_type_ids"], batch.get("position_ids"), batch["mlm_positions"],
-            batch.get("cls_positions"), dropout_key)
-        loss, correct, count = losses.mlm_sums(
-            mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
-        total = losses.mean(loss, denominators["mlm"])
-        sums = {"mlm_loss": (loss, count), "mlm_accuracy": (correct, count)}
-        if self.nsp:
-            loss, correct, count = losses.nsp_sums(
-                nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
-            total += losses.mean(loss, denominators["nsp"])
-            sums |= {"nsp_loss": (loss, count), "nsp_accuracy": (correct, count)}
-        return total, sums
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,7 +96,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
     mesh, mesh_reason = sharding.mesh_of(config.mesh, parameter_count(estimate), jax.devices(),
                                          hardware.device_bytes())
     sharding.check_batch(config.batch_size, mesh, config.accumulation)
-    resumed_from = _check_workdir(config, directory)
+    resumed_from = step_to_resume(config, directory)
 
     corpus = open_corpus(config, directory, sharding.batch_slice(mesh))
     tokenizer = corpus.tokenizer
@@ -186,15 +134,6 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
                streams, evaluations, epochs, resumed_from, mesh_reason)
 
 
-def make_objective(config: ml_collections.ConfigDict, model_config: BertConfig,
-                   execution: Execution, tokenizer: Any, length: int, pairs_per_row: int = 1
-                   ) -> PretrainingObjective:
-    """What a phase with rows of `length` tokens trains."""
-    return PretrainingObjective(
-        BertForPreTraining(model_config, execution),
-        _masking(config, tokenizer, length, pairs_per_row), config.data.nsp)
-
-
 def make_trainer(config: ml_collections.ConfigDict, mesh: Mesh) -> Trainer:
     """The trainer with the optimizer and schedule of the settings."""
     optimizer = make_optimizer(
@@ -215,21 +154,10 @@ def _evaluation(config: ml_collections.ConfigDict, corpus: Corpus,
     """The evaluation of a phase that trains on rows of `length` tokens: padded rows, always."""
     length = config.eval.seq_length or length
     if not corpus.masked:
-        masking = _masking(config, corpus.tokenizer, length, 1, config.eval.masking_rate or None)
+        masking = masking_spec(
+            config, corpus.tokenizer, length, 1, config.eval.masking_rate or None)
         objective = dataclasses.replace(objective, masking=masking)
     return Evaluation(objective, corpus.heldout(length), corpus.others(length))
-
-
-def _masking(config: ml_collections.ConfigDict, tokenizer: Any, length: int, pairs: int,
-             rate: float | None = None) -> MaskingSpec:
-    rate = rate or config.masking.rate
-    slots = settings.max_predictions(config, length, rate)
-    per_row = packed_predictions(length, pairs, rate) if pairs > 1 else None
-    return MaskingSpec.from_tokenizer(
-        tokenizer, slots, original_replacements=config.masking.replace_with_special,
-        predictions_per_row=per_row, rate=rate,
-        mask_prob=config.masking.mask_prob, random_prob=config.masking.random_prob,
-        whole_word=config.masking.whole_word)
 
 
 def _stream(config: ml_collections.ConfigDict, batches: Any, phase_start: int
@@ -238,60 +166,6 @@ def _stream(config: ml_collections.ConfigDict, batches: Any, phase_start: int
         return prefetch(batches, first_step - phase_start, buffer=config.data.prefetch,
                         workers=config.data.workers)
     return stream
-
-
-def _check_workdir(config: ml_collections.ConfigDict, workdir: epath.Path) -> int | None:
-    """The step that this run goes on from; refuses to mix it with a different run."""
-    if (workdir / "finetune.json").exists():
-        raise ValueError(f"{workdir} holds a fine-tuning run; choose another --workdir")
-    # Opened also where nothing is read: it may not be written, or another process trains there.
-    with contextlib.closing(Checkpoints(str(workdir / "checkpoints"))) as checkpoints:
-        if config.resume == "overwrite" and not _has_overwritten(config, workdir):
-            return None
-        newest = checkpoints.latest()
-    if newest is None:
-        return None
-    if config.resume == "never":
-        raise ValueError(f"{workdir} already holds a run at step {newest:,} and config.resume is "
-                         "'never'; choose another --workdir")
-    if not (workdir / SETTINGS_FILE).exists():
-        raise ValueError(f"{workdir} holds checkpoints, but no {SETTINGS_FILE} that tells of which "
-                         "run; choose another --workdir, or delete it with "
-                         "--config.resume=overwrite")
-    conflicts = _conflicts(config, workdir)
-    if conflicts and config.resume != "changed":
-        changes = "\n  ".join(conflicts)
-        raise ValueError(
-            f"{workdir} holds a run at step {newest:,} with other settings:\n  {changes}\n"
-            "Choose another --workdir, or say what is meant: --config.resume=changed goes on from "
-            "that step with the new settings, --config.resume=overwrite deletes the old run.")
-    return newest
-
-
-def _conflicts(config: ml_collections.ConfigDict, workdir: epath.Path) -> list[str]:
-    return settings.resume_conflicts(json.loads((workdir / SETTINGS_FILE).read_text()), config)
-
-
-def _has_overwritten(config: ml_collections.ConfigDict, workdir: epath.Path) -> bool:
-    """Whether the run there is this command's own, begun over an older one and not finished.
-
-    A launcher repeats the command after a pre-emption; that must not begin from nothing again.
-    """
-    if (workdir / "model").exists() or not (workdir / SETTINGS_FILE).exists():
-        return False
-    before = json.loads((workdir / SETTINGS_FILE).read_text())
-    return before.get("resume") == "overwrite" and not _conflicts(config, workdir)
-
-
-def _delete_run(workdir: epath.Path) -> None:
-    """Deletes what the run there has left, so that nothing of it passes for the next one's."""
-    with contextlib.closing(Checkpoints(str(workdir / "checkpoints"))) as checkpoints:
-        checkpoints.clear()
-    if jax.process_index() == 0:
-        for name in (SETTINGS_FILE, "metrics.jsonl", "examples.json", "report.html"):
-            (workdir / name).unlink(missing_ok=True)
-        if (workdir / "model").exists():
-            (workdir / "model").rmtree()
 
 
 def _check_vocabulary(path: str, tokenizer: Any) -> None:
@@ -315,7 +189,7 @@ def run(job: Job) -> int:
     """Trains, evaluates, exports; returns the exit code. See trainer.py for what may be raised."""
     config, workdir = job.config, job.workdir
     if config.resume == "overwrite" and job.resumed_from is None:
-        _delete_run(workdir)
+        delete_run(workdir)
     trainer = make_trainer(config, job.mesh)
     checkpoints = Checkpoints(str(workdir / "checkpoints"), config.checkpoint.keep_last,
                               config.checkpoint.keep_best, config.checkpoint.metric,

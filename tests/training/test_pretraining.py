@@ -16,6 +16,7 @@ from bertjax.training import finish, pretraining, sharding
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import Trainer
+from bertjax.training.workdir import delete_run
 
 WORDS = [f"w{i}" for i in range(60)]
 
@@ -252,7 +253,7 @@ def test_a_run_is_overwritten_once_nothing_more_can_be_refused(run_copy):
     config.data.corpus = corpus
     job = pretraining.prepare(config, str(directory))
     assert (directory / "checkpoints" / "8").exists() and (directory / "model").exists()
-    pretraining._delete_run(job.workdir)
+    delete_run(job.workdir)
     assert not list((directory / "checkpoints").iterdir()) and not (directory / "model").exists()
 
 

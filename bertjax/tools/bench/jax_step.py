@@ -29,8 +29,8 @@ from bertjax.tools.bench import kernels
 from bertjax.tools.bench.workloads import MASK_ID, SPECIAL_IDS, Workload, rows
 from bertjax.training import sharding
 from bertjax.training.hardware import peak_flops
+from bertjax.training.objective import PretrainingObjective
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
-from bertjax.training.pretraining import PretrainingObjective
 from bertjax.training.trainer import Trainer
 
 

@@ -23,6 +23,7 @@ from bertjax.tasks.job import finetune_settings
 from bertjax.tools.plan.compilation import StageInfo
 from bertjax.tools.plan.vocabulary import Vocabulary, vocabulary_size
 from bertjax.training import hardware, pretraining, sharding
+from bertjax.training.objective import make_objective
 from bertjax.training.trainer import Objective, Trainer
 
 # Training rows of the official data sets, for the length of a fine-tuning run.
@@ -96,7 +97,7 @@ def _phase(config: ml_collections.ConfigDict, number: int, steps: int, length: i
            ) -> Stage:
     rows, packed = config.batch_size, config.data.packed
     pairs = PackedRows.default_pairs(length) if packed else 1
-    objective = pretraining.make_objective(config, model, execution, vocabulary, length, pairs)
+    objective = make_objective(config, model, execution, vocabulary, length, pairs)
     batch = {name: ((rows, length), np.int32)
              for name in ("input_ids", "token_type_ids", "attention_mask")}
     if packed:

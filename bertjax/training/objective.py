@@ -1,0 +1,92 @@
+"""What pre-training learns: masks drawn on the device, the joint MLM and NSP loss.
+
+In: batches of data/batches.py (or already masked ones of data/bert_tfrecord.py). Out: the loss of a
+micro-batch and the sums to report; see trainer.Objective.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from bertjax import config as settings
+from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_predictions
+from bertjax.model.heads import BertForPreTraining, init_params
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.training import losses
+from bertjax.training.trainer import Batch, Sums
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PretrainingObjective:
+    """MLM + NSP as the trainer's Objective (trainer.py), for rows of one length.
+
+    Loss: mean over the masked tokens of the global batch plus mean over its pairs (paper A.2).
+    `masking` None: the rows arrive masked (TFRecords).
+    """
+
+    model: BertForPreTraining
+    masking: MaskingSpec | None
+    nsp: bool = True
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        return init_params(self.model, key)
+
+    def prepare(self, batch: Batch, key: jax.Array) -> Batch:
+        """Draws the masks of the global batch: adds mlm_positions, _labels, _weights [B, P]."""
+        if self.masking is None:
+            return batch
+        if self.model.config.is_decoder:
+            masked = next_tokens(batch["input_ids"], batch["attention_mask"])
+        else:
+            masked = mask_tokens(key, batch["input_ids"], batch["attention_mask"], self.masking)
+        return {**batch, "input_ids": masked.input_ids, "mlm_positions": masked.positions,
+                "mlm_labels": masked.labels, "mlm_weights": masked.weights}
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Masked tokens and pairs of the global batch."""
+        return {"mlm": jnp.sum(batch["mlm_weights"]), "nsp": jnp.sum(batch["nsp_weights"])}
+
+    def loss(self, params: Any, batch: Batch, denominators: dict[str, jax.Array],
+             dropout_key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        mlm_logits, nsp_logits = self.model.apply(
+            {"params": params}, batch["input_ids"], batch["attention_mask"],
+            batch["token_type_ids"], batch.get("position_ids"), batch["mlm_positions"],
+            batch.get("cls_positions"), dropout_key)
+        loss, correct, count = losses.mlm_sums(
+            mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
+        total = losses.mean(loss, denominators["mlm"])
+        sums = {"mlm_loss": (loss, count), "mlm_accuracy": (correct, count)}
+        if self.nsp:
+            loss, correct, count = losses.nsp_sums(
+                nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
+            total += losses.mean(loss, denominators["nsp"])
+            sums |= {"nsp_loss": (loss, count), "nsp_accuracy": (correct, count)}
+        return total, sums
+
+
+def make_objective(config: ml_collections.ConfigDict, model_config: BertConfig,
+                   execution: Execution, tokenizer: Any, length: int, pairs_per_row: int = 1
+                   ) -> PretrainingObjective:
+    """What a phase with rows of `length` tokens trains."""
+    return PretrainingObjective(
+        BertForPreTraining(model_config, execution),
+        masking_spec(config, tokenizer, length, pairs_per_row), config.data.nsp)
+
+
+def masking_spec(config: ml_collections.ConfigDict, tokenizer: Any, length: int, pairs: int,
+                 rate: float | None = None) -> MaskingSpec:
+    """How rows of `length` tokens with up to `pairs` pairs are masked.
+
+    rate: share of the tokens that is predicted; None = that of training.
+    """
+    rate = rate or config.masking.rate
+    slots = settings.max_predictions(config, length, rate)
+    per_row = packed_predictions(length, pairs, rate) if pairs > 1 else None
+    return MaskingSpec.from_tokenizer(
+        tokenizer, slots, original_replacements=config.masking.replace_with_special,
+        predictions_per_row=per_row, rate=rate,
+        mask_prob=config.masking.mask_prob, random_prob=config.masking.random_prob,
+        whole_word=config.masking.whole_word)

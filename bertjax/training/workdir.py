@@ -1,0 +1,74 @@
+"""Which run a work directory holds, and whether this command may go on with it.
+
+In: the settings of a run and its directory. Out: the step to go on from; a refusal that lists what
+differs; or the old run deleted, where `config.resume` says so.
+"""
+
+import contextlib
+import json
+
+import jax
+import ml_collections
+from etils import epath
+
+from bertjax import config as settings
+from bertjax.training.checkpoint import Checkpoints
+
+SETTINGS_FILE = "config.json"  # of a run, in its work directory
+
+
+def step_to_resume(config: ml_collections.ConfigDict, workdir: epath.Path) -> int | None:
+    """The step that this run goes on from, None = it starts afresh.
+
+    Raises ValueError where the directory holds a run that is not to be gone on with.
+    """
+    if (workdir / "finetune.json").exists():
+        raise ValueError(f"{workdir} holds a fine-tuning run; choose another --workdir")
+    # Opened also where nothing is read: it may not be written, or another process trains there.
+    with contextlib.closing(Checkpoints(str(workdir / "checkpoints"))) as checkpoints:
+        if config.resume == "overwrite" and not _has_overwritten(config, workdir):
+            return None
+        newest = checkpoints.latest()
+    if newest is None:
+        return None
+    if config.resume == "never":
+        raise ValueError(f"{workdir} already holds a run at step {newest:,} and config.resume is "
+                         "'never'; choose another --workdir")
+    if not (workdir / SETTINGS_FILE).exists():
+        raise ValueError(f"{workdir} holds checkpoints, but no {SETTINGS_FILE} that tells of which "
+                         "run; choose another --workdir, or delete it with "
+                         "--config.resume=overwrite")
+    conflicts = _conflicts(config, workdir)
+    if conflicts and config.resume != "changed":
+        changes = "\n  ".join(conflicts)
+        raise ValueError(
+            f"{workdir} holds a run at step {newest:,} with other settings:\n  {changes}\n"
+            "Choose another --workdir, or say what is meant: --config.resume=changed goes on from "
+            "that step with the new settings, --config.resume=overwrite deletes the old run.")
+    return newest
+
+
+def _conflicts(config: ml_collections.ConfigDict, workdir: epath.Path) -> list[str]:
+    return settings.resume_conflicts(json.loads((workdir / SETTINGS_FILE).read_text()), config)
+
+
+def _has_overwritten(config: ml_collections.ConfigDict, workdir: epath.Path) -> bool:
+    """Whether the run there is this command's own, begun over an older one and not finished.
+
+    A launcher repeats the command after a pre-emption; that must not begin from nothing again.
+    """
+    if (workdir / "model").exists() or not (workdir / SETTINGS_FILE).exists():
+        return False
+    before = json.loads((workdir / SETTINGS_FILE).read_text())
+    return before.get("resume") == "overwrite" and not _conflicts(config, workdir)
+
+
+def delete_run(workdir: epath.Path) -> None:
+    """Deletes what the run there has left, so that nothing of it passes for the next one's."""
+    with contextlib.closing(Checkpoints(str(workdir / "checkpoints"))) as checkpoints:
+        checkpoints.clear()
+    if jax.process_index() == 0:
+        for name in (SETTINGS_FILE, "metrics.jsonl", "examples.json", "report.html"):
+            (workdir / name).unlink(missing_ok=True)
+        if (workdir / "model").exists():
+            (workdir / "model").rmtree()
