@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.kernels import tpu_attention
 from bertjax.model.rows import rows_are_placed
 
 
@@ -52,6 +51,8 @@ def select_attention(
     del dropout_rate
     _, length, _, head = shape
     if platform == "tpu":
+        from bertjax.model.kernels import tpu_attention  # a tenth of a second that others save
+
         taken = dtype == jnp.bfloat16 and not tpu_attention.refusal(length, head)
         # Such a kernel in a program that XLA partitions by itself is an error on TPUs.
         return "pallas_tpu" if taken and rows_are_placed() else "reference"
