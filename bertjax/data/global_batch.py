@@ -6,6 +6,7 @@ batches.py and bert_tfrecord.py.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Iterator
 
@@ -45,7 +46,7 @@ class Share:
         return np.arange(first, first + self.rows, dtype=np.int64)
 
 
-class FiniteBatches:
+class FiniteBatches(abc.ABC):
     """Every row once, in order; the last batch is filled up with rows of weight 0.
 
     `len()`, `[i]` and iteration. A subclass says what the rows hold (`read`).
@@ -61,9 +62,9 @@ class FiniteBatches:
         self.num_pairs = available if max_batches is None else min(
             available, max_batches * share.batch_size)
 
+    @abc.abstractmethod
     def read(self, numbers: np.ndarray, rows: int) -> Batch:
         """A batch of `rows` rows that begins with rows `numbers`, int64 [at most rows]."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return -(-self.num_pairs // self._share.batch_size)

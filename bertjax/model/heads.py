@@ -277,6 +277,7 @@ class TaskNetwork(BertNetwork):
 
     def _head(self, hidden: jax.Array, attention_mask: jax.Array, dropout_key: jax.Array | None
               ) -> Any:
+        """The logits of a subclass's task. (Not an abc method: flax makes its own classes.)"""
         raise NotImplementedError
 
     def _classify(self, labels: int, features: jax.Array, dropout_key: jax.Array | None

@@ -4,6 +4,7 @@
 becomes pieces. `load_tokenizer` (loading.py) finds one on disk.
 """
 
+import abc
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ Offsets = list[tuple[int, int]]
 Span = tuple[int, int, int]  # id of a token, first and end of its code points
 
 
-class Tokenizer:
+class Tokenizer(abc.ABC):
     """The interface of the tokenizers, and what they share.
 
     Attributes:
@@ -76,9 +77,9 @@ class Tokenizer:
         return self.vocab[token_id]
 
     @property
+    @abc.abstractmethod
     def is_continuation(self) -> np.ndarray:
         """bool [V]: pieces that continue a word."""
-        raise NotImplementedError
 
     @property
     def replacement_ids(self) -> np.ndarray:
@@ -88,27 +89,27 @@ class Tokenizer:
                          if not _UNUSED.match(self.vocab[i])], dtype=np.int32)
 
     @property
+    @abc.abstractmethod
     def fingerprint(self) -> str:
         """Hex sha256 over the vocabulary and every option: equal means equal ids for any text."""
-        raise NotImplementedError
 
     # --- text to ids and back ---------------------------------------------------------------
 
+    @abc.abstractmethod
     def encode(self, text: str, keep_special_tokens: bool = False) -> list[int]:
         """Ids of `text`, without [CLS] and [SEP].
 
         A literal `[MASK]` in the text is ordinary text, as in the original; with
         `keep_special_tokens` the names of special tokens become their ids.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """`encode` of each text."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """All texts in one array: (ids int32 [N], lengths int64 [number of texts])."""
-        raise NotImplementedError
 
     def encode_with_offsets(
         self, text: str, keep_special_tokens: bool = False
@@ -130,13 +131,13 @@ class Tokenizer:
         """Pieces of `text`, the unknown token for what is unknown."""
         return [self.vocab[i] for i in self.encode(text, keep_special_tokens)]
 
+    @abc.abstractmethod
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Text of `ids`; special tokens by name, unless they are skipped."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _spans(self, text: str) -> Iterable[Span]:
         """The tokens of `text`, in which nothing is special."""
-        raise NotImplementedError
 
     def _split_at_specials(self, text: str) -> Iterator[tuple[str, bool]]:
         """(part, whether it is a special token), in order; the parts joined are `text`."""
@@ -162,13 +163,13 @@ class Tokenizer:
                     json.dumps(self._config(), indent=2, ensure_ascii=False) + "\n")
         write_whole(directory / self.VOCABULARY_FILE, self._content())
 
+    @abc.abstractmethod
     def _content(self) -> bytes:
         """The file of the vocabulary."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _config(self) -> dict[str, Any]:
         """The content of tokenizer_config.json."""
-        raise NotImplementedError
 
 
 def unknown_rate(tokenizer: Tokenizer, texts: Iterable[str]) -> float:

@@ -50,6 +50,16 @@ def gradients(attend, q, k, v, g):
     return (out, *pull(g.astype(out.dtype)))
 
 
+def check_against_reference(tiling, atol, q, k, v, g, ids, seeds):
+    def fused(q, k, v):
+        return flash_attention(q, k, v, ids, seeds, RATE, tiling, interpret=True)
+
+    got = jax.jit(lambda *a: gradients(fused, *a))(q, k, v, g)
+    want = gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), q, k, v, g)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=atol)
+
+
 @pytest.mark.parametrize(
     ("length", "tiling"),
     [
@@ -60,15 +70,7 @@ def gradients(attend, q, k, v, g):
     ],
 )
 def test_value_and_gradients_equal_the_reference_with_dropout(length, tiling):
-    q, k, v, g, ids, seeds = inputs(1, length, 1, 16)
-
-    def fused(q, k, v):
-        return flash_attention(q, k, v, ids, seeds, RATE, tiling, interpret=True)
-
-    got = jax.jit(lambda *a: gradients(fused, *a))(q, k, v, g)
-    want = gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), q, k, v, g)
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-6)
+    check_against_reference(tiling, 2e-6, *inputs(1, length, 1, 16))
 
 
 @pytest.mark.parametrize(
@@ -187,15 +189,7 @@ def test_rows_of_any_segments_equal_the_reference(tiling):
     q, k, v, g, _, seeds = inputs(6, 64, 1, 16)
     rows = [[1] * 64, [1] * 37 + [0] * 27, [1] * 16 + [2] * 30 + [3] * 18, [0] * 64,
             [1] * 16 + [0] * 16 + [1] * 32, [3] * 20 + [1] * 24 + [2] * 20]
-    ids = jnp.array(rows)
-
-    def fused(q, k, v):
-        return flash_attention(q, k, v, ids, seeds, RATE, tiling, interpret=True)
-
-    got = jax.jit(lambda *a: gradients(fused, *a))(q, k, v, g)
-    want = gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), q, k, v, g)
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, atol=5e-6)
+    check_against_reference(tiling, 5e-6, q, k, v, g, jnp.array(rows), seeds)
 
 
 def test_bounds_of_tiles_leave_out_nothing_and_compare_wherever_ids_differ():
