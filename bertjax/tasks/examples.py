@@ -1,7 +1,7 @@
 """What a reader is shown of a task's data and predictions: label shares, examples right and wrong.
 
 In: the records of a split with gold and the model's outputs. Out: plain dictionaries for
-examples.json, of bounded number and size, which tools/report.py draws:
+examples.json, of bounded number and size, which the report shows:
 
     texts       the input, one string a part, long ones cut
     gold, predicted     as text

@@ -38,9 +38,9 @@ from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
 from bertjax.tasks.xnli import XnliTask
 from bertjax.tokenization import load_tokenizer
-from bertjax.tools.report import write_report
 from bertjax.training import hardware, sharding
 from bertjax.training.logbook import Logbook
+from bertjax.training.report import write_report
 from bertjax.training.summary import devices_lines, model_line, screen
 
 log = logging.getLogger(__name__)

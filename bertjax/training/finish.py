@@ -18,10 +18,10 @@ from bertjax import config as settings
 from bertjax.files import write_whole
 from bertjax.interop import huggingface, load_model
 from bertjax.model.presets import parameter_count
-from bertjax.tools.report import write_report
 from bertjax.training import sharding
 from bertjax.training.corpora import random_share, token_entropy
 from bertjax.training.logbook import Logbook
+from bertjax.training.report import write_report
 
 if TYPE_CHECKING:
     from bertjax.training.pretraining import Job

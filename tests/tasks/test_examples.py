@@ -10,7 +10,8 @@ from bertjax.tasks.squad import Question, SquadTask
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import Split
 from bertjax.tokenization import WordPieceTokenizer
-from bertjax.tools.report_examples import section
+from bertjax.training.report.examples import section
+from bertjax.training.report.runs import Run
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "who", "is", "there", "anna", "bob", "."]
 TOKENIZER = WordPieceTokenizer(VOCAB, do_lower_case=True)
@@ -101,12 +102,12 @@ def test_long_texts_are_cut(tmp_path):
 
 def test_the_report_escapes_what_comes_from_data():
     bad = "<script>alert(1)</script>"
-    page = section([{"name": "run", "examples": [
+    page = section([Run("run", [], examples=[
         {"texts": [bad], "gold": bad, "predicted": bad, "right": False, "score": 1.0,
          "predictions": [[bad, 0.5]]},
         {"texts": [], "gold": "", "predicted": "", "right": False, "score": 1.0,
          "words": [[bad, bad, "O"]]},
         {"text": f"{bad} [MASK]", "predictions": [[bad, 1.0]]},
-    ]}])
+    ])])
     assert "<script" not in page and page.count("&lt;script") == 8
     assert "<mark>[MASK]</mark>" in page

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from bertjax.tools.report import thin, write_report
+from bertjax.training.report import write_report
+from bertjax.training.report.charts import thin
 
 
 def make_run(directory, learning_rate=1e-4, steps=50):

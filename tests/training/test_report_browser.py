@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from bertjax.tools.report import write_report
+from bertjax.training.report import write_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
                None)

@@ -10,17 +10,19 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertjax.training.report.runs import Run
+
 VERDICTS = {True: ("right", "✓"), False: ("wrong", "✗"), None: ("", "")}
 
 
-def section(runs: Sequence[Mapping[str, Any]]) -> str:
+def section(runs: Sequence[Run]) -> str:
     """The examples of all runs, '' if there are none."""
     several = len(runs) > 1
-    cards = [_card(example, run["name"] if several else "")
-             for run in runs for example in run["examples"]]
+    cards = [_card(example, run.name if several else "")
+             for run in runs for example in run.examples]
     if not cards:
         return ""
-    note = _note([example for run in runs for example in run["examples"]])
+    note = _note([example for run in runs for example in run.examples])
     return f'<h2>Examples <small>{note}</small></h2><div class="grid">{"".join(cards)}</div>'
 
 

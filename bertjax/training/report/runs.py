@@ -1,0 +1,69 @@
+"""What the report shows of a run: metrics.jsonl, and its settings, hardware and examples if any."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertjax.training.logbook import HARDWARE_FILE, METRICS_FILE, read_records
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+      records: of metrics.jsonl, at least one.
+      settings: {'optimizer.learning_rate': '0.0001'} of config.json, or of a fine-tuning run's
+        finetune.json.
+      hardware: of hardware.json.
+      examples: of examples.json; see examples.py.
+    """
+
+    name: str
+    records: list[dict[str, Any]]
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    hardware: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    examples: Sequence[Mapping[str, Any]] = ()
+
+
+def load(directories: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """The runs in `directories`, under their last names, or under their paths if two are the same.
+
+    Raises:
+      ValueError: a directory holds no metrics.jsonl, or no record in it.
+    """
+    runs = [_load(pathlib.Path(directory)) for directory in directories]
+    if len({run.name for run in runs}) == len(runs):
+        return runs
+    return [dataclasses.replace(run, name=os.fspath(directory))
+            for run, directory in zip(runs, directories, strict=True)]
+
+
+def _load(directory: pathlib.Path) -> Run:
+    path = directory / METRICS_FILE
+    if not path.exists():
+        raise ValueError(f"{directory} is not the directory of a run: it has no {METRICS_FILE}")
+    records = read_records(path)
+    if not records:
+        raise ValueError(f"{path} has no record yet; the first comes with the first logged step")
+
+    def read(name: str, default: Any) -> Any:
+        file = directory / name
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else default
+
+    return Run(directory.resolve().name, records,
+               _flat(read("config.json", {}) or read("finetune.json", {})),
+               read(HARDWARE_FILE, {}), read("examples.json", []))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value if isinstance(value, str) else json.dumps(value)
+    return flat

@@ -1,0 +1,85 @@
+"""The report's tables: the results of the runs, their settings and hardware.
+
+In: runs. Out: HTML. Everything that comes from data is escaped.
+"""
+
+import html
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertjax.training.logbook import human_count, human_time
+from bertjax.training.report.charts import PERCENT, TITLES
+from bertjax.training.report.runs import Run
+
+MISSING = "–"
+
+
+def summary(runs: Sequence[Run]) -> str:
+    """The results: tiles for one run, a table with one column a run for several."""
+    results = [_results(run.records) for run in runs]
+    names = dict.fromkeys(name for of_run in results for name in of_run)
+    rows = {name: [of_run.get(name, MISSING) for of_run in results] for name in names}
+    if len(runs) == 1:
+        tiles = "".join(f"<div><small>{html.escape(name)}</small>{html.escape(value)}</div>"
+                        for name, (value,) in rows.items())
+        return f'<div class="tiles">{tiles}</div>'
+    return _table(runs, rows, mark_differences=False)
+
+
+def _results(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What a run has come to, in words and numbers."""
+    def known(name: str) -> list[float]:
+        return [record[name] for record in records if record.get(name) is not None]
+
+    found = {"Steps": f"{records[-1]['step']:,}"}
+    for name in ("loss", "mlm_loss", "nsp_loss"):
+        if values := known(name):
+            found[f"{TITLES[name]}, last logged step"] = f"{values[-1]:.3f}"
+    evaluated = [record for record in records if any(key.startswith("eval/") for key in record)]
+    for key, value in (evaluated[-1] if evaluated else {}).items():
+        if "/" in key and value is not None:
+            name = key.removeprefix("eval/")
+            shown = f"{100 * value:.1f} %" if name in PERCENT else f"{value:.3f}"
+            found[f"{TITLES.get(name, name)}, held-out"] = shown
+    if speeds := list(filter(None, known("tokens_per_second"))):
+        found["Tokens per second, median"] = human_count(statistics.median(speeds))
+    if mfu := list(filter(None, known("mfu"))):
+        found["MFU, median"] = f"{100 * statistics.median(mfu):.1f} %"
+    if len(times := known("time")) > 1:
+        found["Time, first to last record"] = human_time(times[-1] - times[0])
+    if skipped := list(filter(None, known("skipped"))):
+        found["Skipped steps"] = f"{skipped[-1]:.0f}"
+    return found
+
+
+def details(runs: Sequence[Run]) -> list[str]:
+    """Settings and hardware, each only where a run has them; what differs comes first."""
+    parts = []
+    for title, of_runs in (("Settings", [run.settings for run in runs]),
+                           ("Hardware", [run.hardware for run in runs])):
+        names = dict.fromkeys(name for values in of_runs for name in values)
+        if not names:
+            continue
+        rows = {name: [str(values.get(name, MISSING)) for values in of_runs] for name in names}
+        different = [name for name, values in rows.items() if len(set(values)) > 1]
+        ordered = {name: rows[name] for name in dict.fromkeys([*different, *rows])}
+        note = f" <small>{len(different)} differ, shown first</small>" if different else ""
+        parts.append(f"<details{' open' if len(runs) > 1 else ''}><summary>{title}{note}"
+                     f"</summary>{_table(runs, ordered)}</details>")
+    return parts
+
+
+def _table(runs: Sequence[Run], rows: Mapping[str, Sequence[str]],
+           mark_differences: bool = True) -> str:
+    head = ""
+    if len(runs) > 1:
+        cells = "".join(f'<th><i class="dot c{i % 8}"></i>{html.escape(run.name)}</th>'
+                        for i, run in enumerate(runs))
+        head = f"<tr><th></th>{cells}</tr>"
+    body = ""
+    for name, values in rows.items():
+        changed = ' class="different"' if mark_differences and len(set(values)) > 1 else ""
+        cells = "".join(f"<td>{html.escape(value)}</td>" for value in values)
+        body += f"<tr{changed}><th>{html.escape(name)}</th>{cells}</tr>"
+    return f'<div class="scroll"><table>{head}{body}</table></div>'
