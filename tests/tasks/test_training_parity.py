@@ -1,4 +1,4 @@
-"""Fine-tuning step by step against torch + transformers: same weights, data and order."""
+"""Fine-tuning step by step against torch + transformers: same weights, data, order and masks."""
 
 import types
 
@@ -6,13 +6,16 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.model.dropout import random_words, site_keys
+from bertjax.model.encoder import head_site
+from bertjax.model.kernels import dropout_bits
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks.objective import TaskObjective, model_for
 from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
 from bertjax.tasks.task import TrainingBatches
 from bertjax.training import sharding
 from bertjax.training.optimizer import NO_DECAY, make_optimizer
-from bertjax.training.trainer import Trainer
+from bertjax.training.trainer import DROPOUT, Trainer
 
 HEADS = {
     "classification": ("BertForSequenceClassification", 3),
@@ -22,7 +25,7 @@ HEADS = {
     "spans": ("BertForQuestionAnswering", 2),
     "multiple_choice": ("BertForMultipleChoice", 1),
 }
-STEPS, LENGTH, ROWS = 12, 16, 24
+STEPS, LENGTH, ROWS, RATE = 12, 16, 24, 0.1
 
 
 def made_up_rows(head):
@@ -67,10 +70,60 @@ def torch_labels(head, batch, torch):
     return {"labels": tensor(name) if name != "labels" else tensor(name).long()}
 
 
+def dropout_masks(config, execution, step, rows):
+    """What our network keeps at a step of seed 0, at its sites in the order of the computation.
+
+    transformers calls its dropouts in the same order. Attention keeps [rows, A, T, T] elements,
+    the head [rows, H] or [rows, T, H], every other site [rows, T, H].
+    """
+    key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), step)
+    key = jax.random.fold_in(jax.random.fold_in(key, DROPOUT), 0)  # the only micro-batch
+    site, heads = head_site(config), config.num_attention_heads
+    keys = site_keys(key, site)
+
+    def hidden(key, shape, words=execution.dropout_words):
+        return random_words(key, shape, words) >= dropout_bits.threshold(RATE)
+
+    whole = (rows, LENGTH, config.hidden_size)
+    for i in range(site):
+        if i % 3 == 1:
+            seeds = dropout_bits.stream_seeds(keys[i], rows, heads)
+            yield dropout_bits.keep_mask(seeds, LENGTH, RATE)
+        else:
+            yield hidden(keys[i], whole)
+    head = jax.random.fold_in(key, site)
+    shape = yield
+    yield hidden(head, shape, "auto")
+
+
+class Replayed:
+    """torch's dropout with our masks: a stand-in for torch.nn.functional.dropout."""
+
+    def __init__(self, config, execution):
+        self.config, self.execution, self.rest = config, execution, iter(())
+
+    def begin(self, step, rows):
+        self.rest = dropout_masks(self.config, self.execution, step, rows)
+
+    def __call__(self, x, p=0.5, training=True, inplace=False):
+        import torch
+
+        if not training or not p:
+            return x
+        mask = next(self.rest)
+        if mask is None:  # the head's: its shape depends on the task
+            mask = self.rest.send(tuple(x.shape))
+        scale = 1 / dropout_bits.keep_probability(p)
+        return x * torch.tensor(np.asarray(mask)) * scale
+
+
 @pytest.mark.slow
 @pytest.mark.parity
+@pytest.mark.parametrize("words", ("none", "threefry", "hash"))
 @pytest.mark.parametrize("head", HEADS)
-def test_losses_follow_torch_step_by_step(head, tmp_path):
+def test_losses_follow_torch_step_by_step(head, words, tmp_path, monkeypatch):
+    """Without dropout, and with: torch then drops what ours drops, so that its places, its rate
+    and its scale are compared as well."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from bertjax.interop import load_pretrained_params
@@ -78,13 +131,18 @@ def test_losses_follow_torch_step_by_step(head, tmp_path):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     architecture, outputs = HEADS[head]
+    rate = 0.0 if words == "none" else RATE
+    execution = Execution(dropout_words="auto" if words == "none" else words)
     problem = {"regression": "regression", "multilabel": "multi_label_classification"}
     config = transformers.BertConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=32, hidden_act="gelu",
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=outputs,
-        problem_type=problem.get(head), initializer_range=0.1,
+        hidden_dropout_prob=rate, attention_probs_dropout_prob=rate, num_labels=outputs,
+        problem_type=problem.get(head), initializer_range=0.1, attn_implementation="eager",
     )  # fmt: skip
+    bert = BertConfig.from_dict(config.to_dict())
+    replayed = Replayed(bert, execution)
+    monkeypatch.setattr(torch.nn.functional, "dropout", replayed)
     theirs = getattr(transformers, architecture)(config)
     theirs.save_pretrained(tmp_path)
     batches = TrainingBatches(made_up_rows(head), 8, seed=0, buckets=(LENGTH,), pad_id=0)
@@ -102,6 +160,7 @@ def test_losses_follow_torch_step_by_step(head, tmp_path):
         batch = batches[step]
         fields = ("input_ids", "token_type_ids", "attention_mask")
         inputs = {name: torch.tensor(batch[name]).long() for name in fields}
+        replayed.begin(step, batch["input_ids"].size // LENGTH)
         loss = theirs(**inputs, **torch_labels(head, batch, torch)).loss
         optimizer.zero_grad()
         loss.backward()
@@ -110,9 +169,8 @@ def test_losses_follow_torch_step_by_step(head, tmp_path):
         expected.append(loss.item())
 
     # ---- bertjax
-    bert = BertConfig.from_dict(config.to_dict())
     task = types.SimpleNamespace(name="toy", head=head, outputs=outputs)
-    model = model_for(task, bert, Execution())
+    model = model_for(task, bert, execution)
     objective = TaskObjective(model, head)
     unit = make_optimizer(1.0, eps=1e-6, bias_correction=True, no_decay=NO_DECAY)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
