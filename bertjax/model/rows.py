@@ -56,6 +56,25 @@ def keep_rows(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
 
 
+def by_columns(
+    look_up: Callable[[jax.Array, jax.Array], jax.Array], table: jax.Array, ids: jax.Array
+) -> jax.Array:
+    """look_up(table [V, H], ids [B, T]) -> [B, T, H], the columns of the table split over fsdp.
+
+    Each device reads its own columns, for the rows of all devices that share the table with it, and
+    then they exchange; backward it so adds up the gradient of its own columns only. Not told so,
+    the compiler gathers [B, T, H] of the whole batch on every device for that gradient.
+    """
+    mesh = _MESH.get()
+    if mesh is None or mesh.shape["fsdp"] == 1 or table.shape[1] % mesh.shape["fsdp"]:
+        return look_up(table, ids)
+
+    def hold(x: jax.Array, *axes: str | None) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    return keep_rows(hold(look_up(table, hold(ids, "data")), "data", None, "fsdp"))
+
+
 def on_each_share(
     function: Callable[..., Sequence[jax.Array]], mesh: Mesh | None, takes: str, gives: str
 ) -> Callable[..., Sequence[jax.Array]]:
