@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bertjax.model.kernels import dropout_bits
 
@@ -47,7 +48,9 @@ def dropout(
 ) -> jax.Array:
     """Zeroes elements of `x` [...] with probability `rate`; identity when `key` is None.
 
-    The scale is the inverse of the true keep probability, applied in x's own type.
+    The scale is the inverse of the true keep probability, applied in float32 and then rounded to
+    x's type: the scale rounded to bfloat16, 1.109 for 1.111, would shrink every value by 0.16 %,
+    in training only.
 
     Raises:
       ValueError: the rate is not in [0, 1).
@@ -55,4 +58,5 @@ def dropout(
     if key is None or rate == 0.0:
         return x
     keep = random_words(key, x.shape, generator) >= dropout_bits.threshold(rate)
-    return jnp.where(keep, x * (1.0 / dropout_bits.keep_probability(rate)), 0).astype(x.dtype)
+    scale = np.float32(1.0 / dropout_bits.keep_probability(rate))
+    return jnp.where(keep, x.astype(jnp.float32) * scale, 0.0).astype(x.dtype)

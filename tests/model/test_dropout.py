@@ -22,6 +22,15 @@ def test_share_and_scale(generator):
     assert np.unique(out[out != 0]) == np.float32(1 / keep)
 
 
+@pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
+def test_what_is_kept_is_as_large_on_average_in_every_type(dtype):
+    x = jax.random.uniform(jax.random.key(1), (400, 1000), jnp.float32, 1.0, 2.0).astype(dtype)
+    out = np.float64(dropout(x, 0.1, jax.random.key(0), "hash"))
+    ratio = out[out != 0].mean() / np.float64(x)[out != 0].mean()
+    # Each value is rounded once, by at most 2^-8 of it in bfloat16, as often up as down.
+    assert abs(ratio * (1 - 6554 / 65536) - 1) < 1e-4
+
+
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_no_correlation_between_neighbours_rows_keys_and_halves(generator):
     shape = (512, 512)
