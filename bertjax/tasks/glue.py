@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from bertjax import markdown
 from bertjax.data.opening import read_lines
 from bertjax.files import whole_file
 from bertjax.tasks.metrics import Scores
@@ -298,7 +299,5 @@ def glue_table(results: Mapping[str, Mapping[str, float]]) -> str:
         cells[name] = "/".join(f"{value:.1f}" for value in values)
         counted.setdefault(name.removesuffix("_mm"), []).append(sum(values) / len(values))
     means = [sum(v) / len(v) for name, v in counted.items() if name not in ("wnli", "ax")]
-    header = [*cells, "mean"]
-    row = [*cells.values(), f"{sum(means) / len(means):.1f}" if means else "-"]
-    lines = [header, ["---"] * len(header), row]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    mean = f"{sum(means) / len(means):.1f}" if means else "-"
+    return markdown.table([*cells, "mean"], [[*cells.values(), mean]]) + "\n"

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from bertjax import markdown
 from bertjax.files import write_whole
 from bertjax.tasks.finetune import FineTuner, NoFiniteScore, RunSettings
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
@@ -196,23 +197,20 @@ def best_outcome(outcomes: Sequence[Outcome]) -> Outcome:
 def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
     """A Markdown table: each setting, each run, mean, standard deviation, degenerate runs."""
     best = best_outcome(outcomes)
-    lines = [
+    head = (
         f"{task}: {metric} on dev, {len(outcomes)} runs, "
         f"{sum(o.degenerate for o in outcomes)} degenerate; best {best.value:.4f} with batch "
         f"{best.batch_size}, learning rate {best.learning_rate:g}, {best.epochs} epochs, "
-        f"seed {best.seed}",
-        "",
-        "| batch | learning rate | epochs | runs | mean | std | degenerate | every run |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+        f"seed {best.seed}"
+    )
+    columns = ("batch", "learning rate", "epochs", "runs", "mean", "std", "degenerate", "every run")
+    cells = []
     for row in rows(outcomes):
         size, rate, epochs = row.setting
         each = " ".join(f"{value:.4f}" for value in row.values)
-        lines.append(
-            f"| {size} | {rate:g} | {epochs} | {len(row.values)} | {row.mean:.4f} | "
-            f"{row.deviation:.4f} | {row.degenerate} | {each} |"
-        )
-    return "\n".join(lines) + "\n"
+        cells.append((size, f"{rate:g}", epochs, len(row.values), f"{row.mean:.4f}",
+                      f"{row.deviation:.4f}", row.degenerate, each))
+    return f"{head}\n\n{markdown.table(columns, cells)}\n"
 
 
 def picture(task: str, metric: str, outcomes: Sequence[Outcome], path: pathlib.Path) -> None:

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import pathlib
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 
+from bertjax import markdown
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench import jobs, transfer
 
 # Tables 5, 6 and 8 of the paper: scores on dev (table 6: perplexity of held-out text first).
@@ -43,7 +45,6 @@ PAPER = {
     "masking=0/20/80": "MNLI 83.7, NER 94.8",
     "masking=0/0/100": "MNLI 83.6, NER 94.9",
 }
-
 
 BILSTM = "_bilstm"  # at the end of a name: a matter of the fine-tuning alone
 
@@ -73,8 +74,6 @@ def pretrain(name: str, args: argparse.Namespace, extra: Sequence[str]) -> None:
 
 def perplexity(workdir: pathlib.Path) -> float | None:
     """exp of the last held-out MLM loss (of the next token's for a left-to-right model)."""
-    import math
-
     lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [record["eval/mlm_loss"] for record in map(json.loads, lines)
               if "eval/mlm_loss" in record]
@@ -84,26 +83,22 @@ def perplexity(workdir: pathlib.Path) -> float | None:
 def table(names: Sequence[str], tasks: Sequence[str], out: pathlib.Path) -> str:
     """A Markdown table: an ablation a row."""
     found = transfer.results(out, [label(name) for name in names])
-    lines = ["| ablation | perplexity | " + " | ".join(transfer.WORK[t].title for t in tasks)
-             + " | the paper, 1,000,000 steps |", "|---|---|" + "---|" * (len(tasks) + 1)]
+    rows = []
     for name in names:
         score = perplexity(directory(out, name))
-        cells = [f"{score:.2f}" if score is not None else "-"]
-        for task in tasks:
-            values = found.get(task, {}).get(label(name))
-            cells.append(f"{statistics.fmean(values):.1f} ± "
-                         f"{statistics.stdev(values) if len(values) > 1 else 0:.1f}"
-                         if values else "-")
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {PAPER.get(name, '-')} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, f"{score:.2f}" if score is not None else "-",
+                     *(transfer.spread(found.get(task, {}).get(label(name))) for task in tasks),
+                     PAPER.get(name, "-")])
+    columns = ["ablation", "perplexity", *(transfer.WORK[task].title for task in tasks),
+               "the paper, 1,000,000 steps"]
+    return markdown.table(columns, rows) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser("python -m bertjax.tools.ablate", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("ablate", __doc__)
     add = parser.add_argument
     add("--store", required=True, help="token store to pre-train on")
     add("--out", type=pathlib.Path, required=True, help="directory; DIR/data holds the tasks")

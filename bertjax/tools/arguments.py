@@ -1,8 +1,25 @@
-"""What the tools share of reading their command lines: patterns the shell expanded, booleans."""
+"""What the tools share of their command lines: the parser, refusals, wildcards, booleans."""
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+
+def make_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """The parser of `python -m bertjax.tools.NAME`, whose help is the docstring of its module."""
+    return argparse.ArgumentParser(
+        f"python -m bertjax.tools.{name}", description=doc, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+@contextlib.contextmanager
+def refusals(name: str) -> Iterator[None]:
+    """What a user can mend (ValueError, OSError) ends the tool with one line and exit code 1."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"{name}: {error}") from error
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None

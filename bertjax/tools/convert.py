@@ -9,9 +9,7 @@ result of --to=hf is what transformers, `bertjax.load_model` and --config.init_f
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +23,7 @@ from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.interop.loading import TASKS, LoadedModel, load_model
 from bertjax.interop.names import LoadError
 from bertjax.model.paths import flatten
+from bertjax.tools.arguments import make_parser, refusals
 
 _PASSED_ON = ("problem_type", "finetuning_task", "finetuned")
 
@@ -178,9 +177,9 @@ def _card(loaded: LoadedModel, source: str) -> str:
         recipe=recipe, fill_mask=masked and not loaded.config.is_decoder)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = make_parser("convert", __doc__)
     parser.add_argument("--from", dest="source", required=True, metavar="DIR")
     parser.add_argument("--to", default="hf", choices=("hf", "stablehlo"))
     parser.add_argument("--out", required=True, metavar="DIR")
@@ -188,14 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--add_vocab", metavar="FILE", help="new words, one a line")
     parser.add_argument("--overwrite", action="store_true")
     options = parser.parse_args(arguments)
-    try:
+    with refusals("convert"):
         convert(options.source, options.to, options.out, options.add_vocab, options.task,
                 options.overwrite, print)
-    except (ValueError, OSError) as error:
-        print(f"convert: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

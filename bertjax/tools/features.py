@@ -10,9 +10,7 @@ The input has one text a line (a tab separates the two of a pair). JSONL has the
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -23,11 +21,12 @@ from bertjax.data.opening import read_lines
 from bertjax.files import whole_file
 from bertjax.interop.loading import load_model
 from bertjax.model.presets import DTYPES, Execution
+from bertjax.tools.arguments import make_parser, refusals
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = make_parser("features", __doc__)
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--file", required=True, metavar="FILE", help="texts, one a line")
     parser.add_argument("--out", required=True, metavar="FILE", help=".jsonl or .npz")
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     options = parser.parse_args(arguments)
     out = Path(options.out)
-    try:
+    with refusals("features"):
         if out.suffix not in (".jsonl", ".npz"):
             raise ValueError(f"--out={out} must end in .jsonl or .npz")
         texts = [tuple(line.split("\t", 1)) if "\t" in line else line
@@ -57,10 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for number, result in enumerate(results):
                     row = {"linex_index": number, **_row(result, layers)}
                     stream.write(json.dumps(row) + "\n")
-    except (ValueError, OSError) as error:
-        print(f"features: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def _arrays(results: np.ndarray | Iterable[tuple[list[str], np.ndarray]]) -> dict[str, np.ndarray]:
@@ -85,4 +80,4 @@ def _row(result: np.ndarray | tuple[list[str], np.ndarray], layers: Sequence[int
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

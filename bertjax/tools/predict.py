@@ -10,7 +10,6 @@ many as there are lines (blank ones at the end of a file are no input).
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -24,6 +23,7 @@ from bertjax.data.opening import read_lines
 from bertjax.files import whole_file
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.model.presets import DTYPES, Execution
+from bertjax.tools.arguments import make_parser, refusals
 
 
 def _pair(line: str, purpose: str) -> tuple[str, str]:
@@ -79,9 +79,9 @@ TASKS: dict[str, tuple[Callable[..., list[dict]], str | None]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = make_parser("predict", __doc__)
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--task", required=True, choices=tuple(TASKS))
     given = parser.add_mutually_exclusive_group(required=True)
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch_size", type=int, default=32, help="rows")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     options = parser.parse_args(arguments)
-    try:
+    with refusals("predict"):
         lines = options.text or _inputs(options.file)
         answer, task = TASKS[options.task]
         execution = Execution.for_backend(jax.default_backend(), dtype=options.dtype)
@@ -101,10 +101,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             loaded = load_model(options.model, task, execution)
             for row in answer(loaded, lines, options):
                 print(json.dumps(row, ensure_ascii=False), file=stream)
-    except (ValueError, OSError) as error:
-        print(f"predict: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def _inputs(path: str) -> list[str]:
@@ -115,4 +111,4 @@ def _inputs(path: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

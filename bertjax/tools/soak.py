@@ -30,6 +30,8 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.tools.arguments import make_parser
+
 WIDTH, ROWS = 32, 16
 BYTES_PER_RECORD = 270
 ACCIDENTS = ("sigterm", "sigkill", "sigkill_during_save", "full_disk", "truncated", "emptied",
@@ -139,8 +141,8 @@ class Soak:
                ) -> subprocess.Popen[str]:
         """A child that is to train in `run`."""
         command = [sys.executable, "-m", "bertjax.tools.soak", "--child", str(run),
-                   "--steps", str(self.steps), "--save-every", str(self.save_every),
-                   "--pause", str(pause_s), *(["--full-disk"] if full_disk else [])]
+                   "--steps", str(self.steps), "--save_every", str(self.save_every),
+                   "--pause", str(pause_s), *(["--full_disk"] if full_disk else [])]
         # One CPU device: bit-equality is promised for the same number of devices.
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         with open(run / "stderr.txt", "a") as stderr:
@@ -284,14 +286,14 @@ def spoil(checkpoint: pathlib.Path, emptied: bool) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = make_parser("soak", __doc__)
     parser.add_argument("--kills", type=int, default=100, help="accidents in all")
     parser.add_argument("--seed", type=int, default=0, help="of the accidents")
     parser.add_argument("--directory", type=pathlib.Path, help="default: a temporary one")
-    for name, kind in (("child", pathlib.Path), ("steps", int), ("save-every", int),
+    for name, kind in (("child", pathlib.Path), ("steps", int), ("save_every", int),
                        ("pause", float)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
-    parser.add_argument("--full-disk", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--full_disk", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         train(arguments.child, arguments.steps, arguments.save_every, arguments.pause,

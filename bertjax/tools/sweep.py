@@ -1,4 +1,4 @@
-"""python -m bertjax.tools.sweep: the paper's search over batch size, learning rate and epochs.
+"""The paper's search over batch size, learning rate and epochs, for one task.
 
     python -m bertjax.tools.sweep --task=mrpc --data=glue --init_from=DIR --workdir=runs/mrpc \\
         --seeds=5
@@ -7,92 +7,101 @@ Runs in one process with shared compilation, goes on where it was interrupted, a
 table, a picture (WORKDIR/sweep.png) and the best model of all runs (WORKDIR/best).
 """
 
+from __future__ import annotations
+
+import argparse
 import dataclasses
 import json
 import pathlib
-import sys
-from collections.abc import Sequence
-
-from absl import app, flags
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bertjax.tasks.sweep import PAPER_GRID
+from bertjax.tools.arguments import make_parser, parse, refusals
+
+if TYPE_CHECKING:  # jax is set up before they are imported
+    from bertjax.tasks.finetune import FineTuner, Run
 
 
-def _texts(name: str) -> list[str]:
-    return [f"{value:g}" for value in PAPER_GRID[name]]
+def parser() -> argparse.ArgumentParser:
+    """The command line; what is searched are lists, separated by commas."""
+    parser = make_parser("sweep", __doc__)
+    add = parser.add_argument
+    add("--task", required=True, help="cola, sst2, mrpc, ..., squad1.1, ner, table, ...")
+    add("--data", required=True, help="directory of the task's files, or tfds:NAME")
+    add("--init_from", required=True, metavar="DIR", help="model to start from")
+    add("--workdir", required=True, type=_directory, help="where runs.jsonl, sweep.md, best/ go")
+    add("--options", type=json.loads, default={}, help="of the task, as a JSON object")
+    for name, kind in (("batch_size", int), ("learning_rate", float), ("epochs", int)):
+        add(f"--{name}", type=_list_of(kind), default=PAPER_GRID[name], metavar="N,N",
+            help=f"default {','.join(f'{value:g}' for value in PAPER_GRID[name])}")
+    add("--seeds", type=int, default=1, help="seeds 0 to N-1 of every setting (default 1)")
+    add("--max_length", type=int, default=128, help="tokens of a row (default 128)")
+    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="arithmetic")
+    add("--buckets", type=int, default=3, help="padded lengths, each one compilation (default 3)")
+    add("--compilation_cache", default="~/.cache/bertjax/xla",
+        help="directory of compiled programs; '' = off")
+    return parser
 
 
-_TASK = flags.DEFINE_string("task", None, "cola, sst2, mrpc, ..., squad1.1, ner, table, ...")
-_DATA = flags.DEFINE_string("data", None, "Directory of the task's files, or tfds:NAME.")
-_INIT = flags.DEFINE_string("init_from", None, "Model directory to start from.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where runs.jsonl, sweep.md and best/ go.")
-_OPTIONS = flags.DEFINE_string("options", "{}", "Options of the task as a JSON object.")
-_BATCH = flags.DEFINE_list("batch_size", _texts("batch_size"), "Batch sizes.")
-_RATE = flags.DEFINE_list("learning_rate", _texts("learning_rate"), "Peak learning rates.")
-_EPOCHS = flags.DEFINE_list("epochs", _texts("epochs"), "Epochs.")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "Seeds 0 to N-1 of every setting.", lower_bound=1)
-_LENGTH = flags.DEFINE_integer("max_length", 128, "Tokens of a row.")
-_DTYPE = flags.DEFINE_enum("dtype", "auto", ["auto", "float32", "bfloat16"], "Arithmetic.")
-_BUCKETS = flags.DEFINE_integer("buckets", 3, "Padded lengths, each one compilation.")
-_CACHE = flags.DEFINE_string(
-    "compilation_cache", "~/.cache/bertjax/xla", "Directory of compiled programs; '' = off."
-)
+def _directory(text: str) -> pathlib.Path:
+    return pathlib.Path(text).expanduser()
 
 
-def main(arguments: Sequence[str]) -> None:
+def _list_of(kind: type) -> Callable[[str], list[Any]]:
+    def numbers(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    return numbers
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs or resumes the search."""
-    if len(arguments) > 1:
-        raise app.UsageError(f"unexpected arguments {' '.join(arguments[1:])}")
+    flags = parse(parser(), arguments)
+    if flags.seeds < 1:
+        raise SystemExit(f"sweep: --seeds={flags.seeds} must be at least 1")
+    with refusals("sweep"):
+        print(search(flags))
+
+
+def search(flags: argparse.Namespace) -> str:
+    """The table at the end of the search."""
     import jax
 
-    if _CACHE.value:  # before the first array, or the first compilations are not kept
-        cache = pathlib.Path(_CACHE.value).expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(cache))
+    if flags.compilation_cache:  # before the first array, or the first compilations are not kept
+        jax.config.update("jax_compilation_cache_dir", str(_directory(flags.compilation_cache)))
     from bertjax.model.presets import Execution
     from bertjax.tasks import job, sweep
     from bertjax.tasks.finetune import FineTuneSettings, RunSettings
 
-    execution = Execution.for_backend(jax.default_backend(), dtype=_DTYPE.value)
-    directory = pathlib.Path(_WORKDIR.value).expanduser()
-    settings = FineTuneSettings(max_length=_LENGTH.value, buckets=_BUCKETS.value)
-    try:
-        options = json.loads(_OPTIONS.value)
-        task = job.make_task(_TASK.value, _DATA.value, options)
-        prepared = job.prepare_task(
-            task, _INIT.value, directory, settings, RunSettings(), execution=execution
-        )
-        tuner = prepared.tuner
-        identity = {
-            "task": task.name,
-            "options": options,
-            "init_from": _INIT.value,
-            "settings": dataclasses.asdict(settings),
-            "data": {s: tuner.data(s, training=s == "train")[0].fingerprint
-                     for s in ("train", "dev")},
-        }  # fmt: skip
-        runs = sweep.grid(
-            [int(value) for value in _BATCH.value],
-            [float(value) for value in _RATE.value],
-            [int(value) for value in _EPOCHS.value],
-            range(_SEEDS.value),
-        )
-        outcomes = sweep.sweep(tuner, runs, directory, identity,
-                               keep=lambda run: _keep(tuner, run, directory))
-    except (ValueError, OSError) as error:
-        print(f"sweep: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(sweep.write_report(task.name, task.metric, outcomes, directory))
+    settings = FineTuneSettings(max_length=flags.max_length, buckets=flags.buckets)
+    task = job.make_task(flags.task, flags.data, flags.options)
+    tuner = job.prepare_task(
+        task, flags.init_from, flags.workdir, settings, RunSettings(),
+        execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype)).tuner
+    identity = {
+        "task": task.name,
+        "options": flags.options,
+        "init_from": flags.init_from,
+        "settings": dataclasses.asdict(settings),
+        "data": {split: tuner.data(split, training=split == "train")[0].fingerprint
+                 for split in ("train", "dev")},
+    }
+    outcomes = sweep.sweep(
+        tuner,
+        sweep.grid(flags.batch_size, flags.learning_rate, flags.epochs, range(flags.seeds)),
+        flags.workdir, identity, keep=lambda run: _keep(tuner, run, flags))
+    return sweep.write_report(task.name, task.metric, outcomes, flags.workdir)
 
 
-def _keep(tuner, run, directory: pathlib.Path) -> None:
+def _keep(tuner: FineTuner, run: Run, flags: argparse.Namespace) -> None:
+    """Writes the best model so far and what it scored."""
     from bertjax.tasks.results import result_json, save_model, write_json
 
-    result = result_json(tuner, run, _INIT.value)
-    write_json(directory / "result.json", result)
-    save_model(tuner, run.params, directory / "best", result)
+    result = result_json(tuner, run, flags.init_from)
+    write_json(flags.workdir / "result.json", result)
+    save_model(tuner, run.params, flags.workdir / "best", result)
 
 
 if __name__ == "__main__":
-    for name in ("task", "data", "init_from", "workdir"):
-        flags.mark_flag_as_required(name)
-    app.run(main)
+    main()

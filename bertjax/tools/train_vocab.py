@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
-from bertjax.tools.arguments import add_boolean, parse
+from bertjax.tools.arguments import add_boolean, make_parser, parse, refusals
 
 _KEPT_OUT_EVERY = 100  # without --heldout, every hundredth line is measured on, not trained on
 _MEASURED_LINES = 20_000
@@ -24,9 +24,7 @@ _MEASURED_LINES = 20_000
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        "python -m bertjax.tools.train_vocab", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("train_vocab", __doc__)
     add = parser.add_argument
     add("--input", action="append", required=True, metavar="PATTERN",
         help="files; wildcards in quotes; commas or repetition for several")
@@ -53,10 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Train, save, measure."""
     flags = parse(parser(), arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
+    with refusals("train_vocab"):
         train(flags)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
 
 
 def train(flags: argparse.Namespace) -> None:

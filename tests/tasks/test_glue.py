@@ -231,7 +231,7 @@ def test_the_glue_table_averages_as_the_benchmark_does():
     })  # fmt: skip
     assert text.splitlines() == [
         "| cola | mrpc | mnli | mnli_mm | wnli | mean |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "|---|---|---|---|---|---|",
         "| 50.0 | 90.0/80.0 | 84.0 | 82.0 | 10.0 | 72.7 |",  # (50 + 85 + 83) / 3
     ]
 

@@ -26,15 +26,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bertjax import markdown
 from bertjax.files import write_whole
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench.finetune_work import Result, Work, mean_and_error
 
 SIDES = {"ours": "bertjax", "peer": "transformers"}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench finetune", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser("bench finetune", __doc__)
     parser.add_argument("--checkpoint", required=True, metavar="DIR",
                         help="Hugging Face directory that both sides start from")
     parser.add_argument("--data", default="", metavar="DIR",
@@ -48,11 +49,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=kind, default=getattr(Work, name))
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--group_by_length", action="store_true",
-                        help="transformers batches rows of similar length")
+                        help="batches of rows of similar length instead of random ones")
     parser.add_argument("--speed", action="store_true", help="BERT-base, random weights, 1 seed")
     parser.add_argument("--preset", default="base", help="network of --speed")
     parser.add_argument("--side", default="both", choices=(*SIDES, "both", "report"))
-    parser.add_argument("--no-warm", action="store_true",
+    parser.add_argument("--no_warm", action="store_true",
                         help="do not start bertjax again with a full compilation cache")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench_finetune"))
     return parser.parse_args(argv)
@@ -179,12 +180,8 @@ def collect(out: pathlib.Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     """The comparison in Markdown: scores, then times; '-' for what has not been measured."""
-    scores = ["| task | metric | bertjax | transformers | difference / standard error | seeds |",
-              "|---|---|---|---|---|---|"]
-    times = ["| task | rows | training, rows/s | ratio | start to first score, s "
-             "(empty cache / full cache / transformers) | ratios | all seeds, s | ratio |",
-             "|---|---|---|---|---|---|---|---|"]
     heads: dict[str, str] = {}
+    scores, times = [], []
     for task, sides in found.items():
         ours, warm, peer = (
             Result(**sides[side][start]) if start in sides.get(side, {}) else None
@@ -195,25 +192,30 @@ def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
         for side, result in (("ours", ours), ("peer", peer)):
             if result:
                 heads[side] = f"{SIDES[side]}: {result.device}, {result.versions}"
-        scores.append(f"| {task} | {known.metric} | {_score(ours)} | {_score(peer)} "
-                      f"| {_difference(ours, peer)} "
-                      f"| {' : '.join(str(len(r.best)) if r else '-' for r in (ours, peer))} |")
-
-        def pair(name: str, form: str, better: int, sides=(ours, peer)) -> str:  # 'a : b | ratio'
-            values = [getattr(r, name) if r else 0 for r in sides]
-            shown = " : ".join(format(v, form) if v else "-" for v in values)
-            return f"{shown} | {(values[0] / values[1]) ** better:.2f}" if all(values) else (
-                f"{shown} | -")
-
+        scores.append((task, known.metric, _score(ours), _score(peer), _difference(ours, peer),
+                       " : ".join(str(len(r.best)) if r else "-" for r in (ours, peer))))
         starts = [r.score_seconds if r else 0 for r in (ours, warm, peer)]
         ratios = [f"{starts[2] / s:.2f}" if s and starts[2] else "-" for s in starts[:2]]
-        times.append(
-            f"| {task} | {known.rows:,} | {pair('rows_per_second', ',.0f', 1)} "
-            f"| {' / '.join(f'{s:.1f}' if s else '-' for s in starts)} | {' / '.join(ratios)} "
-            f"| {pair('all_seconds', '.1f', -1)} |")
+        times.append((task, f"{known.rows:,}", *_pair(ours, peer, "rows_per_second", ",.0f", 1),
+                      " / ".join(f"{s:.1f}" if s else "-" for s in starts), " / ".join(ratios),
+                      *_pair(ours, peer, "all_seconds", ".1f", -1)))
     title = ("Best evaluation of a run, one an epoch, in percent; mean +- standard deviation over "
              "the seeds:")
-    return "\n".join([*heads.values(), "", title, "", *scores, "", *times, ""])
+    return "\n".join([
+        *heads.values(), "", title, "",
+        markdown.table(("task", "metric", "bertjax", "transformers",
+                        "difference / standard error", "seeds"), scores), "",
+        markdown.table(("task", "rows", "training, rows/s", "ratio", "start to first score, s "
+                        "(empty cache / full cache / transformers)", "ratios", "all seeds, s",
+                        "ratio"), times), ""])
+
+
+def _pair(ours: Result | None, peer: Result | None, name: str, form: str, better: int
+          ) -> tuple[str, str]:
+    """'ours : theirs' of a number, and how many times better ours is (`better` -1: the smaller)."""
+    values = [getattr(result, name) if result else 0 for result in (ours, peer)]
+    shown = " : ".join(format(value, form) if value else "-" for value in values)
+    return shown, f"{(values[0] / values[1]) ** better:.2f}" if all(values) else "-"
 
 
 def _score(result: Result | None) -> str:

@@ -11,7 +11,6 @@ how the network is run or how XLA compiles it, never what is computed: see VARIA
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pathlib
@@ -20,6 +19,8 @@ import sys
 import tempfile
 from typing import Any
 
+from bertjax import markdown
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench.finetune import make_random_checkpoint, run_side
 from bertjax.tools.bench.finetune_work import Result, Work
 
@@ -55,17 +56,16 @@ def table(results: dict[str, dict[str, Result]]) -> str:
     columns = [(f"{variant}, {start}", result) for variant, runs in results.items()
                for start, result in runs.items()]
     first = columns[0][1]
+    numbers = {name: [result.milestones.get(name) for _, result in columns]
+               for name in first.milestones}
+    numbers["run ended"] = [result.score_seconds for _, result in columns]
+    numbers["training rows/s"] = [result.rows_per_second for _, result in columns]
+    rows = [[name, *("-" if value is None else f"{value:,.2f}" for value in values)]
+            for name, values in numbers.items()]
+    rows.append(["programs compiled",
+                 *(sum(1 for program in result.programs if program[3]) for _, result in columns)])
     lines = [f"{first.device}, {first.versions}; seconds since the process started", "",
-             f"| | {' | '.join(name for name, _ in columns)} |", "|---" * (len(columns) + 1) + "|"]
-    rows = [(name, [result.milestones.get(name) for _, result in columns])
-            for name in first.milestones]
-    rows.append(("run ended", [result.score_seconds for _, result in columns]))
-    rows.append(("training rows/s", [result.rows_per_second for _, result in columns]))
-    for name, values in rows:
-        shown = ["-" if value is None else f"{value:,.2f}" for value in values]
-        lines.append(f"| {name} | {' | '.join(shown)} |")
-    counts = [str(sum(1 for program in result.programs if program[3])) for _, result in columns]
-    lines.append(f"| programs compiled | {' | '.join(counts)} |")
+             markdown.table(["", *(name for name, _ in columns)], rows)]
     for name, result in columns:
         longest = sorted(result.programs, key=lambda program: -sum(program[1:]))[:6]
         lines += ["", f"{name}: trace + lower + compile", *(
@@ -76,9 +76,7 @@ def table(results: dict[str, dict[str, Result]]) -> str:
 
 def main(argv: list[str]) -> None:
     """Measures, prints the table, and writes startup.md and startup.json into --out."""
-    parser = argparse.ArgumentParser(
-        prog="bench finetune_startup", description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser("bench finetune_startup", __doc__)
     parser.add_argument("--checkpoint", required=True, metavar="DIR")
     parser.add_argument("--data", required=True, metavar="DIR")
     parser.add_argument("--task", default="mrpc")

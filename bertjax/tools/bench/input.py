@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bertjax.tools.arguments import make_parser
+
 LENGTHS = ((128, 20), (512, 77))  # rows and the predictions in them
 DUPES = 10
 # What a corpus of Wikipedia's size asks for; the ratios are to the original program.
@@ -129,14 +131,12 @@ def checks(report: dict[str, Any]) -> list[str]:
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Builder by stage, rows, masked epochs, and memory where it was measured."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     original = report.get("original")
     panels = 3 + ("memory" in report)
-    figure, axes = plt.subplots(1, panels, figsize=(4.6 * panels, 4.2))
+    figure = Figure(figsize=(4.6 * panels, 4.2), layout="constrained")
+    axes = figure.subplots(1, panels)
 
     def bars(axis: Any, values: dict[str, float], title: str, highlight: str = "") -> None:
         colours = ["tab:gray" if name == highlight else "tab:blue" for name in values]
@@ -168,14 +168,11 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axes[3].set_xlabel("seconds")
         axes[3].set_title(f"MB while {memory['workers']} workers build "
                           f"{memory['tokens'] / 1e6:,.0f} M tokens", fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=120)
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        "python -m bertjax.tools.bench input", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("bench input", __doc__)
     add = parser.add_argument
     add("--text", required=True, help="files, as --input of build_corpus")
     add("--vocab", required=True, help="tokenizer directory or vocab.txt")

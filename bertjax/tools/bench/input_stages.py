@@ -7,10 +7,8 @@ in `build_command`, which is the whole command as a user starts it.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +26,7 @@ from bertjax.data.finish import BuildSettings
 from bertjax.data.shard import encode
 from bertjax.data.sources import Reading, plan_extents, resolve
 from bertjax.data.store import TokenStore
+from bertjax.tools.bench import jobs
 
 STAGE_BYTES = 16 << 20  # of text that the stages are timed on
 ROWS = 20_000  # that a kind of row is timed on
@@ -39,9 +38,9 @@ def build_command(pattern: str, tokenizer: str, output: Path, workers: int = 1,
 
     `watch` is called with its process id while it runs, and must return when that has ended.
     """
-    command = [sys.executable, "-m", "bertjax.tools.build_corpus", f"--input={pattern}",
-               f"--tokenizer={tokenizer}", f"--output={output}", f"--workers={workers}",
-               "--overwrite"]
+    command = jobs.python(
+        "bertjax.tools.build_corpus", f"--input={pattern}", f"--tokenizer={tokenizer}",
+        f"--output={output}", f"--workers={workers}", "--overwrite")
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if watch:
@@ -181,14 +180,13 @@ def write_text(pattern: str, path: Path, size: int, new_words: bool = False) -> 
 def run_original(directory: str, text: Path, vocab: str, seq_length: int, predictions: int,
                  dupes: int) -> dict[str, float]:
     """input_original.py in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bertjax.tools.bench.input_original", directory, str(text), vocab,
-         str(seq_length), str(predictions), str(dupes)], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{directory}: the original program failed (its message is above); it "
-                           "needs create_pretraining_data.py, tokenization.py and a package that "
-                           "is called tensorflow")
-    return json.loads(done.stdout.splitlines()[-1])
+    try:
+        return jobs.measure("bertjax.tools.bench.input_original", directory, str(text), vocab,
+                            str(seq_length), str(predictions), str(dupes))
+    except ValueError as error:
+        raise ValueError(f"{directory}: the original program failed (its message is above); it "
+                         "needs create_pretraining_data.py, tokenization.py and a package that "
+                         "is called tensorflow") from error
 
 
 def memory_of_build(pattern: str, tokenizer: str, output: Path, workers: int,

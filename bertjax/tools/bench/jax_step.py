@@ -6,7 +6,6 @@ all inside; only the input pipeline is left out, because one batch is fed again 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -25,6 +24,7 @@ from bertjax.data.masking import MaskingSpec, packed_predictions
 from bertjax.model.heads import BertForPreTraining
 from bertjax.model.kernels import compiler_options as kernel_options
 from bertjax.model.presets import PRESETS, BertConfig, Execution
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench import kernels
 from bertjax.tools.bench.workloads import MASK_ID, SPECIAL_IDS, Workload, rows
 from bertjax.training import sharding
@@ -175,7 +175,7 @@ def measured_peak(repeats: int = 20) -> float:
 
 def main() -> None:
     """Times workloads and prints one JSON object on the last line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = make_parser("bench.jax_step", __doc__)
     parser.add_argument("workloads", nargs="+", type=Workload.parse)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument(

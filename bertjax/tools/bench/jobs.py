@@ -1,13 +1,15 @@
 """The processes that a benchmark compares, as many at a time as there are GPUs.
 
-In: named command lines. Out: the output of each in DIRECTORY/NAME.log, and which of them failed. A
-process of its own each, so that no side finds memory, compiled code or threads of another.
+In: named command lines. Out: the output of each in DIRECTORY/NAME.log, and which of them failed; or
+of a single one the numbers that it prints as JSON. A process of its own each, so that no side finds
+memory, compiled code or threads of another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import signal
@@ -38,6 +40,26 @@ def pretraining(experiment: str, workdir: pathlib.Path, settings: Mapping[str, A
     """The command line of a pre-training, {'optimizer.learning_rate': 1e-4} being its settings."""
     return python("bertjax.main", f"--config=bertjax:{experiment}", f"--workdir={workdir}",
                   *(f"--config.{name}={value}" for name, value in settings.items()))
+
+
+def measure(module: str, *arguments: str) -> dict[str, Any]:
+    """The JSON object on the last line that `python -m module` prints; the rest of it is dropped.
+
+    Raises:
+      ValueError: it failed (what it says of that is on stderr), or printed no such line.
+    """
+    done = subprocess.run(python(module, *arguments), stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise ValueError(f"{module} ended with code {done.returncode}")
+    return last_json(done.stdout)
+
+
+def last_json(printed: str) -> dict[str, Any]:
+    """The last JSON object, one a line, in the output of a measurement; ValueError without one."""
+    lines = [line for line in printed.splitlines() if line.startswith("{")]
+    if not lines:
+        raise ValueError(f"the measurement printed no result; output ends with:\n{printed[-2000:]}")
+    return json.loads(lines[-1])
 
 
 def run_all(jobs: Iterable[Job], gpus: Sequence[str], logs: pathlib.Path) -> list[str]:

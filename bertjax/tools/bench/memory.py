@@ -9,7 +9,6 @@ writes memory.json into --out.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import pathlib
@@ -19,6 +18,7 @@ from typing import Any
 import jax
 
 from bertjax.model.presets import REMAT_POLICIES, Execution
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench.jax_step import prepare, time_step
 from bertjax.tools.bench.workloads import Workload
 
@@ -49,8 +49,7 @@ def measure(works: list[Workload], policies: list[str], steps: int) -> dict[str,
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser("bench memory", __doc__)
     parser.add_argument("workloads", nargs="*", type=Workload.parse,
                         default=[Workload.parse("large-512x32")], help="MODEL-LENGTHxROWS")
     parser.add_argument("--policies", nargs="+", default=list(REMAT_POLICIES),

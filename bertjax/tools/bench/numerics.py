@@ -24,7 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from bertjax import markdown
 from bertjax.model.presets import PRESETS
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench import jobs
 
 RUNS = {
@@ -97,18 +99,18 @@ def verdict(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """Markdown: the end of each run, its distance from the reference, the verdict."""
-    lines = ["| run | loss at the end, smoothed | held-out MLM loss | mean distance from the "
-             "reference | largest |", "|---|---|---|---|---|"]
-    judged = verdict(found)
+    columns = ("run", "loss at the end, smoothed", "held-out MLM loss",
+               "mean distance from the reference", "largest")
+    judged, rows = verdict(found), []
     for name, label in RUNS.items():
-        cells = [f"{smooth(found[name]['loss'])[-1]:.4f}", f"{found[name]['heldout_mlm_loss']:.4f}"]
-        cells += [f"{judged[name][how]:.4f}" if name in judged else "-" for how in ("mean", "max")]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        rows.append((
+            label, f"{smooth(found[name]['loss'])[-1]:.4f}",
+            f"{found[name]['heldout_mlm_loss']:.4f}",
+            *(f"{judged[name][how]:.4f}" if name in judged else "-" for how in ("mean", "max"))))
     said = "within" if judged["within_noise"] else "NOT within"
     steps = len(found["fast"]["loss"])
-    return "\n".join([
-        *lines, "", f"The fast mode is {said} the noise of a seed, over {steps} steps on "
-        f"{found['fast']['device']}."]) + "\n"
+    return (f"{markdown.table(columns, rows)}\n\nThe fast mode is {said} the noise of a seed, over "
+            f"{steps} steps on {found['fast']['device']}.\n")
 
 
 def draw(path: pathlib.Path, found: dict[str, dict[str, Any]], title: str) -> None:
@@ -139,8 +141,7 @@ def draw(path: pathlib.Path, found: dict[str, dict[str, Any]], title: str) -> No
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser("python -m bertjax.tools.bench numerics", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("bench numerics", __doc__)
     add = parser.add_argument
     add("--store", required=True, help="token store (python -m bertjax.tools.build_corpus)")
     add("--out", type=pathlib.Path, default=pathlib.Path("bench/numerics"))

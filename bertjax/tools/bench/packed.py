@@ -9,7 +9,6 @@ packed.json into --out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 import tempfile
@@ -19,6 +18,7 @@ import numpy as np
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.store import TokenStore
 from bertjax.tokenization import load_tokenizer
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench.step import run_jax, run_peers
 from bertjax.tools.bench.workloads import Workload
 
@@ -41,14 +41,13 @@ def fill(batches: PretrainingBatches) -> tuple[float, int]:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser("bench packed", __doc__)
     parser.add_argument("workload", nargs="?", type=Workload.parse,
                         default=Workload.parse("large-512x32"), help="MODEL-LENGTHxROWS")
     parser.add_argument("--store", type=pathlib.Path, required=True, help="token store")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"))
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--no_peer", action="store_true")
     args = parser.parse_args(argv)
 
     work, report = args.workload, {}

@@ -9,7 +9,6 @@ fused AdamW. Run as a process of its own so that the two frameworks share no mem
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -18,6 +17,7 @@ import time
 import numpy as np
 
 from bertjax.model.presets import PRESETS
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench.workloads import MASK_ID, SPECIAL_IDS, Workload, rows
 
 
@@ -116,7 +116,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = make_parser("bench.peer", __doc__)
     parser.add_argument("workload", type=Workload.parse)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--eager", action="store_true", help="without torch.compile")

@@ -15,11 +15,13 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from bertjax import markdown
+from bertjax.tools.arguments import make_parser, refusals
+from bertjax.tools.bench import jobs
 
 
 def sentences(path: str, count: int) -> list[str]:
@@ -125,15 +127,14 @@ def draw(results: dict[str, dict[str, float]], device: str, path: pathlib.Path) 
 
 def main(argv: list[str]) -> None:
     """Runs both sides, each in a process of its own, and prints the table."""
-    parser = argparse.ArgumentParser(
-        prog="bench predict", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser("bench predict", __doc__)
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--file", required=True, help="sentences: a GLUE .tsv, or one a line")
     parser.add_argument("--rows", type=int, default=20_000, help="sentences a pass")
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5, help="timed passes; the median counts")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--no_compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--side", default="both", choices=("both", "ours", "peer"),
                         help="one side only, as JSON on the last line")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench_predict"))
@@ -146,23 +147,14 @@ def main(argv: list[str]) -> None:
     results: dict[str, Any] = {}
     heads = []
     for side in ("ours", "peer"):
-        command = [sys.executable, "-m", "bertjax.tools.bench", "predict", *argv, f"--side={side}"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if done.returncode or not lines:
-            raise SystemExit(f"bench predict: the side {side!r} failed")
-        found = json.loads(lines[-1])
+        with refusals("bench predict"):
+            found = jobs.measure("bertjax.tools.bench", "predict", *argv, f"--side={side}")
         heads.append(f"{found.pop('device')}, {found.pop('versions')}")
         results |= found
     base = max(v["rows_per_second"] for name, v in results.items() if name != "bertjax")
-    print("\n".join(heads))
-    print("\n| | sentences/s | ratio | first pass, s |\n|---|---|---|---|")
-    for name, values in results.items():
-        speed = values["rows_per_second"]
-        print(f"| {name} | {speed:,.0f} | {speed / base:.2f} | {values['first_seconds']:.1f} |")
+    print("\n".join(heads) + "\n")
+    print(markdown.table(["", "sentences/s", "ratio", "first pass, s"], [
+        (name, f"{speed:,.0f}", f"{speed / base:.2f}", f"{values['first_seconds']:.1f}")
+        for name, values in results.items() for speed in [values["rows_per_second"]]]))
     (args.out / "predict.json").write_text(json.dumps({"heads": heads, **results}, indent=1))
     draw(results, heads[0], args.out / "predict.png")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench import jobs
 from bertjax.tools.bench.quality_curves import LABELS, SHORTER, STARTED_FILE, draw, table
 
@@ -269,8 +270,7 @@ def score(out: pathlib.Path) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("python -m bertjax.tools.bench quality", description=__doc__,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = make_parser("bench quality", __doc__)
     add, default = made.add_argument, Settings(store="")
     add("what", nargs="?", default="all", choices=("all", "prepare", "run", "score", "draw"))
     add("name", nargs="?", choices=tuple(LABELS), help="which run")

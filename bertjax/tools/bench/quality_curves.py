@@ -10,6 +10,8 @@ import pathlib
 import statistics
 from typing import TYPE_CHECKING
 
+from bertjax import markdown
+
 if TYPE_CHECKING:
     from bertjax.tools.bench.quality import Settings
 
@@ -79,17 +81,15 @@ def table(settings: Settings, out: pathlib.Path) -> str:
     scores_file = out / "scores.json"
     scores = json.loads(scores_file.read_text()) if scores_file.exists() else {}
     longest = str(settings.phases[-1][0])
-    lines = [
+    head = (
         f"{settings.model}, {settings.batch_size} rows a step, "
         + ", then ".join(f"{length} tokens for {share:.0%}" for length, share in settings.phases)
-        + f" of the time; {settings.heldout_rows:,} held-out rows",
-        "",
-        f"| run | seconds | steps | rows/s | MLM loss, {settings.length} | accuracy | "
-        f"NSP accuracy | MLM loss, {longest} | from position {settings.length} on | "
-        "reaches the peer's end after |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    goal = curves["peer"][-1] if curves.get("peer") else None
+        + f" of the time; {settings.heldout_rows:,} held-out rows"
+    )
+    columns = ("run", "seconds", "steps", "rows/s", f"MLM loss, {settings.length}", "accuracy",
+               "NSP accuracy", f"MLM loss, {longest}", f"from position {settings.length} on",
+               "reaches the peer's end after")
+    rows, goal = [], curves["peer"][-1] if curves.get("peer") else None
     for name, curve in curves.items():
         if not curve:
             continue
@@ -98,12 +98,12 @@ def table(settings: Settings, out: pathlib.Path) -> str:
         long = [f"{of_long[key]:.3f}" if key in of_long else "-"
                 for key in ("mlm_loss", "mlm_loss_beyond")]
         reached = time_to(curve, goal["mlm_loss"]) if goal and name != "peer" else None
-        lines.append(
-            f"| {LABELS[name]} | {end['seconds']:.0f} | {end['step']:,} | "
-            f"{steps_per_second(curve) * settings.batch_size:,.0f} | {end['mlm_loss']:.3f} | "
-            f"{end['mlm_accuracy']:.1%} | {end['nsp_accuracy']:.1%} | " + " | ".join(long) + " | "
-            + (f"{reached:.0f} s ({reached / goal['seconds']:.0%})" if reached else "-") + " |")
-    return "\n".join(lines) + "\n"
+        rows.append((
+            LABELS[name], f"{end['seconds']:.0f}", f"{end['step']:,}",
+            f"{steps_per_second(curve) * settings.batch_size:,.0f}", f"{end['mlm_loss']:.3f}",
+            f"{end['mlm_accuracy']:.1%}", f"{end['nsp_accuracy']:.1%}", *long,
+            f"{reached:.0f} s ({reached / goal['seconds']:.0%})" if reached else "-"))
+    return f"{head}\n\n{markdown.table(columns, rows)}\n"
 
 
 def draw(settings: Settings, out: pathlib.Path) -> None:

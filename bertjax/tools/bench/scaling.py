@@ -9,7 +9,6 @@ the share of perfect scaling and the time spent in collectives; writes scaling.j
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -17,6 +16,7 @@ import pathlib
 from typing import Any
 from unittest import mock
 
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench.step import run_jax
 from bertjax.tools.bench.workloads import Workload
 
@@ -32,8 +32,7 @@ def on_devices(works: list[Workload], count: int, options: list[str]) -> dict[st
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawTextHelpFormatter)
+    parser = make_parser("bench scaling", __doc__)
     parser.add_argument("workloads", nargs="*", type=Workload.parse,
                         default=[Workload.parse("base-128x256"), Workload.parse("large-512x32")],
                         help="MODEL-LENGTHxROWS, rows a device")

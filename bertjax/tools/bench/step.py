@@ -1,7 +1,7 @@
 """Compares bertjax's training step with transformers + torch.compile on the same card.
 
     python -m bertjax.tools.bench step                         the four standard workloads
-    python -m bertjax.tools.bench step large-512x32 --no-peer  one of them, bertjax only
+    python -m bertjax.tools.bench step large-512x32 --no_peer  one of them, bertjax only
 
 Prints a table (rows a second, tokens a second, share of the peak, memory, ratio) and the profile of
 bertjax's kernels; writes bench.json and bench.png into --out.
@@ -9,44 +9,36 @@ bertjax's kernels; writes bench.json and bench.png into --out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from bertjax.tools.arguments import make_parser
+from bertjax.tools.bench import jobs
 from bertjax.tools.bench.workloads import DEFAULT, Workload
-
-
-def _last_json(text: str) -> dict[str, Any]:
-    lines = [line for line in text.splitlines() if line.startswith("{")]
-    if not lines:
-        raise ValueError(f"the measurement printed no result; output ends with:\n{text[-2000:]}")
-    return json.loads(lines[-1])
 
 
 def run_jax(workloads: list[Workload], extra: list[str]) -> dict[str, Any]:
     """bertjax's numbers for all workloads, measured in one process."""
-    command = [sys.executable, "-m", "bertjax.tools.bench.jax_step", *(w.name for w in workloads)]
-    done = subprocess.run([*command, *extra], stdout=subprocess.PIPE, text=True)
-    return _last_json(done.stdout)
+    return jobs.measure("bertjax.tools.bench.jax_step", *(w.name for w in workloads), *extra)
 
 
 def run_peers(workloads: list[Workload], steps: int, together: int,
-              extra: list[str] = []) -> dict[str, dict[str, Any]]:  # noqa: B006, only read
+              extra: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
     """The peer's numbers: `together` processes compile side by side, then are timed in turn."""
     results: dict[str, dict[str, Any]] = {}
     for start in range(0, len(workloads), together):
         group = workloads[start : start + together]
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "bertjax.tools.bench.peer", w.name, "--wait",
-                 f"--steps={steps}", *extra],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )
-            for w in group
-        ]  # fmt: skip
+                jobs.python("bertjax.tools.bench.peer", work.name, "--wait", f"--steps={steps}",
+                            *extra),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for work in group
+        ]
         for process in processes:  # nothing is timed before the last one has finished compiling
             for line in process.stdout:
                 if line.strip() == "ready":
@@ -54,7 +46,7 @@ def run_peers(workloads: list[Workload], steps: int, together: int,
         for work, process in zip(group, processes, strict=True):
             try:
                 output, _ = process.communicate("go\n")
-                results[work.name] = _last_json(output)
+                results[work.name] = jobs.last_json(output)
             except (BrokenPipeError, ValueError) as error:
                 print(f"peer {work.name}: {error}", file=sys.stderr)
     return results
@@ -88,32 +80,24 @@ def table(workloads: list[Workload], ours: dict[str, Any], peers: dict[str, Any]
     return lines
 
 
-def draw(
-    path: pathlib.Path, workloads: list[Workload], ours: dict[str, Any], peers: dict[str, Any]
-) -> None:
+def draw(path: pathlib.Path, workloads: list[Workload], ours: dict[str, Any],
+         peers: dict[str, Any]) -> None:
     """Rows a second side by side, and bertjax's step by kind of kernel."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.5))
-    names = [w.name for w in workloads]
-    for offset, (label, results) in enumerate(
-        (("transformers + torch.compile", peers), ("bertjax", ours["results"]))
-    ):
-        ratios = [
-            peers[w.name]["step_seconds"] / results[w.name]["step_seconds"]
-            if w.name in peers and w.name in results
-            else 0.0
-            for w in workloads
-        ]
-        places = [i + 0.4 * offset - 0.2 for i in range(len(names))]
-        left.bar(places, ratios, 0.38, label=label)
-        for place, ratio, work in zip(places, ratios, workloads, strict=True):
-            if work.name in results:
-                rate = work.batch_size / results[work.name]["step_seconds"]
-                left.text(place, ratio, f"{rate:,.0f}", ha="center", va="bottom", fontsize=8)
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    names = [work.name for work in workloads]
+    sides = {"transformers + torch.compile": peers, "bertjax": ours["results"]}
+    for (label, results), shift in zip(sides.items(), (-0.2, 0.2), strict=True):
+        measured = [(place + shift, work) for place, work in enumerate(workloads)
+                    if work.name in results]
+        heights = [peers[work.name]["step_seconds"] / results[work.name]["step_seconds"]
+                   if work.name in peers else 0.0 for _, work in measured]
+        left.bar([place for place, _ in measured], heights, 0.38, label=label)
+        for (place, work), height in zip(measured, heights, strict=True):
+            rate = work.batch_size / results[work.name]["step_seconds"]
+            left.text(place, height, f"{rate:,.0f}", ha="center", va="bottom", fontsize=8)
     left.set_xticks(range(len(names)), names)
     left.set_ylabel("speed relative to the peer (labels: rows a second)")
     left.legend(loc="lower right")
@@ -126,21 +110,18 @@ def draw(
     right.set_ylabel("bertjax, ms a step on the GPU")
     right.legend(fontsize=8)
     figure.suptitle(f"{ours['device']}: pre-training step, bf16, dropout 0.1, MLM + NSP")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser("python -m bertjax.tools.bench step",
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = make_parser("bench step", __doc__)
     parser.add_argument("workloads", nargs="*", type=Workload.parse,
                         default=[Workload.parse(name) for name in DEFAULT],
                         help="MODEL-LENGTHxROWS, e.g. base-128x256")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"))
     parser.add_argument("--steps", type=int, default=20, help="timed steps of each side")
-    parser.add_argument("--no-peer", action="store_true", help="do not run transformers")
-    parser.add_argument("--peers-together", type=int, default=2,
+    parser.add_argument("--no_peer", action="store_true", help="do not run transformers")
+    parser.add_argument("--peers_together", type=int, default=2,
                         help="peer processes that compile (and hold memory) at once")
     parser.add_argument("--execution", help="JSON: fields of Execution instead of the fast ones")
     parser.add_argument("--xla", help="JSON: XLA options")

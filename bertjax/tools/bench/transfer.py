@@ -20,7 +20,6 @@ transfer.json and transfer.png.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -29,6 +28,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from bertjax import markdown
+from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench import jobs
 
 
@@ -183,18 +184,22 @@ def results(out: pathlib.Path, models: Sequence[str]) -> dict[str, dict[str, lis
 def table(found: dict[str, dict[str, list[float]]], models: Sequence[str],
           metrics: dict[str, str]) -> str:
     """A Markdown table: a task a row, mean +- standard deviation of each model."""
-    lines = ["| task | score | " + " | ".join(models) + " |", "|---|---|" + "---|" * len(models)]
-    for task, by_model in found.items():
-        cells = [f"{statistics.fmean(v):.1f} ± {statistics.stdev(v) if len(v) > 1 else 0:.1f}"
-                 if (v := by_model.get(model)) else "-" for model in models]
-        lines.append(f"| {WORK[task].title} | {metrics.get(task, '')} | " + " | ".join(cells)
-                     + " |")
+    rows = [[WORK[task].title, metrics.get(task, ""), *(spread(of_model.get(m)) for m in models)]
+            for task, of_model in found.items()]
     complete = [by_model for by_model in found.values() if set(models) <= set(by_model)]
     if complete:
         means = [statistics.fmean(statistics.fmean(by_model[model]) for by_model in complete)
                  for model in models]
-        lines.append("| mean | | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append(["mean", "", *(f"{mean:.1f}" for mean in means)])
+    return markdown.table(["task", "score", *models], rows) + "\n"
+
+
+def spread(values: Sequence[float] | None) -> str:
+    """'51.0 ± 1.4': mean and standard deviation over the seeds; '-' where there are none."""
+    if not values:
+        return "-"
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.fmean(values):.1f} ± {deviation:.1f}"
 
 
 def draw(path: pathlib.Path, found: dict[str, dict[str, list[float]]], models: Sequence[str]
@@ -227,8 +232,7 @@ def draw(path: pathlib.Path, found: dict[str, dict[str, list[float]]], models: S
 
 
 def main(argv: list[str]) -> None:
-    made = argparse.ArgumentParser("python -m bertjax.tools.bench transfer", description=__doc__,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = make_parser("bench transfer", __doc__)
     made.add_argument("words", nargs="+", metavar="[prepare|run|table] NAME=MODEL",
                       help="models to compare, after the step to take (default: everything)")
     made.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/transfer"))

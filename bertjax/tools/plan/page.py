@@ -5,6 +5,7 @@ In: Costs. Out: lines for a terminal. No numbers are computed here that a Cost d
 
 from collections.abc import Sequence
 
+from bertjax import markdown
 from bertjax.tools.plan.candidates import KEPT
 from bertjax.tools.plan.chips import GIB, Slice
 from bertjax.tools.plan.cost import Cost
@@ -114,23 +115,23 @@ def recipe_text(costs: Sequence[Cost]) -> str:
 
 def ranking(plans: Sequence[Plan]) -> str:
     """A table of plans in order."""
-    lines = ["| rank | overrides | fits | GiB a device | step ms | MFU | tokens/s | days |",
-             "|---|---|---|---|---|---|---|---|"]
+    columns = ("rank", "overrides", "fits", "GiB a device", "step ms", "MFU", "tokens/s", "days")
+    rows = []
     for rank, plan in enumerate(plans, 1):
         stages, days = plan.stages, [stage.days for stage in plan.stages]
         proven = all(stage.method != "roofline" for stage in stages)
-        columns = [
-            plan.overrides,
+        rows.append([
+            rank, plan.overrides,
             "no" if plan.unfit else "yes" if proven else "not refused",
             ", ".join(f"{stage.total / GIB:.2f}" for stage in stages),
             ", ".join(f"{stage.step_s * 1e3:,.0f}" if stage.step_s else "-" for stage in stages),
             ", ".join(f"{stage.mfu:.1%}" if stage.mfu else "-" for stage in stages),
             ", ".join(f"{stage.tokens_s:,.0f}" if stage.tokens_s else "-" for stage in stages),
-            f"{sum(days):.2f}" if None not in days else "-"]
-        lines.append(f"| {rank} | {' | '.join(columns)} |")
+            f"{sum(days):.2f}" if None not in days else "-"])
+    text = markdown.table(columns, rows)
     if any(stage.method == "roofline" for plan in plans for stage in plan.stages):
-        lines.append(UNRANKED)
-    return "\n".join(lines)
+        text += f"\n{UNRANKED}"
+    return text
 
 
 def remedies(cost: Cost) -> list[str]:
