@@ -17,6 +17,7 @@ import sys
 import bertjax.tools
 from bertjax.command_line import config_names
 from bertjax.config import nearest
+from bertjax.interruption import leave_on_signals
 
 
 def tools() -> dict[str, str]:
@@ -69,6 +70,7 @@ def run() -> None:
     elif first in (known := tools()):
         # As `python -m`: a fresh __main__ which processes that a tool spawns can find again.
         sys.argv = sys.argv[1:]
+        leave_on_signals()
         spec = importlib.util.find_spec(f"bertjax.tools.{first}")
         runpy.run_module(spec.name, run_name="__main__", alter_sys=True)
     else:

@@ -21,6 +21,7 @@ from ml_collections import config_flags
 from bertjax.command_line import check_override_names, config_names, expand_overrides
 from bertjax.config import describe
 from bertjax.config_checks import check_config
+from bertjax.interruption import leave
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon "
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
         _refuse(str(error))
     hardware.wake()
     from bertjax.training.checkpoint import CheckpointError
-    from bertjax.training.preemption import EXIT_PREEMPTED, Preempted, leave
+    from bertjax.training.preemption import EXIT_PREEMPTED, Preempted
 
     if config.job == "finetune" and config.task.name == "all":
         from bertjax.tasks import suite as jobs
@@ -78,10 +79,6 @@ def main(arguments: Sequence[str]) -> None:
         jobs.run(job)
     except Preempted:
         leave(EXIT_PREEMPTED)
-    except KeyboardInterrupt:  # outside the loop of steps, which saves
-        print("bertjax: interrupted; the same command goes on from the newest checkpoint",
-              file=sys.stderr)
-        leave(130)
     except CheckpointError as error:  # a directory or a disk, not the program: no traceback
         _refuse(str(error), code=1)
 
@@ -125,7 +122,12 @@ def _parse_flags(arguments: Sequence[str]) -> list[str]:
 
 def run() -> None:
     """Parses the command line and runs its job."""
-    app.run(main, flags_parser=_parse_flags)
+    try:
+        app.run(main, flags_parser=_parse_flags)
+    except KeyboardInterrupt:  # outside the loop of steps, which saves
+        print("bertjax: interrupted; the same command goes on from the newest checkpoint",
+              file=sys.stderr)
+        leave(130)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ splits by the hash of the text, and writes the manifest last.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,6 +23,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,7 +283,8 @@ def run_here(
                 while len(waiting) < workers + 1 and not stop():
                     if (task := next(remaining, None)) is None:
                         break
-                    waiting[pool.submit(_work, task)] = task[1]
+                    with _signals_held():
+                        waiting[pool.submit(_work, task)] = task[1]
                 if not waiting:
                     return
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -291,13 +294,27 @@ def run_here(
                 future.cancel()
 
 
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block has ended, and for processes started in it for ever.
+
+    A process is started whole, and a Ctrl-C is for the build: its workers finish their shards.
+    """
+    resource_tracker.ensure_running()  # its start, which is due with the first worker, lets them in
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 _worker_tokenizer: Any = None
 
 
 def _start_worker(tokenizer: Any) -> None:
     global _worker_tokenizer
     _worker_tokenizer = tokenizer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the build, shards are finished
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))  # by which a broken pool ends it
 
 
 def _work(task: tuple) -> dict[str, Any]:

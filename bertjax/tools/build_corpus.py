@@ -19,6 +19,7 @@ from typing import Any
 from bertjax.data.build import BuildSettings, Progress, build_store, load
 from bertjax.data.sources import FORMATS, Reading
 from bertjax.data.store import SPLITS, TokenStore
+from bertjax.interruption import Interrupted
 from bertjax.tools.arguments import parse
 
 
@@ -76,9 +77,9 @@ def main(arguments: list[str] | None = None) -> None:
             inspect(flags)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on with what is missing", file=sys.stderr)
-        sys.exit(130)
+    except Interrupted:
+        print("the same command goes on with what is missing", file=sys.stderr)
+        raise
 
 
 def build(flags: argparse.Namespace, beam_options: list[str]) -> None:

@@ -6,7 +6,6 @@ on; EXIT_HUNG = no step ended within the watchdog's limit, stacks are on stderr,
 
 import contextlib
 import faulthandler
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -15,7 +14,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from typing import NoReturn
 
 import jax
 from jax.experimental import multihost_utils
@@ -34,21 +32,6 @@ class Preempted(SystemExit):
 
     def __str__(self) -> str:
         return f"stopped by {self.reason}, saved at step {self.step}; start again to go on"
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process with this exit code, at once: no thread that still compiles is waited for.
-
-    A machine that is taken away gives half a minute, a compilation may take several.
-    """
-    if any(thread is not threading.main_thread() and not thread.daemon
-           for thread in threading.enumerate()):
-        for child in multiprocessing.active_children():  # data workers
-            child.terminate()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
 
 
 class StopSignal:

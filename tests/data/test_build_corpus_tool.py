@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from bertjax.interruption import Interrupted
 from bertjax.tools import build_corpus
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -81,7 +82,7 @@ def test_the_command_builds_with_two_processes(corpus):
 
 def test_an_interrupt_is_one_message(corpus, monkeypatch, capsys):
     def interrupted(*_, **__):
-        raise KeyboardInterrupt
+        raise Interrupted(130)
 
     monkeypatch.setattr(build_corpus, "build_store", interrupted)
     with pytest.raises(SystemExit) as stopped:

@@ -1,0 +1,67 @@
+"""How programs end on Ctrl-C and SIGTERM: in one line, what was being written cleaned up.
+
+A tool has the signals become `Interrupted`, which unwinds it as an error does, so that half-written
+files vanish (files.py); its exit code is the shell's for the signal. A training run is told by
+training/preemption.py instead, since it saves first; it ends with `leave`.
+"""
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from typing import Any, NoReturn
+
+
+class Interrupted(SystemExit):
+    """A signal came. Ends the process with 130 for SIGINT, 143 for SIGTERM."""
+
+
+def leave_on_signals() -> None:
+    """From now on SIGINT and SIGTERM raise `Interrupted`, but for those that the process was
+    started to ignore (nohup, a job in the background). For programs only: a library leaves the
+    signals to its caller.
+    """
+    code = 0
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal code
+        if not code:  # not print: the signal may come while the stream is being written to
+            os.write(2, f"\ninterrupted by {signal.Signals(number).name}\n".encode())
+        code = 128 + number
+        raise Interrupted(code)
+
+    def raise_again(ignored: Any) -> None:
+        """Destructors and callbacks of the garbage collector swallow what is raised in them."""
+        if isinstance(ignored.exc_value, Interrupted):
+            threading.Timer(0.05, signal.pthread_kill,
+                            (threading.main_thread().ident, ignored.exc_value.code - 128)).start()
+        else:
+            sys.__unraisablehook__(ignored)
+
+    def end() -> None:
+        """Skips the end of the interpreter, which devices that still compute may not survive."""
+        if code:
+            leave(code, at_once=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+    sys.unraisablehook = raise_again
+    atexit.register(end)
+
+
+def leave(code: int, at_once: bool = False) -> NoReturn:
+    """Ends the process with this exit code, at once: no thread that still compiles is waited for.
+
+    A machine that is taken away gives half a minute, a compilation may take several.
+    """
+    if at_once or any(thread is not threading.main_thread() and not thread.daemon
+                      for thread in threading.enumerate()):
+        for child in multiprocessing.active_children():  # data workers
+            child.terminate()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,130 @@
+"""Tools under real signals: one line, the shell's exit code, and nothing half-written."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bertjax.__main__ import tools
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+def start(*command, path=(), **options):
+    environment = {**os.environ, "PYTHONPATH": ":".join(map(str, [*path, *sys.path])),
+                   "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, env=environment, **options)
+
+
+def stop(process, number):
+    """(exit code, stderr) after the signal."""
+    process.send_signal(number)
+    return process.wait(30), process.communicate()[1]
+
+
+def one_line(number):
+    return 128 + number, f"\ninterrupted by {number.name}\n"
+
+
+@pytest.fixture
+def slow_imports(tmp_path):
+    """A directory in which jax and absl are modules that never finish their import."""
+    directory = tmp_path / "modules"
+    directory.mkdir()
+    for name in ("jax", "absl", "argparse"):
+        (directory / f"{name}.py").write_text(
+            "import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    return directory
+
+
+@pytest.mark.parametrize("name", list(tools()))
+def test_every_tool_ends_in_one_line_while_it_is_still_being_imported(name, slow_imports):
+    process = start("-m", f"bertjax.tools.{name}", path=[slow_imports])
+    assert process.stdout.readline() == "importing\n"
+    assert stop(process, signal.SIGINT) == one_line(signal.SIGINT)
+
+
+def test_a_tool_of_the_bertjax_command_ends_in_one_line(slow_imports):
+    (slow_imports / "absl.py").unlink()
+    (slow_imports / "argparse.py").unlink()
+    process = start("-m", "bertjax", "predict", path=[slow_imports])
+    assert process.stdout.readline() == "importing\n"
+    assert stop(process, signal.SIGTERM) == one_line(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_vocabulary_that_is_being_trained_leaves_no_file(number, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"word{i} other{i * i}\n" for i in range(1_000_000)))
+    process = start("-m", "bertjax.tools.train_vocab", f"--input={text}",
+                    f"--output={tmp_path}/vocab")
+    while "max_words" not in process.stdout.readline():
+        pass
+    assert stop(process, number) == one_line(number)
+    assert list((tmp_path / "vocab").iterdir()) == []
+
+
+def test_a_corpus_that_is_being_built_by_processes_says_how_to_go_on(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("one sentence of words .\nanother one .\n\n" * 100_000)
+    (tmp_path / "vocab.txt").write_text("\n".join(
+        "[PAD] [UNK] [CLS] [SEP] [MASK] one another sentence of words .".split()) + "\n")
+    command = ["-m", "bertjax.tools.build_corpus", f"--input={text}", "--shard_bytes=20000",
+               f"--tokenizer={tmp_path}/vocab.txt", "--do_lower_case=true", "--workers=2",
+               f"--output={tmp_path}/store"]
+    process = start(*command, start_new_session=True)
+    while "shard 1/" not in process.stdout.readline():
+        pass
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+    code, said = process.wait(30), process.communicate()[1]
+    assert code == 130
+    assert said == "\ninterrupted by SIGINT\nthe same command goes on with what is missing\n"
+    done = len(list((tmp_path / "store" / "shards").glob("*.json")))
+    assert 1 <= done and not (tmp_path / "store" / "manifest.json").exists()
+
+
+def test_what_was_being_written_vanishes(tmp_path):
+    script = ("import sys, time\nfrom bertjax.interruption import leave_on_signals\n"
+              "from bertjax.files import whole_directory, whole_file\nleave_on_signals()\n"
+              "place = sys.argv[1]\n"
+              "with whole_file(place + '/file') as f, whole_directory(place + '/dir'):\n"
+              "    f.write('half'); f.flush(); print('writing', flush=True); time.sleep(60)\n")
+    process = start("-c", script, tmp_path)
+    process.stdout.readline()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert stop(process, signal.SIGTERM) == one_line(signal.SIGTERM)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_destructor_that_swallows_the_exception_only_delays_the_end():
+    script = ("import signal, time\nfrom bertjax.interruption import leave_on_signals\n"
+              "class Last:\n    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+              "leave_on_signals()\nLast()\ntime.sleep(60)\n")
+    process = start("-c", script)
+    assert (process.wait(30), process.communicate()[1]) == one_line(signal.SIGINT)
+
+
+def test_signals_that_a_process_was_started_to_ignore_stay_ignored():
+    script = ("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+              "from bertjax.interruption import leave_on_signals\nleave_on_signals()\n"
+              "signal.raise_signal(signal.SIGINT)\nprint('still here')")
+    process = start("-c", script)
+    assert process.communicate()[0] == "still here\n"
+
+
+def test_a_library_that_is_imported_leaves_signals_alone():
+    process = start("-c", "import signal, bertjax.tools.train_vocab\n"
+                    "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)")
+    assert process.communicate()[0] == "True\n"
+
+
+def test_a_second_signal_interrupts_what_cleans_up_after_the_first():
+    script = ("import signal, time\nfrom bertjax.interruption import leave_on_signals\n"
+              "leave_on_signals()\n"
+              "try:\n    signal.raise_signal(signal.SIGINT)\n"
+              "finally:\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(60)\n")
+    process = start("-c", script)
+    assert (process.wait(30), process.communicate()[1]) == (143, "\ninterrupted by SIGINT\n")
