@@ -218,6 +218,8 @@ SETTINGS: dict[str, Any] = {
                     allowed=SHARE),
         "buckets": S(0, "padded lengths, each one compilation; 0 = by the amount of data",
                      allowed=AT_LEAST_0),
+        "group_by_length": S(False, "training batches of rows of similar length: less padding, "
+                             "but no random draws any more"),
         "eval_batch_size": S(128, "rows of an evaluation batch", allowed=AT_LEAST_1),
         "evaluations_per_epoch": S(1, "evaluations on dev an epoch", allowed=AT_LEAST_1),
         "early_stopping": S(0, "stop after this many evaluations without a new best; 0 = never",

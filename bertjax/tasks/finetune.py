@@ -26,6 +26,7 @@ from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.model.rows import rows_on
 from bertjax.tasks.best import Best, EarlyStop, copy
+from bertjax.tasks.lengths import Buckets
 from bertjax.tasks.metrics import Scores
 from bertjax.tasks.objective import (
     TaskObjective,
@@ -39,7 +40,6 @@ from bertjax.tasks.task import (
     Split,
     Task,
     TrainingBatches,
-    choose_buckets,
     collate,
     evaluation_batches,
     process_slice,
@@ -56,6 +56,8 @@ if TYPE_CHECKING:  # orbax takes a second to import: that can wait until program
 
 log = logging.getLogger(__name__)
 
+GROUP = 16  # batches' worth of rows among which `group_by_length` looks for similar ones
+
 
 @dataclasses.dataclass(frozen=True)
 class FineTuneSettings:
@@ -63,6 +65,7 @@ class FineTuneSettings:
 
     max_length: int = 128  # tokens of a row
     buckets: int = 0  # padded lengths, each one compilation; 0 = by the amount of data
+    group_by_length: bool = False  # training batches of similar length instead of random ones
     eval_batch_size: int = 128  # rows; rounded up to the devices
     evaluations_per_epoch: int = 1
     early_stopping: int = 0  # evaluations without a new best after which a run ends; 0 = never
@@ -143,7 +146,7 @@ class FineTuner:
         self._compiling: dict[tuple[str, int, int], Future[Future[Any]]] = {}
         # Seconds from the process's start until this was reached, by the first run.
         self.milestones: dict[str, float] = {}
-        self._buckets: set[int] = set()
+        self._buckets = Buckets(settings.max_length, settings.buckets)
 
     # --- data
 
@@ -166,21 +169,16 @@ class FineTuner:
         return self._splits[split, training]
 
     def buckets(self, features: Sequence[Features]) -> tuple[int, ...]:
-        """Padded lengths for these rows, at most max_length: the same for all splits if they fit.
+        """Padded lengths for these rows where each may take its own."""
+        return self._buckets.for_rows([row_length(row) for row in features])
 
-        Chosen from the rows that are seen first (those of 'train'), so that other splits need no
-        further compilation.
-        """
-        limit = self.settings.max_length
-        lengths = [row_length(row) for row in features]
-        if not self._buckets:
-            tokens = len(lengths) * max(lengths)
-            count = self.settings.buckets or 1 + (tokens > 2e6) + (tokens > 2e7)
-            # A bucket is a multiple of 16 and may exceed a max_length that is not.
-            self._buckets = {min(length, limit) for length in choose_buckets(lengths, count)}
-        if max(lengths) > max(self._buckets):
-            self._buckets.add(limit)
-        return tuple(sorted(self._buckets))
+    def training_buckets(self, batch_size: int) -> tuple[int, ...]:
+        """Padded lengths of training batches, which take that of their longest row."""
+        lengths = [row_length(row) for row in self.data("train", training=True)[1]]
+        sorted_rows = self._buckets.for_rows(lengths)
+        if self.settings.group_by_length:
+            return sorted_rows
+        return self._buckets.for_random_batches(lengths, batch_size)
 
     # --- compiled parts
 
@@ -251,11 +249,12 @@ class FineTuner:
         state = trainer.abstract_state(objective)
         train_step, pad_id = trainer.train_step(objective), self.tokenizer.pad_id
         work = []
-        for length, row in self._examples("train"):
-            batch = collate([row], length, batch_size, pad_id)
+        shortest = min(self.data("train", training=True)[1], key=row_length)
+        for length in reversed(self.training_buckets(batch_size)):
+            batch = collate([shortest], length, batch_size, pad_id)
             batch["run"] = np.zeros(batch_size, np.int32)
             work.append(("train", length, batch_size, train_step, state, batch))
-        for length, row in self._examples("dev"):
+        for length, row in self._evaluated_lengths():
             rows = self._evaluation_rows
             batch = collate([_inputs(row)], length, rows, pad_id)
             work.append(("predict", length, rows, self._predict, state.params, batch))
@@ -279,9 +278,9 @@ class FineTuner:
         lowering.shutdown(wait=False)
         next(iter(self._compiling.values())).result()
 
-    def _examples(self, split: str) -> list[tuple[int, Features]]:
-        """(bucket, a row of it) for the buckets that a split uses, the longest first."""
-        _, features = self.data(split, training=split == "train")
+    def _evaluated_lengths(self) -> list[tuple[int, Features]]:
+        """(bucket, a row of it) for the buckets that 'dev' uses, the longest first."""
+        _, features = self.data("dev")
         buckets = self.buckets(features)
         places = np.searchsorted(buckets, [row_length(row) for row in features])
         used, first = np.unique(places, return_index=True)
@@ -348,10 +347,9 @@ class FineTuner:
         objective, trainer = self.objective_and_trainer()
         _, features = self.data("train", training=True)
         index, count = sharding.batch_slice(self.mesh)
-        buckets = self.buckets(features)
         batches = TrainingBatches(
-            features, run.batch_size, run.seed, buckets, self.tokenizer.pad_id,
-            process_index=index, process_count=count,
+            features, run.batch_size, run.seed, self.training_buckets(run.batch_size),
+            self.tokenizer.pad_id, GROUP if self.settings.group_by_length else 0, index, count,
         )  # fmt: skip
         steps = batches.steps_per_epoch * run.epochs
         every = max(1, batches.steps_per_epoch // self.settings.evaluations_per_epoch)

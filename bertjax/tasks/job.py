@@ -163,6 +163,7 @@ def finetune_settings(config: Any) -> FineTuneSettings:
     return FineTuneSettings(
         max_length=t.max_length,
         buckets=t.buckets,
+        group_by_length=t.group_by_length,
         eval_batch_size=t.eval_batch_size,
         evaluations_per_epoch=t.evaluations_per_epoch,
         early_stopping=t.early_stopping,
@@ -305,7 +306,8 @@ def summary(job: Job, resumed_from: int | None = None) -> str:
     per_epoch = -(-rows["train"] // run.batch_size)
     warmup = int(tuner.settings.warmup * per_epoch * run.epochs)
     lines += [
-        ("lengths", f"padded to {', '.join(map(str, tuner.buckets(splits['train'][1])))} tokens"),
+        ("lengths", f"padded to {', '.join(map(str, tuner.training_buckets(run.batch_size)))} "
+                    "tokens"),
         ("steps", f"{per_epoch * run.epochs:,}: {run.epochs} epochs of {per_epoch:,} x "
                   f"{run.batch_size} rows, learning rate {run.learning_rate:g}, "
                   f"{warmup:,} of warm-up, seed {run.seed}"),

@@ -182,32 +182,6 @@ def row_length(features: Features) -> int:
     return max(map(len, ids)) if isinstance(ids, list) else len(ids)
 
 
-def choose_buckets(lengths: Sequence[int], count: int = 3, multiple: int = 16) -> tuple[int, ...]:
-    """At most `count` padded lengths that waste the fewest padding tokens on rows of `lengths`.
-
-    Every bucket is one compilation, every row is padded to its bucket: the best cut of the length
-    histogram, found exactly by dynamic programming. Buckets are multiples of `multiple`.
-    """
-    if not len(lengths):
-        raise ValueError("no rows, so no lengths to choose buckets from")
-    ceilings, rows = np.unique(-(-np.asarray(lengths) // multiple) * multiple, return_counts=True)
-    below = np.concatenate([[0], np.cumsum(rows)])
-    # best[j]: (padded tokens, buckets) of the rows up to ceiling j, with at most k buckets.
-    best = [(int(below[j + 1] * c), (int(c),)) for j, c in enumerate(ceilings)]
-    for _ in range(count - 1):
-        best = [
-            min(
-                [best[j]]
-                + [
-                    (best[i][0] + int((below[j + 1] - below[i + 1]) * c), (*best[i][1], int(c)))
-                    for i in range(j)
-                ]
-            )
-            for j, c in enumerate(ceilings)
-        ]
-    return best[-1][1]
-
-
 def _bucket_of(features: Sequence[Features], buckets: Sequence[int]) -> np.ndarray:
     lengths = np.array([row_length(f) for f in features])
     if lengths.size and lengths.max() > max(buckets):
@@ -258,10 +232,11 @@ def process_slice(
 class TrainingBatches:
     """Training batches by step: a pure function of (seed, step), every row once an epoch.
 
-    Rows are shuffled anew each epoch. With several buckets, every `group` batches' worth of rows
-    is ordered by bucket before it is cut into batches, and the batches are shuffled, so that a
-    batch rarely pads beyond its bucket. The last, short batch of an epoch is filled with rows of
-    weight 0. `batches[step]` gives the rows of this process.
+    Rows are shuffled anew each epoch and a batch is the next ones, padded to the bucket of its
+    longest row. With `group`, that many batches' worth of rows at a time are ordered by bucket
+    before they are cut into batches, and the batches are shuffled: a batch rarely pads beyond its
+    bucket then, but is no random draw any more. The last, short batch of an epoch is filled with
+    rows of weight 0. `batches[step]` gives the rows of this process.
     """
 
     def __init__(
@@ -271,7 +246,7 @@ class TrainingBatches:
         seed: int,
         buckets: Sequence[int],
         pad_id: int,
-        group: int = 16,
+        group: int = 0,
         process_index: int = 0,
         process_count: int = 1,
     ):
@@ -302,7 +277,7 @@ class TrainingBatches:
     def _epoch(self, epoch: int) -> list[np.ndarray]:
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self.features))
-        if len(self.buckets) == 1:
+        if len(self.buckets) == 1 or not self.group:
             return np.split(order, range(self.batch_size, len(order), self.batch_size))
         size = self.group * self.batch_size
         groups = np.split(order, range(size, len(order), size))

@@ -40,26 +40,11 @@ def test_the_first_separator_belongs_to_segment_zero_and_an_empty_segment_stays(
         task.encode_segments(TOKENIZER, [5], [6], 2)
 
 
-def test_buckets_waste_the_fewest_padding_tokens():
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(3, 129, 500)
-    lengths = np.append(lengths, 128)
-    found = task.choose_buckets(lengths, count=3)
-
-    def padded(buckets):
-        return sum(min(b for b in buckets if b >= n) for n in lengths)
-
-    every = range(16, 129, 16)
-    best = min(padded({a, b, 128}) for a in every for b in every)
-    assert len(found) <= 3 and max(found) == 128
-    assert padded(found) == best
-    assert task.choose_buckets([7, 9, 12], count=3) == (16,)
-
-
-def test_training_batches_are_a_function_of_seed_and_step_and_show_each_row_once_an_epoch():
+@pytest.mark.parametrize("group", (0, 4))
+def test_training_batches_are_a_function_of_seed_and_step_and_show_each_row_once_an_epoch(group):
     features = rows(np.random.default_rng(1).integers(3, 60, 101))
-    batches = task.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0)
-    again = task.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0)
+    batches = task.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0, group=group)
+    again = task.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0, group=group)
     assert batches.steps_per_epoch == 13
     for epoch in (1, 0):  # any order of access
         seen = np.concatenate([batches.rows(epoch * 13 + i) for i in range(13)])
@@ -69,16 +54,25 @@ def test_training_batches_are_a_function_of_seed_and_step_and_show_each_row_once
             np.testing.assert_array_equal(value, batches[step][name])
     first = [tuple(batches.rows(i)) for i in range(13)]
     assert first != [tuple(batches.rows(13 + i)) for i in range(13)]
-    other = task.TrainingBatches(features, 8, seed=6, buckets=(16, 32, 64), pad_id=0)
+    other = task.TrainingBatches(features, 8, seed=6, buckets=(16, 32, 64), pad_id=0, group=group)
     assert first != [tuple(other.rows(i)) for i in range(13)]
 
 
-def test_buckets_save_padding_in_training_batches():
+def test_batches_are_random_draws_whatever_the_buckets_unless_grouped():
     features = rows(np.random.default_rng(1).integers(3, 128, 640))
-    one = task.TrainingBatches(features, 8, 0, (128,), 0)
-    three = task.TrainingBatches(features, 8, 0, (32, 80, 128), 0)
-    spent = [sum(b[i]["input_ids"].size for i in range(80)) for b in (one, three)]
-    assert spent[1] < 0.75 * spent[0]
+    one, three, grouped = (
+        task.TrainingBatches(features, 8, 0, buckets, 0, group)
+        for buckets, group in (((128,), 0), ((32, 80, 128), 0), ((32, 80, 128), 16))
+    )
+    for step in range(160):
+        np.testing.assert_array_equal(one.rows(step), three.rows(step))
+    # Lengths within a batch scatter as much as they do over all rows, or far less when grouped.
+    lengths = np.array([task.row_length(row) for row in features])
+    spread = [np.mean([lengths[b.rows(i)].var(ddof=1) for i in range(80)]) / lengths.var()
+              for b in (three, grouped)]
+    assert abs(spread[0] - 1) < 0.1 and spread[1] < 0.3
+    spent = [sum(b[i]["input_ids"].size for i in range(80)) for b in (one, three, grouped)]
+    assert spent[2] < 0.75 * spent[0] and spent[1] <= spent[0]
 
 
 def test_the_short_last_batch_keeps_its_shape_with_rows_of_weight_zero():

@@ -62,6 +62,7 @@ def measure(work: Work) -> None:
     recipe = FineTuneSettings(
         max_length=work.max_length, warmup=work.warmup, weight_decay=work.weight_decay,
         schedule="linear_after_warmup", bias_correction=True,
+        group_by_length=work.group_by_length,
     )  # fmt: skip
     settings = RunSettings(work.learning_rate, work.batch_size, work.epochs, 0)
     task = work.limit(job.make_task(work.task, work.data, work.options))

@@ -32,7 +32,7 @@ class Work:
     warmup: float = 0.1
     weight_decay: float = 0.01
     dtype: str = "auto"  # bfloat16 on GPU, float32 on CPU
-    group_by_length: bool = False  # of transformers' sampler
+    group_by_length: bool = False  # batches of rows of similar length instead of random ones
     max_rows: int = 0  # of the training split, the first ones; 0 = all
     execution: dict[str, str] = dataclasses.field(default_factory=dict)  # of bertjax: see presets
     started: float = 0.0  # time.time() when the parent started the process
