@@ -74,6 +74,11 @@ def _check_pretraining(config: ml_collections.ConfigDict) -> None:
             f"config.model.max_position_embeddings={config.model.max_position_embeddings}")
     if config.masking.rate == 0:
         raise ValueError("config.masking.rate=0: nothing would be predicted; the paper has 0.15")
+    longest = config.phases[-1][1]
+    if config.masking.max_predictions > longest:
+        raise ValueError(f"config.masking.max_predictions={config.masking.max_predictions} is more "
+                         f"than the {longest} tokens of the longest rows (config.phases); 0 is "
+                         "rate x length")
     if config.masking.mask_prob + config.masking.random_prob > 1 + 1e-9:
         raise ValueError(
             f"config.masking.mask_prob={config.masking.mask_prob} and random_prob="

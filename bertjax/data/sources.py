@@ -62,7 +62,7 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
     """Files that the patterns (also comma-separated) match, sorted within each, each once.
 
     Raises:
-      ValueError: a pattern without a match.
+      ValueError: a pattern without a match, or of files that are not on a local disk.
     """
     if isinstance(patterns, (str, os.PathLike)):
         patterns = [str(patterns)]
@@ -76,8 +76,14 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
             path = os.path.expanduser(pattern)
             found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
             matches = sorted(f for f in found if os.path.isfile(f))
+        if "://" in pattern and not matches:
+            raise ValueError(f"{pattern}: text and TFRecords are read from a local disk; copy them "
+                             "there first, as `gcloud storage cp` does, and name the copies. (A "
+                             "token store may be at gs://)")
         if not matches:
-            hint = f"; it is a directory, write '{pattern}/*'" if os.path.isdir(path) else ""
+            hint = (f"; it is a directory, write '{pattern}/*'" if os.path.isdir(path) else
+                    "; it is a pipe or a device, and a corpus is read more than once: write it to "
+                    "a file" if os.path.exists(path) else "")
             raise ValueError(f"no file matches the input pattern {pattern!r}{hint}")
         files.update(dict.fromkeys(matches))
     return list(files)

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +81,7 @@ def _tab_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:
 def _csv_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     lines, start = [], 1
+    csv.field_size_limit(sys.maxsize)  # of 131,072 characters, which a long document exceeds
     try:
         for cells in reader:
             if cells:

@@ -2,6 +2,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import subprocess
 import sys
 
@@ -170,6 +171,14 @@ def test_a_pattern_without_a_match_is_an_error_and_files_come_once(tmp_path):
         resolve(f"{tmp_path}/*.txt,{tmp_path}/none-*")
     assert resolve([f"{tmp_path}/*.txt", f"{tmp_path}/a.txt"]) == [
         f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
+
+
+def test_files_that_are_not_on_a_disk_are_refused_with_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match="gs://bucket/a.txt: .* copy them there first"):
+        resolve("gs://bucket/a.txt")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is a pipe or a device.* write it to a file"):
+        resolve(f"{tmp_path}/pipe")
 
 
 def test_documents_beyond_the_longest_go_on_as_the_next_one(tmp_path, monkeypatch):

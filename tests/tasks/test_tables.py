@@ -28,6 +28,12 @@ def test_quotes_quote_in_csv_and_lines_count_from_the_start_of_the_row(tmp_path)
         read_table(write(tmp_path / "b.csv", 'x,y\na"b","c\n'), ["x", "y"])
 
 
+def test_a_text_may_be_as_long_as_a_book(tmp_path):
+    book = "word " * 200_000
+    path = write(tmp_path / "a.csv", f'x,y\n"{book}",1\n')
+    assert read_table(path, ["x"]).rows[0][1]["x"] == book
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
 def test_tables_may_be_compressed_and_may_come_from_old_macs(tmp_path, suffix):
     text = {"csv": "x,y\ra,b\r", "tsv": "x\ty\ra\tb\r",
