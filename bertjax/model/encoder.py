@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.model.attention import attention, joined_attention, reference_attention
+from bertjax.model.bias import add_bias
 from bertjax.model.dropout import dropout, site_keys
 from bertjax.model.kernels.bias_gelu import bias_gelu
 from bertjax.model.kernels.dropout_bits import key_words
@@ -40,7 +41,7 @@ from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
 from bertjax.model.kernels.residual_norm import residual_layer_norm
 from bertjax.model.lookup import small_table_lookup, table_lookup
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.rows import by_columns, keep_rows
+from bertjax.model.rows import by_columns, keep_rows, with_copies
 
 Params = dict[str, Any]
 # One array twice: for the residual branch and for the next product. Two variables have two
@@ -172,7 +173,7 @@ def product(kernel: jax.Array, x: jax.Array) -> jax.Array:
 
 def dense(params: Params, x: jax.Array) -> jax.Array:
     """`product` plus the bias."""
-    return product(params["kernel"], x) + params["bias"].astype(x.dtype)
+    return add_bias(product(params["kernel"], x), params["bias"])
 
 
 def layer_norm(params: Params, x: jax.Array, epsilon: float) -> jax.Array:
@@ -204,7 +205,8 @@ def embed(
     A gather there would scatter every token of the batch into a handful of rows.
     """
     length = input_ids.shape[1]
-    x = by_columns(table_lookup, params["word_embeddings"], input_ids)
+    look_up = functools.partial(by_columns, table_lookup)
+    x = with_copies(look_up, params["word_embeddings"], input_ids)
     if position_ids is None:
         x += params["position_embeddings"][:length]
     else:

@@ -36,10 +36,11 @@ from bertjax.model.encoder import (
 )
 from bertjax.model.lookup import gather_positions
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.rows import with_copies
 
 
 @jax.custom_vjp
-def product_float32(x: jax.Array, table: jax.Array) -> jax.Array:
+def product_float32(table: jax.Array, x: jax.Array) -> jax.Array:
     """x [..., H] times table [V, H] transposed -> float32 [..., V].
 
     The operands are multiplied in x's type and accumulated in float32 without rounding the result,
@@ -47,29 +48,29 @@ def product_float32(x: jax.Array, table: jax.Array) -> jax.Array:
     because the logits do. The table is padded to a multiple of 64 rows on the way: a product with
     30,522 columns, rows of odd alignment, takes more than twice the time on a GPU.
     """
-    return _product_forward(x, table)[0]
+    return _product_forward(table, x)[0]
 
 
 def _padded(table: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.pad(table.astype(x.dtype), ((0, -table.shape[0] % 64), (0, 0)))
 
 
-def _product_forward(x: jax.Array, table: jax.Array) -> tuple[jax.Array, tuple]:
+def _product_forward(table: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple]:
     logits = jnp.einsum(
         "...H,VH->...V", x, _padded(table, x), preferred_element_type=jnp.float32
     )
-    return logits[..., : table.shape[0]], (x, table)
+    return logits[..., : table.shape[0]], (table, x)
 
 
 def _product_backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, table = residuals
+    table, x = residuals
     rows = table.shape[0]
     widths = [(0, 0)] * (cotangent.ndim - 1) + [(0, -rows % 64)]
     g = jnp.pad(cotangent.astype(x.dtype), widths)
     dx = jnp.einsum("...V,VH->...H", g, _padded(table, x))
     dtable = jnp.einsum("NV,NH->VH", g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1]),
                         preferred_element_type=jnp.float32)
-    return dx, dtable[:rows].astype(table.dtype)
+    return dtable[:rows].astype(table.dtype), dx
 
 
 product_float32.defvjp(_product_forward, _product_backward)
@@ -130,10 +131,10 @@ def mlm_inputs(encoder: BertEncoder, hidden: jax.Array, positions: jax.Array | N
 def mlm_logits(
     params: Params, config: BertConfig, word_embeddings: jax.Array, hidden: jax.Array
 ) -> jax.Array:
-    """hidden [..., H] -> float32 logits [..., V] (original: get_masked_lm_output)."""
+    """hidden [B, P, H] -> float32 logits [B, P, V] (original: get_masked_lm_output)."""
     x = activation(config.hidden_act)(dense(params["transform"], hidden))
     x = layer_norm(params["LayerNorm"], x, config.layer_norm_eps)
-    return product_float32(x, word_embeddings) + params["bias"]
+    return with_copies(product_float32, word_embeddings, x) + params["bias"]
 
 
 class BertNetwork(nn.Module):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -73,6 +74,56 @@ def by_columns(
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
     return keep_rows(hold(look_up(table, hold(ids, "data")), "data", None, "fsdp"))
+
+
+def copies(table: jax.Array, rows: int, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """A table [V, H] that is used in several places as [n, V, H], a copy for each of n devices over
+    which `rows` rows are split; the table itself if it is split too, or there is one device.
+
+    Left alone, the compiler adds up the gradient of each use over the devices, and in float32 if it
+    is computed so. The gradients of a copy are added on its device, and then over the devices once,
+    in `dtype`. For the word table of base in bfloat16, looked up at one end and the MLM decoder at
+    the other, that is 47 MB exchanged a step instead of 188; all other gradients are 172.
+    """
+    mesh = _MESH.get()
+    if mesh is None or mesh.size == 1 or mesh.shape["data"] < mesh.size or rows % mesh.size:
+        return table
+    return _copies(mesh, dtype, table)
+
+
+def with_copies(
+    function: Callable[[jax.Array, jax.Array], jax.Array], table: jax.Array, x: jax.Array
+) -> jax.Array:
+    """function(table [V, H], x [B, ...]) -> [B, ...]; if `table` is `copies`, each device calls it
+    with its own copy and rows."""
+    if table.ndim == 2:
+        return function(table, x)
+    mesh = _MESH.get()
+    split = PartitionSpec(mesh.axis_names)
+    run = jax.shard_map(lambda own, x: function(own[0], x), mesh=mesh, in_specs=(split, split),
+                        out_specs=split, check_vma=False)
+    return run(table, x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _copies(mesh: Mesh, dtype: jax.typing.DTypeLike, table: jax.Array) -> jax.Array:
+    return jax.shard_map(lambda whole: whole[None], mesh=mesh, in_specs=PartitionSpec(),
+                         out_specs=PartitionSpec(mesh.axis_names), check_vma=False)(table)
+
+
+def _copies_forward(mesh, dtype, table):
+    return _copies(mesh, dtype, table), None
+
+
+def _copies_backward(mesh, dtype, _, gradient):
+    def add_up(own: jax.Array) -> jax.Array:
+        return jax.lax.psum(own[0].astype(dtype), mesh.axis_names).astype(own.dtype)
+
+    return (jax.shard_map(add_up, mesh=mesh, in_specs=PartitionSpec(mesh.axis_names),
+                          out_specs=PartitionSpec(), check_vma=False)(gradient),)
+
+
+_copies.defvjp(_copies_forward, _copies_backward)
 
 
 def on_each_share(

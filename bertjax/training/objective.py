@@ -15,6 +15,7 @@ from bertjax import config as settings
 from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_predictions
 from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.rows import copies
 from bertjax.training import losses
 from bertjax.training.trainer import Batch, Sums
 
@@ -52,9 +53,10 @@ class PretrainingObjective:
     def loss(self, params: Any, batch: Batch, denominators: dict[str, jax.Array],
              dropout_key: jax.Array | None) -> tuple[jax.Array, Sums]:
         mlm_logits, nsp_logits = self.model.apply(
-            {"params": params}, batch["input_ids"], batch["attention_mask"],
-            batch["token_type_ids"], batch.get("position_ids"), batch["mlm_positions"],
-            batch.get("cls_positions"), dropout_key)
+            {"params": self._with_copies(params, len(batch["input_ids"]))},
+            batch["input_ids"], batch["attention_mask"], batch["token_type_ids"],
+            batch.get("position_ids"), batch["mlm_positions"], batch.get("cls_positions"),
+            dropout_key)
         loss, correct, count = losses.mlm_sums(
             mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
         total = losses.mean(loss, denominators["mlm"])
@@ -65,6 +67,14 @@ class PretrainingObjective:
             total += losses.mean(loss, denominators["nsp"])
             sums |= {"nsp_loss": (loss, count), "nsp_accuracy": (correct, count)}
         return total, sums
+
+    def _with_copies(self, params: Any, rows: int) -> Any:
+        """`params` with a word table for each device's share of the rows (rows.copies)."""
+        encoder = params["encoder"]
+        embeddings = encoder["embeddings"]
+        words = copies(embeddings["word_embeddings"], rows, self.model.execution.dtype)
+        return {**params, "encoder": {**encoder,
+                "embeddings": {**embeddings, "word_embeddings": words}}}
 
 
 def make_objective(config: ml_collections.ConfigDict, model_config: BertConfig,

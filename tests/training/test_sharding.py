@@ -9,8 +9,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from bertjax.model.encoder import BertEncoder
+from bertjax.model.heads import BertForPreTraining
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tools.plan import hlo
+from bertjax.training.objective import PretrainingObjective
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import (
     batch_sharding,
@@ -176,3 +178,21 @@ def test_no_device_gathers_the_vectors_of_all_rows(sizes):
     vectors = 16 * 64 * 32 * 4
     assert found
     assert not [size for kind, size, _ in found if "all-gather" in kind and size > vectors / 4]
+
+
+def test_gradients_of_the_word_table_are_added_up_over_devices_once():
+    """It has two uses, the lookup and the MLM decoder."""
+    objective = PretrainingObjective(BertForPreTraining(Encoding().encoder.config), masking=None)
+    trainer = Trainer(make_optimizer(1e-3), mesh_of((8, 1, 1)))
+    tokens, masked, pair = ((8, n) for n in (64, 4, 1))
+    shapes = {"input_ids": tokens, "attention_mask": tokens, "token_type_ids": tokens,
+              "mlm_positions": masked, "mlm_labels": masked, "mlm_weights": masked,
+              "nsp_labels": pair, "nsp_weights": pair}
+    batch = {name: jax.ShapeDtypeStruct(
+        shape, jnp.float32 if name.endswith("weights") else jnp.int32,
+        sharding=batch_sharding(trainer.mesh)) for name, shape in shapes.items()}
+    compiled = trainer.train_step(objective).lower(
+        trainer.abstract_state(objective), batch).compile()
+    sums = [i.shape for i, _ in hlo.parse(compiled.as_text()).instructions()
+            if i.opcode.startswith("all-reduce")]
+    assert str(sums).count("[8192,32]") == 1, sums  # of a combined one, the shapes of all
