@@ -6,8 +6,8 @@ In: a tree of arrays, the step, metrics. Out: DIR/<step>/ with `state/` (orbax) 
 1. A save goes to DIR/tmp.<step>; its manifest is written last, then one rename makes it DIR/<step>.
    So a step directory is complete or does not exist, and leftovers of a killed save are tmp.*.
 2. Saving a step that exists replaces it, after the new one is complete.
-3. Old checkpoints are deleted only after the new one is committed, and so are later ones, which
-   an earlier restore has abandoned.
+3. Old checkpoints are deleted only after the new one is committed. So are those, corrupt or not,
+   that the restore of an earlier one has abandoned: none of them takes the place of a good one.
 4. Restore takes the newest; if its files differ from its manifest it says so and takes the one
    before. If checkpoints existed and none is intact, that is an error, never a fresh start.
 
@@ -88,6 +88,8 @@ class Checkpoints:
         self._saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=timeout_s)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self._restored: int | None = None  # where the history of this process begins,
+        self._saved: set[int] = set()  # and the steps that it has
         self._read_only = read_only
         if read_only:
             return
@@ -167,6 +169,7 @@ class Checkpoints:
                 written.rename(final)
                 if aside.exists():
                     aside.rmtree()
+            self._saved.add(step)
             self._retain(step)
         except Exception as error:
             if self._primary and not self._in_place:
@@ -186,13 +189,14 @@ class Checkpoints:
     def _retain(self, newest: int) -> None:
         """Deletes all but the newest `keep_last`, the best `keep_best` and every `keep_every`-th.
 
-        History is linear: steps beyond the one just saved are corrupt, or were abandoned when an
-        earlier one was restored, and a resume must not land on them.
+        History is linear: what is beyond the step just saved, or was beyond the one restored, is
+        corrupt or abandoned, and a resume must not land on it.
         """
-        steps = [step for step in self.steps() if step <= newest]
+        steps = [step for step in self.steps() if step <= newest and (
+            self._restored is None or step <= self._restored or step in self._saved)]
         keep = set(steps[-self.keep_last:])
         if self.keep_best:
-            keep |= set([step for step, _ in self.ranked() if step <= newest][: self.keep_best])
+            keep |= set([step for step, _ in self.ranked() if step in steps][: self.keep_best])
         if self.keep_every:
             keep |= {step for step in steps if step % self.keep_every == 0}
         write_whole(self._ledger, json.dumps({"newest": newest, "kept": sorted(keep)}))
@@ -279,6 +283,7 @@ class Checkpoints:
                                               global_shape=leaf.shape), target)
         state = self._saver.restore(
             path, args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args))
+        self._restored, self._saved = step, set()
         return jax.tree.map(_own_buffer, state), step
 
     def restore_numpy(self, step: int | None = None) -> tuple[dict[str, Any], int]:

@@ -215,6 +215,25 @@ def test_saves_after_a_fall_back_are_not_outlived_by_the_corrupt_one(tmp_path):
     assert checkpoints.steps() == [4]
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_best": 1}, {"keep_every": 3}])
+def test_a_corrupt_one_does_not_take_the_place_of_a_good_one(tmp_path, options):
+    options = {"keep_last": 2, "metric": "loss", **options}
+    checkpoints = Checkpoints(tmp_path, **options)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state_of(step), {"loss": -step})
+    checkpoints.close()
+    flip_one_bit(tmp_path / "3")
+    checkpoints = Checkpoints(tmp_path, **options)
+    assert checkpoints.restore(state_of(0))[1] == 2
+    checkpoints.save(4, state_of(4), {"loss": 0.0})
+    checkpoints.wait()
+    assert checkpoints.steps() == [2, 4]
+    checkpoints.save(5, state_of(5), {"loss": 0.0})
+    checkpoints.wait()
+    assert checkpoints.steps() == ([2, 4, 5] if "keep_best" in options else [4, 5])
+    checkpoints.close()
+
+
 def test_after_a_roll_back_the_abandoned_steps_are_not_resumed(tmp_path):
     checkpoints = saved(tmp_path, [3, 5, 7])
     checkpoints.restore_numpy(3)
