@@ -263,6 +263,13 @@ def test_this_machine_has_devices_and_small_numbers_are_not_rounded_away():
     assert "5.0 MiB" in text and "0.4 device-hours" in text and "chip" not in text
 
 
+def test_a_compiled_step_that_takes_more_than_is_free_does_not_fit_and_has_no_time():
+    found = cost(info(parameters=5, optimizer=10, batch=0, device_kind="cpu"),
+                 Compiled(PROGRAM, arguments=15, temporaries=90, limit=100), None, limit=200)
+    assert not found.fits and found.step_s is None and found.total == 105
+    assert "NO" in page.stage_text(found)
+
+
 def test_the_cache_gives_back_what_was_saved_and_ignores_what_is_broken(tmp_path):
     cache, compiled = Cache(tmp_path), Compiled(PROGRAM, arguments=3, seconds=1.5)
     assert cache.load("key") is None
@@ -300,9 +307,27 @@ def test_a_worker_that_dies_is_explained(tmp_path, program, words):
     assert words in compilation._how_it_ended(worker, stderr)
 
 
-def test_cpu_devices_share_the_memory_of_the_machine():
-    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert chips.local_device_bytes() == pages // 8  # tests run on 8 forced devices
+def test_cpu_devices_share_the_memory_that_is_free(tmp_path, monkeypatch):
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   800 kB\n")
+    (tmp_path / "none").write_text("max\n")
+    (tmp_path / "container").write_text("5000\n")
+    files = [str(tmp_path / name) for name in ("meminfo", "none", "container", "absent")]
+    meminfo, none, container, absent = files
+    assert chips.free_bytes(meminfo, none) == chips.free_bytes(meminfo, absent) == 800 * 1024
+    assert chips.free_bytes(meminfo, container) == chips.free_bytes(absent, container) == 5000
+    assert chips.free_bytes(absent, absent) == machine
+    monkeypatch.setattr(chips, "free_bytes", lambda: 8000)
+    assert chips.local_device_bytes() == 1000  # tests run on 8 forced devices
+
+
+def test_what_is_hopeless_for_this_machine_is_refused_before_it_is_compiled(tmp_path):
+    done = plan("--config", str(ROOT / "configs/base.py"), "--config.batch_size=65536",
+                f"--cache={tmp_path}")
+    assert done.returncode == 1, done.stderr
+    assert "not compiled, since by arithmetic it takes more memory than is free" in done.stderr
+    assert "fits  NO" in done.stdout and "--config.accumulation=2" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_bad_command_lines_are_one_message():

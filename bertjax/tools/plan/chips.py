@@ -5,10 +5,12 @@ for without having them. Peaks, memory and links as the vendor publishes them (c
 "TPU architecture"); the clock follows from the peak and the number of multiply-accumulate units.
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import math
 import os
+import pathlib
 import re
 from typing import Any
 
@@ -124,14 +126,30 @@ def parse(text: str) -> Slice:
 
 
 def local_device_bytes() -> int | None:
-    """Memory of one device of this machine, if known. CPU devices share the machine's."""
+    """Memory of one device of this machine, if known: of CPU devices, their share of what is
+    free."""
     import jax
 
     from bertjax.training import hardware
 
     if jax.default_backend() == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.device_count()
+        return free_bytes() // jax.device_count()
     return hardware.device_bytes()
+
+
+def free_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
+    """Memory that a process can take before this machine swaps, or its container is ended.
+
+    Args:
+      meminfo, limit: files of Linux; without them, all memory of the machine counts as free.
+    """
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError):
+        if found := re.search(r"MemAvailable: +(\d+) kB", pathlib.Path(meminfo).read_text()):
+            free = 1024 * int(found[1])
+    with contextlib.suppress(OSError, ValueError):  # it says 'max' where there is no limit
+        free = min(free, int(pathlib.Path(limit).read_text()))
+    return free
 
 
 # --------------------------------------------------------------------------------- the compiler

@@ -64,7 +64,7 @@ class StageInfo:
 class Compiled:
     """What the compiler says of a step; bytes are those of one device.
 
-    A step that does not fit has only `wanted` and `limit`, from the compiler's refusal.
+    A step that was refused, by the compiler or by arithmetic, has only `wanted` and `limit`.
     """
 
     hlo: str = ""
@@ -81,6 +81,10 @@ class Compiled:
     @property
     def fits(self) -> bool:
         return not self.wanted
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.temporaries + self.fresh_outputs
 
 
 class Cache:
@@ -154,10 +158,14 @@ def _follow(worker: subprocess.Popen, scratch: pathlib.Path, cache: Cache, quick
             messages.update(json.loads(line))
         return bool(line)
 
-    while "key" not in messages and "error" not in messages and read():
+    while not messages.keys() & {"key", "error", "wanted"} and read():
         pass
     if "error" in messages:
         raise ValueError(messages["error"])
+    if "wanted" in messages:
+        info = StageInfo(**messages["stage"])
+        say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
+        return info, Compiled(wanted=messages["wanted"], limit=messages["limit"])
     if "key" not in messages:
         raise RuntimeError(_how_it_ended(worker, scratch / "stderr"))
     info, key = StageInfo(**messages["stage"]), messages["key"]

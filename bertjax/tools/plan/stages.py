@@ -20,6 +20,7 @@ from bertjax.model.presets import BertConfig, Execution, flops_per_row, paramete
 from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
 from bertjax.tasks.job import finetune_settings
+from bertjax.tools.plan import candidates
 from bertjax.tools.plan.compilation import StageInfo
 from bertjax.tools.plan.vocabulary import Vocabulary, vocabulary_size
 from bertjax.training import hardware, pretraining, sharding
@@ -45,11 +46,20 @@ class Stage:
     flops: float  # a step: the model's, forward and backward
     config: BertConfig
     execution: Execution
+    predictions: int = 0  # positions of a row that the MLM head sees
 
     @property
     def rows(self) -> int:
         """Rows of a step."""
         return self.batch["input_ids"][0][0]
+
+    def expected_bytes(self) -> float:
+        """Of a device, by arithmetic: less than the CPU's compiler takes, which fuses little."""
+        mesh = self.trainer.mesh
+        return candidates.bytes_of(
+            self.config, self.rows, self.batch["input_ids"][0][-1], self.predictions, mesh.size,
+            mesh.shape["fsdp"], mesh.shape["tensor"], self.execution.remat,
+            self.trainer.accumulation, fused=False)
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         where = sharding.batch_sharding(self.trainer.mesh)
@@ -106,7 +116,7 @@ def _phase(config: ml_collections.ConfigDict, number: int, steps: int, length: i
     batch |= {"nsp_labels": ((rows, pairs), np.int32), "nsp_weights": ((rows, pairs), np.float32)}
     flops = rows * flops_per_row(model, length, objective.masking.slots, config.data.nsp)
     return Stage(f"phase {number}", steps, objective, trainer, batch, rows * length, flops, model,
-                 execution)
+                 execution, objective.masking.slots)
 
 
 def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution: Execution,

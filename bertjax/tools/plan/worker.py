@@ -1,8 +1,9 @@
 """Compiles one step in a process of its own: python -m bertjax.tools.plan.worker REQUEST.
 
 Started by compilation.py, which explains why. Writes the result into the cache and messages, one
-JSON object a line, to stdout: {"error"} for a configuration that cannot work, {"key", "cached",
-"stage"} once the program is traced, {"failed"} when the compiler failed.
+JSON object a line, to stdout: {"error"} for a configuration that cannot work, {"stage", "wanted",
+"limit"} for a step that is hopeless for the memory of this machine and not compiled, {"key",
+"cached", "stage"} once the program is traced, {"failed"} when the compiler failed.
 """
 
 import dataclasses
@@ -38,13 +39,21 @@ def main(path: str) -> None:
         return
 
     platform = devices[0].platform
+    local = topology == "local"
+    if local and platform == "cpu":
+        # A process that takes more than there is makes the machine swap, and then Linux ends it.
+        wanted, limit = stage.expected_bytes(), chips.local_device_bytes()
+        if wanted > limit:
+            _tell(wanted=int(wanted), limit=limit, stage=dataclasses.asdict(stages.describe(stage)))
+            return
     state = stage.trainer.abstract_state(stage.objective)
     lowered = stage.trainer.train_step(stage.objective).trace(
         state, stage.abstract_batch()).lower(
             lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
     key = cache_key(lowered.as_text(), topology, platform)
     found = cache.load(key)
-    cached = found is not None and (found.complete or request["quick"])
+    cached = found is not None and (found.complete or request["quick"]) and not (
+        local and found.limit)  # there may be more memory free by now
     _tell(key=key, cached=cached, stage=dataclasses.asdict(stages.describe(stage)))
     if not cached:
         _compile(stage, lowered, topology, cache, key)
@@ -69,15 +78,14 @@ def _compile(stage: Any, lowered: Any, topology: str, cache: Cache, key: str) ->
             executable.as_text(), memory.argument_size_in_bytes, memory.temp_size_in_bytes,
             memory.output_size_in_bytes - memory.alias_size_in_bytes,
             memory.generated_code_size_in_bytes, time.monotonic() - began)
-        if topology == "local" and _may_run(compiled):
-            compiled = dataclasses.replace(compiled, measured_s=stages.measure(stage, executable))
+        if topology == "local":
+            limit = chips.local_device_bytes()
+            if limit and compiled.total > limit:
+                compiled = dataclasses.replace(compiled, limit=limit)
+            else:
+                compiled = dataclasses.replace(
+                    compiled, measured_s=stages.measure(stage, executable))
     cache.save(key, compiled)
-
-
-def _may_run(compiled: Compiled) -> bool:
-    """Whether the devices of this machine can take the step: Linux kills what takes too much."""
-    limit = chips.local_device_bytes()
-    return limit is None or compiled.arguments + compiled.temporaries <= limit
 
 
 def cache_key(program: str, topology: str, platform: str) -> str:
