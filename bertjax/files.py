@@ -65,7 +65,10 @@ def whole_directory(target: str | os.PathLike[str], overwrite: bool = False) -> 
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield temporary
+        # mkdtemp and safetensors keep what they make for its owner alone.
         temporary.chmod(0o777 & ~_umask())
+        for path in temporary.rglob("*"):
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
             os.replace(target, old / "it")

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from bertjax.files import whole_directory, whole_file, write_whole
 from bertjax.tasks.glue import GlueTask
@@ -87,3 +89,16 @@ def test_a_vocabulary_is_there_only_with_its_casing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", replace)
     tokenizer.save(tmp_path / "1")
     assert load_tokenizer(tmp_path / "1").fingerprint == tokenizer.fingerprint
+
+
+def test_what_others_may_read_is_for_the_umask_to_say(tmp_path):
+    before = os.umask(0o022)
+    try:
+        with whole_directory(tmp_path / "model") as directory:
+            safetensors.numpy.save_file({"a": np.zeros(2)}, directory / "weights")
+            (directory / "more").mkdir()
+            (directory / "more" / "text").write_text("")
+    finally:
+        os.umask(before)
+    modes = {p.name: oct(p.stat().st_mode & 0o777) for p in tmp_path.rglob("*")}
+    assert modes == {"model": "0o755", "weights": "0o644", "more": "0o755", "text": "0o644"}
