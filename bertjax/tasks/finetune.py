@@ -150,16 +150,20 @@ class FineTuner:
 
     # --- data
 
+    def read(self, split: str) -> Split:
+        """The records of a split. Raises ValueError naming a file that is not there."""
+        try:
+            return self.task.read(split)
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"{error.filename} does not exist: the {split!r} split of {self.task.name} is "
+                f"{self.task.splits[split]!r} in the folder that was named as its data"
+            ) from None
+
     def data(self, split: str, training: bool = False) -> tuple[Split, list[Features]]:
         """The split and its features, read once."""
         if (split, training) not in self._splits:
-            try:
-                records = self.task.read(split)
-            except FileNotFoundError as error:
-                raise ValueError(
-                    f"{error.filename} does not exist: the {split!r} split of {self.task.name} is "
-                    f"{self.task.splits[split]!r} in the folder that was named as its data"
-                ) from None
+            records = self.read(split)
             for note in records.notes:
                 log.info("%s %s: %s", self.task.name, split, note)
             features = self.task.features(

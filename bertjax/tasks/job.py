@@ -149,6 +149,9 @@ def prepare_task(
     tuner = FineTuner(task, tokenizer, config, start, settings, execution, mesh, prng)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
+    for split in dict.fromkeys(predict):
+        if split not in ("train", "dev"):
+            tuner.read(split)  # what cannot be read shows now, not after the training
     objective, trainer = tuner.objective_and_trainer()
     trainer.abstract_state(objective)  # refuses rules for parameters that do not exist
     job = Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every,

@@ -50,6 +50,8 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Suite:
     for name in present:
         one = copy.deepcopy(config)
         one.task.name = name
+        if name == "mnli" and "test" in ",".join(one.task.predict).split(","):
+            one.task.predict = (*one.task.predict, "test_mismatched")  # a submission has both
         jobs[name] = job.prepare(one, str(pathlib.Path(workdir) / name), mesh)
     return Suite(jobs, data, pathlib.Path(workdir))
 
@@ -63,12 +65,13 @@ def run(suite: Suite) -> dict[str, dict[str, float]]:
         if name == "mnli":
             model = prepared.workdir / "model"
             tuner = prepared.tuner
-            scores = job.evaluate(job.make_task("mnli", suite.data), model, "dev_mismatched",
-                                  tuner.settings, mesh=tuner.mesh)
+            same = dict(settings=tuner.settings, execution=tuner.model.execution, mesh=tuner.mesh)
+            scores = job.evaluate(
+                job.make_task("mnli", suite.data), model, "dev_mismatched", **same)
             results["mnli_mm"] = dict(scores.values)
             if (pathlib.Path(suite.data) / GLUE["ax"].folder).is_dir():
-                job.evaluate(job.make_task("ax", suite.data), model, "test", tuner.settings,
-                             mesh=tuner.mesh, write_to=prepared.workdir)
+                job.evaluate(job.make_task("ax", suite.data), model, "test",
+                             write_to=prepared.workdir, **same)
     table = glue_table(results)
     write_whole(suite.workdir / "glue.md", table)
     draw(results, suite.workdir / "glue.png")

@@ -124,6 +124,10 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         return job.prepare_task(task, start, tmp_path, settings, RunSettings(), mesh=one_device(),
                            **options)  # fmt: skip
 
+    absent = {"files": {"train": "train.tsv", "dev": "dev.tsv", "test": "absent.tsv"}}
+    with pytest.raises(ValueError, match="absent.tsv does not exist: the 'test' split"):
+        prepare(table(data, **absent), predict=("dev", "test"))
+    prepare(table(data, **absent))  # a split that nobody asked for may be missing
     with pytest.raises(ValueError, match="cannot predict split 'valid'; one of train, dev, test"):
         prepare(table(data), predict=("valid",))
     with pytest.raises(ValueError, match="max_length=65 exceeds the 64 positions"):

@@ -39,6 +39,21 @@ def test_the_folders_decide_and_the_table_has_the_benchmarks_scores(tmp_path, mo
     assert expected in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("asked", (("dev", "test"), ("dev,test",), ("dev",)))
+def test_a_submission_of_the_suite_has_both_files_of_mnli(asked, tmp_path, monkeypatch):
+    for name in ("MNLI", "RTE"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.tsv").write_text("")
+    predicted = {}
+    monkeypatch.setattr(job, "prepare", lambda config, workdir, mesh=None: predicted.update(
+        {config.task.name: config.task.predict}))
+    config = config_for(tmp_path)
+    config.task.predict = asked
+    suite.prepare(config, "run")
+    both = (*asked, "test_mismatched") if len(",".join(asked)) > 3 else asked
+    assert predicted == {"mnli": both, "rte": asked}
+
+
 def test_a_folder_without_tasks_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no training data of a GLUE task; expected.*CoLA"):
         suite.prepare(config_for(tmp_path), "run")
