@@ -15,6 +15,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from bertjax.model.bias import add_bias
 from bertjax.model.kernels import dropout_bits
 
 # Finite, so that a difference of two masked scores is 0 and not NaN.
@@ -132,7 +133,7 @@ def joined_attention(
     if name in JOINED_IMPLEMENTATIONS:
         run = load_implementation(JOINED_IMPLEMENTATIONS[name])
         return run(product, bias, attention_mask, dropout_rate, dropout_key, several_pairs)
-    biased = product + bias.reshape(-1).astype(product.dtype)
+    biased = add_bias(product, bias.reshape(-1))
     query, key, value = (x.reshape(shape) for x in jnp.split(biased, 3, axis=-1))
     return attention(query, key, value, attention_mask, dropout_rate, dropout_key, name,
                      several_pairs)
