@@ -30,10 +30,11 @@ class Row(NamedTuple):
 def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
     """[CLS] first [SEP] (second [SEP]) of each text or pair; the tokenizer sees them all at once.
 
-    The longer of two texts is cut until both fit the model's positions.
+    The longer of two texts is cut until both fit the model's positions. Raises ValueError for what
+    is neither a text nor a pair.
     """
     tokenizer = loaded.tokenizer
-    pairs = [(text, None) if isinstance(text, str) else text for text in texts]
+    pairs = [_pair(text) for text in texts]
     first = _encoded(tokenizer, [a for a, _ in pairs])
     second = _encoded(tokenizer, [b for _, b in pairs if b is not None])
     seconds = iter(second)
@@ -52,6 +53,14 @@ def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> li
         ids[0], ids[1 : n + 1], ids[-1] = tokenizer.cls_id, a[:n], tokenizer.sep_id
         rows.append(Row(ids, types))
     return rows
+
+
+def _pair(text: Any) -> tuple[str, str | None]:
+    pair = (text, None) if isinstance(text, str) else text
+    if (not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str)
+            or not isinstance(pair[1], str | None)):
+        raise ValueError(f"an input is a text or a pair of two texts, not {text!r:.80}")
+    return pair[0], pair[1]
 
 
 def _encoded(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ through the model. Each function returns its answers in the order of its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,10 +48,13 @@ def require(loaded: LoadedModel, *kinds: type, purpose: str) -> None:
         raise ValueError(f"{purpose} needs the tokenizer files beside the model")
 
 
-def _refuse_strings(values: Any, purpose: str, example: str) -> None:
-    """One string is a sequence too, of characters; answers about those would make no sense."""
-    if isinstance(values, str):
+def _listed(values: Any, purpose: str, example: str) -> list[Any]:
+    """The inputs as a list. One string is a sequence too, of characters; answers about those
+    would make no sense.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{purpose} takes a list such as {example}, not {values!r:.80}")
+    return list(values)
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
@@ -105,9 +108,9 @@ def next_sentence(
 ) -> list[float]:
     """Probability that the second text of each pair follows the first (class 0 of the head)."""
     require(loaded, heads.BertForPreTraining, purpose="next-sentence prediction")
-    for value in [pairs, *pairs]:
-        _refuse_strings(value, "next-sentence prediction", "[(first, second)]")
-    if not len(pairs):
+    takes = "next-sentence prediction", "[(first, second)]"
+    pairs = [tuple(_listed(pair, *takes)) for pair in _listed(pairs, *takes)]
+    if not pairs:
         return []
     batch_size = min(batch_size, len(pairs))
     nowhere = np.zeros((batch_size, 1), np.int32)  # spares the MLM logits of every position
@@ -125,8 +128,8 @@ def classify(
     by itself (problem_type multi_label_classification in its config.json).
     """
     require(loaded, heads.BertForSequenceClassification, purpose="classification")
-    _refuse_strings(texts, "classification", "[text]")
-    if not len(texts):
+    texts = _listed(texts, "classification", "[text]")
+    if not texts:
         return []
     logits = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
     problem = loaded.settings.get("problem_type")
@@ -152,8 +155,10 @@ def tag_words(
     label is that of the window which shows most around it.
     """
     require(loaded, heads.BertForTokenClassification, purpose="tagging")
-    for value in [sentences, *sentences]:
-        _refuse_strings(value, "tagging", "[[word, word]]")
+    takes = "tagging", "[[word, word]]"
+    sentences = [_listed(words, *takes) for words in _listed(sentences, *takes)]
+    if strange := [word for words in sentences for word in words if not isinstance(word, str)]:
+        raise ValueError(f"a word is a string, not {strange[0]!r:.80}")
     tokenizer = loaded.tokenizer
     room = loaded.config.max_position_embeddings - 2
     rows, wanted = [], []  # wanted: of each row, (sentence, its words, their positions in the row)
@@ -279,5 +284,4 @@ def sentence_embeddings(
 
 def _text_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
     require(loaded, heads.BertModel, purpose="feature extraction")
-    _refuse_strings(texts, "feature extraction", "[text]")
-    return make_rows(loaded, texts)
+    return make_rows(loaded, _listed(texts, "feature extraction", "[text]"))

@@ -159,6 +159,29 @@ def test_what_is_no_list_of_inputs_is_refused(pretrained, directory):
         inference.fill_mask(pretrained, "cat " * 30 + "[MASK]")
 
 
+@pytest.mark.parametrize("value", [None, float("nan"), 5, b"cat", ("the", "cat", "sat"),
+                                   ("cat", 5), (None, "cat"), ()])
+def test_what_is_neither_a_text_nor_a_pair_is_named(pretrained, directory, value):
+    with pytest.raises(ValueError, match="a text or a pair of two texts, not"):
+        inference.classify(head(directory, "sequence-classification"), ["the cat", value])
+    with pytest.raises(ValueError, match="a text or a pair of two texts, not|takes a list such"):
+        inference.next_sentence(pretrained, [("the", "cat"), value])
+    if not isinstance(value, tuple):
+        with pytest.raises(ValueError, match="a word is a string, not"):
+            inference.tag_words(head(directory, "token-classification"), [["the", value]])
+
+
+def test_inputs_may_come_from_any_iterable(pretrained, directory):
+    texts = ["the cat", "sat on the mat"]
+    classifier = head(directory, "sequence-classification")
+    assert inference.classify(classifier, (t for t in texts)) == inference.classify(
+        classifier, np.array(texts))
+    pairs = [texts, texts[::-1]]
+    assert inference.next_sentence(pretrained, zip(*pairs, strict=True)) == (
+        inference.next_sentence(pretrained, [("the cat", "sat on the mat"),
+                                             ("sat on the mat", "the cat")]))
+
+
 def test_no_inputs_no_answers(pretrained, directory):
     assert inference.next_sentence(pretrained, []) == []
     assert inference.classify(head(directory, "sequence-classification"), []) == []

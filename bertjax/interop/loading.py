@@ -90,6 +90,9 @@ def open_source(path: str | Path) -> Source:
                       lambda: tf1.read_variables(prefix), prefix.parent)
     if path.is_file():
         raise LoadError(f"{path} is a file; give the directory that it is in")
+    if not path.exists():
+        raise LoadError(f"{path} does not exist. Nothing is downloaded here: a model of the hub "
+                        "comes with `hf download NAME --local-dir=DIR`")
     raise LoadError(
         f"{path} holds no model: expected config.json with {' or '.join(huggingface.WEIGHT_FILES)}"
         ", bert_config.json with bert_model.ckpt.index, or a bertjax workdir with checkpoints/"

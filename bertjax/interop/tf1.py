@@ -251,7 +251,7 @@ def find_prefix(path: str | Path) -> Path | None:
     A prefix itself, its .index file, or a directory with one checkpoint are accepted; of several
     in a directory, bert_model.ckpt and then the highest step is taken.
     """
-    path = Path(path)
+    path = Path(path).absolute()  # the present directory, '.', has no name to add to
     if path.name.endswith(".index") and path.is_file():
         return path.with_name(path.name.removesuffix(".index"))
     if path.with_name(path.name + ".index").is_file():

@@ -69,9 +69,13 @@ def test_the_command_extends_writes_and_compares(with_tokenizer, tmp_path, capsy
         main(arguments)
 
 
-def test_a_path_without_a_model_is_an_error_message_and_not_a_traceback(tmp_path):
-    with pytest.raises(SystemExit, match="convert: .*holds no model"):
-        main([f"--from={tmp_path}", f"--out={tmp_path / 'out'}"])
+def test_a_path_without_a_model_is_an_error_message_and_not_a_traceback(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, "."):
+        with pytest.raises(SystemExit, match="convert: .*holds no model"):
+            main([f"--from={path}", f"--out={tmp_path / 'out'}"])
+    with pytest.raises(SystemExit, match="bert-base-uncased does not exist. .*hf download"):
+        main(["--from=bert-base-uncased", f"--out={tmp_path / 'out'}"])
 
 
 def test_stablehlo_gives_the_live_models_outputs_at_any_shape_without_bertjax(tmp_path):
