@@ -361,11 +361,14 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
             probe.write_text("written at start to see that checkpoints can be")
             probe.unlink()
-        except (OSError, ImportError) as error:
-            remedy = ("pip install gcsfs, which bertjax[tpu] brings"
-                      if isinstance(error, ImportError) else "Choose another directory")
+        except Exception as error:  # clients of object stores have classes of their own
+            remedy = "Choose another directory."
+            if isinstance(error, ImportError):
+                remedy = "pip install gcsfs, which bertjax[tpu] brings."
+            elif self._in_place:
+                remedy = "Is that its name, and may this machine write there?"
             raise CheckpointError(f"cannot write checkpoints to {self.directory}: {error}. "
-                                  f"{remedy}.") from error
+                                  f"{remedy}") from error
 
     def _lock(self) -> None:
         """Refuses a second process that trains here (a job requeued while the first still runs)."""

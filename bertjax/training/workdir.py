@@ -22,10 +22,10 @@ def step_to_resume(config: ml_collections.ConfigDict, workdir: epath.Path) -> in
 
     Raises ValueError where the directory holds a run that is not to be gone on with.
     """
-    if (workdir / "finetune.json").exists():
-        raise ValueError(f"{workdir} holds a fine-tuning run; choose another --workdir")
     # Opened also where nothing is read: it may not be written, or another process trains there.
     with contextlib.closing(Checkpoints(str(workdir / "checkpoints"))) as checkpoints:
+        if (workdir / "finetune.json").exists():
+            raise ValueError(f"{workdir} holds a fine-tuning run; choose another --workdir")
         if config.resume == "overwrite" and not _has_overwritten(config, workdir):
             return None
         newest = checkpoints.latest()

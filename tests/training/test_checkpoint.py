@@ -404,3 +404,12 @@ def test_an_object_store_without_the_directory_is_a_fresh_run(bucket):
     checkpoints.clear()
     assert not (bucket / "run" / "checkpoints").exists()
     checkpoints.close()
+
+
+def test_an_object_store_that_refuses_is_told_with_what_to_look_at(bucket, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("Forbidden, 403")  # gcsfs has an HttpError that is no OSError
+
+    monkeypatch.setattr(type(bucket), "write_text", refuse)
+    with pytest.raises(CheckpointError, match="gs://bucket/run: Forbidden, 403.*may this machine"):
+        Checkpoints(bucket / "run")
