@@ -1,16 +1,22 @@
 """Shared test set-up: 8 forced host devices on the CPU, and the place of the real data sets."""
 
+import importlib.metadata
 import os
 import pathlib
 
 # Before the first jax import of the process. A GPU run (`-m gpu`) sets BERTJAX_TEST_PLATFORM=cuda.
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("BERTJAX_TEST_PLATFORM", "cpu"))
-for flag, value in (
-    ("xla_force_host_platform_device_count", "8"),
-    # Tests compile far longer than they compute: let LLVM optimise less.
-    ("xla_backend_optimization_level", "0"),
-    ("xla_llvm_disable_expensive_passes", "true"),
-):
+flags = {
+    "xla_force_host_platform_device_count": "8",
+    # Tests compile far longer than they compute: let XLA and LLVM optimise less.
+    "xla_backend_optimization_level": "0",
+    "xla_llvm_disable_expensive_passes": "true",
+    "xla_cpu_opt_preset": "fast_compile",
+}
+if importlib.metadata.version("jax").startswith("0.10."):
+    # Its MLIR emitters take twice as long as the LLVM ones, which later releases no longer have.
+    flags["xla_cpu_use_fusion_emitters"] = "false"
+for flag, value in flags.items():
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{flag}={value}".strip()
 # Several tests, and the programs that they start, compile the same step: once a checkout is enough.

@@ -7,10 +7,12 @@ import pytest
 
 from bertjax.model.attention import IMPLEMENTATIONS, attention, reference_attention
 
+reference = jax.jit(reference_attention)
 
-def inputs(batch=2, length=6, heads=3, size=4, seed=0):
-    keys = jax.random.split(jax.random.key(seed), 3)
-    return [jax.random.normal(k, (batch, length, heads, size)) for k in keys]
+
+def inputs(batch=2, length=6, heads=3, size=4):
+    drawn = np.random.default_rng(0).normal(size=(3, batch, length, heads, size))
+    return [jnp.asarray(x, jnp.float32) for x in drawn]
 
 
 def numpy_attention(q, k, v, mask):
@@ -30,16 +32,16 @@ def numpy_attention(q, k, v, mask):
 def test_reference_equals_loops_in_float64_with_padding_and_packing():
     q, k, v = inputs()
     mask = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 2, 2, 2, 0]])
-    got = reference_attention(q, k, v, jnp.asarray(mask))
+    got = reference(q, k, v, jnp.asarray(mask))
     np.testing.assert_allclose(got, numpy_attention(q, k, v, mask), atol=1e-6)
 
 
 def test_values_of_padding_and_of_other_pairs_do_not_matter():
     q, k, v = inputs()
     mask = jnp.array([[1, 1, 1, 0, 0, 0], [1, 1, 2, 2, 2, 0]])
-    base = reference_attention(q, k, v, mask)
+    base = reference(q, k, v, mask)
     other = (mask != 1)[..., None, None]
-    changed = reference_attention(q, k + 100.0 * other, v - 7.0 * other, mask)
+    changed = reference(q, k + 100.0 * other, v - 7.0 * other, mask)
     np.testing.assert_array_equal(base[0, :3], changed[0, :3])
     np.testing.assert_array_equal(base[1, :2], changed[1, :2])
 
@@ -51,7 +53,7 @@ def test_all_padding_row_is_finite_in_value_and_gradient():
     def total(q, k, v):
         return jnp.sum(attention(q, k, v, mask, 0.1, jax.random.key(0)) ** 2)
 
-    value, gradients = jax.value_and_grad(total, argnums=(0, 1, 2))(q, k, v)
+    value, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(q, k, v)
     assert np.isfinite(value)
     assert all(np.isfinite(g).all() for g in gradients)
 
@@ -59,22 +61,25 @@ def test_all_padding_row_is_finite_in_value_and_gradient():
 def test_dropout_preserves_the_expectation_and_repeats_for_the_same_key():
     q, k, v = inputs(1, 16, 2, 8)
     mask = jnp.ones((1, 16), jnp.int32)
-    clean = attention(q, k, v, mask)
+    clean = reference(q, k, v, mask)
     keys = jax.random.split(jax.random.key(3), 4000)
-    draws = jax.jit(jax.vmap(lambda key: attention(q, k, v, mask, 0.3, key)))(keys)
+
+    def attend(key):
+        return attention(q, k, v, mask, 0.3, key)
+
+    draws = jax.jit(jax.vmap(attend))(keys)
     error = np.asarray(draws.mean(0) - clean)
     assert np.abs(error / (draws.std(0) / np.sqrt(len(keys)))).max() < 5
-    np.testing.assert_array_equal(
-        attention(q, k, v, mask, 0.3, keys[0]), attention(q, k, v, mask, 0.3, keys[0])
-    )
+    again = jax.jit(attend)
+    np.testing.assert_array_equal(again(keys[0]), again(keys[0]))
     assert not np.allclose(draws[0], draws[1])
 
 
 def test_half_precision_rounds_only_its_inputs_and_output():
     q, k, v = (x.astype(jnp.bfloat16) for x in inputs(2, 64, 2, 16))
     mask = jnp.ones((2, 64), jnp.int32)
-    exact = reference_attention(*(x.astype(jnp.float32) for x in (q, k, v)), mask)
-    got = reference_attention(q, k, v, mask)
+    exact = reference(*(x.astype(jnp.float32) for x in (q, k, v)), mask)
+    got = reference(q, k, v, mask)
     assert got.dtype == jnp.bfloat16
     np.testing.assert_allclose(got.astype(jnp.float32), exact, atol=2.0**-7)
 

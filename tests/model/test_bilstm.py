@@ -13,6 +13,7 @@ from bertjax.model.presets import BertConfig
 from bertjax.tasks import job
 from bertjax.tasks.objective import model_for
 
+draw = jax.jit(init_params, static_argnums=0)
 CONFIG = BertConfig(30, 8, 2, 2, 16, max_position_embeddings=16, is_decoder=True,
                     initializer_range=0.5)
 IDS = np.array([[2, 7, 9, 11, 3, 0, 0]], np.int32)
@@ -38,8 +39,8 @@ def lstm(params, x):
 def test_it_is_an_lstm_in_each_direction_over_the_tokens_of_a_row():
     x = np.random.default_rng(0).normal(size=(1, 7, 8))
     layer = BiLstm(4)
-    params = layer.init(jax.random.key(0), jnp.asarray(x), MASK)["params"]
-    found = layer.apply({"params": params}, jnp.asarray(x), MASK)
+    found, variables = jax.jit(layer.init_with_output)(jax.random.key(0), jnp.asarray(x), MASK)
+    params = variables["params"]
     cells = jax.tree.map(np.float64, params)
     expected = np.concatenate(
         [lstm(cells["forward"], x[0, :5]), lstm(cells["backward"], x[0, 4::-1])[::-1]], -1)
@@ -49,14 +50,14 @@ def test_it_is_an_lstm_in_each_direction_over_the_tokens_of_a_row():
 @pytest.mark.parametrize("bilstm", [0, 1])
 def test_above_a_left_to_right_encoder_a_token_sees_those_after_it(bilstm):
     model = BertForTokenClassification(CONFIG, bilstm=bilstm, num_labels=3)
-    params = init_params(model, jax.random.key(0))
+    params = draw(model, jax.random.key(0))
     run = jax.jit(lambda ids, mask: model.apply({"params": params}, ids, mask))
     changed = IDS.copy()
     changed[0, 3] = 12
     moved = np.abs(run(IDS, MASK) - run(changed, MASK))[0].max(-1) > 1e-6
     assert moved[:5].tolist() == ([True] * 5 if bilstm else [False] * 3 + [True] * 2)
     # Padding changes nothing.
-    np.testing.assert_allclose(run(IDS, MASK)[:, :5], run(IDS[:, :5], MASK[:, :5]), atol=1e-6)
+    np.testing.assert_allclose(run(IDS, MASK)[:, :5], run(IDS[:, :5], MASK[:, :5]), atol=3e-6)
 
 
 class Task:
@@ -64,7 +65,7 @@ class Task:
 
 
 def test_it_is_drawn_over_a_checkpoint_that_has_none(tmp_path):
-    params = init_params(BertModel(CONFIG), jax.random.key(0))
+    params = draw(BertModel(CONFIG), jax.random.key(0))
     write_directory(tmp_path / "start", CONFIG, params, "BertModel")
     start = job.Pretrained(tmp_path / "start")
     model = model_for(Task, CONFIG, BertForTokenClassification.execution, bilstm=2)

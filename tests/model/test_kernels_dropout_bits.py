@@ -1,5 +1,7 @@
 """Dropout bits: pure functions of their indices, and indistinguishable from fair draws."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,18 @@ from bertjax.model.kernels import dropout_bits as bits
 RATE = 0.1
 
 
+tile_keep_mask = jax.jit(bits.tile_keep_mask, static_argnums=(4, 5),
+                         static_argnames="transposed")
+rows_keep_mask = jax.jit(bits.rows_keep_mask, static_argnums=(3, 4))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def keep_masks(key, rows, heads, length):
+    return bits.keep_mask(bits.stream_seeds(key, rows, heads), length, RATE)
+
+
 def _masks(key, rows=4, heads=3, length=128):
-    return np.asarray(bits.keep_mask(bits.stream_seeds(key, rows, heads), length, RATE))
+    return np.asarray(keep_masks(key, rows, heads, length))
 
 
 def test_share_of_kept_elements_is_the_stated_probability():
@@ -55,17 +67,17 @@ def test_a_tile_holds_the_bits_of_its_place_in_the_whole_mask():
     seeds = bits.stream_seeds(jax.random.key(0), 1, 1)
     whole = np.asarray(bits.keep_mask(seeds, 96, RATE))[0, 0]
     s0, s1 = seeds[0, 0]
-    tile = bits.tile_keep_mask(s0, s1, 32, 48, (16, 32), RATE)
+    tile = tile_keep_mask(s0, s1, 32, 48, (16, 32), RATE)
     np.testing.assert_array_equal(tile, whole[32:48, 48:80])
-    turned = bits.tile_keep_mask(s0, s1, 32, 48, (32, 16), RATE, transposed=True)
+    turned = tile_keep_mask(s0, s1, 32, 48, (32, 16), RATE, transposed=True)
     np.testing.assert_array_equal(np.asarray(turned).T, whole[32:48, 48:80])
 
 
 def test_the_form_for_tpus_has_the_same_bits():
     seed_0, seed_1 = bits.stream_seeds(jax.random.key(5), 1, 1)[0, 0]
-    whole = bits.tile_keep_mask(seed_0, seed_1, 0, 0, (64, 48), 0.3)
+    whole = tile_keep_mask(seed_0, seed_1, 0, 0, (64, 48), 0.3)
     for start, queries in ((0, 64), (16, 32), (48, 16)):
-        part = bits.rows_keep_mask(seed_0, seed_1, start, (queries, 48), 0.3)
+        part = rows_keep_mask(seed_0, seed_1, start, (queries, 48), 0.3)
         np.testing.assert_array_equal(part, whole[start : start + queries])
 
 

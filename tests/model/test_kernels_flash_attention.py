@@ -3,6 +3,8 @@
 On the CPU the kernels' code runs interpreted; `-m gpu` runs the compiled kernels.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,12 +39,11 @@ def reference(q, k, v, ids, seeds, rate):
 
 
 def inputs(batch, length, heads, head, dtype=jnp.float32):
-    keys = jax.random.split(jax.random.key(0), 5)
-    shape = (batch, length, heads, head)
-    q, k, v, g = (jax.random.normal(key, shape).astype(dtype) for key in keys[:4])
+    drawn = np.random.default_rng(0).normal(size=(4, batch, length, heads, head))
+    q, k, v, g = (jnp.asarray(x, dtype) for x in drawn)
     half, quarter = length // 2, length // 4
     row = jnp.array([1] * half + [2] * quarter + [0] * (length - half - quarter))
-    return q, k, v, g, jnp.tile(row, (batch, 1)), stream_seeds(keys[4], batch, heads)
+    return q, k, v, g, jnp.tile(row, (batch, 1)), stream_seeds(jax.random.key(0), batch, heads)
 
 
 def gradients(attend, q, k, v, g):
@@ -50,12 +51,17 @@ def gradients(attend, q, k, v, g):
     return (out, *pull(g.astype(out.dtype)))
 
 
+@jax.jit
+def reference_gradients(q, k, v, g, ids, seeds):
+    return gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), q, k, v, g)
+
+
 def check_against_reference(tiling, atol, q, k, v, g, ids, seeds):
     def fused(q, k, v):
         return flash_attention(q, k, v, ids, seeds, RATE, tiling, interpret=True)
 
     got = jax.jit(lambda *a: gradients(fused, *a))(q, k, v, g)
-    want = gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), q, k, v, g)
+    want = reference_gradients(q, k, v, g, ids, seeds)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=atol)
 
@@ -98,15 +104,17 @@ def test_joined_product_and_its_bias_have_the_gradients_of_the_reference(length,
         out, pull = jax.vjp(attend, product, bias)
         return (out, *pull(g))
 
-    got = jax.jit(lambda *a: both(joined, *a))(product, bias)
-    for a, b in zip(got, both(plain, product, bias), strict=True):
+    got, want = (jax.jit(functools.partial(both, attend))(product, bias)
+                 for attend in (joined, plain))
+    for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=3e-5)  # sums over 128 tokens
 
 
 def test_forward_equals_the_reference_without_dropout_and_pads_odd_lengths():
     q, k, v, _, ids, _ = inputs(2, 20, 1, 16)
     got = jax.jit(lambda *a: flash_attention(*a, interpret=True))(q, k, v, ids)
-    np.testing.assert_allclose(got, reference(q, k, v, ids, None, 0.0), atol=2e-6)
+    want = jax.jit(lambda q, k, v: reference(q, k, v, ids, None, 0.0))(q, k, v)
+    np.testing.assert_allclose(got, want, atol=2e-6)
 
 
 def test_sharded_rows_draw_the_bits_of_the_global_batch():
@@ -121,7 +129,7 @@ def test_sharded_rows_draw_the_bits_of_the_global_batch():
         with rows_on(mesh):
             return flash_attention(q, k, v, ids, seeds, RATE, interpret=True)
 
-    whole = reference(q, k, v, ids, seeds, RATE)
+    whole = jax.jit(lambda q, k, v: reference(q, k, v, ids, seeds, RATE))(q, k, v)
     split = run(*(jax.device_put(x, rows) for x in (q, k, v, ids)))
     assert split.sharding.is_equivalent_to(rows, 4)
     np.testing.assert_allclose(split, whole, atol=2e-6)
@@ -165,7 +173,7 @@ def test_sharded_gradients_equal_the_reference(axes):
 
     run = jax.jit(lambda *a: gradients(fused, *a))
     got = run(*(jax.device_put(x, place) for x in (q, k, v, g)))
-    want = gradients(lambda q, k, v: reference(q, k, v, ids, seeds, RATE), q, k, v, g)
+    want = reference_gradients(q, k, v, g, ids, seeds)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
 
