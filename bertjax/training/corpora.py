@@ -37,11 +37,13 @@ class Corpus(Protocol):
 
     Attributes:
       tokenizer: of the ids.
+      fingerprint: of the content that the rows are made of, wherever it lies.
       masked: the rows bring their masks (mlm_positions, _labels, _weights [B, P]).
       slice: this process's number and the number of processes, for the rows that it makes.
     """
 
     tokenizer: Any
+    fingerprint: str
     masked: bool
     slice: tuple[int, int]
 
@@ -90,6 +92,7 @@ class StoreCorpus:
         self._config, self.slice = config, rows
         self.stores, self.weights = _open_stores(config, workdir)
         self.tokenizer = load_tokenizer(self.stores[0].tokenizer_directory)
+        self.fingerprint = " ".join(store.manifest["content_hash"] for store in self.stores)
         self._heldout = TokenStore(self.stores[0].path, "heldout")
         self._others = {}
         for number, store in enumerate(self.stores[1:], 2):
@@ -159,6 +162,12 @@ class RecordCorpus:
                     "TFRecords bring their masks. Build a token store from the text to choose them")
         self.tokenizer = load_tokenizer(data.tokenizer)
         self._opened: dict[str, Records] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        return " ".join(dict.fromkeys(
+            records.fingerprint for _, length in self._config.phases
+            for records in self._split(length)[::2]))
 
     def _open(self, source: str, length: int) -> Records:
         patterns = source.removeprefix(TFRECORD).replace("{length}", str(length))

@@ -30,7 +30,14 @@ from bertjax.training.objective import PretrainingObjective, make_objective, mas
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.summary import devices_lines, model_line, screen
 from bertjax.training.trainer import Batch, Phase, Trainer, TrainState
-from bertjax.training.workdir import SETTINGS_FILE, delete_run, step_to_resume
+from bertjax.training.workdir import (
+    CORPUS_FILE,
+    SETTINGS_FILE,
+    corpus_record,
+    delete_run,
+    goes_on_with,
+    step_to_resume,
+)
 
 NO_CORPUS = """this run needs a corpus: --config.data.corpus=STORE names a token store.
 
@@ -99,6 +106,8 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
     resumed_from = step_to_resume(config, directory)
 
     corpus = open_corpus(config, directory, sharding.batch_slice(mesh))
+    if resumed_from is not None and not goes_on_with(config, directory, corpus):
+        resumed_from = None
     tokenizer = corpus.tokenizer
     starts_from = config.init_from if resumed_from is None else ""
     if starts_from:
@@ -206,6 +215,7 @@ def run(job: Job) -> int:
                       wandb=config.log.wandb, settings=config.to_dict())
     if jax.process_index() == 0:
         write_whole(logbook.directory / SETTINGS_FILE, config.to_json(indent=1))
+        write_whole(logbook.directory / CORPUS_FILE, corpus_record(job.corpus))
         job.tokenizer.save(logbook.directory)
         logbook.flush()
     logbook.message(summary(job, step))

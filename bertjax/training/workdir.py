@@ -13,8 +13,10 @@ from etils import epath
 
 from bertjax import config as settings
 from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.corpora import Corpus
 
 SETTINGS_FILE = "config.json"  # of a run, in its work directory
+CORPUS_FILE = "corpus.json"  # what it is trained on
 
 
 def step_to_resume(config: ml_collections.ConfigDict, workdir: epath.Path) -> int | None:
@@ -48,6 +50,38 @@ def step_to_resume(config: ml_collections.ConfigDict, workdir: epath.Path) -> in
     return newest
 
 
+def corpus_record(corpus: Corpus) -> str:
+    """The text of CORPUS_FILE."""
+    return json.dumps({"content": corpus.fingerprint, "vocabulary": corpus.tokenizer.fingerprint},
+                      indent=1) + "\n"
+
+
+def goes_on_with(config: ml_collections.ConfigDict, workdir: epath.Path, corpus: Corpus) -> bool:
+    """Whether the run there goes on with this corpus, False = it is to be overwritten.
+
+    Raises ValueError where a corpus of the same name is another one now, unless `config.resume`
+    says that it is meant. Other words under the same ids are never meant.
+    """
+    path = workdir / CORPUS_FILE
+    if not path.exists():  # a run of an earlier version
+        return True
+    before, now = json.loads(path.read_text()), json.loads(corpus_record(corpus))
+    if config.resume == "overwrite":
+        return before == now
+    name = f"config.data.corpus={config.data.corpus}"
+    if before["vocabulary"] != now["vocabulary"]:
+        raise ValueError(
+            f"{name} has another vocabulary or casing now than the run in {workdir} was trained "
+            "with, so the same ids would mean other words. Choose another --workdir, or build the "
+            f"corpus again with build_corpus --tokenizer={workdir}")
+    if before["content"] != now["content"] and config.resume != "changed":
+        raise ValueError(
+            f"{name} holds other text now than the run in {workdir} was trained on. Choose another "
+            "--workdir, or say what is meant: --config.resume=changed goes on with the new text, "
+            "--config.resume=overwrite deletes the old run.")
+    return True
+
+
 def _conflicts(config: ml_collections.ConfigDict, workdir: epath.Path) -> list[str]:
     return settings.resume_conflicts(json.loads((workdir / SETTINGS_FILE).read_text()), config)
 
@@ -68,7 +102,7 @@ def delete_run(workdir: epath.Path) -> None:
     with contextlib.closing(Checkpoints(str(workdir / "checkpoints"))) as checkpoints:
         checkpoints.clear()
     if jax.process_index() == 0:
-        for name in (SETTINGS_FILE, "metrics.jsonl", "examples.json", "report.html"):
+        for name in (SETTINGS_FILE, CORPUS_FILE, "metrics.jsonl", "examples.json", "report.html"):
             (workdir / name).unlink(missing_ok=True)
         if (workdir / "model").exists():
             (workdir / "model").rmtree()

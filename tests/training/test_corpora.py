@@ -86,6 +86,7 @@ def test_the_masks_of_the_files_reach_the_loss_as_they_are(config, files, tmp_pa
 
 def test_a_stopped_run_on_records_resumes_to_the_same_bits(config, tmp_path):
     config.data.cache = str(tmp_path / "cache")
+    config.phases = ((8, 48),)  # of the compressed records
     assert pretraining.run(pretraining.prepare(config, str(tmp_path / "run"))) == 0
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     for later in ("6", "8"):
@@ -151,3 +152,17 @@ def test_a_store_may_be_called_what_separates_stores(random_store, tmp_path, nam
         config.data.corpus = f"{tmp_path / name}=2,{random_store}=1,"
         corpus = open_corpus(config, tmp_path, (0, 1))
         assert corpus.weights == [2.0, 1.0] and len(corpus.stores) == 2
+
+
+def test_a_corpus_of_records_is_known_by_its_content_wherever_it_lies(config, files, tmp_path):
+    config.phases = ((2, 32), (2, 48))
+
+    def fingerprint(directory):
+        config.data.corpus = f"{TFRECORD}{directory}/{{length}}-*"
+        return open_corpus(config, None, (0, 1)).fingerprint
+
+    shutil.copytree(files, tmp_path / "copy")
+    assert fingerprint(tmp_path / "copy") == fingerprint(files)
+    write_records(tmp_path / "copy" / "32-b.tfrecord",
+                  (masked_example(np.random.default_rng(9), 32, 5) for _ in range(30)))
+    assert fingerprint(tmp_path / "copy") != fingerprint(files)

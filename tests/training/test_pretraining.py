@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from bertjax.config import default_config
+from bertjax.data.build import build_store
 from bertjax.interop.huggingface import write_directory
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import finish, pretraining, sharding
 from bertjax.training.logbook import Logbook
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import Trainer
-from bertjax.training.workdir import delete_run
+from bertjax.training.workdir import corpus_record, delete_run
 
 WORDS = [f"w{i}" for i in range(60)]
 
@@ -29,7 +30,7 @@ def store(random_store):
 def tiny_config(store):
     config = default_config()
     config.data.corpus = str(store)
-    config.model.update(num_hidden_layers=2, hidden_size=16, num_attention_heads=2,
+    config.model.update(num_hidden_layers=1, hidden_size=16, num_attention_heads=2,
                         intermediate_size=32, max_position_embeddings=64)
     config.phases = ((4, 32),)
     config.batch_size = 16
@@ -244,6 +245,52 @@ def test_second_run_with_other_settings_is_refused_until_it_says_what_it_means(r
     assert pretraining.prepare(config, str(directory)).resumed_from is None
 
 
+def rebuilt(config, tmp_path, words, documents=40):
+    """`config` on a store of the same name, built anew of other text."""
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], True)
+    text = [[f"{words[i % 60]} {words[j]} {words[0]}" for j in range(9)] for i in range(documents)]
+    build_store(None, tokenizer, tmp_path / "store", documents=text, overwrite=True,
+                heldout_fraction=0.2)
+    config.data.corpus = str(tmp_path / "store")
+    return config
+
+
+def test_a_corpus_that_was_built_anew_is_refused_until_the_run_says_what_it_means(run_copy):
+    config, directory = run_copy
+    config = rebuilt(config, directory.parent, [f"w{i}" for i in range(60)])
+    config.resume = "changed"  # of the path, and of what lies there
+    job = pretraining.prepare(config, str(directory))
+    (directory / "config.json").write_text(config.to_json())
+    (directory / "corpus.json").write_text(corpus_record(job.corpus))
+    config.resume = "auto"
+    assert pretraining.prepare(config, str(directory)).resumed_from == 8
+    rebuilt(config, directory.parent, [f"w{i}" for i in range(60)], documents=41)
+    with pytest.raises(ValueError, match="holds other text now.*--config.resume=changed"):
+        pretraining.prepare(config, str(directory))
+    config.resume = "changed"
+    assert pretraining.prepare(config, str(directory)).resumed_from == 8
+    shutil.rmtree(directory / "model")  # not finished
+    config.resume = "overwrite"
+    (directory / "config.json").write_text(config.to_json())
+    assert pretraining.prepare(config, str(directory)).resumed_from is None
+
+
+@pytest.mark.parametrize("resume", ["auto", "changed"])
+def test_other_words_under_the_same_ids_are_refused(run_copy, resume):
+    config, directory = run_copy
+    config = rebuilt(config, directory.parent, [f"v{i}" for i in range(60)])
+    (directory / "config.json").write_text(config.to_json())
+    config.resume = resume
+    with pytest.raises(ValueError, match="another vocabulary .* build_corpus --tokenizer="):
+        pretraining.prepare(config, str(directory))
+
+
+def test_a_run_of_a_version_without_a_record_of_its_corpus_goes_on(run_copy):
+    config, directory = run_copy
+    (directory / "corpus.json").unlink()
+    assert pretraining.prepare(config, str(directory)).resumed_from == 8
+
+
 def test_a_run_is_overwritten_once_nothing_more_can_be_refused(run_copy):
     config, directory = run_copy
     config.resume = "overwrite"
@@ -307,7 +354,7 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
     said = json.loads([line for line in (directory / "metrics.jsonl").read_text().splitlines()
                        if "eval/mlm_loss" in line][-1])
     for expected in (
-            "2 layers of width 16, 2 heads", "random weights to predict masked words and next",
+            "1 layer of width 16, 2 heads", "random weights to predict masked words and next",
             "M tokens. The vocabulary has 65 entries of lower-case text.", "| steps | 8 of 16 rows",
             "32 for 50% of the steps, then 48 for 50%", "8 x cpu, float32",
             "| `optimizer.warmup_steps` | 2 |", f"held-out MLM loss {said['eval/mlm_loss']:.3f}",
