@@ -15,7 +15,7 @@ import logging
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bertjax.tokenization.normalization import BertNormalizer, split_chunks
@@ -119,6 +119,9 @@ def train_wordpiece(
       ValueError: no words in `sentences`, or `vocab_size` too small for the entries that must be.
     A corpus too small for `vocab_size` gives the largest vocabulary it can, with a warning.
     """
+    specials = _special_names(special_tokens or {})
+    if num_unused is None:
+        num_unused = min(ORIGINAL_UNUSED, vocab_size // 30)
     counts = WordCounts(
         BertNormalizer(do_lower_case, strip_accents, tokenize_chinese_chars), max_words)
     for sentence in sentences:
@@ -130,13 +133,6 @@ def train_wordpiece(
     if not words:
         raise ValueError("no words to train a vocabulary on: the sentences are empty")
 
-    specials = dict(zip(SPECIAL_NAMES, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), strict=True))
-    unknown_names = set(special_tokens or ()) - set(specials)
-    if unknown_names:
-        raise ValueError(f"special_tokens has {sorted(unknown_names)}; use {', '.join(specials)}")
-    specials.update(special_tokens or {})
-    if num_unused is None:
-        num_unused = min(ORIGINAL_UNUSED, vocab_size // 30)
     head = _head(list(specials.values()), num_unused)
     alphabet, chars = _characters(words, min_char_count, max_chars)
     fixed = list(dict.fromkeys(head + chars))
@@ -149,9 +145,10 @@ def train_wordpiece(
 
     words = [(word, count) for word, count in words
              if len(word) <= _MAX_WORD and alphabet.issuperset(word)]
+    pieces = _merge(words, math.ceil(_SURPLUS * vocab_size) + len(alphabet)) if (
+        wanted and words) else []
     taken = set(fixed)
-    pieces = [piece for piece in _merge(words, math.ceil(_SURPLUS * vocab_size) + len(alphabet))
-              if piece not in taken] if wanted and words else []
+    pieces = [piece for piece in pieces if piece not in taken]
     if len(pieces) < wanted:
         log.warning(
             "the corpus gives only %d of the %d entries asked for: train on more text, or set "
@@ -161,6 +158,25 @@ def train_wordpiece(
         return WordPieceTokenizer(
             entries, do_lower_case, strip_accents, tokenize_chinese_chars, **specials)
 
+    return tokenizer(fixed + _most_used(pieces, wanted, fixed, words, tokenizer))
+
+
+def _special_names(given: dict[str, str]) -> dict[str, str]:
+    """The names of the special tokens, BERT's where none are given."""
+    names = dict(zip(SPECIAL_NAMES, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), strict=True))
+    if unknown := set(given) - set(names):
+        raise ValueError(f"special_tokens has {sorted(unknown)}; use {', '.join(names)}")
+    return names | given
+
+
+def _most_used(pieces: list[str], wanted: int, fixed: list[str], words: list[tuple[str, int]],
+               tokenizer: Callable[[list[str]], WordPieceTokenizer]) -> list[str]:
+    """The `wanted` pieces that the greedy longest match uses most on `words`, the most used first.
+
+    Args:
+      fixed: entries that stand before the pieces whatever their use.
+      tokenizer: makes one of all entries.
+    """
     surplus = max(0, len(pieces) - wanted)
     for left in range(_PRUNING_ROUNDS - 1, -1, -1):
         used = tokenizer(fixed + pieces).count_use(words)
@@ -168,7 +184,7 @@ def train_wordpiece(
         # Dropping a piece changes the use of the others: go half of the way and count again.
         kept = wanted + (surplus >> (_PRUNING_ROUNDS - left) if left else 0)
         pieces = [pieces[k] for k in order[:kept]]
-    return tokenizer(fixed + pieces)
+    return pieces
 
 
 def _head(specials: list[str], num_unused: int) -> list[str]:

@@ -7,6 +7,7 @@ The state holds no counter. The learning rate follows `step` (batches seen) and 
 follows `updates` (batches applied); the caller passes both, so a skipped step leaves no trace.
 """
 
+import dataclasses
 import functools
 import math
 import re
@@ -139,6 +140,7 @@ def make_optimizer(
         raise ValueError(f"unknown optimizer {name!r}; one of adamw, lamb")
     schedule = learning_rate if callable(learning_rate) else (
         lambda step: jnp.full_like(jnp.asarray(step, jnp.float32), learning_rate))
+    direction = _Direction(b1, b2, eps, weight_decay, bias_correction, lamb=name == "lamb")
     excluded = re.compile(no_decay)
 
     def trained(tree: Params) -> dict[str, Any]:
@@ -156,27 +158,6 @@ def make_optimizer(
     def gradient_norm(gradients: Params) -> jax.Array:
         return global_norm(trained(gradients))
 
-    # A function of its own, so that it is traced and lowered once for all arrays of a shape.
-    @functools.partial(jax.jit, static_argnames="decays")
-    def direction(g: jax.Array, m: jax.Array, v: jax.Array, p: jax.Array, scale: jax.Array,
-                  updates: jax.Array, decays: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
-        g, p = g.astype(jnp.float32) * scale, p.astype(jnp.float32)
-        m = b1 * m + (1 - b1) * g
-        v = b2 * v + (1 - b2) * jnp.square(g)
-        m_hat, v_hat = m, v
-        if bias_correction:
-            # 1 - b^n as -expm1(n log b): in float32, 1 - 0.999 has only 4 good digits.
-            m_hat = m / -jnp.expm1((updates + 1) * (math.log(b1) if b1 else -math.inf))
-            v_hat = v / -jnp.expm1((updates + 1) * math.log(b2))
-        step_direction = m_hat / (jnp.sqrt(v_hat) + eps)
-        if decays and weight_decay:
-            step_direction += weight_decay * p
-        if decays and name == "lamb":
-            p_norm, d_norm = jnp.linalg.norm(p.ravel()), jnp.linalg.norm(step_direction.ravel())
-            ratio = p_norm / jnp.where(d_norm > 0, d_norm, 1)
-            step_direction *= jnp.where((p_norm > 0) & (d_norm > 0), ratio, 1)
-        return step_direction, m, v
-
     def update(gradients: Params, state: Params, params: Params, *, step: jax.Array | int,
                updates: jax.Array | int | None = None) -> tuple[Params, Params]:
         updates = jnp.asarray(step if updates is None else updates, jnp.float32)
@@ -191,14 +172,48 @@ def make_optimizer(
             if not multiplier:
                 changes[path] = jnp.zeros_like(flat_params[path])
                 continue
-            step_direction, new_means[path], new_variances[path] = direction(
+            step_direction, new_means[path], new_variances[path] = direction.of(
                 gradient, means[path], variances[path], flat_params[path], scale, updates,
-                decays=not excluded.search(path))
+                not excluded.search(path))
             changes[path] = (-rate * multiplier * step_direction).astype(flat_params[path].dtype)
         return unflatten(changes), {"mean": unflatten(new_means),
                                     "variance": unflatten(new_variances)}
 
     return Optimizer(init, update, schedule, gradient_norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Direction:
+    """Where a step of one array goes, before the learning rate; settings as of make_optimizer."""
+
+    b1: float
+    b2: float
+    eps: float
+    weight_decay: float
+    bias_correction: bool
+    lamb: bool
+
+    # A function of its own, so that it is traced and lowered once for all arrays of a shape.
+    @functools.partial(jax.jit, static_argnums=(0, 7))
+    def of(self, g: jax.Array, m: jax.Array, v: jax.Array, p: jax.Array, scale: jax.Array,
+           updates: jax.Array, decays: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(direction, new m, new v) in float32; g is scaled first, `updates` were made before."""
+        g, p = g.astype(jnp.float32) * scale, p.astype(jnp.float32)
+        m = self.b1 * m + (1 - self.b1) * g
+        v = self.b2 * v + (1 - self.b2) * jnp.square(g)
+        m_hat, v_hat = m, v
+        if self.bias_correction:
+            # 1 - b^n as -expm1(n log b): in float32, 1 - 0.999 has only 4 good digits.
+            m_hat = m / -jnp.expm1((updates + 1) * (math.log(self.b1) if self.b1 else -math.inf))
+            v_hat = v / -jnp.expm1((updates + 1) * math.log(self.b2))
+        direction = m_hat / (jnp.sqrt(v_hat) + self.eps)
+        if decays and self.weight_decay:
+            direction += self.weight_decay * p
+        if decays and self.lamb:
+            p_norm, d_norm = jnp.linalg.norm(p.ravel()), jnp.linalg.norm(direction.ravel())
+            ratio = p_norm / jnp.where(d_norm > 0, d_norm, 1)
+            direction *= jnp.where((p_norm > 0) & (d_norm > 0), ratio, 1)
+        return direction, m, v
 
 
 def from_optax(transform: "optax.GradientTransformation", learning_rate: Schedule) -> Optimizer:
