@@ -126,7 +126,8 @@ def prepare_task(
                          "there, and copy model/ from it when it is done")
     if "train" not in task.splits:
         raise ValueError(
-            f"task {task.name!r} has no training split; evaluate a fine-tuned model on it instead"
+            f"task {task.name!r} has no training split: score a fine-tuned model on it with "
+            "python -m bertjax.tools.evaluate"
         )
     if task.metric not in task.metric_names:
         raise ValueError(f"metric {task.metric!r} cannot say which checkpoint of {task.name!r} is "

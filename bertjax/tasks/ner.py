@@ -187,7 +187,8 @@ class NerTask:
         tag = sentence.tags[word]
         if tag not in self.labels:
             raise ValueError(
-                f"{sentence.where}: tag {tag!r} is unknown; the head has {list(self.labels)}"
+                f"{sentence.where}: tag {tag!r} is unknown; the head has {list(self.labels)} "
+                "(those of the training rows, unless the task's option 'labels' names them all)"
             )
         return self.labels.index(tag)
 

@@ -116,7 +116,8 @@ def save_model(
         "multilabel": "multi_label_classification",
         "classification": "single_label_classification",
     }
-    settings: dict[str, Any] = {"finetuned": {"task": task.name, "value": result["value"]}}
+    settings: dict[str, Any] = {"finetuned": {
+        "task": task.name, "value": result["value"], "max_length": tuner.settings.max_length}}
     if task.name == "squad2.0":
         settings["finetuned"]["null_threshold"] = result["details"]["best_f1_thresh"]
     if task.head in kinds:

@@ -78,7 +78,8 @@ class TextTask:
     def _index(self, name: str, record: Record) -> int:
         if name not in self.labels:
             raise ValueError(
-                f"{record.where}: label {name!r} is unknown; the head has {list(self.labels)}"
+                f"{record.where}: label {name!r} is unknown; the head has {list(self.labels)} "
+                "(those of the training rows, unless the task's option 'labels' names them all)"
             )
         return self.labels.index(name)
 

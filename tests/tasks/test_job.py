@@ -14,6 +14,7 @@ from bertjax.model.presets import BertConfig
 from bertjax.tasks import job
 from bertjax.tasks.finetune import FineTuneSettings, RunSettings
 from bertjax.tokenization import WordPieceTokenizer
+from bertjax.tools import evaluate
 from bertjax.training import sharding
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
@@ -71,7 +72,9 @@ def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
 
 
 @pytest.mark.slow
-def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start, data, tmp_path):
+def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(
+    start, data, tmp_path, capsys
+):
     task, workdir = table(data), tmp_path / "run"
     run = RunSettings(5e-3, 16, 3, seed=1)
     prepared = job.prepare_task(
@@ -104,6 +107,19 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     scores = job.evaluate(again, workdir / "model", settings=SETTINGS, mesh=one_device())
     assert again.labels == ("bad", "good")
     assert scores["accuracy"] == pytest.approx(result["scores"]["accuracy"])
+    files = json.dumps({"files": {"dev": "dev.tsv", "test": "test.tsv"}, "labels": ["good", "bad"]})
+    for split, gold in (("dev", True), ("test", False)):
+        capsys.readouterr()
+        evaluate.main([f"--model={workdir / 'model'}", "--task=table", f"--data={data}",
+                       f"--options={files}", f"--split={split}", f"--out={tmp_path / 'out'}"])
+        said = json.loads(capsys.readouterr().out)["scores"]
+        assert said == pytest.approx(result["scores"]) if gold else said is None
+        name = f"predictions_{split}.jsonl"
+        found, written = (
+            [json.loads(line) for line in (directory / name).read_text().splitlines()]
+            for directory in (tmp_path / "out", workdir)
+        )
+        assert [row["prediction"] for row in found] == [row["prediction"] for row in written]
     with pytest.raises(LoadError, match="is a fine-tuning run; its best model is in .*run/model"):
         open_source(workdir)
     # A finished run is not trained again, and another one is not mixed with it.
@@ -117,6 +133,10 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
 def test_evaluating_a_checkpoint_without_the_head_is_refused(start, data):
     with pytest.raises(LoadError, match="classifier"):
         job.evaluate(table(data), start, settings=SETTINGS, mesh=one_device())
+    files = json.dumps({"files": {"train": "train.tsv", "dev": "dev.tsv"}})
+    with pytest.raises(SystemExit, match="(?s)evaluate: .*classifier"):
+        evaluate.main([f"--model={start}", "--task=table", f"--data={data}", "--max_length=32",
+                       f"--options={files}"])
 
 
 def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_path):
