@@ -6,10 +6,12 @@
 
 NAMES are those of configs/ablations.py (size=6/768/12, masking=80/20/0, ...), and ltr_bilstm, which
 is ltr fine-tuned with a BiLSTM above it. What follows `--` goes to every pre-training
-(-- --config.batch_size=64). `prepare` puts the data under DIR/data.
+(-- --config.batch_size=64). `prepare` puts the data under DIR/data. --points=5 also fine-tunes four
+equally spaced checkpoints of each pre-training: the paper's figure 5.
 Writes DIR/ablate.md: each name's mean and standard deviation over the seeds, and the paper's
-numbers, which were had with 1,000,000 steps and compare in their differences only. A pre-training
-that is finished, and a fine-tuning run that is, is not repeated.
+numbers, which were had with 1,000,000 steps and compare in their differences only; and
+DIR/ablate.png, the scores, over the steps where there are several points. A pre-training that is
+finished, and a fine-tuning run that is, is not repeated.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import argparse
 import json
 import math
 import pathlib
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bertjax import markdown
 from bertjax.tools.arguments import make_parser
@@ -47,11 +50,17 @@ PAPER = {
 }
 
 BILSTM = "_bilstm"  # at the end of a name: a matter of the fine-tuning alone
+Scores = Mapping[str, Mapping[str, Sequence[float]]]  # {task: {label: one a seed, in percent}}
 
 
-def label(name: str) -> str:
-    """A name as a directory: 'size=3/768/12' has slashes."""
-    return name.replace("/", "-").replace("=", "-")
+def label(name: str, step: int = 0) -> str:
+    """A name as a directory: 'size=3/768/12' has slashes. `step` is 0 for the end."""
+    return name.replace("/", "-").replace("=", "-") + (f"@{step}" if step else "")
+
+
+def intermediate(steps: int, points: int) -> list[int]:
+    """The steps of the checkpoints that are fine-tuned beside the last."""
+    return [number * (steps // points) for number in range(1, points)]
 
 
 def directory(out: pathlib.Path, name: str) -> pathlib.Path:
@@ -68,8 +77,20 @@ def pretrain(name: str, args: argparse.Namespace, extra: Sequence[str]) -> None:
     subprocess.run([*jobs.pretraining(experiment, workdir, {
         "data.corpus": args.store, "phases": ((args.steps, args.seq_length),),
         "optimizer.warmup_steps": max(1, round(0.06 * args.steps)),
-        "eval.every_steps": args.steps, "checkpoint.every_steps": args.steps,
-        "checkpoint.keep_every": 0}), *extra], check=True)
+        "eval.every_steps": args.steps, "checkpoint.every_steps": args.steps // args.points,
+        "checkpoint.keep_every": args.steps // args.points if args.points > 1 else 0,
+    }), *extra], check=True)
+
+
+def models(names: Sequence[str], args: argparse.Namespace) -> dict[str, str]:
+    """{label: what bench transfer calls the model} of every point."""
+    found = {}
+    for name in names:
+        how, workdir = "bilstm:" if name.endswith(BILSTM) else "", directory(args.out, name)
+        for step in intermediate(args.steps, args.points):
+            found[label(name, step)] = f"{how}{workdir}@{step}"
+        found[label(name)] = f"{how}{workdir / 'model'}"
+    return found
 
 
 def perplexity(workdir: pathlib.Path) -> float | None:
@@ -80,9 +101,8 @@ def perplexity(workdir: pathlib.Path) -> float | None:
     return math.exp(losses[-1]) if losses else None
 
 
-def table(names: Sequence[str], tasks: Sequence[str], out: pathlib.Path) -> str:
+def table(names: Sequence[str], tasks: Sequence[str], out: pathlib.Path, found: Scores) -> str:
     """A Markdown table: an ablation a row."""
-    found = transfer.results(out, [label(name) for name in names])
     rows = []
     for name in names:
         score = perplexity(directory(out, name))
@@ -92,6 +112,39 @@ def table(names: Sequence[str], tasks: Sequence[str], out: pathlib.Path) -> str:
     columns = ["ablation", "perplexity", *(transfer.WORK[task].title for task in tasks),
                "the paper, 1,000,000 steps"]
     return markdown.table(columns, rows) + "\n"
+
+
+def table_of_steps(
+    names: Sequence[str], tasks: Sequence[str], steps: Sequence[int], found: Scores
+) -> str:
+    """A Markdown table: a task and an ablation a row, a column for each number of steps."""
+    rows = [[transfer.WORK[task].title, name,
+             *(transfer.spread(found.get(task, {}).get(label(name, step)))
+               for step in (*steps[:-1], 0))] for task in tasks for name in names]
+    return markdown.table(["task", "ablation", *(f"{step:,} steps" for step in steps)], rows) + "\n"
+
+
+def draw(path: pathlib.Path, names: Sequence[str], tasks: Sequence[str], steps: Sequence[int],
+         found: Scores) -> None:
+    """A panel a task: mean over the seeds, with its standard deviation, after so many steps."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1 + 4 * len(tasks), 4), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        for name in names:
+            seeds = [(step, found.get(task, {}).get(label(name, step if step != steps[-1] else 0)))
+                     for step in steps]
+            had = [(step, values) for step, values in seeds if values]
+            spreads = [statistics.stdev(v) if len(v) > 1 else 0.0 for _, v in had]
+            axes.errorbar([step for step, _ in had], [statistics.fmean(v) for _, v in had],
+                          spreads, marker="o", capsize=3, label=name)
+        axes.set_title(transfer.WORK[task].title, fontsize=10)
+        axes.set_xlabel("steps of pre-training")
+        axes.set_xlim(left=0)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("score on dev, %")
+    figure.axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -105,6 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--names", default="base,no_nsp,ltr", help="ablations, comma-separated")
     add("--steps", type=int, required=True, help="of each pre-training")
     add("--seq_length", type=int, default=128)
+    add("--points", type=int, default=1, help="checkpoints of each that are fine-tuned, the last "
+        "being the end (default 1)")
     add("--tasks", default="qnli,mrpc,sst2", help=", ".join(transfer.WORK))
     add("--seeds", type=int, default=5)
     add("--learning_rate", type=float, default=transfer.LEARNING_RATE, help="of the fine-tuning")
@@ -116,15 +171,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not (args.out / "data").is_dir():
         parser.error(f"{args.out / 'data'} is missing: python -m bertjax.tools.bench transfer "
                      f"prepare --data=SOURCE --out={args.out}")
+    if not 1 <= args.points <= args.steps:
+        parser.error(f"--points={args.points} must be from 1 to the {args.steps} steps")
     for name in names:
         pretrain(name, args, arguments[cut + 1 :])
-    models = {label(name): ("bilstm:" if name.endswith(BILSTM) else "")
-              + str(directory(args.out, name) / "model") for name in names}
-    transfer.run_all(tasks, models, args.out, args.gpus.split(","), [
+    asked = models(names, args)
+    failed = transfer.run_all(tasks, asked, args.out, args.gpus.split(","), [
         f"--seeds={args.seeds}", f"--learning_rate={args.learning_rate}"])
-    text = table(names, tasks, args.out)
+    found = transfer.results(args.out, list(asked))
+    text = table(names, tasks, args.out, found)
+    if args.points > 1:
+        steps = [*intermediate(args.steps, args.points), args.steps]
+        text += "\n" + table_of_steps(names, tasks, steps, found)
+        draw(args.out / "ablate.png", names, tasks, steps, found)
+    elif found:
+        transfer.draw(args.out / "ablate.png", found, list(asked))
     (args.out / "ablate.md").write_text(text, encoding="utf-8")
     print(text)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
