@@ -13,7 +13,8 @@ was asked to stop (SIGTERM) saves, and exits with code 75 ("try again").
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -56,21 +57,27 @@ def main(arguments: Sequence[str]) -> None:
     try:
         check_config(config)
         # Late: importing jax takes a second that a refused command need not wait for.
-        from bertjax.training import hardware, runtime
+        from bertjax.training import distributed, hardware, runtime
 
         runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value)
     except (ValueError, OSError) as error:
         _refuse(str(error))
     hardware.wake()
-    from bertjax.training.checkpoint import CheckpointError
-    from bertjax.training.preemption import EXIT_PREEMPTED, Preempted
-
     if config.job == "finetune" and config.task.name == "all":
         from bertjax.tasks import suite as jobs
     elif config.job == "finetune":
         from bertjax.tasks import job as jobs
     else:
         from bertjax.training import pretraining as jobs
+    with distributed.not_waiting_after_errors():
+        _run(jobs, config, workdir)
+
+
+def _run(jobs: ModuleType, config: Any, workdir: str) -> None:
+    """The job, with the exit codes of its ends."""
+    from bertjax.training.checkpoint import CheckpointError
+    from bertjax.training.preemption import EXIT_PREEMPTED, Preempted
+
     try:
         try:
             job = jobs.prepare(config, workdir)

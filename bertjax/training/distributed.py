@@ -4,15 +4,18 @@ Call `initialize` before anything else touches jax. In: flags and the environmen
 jax.process_index() and jax.process_count(); each process sees all devices of the run.
 """
 
+import contextlib
 import logging
 import os
 import pathlib
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import jax
+
+from bertjax.training.preemption import EXIT_PREEMPTED
 
 log = logging.getLogger(__name__)
 
@@ -106,3 +109,28 @@ def initialize(coordinator: str = "", processes: int = 0, process_id: int = -1,
     log.info("process %d of %d (found by %s), %d of %d devices here", jax.process_index(),
              jax.process_count(), cluster.source, jax.local_device_count(), jax.device_count())
     return cluster
+
+
+@contextlib.contextmanager
+def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
+    """Lets no process of several outlive, by more than `grace_s`, an error that ends the block.
+
+    jax has a process that ends wait for the others, for minutes, and these wait for it in their
+    next exchange. Once it is gone, they are stopped (see `initialize`). If all met the same error,
+    as with settings that are refused, the grace lets all end with their own exit code.
+    """
+    try:
+        yield
+    except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) else 1
+        if jax.distributed.is_initialized() and code not in (0, EXIT_PREEMPTED):
+            timer = threading.Timer(grace_s, _end, (code,))
+            timer.daemon = True
+            timer.start()
+        raise
+
+
+def _end(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -202,6 +202,41 @@ def test_a_peer_that_never_comes_is_a_readable_message_and_an_exit_code(tmp_path
         assert f"process {process_id} of 2 waited 5 s" in result.stderr
 
 
+ERRING = """
+import sys
+from bertjax.training import distributed
+coordinator, process_id, culprits, how = sys.argv[1:]
+distributed.initialize(coordinator, 2, int(process_id), timeout_s=60, heartbeat_s=10)
+from jax.experimental import multihost_utils
+with distributed.not_waiting_after_errors(grace_s=3):
+    if process_id in culprits:
+        print("no store on this host", file=sys.stderr)
+        sys.exit(2) if how == "refuses" else 1 / 0
+    multihost_utils.sync_global_devices("the others never come")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("culprits", "how", "code"), [
+    ("1", "refuses", 2), ("0", "refuses", 2), ("1", "raises", 1), ("01", "refuses", 2)])
+def test_an_error_in_one_process_stops_all_within_the_heartbeat(culprits, how, code):
+    coordinator = f"127.0.0.1:{free_port()}"
+    began = time.monotonic()
+    processes = [subprocess.Popen(
+        [sys.executable, "-c", ERRING, coordinator, str(number), culprits, how], text=True,
+        stderr=subprocess.PIPE, env={**os.environ, "JAX_PLATFORMS": "cpu",
+                                     "PYTHONPATH": os.pathsep.join(sys.path)})
+        for number in range(2)]
+    STARTED.extend(processes)
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    for number, process in enumerate(processes):
+        if str(number) in culprits:
+            assert process.returncode == code and "no store on this host" in said[number]
+        else:
+            assert process.returncode not in (0, 2, 75)
+    assert time.monotonic() - began < 100  # jax's own wait is five minutes
+
+
 # -------------------------------------------------------------------------------------- detection
 
 
