@@ -9,6 +9,7 @@ a task head may start afresh, when asked for.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,9 @@ TASKS: dict[str, type[heads.BertNetwork]] = {
     "multiple-choice": heads.BertForMultipleChoice,
 }
 ARCHITECTURES = {model.__name__: model for model in TASKS.values()}
+# kind of source -> its weight files (of a run the manifests, which hold their checksums)
+_WEIGHTS = {"huggingface": ("*.safetensors", "*.bin"), "tf1": ("*.data-*",),
+            "bertjax": ("checkpoints/*/manifest.json",)}
 _LABELLED = (heads.BertForSequenceClassification, heads.BertForTokenClassification)
 
 
@@ -60,6 +64,17 @@ class Source:
     place: Callable[[str], Place]
     read: Callable[[], dict[str, np.ndarray]]
     directory: Path
+
+    def fingerprint(self) -> str:
+        """Hash of the weight files' names, sizes and first MiB, by which other weights at the same
+        place are told apart without reading them all."""
+        digest = hashlib.sha256()
+        for pattern in _WEIGHTS[self.kind]:
+            for path in sorted(self.directory.glob(pattern)):
+                digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+                with open(path, "rb") as file:
+                    digest.update(file.read(1 << 20))
+        return digest.hexdigest()
 
 
 def open_source(path: str | Path) -> Source:

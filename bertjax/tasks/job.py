@@ -94,6 +94,7 @@ class Job:
     log_every: int
     log: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the Logbook
     mesh_reason: str = ""  # why the devices are used as they are
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the task's class
 
 
 def prepare_task(
@@ -111,6 +112,7 @@ def prepare_task(
     log_every: int = 50,
     log: Mapping[str, Any] | None = None,
     mesh_reason: str = "",
+    options: Mapping[str, Any] | None = None,
 ) -> Job:
     """Reads what can be read before anything compiles.
 
@@ -118,6 +120,7 @@ def prepare_task(
       predict: splits for which predictions (and submission files) are written.
       dropout: (hidden, attention) in place of the checkpoint's.
       log: further arguments of the Logbook.
+      options: that the task was made with, so that a workdir is known by them.
 
     Raises ValueError or LoadError naming the setting, or file and line, and the remedy.
     """
@@ -156,7 +159,7 @@ def prepare_task(
     objective, trainer = tuner.objective_and_trainer()
     trainer.abstract_state(objective)  # refuses rules for parameters that do not exist
     job = Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every,
-              log or {}, mesh_reason)
+              log or {}, mesh_reason, options or {})
     _refuse_other_run(job)
     return job
 
@@ -218,7 +221,7 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
         log_every=config.log.every_steps,
         log={"tensorboard": config.log.tensorboard, "csv": config.log.csv,
              "wandb": config.log.wandb, "settings": config.to_dict()},
-        mesh_reason=reason,
+        mesh_reason=reason, options=config.to_dict()["task"]["options"],
     )  # fmt: skip
 
 
@@ -264,13 +267,21 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def _identity(job: Job) -> dict[str, Any]:
-    """The settings that a workdir belongs to."""
-    return {
-        "task": job.tuner.task.name,
+    """The settings, data and weights that a workdir belongs to."""
+    tuner = job.tuner
+    identity = {
+        "task": tuner.task.name,
+        "metric": tuner.task.metric,
+        "options": job.options,
+        "data": {split: tuner.data(split, training=split == "train")[0].fingerprint
+                 for split in ("train", "dev")},
         "init_from": job.init_from,
+        "weights": tuner.load_params.source.fingerprint(),
+        "tokenizer": tuner.tokenizer.fingerprint,
         "run": dataclasses.asdict(job.run),
-        "settings": json.loads(json.dumps(dataclasses.asdict(job.tuner.settings))),
+        "settings": dataclasses.asdict(tuner.settings),
     }
+    return json.loads(json.dumps(identity))
 
 
 def _refuse_other_run(job: Job) -> None:
@@ -280,13 +291,15 @@ def _refuse_other_run(job: Job) -> None:
         if (job.workdir / "checkpoints").exists():
             raise ValueError(f"{job.workdir} holds a pre-training run; choose another workdir")
         return
-    old = configuration.flatten(json.loads(path.read_text(encoding="utf-8")))
-    new = configuration.flatten(_identity(job))
+    before, now = json.loads(path.read_text(encoding="utf-8")), _identity(job)
+    # Earlier versions wrote down less.
+    old, new = configuration.flatten(before), configuration.flatten(
+        {name: value for name, value in now.items() if name in before})
     if changes := [f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
                    for name in sorted(old.keys() | new) if old.get(name) != new.get(name)]:
         raise ValueError(
-            f"{job.workdir} holds a fine-tuning run with other settings ({'; '.join(changes)}); "
-            "choose another workdir, or delete it"
+            f"{job.workdir} holds a fine-tuning run with other settings or other content of the "
+            f"same files ({'; '.join(changes)}); choose another workdir, or delete it"
         )
 
 

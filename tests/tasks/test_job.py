@@ -130,6 +130,38 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(
         job.run(job.prepare_task(task, start, workdir, SETTINGS, other, mesh=one_device()))
 
 
+def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+
+    def prepare(options=None, **more):
+        return job.prepare_task(table(data, **more), start, workdir, SETTINGS, RunSettings(),
+                                mesh=one_device(), options=options)
+
+    identity = job._identity(prepare({"separator": "|"}))
+    (workdir / "finetune.json").write_text(json.dumps(identity))
+    prepare({"separator": "|"})
+    with pytest.raises(ValueError, match=r"other content .*options.separator: '\|' -> ','"):
+        prepare({"separator": ","})
+    with pytest.raises(ValueError, match="metric: 'accuracy' -> 'macro_f1'"):
+        prepare({"separator": "|"}, metric="macro_f1")
+    for name, field in (("train.tsv", "data.train"), ("dev.tsv", "data.dev")):
+        before = (data / name).read_text()
+        (data / name).write_text(before.replace("good", "bad", 2).replace("bad", "good", 2) + "\n")
+        with pytest.raises(ValueError, match=f"{field}: '[0-9a-f]+' -> '[0-9a-f]+'"):
+            prepare({"separator": "|"})
+        (data / name).write_text(before)
+    params = init_params(BertModel(CONFIG), jax.random.key(1))
+    tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
+    write_directory(start, CONFIG, params, "BertModel", tokenizer, overwrite=True)
+    with pytest.raises(ValueError, match="weights: '[0-9a-f]+' -> "):
+        prepare({"separator": "|"})
+    for name in ("weights", "data", "options", "metric", "tokenizer"):  # of an earlier version
+        del identity[name]
+    (workdir / "finetune.json").write_text(json.dumps(identity))
+    prepare({"separator": "|"})
+
+
 def test_evaluating_a_checkpoint_without_the_head_is_refused(start, data):
     with pytest.raises(LoadError, match="classifier"):
         job.evaluate(table(data), start, settings=SETTINGS, mesh=one_device())
