@@ -15,7 +15,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -47,6 +46,7 @@ from bertjax.tasks.task import (
 )
 from bertjax.tasks.transfer import pack
 from bertjax.training import sharding
+from bertjax.training.ahead import Ahead, batch_shapes
 from bertjax.training.budget import process_age
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
 from bertjax.training.trainer import Phase, Trainer, TrainState
@@ -143,7 +143,7 @@ class FineTuner:
         self.load_params, self.prng = load_params, prng
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
         self._prepared: tuple[TaskObjective, Trainer] | None = None
-        self._compiling: dict[tuple[str, int, int], Future[Future[Any]]] = {}
+        self._ahead = Ahead()
         # Seconds from the process's start until this was reached, by the first run.
         self.milestones: dict[str, float] = {}
         self._buckets = Buckets(settings.max_length, settings.buckets)
@@ -240,47 +240,24 @@ class FineTuner:
         )
 
     def compile_ahead(self, batch_size: int) -> None:
-        """Starts to compile the steps of all buckets side by side; `run` waits for them.
+        """Starts to compile the steps of all buckets side by side (ahead.py); `run` waits for them.
 
-        Python lowers one program after the other, what is needed first at first, and that one with
-        nothing beside it; XLA compiles each as soon as it is lowered, outside Python, which can
-        start the weights meanwhile. Does nothing in a run of several processes, which must compile
-        in the same order.
+        What is needed first comes first.
         """
-        if jax.process_count() > 1:
-            return
         objective, trainer = self.objective_and_trainer()
-        state = trainer.abstract_state(objective)
-        train_step, pad_id = trainer.train_step(objective), self.tokenizer.pad_id
-        work = []
+        state, pad_id = trainer.abstract_state(objective), self.tokenizer.pad_id
         shortest = min(self.data("train", training=True)[1], key=row_length)
         for length in reversed(self.training_buckets(batch_size)):
             batch = collate([shortest], length, batch_size, pad_id)
             batch["run"] = np.zeros(batch_size, np.int32)
-            work.append(("train", length, batch_size, train_step, state, batch))
+            self._ahead.start(("train", length, batch_size), trainer.train_step(objective), state,
+                              batch_shapes(pack(batch), self.mesh))
         for length, row in self._evaluated_lengths():
-            rows = self._evaluation_rows
-            batch = collate([_inputs(row)], length, rows, pad_id)
-            work.append(("predict", length, rows, self._predict, state.params, batch))
-        lowering, compiling = ThreadPoolExecutor(1), ThreadPoolExecutor(len(work) + 1)
-
-        def start(function: Any, *arguments: Any) -> Future[Any]:
-            return compiling.submit(function.lower(*arguments).compile)
-
-        for kind, length, rows, function, first, batch in work:
-            if (kind, length, rows) not in self._compiling:
-                where = sharding.batch_sharding(self.mesh)
-                shapes = {
-                    name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=where)
-                    for name, value in pack(batch).items()
-                }
-                # A later call with the same shapes finds the program that this one made.
-                self._compiling[kind, length, rows] = lowering.submit(
-                    start, function, first, shapes)
-        if ("copy", 0, 0) not in self._compiling:
-            self._compiling["copy", 0, 0] = lowering.submit(start, copy, state.params)
-        lowering.shutdown(wait=False)
-        next(iter(self._compiling.values())).result()
+            batch = collate([_inputs(row)], length, self._evaluation_rows, pad_id)
+            self._ahead.start(("predict", length), self._predict, state.params,
+                              batch_shapes(pack(batch), self.mesh))
+        self._ahead.start("copy", copy, state.params)
+        self._ahead.lowered_first()
 
     def _evaluated_lengths(self) -> list[tuple[int, Features]]:
         """(bucket, a row of it) for the buckets that 'dev' uses, the longest first."""
@@ -363,8 +340,7 @@ class FineTuner:
         schedule = jax.device_get(state.opt_state["schedule"])
         book = _WithLearningRate(logbook, self.settings.schedule, schedule)
         self._reach("weights")
-        for lowered in self._compiling.values():
-            lowered.result().result()
+        self._ahead.wait()
         self._reach("programs")
         best = Best(self.settings.early_stopping, checkpoints)
         if checkpoints is not None and checkpoints.latest() is not None:

@@ -15,10 +15,7 @@ repeats the undisturbed one bit for bit:
 from __future__ import annotations
 
 import dataclasses
-import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 import flax.struct
@@ -30,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bertjax.model.kernels import compiler_options
 from bertjax.model.rows import rows_on
 from bertjax.training import sharding
+from bertjax.training.ahead import Ahead, batch_shapes
 from bertjax.training.budget import POSITION, Budget, Steps
 from bertjax.training.hardware import prng_implementation
 from bertjax.training.logbook import Logbook
@@ -38,8 +36,6 @@ from bertjax.training.optimizer import Optimizer
 
 if TYPE_CHECKING:  # orbax takes a second to import, and not every run saves
     from bertjax.training.checkpoint import Checkpoints
-
-log = logging.getLogger(__name__)
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, jax.Array]]
@@ -118,7 +114,7 @@ class Trainer:
         self.watchdog_s = watchdog_s
         self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
         self._abstract: dict[int, tuple[Objective, TrainState]] = {}
-        self._ahead: dict[tuple[str, int], Future[None]] = {}
+        self._ahead = Ahead()
 
     # ------------------------------------------------------------------------------------ state
 
@@ -237,42 +233,22 @@ class Trainer:
 
     def compile_ahead(self, kind: str, objective: Objective, batch: Mapping[str, np.ndarray]
                       ) -> None:
-        """Starts to compile a step in the background; its first use waits for that, if need be.
-
-        The programs of a run are then compiled side by side while its state is made. Only before
-        training: a compiler that tries out kernels must not share the device with it. Does nothing
-        where several processes must compile in the same order.
+        """Starts to compile a step in the background (ahead.py); its first use waits for that.
 
         Args:
           kind: 'train' or 'evaluate'.
           batch: of the shapes that will come; values do not matter.
         """
-        if jax.process_count() > 1 or (kind, id(objective)) in self._ahead:
-            return
-        rows = sharding.batch_sharding(self.mesh)
-        shapes = {name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=rows)
-                  for name, value in batch.items()}
-        state = self.abstract_state(objective)
+        state, shapes = self.abstract_state(objective), batch_shapes(batch, self.mesh)
         if kind == "train":
             step, arguments = self.train_step(objective), (state, shapes)
         else:
             step, arguments = self._evaluation(objective), (state.params, shapes, np.uint32(0))
-        self._ahead[kind, id(objective)] = done = Future()
-
-        def work() -> None:
-            try:
-                step.lower(*arguments).compile()
-            except Exception:  # the call that needs it will meet the same error, and raise it
-                log.debug("compiling ahead failed", exc_info=True)
-            done.set_result(None)
-
-        # No daemon: the end of Python would abort the process in the middle of a compilation.
-        threading.Thread(target=work, name=f"compile {kind}").start()
+        self._ahead.start((kind, id(objective)), step, *arguments)
 
     def wait_for(self, kind: str, objective: Objective) -> None:
         """Returns once what `compile_ahead` started is compiled, if anything."""
-        if future := self._ahead.get((kind, id(objective))):
-            future.result()
+        self._ahead.wait((kind, id(objective)))
 
     def _jit(self, kind: str, objective: Objective, build: Callable[[Any], Any]) -> Any:
         """Compiled functions by objective, which is kept alive so that its id stays its own."""
