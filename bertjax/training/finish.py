@@ -116,8 +116,9 @@ def card(job: Job, step: int, told: list[str], examples: list[dict[str, Any]]) -
     objective = "the next token of a text" if model.is_decoder else "masked words"
     objectives = f"{objective} and next sentences" if config.data.nsp else objective
     summary = (
-        f"A BERT with {model.num_hidden_layers} layers of width {model.hidden_size}, "
-        f"{model.num_attention_heads} heads and {parameter_count(model) / 1e6:.1f} M parameters, "
+        f"A BERT with {model.num_hidden_layers} layer{'s' * (model.num_hidden_layers > 1)} of "
+        f"width {model.hidden_size}, {model.num_attention_heads} heads and "
+        f"{parameter_count(model) / 1e6:.1f} M parameters, "
         f"pre-trained from {start} to predict {objectives}.")
     if not config.data.nsp:
         summary += " Its pooler and next-sentence head are untrained."

@@ -26,6 +26,14 @@ def spec(max_predictions=77, **settings):
     return MaskingSpec(MASK, SPECIAL, max_predictions=max_predictions, **settings)
 
 
+def masker(settings):
+    """mask_tokens with these settings, compiled once for all keys and rows of a shape."""
+    return jax.jit(lambda key, ids, mask: mask_tokens(key, ids, mask, settings))
+
+
+MASK_TOKENS = {predictions: masker(spec(predictions)) for predictions in (2, 20, 77)}
+
+
 def rows(tokens, length=None, count=1, seed=0):
     """`count` rows of `tokens` tokens, [CLS] and [SEP] included, padded to `length`."""
     length = length or tokens
@@ -42,16 +50,16 @@ GOLDEN_COUNTS = {3: 1, 6: 1, 7: 1, 10: 2, 20: 3, 23: 3, 30: 4, 50: 8, 128: 19, 5
 @pytest.mark.parametrize("tokens, expected", GOLDEN_COUNTS.items())
 def test_number_of_predictions(tokens, expected):
     ids, mask = rows(tokens, length=512)
-    masked = mask_tokens(jax.random.key(tokens), ids, mask, spec())
+    masked = MASK_TOKENS[77](jax.random.key(tokens), ids, mask)
     assert masked.weights.sum() == expected == prediction_count(tokens, 0.15, 77)
     assert masked.positions.shape == masked.labels.shape == (1, 77)
-    capped = mask_tokens(jax.random.key(tokens), ids, mask, spec(2))
+    capped = MASK_TOKENS[2](jax.random.key(tokens), ids, mask)
     assert capped.weights.sum() == min(2, expected)
 
 
 def test_slots_hold_the_original_ids_in_ascending_order_and_nothing_else_changes():
     ids, mask = rows(50, 64, count=32)
-    masked = mask_tokens(jax.random.key(0), ids, mask, spec(20))
+    masked = MASK_TOKENS[20](jax.random.key(0), ids, mask)
     original, changed = np.asarray(ids), np.asarray(masked.input_ids)
     for row in range(32):
         used = np.asarray(masked.weights[row]) == 1
@@ -105,7 +113,7 @@ def test_whole_range_reproduces_the_original_draw_of_specials():
 def test_the_draw_is_a_function_of_the_key_and_differs_between_rows_and_keys():
     ids, mask = rows(64, count=8)
     ids = jnp.broadcast_to(ids[:1], ids.shape)
-    first, again, other = (mask_tokens(jax.random.key(k), ids, mask, spec(20)) for k in (0, 0, 1))
+    first, again, other = (MASK_TOKENS[20](jax.random.key(k), ids, mask) for k in (0, 0, 1))
     np.testing.assert_array_equal(first.input_ids, again.input_ids)
     assert (first.positions != other.positions).any()
     assert len({tuple(np.asarray(p)) for p in first.positions}) == 8
@@ -116,10 +124,9 @@ def test_pairs_packed_in_a_row_have_their_own_counts():
     ids = np.concatenate([np.asarray(rows(n, seed=n)[0][0]) for n in lengths] + [[PAD] * 7])
     mask = np.concatenate([[k + 1] * n for k, n in enumerate(lengths)] + [[0] * 7])
     slots = packed_predictions(100, 4, 0.15)
-    settings = spec(20, predictions_per_row=slots)
+    draw = masker(spec(20, predictions_per_row=slots))
     for seed in range(20):
-        masked = mask_tokens(jax.random.key(seed), jnp.asarray(ids)[None], jnp.asarray(mask)[None],
-                             settings)
+        masked = draw(jax.random.key(seed), ids[None], mask[None])
         used = np.asarray(masked.positions[0])[np.asarray(masked.weights[0]) == 1]
         counts = np.bincount(mask[used], minlength=5)
         assert counts.tolist() == [0, 2, 4, 1, 8]
@@ -136,8 +143,8 @@ def test_packed_predictions_bounds_every_packing():
 
 def test_row_with_more_predictions_than_slots_keeps_the_rest_unmasked():
     ids, mask = rows(60)
-    masked = mask_tokens(jax.random.key(0), ids, mask, spec(20, predictions_per_row=4,
-                                                            mask_prob=1.0, random_prob=0.0))
+    masked = masker(spec(20, predictions_per_row=4, mask_prob=1.0, random_prob=0.0))(
+        jax.random.key(0), ids, mask)
     assert masked.weights.sum() == 4
     assert (np.asarray(masked.input_ids) == MASK).sum() == 4
 
@@ -161,7 +168,7 @@ def words_of(ids):
 def test_whole_words_are_chosen_whole_and_the_budget_is_filled():
     ids, mask = rows(128, count=256, seed=3)
     settings = spec(20, whole_word=True, is_continuation=CONTINUES)
-    chosen = np.asarray(choose(jax.random.key(0), ids, mask, settings))
+    chosen = np.asarray(jax.jit(lambda k: choose(k, ids, mask, settings))(jax.random.key(0)))
     for row, tokens in zip(chosen, np.asarray(ids), strict=True):
         words = words_of(tokens.tolist())
         for word in words:
@@ -218,11 +225,12 @@ def test_rows_of_one_pair_are_masked_as_by_the_general_method(length, prediction
     mask = (np.arange(length) < rng.integers(0, length + 1, (64, 1))).astype(np.int32)
     spec = MaskingSpec(mask_id=103, special_ids=(0, 100, 101, 102, 103),
                        max_predictions=predictions, replacement_ids=np.arange(104, 110))
-    general = dataclasses.replace(spec, predictions_per_row=predictions)
+    general = masker(dataclasses.replace(spec, predictions_per_row=predictions))
+    special = masker(spec)
     for seed in range(3):
         key = jax.random.key(seed)
-        jax.tree.map(np.testing.assert_array_equal, mask_tokens(key, ids, mask, spec),
-                     mask_tokens(key, ids, mask, general))
+        jax.tree.map(np.testing.assert_array_equal, special(key, ids, mask),
+                     general(key, ids, mask))
 
 
 def test_equal_random_numbers_do_not_add_predictions():

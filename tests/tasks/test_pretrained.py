@@ -1,3 +1,7 @@
+"""Where a fine-tuning run starts: stored weights, and a head that is drawn beside them."""
+
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -22,11 +26,16 @@ MODELS = {
 }
 
 
+@functools.cache
+def drawn_whole(name, seed):
+    return flatten(jax.jit(heads.init_params, static_argnums=0)(
+        MODELS[name], jax.random.key(seed)))
+
+
 @pytest.mark.parametrize("extra", [[], ["encoder/layer_2/output/kernel"]])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_drawn_alone_is_what_init_params_draws(name, extra):
-    key = jax.random.key(5)
-    full = flatten(jax.jit(heads.init_params, static_argnums=0)(MODELS[name], key))
+    key, full = jax.random.key(5), drawn_whole(name, 5)
     wanted = [path for path in full if not path.startswith("encoder/")] + extra
     drawn = draw(MODELS[name], wanted)(key)
     assert set(drawn) == set(wanted)
@@ -42,7 +51,8 @@ def test_shapes_are_those_of_init_params():
 
 def test_reading_ahead_changes_nothing_but_when(tmp_path):
     model = heads.BertForSequenceClassification(CONFIG, num_labels=3)
-    stored = heads.init_params(heads.BertModel(CONFIG), jax.random.key(1))
+    stored = jax.jit(heads.init_params, static_argnums=0)(
+        heads.BertModel(CONFIG), jax.random.key(1))
     write_directory(tmp_path / "model", CONFIG, jax.device_get(stored), "BertModel")
     early, late = Pretrained(tmp_path / "model"), Pretrained(tmp_path / "model")
     early.read_ahead()

@@ -118,11 +118,14 @@ def test_a_workdir_gives_its_encoder_to_a_fine_tuning_task(run):
     assert params["classifier"]["kernel"].shape[1] == 3
 
 
-def test_a_tf1_checkpoint_is_continued(store, tmp_path):
-    config = continued(ROOT / "tests/interop/golden_tf1", store)
-    assert config.model.hidden_size == 24
-    assert pretraining.run(pretraining.prepare(config, str(tmp_path / "run"))) == 0
-    assert np.isfinite(heldout(tmp_path / "run")[-1]["eval/loss"])
+def test_a_tf1_checkpoint_starts_at_the_loss_of_the_same_weights_in_hugging_faces_files(
+        store, tmp_path):
+    starts = []
+    for golden in ("golden_tf1", "golden"):
+        config = continued(ROOT / "tests/interop" / golden, store)
+        assert config.model.hidden_size == 24
+        starts.append(start_loss(config, tmp_path / golden))
+    assert starts[0] == starts[1] and np.isfinite(starts[0]["loss"])
 
 
 def test_added_words_go_through_the_whole_flow(run, tmp_path):
