@@ -131,7 +131,8 @@ def check_identity(directory: pathlib.Path, identity: dict[str, Any]) -> None:
         write_whole(path, json.dumps(wanted, indent=1) + "\n")
         return
     found = json.loads(path.read_text(encoding="utf-8"))
-    if differing := sorted(k for k in found.keys() | wanted if found.get(k) != wanted.get(k)):
+    # Of what an earlier version did not write down nothing is known.
+    if differing := sorted(k for k in found if found[k] != wanted.get(k)):
         changes = "; ".join(f"{k}: {found.get(k)!r} -> {wanted.get(k)!r}" for k in differing)
         raise ValueError(f"{directory} holds another search ({changes}); choose another directory")
 

@@ -83,6 +83,7 @@ def search(flags: argparse.Namespace) -> str:
         "task": task.name,
         "options": flags.options,
         "init_from": flags.init_from,
+        "weights": tuner.load_params.source.fingerprint(),
         "settings": dataclasses.asdict(settings),
         "data": {split: tuner.data(split, training=split == "train")[0].fingerprint
                  for split in ("train", "dev")},
