@@ -219,7 +219,10 @@ class Checkpoints:
 
     def _entries(self) -> list[epath.Path]:
         """What the directory holds; object stores have no empty directories."""
-        return list(self.directory.iterdir()) if self.directory.exists() else []
+        try:  # asked before, it may be there for another process's trial to write, and gone now
+            return list(self.directory.iterdir())
+        except FileNotFoundError:
+            return []
 
     def latest(self) -> int | None:
         """The newest step, or None if this run has never committed a checkpoint.

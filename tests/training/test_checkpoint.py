@@ -406,6 +406,14 @@ def test_an_object_store_without_the_directory_is_a_fresh_run(bucket):
     checkpoints.close()
 
 
+def test_a_directory_of_an_object_store_that_vanishes_while_it_is_read_is_empty(
+        bucket, monkeypatch):
+    checkpoints = Checkpoints(bucket / "run")
+    monkeypatch.setattr(type(bucket), "exists", lambda path: not path.name.endswith(".json"))
+    assert checkpoints.latest() is None
+    checkpoints.close()
+
+
 def test_an_object_store_that_refuses_is_told_with_what_to_look_at(bucket, monkeypatch):
     def refuse(*_):
         raise RuntimeError("Forbidden, 403")  # gcsfs has an HttpError that is no OSError
