@@ -64,14 +64,16 @@ class Loop:
 
     def run(self) -> TrainState:
         """Trains to the end of the last phase."""
-        with stop_on_signals() as stop:
-            for number, phase in enumerate(self.phases):
-                if self.place < phase.until_step:
-                    self._train(number, phase, stop)
-        self._settle()
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
-        self.watchdog.stop()
+        try:
+            with stop_on_signals() as stop:
+                for number, phase in enumerate(self.phases):
+                    if self.place < phase.until_step:
+                        self._train(number, phase, stop)
+            self._settle()
+            if self.checkpoints is not None:
+                self.checkpoints.wait()
+        finally:  # a notebook lives on after an error
+            self.watchdog.stop()
         return self.state
 
     def _train(self, number: int, phase: Phase, stop: StopSignal) -> None:
@@ -102,7 +104,6 @@ class Loop:
             if stopping:
                 if self.checkpoints is not None:
                     self.checkpoints.wait()
-                self.watchdog.stop()
                 self.logbook.close()
                 raise Preempted(self.step, stop.requested or "pre-emption notice")
 

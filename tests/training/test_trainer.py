@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -281,6 +282,17 @@ def test_too_many_bad_steps_in_a_row_stop_the_run_with_an_explanation():
     with pytest.raises(NotFiniteError, match="3 steps in a row up to step 7 .* learning"):
         trainer.fit(trainer.init(objective), [Phase(20, objective, poisoned({1, *range(4, 20)}))],
                     logbook=Memory())
+
+
+def test_a_run_that_ends_in_an_error_is_no_longer_watched():
+    trainer, objective = trainer_on(watchdog_s=60), regression()
+    with pytest.raises(ValueError, match="the data ended"):
+        trainer.fit(trainer.init(objective), [Phase(3, objective, lambda start: iter(()))],
+                    logbook=Memory())
+    watching = [thread for thread in threading.enumerate() if thread.name == "watchdog"]
+    for thread in watching:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in watching)
 
 
 def test_a_batch_without_any_target_changes_nothing_but_weight_decay():
