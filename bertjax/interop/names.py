@@ -133,14 +133,36 @@ def match(
       LoadError: missing, unexpected or mis-shaped names, all listed with their shapes; values
         that are not finite.
     """
-    loaded: dict[str, np.ndarray] = {}
-    missing: list[str] = []
-    misshaped: list[str] = []
-    fresh: list[str] = []
-    used: set[str] = set()
+    found = _compare(wanted, available, place, fresh_heads)
+    known = {place(path).name for path in wanted} | _names_of_other_heads(wanted, place)
+    unexpected = [f"{name} {array.shape}" for name, array in available.items()
+                  if name not in known]
+    if found.missing or found.misshaped or unexpected:
+        raise LoadError(_complaint(source, found.missing, unexpected, found.misshaped))
+    with ThreadPoolExecutor() as threads:  # kernels are transposed: a second for a base model
+        copies = dict(zip(found.loaded, threads.map(_finite, found.loaded.values()), strict=True))
+    if broken := [place(path).name for path, array in copies.items() if array is None]:
+        raise LoadError(
+            f"{source}: {len(broken)} weights hold values that are NaN or infinite in float32: "
+            f"{', '.join(broken[:20])}. The training diverged, or the file is damaged")
+    return copies, found.fresh
+
+
+class _Compared(NamedTuple):
+    """What a file has of a model's parameters; the last two are lines of a message."""
+
+    loaded: dict[str, np.ndarray]
+    fresh: list[str]
+    missing: list[str]
+    misshaped: list[str]
+
+
+def _compare(wanted: Mapping[str, tuple[int, ...]], available: Mapping[str, np.ndarray],
+             place: Any, fresh_heads: bool) -> _Compared:
+    """Looks for every parameter of the model; arguments as of `match`."""
+    loaded, fresh, missing, misshaped = found = _Compared({}, [], [], [])
     for path, shape in wanted.items():
         name, transposed = place(path)
-        used.add(name)
         array = available.get(name)
         if array is not None and transposed and array.ndim == 2:
             array = array.T
@@ -155,26 +177,13 @@ def match(
                 f"{name}: the file has {available[name].shape}, the model needs "
                 f"{_foreign_shape(shape, transposed)}"
             )
-    if fresh:  # A head is taken whole or not at all: half of one is no head.
-        parts = {part_of(path) for path in fresh}
-        fresh = [path for path in wanted if part_of(path) in parts]
-        loaded = {path: array for path, array in loaded.items() if part_of(path) not in parts}
-
-    others = _names_of_other_heads(wanted, place)
-    unexpected = [
-        f"{name} {array.shape}"
-        for name, array in available.items()
-        if name not in used and name not in others
-    ]
-    if missing or misshaped or unexpected:
-        raise LoadError(_complaint(source, missing, unexpected, misshaped))
-    with ThreadPoolExecutor() as threads:  # kernels are transposed: a second for a base model
-        copies = dict(zip(loaded, threads.map(_finite, loaded.values()), strict=True))
-    if broken := [place(path).name for path, array in copies.items() if array is None]:
-        raise LoadError(
-            f"{source}: {len(broken)} weights hold values that are NaN or infinite in float32: "
-            f"{', '.join(broken[:20])}. The training diverged, or the file is damaged")
-    return copies, fresh
+    if not fresh:
+        return found
+    # A head is taken whole or not at all: half of one is no head.
+    parts = {part_of(path) for path in fresh}
+    return found._replace(
+        loaded={path: array for path, array in loaded.items() if part_of(path) not in parts},
+        fresh=[path for path in wanted if part_of(path) in parts])
 
 
 def _finite(array: np.ndarray) -> np.ndarray | None:

@@ -20,14 +20,12 @@ from bertjax.data.build import BuildSettings, Progress, build_store, load
 from bertjax.data.sources import FORMATS, Reading
 from bertjax.data.store import SPLITS, TokenStore
 from bertjax.interruption import Interrupted
-from bertjax.tools.arguments import parse
+from bertjax.tools.arguments import make_parser, parse, refusals
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line; defaults of settings are those of `BuildSettings` and `Reading`."""
-    parser = argparse.ArgumentParser(
-        "python -m bertjax.tools.build_corpus", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("build_corpus", __doc__)
     add = parser.add_argument
     add("--input", action="append", metavar="PATTERN",
         help="files; wildcards in quotes; commas or repetition for several; tfds:name/config:split")
@@ -71,12 +69,11 @@ def main(arguments: list[str] | None = None) -> None:
     if not flags.input and not flags.inspect:
         raise SystemExit("nothing to do: give --input='PATTERN' to build, --inspect to look")
     try:
-        if flags.input:
-            build(flags, beam_options)
-        if flags.inspect:
-            inspect(flags)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+        with refusals("build_corpus"):
+            if flags.input:
+                build(flags, beam_options)
+            if flags.inspect:
+                inspect(flags)
     except Interrupted:
         print("the same command goes on with what is missing", file=sys.stderr)
         raise
@@ -91,13 +88,12 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
         segment=None if flags.segment is None else flags.segment == "true",
         data_dir=flags.data_dir)
     settings = {f.name: getattr(flags, f.name) for f in dataclasses.fields(BuildSettings)}
-    tokenizer: Any = flags.tokenizer
     if flags.do_lower_case:
         from bertjax.tokenization import load_tokenizer
 
-        tokenizer = load_tokenizer(tokenizer, flags.do_lower_case == "true")
+        tokenizer = load_tokenizer(flags.tokenizer, flags.do_lower_case == "true")
     else:
-        tokenizer = load(tokenizer)
+        tokenizer = load(flags.tokenizer)
     started = time.monotonic()
     run = None
     if flags.runner == "beam":

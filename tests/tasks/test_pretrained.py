@@ -32,8 +32,8 @@ def drawn_whole(name, seed):
         MODELS[name], jax.random.key(seed)))
 
 
-@pytest.mark.parametrize("extra", [[], ["encoder/layer_2/output/kernel"]])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name, extra", [
+    *((name, []) for name in MODELS), ("classifier", ["encoder/layer_2/output/kernel"])])
 def test_what_is_drawn_alone_is_what_init_params_draws(name, extra):
     key, full = jax.random.key(5), drawn_whole(name, 5)
     wanted = [path for path in full if not path.startswith("encoder/")] + extra

@@ -1,10 +1,16 @@
 """Measurements, side by side with transformers: python -m bertjax.tools.bench --help
 
-    step       the training step (the default)
-    input      text -> token store -> rows -> masks, with:
-    input_stages, input_original   our stages; the original's create_pretraining_data.py
-    workloads  what is measured: model, length, rows, predictions
-    jax_step   bertjax's training step: seconds, memory, kernel profile, parity of data with:
-    peer       the same step in transformers + torch.compile, in a process of its own
-    kernels    a jax.profiler trace -> time by kind of kernel
+Benchmarks, and the modules that only they use:
+
+    step        the training step (the default): workloads, jax_step, peer, kernels
+    memory, packed, scaling    the same step under remat policies, on real text, on more devices
+    numerics    loss curves of the fast mode beside float32
+    quality     held-out loss over wall clock: quality_curves, quality_peer
+    transfer    what a pre-training is worth on small tasks
+    finetune    fine-tuning, scores and times: finetune_work, finetune_ours, finetune_peer
+    finetune_startup    where the seconds before the first score go
+    predict     inference
+    input       text -> token store -> rows -> masks: input_stages, input_original
+
+jobs.py starts the processes that are compared.
 """
