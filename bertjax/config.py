@@ -232,6 +232,9 @@ SETTINGS: dict[str, Any] = {
                             "table 7), such as concat_last_4"),
         "bilstm": S(0, "layers of a BiLSTM, drawn at random, between encoder and head (paper "
                     "section 5.1: the left-to-right model's); 0 = none", allowed=AT_LEAST_0),
+        "head_init": S("truncated_normal", "how a new head is drawn: as the original draws it, or "
+                       "'normal', as transformers does, 14 % larger", CODE,
+                       allowed=("truncated_normal", "normal")),
         "predict": S(("dev",), "splits whose predictions and submission files are written"),
     },
     "watchdog_seconds": S(0.0, "end the process (exit code 76, stacks on stderr) when no step ends "

@@ -68,18 +68,23 @@ def truncated_normal(stddev: float) -> Callable[..., jax.Array]:
     return init
 
 
+# How weights may be drawn: as the original draws all, and as transformers does.
+DISTRIBUTIONS = {"truncated_normal": truncated_normal, "normal": nn.initializers.normal}
+
+
 class DenseParams(nn.Module):
     """Declares {'kernel': [in, out], 'bias': [out]}."""
 
     features_in: int
     features_out: int
     stddev: float
+    distribution: str = "truncated_normal"
 
     @nn.compact
     def __call__(self) -> Params:
-        shape = (self.features_in, self.features_out)
+        init = DISTRIBUTIONS[self.distribution](self.stddev)
         return {
-            "kernel": self.param("kernel", truncated_normal(self.stddev), shape),
+            "kernel": self.param("kernel", init, (self.features_in, self.features_out)),
             "bias": self.param("bias", nn.initializers.zeros, (self.features_out,)),
         }
 

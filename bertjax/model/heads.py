@@ -254,9 +254,18 @@ class TaskNetwork(BertNetwork):
     bilstm: layers of it, 0 = none. The paper puts one, drawn at random, on its left-to-right model
     "to make a good faith attempt at strengthening" it (section 5.1; its size is not told: here H
     outputs, so that the head stays as it is).
+
+    head_init: how a new head is drawn, one of encoder.DISTRIBUTIONS. A short training hardly
+    changes how large its weights are, so tasks of few steps and many labels can tell.
     """
 
     bilstm: int = 0
+    head_init: str = "truncated_normal"
+
+    def _dense(self, name: str, features_out: int) -> Params:
+        c = self.config
+        return DenseParams(c.hidden_size, features_out, c.initializer_range, self.head_init,
+                           name=name)()
 
     @nn.compact
     def __call__(

@@ -83,6 +83,7 @@ class FineTuneSettings:
     class_weights: tuple[float, ...] | str = ()  # one a class, or 'balanced'
     feature_layers: str = ""  # tagging over a frozen encoder: see feature_tagger.py
     bilstm: int = 0  # layers of a BiLSTM between encoder and head: see heads.py
+    head_init: str = "truncated_normal"  # how the new head is drawn; transformers: 'normal'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,8 @@ class FineTuner:
         self.task, self.tokenizer, self.config, self.settings = task, tokenizer, config, settings
         self.mesh = sharding.make_mesh() if mesh is None else mesh
         self.model = model_for(
-            task, config, execution, settings.feature_layers, settings.bilstm)
+            task, config, execution, settings.feature_layers, settings.bilstm,
+            settings.head_init)
         self.load_params, self.prng = load_params, prng
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
         self._prepared: tuple[TaskObjective, Trainer] | None = None

@@ -190,6 +190,7 @@ def finetune_settings(config: Any) -> FineTuneSettings:
         tuple(t.class_weights),
         feature_layers=t.feature_layers,
         bilstm=t.bilstm,
+        head_init=t.head_init,
     )
 
 

@@ -32,18 +32,23 @@ Batch = Mapping[str, jax.Array]
 
 
 def model_for(
-    task: Any, config: BertConfig, execution: Execution, feature_layers: str = "", bilstm: int = 0
+    task: Any, config: BertConfig, execution: Execution, feature_layers: str = "", bilstm: int = 0,
+    head_init: str = "truncated_normal",
 ) -> Any:
     """The model of the task's head, with as many outputs as the task has.
 
     Args:
       feature_layers: for tagging, a choice of feature_tagger.py makes the paper's feature-based
         model over a frozen encoder.
-      bilstm: layers of a BiLSTM between encoder and head (heads.TaskNetwork).
+      bilstm, head_init: layers of a BiLSTM between encoder and head, and how that is drawn
+        (heads.TaskNetwork).
     """
     if feature_layers:
         if bilstm:
             raise ValueError(f"feature_layers={feature_layers!r} brings a BiLSTM: set bilstm=0")
+        if head_init != "truncated_normal":
+            raise ValueError(f"feature_layers={feature_layers!r} draws its own head: head_init has "
+                             "no effect")
         if task.head != "tagging":
             raise ValueError(f"feature_layers={feature_layers!r} is for tagging, not {task.head}")
         if feature_layers not in LAYER_CHOICES:
@@ -53,14 +58,15 @@ def model_for(
         return BertFeatureTagger(
             config, execution, num_labels=task.outputs, layers=feature_layers
         )
+    common = (config, execution, bilstm, head_init)
     if task.head == "tagging":
-        return BertForTokenClassification(config, execution, bilstm, num_labels=task.outputs)
+        return BertForTokenClassification(*common, num_labels=task.outputs)
     if task.head == "spans":
-        return BertForQuestionAnswering(config, execution, bilstm)
+        return BertForQuestionAnswering(*common)
     if task.head == "multiple_choice":
-        return BertForMultipleChoice(config, execution, bilstm)
+        return BertForMultipleChoice(*common)
     if task.head in ("classification", "regression", "multilabel"):
-        return BertForSequenceClassification(config, execution, bilstm, num_labels=task.outputs)
+        return BertForSequenceClassification(*common, num_labels=task.outputs)
     raise ValueError(f"unknown head {task.head!r} of task {task.name!r}")
 
 

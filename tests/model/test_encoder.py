@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bertjax.model.encoder import activation, layer_norm
-from bertjax.model.heads import BertForPreTraining, init_params
+from bertjax.model.heads import BertForPreTraining, BertForTokenClassification, init_params
 from bertjax.model.lookup import gather_positions, small_table_lookup
 from bertjax.model.presets import BertConfig, Execution, parameter_count
 
@@ -106,6 +106,16 @@ def test_initial_values_are_a_normal_cut_at_two_sigma_and_not_rescaled(params):
     layer = params["encoder"]["layer_0"]
     assert (layer["LayerNorm"]["scale"] == 1).all() and (layer["LayerNorm"]["bias"] == 0).all()
     assert (layer["output"]["bias"] == 0).all()
+
+
+@pytest.mark.parametrize("head_init, deviation", [("truncated_normal", 0.880), ("normal", 1.0)])
+def test_a_head_is_drawn_as_the_original_does_or_as_transformers(head_init, deviation):
+    """0.880 is the deviation of a standard normal cut at 2: scipy.stats.truncnorm(-2, 2).std()."""
+    config = dataclasses.replace(CONFIG, num_hidden_layers=1)
+    draw = jax.jit(init_params, static_argnums=0)
+    head = draw(BertForTokenClassification(config, head_init=head_init, num_labels=2000),
+                jax.random.key(0))["classifier"]["kernel"]
+    assert np.std(head) / config.initializer_range == pytest.approx(deviation, abs=0.01)
 
 
 def test_parameter_count_is_that_of_the_tree(params):

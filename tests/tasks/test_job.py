@@ -245,7 +245,7 @@ def test_a_config_gives_the_job_it_describes(start, data, tmp_path):
         "max_length": 32, "epochs": 2, "warmup": 0.1, "buckets": 1, "eval_batch_size": 16,
         "group_by_length": True, "evaluations_per_epoch": 1, "early_stopping": 0,
         "layer_decay": 0.9, "freeze": (), "class_weights": ("balanced",), "feature_layers": "",
-        "bilstm": 0, "predict": ("dev,test",),
+        "bilstm": 0, "head_init": "normal", "predict": ("dev,test",),
     })  # fmt: skip
     prepared = job.prepare(config, str(tmp_path / "run"), mesh=one_device())
     assert prepared.run == RunSettings(3e-5, 16, 2, 4)
@@ -253,6 +253,7 @@ def test_a_config_gives_the_job_it_describes(start, data, tmp_path):
     assert prepared.tuner.settings.class_weights == "balanced"
     assert prepared.tuner.settings.layer_decay == 0.9
     assert prepared.tuner.settings.group_by_length
+    assert prepared.tuner.model.head_init == "normal"
     config.init_from = ""
     with pytest.raises(ValueError, match="config.init_from is empty"):
         job.prepare(config, str(tmp_path / "run"))

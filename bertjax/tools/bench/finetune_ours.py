@@ -61,7 +61,7 @@ def measure(work: Work) -> None:
     milestones["devices"] = time.time() - work.started
     recipe = FineTuneSettings(
         max_length=work.max_length, warmup=work.warmup, weight_decay=work.weight_decay,
-        schedule="linear_after_warmup", bias_correction=True,
+        schedule="linear_after_warmup", bias_correction=True, head_init="normal",
         group_by_length=work.group_by_length,
     )  # fmt: skip
     settings = RunSettings(work.learning_rate, work.batch_size, work.epochs, 0)
