@@ -74,12 +74,17 @@ def pretrain(name: str, args: argparse.Namespace, extra: Sequence[str]) -> None:
     if (workdir / "model" / "config.json").exists():
         return
     experiment = f"ablations:{name.removesuffix(BILSTM)}"
-    subprocess.run([*jobs.pretraining(experiment, workdir, {
+    command = jobs.pretraining(experiment, workdir, {
         "data.corpus": args.store, "phases": ((args.steps, args.seq_length),),
         "optimizer.warmup_steps": max(1, round(0.06 * args.steps)),
         "eval.every_steps": args.steps, "checkpoint.every_steps": args.steps // args.points,
         "checkpoint.keep_every": args.steps // args.points if args.points > 1 else 0,
-    }), *extra], check=True)
+    })
+    try:
+        subprocess.run([*command, *extra], check=True)
+    except subprocess.CalledProcessError as error:  # it has said why
+        raise SystemExit(
+            f"ablate: the pre-training of {name} ended with code {error.returncode}") from None
 
 
 def models(names: Sequence[str], args: argparse.Namespace) -> dict[str, str]:

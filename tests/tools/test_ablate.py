@@ -89,6 +89,16 @@ def test_checkpoints_on_the_way_are_kept_fine_tuned_and_drawn(tmp_path, monkeypa
         ablate.main(["--store=S", f"--out={tmp_path}", "--steps=5", "--points=6"])
 
 
+def test_a_pre_training_that_ends_badly_ends_the_tool_in_one_line(tmp_path, monkeypatch):
+    def refuse(command, check):
+        raise ablate.subprocess.CalledProcessError(2, command)
+
+    monkeypatch.setattr(ablate.subprocess, "run", refuse)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(SystemExit, match="ablate: the pre-training of base ended with code 2"):
+        ablate.main(["--store=S", f"--out={tmp_path}", "--names=base", "--steps=50"])
+
+
 def test_missing_data_names_the_command_that_makes_it(tmp_path, capsys):
     with pytest.raises(SystemExit):
         ablate.main(["--store=S", f"--out={tmp_path}", "--steps=5"])
