@@ -82,7 +82,9 @@ class TableTask(TextTask):
             records.append(Record(str(key), texts[0], second, label, where))
         unlabelled = [record for record in records if record.label is None]
         if unlabelled and len(unlabelled) < len(records):
-            raise ValueError(f"{unlabelled[0].where}: no label, although other rows have one")
+            raise ValueError(
+                f"{unlabelled[0].where}: no label, although other rows have one (-1 is no label, "
+                "as in GLUE's test files; write a class of that name in another way)")
         return Split(split, records, bool(records) and not unlabelled, file_fingerprint(path))
 
     def _label(self, value: Any, where: str) -> str | float | tuple[str, ...] | None:
@@ -92,10 +94,12 @@ class TableTask(TextTask):
                 return None if value is None else tuple(map(str, value))
             names = (name.strip() for name in str(value).split(self.separator))
             return tuple(name for name in names if name)
-        if value is None or value == "" or str(value) == "-1" and self.head == "classification":
+        if isinstance(value, str):
+            value = value.strip()
+        if value is None or value == "":
             return None
-        if self.head == "classification":
-            return str(value)
+        if self.head == "classification":  # NaN is what pandas makes of an empty cell
+            return None if str(value) == "-1" or value != value else str(value)
         try:
             number = float(value)
         except (TypeError, ValueError):

@@ -110,6 +110,7 @@ class NerTask:
         labelled = records[0].tags is not None
         notes: tuple[str, ...] = ()
         if labelled and self.entities:
+            _check_tags(records)
             found = detect_scheme([sentence.tags for sentence in records])
             notes = (f"tags are {found}",)
             if self.scheme and found != self.scheme:
@@ -287,6 +288,18 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
     if not document:  # nothing says which sentences belong together
         sentences = [Sentence(s.words, s.tags, i, s.where) for i, s in enumerate(sentences)]
     return sentences
+
+
+def _check_tags(sentences: Sequence[Sentence]) -> None:
+    """ValueError that says where, for a tag that is no entity's."""
+    for sentence in sentences:
+        for tag in sentence.tags or ():
+            try:
+                metrics.split_tag(tag)
+            except ValueError as error:
+                raise ValueError(
+                    f"{sentence.where}: in the sentence from this line on, {error} (tags that are "
+                    "no entities: configs/tag.py:tokens)") from None
 
 
 def detect_scheme(tags: Sequence[Sequence[str]]) -> str:

@@ -38,10 +38,18 @@ class Question:
 
 
 def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
-    """An entry of "qas". Raises TypeError where text is no text or a place no whole number."""
-    answers = () if entry.get("is_impossible", False) else entry.get("answers", ())
-    pairs = tuple((answer["text"], answer["answer_start"]) for answer in answers)
+    """An entry of "qas". Raises TypeError where text is no text or a place no whole number.
+
+    An answer without text is none, as in the official scores.
+    """
+    impossible, answers = entry.get("is_impossible") or False, entry.get("answers", ())
+    if isinstance(answers, Mapping):  # as `datasets` holds them
+        pairs = tuple(zip(answers["text"], answers["answer_start"], strict=True))
+    else:
+        pairs = tuple((answer["text"], answer["answer_start"]) for answer in answers)
+    pairs = () if impossible else tuple(pair for pair in pairs if pair[0] != "")
     for name, value, kind in (
+        ("is_impossible", impossible, bool),
         ("question", entry["question"], str),
         ("context", context, str),
         *(("answer text", text, str) for text, _ in pairs),

@@ -64,7 +64,8 @@ class MultipleChoiceTask:
             table = read_table(path, ("sent1", "sent2", *_ENDINGS))
             columns = ("sent2", "sent1", _ENDINGS)
         start, context, endings = columns
-        labelled = "label" in table.columns
+        # Test files have no label, or -1.
+        labelled = {row.get("label", "") for _, row in table.rows} - {"", "-1"} != set()
         records = []
         for number, (line, row) in enumerate(table.rows):
             where = f"{path}:{line}"

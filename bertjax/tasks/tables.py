@@ -41,6 +41,9 @@ def read_table(
     Raises ValueError with file and line for a missing column or a row of the wrong width.
     """
     name = plain_name(path.name)
+    if name.endswith((".json", ".parquet", ".xls", ".xlsx")):
+        raise ValueError(f"{path}: a table is a .csv, .tsv or .txt file, or .jsonl with an object "
+                         "a line; save it as one of these")
     if name.endswith(".jsonl"):
         return _read_json_lines(path, required)
     lines = _csv_lines(path) if name.endswith(".csv") else _tab_lines(path)

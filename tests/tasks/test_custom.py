@@ -89,3 +89,16 @@ def test_one_column_may_be_named_without_brackets(tmp_path):
     (tmp_path / "a.csv").write_text("body,label\nx,a\ny,b\n")
     task = TableTask(tmp_path, {"train": "a.csv"}, text="body")
     assert [record.text_a for record in task.read("train").records] == ["x", "y"]
+
+
+def test_blanks_around_a_class_name_make_no_other_class(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\nx,pos \ny, pos\nz,neg\n")
+    assert TableTask(tmp_path, {"train": "a.csv"}).labels == ("neg", "pos")
+
+
+@pytest.mark.parametrize("cell", ["NaN", '"-1"', "-1", "null", '" "'])
+def test_a_cell_that_is_no_label_becomes_no_class(tmp_path, cell):
+    (tmp_path / "a.jsonl").write_text(
+        f'{{"text": "x", "label": 1}}\n{{"text": "y", "label": {cell}}}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: no label, although .*-1 is no label"):
+        TableTask(tmp_path, {"train": "a.jsonl"})

@@ -148,6 +148,9 @@ def test_bad_lines_and_unknown_tags_name_file_and_line(tmp_path):
     (tmp_path / "train.conll").write_text("a\tO\nb\n")
     with pytest.raises(ValueError, match=r"train\.conll:2: expected 2 columns.*found 1"):
         NerTask(tmp_path)
+    (tmp_path / "train.conll").write_text("a\tO\n\nb\tB-X\nc\tB_X\n")
+    with pytest.raises(ValueError, match=r"train\.conll:3: .*not an entity tag: 'B_X'.*:tokens"):
+        NerTask(tmp_path)
     (tmp_path / "train.conll").write_text("a\tO\n\nb\tB-X\n")
     task = NerTask(tmp_path, labels=("O",))
     with pytest.raises(ValueError, match=r"train\.conll:3: tag 'B-X' is unknown"):

@@ -279,6 +279,7 @@ ANSWERED = {"id": "1", "question": "what?", "answers": [{"text": "good", "answer
      "the answer_start of question '1' is '4'"),
     ({"answers": [{"text": None, "answer_start": 4}]}, "the answer text of question '1' is None"),
     ({"question": 7}, "the question of question '1' is 7"),
+    ({"is_impossible": "false"}, "the is_impossible of question '1' is 'false'"),
     ({"answers": "good"}, "article 0 .t. is not laid out as SQuAD"),
 ])
 def test_what_is_not_laid_out_as_squad_names_the_place(tmp_path, changed, words):
@@ -297,3 +298,15 @@ def test_a_question_without_an_answer_belongs_to_version_two(tmp_path):
         squad_file(tmp_path, ANSWERED, empty).read("train")
     assert not squad_file(tmp_path, empty).read("train").labelled  # a test file
     assert squad_file(tmp_path, ANSWERED, empty, version="2.0").read("train").labelled
+
+
+@pytest.mark.parametrize(("answers", "expected"), [
+    ([{"text": "", "answer_start": 0}], ()),
+    ([{"text": "", "answer_start": 0}, {"text": "good", "answer_start": 4}], (("good", 4),)),
+    ({"text": ["good", "film"], "answer_start": [4, 9]}, (("good", 4), ("film", 9))),
+    ({"text": [], "answer_start": []}, ()),
+])
+def test_answers_may_be_laid_out_in_columns_and_empty_ones_are_none(tmp_path, answers, expected):
+    task = squad_file(tmp_path, ANSWERED | {"answers": answers, "is_impossible": None},
+                      version="2.0")
+    assert task.read("train").records[0].answers == expected

@@ -35,8 +35,10 @@ def test_endings_with_commas_stay_whole_and_give_four_rows_a_question(tmp_path):
     assert set(scores.values) - {"majority", "f1"} == set(task.metric_names)
 
 
-def test_an_unlabelled_test_file_is_predicted_but_not_scored(tmp_path):
-    (tmp_path / "test.csv").write_text(f"{HEADER}\n{ROW}\n")
+@pytest.mark.parametrize("label", [None, "", "-1"])
+def test_an_unlabelled_test_file_is_predicted_but_not_scored(tmp_path, label):
+    name, cell = ("", "") if label is None else (",label", f",{label}")
+    (tmp_path / "test.csv").write_text(f"{HEADER}{name}\n{ROW}{cell}\n")
     task = MultipleChoiceTask(tmp_path)
     split = task.read("test")
     features = task.features(split, Letters(), 40, training=False)

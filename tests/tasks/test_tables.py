@@ -84,3 +84,9 @@ def test_json_lines_name_the_line_of_a_broken_or_incomplete_object(tmp_path):
         read_table(write(tmp_path / "b.jsonl", "{x\n"), ["text"])
     with pytest.raises(ValueError, match="empty"):
         read_table(write(tmp_path / "c.tsv", ""), ["text"])
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.xlsx", "a.parquet", "a.json.gz"])
+def test_other_kinds_of_files_are_refused_by_name(tmp_path, name):
+    with pytest.raises(ValueError, match="a table is a .csv, .tsv or .txt file, or .jsonl with"):
+        read_table(write(tmp_path / name, "[]"), ["x"])
