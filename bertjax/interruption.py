@@ -6,11 +6,13 @@ training/preemption.py instead, since it saves first; it ends with `leave`.
 """
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 
@@ -30,6 +32,8 @@ def leave_on_signals() -> None:
         if not code:  # not print: the signal may come while the stream is being written to
             os.write(2, f"\ninterrupted by {signal.Signals(number).name}\n".encode())
         code = 128 + number
+        if _is_starting(frame):
+            leave(code, at_once=True)
         raise Interrupted(code)
 
     def raise_again(ignored: Any) -> None:
@@ -50,6 +54,33 @@ def leave_on_signals() -> None:
             signal.signal(number, interrupt)
     sys.unraisablehook = raise_again
     atexit.register(end)
+
+
+def _is_starting(frame: Any) -> bool:
+    """Whether what the program imports is being imported, and none of its functions runs yet.
+
+    Then nothing is half-written, and an exception in the midst of a compiled module's import would
+    come out as another one.
+    """
+    importing = False
+    while frame is not None:
+        importing |= frame.f_code.co_filename.startswith("<frozen importlib")
+        if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name != "<module>":
+            return False
+        frame = frame.f_back
+    return importing
+
+
+@contextlib.contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the process without an exception: for imports, see `_is_starting`."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def leave(code: int, at_once: bool = False) -> NoReturn:

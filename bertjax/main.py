@@ -22,7 +22,7 @@ from ml_collections import config_flags
 from bertjax.command_line import check_override_names, config_names, expand_overrides
 from bertjax.config import describe
 from bertjax.config_checks import check_config
-from bertjax.interruption import leave
+from bertjax.interruption import ended_by_ctrl_c, leave
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon "
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str]) -> None:
     try:
         check_config(config)
         # Late: importing jax takes a second that a refused command need not wait for.
-        from bertjax.training import distributed, hardware, runtime
+        with ended_by_ctrl_c():
+            from bertjax.training import distributed, hardware, runtime
 
         runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value)
     except (ValueError, OSError) as error:

@@ -36,7 +36,9 @@ def slow_imports(tmp_path):
     directory.mkdir()
     for name in ("jax", "absl", "argparse"):
         (directory / f"{name}.py").write_text(
-            "import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+            "import time\nprint('importing', flush=True)\n"
+            "try:\n    time.sleep(60)\n"
+            "except BaseException:\n    raise ImportError('as extensions do') from None\n")
     return directory
 
 
@@ -47,12 +49,21 @@ def test_every_tool_ends_in_one_line_while_it_is_still_being_imported(name, slow
     assert stop(process, signal.SIGINT) == one_line(signal.SIGINT)
 
 
+def test_a_run_ends_without_a_traceback_while_jax_is_being_imported(slow_imports):
+    (slow_imports / "absl.py").unlink()
+    (slow_imports / "argparse.py").unlink()
+    process = start("-m", "bertjax.main", "--config=bertjax:demo", path=[slow_imports])
+    assert process.stdout.readline() == "importing\n"
+    assert stop(process, signal.SIGINT) == (-signal.SIGINT, "")
+
+
 def test_a_tool_of_the_bertjax_command_ends_in_one_line(slow_imports):
     (slow_imports / "absl.py").unlink()
     (slow_imports / "argparse.py").unlink()
     process = start("-m", "bertjax", "predict", path=[slow_imports])
     assert process.stdout.readline() == "importing\n"
-    assert stop(process, signal.SIGTERM) == one_line(signal.SIGTERM)
+    code, said = stop(process, signal.SIGTERM)
+    assert code == 143 and said.startswith(one_line(signal.SIGTERM)[1])
 
 
 @pytest.mark.parametrize("number", SIGNALS)
