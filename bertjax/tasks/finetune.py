@@ -61,7 +61,10 @@ GROUP = 16  # batches' worth of rows among which `group_by_length` looks for sim
 
 @dataclasses.dataclass(frozen=True)
 class FineTuneSettings:
-    """Everything that does not change between the runs of a search. Defaults: BERT paper A.3."""
+    """Everything that does not change between the runs of a search.
+
+    Defaults: those of config.finetune_config, BERT paper A.3.
+    """
 
     max_length: int = 128  # tokens of a row
     buckets: int = 0  # padded lengths, each one compilation; 0 = by the amount of data
@@ -75,7 +78,8 @@ class FineTuneSettings:
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-6
-    bias_correction: bool = False  # the original has none
+    # The original has none; without it small tasks often fail to train (Mosbach et al. 2021).
+    bias_correction: bool = True
     clip_norm: float = 1.0
     accumulation: int = 1
     layer_decay: float = 1.0  # factor on the rate for each layer further from the head

@@ -259,6 +259,16 @@ def test_a_config_gives_the_job_it_describes(start, data, tmp_path):
         job.prepare(config, str(tmp_path / "run"))
 
 
+def test_a_search_trains_as_a_config_does():
+    # bertjax.tools.sweep and the benchmarks start from the class's defaults.
+    from bertjax.config import finetune_config
+
+    config = finetune_config()
+    assert job.finetune_settings(config) == FineTuneSettings()
+    assert RunSettings() == RunSettings(
+        config.optimizer.learning_rate, config.batch_size, config.task.epochs, config.seed)
+
+
 def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start, data):
     from bertjax.model.heads import BertForSequenceClassification
 

@@ -124,8 +124,7 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
     for model, where in models.items():
         how, directory = _start(where)
         start = job.Pretrained(directory)
-        settings = FineTuneSettings(max_length=work.max_length, bias_correction=True,
-                                    bilstm=int(how == "bilstm"))
+        settings = FineTuneSettings(max_length=work.max_length, bilstm=int(how == "bilstm"))
         kind = start.config, _vocabulary(directory), settings
         if kind not in tuners:
             task = job.make_task(work.task, str(out / "data" / work.folder), work.options)
