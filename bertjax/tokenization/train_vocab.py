@@ -248,12 +248,3 @@ def wordpiece_pieces(pieces: Iterable[str]) -> list[str]:
         if body and _SPACE not in body:
             found[body if start else f"##{body}"] = None
     return list(found)
-
-
-def sentencepiece_to_wordpiece(pieces: Iterable[str]) -> list[str]:
-    """A WordPiece vocabulary of sentencepiece `pieces`: BERT's special tokens, then the pieces.
-
-    `<unk> <s> </s> \u2581the er \u2581d` gives `[PAD] [UNK] [CLS] [SEP] [MASK] the ##er d`.
-    """
-    head = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    return list(dict.fromkeys(head + wordpiece_pieces(pieces)))

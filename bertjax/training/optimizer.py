@@ -33,7 +33,7 @@ SCHEDULES = ("linear", "polynomial", "linear_after_warmup", "cosine", "constant"
 
 
 def learning_rate_schedule(
-    name: str, peak: float, warmup_steps: int, total_steps: int, final_fraction: float = 0.0
+    name: str, peak: float, warmup_steps: int, total_steps: int
 ) -> Schedule:
     """Learning rate as a function of the step (0 = the first update).
 
@@ -50,7 +50,6 @@ def learning_rate_schedule(
     Args:
       peak: the highest rate (which 'linear' with warm-up only approaches).
       warmup_steps, total_steps: in optimizer steps; 0 <= warmup_steps <= total_steps.
-      final_fraction: the decay ends at this share of `peak` instead of 0.
 
     Raises:
       ValueError: unknown name, or numbers outside those ranges.
@@ -66,14 +65,12 @@ def learning_rate_schedule(
         raise ValueError(f"learning rate {peak} must not be negative")
 
     def schedule(step: jax.Array | int) -> jax.Array:
-        return jnp.float32(peak) * share_of_peak(
-            name, step, warmup_steps, total_steps, final_fraction)
+        return jnp.float32(peak) * share_of_peak(name, step, warmup_steps, total_steps)
 
     return schedule
 
 
-def share_of_peak(name: str, step: Any, warmup_steps: Any, total_steps: Any,
-                  final_fraction: float = 0.0) -> jax.Array:
+def share_of_peak(name: str, step: Any, warmup_steps: Any, total_steps: Any) -> jax.Array:
     """`learning_rate_schedule` for peak 1, unchecked; all numbers may be traced."""
     step = jnp.asarray(step, jnp.float32)
     from_start = 1 - jnp.minimum(step, total_steps) / total_steps
@@ -86,8 +83,6 @@ def share_of_peak(name: str, step: Any, warmup_steps: Any, total_steps: Any,
         "cosine": 0.5 * (1 - jnp.cos(math.pi * from_peak)),
         "constant": jnp.ones_like(step),
     }[name]
-    if name != "constant":
-        decayed = final_fraction + (1 - final_fraction) * decayed
     return jnp.where(step < warmup_steps, step / jnp.maximum(warmup_steps, 1), decayed)
 
 

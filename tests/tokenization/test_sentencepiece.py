@@ -7,7 +7,7 @@ import sentencepiece
 
 from bertjax.tokenization import load_tokenizer
 from bertjax.tokenization.sentencepiece import SentencePieceTokenizer
-from bertjax.tokenization.train_vocab import sentencepiece_to_wordpiece
+from bertjax.tokenization.train_vocab import wordpiece_pieces
 
 WORDS = "the quick brown fox jumps over lazy dogs while seven wizards box with big jugs".split()
 SENTENCES = [" ".join(WORDS[i:] + WORDS[:i]) + "." for i in range(len(WORDS))] * 4
@@ -112,9 +112,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
         load_tokenizer(tmp_path / "x.model")
 
 
-def test_pieces_convert_to_a_wordpiece_vocabulary():
+def test_pieces_convert_to_those_of_wordpiece():
     pieces = ["<unk>", "<s>", "</s>", "\u2581the", "er", "\u2581d"]
-    assert sentencepiece_to_wordpiece(pieces) == [
-        "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##er", "d"]
-    assert sentencepiece_to_wordpiece(["\u2581", "a\u2581b", "<0x0A>", "<", ">"])[5:] == [
-        "##<", "##>"]
+    assert wordpiece_pieces(pieces) == ["the", "##er", "d"]
+    assert wordpiece_pieces(["\u2581", "a\u2581b", "<0x0A>", "<", ">"]) == ["##<", "##>"]

@@ -189,8 +189,7 @@ def run_original(directory: str, text: Path, vocab: str, seq_length: int, predic
                          "is called tensorflow") from error
 
 
-def memory_of_build(pattern: str, tokenizer: str, output: Path, workers: int,
-                    interval: float = 1.0) -> dict[str, Any]:
+def memory_of_build(pattern: str, tokenizer: str, output: Path, workers: int) -> dict[str, Any]:
     """`build_command` with its memory over time: [(seconds, MB of it and all its processes)]."""
     curve: list[tuple[float, float]] = []
 
@@ -198,7 +197,7 @@ def memory_of_build(pattern: str, tokenizer: str, output: Path, workers: int,
         started = time.monotonic()
         while total := sum(map(_proportional_kb, [root, *_children(root)])):
             curve.append((time.monotonic() - started, total / 1024))
-            time.sleep(interval)
+            time.sleep(1.0)
 
     result = build_command(pattern, tokenizer, output, workers, watch)
     return {**result, "workers": workers, "curve": curve,

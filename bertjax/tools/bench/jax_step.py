@@ -157,9 +157,9 @@ def time_step(compiled: Compiled, steps: int = 20, trace: str | None = None) -> 
     return result
 
 
-def measured_peak(repeats: int = 20) -> float:
+def measured_peak() -> float:
     """FLOP/s of a large bfloat16 product of random square matrices on this device."""
-    size = 1024 if jax.default_backend() == "cpu" else 8192
+    size, repeats = (1024 if jax.default_backend() == "cpu" else 8192), 20
     a, b = (
         jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(jnp.bfloat16)
         for i in range(2)

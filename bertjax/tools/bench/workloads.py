@@ -52,29 +52,18 @@ class Workload:
 DEFAULT = ("base-128x256", "base-512x64", "large-128x128", "large-512x32")
 
 
-def rows(work: Workload, seed: int = 0, fill: float = 1.0) -> dict[str, np.ndarray]:
-    """A batch of random words in bertjax's layout (unmasked ids), two segments a row.
-
-    Args:
-      fill: mean share of a row that is not padding; 1.0 fills every row, less draws lengths
-        uniformly from [2 * fill - 1, 1] (fill >= 0.5).
-    """
-    rng = np.random.default_rng(seed)
+def rows(work: Workload) -> dict[str, np.ndarray]:
+    """A batch of random words in bertjax's layout (unmasked ids), two segments a row, all full."""
+    rng = np.random.default_rng(0)
     b, t = work.batch_size, work.seq_length
-    lengths = np.full(b, t)
-    if fill < 1.0:
-        lengths = np.rint(t * rng.uniform(max(0.1, 2 * fill - 1), 1.0, b)).astype(int)
-    position = np.arange(t)[None, :]
-    real = position < lengths[:, None]
-    ids = np.where(real, rng.integers(1000, 30000, (b, t)), 0)
-    middle = lengths[:, None] // 2
+    ids = rng.integers(1000, 30000, (b, t))
+    middle = t // 2
     ids[:, 0] = 101
-    np.put_along_axis(ids, middle, 102, axis=1)
-    np.put_along_axis(ids, lengths[:, None] - 1, 102, axis=1)
+    ids[:, [middle, t - 1]] = 102
     return {
         "input_ids": ids.astype(np.int32),
-        "token_type_ids": (real & (position > middle)).astype(np.int32),
-        "attention_mask": real.astype(np.int32),
+        "token_type_ids": np.tile((np.arange(t) > middle).astype(np.int32), (b, 1)),
+        "attention_mask": np.ones((b, t), np.int32),
         "nsp_labels": rng.integers(0, 2, (b, 1)).astype(np.int32),
         "nsp_weights": np.ones((b, 1), np.float32),
     }
