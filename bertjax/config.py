@@ -120,7 +120,7 @@ SETTINGS: dict[str, Any] = {
         "num_hidden_layers": S(12, "L, encoder layers"),
         "num_attention_heads": S(12, "A, attention heads; must divide H"),
         "intermediate_size": S(3072, "F, width of the feed-forward layer"),
-        "hidden_act": S("gelu_new", "activation: gelu_new (tanh form), gelu (erf) or relu",
+        "hidden_act": S("gelu_new", "activation: gelu_new (tanh form), gelu (erf), relu or silu",
                         CODE + " modeling.py"),
         "hidden_dropout_prob": S(0.1, "dropout after embeddings and each sub-layer", PAPER,
                                  allowed=BELOW_ONE),

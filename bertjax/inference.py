@@ -6,6 +6,7 @@ through the model. Each function returns its answers in the order of its inputs.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -79,8 +80,8 @@ def fill_mask(loaded: LoadedModel, text: str, top_k: int = 5) -> list[list[Filli
     require(loaded, heads.BertForPreTraining, heads.BertForMaskedLM, purpose="fill-mask")
     if not isinstance(text, str):
         raise ValueError(f"fill-mask takes one text, not {text!r:.80}")
-    if top_k < 1:
-        raise ValueError(f"top_k={top_k} must be at least 1")
+    if not isinstance(top_k, numbers.Integral) or top_k < 1:
+        raise ValueError(f"top_k={top_k!r} must be a whole number, at least 1")
     tokenizer = loaded.tokenizer
     ids = tokenizer.encode(text, keep_special_tokens=True)
     if tokenizer.mask_id not in ids:
@@ -249,6 +250,9 @@ def layer_outputs(
       For each text (its tokens, specials included [N], float32 [len(layers), N, H]).
     """
     rows = _text_rows(loaded, texts)
+    layers = _listed(layers, "layers", "[-1, -2]")
+    if not layers:
+        raise ValueError("layers=[] names none; [-1] is the last layer, [0] the embeddings")
     depth = loaded.config.num_hidden_layers + 1
     wrong = [i for i in layers if not -depth <= i < depth]
     if wrong:

@@ -194,8 +194,9 @@ def test_numbers_that_cannot_work_are_refused_at_once(pretrained, directory):
     for wrong in ({"stride": 0}, {"max_answer_tokens": 0}, {"batch_size": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}=0 must be at least 1"):
             inference.answer(reader, "the cat", "the cats sat on the mat . " * 4, **wrong)
-    with pytest.raises(ValueError, match="top_k=0"):
-        inference.fill_mask(pretrained, "the [MASK]", top_k=0)
+    for wrong in (0, 2.0):
+        with pytest.raises(ValueError, match=f"top_k={wrong} must be a whole number"):
+            inference.fill_mask(pretrained, "the [MASK]", top_k=wrong)
 
 
 def test_features_are_the_hidden_states(directory):
@@ -209,6 +210,8 @@ def test_features_are_the_hidden_states(directory):
     np.testing.assert_allclose(mean[0], states[0].mean(0), atol=1e-6)
     with pytest.raises(ValueError, match="no layers"):
         next(inference.layer_outputs(loaded, ["cat"], (7,)))
+    with pytest.raises(ValueError, match=r"layers=\[\] names none"):
+        next(inference.layer_outputs(loaded, ["cat"], []))
 
 
 def test_wrong_models_are_refused(pretrained):

@@ -89,6 +89,16 @@ def test_an_unknown_experiment_or_tool_is_answered_with_the_nearest(capsys, monk
     assert "Did you mean 'build_corpus'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("word, said", [
+    ("memroy", "Did you mean 'memory'"), ("base-128", "not MODEL-LENGTHxROWS")])
+def test_an_unknown_benchmark_or_workload_is_named(word, said, capsys):
+    from bertjax.tools.bench import __main__ as bench
+
+    with pytest.raises(SystemExit) as refused:
+        bench.main([word])
+    assert said in str(refused.value) + capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> pathlib.Path:
     """The wheel of this tree, built from a copy, so that no build/ is left behind or taken in."""

@@ -165,6 +165,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
         "gelu_pytorch_tanh": gelu_tanh,
         "relu": jax.nn.relu,
         "silu": jax.nn.silu,
+        "swish": jax.nn.silu,
     }[name]
 
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 # 'gelu' is x * Phi(x) through erf, as transformers names it; 'gelu_new' is the tanh approximation
-# that the original code computes (google-research/bert, modeling.py, last commit).
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+# that the original code computes (google-research/bert, modeling.py, last commit); 'swish' is what
+# transformers also calls 'silu'.
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
 DTYPES = ("float32", "bfloat16", "float16")
 LAYER_MODES = ("unrolled", "scan")
 REMAT_POLICIES = ("none", "full", "dots", "minimal")

@@ -77,6 +77,13 @@ def assert_trees_close(a, b, rtol):
         np.testing.assert_allclose(x, y, atol=rtol * scale + 1e-9, err_msg=str(path))
 
 
+@pytest.mark.parametrize("name", ["silu", "swish"])
+def test_silu_under_both_of_its_names(name):
+    x = jnp.array([1.0, -3.0])  # x / (1 + exp(-x)) in float64
+    np.testing.assert_allclose(activation(name)(x), [0.7310586, -0.1422776], atol=1e-6)
+    assert BertConfig(hidden_act=name).hidden_act == name
+
+
 def test_gelu_forms():
     # Exact: x * Phi(x) from scipy.stats.norm; tanh: the closed formula, both in float64.
     x = jnp.array([1.0, -3.0])

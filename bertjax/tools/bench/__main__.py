@@ -11,6 +11,8 @@ import importlib
 import pathlib
 import sys
 
+from bertjax.config import nearest
+
 DEFAULT = "step"
 
 
@@ -29,9 +31,15 @@ def benchmarks() -> dict[str, str]:
 def main(argv: list[str]) -> None:
     known = benchmarks()
     if argv and argv[0] in ("-h", "--help"):
-        lines = (f"  {name:10s} {line}" for name, line in known.items())
+        width = max(map(len, known))
+        lines = (f"  {name:{width}}  {line}" for name, line in known.items())
         print(f"{__doc__}\n" + "\n".join(lines))
         return
+    # What follows a benchmark's name may be workloads (base-128x256), which are all the words that
+    # `step` takes: a word without their hyphen was meant to be a name.
+    if argv and argv[0] not in known and "-" not in argv[0]:
+        raise SystemExit(f"bench: no benchmark is called {argv[0]!r}.{nearest(argv[0], [*known])} "
+                         "See python -m bertjax.tools.bench --help")
     name, rest = (argv[0], argv[1:]) if argv and argv[0] in known else (DEFAULT, argv)
     importlib.import_module(f"bertjax.tools.bench.{name}").main(rest)
 

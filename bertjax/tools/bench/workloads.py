@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 
 import numpy as np
@@ -42,7 +43,7 @@ class Workload:
             length, batch = map(int, shape.split("x"))
             PRESETS[model]
         except (ValueError, KeyError):
-            raise ValueError(
+            raise argparse.ArgumentTypeError(
                 f"workload {text!r} is not MODEL-LENGTHxROWS with a model of "
                 f"{', '.join(PRESETS)}, for example base-128x256"
             ) from None
