@@ -21,10 +21,15 @@ MANY = 500  # texts from which on the tokenizer's compiled code is worth its sta
 
 
 class Row(NamedTuple):
-    """One input of the model: ids and segment types of equal length, specials included."""
+    """One input of the model: ids and segment types of equal length, specials included.
+
+    `positions` are the tokens whose MLM logits are wanted; a run of rows without any gives those
+    of every token, from a model that has them.
+    """
 
     ids: Sequence[int]
     types: Sequence[int]
+    positions: Sequence[int] = ()
 
 
 def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
@@ -80,11 +85,13 @@ def batches_by_length(
     the number of compiled shapes is that of the buckets in use.
 
     Yields:
-      (indices of the rows [<= batch_size], inputs int32 [batch_size, T] by name).
+      (indices of the rows [<= batch_size], inputs int32 [batch_size, T] by name; masked_positions
+      [batch_size, P] where rows want some, P a power of two for the sake of few shapes).
     """
     lengths = np.array([len(row.ids) for row in rows], np.int64)
     order = np.argsort(-lengths, kind="stable")
     width = np.minimum(longest, -(-lengths // BUCKET) * BUCKET)
+    wanted = max((len(row.positions) for row in rows), default=0)
     at = 0
     while at < len(order):
         chosen = order[at : at + batch_size]
@@ -99,6 +106,11 @@ def batches_by_length(
         inputs["attention_mask"][real] = 1
         inputs["input_ids"][real] = np.concatenate([rows[i].ids for i in chosen])
         inputs["token_type_ids"][real] = np.concatenate([rows[i].types for i in chosen])
+        if wanted:
+            positions = np.zeros((batch_size, 1 << (wanted - 1).bit_length()), np.int32)
+            for place, i in enumerate(chosen):
+                positions[place, : len(rows[i].positions)] = rows[i].positions
+            inputs["masked_positions"] = positions
         yield chosen, inputs
 
 

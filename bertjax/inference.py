@@ -6,16 +6,27 @@ through the model. Each function returns its answers in the order of its inputs.
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from bertjax.forward import Row, make_rows, run
 from bertjax.interop.loading import LoadedModel
 from bertjax.model import heads
-from bertjax.tasks.windows import most_context, window_starts
+from bertjax.tasks.windows import (
+    Window,
+    most_context,
+    passage_tokens,
+    passage_windows,
+    window_starts,
+)
+
+# A text with more [MASK]s than this is read again for the others, so that the logits of a batch,
+# float32 [batch_size, P, V] on device and host, do not grow with the fullest text.
+MASKS_A_ROW = 8
 
 
 class Filling(NamedTuple):
@@ -58,6 +69,12 @@ def _listed(values: Any, purpose: str, example: str) -> list[Any]:
     return list(values)
 
 
+def _strings(values: list[Any], each: str) -> list[str]:
+    if strange := [value for value in values if not isinstance(value, str)]:
+        raise ValueError(f"a {each} is a string, not {strange[0]!r:.80}")
+    return values
+
+
 def _softmax(x: np.ndarray) -> np.ndarray:
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
@@ -67,41 +84,72 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-def fill_mask(loaded: LoadedModel, text: str, top_k: int = 5) -> list[list[Filling]]:
-    """The likeliest tokens for every [MASK] of a text, each mask on its own.
+@overload
+def fill_mask(
+    loaded: LoadedModel, text: str, top_k: int = ..., batch_size: int = ...
+) -> list[list[Filling]]: ...
+
+
+@overload
+def fill_mask(
+    loaded: LoadedModel, text: Iterable[str], top_k: int = ..., batch_size: int = ...
+) -> list[list[list[Filling]]]: ...
+
+
+def fill_mask(loaded, text, top_k=5, batch_size=32):
+    """The likeliest tokens for every [MASK] of a text or of each of several, each mask on its own.
 
     Returns:
-      For each [MASK], in order, `top_k` Fillings with the likeliest first.
+      For each [MASK], in order, `top_k` Fillings with the likeliest first; of several texts a list
+      of that for each.
 
     Raises:
-      ValueError: no [MASK] in the text, a text beyond the positions, top_k below 1, or a model
+      ValueError: no [MASK] in a text, a text beyond the positions, top_k below 1, or a model
         without an MLM head.
     """
     require(loaded, heads.BertForPreTraining, heads.BertForMaskedLM, purpose="fill-mask")
-    if not isinstance(text, str):
-        raise ValueError(f"fill-mask takes one text, not {text!r:.80}")
+    if isinstance(text, str):
+        return fill_mask(loaded, [text], top_k, batch_size)[0]
     if not isinstance(top_k, numbers.Integral) or top_k < 1:
         raise ValueError(f"top_k={top_k!r} must be a whole number, at least 1")
-    tokenizer = loaded.tokenizer
+    texts = _strings(_listed(text, "fill-mask", "[text], or one text"), "text")
+    rows, owners = [], []
+    for number, one in enumerate(texts):
+        ids = _ids_with_masks(loaded, one)
+        masks = np.flatnonzero(ids == loaded.tokenizer.mask_id)
+        for start in range(0, len(masks), MASKS_A_ROW):
+            rows.append(Row(ids, np.zeros_like(ids), masks[start : start + MASKS_A_ROW]))
+            owners.append(number)
+
+    def fillings(row: Row, output: Any) -> list[list[Filling]]:
+        logits = output[0] if isinstance(output, tuple) else output
+        return [_likeliest(loaded, logits[i], top_k) for i in range(len(row.positions))]
+
+    filled: list[list[list[Filling]]] = [[] for _ in texts]
+    for number, some in zip(owners, run(loaded, rows, batch_size, fillings), strict=True):
+        filled[number] += some
+    return filled
+
+
+def _ids_with_masks(loaded: LoadedModel, text: str) -> np.ndarray:
+    tokenizer, longest = loaded.tokenizer, loaded.config.max_position_embeddings
     ids = tokenizer.encode(text, keep_special_tokens=True)
     if tokenizer.mask_id not in ids:
         raise ValueError(f"no {tokenizer.id_to_token(tokenizer.mask_id)} in {text!r:.200}")
-    longest = loaded.config.max_position_embeddings
     if len(ids) + 2 > longest:
         raise ValueError(f"the text has {len(ids) + 2} tokens with [CLS] and [SEP], the model "
                          f"reads {longest}: shorten it around the mask. It begins {text!r:.60}")
-    ids = [tokenizer.cls_id, *ids, tokenizer.sep_id]
-    row = Row(ids, [0] * len(ids))
-    masks = [i for i, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
-    output = run(loaded, [row])[0]
-    logits = output[0] if isinstance(output, tuple) else output
-    answers = []
-    for position in masks:
-        probabilities = _softmax(logits[position, : tokenizer.vocab_size].astype(np.float64))
-        best = np.argsort(-probabilities)[:top_k]
-        answers.append([Filling(tokenizer.id_to_token(int(i)), float(probabilities[i]), int(i))
-                        for i in best])
-    return answers
+    return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id], np.int32)
+
+
+def _likeliest(loaded: LoadedModel, logits: np.ndarray, top_k: int) -> list[Filling]:
+    """Of one position's logits [V]; the lower id first where two are equal."""
+    tokenizer = loaded.tokenizer
+    probabilities = _softmax(logits[: tokenizer.vocab_size].astype(np.float64))
+    top_k = min(top_k, len(probabilities))
+    best = np.sort(np.argpartition(-probabilities, top_k - 1)[:top_k])  # a whole sort is slow
+    best = best[np.argsort(-probabilities[best], kind="stable")]
+    return [Filling(tokenizer.id_to_token(i), float(probabilities[i]), i) for i in best.tolist()]
 
 
 def next_sentence(
@@ -111,12 +159,9 @@ def next_sentence(
     require(loaded, heads.BertForPreTraining, purpose="next-sentence prediction")
     takes = "next-sentence prediction", "[(first, second)]"
     pairs = [tuple(_listed(pair, *takes)) for pair in _listed(pairs, *takes)]
-    if not pairs:
-        return []
-    batch_size = min(batch_size, len(pairs))
-    nowhere = np.zeros((batch_size, 1), np.int32)  # spares the MLM logits of every position
-    return run(loaded, make_rows(loaded, pairs), batch_size,
-               lambda row, output: float(_softmax(output[1][0])[0]), masked_positions=nowhere)
+    # One position each spares the MLM logits of every token.
+    rows = [row._replace(positions=[0]) for row in make_rows(loaded, pairs)]
+    return run(loaded, rows, batch_size, lambda row, output: float(_softmax(output[1][0])[0]))
 
 
 def classify(
@@ -157,9 +202,7 @@ def tag_words(
     """
     require(loaded, heads.BertForTokenClassification, purpose="tagging")
     takes = "tagging", "[[word, word]]"
-    sentences = [_listed(words, *takes) for words in _listed(sentences, *takes)]
-    if strange := [word for words in sentences for word in words if not isinstance(word, str)]:
-        raise ValueError(f"a word is a string, not {strange[0]!r:.80}")
+    sentences = [_strings(_listed(words, *takes), "word") for words in _listed(sentences, *takes)]
     tokenizer = loaded.tokenizer
     room = loaded.config.max_position_embeddings - 2
     rows, wanted = [], []  # wanted: of each row, (sentence, its words, their positions in the row)
@@ -183,58 +226,90 @@ def tag_words(
     return tags
 
 
+@overload
 def answer(
-    loaded: LoadedModel,
-    question: str,
-    context: str,
-    max_answer_tokens: int = 30,
-    stride: int = 128,
-    batch_size: int = 32,
-    null_threshold: float | None = None,
-) -> Answer:
+    loaded: LoadedModel, question: str, context: str, max_answer_tokens: int = ...,
+    stride: int = ..., batch_size: int = ..., null_threshold: float | None = ...,
+) -> Answer: ...
+
+
+@overload
+def answer(
+    loaded: LoadedModel, question: Iterable[str], context: Iterable[str],
+    max_answer_tokens: int = ..., stride: int = ..., batch_size: int = ...,
+    null_threshold: float | None = ...,
+) -> list[Answer]: ...
+
+
+def answer(
+    loaded, question, context, max_answer_tokens=30, stride=128, batch_size=32,
+    null_threshold=None,
+):
     """The best span of the context over overlapping windows (original: run_squad.py).
 
     A span starts where its window shows more of the context than any other window.
 
     Args:
+      question, context: one of each, or several questions and the context of each.
       stride: tokens between the starts of two windows.
+      batch_size: windows, of whichever question.
       null_threshold: there is no answer where the score of [CLS] exceeds the best span's by more
         than this (SQuAD 2.0). None takes what fine-tuning found and stored in config.json; a model
         without it always answers.
     """
     require(loaded, heads.BertForQuestionAnswering, purpose="question answering")
+    if isinstance(question, str) and isinstance(context, str):
+        return answer(loaded, [question], [context], max_answer_tokens, stride, batch_size,
+                      null_threshold)[0]
     if max_answer_tokens < 1:
         raise ValueError(f"max_answer_tokens={max_answer_tokens} must be at least 1")
     if null_threshold is None:
         null_threshold = (loaded.settings.get("finetuned") or {}).get("null_threshold", np.inf)
-    tokenizer = loaded.tokenizer
-    ids, offsets = tokenizer.encode_with_offsets(context)
-    head = [tokenizer.cls_id, *tokenizer.encode(question)[:64], tokenizer.sep_id]
-    room = loaded.config.max_position_embeddings - len(head) - 1
-    if not ids or room < 1:
-        raise ValueError("the context is empty or the question leaves it no room")
-    windows = window_starts(len(ids), room, stride)
-    owner = most_context(windows, room, len(ids))
-    rows = []
-    for begin in windows:
-        part = [*ids[begin : begin + room], tokenizer.sep_id]
-        rows.append(Row(head + part, [0] * len(head) + [1] * len(part)))
+    takes = "question answering", "[question] and [context], or one text each"
+    questions = _strings(_listed(question, *takes), "question")
+    contexts = _strings(_listed(context, *takes), "context")
+    if len(questions) != len(contexts):
+        raise ValueError(f"{len(questions)} questions and {len(contexts)} contexts: give each "
+                         "question its context, the same one again where they share it")
+    rows, windows = [], []  # windows: of each row, (number of the question, Window)
+    longest = loaded.config.max_position_embeddings
+    tokens = functools.lru_cache(1)(passage_tokens)  # neighbours often share their context
+    queries = loaded.tokenizer.encode_batch(questions)
+    for number, (query, passage) in enumerate(zip(queries, contexts, strict=True)):
+        query, (ids, offsets) = query[:64], tokens(loaded.tokenizer, passage)
+        if not len(ids) or len(query) + 3 >= longest:
+            raise ValueError("the context is empty or the question leaves it no room. The "
+                             f"question begins {questions[number]!r:.60}")
+        for *row, window in passage_windows(loaded.tokenizer, query, ids, offsets, longest, stride):
+            rows.append(Row(*row))
+            windows.append((number, window))
 
-    best, null = Answer("", 0, 0, -np.inf), np.inf
+    best, null = [Answer("", 0, 0, -np.inf)] * len(questions), [np.inf] * len(questions)
     outputs = run(loaded, rows, batch_size)
-    for number, (begin, (starts, ends)) in enumerate(zip(windows, outputs, strict=True)):
-        count = min(room, len(ids) - begin)
-        inside = slice(len(head), len(head) + count)
-        lengths = np.arange(count)[None] - np.arange(count)[:, None]
-        allowed = (lengths >= 0) & (lengths < max_answer_tokens)
-        allowed &= owner[begin : begin + count, None] == number
-        scores = np.where(allowed, starts[inside, None] + ends[None, inside], -np.inf)
-        i, j = np.unravel_index(scores.argmax(), scores.shape)
-        null = min(null, float(starts[0] + ends[0]))
-        if scores[i, j] > best.score:
-            start, end = offsets[begin + i][0], offsets[begin + j][1]
-            best = Answer(context[start:end], start, end, float(scores[i, j]))
-    return Answer("", 0, 0, null) if null - best.score > null_threshold else best
+    for (number, window), (starts, ends) in zip(windows, outputs, strict=True):
+        null[number] = min(null[number], float(starts[0] + ends[0]))
+        start, end, score = _best_span(window, starts, ends, max_answer_tokens)
+        if score > best[number].score:
+            best[number] = Answer(contexts[number][start:end], start, end, score)
+    return [Answer("", 0, 0, none) if none - span.score > null_threshold else span
+            for span, none in zip(best, null, strict=True)]
+
+
+def _best_span(
+    window: Window, starts: np.ndarray, ends: np.ndarray, max_tokens: int
+) -> tuple[int, int, float]:
+    """(first character, end character, score) from the logits [T] of one window's row.
+
+    The score is -inf where no span may start in the window.
+    """
+    count = len(window.offsets)
+    inside, width = slice(window.first, window.first + count), min(max_tokens, count)
+    starts = np.where(window.best, starts[inside], -np.inf)
+    ends = np.pad(ends[inside], (0, width - 1), constant_values=-np.inf)
+    scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(ends, width)
+    first, more = np.unravel_index(scores.argmax(), scores.shape)
+    start, end = window.offsets[first, 0], window.offsets[first + more, 1]
+    return int(start), int(end), float(scores[first, more])
 
 
 def layer_outputs(

@@ -32,6 +32,11 @@ def pretrained(directory):
     return load_model(directory)
 
 
+@pytest.fixture(scope="module")
+def reader(directory):
+    return head(directory, "question-answering")
+
+
 def head(directory, task):
     return load_model(directory, task, reinitialise_head=True)
 
@@ -48,6 +53,33 @@ def test_fill_mask_ranks_real_tokens_for_every_mask(pretrained):
         assert filled[0].probability == pytest.approx(e.max() / e.sum(), rel=1e-4)
     with pytest.raises(ValueError, match="no .MASK. in"):
         inference.fill_mask(pretrained, "the cat")
+
+
+def test_many_texts_are_filled_as_each_alone(pretrained):
+    texts = ["the [MASK] sat .", "[MASK] " * 13, "the cats sat on [MASK] mat [MASK] .", "[MASK]"]
+    together = inference.fill_mask(pretrained, (text for text in texts), 3, batch_size=2)
+    assert [len(masks) for masks in together] == [1, 13, 2, 1]
+    for text, masks in zip(texts, together, strict=True):
+        alone = inference.fill_mask(pretrained, text, 3)
+        assert [[f.id for f in mask] for mask in masks] == [[f.id for f in mask] for mask in alone]
+        np.testing.assert_allclose([[f.probability for f in mask] for mask in masks],
+                                   [[f.probability for f in mask] for mask in alone], atol=1e-6)
+
+
+def test_only_the_masks_are_asked_for_their_logits(pretrained):
+    shapes = []
+
+    class Watched(type(pretrained)):
+        def __call__(self, **inputs):
+            shapes.append(inputs["masked_positions"].shape)
+            rows, asked = shapes[-1]
+            return np.zeros((rows, asked, 37), np.float32), np.zeros((rows, 1, 2), np.float32)
+
+    watched = Watched(pretrained.model, pretrained.params, pretrained.tokenizer)
+    inference.fill_mask(watched, ["[MASK] [MASK] [MASK] sat", "the [MASK]"])
+    inference.fill_mask(watched, "[MASK] " * 13)
+    inference.next_sentence(watched, [("the cat", "sat")] * 3)
+    assert shapes == [(2, 4), (2, 8), (3, 1)]
 
 
 def test_next_sentence_keeps_the_order_whatever_the_batching(pretrained):
@@ -141,7 +173,61 @@ def test_no_answer_where_cls_wins_by_the_stored_threshold(directory):
         assert inference.answer(stored, "the cat", context) == expected
 
 
-def test_what_is_no_list_of_inputs_is_refused(pretrained, directory):
+def spans_of(reader, question, context, longest, stride):
+    """{(start, end): score}, the best score of [CLS]: one window at a time, pair by pair."""
+    ids, offsets = reader.tokenizer.encode_with_offsets(context)
+    first = [2, *reader.tokenizer.encode(question), 3]
+    room = 16 - len(first) - 1
+    begins = range(0, max(1, len(ids) - room + stride), stride)
+    shown = {b: range(b, min(b + room, len(ids))) for b in begins}
+
+    def worth(b, i):
+        return min(i - b, shown[b][-1] - i) + 0.01 * len(shown[b]) if i in shown[b] else -1
+
+    found, none = {}, []
+    for b, tokens in shown.items():
+        row = [*first, *ids[b : b + room], 3]
+        inputs = {"input_ids": row, "attention_mask": [1] * len(row),
+                  "token_type_ids": [0] * len(first) + [1] * (len(row) - len(first))}
+        starts, ends = (np.asarray(logits)[0] for logits in reader(**{
+            name: np.array([values + [0] * (16 - len(row))], np.int32)
+            for name, values in inputs.items()}))
+        none.append(starts[0] + ends[0])
+        for i in tokens:
+            if b == max(begins, key=lambda b, i=i: worth(b, i)):
+                for j in tokens[i - b : i - b + longest]:
+                    score = starts[len(first) + i - b] + ends[len(first) + j - b]
+                    found[offsets[i][0], offsets[j][1]] = score
+    return found, min(none)
+
+
+def test_many_questions_are_answered_as_each_alone(reader):
+    rng = np.random.default_rng(1)
+    asked = [(" ".join(rng.choice(WORDS[5:7], rng.integers(1, 5))),
+              " ".join(rng.choice(["the", "cats", "sat", "on", "mat", "."], n)))
+             for n in (3, 60, 1, 25, 9)]
+    asked.append((asked[0][0], asked[4][1]))  # shares the context of its neighbour
+    options = {"max_answer_tokens": 3, "stride": 4}
+    expected = [spans_of(reader, *one, longest=3, stride=4) for one in asked]
+    # By how much the best span of each exceeds [CLS]: the threshold lies in their middle.
+    threshold = float(-np.median([max(spans.values()) - none for spans, none in expected]))
+    for options["null_threshold"] in (None, threshold):
+        together = inference.answer(reader, *zip(*asked, strict=True), batch_size=4, **options)
+        for (question, context), (spans, none), found in zip(
+                asked, expected, together, strict=True):
+            best = max(spans, key=spans.get)
+            score = spans[best]
+            if options["null_threshold"] is not None and none - score > threshold:
+                best, score = (0, 0), none
+            alone = inference.answer(reader, question, context, batch_size=1, **options)
+            for one in (found, alone):
+                assert one[:3] == (context[slice(*best)], *best)
+                assert one.score == pytest.approx(float(score), abs=1e-6)
+        empty = sum(one.text == "" for one in together)
+        assert empty == 0 if options["null_threshold"] is None else 0 < empty < len(asked)
+
+
+def test_what_is_no_list_of_inputs_is_refused(pretrained, reader, directory):
     classifier, tagger = (head(directory, f"{kind}-classification") for kind in
                           ("sequence", "token"))
     features = load_model(directory, "features")
@@ -153,8 +239,16 @@ def test_what_is_no_list_of_inputs_is_refused(pretrained, directory):
     ):  # fmt: skip
         with pytest.raises(ValueError, match="takes a list such as"):
             function(model, value)
-    with pytest.raises(ValueError, match="takes one text"):
-        inference.fill_mask(pretrained, ["the [MASK]"])
+    with pytest.raises(ValueError, match="takes a list such as .text., or one text, not 5"):
+        inference.fill_mask(pretrained, 5)
+    with pytest.raises(ValueError, match="a text is a string, not None"):
+        inference.fill_mask(pretrained, ["the [MASK]", None])
+    with pytest.raises(ValueError, match="takes a list such as .question. and .context., or"):
+        inference.answer(reader, ["the cat"], "the cats sat")
+    with pytest.raises(ValueError, match="2 questions and 1 contexts"):
+        inference.answer(reader, ["the cat", "sat"], ["the cats sat"])
+    with pytest.raises(ValueError, match="the context is empty .* question begins 'sat'"):
+        inference.answer(reader, ["the cat", "sat"], ["the cats sat", ""])
     with pytest.raises(ValueError, match="the text has 33 tokens with .*the model reads 16"):
         inference.fill_mask(pretrained, "cat " * 30 + "[MASK]")
 
@@ -186,6 +280,8 @@ def test_no_inputs_no_answers(pretrained, directory):
     assert inference.next_sentence(pretrained, []) == []
     assert inference.classify(head(directory, "sequence-classification"), []) == []
     assert inference.tag_words(head(directory, "token-classification"), []) == []
+    assert inference.fill_mask(pretrained, []) == []
+    assert inference.answer(head(directory, "question-answering"), [], []) == []
     assert inference.sentence_embeddings(load_model(directory, "features"), []).shape == (0, 24)
 
 
@@ -250,6 +346,47 @@ def test_every_line_of_a_file_has_an_answer_also_a_blank_one(directory, tmp_path
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     assert [answer.get("text") or " ".join(answer.get("words", "")) for answer in answers] == [
         "the cat", "", "sat"]
+
+
+def test_lines_of_questions_and_of_masks_are_answered_in_order(
+        reader, pretrained, monkeypatch, capsys):
+    models = {"r": reader, "p": pretrained}
+    monkeypatch.setattr(predict, "load_model", lambda path, *_: models[path])
+    asked = [("the", "cats sat on the mat " * 5), ("cat", "sat"), ("mat", "the cat . " * 3)]
+    predict.main(["--model=r", "--task=qa", "--batch_size=1",
+                  *("--text=" + "\t".join(one) for one in asked)])
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for (question, context), found in zip(asked, answers, strict=True):
+        one = inference.answer(reader, question, context, batch_size=1)
+        assert found == {"question": question, **one._asdict(),
+                         "score": pytest.approx(one.score, abs=1e-6)}
+    texts = ["[MASK] sat", "the cats sat on the [MASK] [MASK]", "the [MASK]"]
+    predict.main(["--model=p", "--task=fill-mask", "--batch_size=2",
+                  *("--text=" + text for text in texts)])
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [a["text"] for a in answers] == texts
+    assert [len(a["masks"]) for a in answers] == [1, 2, 1]
+
+
+def test_a_chunk_is_written_before_the_next_is_begun(monkeypatch, capsys):
+    begun = []  # of each chunk (its lines, the lines that were written before it)
+
+    def answer(loaded, lines, options):
+        begun.append((len(lines), len(capsys.readouterr().out.splitlines())))
+        return [{"text": line} for line in lines]
+
+    monkeypatch.setitem(predict.TASKS, "classify", (answer, None))
+    monkeypatch.setattr(predict, "CHUNK", 4)
+    monkeypatch.setattr(predict, "load_model", lambda *_: None)
+    predict.main(["--model=m", "--task=classify", "--batch_size=2",
+                  *(f"--text={i}" for i in range(31))])
+    assert begun == [(2, 0), (4, 2), (8, 4), (8, 8), (9, 8)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100])
+def test_chunks_hold_every_line_once_in_order(count):
+    lines = [str(i) for i in range(count)]
+    assert [line for chunk in predict.chunks(lines, 8) for line in chunk] == lines
 
 
 @pytest.mark.parametrize("tool", [predict, features])

@@ -21,7 +21,7 @@ from bertjax.files import write_whole
 from bertjax.tasks import squad_score
 from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores
 from bertjax.tasks.task import Features, Split, file_fingerprint
-from bertjax.tasks.windows import most_context, window_starts
+from bertjax.tasks.windows import Window, passage_tokens, passage_windows
 
 MAX_DROPPED = 0.01  # share of training questions whose answer is not where the file says
 
@@ -58,19 +58,6 @@ def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
         if not isinstance(value, kind):
             raise TypeError(f"the {name} of question {entry['id']!r} is {value!r:.60}")
     return Question(entry["id"], entry["question"], context, pairs, where)
-
-
-@dataclass(frozen=True)
-class Window:
-    """Which part of the passage a row shows; host-side companion of its features.
-
-    `first` is the row's position of the first passage token, `offsets` [n, 2] the characters of
-    the n passage tokens, `best` [n] whether this window gives the token the most context.
-    """
-
-    first: int
-    offsets: np.ndarray
-    best: np.ndarray
 
 
 class SquadTask:
@@ -204,14 +191,14 @@ class SquadTask:
                 dropped.append(question)
                 continue
             if passage[0] != question.context:  # consecutive questions share their passage
-                ids, offsets = tokenizer.encode_with_offsets(question.context)
-                offsets = np.array(offsets, np.int32).reshape(-1, 2)
-                passage = (question.context, np.array(ids, np.int32), offsets)
+                passage = (question.context, *passage_tokens(tokenizer, question.context))
             query = query[: self.max_query_length]
-            for row in self._windows(tokenizer, query, passage[1], passage[2], max_length):
-                row["example"] = number
+            for ids, types, window in passage_windows(
+                    tokenizer, query, *passage[1:], max_length, self.doc_stride):
+                row = {"input_ids": ids, "token_type_ids": types, "window": window,
+                       "example": number}
                 if training:
-                    row |= _answer_tokens(question, row["window"])
+                    row |= _answer_tokens(question, window)
                 rows.append(row)
         self.dropped = len(dropped)
         if dropped and len(dropped) > MAX_DROPPED * len(split.records):
@@ -222,19 +209,6 @@ class SquadTask:
                 f"{first.id!r} in {first.where}: {first.answers[0][0]!r} at {first.answers[0][1]}"
             )
         return rows
-
-    def _windows(self, tokenizer, query, ids, offsets, max_length):
-        head = [tokenizer.cls_id, *query, tokenizer.sep_id]
-        room = max_length - len(head) - 1
-        starts = window_starts(len(ids), room, self.doc_stride)
-        best = most_context(starts, room, len(ids))
-        for number, start in enumerate(starts):
-            part = slice(start, start + room)
-            row = np.concatenate([head, ids[part], [tokenizer.sep_id]]).astype(np.int32)
-            types = np.zeros(len(row), np.int32)
-            types[len(head) :] = 1
-            window = Window(len(head), offsets[part], best[part] == number)
-            yield {"input_ids": row, "token_type_ids": types, "window": window}
 
     # --- span logits -> answers
 

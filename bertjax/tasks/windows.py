@@ -1,8 +1,50 @@
 """Overlapping windows over a long token sequence, and which of them to trust for each token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which part of a passage a row shows; host-side companion of its ids.
+
+    `first` is the row's position of the first passage token, `offsets` [n, 2] the characters of
+    the n passage tokens, `best` [n] whether this window gives the token the most context.
+    """
+
+    first: int
+    offsets: np.ndarray
+    best: np.ndarray
+
+
+def passage_tokens(tokenizer: Any, passage: str) -> tuple[np.ndarray, np.ndarray]:
+    """(ids int32 [n], the code points [start, end) of each, int32 [n, 2])."""
+    ids, offsets = tokenizer.encode_with_offsets(passage)
+    return np.array(ids, np.int32), np.array(offsets, np.int32).reshape(-1, 2)
+
+
+def passage_windows(
+    tokenizer: Any, query: Sequence[int], ids: np.ndarray, offsets: np.ndarray, max_length: int,
+    stride: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray, Window]]:
+    """(ids, segment types, Window) of every row [CLS] query [SEP] part of the passage [SEP].
+
+    Raises:
+      ValueError: the query leaves the passage no room, or windows could not advance.
+    """
+    head = [tokenizer.cls_id, *query, tokenizer.sep_id]
+    room = max_length - len(head) - 1
+    starts = window_starts(len(ids), room, stride)
+    best = most_context(starts, room, len(ids))
+    for number, start in enumerate(starts):
+        part = slice(start, start + room)
+        row = np.concatenate([head, ids[part], [tokenizer.sep_id]]).astype(np.int32)
+        types = np.zeros(len(row), np.int32)
+        types[len(head) :] = 1
+        yield row, types, Window(len(head), offsets[part], best[part] == number)
 
 
 def window_starts(tokens: int, room: int, stride: int) -> list[int]:

@@ -5,7 +5,8 @@
 
 In a file, a tab separates the two texts of a pair (next-sentence, classify) or the question from
 its context (qa); words of ner are separated by spaces. The answers are JSON, one object a line, as
-many as there are lines (blank ones at the end of a file are no input).
+many as there are lines (blank ones at the end of a file are no input). Lines are answered in
+chunks, in which batches hold inputs of similar length; a chunk is written when it is done.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +26,8 @@ from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.tools.arguments import make_parser, refusals
 
+CHUNK = 64  # batches: enough to sort by length, few enough for the memory
+
 
 def _pair(line: str, purpose: str) -> tuple[str, str]:
     first, tab, second = line.partition("\t")
@@ -34,11 +37,9 @@ def _pair(line: str, purpose: str) -> tuple[str, str]:
 
 
 def _fill(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
-    return [
-        {"text": line, "masks": [[f._asdict() for f in mask] for mask in
-                                 inference.fill_mask(loaded, line, options.top_k)]}
-        for line in lines
-    ]
+    filled = inference.fill_mask(loaded, lines, options.top_k, options.batch_size)
+    return [{"text": line, "masks": [[f._asdict() for f in mask] for mask in masks]}
+            for line, masks in zip(lines, filled, strict=True)]
 
 
 def _next(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
@@ -62,11 +63,9 @@ def _tag(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
 
 
 def _answer(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
-    return [
-        {"question": question, **inference.answer(loaded, question, context,
-                                                  batch_size=options.batch_size)._asdict()}
-        for question, context in (_pair(line, "qa") for line in lines)
-    ]
+    questions, contexts = zip(*(_pair(line, "qa") for line in lines), strict=True)
+    answers = inference.answer(loaded, questions, contexts, batch_size=options.batch_size)
+    return [{"question": q, **a._asdict()} for q, a in zip(questions, answers, strict=True)]
 
 
 # task -> (answers, the model that load_model makes; None = what the checkpoint says)
@@ -99,8 +98,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         out = whole_file(options.out) if options.out else contextlib.nullcontext(sys.stdout)
         with out as stream:
             loaded = load_model(options.model, task, execution)
-            for row in answer(loaded, lines, options):
-                print(json.dumps(row, ensure_ascii=False), file=stream)
+            for chunk in chunks(lines, options.batch_size):
+                for row in answer(loaded, chunk, options):
+                    print(json.dumps(row, ensure_ascii=False), file=stream)
+                stream.flush()
+
+
+def chunks(lines: list[str], batch_size: int) -> Iterator[list[str]]:
+    """Lines to answer together: a batch at first, to show something soon, then twice as many each
+    time, up to CHUNK batches. The last takes in a rest below a batch: it would be compiled anew.
+    """
+    batch_size = max(1, batch_size)  # forward.run refuses less
+    start, size = 0, batch_size
+    while start < len(lines):
+        end = start + size
+        if len(lines) - end < batch_size:
+            end = len(lines)
+        yield lines[start:end]
+        start, size = end, min(2 * size, CHUNK * batch_size)
 
 
 def _inputs(path: str) -> list[str]:
