@@ -28,7 +28,7 @@ class TableTask(TextTask):
         labels: Sequence[str] = (),
         metric: str | None = None,
         separator: str = "|",
-        name: str = "custom",
+        name: str = "table",
         headerless: Sequence[str] | None = None,
     ):
         """`files` maps splits to names in `source`; `text` names one or two columns."""

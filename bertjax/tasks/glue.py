@@ -300,4 +300,5 @@ def glue_table(results: Mapping[str, Mapping[str, float]]) -> str:
         counted.setdefault(name.removesuffix("_mm"), []).append(sum(values) / len(values))
     means = [sum(v) / len(v) for name, v in counted.items() if name not in ("wnli", "ax")]
     mean = f"{sum(means) / len(means):.1f}" if means else "-"
-    return markdown.table([*cells, "mean"], [[*cells.values(), mean]]) + "\n"
+    heads = [f"{name}, {'/'.join(GLUE[name.removesuffix('_mm')].reported)}" for name in cells]
+    return markdown.table([*heads, "mean"], [[*cells.values(), mean]]) + "\n"

@@ -78,7 +78,8 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
         raise ValueError(f"task {name!r}: {error}") from None
     except FileNotFoundError as error:  # label names are read from the training file
         raise ValueError(f"task {name!r}: {error.filename} does not exist; its files are looked "
-                         f"for in {str(data)!r}") from None
+                         f"for in {str(data)!r}; the task's option files={{'train': NAME, 'dev': "
+                         "NAME}} names others") from None
     raise ValueError(f"unknown task {name!r}; one of {', '.join((*GLUE, *OTHER_TASKS))}")
 
 

@@ -1,9 +1,11 @@
 """The official SQuAD scores: predictions and gold articles in, exact match and F1 in percent out.
 
 Source: evaluate-v1.1.py and evaluate-v2.0.py of the SQuAD site, re-implemented; every returned
-number agrees with theirs to the last digit. `data` is the list under "data" of a SQuAD file.
+number agrees with theirs to the last digit, but for the threshold of a model that scores best if it
+never answers. `data` is the list under "data" of a SQuAD file.
 """
 
+import math
 import re
 import string
 from collections import Counter
@@ -131,7 +133,10 @@ def _best_threshold(predictions, scores, null_odds, has_answer) -> tuple[float, 
     odds are equal are admitted one by one, as in the official script.
     """
     current = best = sum(not answerable for answerable in has_answer.values())
-    at = 0.0
+    # Officially 0.0, which leaves every question empty if odds are probabilities. Where they are
+    # scores, "never an answer" is the first number below all of them.
+    lowest = min(null_odds.values(), default=0.0)
+    at = 0.0 if lowest >= 0 else math.nextafter(lowest, -math.inf)
     for key in sorted(null_odds, key=null_odds.__getitem__):
         if key not in scores:
             continue

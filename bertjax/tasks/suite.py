@@ -92,7 +92,9 @@ def draw(results: Mapping[str, Mapping[str, float]], path: pathlib.Path) -> None
     axes = figure.subplots()
     for place, (_, value, majority) in enumerate(reversed(bars)):
         axes.barh(place, value, 0.62, color="tab:blue")
-        axes.text(max(value, majority or 0) + 1, place, f"{value:.1f}", va="center")
+        # At the end of its bar; beyond the line where the number (7 wide) would be written over it.
+        over = majority is not None and value - 1 < majority < value + 8
+        axes.text((majority if over else max(value, 0)) + 1, place, f"{value:.1f}", va="center")
         if majority is not None:
             axes.plot([majority] * 2, [place - 0.38, place + 0.38], color="black")
     axes.set_yticks(range(len(bars)), [label for label, _, _ in reversed(bars)])

@@ -230,7 +230,8 @@ def test_the_glue_table_averages_as_the_benchmark_does():
         "wnli": {"accuracy": 0.1},
     })  # fmt: skip
     assert text.splitlines() == [
-        "| cola | mrpc | mnli | mnli_mm | wnli | mean |",
+        "| cola, matthews | mrpc, f1/accuracy | mnli, accuracy | mnli_mm, accuracy | wnli, accuracy"
+        " | mean |",
         "|---|---|---|---|---|---|",
         "| 50.0 | 90.0/80.0 | 84.0 | 82.0 | 10.0 | 72.7 |",  # (50 + 85 + 83) / 3
     ]

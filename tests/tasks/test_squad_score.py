@@ -110,6 +110,15 @@ def test_threshold_search_uses_the_null_odds():
     assert zeros["best_exact_thresh"] == 0.0
 
 
+def test_the_threshold_of_a_model_that_should_never_answer_leaves_every_question_empty():
+    data = one_paragraph(q1=[], q2=[])
+    predictions, odds = {"q1": "Rome", "q2": "Paris"}, {"q1": -5.0, "q2": -1.0}
+    found = squad_score.score_v2(data, predictions, odds, threshold=0.0)
+    assert (found["exact"], found["best_exact"]) == (0.0, 100.0)
+    applied = squad_score.score_v2(data, predictions, odds, threshold=found["best_exact_thresh"])
+    assert applied["exact"] == 100.0
+
+
 def test_normalisation_drops_case_articles_and_punctuation():
     assert squad_score.normalize_answer("The  U.S. Army, a 'unit' ") == "us army unit"
     assert squad_score.f1("the cat sat", "Cat") == pytest.approx(2 / 3)

@@ -34,7 +34,8 @@ def test_the_folders_decide_and_the_table_has_the_benchmarks_scores(tmp_path, mo
     found = suite.run(suite.prepare(config_for(tmp_path), str(workdir)))
     assert asked == [("cola", str(workdir / "cola")), ("mrpc", str(workdir / "mrpc"))]
     assert found == scores
-    expected = "| cola | mrpc | mean |\n|---|---|---|\n| 50.0 | 90.0/86.0 | 69.0 |\n"
+    expected = ("| cola, matthews | mrpc, f1/accuracy | mean |\n|---|---|---|\n"
+                "| 50.0 | 90.0/86.0 | 69.0 |\n")
     assert (workdir / "glue.md").read_text() == expected
     assert expected in capsys.readouterr().out
 
