@@ -178,13 +178,19 @@ def classify(
     if not texts:
         return []
     logits = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
-    problem = loaded.settings.get("problem_type")
-    if problem == "multi_label_classification":
-        values = _sigmoid(logits)
-    else:
-        values = logits if logits.shape[1] == 1 or problem == "regression" else _softmax(logits)
+    values = {"multi_label_classification": _sigmoid, "regression": lambda numbers: numbers}.get(
+        problem_type(loaded), _softmax)(logits)
     names = [label_name(loaded, i) for i in range(logits.shape[1])]
     return [dict(zip(names, row, strict=True)) for row in values.tolist()]
+
+
+def problem_type(loaded: LoadedModel) -> str:
+    """What a classifier's outputs are, in the words of transformers' config.json: regression,
+    multi_label_classification or single_label_classification. One class is no choice: a number.
+    """
+    stored = loaded.settings.get("problem_type") or "single_label_classification"
+    alone = stored == "single_label_classification" and loaded.model.num_labels == 1
+    return "regression" if alone else stored
 
 
 def label_name(loaded: LoadedModel, number: int) -> str:

@@ -207,24 +207,25 @@ def test_many_questions_are_answered_as_each_alone(reader):
               " ".join(rng.choice(["the", "cats", "sat", "on", "mat", "."], n)))
              for n in (3, 60, 1, 25, 9)]
     asked.append((asked[0][0], asked[4][1]))  # shares the context of its neighbour
-    options = {"max_answer_tokens": 3, "stride": 4}
-    expected = [spans_of(reader, *one, longest=3, stride=4) for one in asked]
-    # By how much the best span of each exceeds [CLS]: the threshold lies in their middle.
-    threshold = float(-np.median([max(spans.values()) - none for spans, none in expected]))
-    for options["null_threshold"] in (None, threshold):
-        together = inference.answer(reader, *zip(*asked, strict=True), batch_size=4, **options)
-        for (question, context), (spans, none), found in zip(
-                asked, expected, together, strict=True):
-            best = max(spans, key=spans.get)
-            score = spans[best]
-            if options["null_threshold"] is not None and none - score > threshold:
-                best, score = (0, 0), none
-            alone = inference.answer(reader, question, context, batch_size=1, **options)
-            for one in (found, alone):
-                assert one[:3] == (context[slice(*best)], *best)
-                assert one.score == pytest.approx(float(score), abs=1e-6)
-        empty = sum(one.text == "" for one in together)
-        assert empty == 0 if options["null_threshold"] is None else 0 < empty < len(asked)
+    for longest in (1, 3):
+        options = {"max_answer_tokens": longest, "stride": 4}
+        expected = [spans_of(reader, *one, longest, stride=4) for one in asked]
+        # By how much [CLS] exceeds the best span: half of the questions have no answer then.
+        odds = float(np.median([none - max(spans.values()) for spans, none in expected]))
+        for threshold, answered in ((None, len(asked)), (odds, 3), (-np.inf, 0)):
+            options["null_threshold"] = threshold
+            together = inference.answer(reader, *zip(*asked, strict=True), batch_size=4, **options)
+            assert sum(one.text != "" for one in together) == answered
+            for (question, context), (spans, none), found in zip(
+                    asked, expected, together, strict=True):
+                best = max(spans, key=spans.get)
+                score = spans[best]
+                if threshold is not None and none - score > threshold:
+                    best, score = (0, 0), none
+                alone = inference.answer(reader, question, context, batch_size=1, **options)
+                for one in (found, alone):
+                    assert one[:3] == (context[slice(*best)], *best)
+                    assert one.score == pytest.approx(float(score), abs=1e-6)
 
 
 def test_what_is_no_list_of_inputs_is_refused(pretrained, reader, directory):
@@ -348,6 +349,23 @@ def test_every_line_of_a_file_has_an_answer_also_a_blank_one(directory, tmp_path
         "the cat", "", "sat"]
 
 
+@pytest.mark.parametrize("problem, chosen", [
+    (None, {"label": "b"}),
+    ("single_label_classification", {"label": "b"}),
+    ("multi_label_classification", {"chosen": ["b", "c"]}),
+    ("regression", {}),
+])
+def test_what_is_chosen_depends_on_the_kind_of_labels(
+        problem, chosen, directory, monkeypatch, capsys):
+    model = dataclasses.replace(head(directory, "sequence-classification"),
+                                settings={"problem_type": problem})
+    monkeypatch.setattr(predict, "load_model", lambda *_: model)
+    labels = {"a": 0.1, "b": 0.8, "c": 0.7}
+    monkeypatch.setattr(inference, "classify", lambda loaded, texts, _: [labels for _ in texts])
+    predict.main(["--model=m", "--task=classify", "--text=the cat"])
+    assert json.loads(capsys.readouterr().out) == {"text": "the cat", "labels": labels, **chosen}
+
+
 def test_lines_of_questions_and_of_masks_are_answered_in_order(
         reader, pretrained, monkeypatch, capsys):
     models = {"r": reader, "p": pretrained}
@@ -368,19 +386,21 @@ def test_lines_of_questions_and_of_masks_are_answered_in_order(
     assert [len(a["masks"]) for a in answers] == [1, 2, 1]
 
 
-def test_a_chunk_is_written_before_the_next_is_begun(monkeypatch, capsys):
+def test_a_chunk_is_written_before_the_next_is_begun(monkeypatch, tmp_path):
     begun = []  # of each chunk (its lines, the lines that were written before it)
 
     def answer(loaded, lines, options):
-        begun.append((len(lines), len(capsys.readouterr().out.splitlines())))
+        begun.append((len(lines), (tmp_path / "out.partial").read_text().count("\n")))
         return [{"text": line} for line in lines]
 
     monkeypatch.setitem(predict.TASKS, "classify", (answer, None))
     monkeypatch.setattr(predict, "CHUNK", 4)
     monkeypatch.setattr(predict, "load_model", lambda *_: None)
-    predict.main(["--model=m", "--task=classify", "--batch_size=2",
+    predict.main(["--model=m", "--task=classify", "--batch_size=2", f"--out={tmp_path / 'out'}",
                   *(f"--text={i}" for i in range(31))])
-    assert begun == [(2, 0), (4, 2), (8, 4), (8, 8), (9, 8)]
+    assert begun == [(2, 0), (4, 2), (8, 6), (8, 14), (9, 22)]
+    found = [json.loads(line)["text"] for line in (tmp_path / "out").read_text().splitlines()]
+    assert found == [str(i) for i in range(31)]
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100])

@@ -38,27 +38,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def evaluate(flags: Any) -> dict[str, Any]:
-    """The scores of the split, flags that make them doubtful, and the files that were written."""
+    """The scores of the split, flags that make them doubtful, and where predictions are."""
     import jax
 
     from bertjax.interop import open_source
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
     from bertjax.tasks.finetune import FineTuneSettings
+    from bertjax.tasks.pretrained import Pretrained
 
     stored = open_source(flags.model).settings.get("finetuned") or {}
+    options = dict(flags.options)
+    if flags.task in ("table", "ner", "tag") and options.get("head") != "regression":
+        # These would read their label names from a training file, which need not be there.
+        options.setdefault("labels", Pretrained(flags.model).labels())
     settings = FineTuneSettings(
         max_length=flags.max_length or stored.get("max_length", FineTuneSettings.max_length),
         eval_batch_size=flags.batch_size)
-    task = job.make_task(flags.task, flags.data, flags.options)
+    task = job.make_task(flags.task, flags.data, options)
     if flags.out:
         flags.out.mkdir(parents=True, exist_ok=True)
     scores = job.evaluate(
         task, flags.model, flags.split, settings, write_to=flags.out,
         execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype))
-    if scores is None:
-        return {"split": flags.split, "scores": None}
-    return {"split": flags.split, "scores": dict(scores.values), "flags": list(scores.flags)}
+    found = {"scores": None} if scores is None else {
+        "scores": dict(scores.values), "flags": list(scores.flags)}
+    return {"split": flags.split, **found, **({"out": str(flags.out)} if flags.out else {})}
 
 
 if __name__ == "__main__":

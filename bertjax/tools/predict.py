@@ -52,8 +52,13 @@ def _next(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
 def _classify(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
     texts = [_pair(line, "") if "\t" in line else line for line in lines]
     answers = inference.classify(loaded, texts, options.batch_size)
-    return [{"text": t, "labels": a, "label": max(a, key=a.get)}
-            for t, a in zip(texts, answers, strict=True)]
+    # What is chosen of the labels: one class, all that are likelier than not, of a number nothing.
+    choose = {
+        "regression": lambda values: {},
+        "multi_label_classification": lambda p: {"chosen": [name for name in p if p[name] > 0.5]},
+    }.get(inference.problem_type(loaded), lambda p: {"label": max(p, key=p.get)})
+    return [{"text": text, "labels": answer, **choose(answer)}
+            for text, answer in zip(texts, answers, strict=True)]
 
 
 def _tag(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:

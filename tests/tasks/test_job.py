@@ -107,12 +107,14 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(
     scores = job.evaluate(again, workdir / "model", settings=SETTINGS, mesh=one_device())
     assert again.labels == ("bad", "good")
     assert scores["accuracy"] == pytest.approx(result["scores"]["accuracy"])
-    files = json.dumps({"files": {"dev": "dev.tsv", "test": "test.tsv"}, "labels": ["good", "bad"]})
+    files = json.dumps({"files": {"dev": "dev.tsv", "test": "test.tsv"}})  # labels: the model's
     for split, gold in (("dev", True), ("test", False)):
         capsys.readouterr()
         evaluate.main([f"--model={workdir / 'model'}", "--task=table", f"--data={data}",
                        f"--options={files}", f"--split={split}", f"--out={tmp_path / 'out'}"])
-        said = json.loads(capsys.readouterr().out)["scores"]
+        said = json.loads(capsys.readouterr().out)
+        assert said["out"] == str(tmp_path / "out")
+        said = said["scores"]
         assert said == pytest.approx(result["scores"]) if gold else said is None
         name = f"predictions_{split}.jsonl"
         found, written = (
