@@ -74,6 +74,7 @@ def sweep(
     directory: pathlib.Path,
     identity: dict[str, Any],
     keep: Callable[[Any], None] | None = None,
+    say: Callable[[str], None] = log.info,
 ) -> list[Outcome]:
     """Does the runs that `directory` does not have yet.
 
@@ -81,6 +82,7 @@ def sweep(
       identity: what must not change between parts of one search (task, checkpoint, settings);
         kept in sweep.json and compared.
       keep: called with the Run whenever it is the best of the search so far.
+      say: takes a line about every run that is done.
 
     Raises ValueError if the directory belongs to another search.
     """
@@ -92,7 +94,8 @@ def sweep(
     for outcome in outcomes:
         best = outcome.value if is_better(outcome.value, best) else best
     done = {(*outcome.setting, outcome.seed) for outcome in outcomes}
-    for settings in runs:
+    runs = list(runs)
+    for number, settings in enumerate(runs, 1):
         key = (settings.batch_size, settings.learning_rate, settings.epochs, settings.seed)
         if key in done:
             continue
@@ -101,7 +104,9 @@ def sweep(
         outcomes.append(outcome)
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
-        log.info("run %d: %s", len(outcomes), outcome)
+        flags = "".join(f"  [{flag}]" for flag in outcome.flags)
+        say(f"run {number}/{len(runs)}: {described(outcome)}: {outcome.value:.4f}{flags}, "
+            f"{outcome.seconds:.1f} s")
         if run is not None and is_better(outcome.value, best):
             best = outcome.value
             if keep is not None:
@@ -195,14 +200,19 @@ def best_outcome(outcomes: Sequence[Outcome]) -> Outcome:
     return best
 
 
+def described(outcome: Outcome) -> str:
+    """The settings of a run, as a line of text has them."""
+    return (f"batch {outcome.batch_size}, learning rate {outcome.learning_rate:g}, "
+            f"{outcome.epochs} epochs, seed {outcome.seed}")
+
+
 def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
     """A Markdown table: each setting, each run, mean, standard deviation, degenerate runs."""
     best = best_outcome(outcomes)
     head = (
         f"{task}: {metric} on dev, {len(outcomes)} runs, "
-        f"{sum(o.degenerate for o in outcomes)} degenerate; best {best.value:.4f} with batch "
-        f"{best.batch_size}, learning rate {best.learning_rate:g}, {best.epochs} epochs, "
-        f"seed {best.seed}"
+        f"{sum(o.degenerate for o in outcomes)} degenerate; best {best.value:.4f} with "
+        f"{described(best)}"
     )
     columns = ("batch", "learning rate", "epochs", "runs", "mean", "std", "degenerate", "every run")
     cells = []
@@ -229,6 +239,7 @@ def picture(task: str, metric: str, outcomes: Sequence[Outcome], path: pathlib.P
         axes.plot([row.mean], [height], "|", color="black", markersize=14)
     names = [f"batch {b}, {r:g}, {e} epochs" for b, r, e in (row.setting for row in found[::-1])]
     axes.set_yticks(range(len(found)), names)
+    axes.set_ylim(-0.6, len(found) - 0.4)
     axes.set_xlabel(f"{metric} on dev (bar: mean of the seeds; cross: degenerate run)")
     axes.set_title(task)
     axes.grid(axis="x", alpha=0.3)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def search(flags: argparse.Namespace) -> str:
-    """The table at the end of the search."""
+    """The table at the end of the search, and where it and the best model are."""
     import jax
 
     if flags.compilation_cache:  # before the first array, or the first compilations are not kept
@@ -91,8 +93,11 @@ def search(flags: argparse.Namespace) -> str:
     outcomes = sweep.sweep(
         tuner,
         sweep.grid(flags.batch_size, flags.learning_rate, flags.epochs, range(flags.seeds)),
-        flags.workdir, identity, keep=lambda run: _keep(tuner, run, flags))
-    return sweep.write_report(task.name, task.metric, outcomes, flags.workdir)
+        flags.workdir, identity, keep=lambda run: _keep(tuner, run, flags),
+        say=functools.partial(print, file=sys.stderr, flush=True))
+    table = sweep.write_report(task.name, task.metric, outcomes, flags.workdir)
+    return "\n".join([table, *(f"{name}: {flags.workdir / file}" for name, file in (
+        ("table", "sweep.md"), ("picture", "sweep.png"), ("best model", "best")))])
 
 
 def _keep(tuner: FineTuner, run: Run, flags: argparse.Namespace) -> None:

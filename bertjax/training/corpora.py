@@ -132,7 +132,8 @@ class StoreCorpus:
     def describe(self) -> str:
         tokens = sum(store.num_tokens for store in self.stores)
         documents = sum(store.num_documents for store in self.stores)
-        return f"{documents:,} documents, {tokens / 1e6:,.1f} M tokens"
+        size = f"{tokens / 1e6:,.1f} M" if tokens >= 1e6 else f"{tokens:,}"
+        return f"{documents:,} documents, {size} tokens"
 
 
 class RecordCorpus:

@@ -46,8 +46,12 @@ def test_an_interrupted_search_goes_on_and_repeats_no_run(tmp_path):
         sweep.sweep(first, runs(), tmp_path, {"task": "toy"})
     with open(tmp_path / "runs.jsonl", "a") as file:
         file.write('{"batch_size": 16, "learn')  # killed while writing
-    second, kept = Tuner(), []
-    outcomes = sweep.sweep(second, runs(), tmp_path, {"task": "toy"}, keep=kept.append)
+    second, kept, said = Tuner(), [], []
+    outcomes = sweep.sweep(
+        second, runs(), tmp_path, {"task": "toy"}, keep=kept.append, say=said.append)
+    assert len(said) == len(second.ran)
+    assert said[-1] == ("run 12/12: batch 16, learning rate 2e-05, 3 epochs, seed 2: 0.9000  "
+                        "[one class only], 1.0 s")
     assert first.ran + second.ran == list(runs())
     assert len(outcomes) == 12 == len(sweep.read_outcomes(tmp_path / "runs.jsonl"))
     assert outcomes == sweep.read_outcomes(tmp_path / "runs.jsonl")

@@ -58,6 +58,13 @@ def test_unknown_tasks_and_missing_models_are_refused(capsys):
         assert message in capsys.readouterr().err
 
 
+def test_a_file_that_prepare_lacks_is_named_in_one_line(tmp_path):
+    with pytest.raises(SystemExit, match="bench transfer: .*CoLA/train.tsv"):
+        transfer.main(["prepare", f"--data={tmp_path}", f"--out={tmp_path / 'out'}"])
+    with pytest.raises(ValueError, match=r"no .*squad/dev-v1.1\*.json"):
+        transfer._first(tmp_path / "squad", "dev-v1.1*.json")
+
+
 def test_options_may_stand_between_the_step_and_the_models(tmp_path, capsys):
     transfer.main(["table", f"--out={tmp_path}", "ours=DIR"])
     assert "| task | score | ours |" in capsys.readouterr().out

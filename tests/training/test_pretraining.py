@@ -355,7 +355,7 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
                        if "eval/mlm_loss" in line][-1])
     for expected in (
             "1 layer of width 16, 2 heads", "random weights to predict masked words and next",
-            "M tokens. The vocabulary has 65 entries of lower-case text.", "| steps | 8 of 16 rows",
+            " tokens. The vocabulary has 65 entries of lower-case text.", "| steps | 8 of 16 rows",
             "32 for 50% of the steps, then 48 for 50%", "8 x cpu, float32",
             "| `optimizer.warmup_steps` | 2 |", f"held-out MLM loss {said['eval/mlm_loss']:.3f}",
             "held-out NSP accuracy", "pipeline_tag: fill-mask"):

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertjax import markdown
-from bertjax.tools.arguments import make_parser
+from bertjax.tools.arguments import make_parser, refusals
 from bertjax.tools.bench import jobs
 
 
@@ -75,9 +75,15 @@ def prepare(source: pathlib.Path, data: pathlib.Path) -> None:
     sst2.write_text("".join(lines[: SST2_ROWS + lines[0].startswith("sentence\t")]),
                     encoding="utf-8")
     split_table(source / "glue" / "QNLI" / "dev.tsv", data / "QNLI")
-    split_squad(next((source / "squad").glob("dev-v1.1*.json")), data / "SQuAD")
+    split_squad(_first(source / "squad", "dev-v1.1*.json"), data / "SQuAD")
     for split, pattern in (("train", "wnut17train*"), ("dev", "emerging.dev*")):
-        _copy(next((source / "ner" / "wnut17").glob(pattern)), data / "WNUT-17" / f"{split}.conll")
+        _copy(_first(source / "ner" / "wnut17", pattern), data / "WNUT-17" / f"{split}.conll")
+
+
+def _first(folder: pathlib.Path, pattern: str) -> pathlib.Path:
+    if found := sorted(folder.glob(pattern)):
+        return found[0]
+    raise ValueError(f"no {folder / pattern}")
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -251,7 +257,8 @@ def main(argv: list[str]) -> None:
     if what == "prepare":
         if args.data is None:
             made.error("--data=SOURCE is missing: a folder with glue/, squad/ and ner/")
-        prepare(args.data, args.out / "data")
+        with refusals("bench transfer"):
+            prepare(args.data, args.out / "data")
         return
     models = dict(word.split("=", 1) for word in args.words)
     if not models:

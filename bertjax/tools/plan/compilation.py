@@ -195,7 +195,7 @@ def _follow(worker: subprocess.Popen, scratch: pathlib.Path, cache: Cache, quick
     if compiled is None:
         raise RuntimeError(_how_it_ended(worker, scratch / "stderr"))
     what = "compiled" if compiled.fits else "does not fit"
-    say(f"{info.name}: {what}, {compiled.seconds:.0f} s")
+    say(f"{info.name}: {what}, {compiled.seconds:.0f} s in the compiler")
     return info, compiled
 
 
