@@ -107,6 +107,7 @@ def test_multilabel_f1_equals_scikit_learn():
         assert scores.degenerate == (rate in (0.0, 1.0))
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("scheme", metrics.SCHEMES)
 @pytest.mark.parametrize("strict", [False, True])
 def test_entity_scores_equal_seqeval_on_random_tags(scheme, strict):
