@@ -192,7 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif found:
         transfer.draw(args.out / "ablate.png", found, list(asked))
     (args.out / "ablate.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(f"{text}\ntable: {args.out / 'ablate.md'}")
+    if found:
+        print(f"picture: {args.out / 'ablate.png'}")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

@@ -102,10 +102,12 @@ class Loop:
             if self.checkpoints is not None:
                 self.checkpoints.check()
             if stopping:
+                stopped = Preempted(self.step, stop.requested or "pre-emption notice")
                 if self.checkpoints is not None:
                     self.checkpoints.wait()
+                    self.logbook.message(str(stopped))
                 self.logbook.close()
-                raise Preempted(self.step, stop.requested or "pre-emption notice")
+                raise stopped
 
     def _next(self, batches: Iterator[Mapping[str, np.ndarray]], phase: Phase
               ) -> Mapping[str, np.ndarray]:

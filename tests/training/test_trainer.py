@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import signal
 import threading
 
 import jax
@@ -15,6 +16,7 @@ from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logbook import Logbook
 from bertjax.training.loop import NotFiniteError
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
+from bertjax.training.preemption import Preempted
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.trainer import Phase, Trainer
 
@@ -213,6 +215,24 @@ def test_a_finished_run_that_is_resumed_does_nothing(tmp_path):
     again, records = run_with_checkpoints(tmp_path, 6)
     assert records == []
     assert_same(whole, again)
+
+
+def test_a_signal_saves_says_so_and_leaves(tmp_path):
+    trainer, objective, book = trainer_on(), regression(), Memory()
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+
+    def interrupted(start):
+        for number, batch in enumerate(batches(start), start + 1):
+            if number == 3:
+                signal.raise_signal(signal.SIGINT)
+            yield batch
+
+    with pytest.raises(Preempted):
+        trainer.fit(trainer.init(objective), [Phase(9, objective, interrupted)], logbook=book,
+                    checkpoints=checkpoints)
+    assert checkpoints.latest() == 3
+    assert book.messages[-1] == "stopped by SIGINT, saved at step 3; start again to go on"
+    checkpoints.close()
 
 
 def test_saving_and_evaluating_between_donated_steps(tmp_path):
