@@ -81,8 +81,9 @@ def batches_by_length(
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """Padded batches of rows of similar length, longest first (too large a batch fails at once).
 
-    Every batch has `batch_size` rows, the last one of a bucket filled up with empty rows, so that
-    the number of compiled shapes is that of the buckets in use.
+    Every batch has `batch_size` rows, the last one filled up with empty ones, and the width of its
+    longest row's bucket, so that there are no more compiled shapes than buckets. A batch may reach
+    into the next bucket: its shorter rows cost what empty ones would.
 
     Yields:
       (indices of the rows [<= batch_size], inputs int32 [batch_size, T] by name; masked_positions
@@ -92,11 +93,8 @@ def batches_by_length(
     order = np.argsort(-lengths, kind="stable")
     width = np.minimum(longest, -(-lengths // BUCKET) * BUCKET)
     wanted = max((len(row.positions) for row in rows), default=0)
-    at = 0
-    while at < len(order):
+    for at in range(0, len(order), batch_size):
         chosen = order[at : at + batch_size]
-        chosen = chosen[width[chosen] == width[chosen[0]]]
-        at += len(chosen)
         shape = (batch_size, width[chosen[0]])
         inputs = {name: np.zeros(shape, np.int32)
                   for name in ("input_ids", "attention_mask", "token_type_ids")}
