@@ -1,4 +1,4 @@
-"""A GLUE task (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte) as in the paper, section 4.1.
+"""A GLUE task (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli) as in the paper, section 4.1.
 
     python -m bertjax.main --config=configs/glue.py:mrpc --config.init_from=MODEL \\
         --config.task.data=GLUE_DIR/MRPC --workdir=DIR

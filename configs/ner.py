@@ -1,8 +1,10 @@
 """Named entities or other tags in CoNLL columns (paper section 5.3).
 
     python -m bertjax.main --config=configs/ner.py --config.init_from=MODEL \\
-        --config.task.data=DIR_WITH_TRAIN_DEV_TEST --workdir=DIR
+        --config.task.data=DIR --workdir=DIR
 
+DIR holds train.conll and dev.conll (and test.conll); files with other names are given as
+--config.task.options.files="{'train': 'eng.train', 'dev': 'eng.testa', 'test': 'eng.testb'}".
 ner.py:tag is for tags that are no entities (parts of speech): scored per token.
 """
 
