@@ -45,6 +45,17 @@ def test_the_report_is_one_offline_file_with_curves_and_held_out_points(tmp_path
     assert "40.0 %" in page and "49 min" in page and "optimizer.learning_rate" in page
 
 
+def test_scores_of_a_run_that_keeps_its_best_step_are_those_of_that_step(tmp_path):
+    records = [{"step": step, "eval/accuracy": accuracy}
+               for step, accuracy in ((2, 0.5), (4, 0.9), (6, 0.7))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    page = write_report([tmp_path]).read_text()
+    assert "held-out</small>70.0 %" in page and "Best step" not in page
+    (tmp_path / "result.json").write_text('{"best_step": 4}')
+    page = write_report([tmp_path]).read_text()
+    assert "held-out</small>90.0 %" in page and "which is kept</small>4<" in page
+
+
 def test_text_of_examples_cannot_break_the_page(tmp_path):
     page = write_report([make_run(tmp_path / "run")]).read_text()
     assert page.count("</script>") == 1

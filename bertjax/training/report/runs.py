@@ -20,6 +20,7 @@ class Run:
         finetune.json.
       hardware: of hardware.json.
       examples: of examples.json; see examples.py.
+      best_step: whose parameters a finished fine-tuning run has kept, of result.json.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Run:
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     hardware: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     examples: Sequence[Mapping[str, Any]] = ()
+    best_step: int | None = None
 
 
 def load(directories: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -56,7 +58,8 @@ def _load(directory: pathlib.Path) -> Run:
 
     return Run(directory.resolve().name, records,
                _flat(read("config.json", {}) or read("finetune.json", {})),
-               read(HARDWARE_FILE, {}), read("examples.json", []))
+               read(HARDWARE_FILE, {}), read("examples.json", []),
+               read("result.json", {}).get("best_step"))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

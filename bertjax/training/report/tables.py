@@ -17,7 +17,7 @@ MISSING = "–"
 
 def summary(runs: Sequence[Run]) -> str:
     """The results: tiles for one run, a table with one column a run for several."""
-    results = [_results(run.records) for run in runs]
+    results = [_results(run.records, run.best_step) for run in runs]
     names = dict.fromkeys(name for of_run in results for name in of_run)
     rows = {name: [of_run.get(name, MISSING) for of_run in results] for name in names}
     if len(runs) == 1:
@@ -27,8 +27,10 @@ def summary(runs: Sequence[Run]) -> str:
     return _table(runs, rows, mark_differences=False)
 
 
-def _results(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What a run has come to, in words and numbers."""
+def _results(records: Sequence[Mapping[str, Any]], best_step: int | None) -> dict[str, str]:
+    """What a run has come to, in words and numbers: held-out scores at the best step if only its
+    parameters are kept, else those of the last evaluation.
+    """
     def known(name: str) -> list[float]:
         return [record[name] for record in records if record.get(name) is not None]
 
@@ -37,6 +39,9 @@ def _results(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         if values := known(name):
             found[f"{TITLES[name]}, last logged step"] = f"{values[-1]:.3f}"
     evaluated = [record for record in records if any(key.startswith("eval/") for key in record)]
+    if best_step is not None:
+        found["Best step, which is kept"] = f"{best_step:,}"
+        evaluated = [record for record in evaluated if record["step"] == best_step] or evaluated
     for key, value in (evaluated[-1] if evaluated else {}).items():
         if "/" in key and value is not None:
             name = key.removeprefix("eval/")
