@@ -142,13 +142,15 @@ class BertNetwork(nn.Module):
 
     config: BertConfig
     execution: Execution = Execution()
+    head_init = "truncated_normal"  # of all heads but a task's, which has it as a field
 
     def _encoder(self) -> BertEncoder:
         return BertEncoder(self.config, self.execution, name="encoder")
 
     def _dense(self, name: str, features_out: int) -> Params:
         c = self.config
-        return DenseParams(c.hidden_size, features_out, c.initializer_range, name=name)()
+        return DenseParams(c.hidden_size, features_out, c.initializer_range, self.head_init,
+                           name=name)()
 
     def _pooler(self) -> Params:
         return self._dense("pooler", self.config.hidden_size)
@@ -261,11 +263,6 @@ class TaskNetwork(BertNetwork):
 
     bilstm: int = 0
     head_init: str = "truncated_normal"
-
-    def _dense(self, name: str, features_out: int) -> Params:
-        c = self.config
-        return DenseParams(c.hidden_size, features_out, c.initializer_range, self.head_init,
-                           name=name)()
 
     @nn.compact
     def __call__(

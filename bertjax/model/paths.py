@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{'a': {'b': x}} -> {'a/b': x}, in the tree's own order."""
+def flatten(tree: Mapping[str, Any], prefix: str = "", separator: str = "/") -> dict[str, Any]:
+    """{'a': {'b': x}} -> {'a/b': x}, in the tree's own order; `separator` instead of '/'."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}/"))
+            flat.update(flatten(value, f"{prefix}{name}{separator}", separator))
         else:
             flat[prefix + name] = value
     return flat

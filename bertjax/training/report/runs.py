@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertjax.model.paths import flatten
 from bertjax.training.logbook import HARDWARE_FILE, METRICS_FILE, read_records
 
 
@@ -62,11 +63,6 @@ def _load(directory: pathlib.Path) -> Run:
                read("result.json", {}).get("best_step"))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value if isinstance(value, str) else json.dumps(value)
-    return flat
+def _flat(tree: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in flatten(tree, separator=".").items()}
