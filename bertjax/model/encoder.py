@@ -41,7 +41,7 @@ from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
 from bertjax.model.kernels.residual_norm import residual_layer_norm
 from bertjax.model.lookup import small_table_lookup, table_lookup
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.rows import by_columns, keep_rows, with_copies
+from bertjax.model.rows import by_columns, keep_rows
 
 Params = dict[str, Any]
 # One array twice: for the residual branch and for the next product. Two variables have two
@@ -211,8 +211,7 @@ def embed(
     A gather there would scatter every token of the batch into a handful of rows.
     """
     length = input_ids.shape[1]
-    look_up = functools.partial(by_columns, table_lookup)
-    x = with_copies(look_up, params["word_embeddings"], input_ids)
+    x = by_columns(table_lookup, params["word_embeddings"], input_ids)
     if position_ids is None:
         x += params["position_embeddings"][:length]
     else:

@@ -64,8 +64,11 @@ def by_columns(
 
     Each device reads its own columns, for the rows of all devices that share the table with it, and
     then they exchange; backward it so adds up the gradient of its own columns only. Not told so,
-    the compiler gathers [B, T, H] of the whole batch on every device for that gradient.
+    the compiler gathers [B, T, H] of the whole batch on every device for that gradient. If the
+    table is `copies`, each device looks up its own rows in its own copy.
     """
+    if table.ndim == 3:
+        return with_copies(look_up, table, ids)
     mesh = _MESH.get()
     if mesh is None or mesh.shape["fsdp"] == 1 or table.shape[1] % mesh.shape["fsdp"]:
         return look_up(table, ids)
@@ -77,18 +80,22 @@ def by_columns(
 
 
 def copies(table: jax.Array, rows: int, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """A table [V, H] that is used in several places as [n, V, H], a copy for each of n devices over
-    which `rows` rows are split; the table itself if it is split too, or there is one device.
+    """A table [V, H] that is used in several places as [n, V, H], a whole copy for each of n
+    devices over which `rows` rows are split; the table itself if there is one device, or if its
+    rows V are split over the tensor axis.
 
     Left alone, the compiler adds up the gradient of each use over the devices, and in float32 if it
-    is computed so. The gradients of a copy are added on its device, and then over the devices once,
-    in `dtype`. For the word table of base in bfloat16, looked up at one end and the MLM decoder at
-    the other, that is 47 MB exchanged a step instead of 188; all other gradients are 172.
+    is computed so; and of a table whose columns are split (fsdp) it exchanges looked-up vectors for
+    one use and gathers the table for the other. The gradients of a copy are added on its device,
+    and then over the devices once, in `dtype`. For the word table of base in bfloat16, looked up at
+    one end and the MLM decoder at the other, that is 47 MB exchanged a step instead of 188; all
+    other gradients are 172.
     """
     mesh = _MESH.get()
-    if mesh is None or mesh.size == 1 or mesh.shape["data"] < mesh.size or rows % mesh.size:
+    if mesh is None or mesh.size == 1 or mesh.shape["tensor"] > 1 or rows % mesh.size:
         return table
-    return _copies(mesh, dtype, table)
+    split = mesh.shape["fsdp"] > 1 and table.shape[1] % mesh.shape["fsdp"] == 0
+    return _copies(mesh, split, dtype, table)
 
 
 def with_copies(
@@ -105,22 +112,31 @@ def with_copies(
     return run(table, x)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _copies(mesh: Mesh, dtype: jax.typing.DTypeLike, table: jax.Array) -> jax.Array:
-    return jax.shard_map(lambda whole: whole[None], mesh=mesh, in_specs=PartitionSpec(),
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _copies(mesh: Mesh, split: bool, dtype: jax.typing.DTypeLike, table: jax.Array) -> jax.Array:
+    """split: whether each device of the fsdp axis holds some columns of the table only."""
+    def whole(part: jax.Array) -> jax.Array:
+        return (jax.lax.all_gather(part, "fsdp", axis=1, tiled=True) if split else part)[None]
+
+    return jax.shard_map(whole, mesh=mesh, in_specs=PartitionSpec(None, "fsdp" if split else None),
                          out_specs=PartitionSpec(mesh.axis_names), check_vma=False)(table)
 
 
-def _copies_forward(mesh, dtype, table):
-    return _copies(mesh, dtype, table), None
+def _copies_forward(mesh, split, dtype, table):
+    return _copies(mesh, split, dtype, table), None
 
 
-def _copies_backward(mesh, dtype, _, gradient):
+def _copies_backward(mesh, split, dtype, _, gradient):
     def add_up(own: jax.Array) -> jax.Array:
-        return jax.lax.psum(own[0].astype(dtype), mesh.axis_names).astype(own.dtype)
+        part = own[0].astype(dtype)
+        if split:
+            part = jax.lax.psum_scatter(part, "fsdp", scatter_dimension=1, tiled=True)
+        others = [axis for axis in BATCH_AXES[: 1 if split else 2] if mesh.shape[axis] > 1]
+        return jax.lax.psum(part, others).astype(own.dtype)
 
     return (jax.shard_map(add_up, mesh=mesh, in_specs=PartitionSpec(mesh.axis_names),
-                          out_specs=PartitionSpec(), check_vma=False)(gradient),)
+                          out_specs=PartitionSpec(None, "fsdp" if split else None),
+                          check_vma=False)(gradient),)
 
 
 _copies.defvjp(_copies_forward, _copies_backward)

@@ -21,16 +21,17 @@ AXES = ("data", "fsdp", "tensor")
 
 # Ordered (regex over 'a/b/c', axes of the last dimensions); the first match counts. As Megatron-LM
 # (Shoeybi et al. 2019, section 3): the first matrix of attention and MLP is split by its outputs
-# (whole heads), the second by its inputs, so a layer needs one all-reduce in each direction.
+# (whole heads), the second by its inputs, so a layer needs one all-reduce in each direction. fsdp
+# splits the first dimension of every matrix: what devices gather then lies in memory as it arrives.
 PARTITION_RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"word_embeddings", P("tensor", "fsdp")),  # [V, H], by vocabulary; also the MLM decoder
     (r"(position|token_type)_embeddings", P(None, "fsdp")),
     (r"(query|key|value)/kernel$", P("fsdp", "tensor")),  # [H, A*D]
     (r"(query|key|value)/bias$", P("tensor")),
-    (r"attention/output/kernel$", P("tensor", "fsdp")),  # [A*D, H]
+    (r"attention/output/kernel$", P(("tensor", "fsdp"), None)),  # [A*D, H]
     (r"intermediate/kernel$", P("fsdp", "tensor")),  # [H, F]
     (r"intermediate/bias$", P("tensor")),
-    (r"layer_\d+/output/kernel$", P("tensor", "fsdp")),  # [F, H]
+    (r"layer_\d+/output/kernel$", P(("tensor", "fsdp"), None)),  # [F, H]
     (r"/kernel$", P("fsdp", None)),  # pooler, MLM transform, task heads
     (r".*", P()),  # biases and LayerNorm: too small to be worth a collective
 )
@@ -116,19 +117,27 @@ def mesh_of(settings: Mapping[str, Any], parameters: int, devices: Sequence[jax.
 
 
 def partition_spec(path: str, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
-    """Axes of one parameter: its rule of PARTITION_RULES, read from the last dimension backwards.
+    """Axes of one parameter by its rule of PARTITION_RULES.
 
-    A dimension that its axis does not divide stays whole on every device; so does one that the
-    rule does not reach.
+    The axes are those of the last dimensions, the first ones are whole. A dimension that its axis
+    does not divide is whole on every device; of two axes, the first may divide it alone.
     """
     axes = next((tuple(spec) for pattern, spec in PARTITION_RULES
                  if re.search(pattern, path)), ())
     axes = (None,) * (len(shape) - len(axes)) + axes[max(0, len(axes) - len(shape)):]
-    kept = [axis if axis and size % mesh.shape[axis] == 0 else None
-            for axis, size in zip(axes, shape, strict=True)]
+    kept = [_dividing(axis, size, mesh) for axis, size in zip(axes, shape, strict=True)]
     while kept and kept[-1] is None:
         kept.pop()
     return P(*kept)
+
+
+def _dividing(axis: Any, size: int, mesh: Mesh) -> Any:
+    """The axis, axes or None of a rule, as far as they divide a dimension of `size`."""
+    if isinstance(axis, tuple):
+        first, second = axis
+        both = mesh.shape[first] * mesh.shape[second]
+        return axis if size % both == 0 else _dividing(first, size, mesh)
+    return axis if axis and size % mesh.shape[axis] == 0 else None
 
 
 def tree_shardings(tree: Any, mesh: Mesh) -> Any:

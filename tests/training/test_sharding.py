@@ -1,6 +1,7 @@
 """The mesh, the table of partition rules, and what must not depend on either."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -86,8 +87,10 @@ def test_optimizer_state_lies_where_its_parameter_lies():
     ("embeddings/word_embeddings/embedding", (63, 16), P(None, "fsdp")),
     ("embeddings/word_embeddings/embedding", (63, 15), P()),
     ("encoder/layer_3/attention/query/kernel", (16, 16), P("fsdp", "tensor")),
-    ("encoder/layer_3/attention/output/kernel", (16, 16), P("tensor", "fsdp")),
-    ("encoder/layer_3/output/kernel", (32, 16), P("tensor", "fsdp")),
+    ("encoder/layer_3/attention/output/kernel", (16, 16), P(("tensor", "fsdp"))),
+    ("encoder/layer_3/output/kernel", (32, 16), P(("tensor", "fsdp"))),
+    ("encoder/layer_3/output/kernel", (30, 16), P("tensor")),  # 30 is no multiple of 4
+    ("encoder/layer_3/output/kernel", (31, 16), P()),
     ("encoder/layer_3/LayerNorm/scale", (16,), P()),
     ("classifier/kernel", (16, 3), P("fsdp")),
     ("step", (), P()),
@@ -180,10 +183,13 @@ def test_no_device_gathers_the_vectors_of_all_rows(sizes):
     assert not [size for kind, size, _ in found if "all-gather" in kind and size > vectors / 4]
 
 
-def test_gradients_of_the_word_table_are_added_up_over_devices_once():
+@pytest.mark.parametrize(("sizes", "sums"), [
+    ((8, 1, 1), ["all-reduce [8192,32]"]), ((1, 8, 1), ["reduce-scatter [8192,4]"]),
+    ((2, 4, 1), ["all-reduce [8192,8]", "reduce-scatter [8192,8]"])])
+def test_gradients_of_the_word_table_are_added_up_over_devices_once(sizes, sums):
     """It has two uses, the lookup and the MLM decoder."""
     objective = PretrainingObjective(BertForPreTraining(Encoding().encoder.config), masking=None)
-    trainer = Trainer(make_optimizer(1e-3), mesh_of((8, 1, 1)))
+    trainer = Trainer(make_optimizer(1e-3), mesh_of(sizes))
     tokens, masked, pair = ((8, n) for n in (64, 4, 1))
     shapes = {"input_ids": tokens, "attention_mask": tokens, "token_type_ids": tokens,
               "mlm_positions": masked, "mlm_labels": masked, "mlm_weights": masked,
@@ -193,6 +199,9 @@ def test_gradients_of_the_word_table_are_added_up_over_devices_once():
         sharding=batch_sharding(trainer.mesh)) for name, shape in shapes.items()}
     compiled = trainer.train_step(objective).lower(
         trainer.abstract_state(objective), batch).compile()
-    sums = [i.shape for i, _ in hlo.parse(compiled.as_text()).instructions()
-            if i.opcode.startswith("all-reduce")]
-    assert str(sums).count("[8192,32]") == 1, sums  # of a combined one, the shapes of all
+    found = [f"{i.opcode.removesuffix('-start')} {shape}"
+             for i, _ in hlo.parse(compiled.as_text()).instructions()
+             if i.opcode.removesuffix("-start") in hlo.COLLECTIVES
+             for shape in re.findall(r"\[8192,\d+\]", i.shape)]  # of combined ones, all
+    gathered = ["all-gather [8192,32]"] if sizes[1] > 1 else []
+    assert sorted(found) == sorted(gathered + sums)

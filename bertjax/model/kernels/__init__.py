@@ -21,13 +21,17 @@ import jax.numpy as jnp
 from bertjax.model.rows import rows_are_placed
 
 
-def compiler_options(platform: str) -> dict[str, bool]:
+def compiler_options(platform: str) -> dict[str, bool | str]:
     """XLA options of a training step on `platform` ('gpu', 'tpu', 'cpu'), for jax.jit.
 
     On GPU, products go to cuBLASLt only: XLA's own Triton products are tried first otherwise, and
     then the bias and GELU behind a product are separate passes over memory instead of part of it.
+    And gradients are added up over devices where they lie: XLA would copy those that it adds up
+    together into one array, and out of it again.
     """
-    return {"xla_gpu_enable_triton_gemm": False} if platform == "gpu" else {}
+    if platform != "gpu":
+        return {}
+    return {"xla_gpu_enable_triton_gemm": False, "xla_disable_hlo_passes": "all-reduce-contiguous"}
 
 
 def select_attention(

@@ -12,7 +12,7 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,6 +52,7 @@ def prepare(
     compiler_options: dict[str, Any] | None = None,
     batch: dict[str, np.ndarray] | None = None,
     fsdp: int = 1,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Compiled:
     """Builds and compiles the step of `work`; may run in a thread.
 
@@ -59,6 +60,7 @@ def prepare(
       batch: rows to train on instead of random words; may hold several pairs a row.
       compiler_options: XLA options beside those of XLA_FLAGS, to try one out.
       fsdp: devices that parameters and optimizer state are split over.
+      devices: to run on; all by default.
     """
     config = config or PRESETS[work.model]
     batch = rows(work) if batch is None else batch
@@ -75,7 +77,7 @@ def prepare(
             ),
         ),
     )
-    mesh = sharding.make_mesh(fsdp=fsdp)
+    mesh = sharding.make_mesh(fsdp=fsdp, devices=devices)
     schedule = learning_rate_schedule("linear", 1e-4, 10_000, 1_000_000)
     trainer = Trainer(make_optimizer(schedule), mesh)
     batch = sharding.put_batch(batch, mesh)
