@@ -144,19 +144,31 @@ def time_step(compiled: Compiled, steps: int = 20, trace: str | None = None) -> 
         "peak_bytes": temporary + getattr(analysis, "argument_size_in_bytes", 0),
     }
     if trace is not None:
-        pathlib.Path(trace).mkdir(parents=True, exist_ok=True)
-        with jax.profiler.trace(trace):
-            for _ in range(5):
+        def traced(steps: int) -> None:
+            nonlocal state, metrics
+            for _ in range(steps):
                 state, metrics = compiled.step(state, compiled.batch)
             jax.block_until_ready(state)
-        launched = kernels.read_trace(trace)
-        found, gaps = kernels.totals(launched), kernels.idle(launched)
-        result["profile_ms"] = kernels.by_kind(found, 5)
-        result["kernels"] = kernels.largest(found, 5, count=40)
-        result["launches"] = len(launched) / 5
-        result["idle_ms"] = 1e3 * sum(seconds for _, seconds in gaps.values()) / 5
-        result["gaps"] = kernels.largest(gaps, 5, count=15)
+
+        result |= profile(traced, 5, trace)
     return result
+
+
+def profile(run: Callable[[int], None], steps: int, directory: str) -> dict[str, Any]:
+    """What jax.profiler sees while `run(steps)` runs: milliseconds a step by kind of kernel, of all
+    devices together, the largest kernels, launches, idle time and its gaps."""
+    pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
+    with jax.profiler.trace(directory):
+        run(steps)
+    launched = kernels.read_trace(directory)
+    found, gaps = kernels.totals(launched), kernels.idle(launched)
+    return {
+        "profile_ms": kernels.by_kind(found, steps),
+        "kernels": kernels.largest(found, steps, count=40),
+        "launches": len(launched) / steps,
+        "idle_ms": 1e3 * sum(seconds for _, seconds in gaps.values()) / steps,
+        "gaps": kernels.largest(gaps, steps, count=15),
+    }
 
 
 def measured_peak() -> float:
@@ -189,7 +201,6 @@ def main() -> None:
     parser.add_argument(
         "--xla", type=json.loads, default=None, help="JSON: XLA options instead of the step's own"
     )
-    parser.add_argument("--fsdp", type=int, default=1, help="size of the fsdp axis")
     parser.add_argument("--rows", help="npz of a batch to train on instead of random words")
     args = parser.parse_args()
     batch = dict(np.load(args.rows)) if args.rows else None
@@ -197,9 +208,7 @@ def main() -> None:
     with ThreadPoolExecutor(len(args.workloads)) as pool:
         ready = list(
             pool.map(
-                lambda w: prepare(
-                    w, execution, compiler_options=args.xla, batch=batch, fsdp=args.fsdp
-                ),
+                lambda w: prepare(w, execution, compiler_options=args.xla, batch=batch),
                 args.workloads,
             )
         )
