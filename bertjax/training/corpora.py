@@ -8,8 +8,8 @@ that were drawn once, when they were written, so the settings under config.maski
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import ml_collections
 import numpy as np
@@ -136,6 +136,13 @@ class StoreCorpus:
         return f"{documents:,} documents, {size} tokens"
 
 
+class RecordPart(NamedTuple):
+    """Some of the records of a set of files, by their numbers."""
+
+    records: Records
+    numbers: np.ndarray
+
+
 class RecordCorpus:
     """TFRecords of the original's create_pretraining_data.py, each file set of one length.
 
@@ -167,8 +174,8 @@ class RecordCorpus:
     @property
     def fingerprint(self) -> str:
         return " ".join(dict.fromkeys(
-            records.fingerprint for _, length in self._config.phases
-            for records in self._split(length)[::2]))
+            part.records.fingerprint for _, length in self._config.phases
+            for part in self._split(length)))
 
     def _open(self, source: str, length: int) -> Records:
         patterns = source.removeprefix(TFRECORD).replace("{length}", str(length))
@@ -185,24 +192,25 @@ class RecordCorpus:
                 "in the files); {length} in the pattern stands for the length of a phase") from None
         return records
 
-    def _split(self, length: int) -> tuple[Records, np.ndarray, Records, np.ndarray]:
-        """(files, numbers) to train on and to evaluate on."""
+    def _split(self, length: int) -> tuple[RecordPart, RecordPart]:
+        """What is trained on and what is held out of the files of this sequence length."""
         data = self._config.data
         records = self._open(data.corpus, length)
         if data.heldout:
             heldout = self._open(data.heldout, length)
-            return records, np.arange(len(records)), heldout, np.arange(len(heldout))
+            return (RecordPart(records, np.arange(len(records))),
+                    RecordPart(heldout, np.arange(len(heldout))))
         training, heldout = split_records(len(records), data.heldout_fraction)
-        return records, training, records, heldout
+        return RecordPart(records, training), RecordPart(records, heldout)
 
     def training(self, length: int) -> TFRecordBatches:
-        records, numbers, _, _ = self._split(length)
+        (records, numbers), _ = self._split(length)
         index, count = self.slice
         return TFRecordBatches(records, self._config.batch_size, self._config.seed, numbers=numbers,
                                process_index=index, process_count=count)
 
     def heldout(self, length: int) -> TFRecordEvaluation:
-        _, _, records, numbers = self._split(length)
+        _, (records, numbers) = self._split(length)
         index, count = self.slice
         return TFRecordEvaluation(records, self._config.batch_size, numbers=numbers,
                                   process_index=index, process_count=count,
@@ -213,7 +221,7 @@ class RecordCorpus:
 
     def token_counts(self, length: int) -> np.ndarray:
         """Special tokens are left out; what was masked is counted as what it was."""
-        _, _, records, numbers = self._split(length)
+        _, (records, numbers) = self._split(length)
         counts = np.zeros(self.tokenizer.vocab_size, np.int64)
         for batch in TFRecordEvaluation(records, 256, numbers=numbers):
             ids, (row, slot) = batch["input_ids"], np.nonzero(batch["mlm_weights"])
@@ -224,8 +232,8 @@ class RecordCorpus:
 
     def describe(self) -> str:
         lengths = dict.fromkeys(length for _, length in self._config.phases)
-        sizes = [f"{len(numbers):,} records of {length} tokens" for length in lengths
-                 for numbers in (self._split(length)[1],)]
+        sizes = [f"{len(self._split(length)[0].numbers):,} records of {length} tokens"
+                 for length in lengths]
         shared = ("" if self._config.data.heldout else
                   " (every n-th record is held out; where dupe_factor > 1, its text is trained on "
                   "with other masks: config.data.heldout names files of other text)")
@@ -247,10 +255,6 @@ def random_share(batches: Iterable[dict[str, np.ndarray]]) -> float:
     return random / max(pairs, 1.0)
 
 
-def _is_directory(path: str) -> bool:
-    return os.path.isdir(os.path.expanduser(path))
-
-
 def _max_batches(config: ml_collections.ConfigDict) -> int | None:
     return -(-config.eval.rows // config.batch_size) if config.eval.rows else None
 
@@ -258,22 +262,10 @@ def _max_batches(config: ml_collections.ConfigDict) -> int | None:
 def _open_stores(config: ml_collections.ConfigDict, workdir: epath.Path
                  ) -> tuple[list[TokenStore], Sequence[float] | None]:
     """The token stores of config.data.corpus and their weights, if any are given."""
-    corpus = config.data.corpus
-    if corpus == "docstrings":
-        if "://" in str(workdir):
-            raise ValueError(f"the embedded demo corpus is built in the workdir, and {workdir} is "
-                             "not on a local disk; choose another --workdir")
-        if not (workdir / "corpus" / "manifest.json").exists():
-            print("Gathering the demo corpus from installed documentation (under a minute) ...",
-                  flush=True)
-        return [TokenStore(build_docstring_store(
-            workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size))], None
+    if config.data.corpus == "docstrings":
+        return [_demo_store(config, workdir)], None
     stores, weights = [], []
-    # Names may contain what separates names and weights.
-    for part in [corpus] if _is_directory(corpus) else filter(None, map(str.strip,
-                                                                        corpus.split(","))):
-        path, _, weight = (part, "", "") if "=" not in part or _is_directory(part) else (
-            part.rpartition("="))
+    for path, weight in _mixture(config.data.corpus):
         if path.startswith(TFRECORD):
             raise ValueError("config.data.corpus: TFRecords bring their masks and cannot be mixed "
                              "with token stores; several patterns of TFRecords go after one "
@@ -288,3 +280,33 @@ def _open_stores(config: ml_collections.ConfigDict, workdir: epath.Path
     if any(weights) and None in weights:
         raise ValueError("config.data.corpus: give every corpus of the mixture a weight, or none")
     return stores, weights if any(weights) else None
+
+
+def _mixture(corpus: str) -> Iterator[tuple[str, str]]:
+    """(path, weight, '' where none is given) of each store in 'DIR=WEIGHT,DIR=WEIGHT'.
+
+    A directory that exists is taken as it is: its name may hold '=' and ','.
+    """
+    parts = [corpus] if _is_directory(corpus) else map(str.strip, corpus.split(","))
+    for part in filter(None, parts):
+        if "=" in part and not _is_directory(part):
+            path, _, weight = part.rpartition("=")
+            yield path, weight
+        else:
+            yield part, ""
+
+
+def _is_directory(path: str) -> bool:
+    return os.path.isdir(os.path.expanduser(path))
+
+
+def _demo_store(config: ml_collections.ConfigDict, workdir: epath.Path) -> TokenStore:
+    """The embedded demo corpus, which is built in the workdir the first time."""
+    if "://" in str(workdir):
+        raise ValueError(f"the embedded demo corpus is built in the workdir, and {workdir} is "
+                         "not on a local disk; choose another --workdir")
+    if not (workdir / "corpus" / "manifest.json").exists():
+        print("Gathering the demo corpus from installed documentation (under a minute) ...",
+              flush=True)
+    return TokenStore(build_docstring_store(
+        workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size))
