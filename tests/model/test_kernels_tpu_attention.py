@@ -130,7 +130,8 @@ print(json.dumps({"kernels": compiled.as_text().count('"tpu_custom_call"'),
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize("topology", [
+    "v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_the_tpu_compiler_takes_the_kernels_and_no_scores_reach_memory(topology):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install '.[tpu]'")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1",

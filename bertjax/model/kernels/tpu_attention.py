@@ -47,6 +47,7 @@ class _Spec:
     rate: float
     head: int
     mesh: Mesh | None
+    widen: bool  # a 16-bit product is written as one of float32: v2 and v3 know no other
 
     @property
     def scale(self) -> float:
@@ -58,8 +59,10 @@ class _Spec:
         return LANES // self.head
 
 
-def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
+def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int], spec: _Spec) -> jax.Array:
     exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    if spec.widen:  # in the default precision the matrix unit rounds to bfloat16 again
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     dims = (((contract[0],), (contract[1],)), ((), ()))
     return lax.dot_general(a, b, dims, exact, preferred_element_type=jnp.float32)
 
@@ -75,7 +78,7 @@ def _lanes_of(h: int, x: jax.Array, spec: _Spec) -> jax.Array:
 
 def _probabilities(q, k, ids_q, ids_k, spec: _Spec) -> tuple[jax.Array, jax.Array]:
     """(exp(scores - their maximum) [n,T], its row sums [n,1]) of one head's queries, float32."""
-    scores = _dot(q, k, (1, 1)) * (spec.scale * _LOG2_E)
+    scores = _dot(q, k, (1, 1), spec) * (spec.scale * _LOG2_E)
     scores = jnp.where(ids_q == ids_k, scores, _MASKED)
     p = jnp.exp2(scores - jnp.max(scores, axis=1, keepdims=True))
     return p, jnp.sum(p, axis=1, keepdims=True)
@@ -112,7 +115,7 @@ def _forward_kernel(seeds_ref, q_ref, k_ref, v_ref, ids_q_ref, ids_k_ref, o_ref,
             p, total = _probabilities(_lanes_of(h, q, spec), k, ids_q, ids_k, spec)
             if spec.rate > 0.0:
                 p = jnp.where(_keep(seeds, h, start, p.shape, spec), p, 0.0)
-            o = _dot(p.astype(v.dtype), v, (1, 0))
+            o = _dot(p.astype(v.dtype), v, (1, 0), spec)
             o = o * (1.0 / (total * keep_probability(spec.rate)))
             out = out + _lanes_of(h, o, spec)
         o_ref[at, :] = out.astype(o_ref.dtype)
@@ -140,16 +143,16 @@ def _backward_kernel(
         for h in range(spec.together):
             p, total = _probabilities(_lanes_of(h, q, spec), k, ids_q, ids_k, spec)
             p = p * (1.0 / total)
-            dp = _dot(_lanes_of(h, do, spec), v, (1, 1))
+            dp = _dot(_lanes_of(h, do, spec), v, (1, 1), spec)
             dropped = p
             if spec.rate > 0.0:
                 keep = _keep(seeds, h, start, p.shape, spec)
                 dropped, dp = jnp.where(keep, p, 0.0), jnp.where(keep, dp, 0.0)
             delta = jnp.sum(_lanes_of(h, product, spec), axis=1, keepdims=True) * kept
             ds = (p * (dp - delta)).astype(k.dtype)
-            dq = dq + _lanes_of(h, _dot(ds, k, (1, 0)), spec)
-            dk = dk + _lanes_of(h, _dot(ds, q, (0, 0)), spec)
-            dv = dv + _lanes_of(h, _dot(dropped.astype(do.dtype), do, (0, 0)), spec)
+            dq = dq + _lanes_of(h, _dot(ds, k, (1, 0), spec), spec)
+            dk = dk + _lanes_of(h, _dot(ds, q, (0, 0), spec), spec)
+            dv = dv + _lanes_of(h, _dot(dropped.astype(do.dtype), do, (0, 0), spec), spec)
         dq_ref[at, :] = (dq * (spec.scale / kept)).astype(dq_ref.dtype)
         dk_sum[...] += dk
         dv_sum[...] += dv
@@ -277,5 +280,7 @@ def attention(
     rate = 0.0 if dropout_key is None else dropout_rate
     seeds = (jnp.zeros((batch, heads, 2), jnp.uint32) if dropout_key is None
              else stream_seeds(dropout_key, batch, heads))
-    spec = _Spec(float(rate), head, current_mesh())
+    mesh = current_mesh()
+    chip = (jax.devices() if mesh is None else mesh.devices.flat)[0].device_kind
+    spec = _Spec(float(rate), head, mesh, widen=chip.startswith(("TPU v2", "TPU v3")))
     return _attend(spec, attention_mask.astype(jnp.int32), seeds, query, key, value)
