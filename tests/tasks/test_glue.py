@@ -221,6 +221,22 @@ def test_every_task_names_a_metric_that_its_scores_contain():
         assert set(spec.reported) <= set(scores.values)
 
 
+def test_f1_is_of_the_benchmarks_second_class_and_only_where_it_reports_f1():
+    gold, predicted = [1, 1, 1, 0], [1, 1, 0, 0]  # 1 = equivalent, of which 2 of 3 are found
+    split = types.SimpleNamespace(require_labels=lambda purpose: None, name="dev")
+    task = GlueTask("mrpc", "nowhere")
+    rows = [{"labels": g} for g in gold]
+    assert task.score(split, rows, one_hot(predicted, 2))["f1"] == pytest.approx(0.8)
+    # A head with the classes the other way round, as the labels of a table are sorted.
+    task.labels = ("equivalent", "not_equivalent")
+    rows = [{"labels": 1 - g} for g in gold]
+    assert task.score(split, rows, one_hot([1 - p for p in predicted], 2))["f1"] == pytest.approx(
+        0.8)
+    other = GlueTask("sst2", "nowhere")
+    assert not {"f1", "accuracy_f1"} & {*other.metric_names, *other.score(
+        split, rows, one_hot(predicted, 2)).values}
+
+
 def test_the_glue_table_averages_as_the_benchmark_does():
     text = glue_table({
         "cola": {"matthews": 0.5},
