@@ -52,7 +52,7 @@ class Logbook:
                  tensorboard: bool = True, csv: bool = False, wandb: str = "",
                  settings: Mapping[str, Any] | None = None,
                  write: Callable[[str], None] | None = None):
-        self._active = jax.process_index() == 0
+        self._active, self._pauses = jax.process_index() == 0, _Pauses()
         if not self._active:
             return
         self._write = write or (lambda line: print(line, flush=True))
@@ -82,7 +82,8 @@ class Logbook:
         """Records the metrics of a training step and prints the progress line."""
         if self._active:
             self._record(step, metrics)
-            self._write(progress_line(step, last_step, metrics))
+            pause = self._pauses.a_step(step, metrics.get("step_time"))
+            self._write(progress_line(step, last_step, metrics, pause))
             if step == 1 and next(_FIRST_STEPS) == 0:
                 self._write(f"first step done {process_age():.0f} s after the program's start")
 
@@ -138,6 +139,24 @@ class Logbook:
             sink.scalars(step, finite)
 
 
+class _Pauses:
+    """How long a run has evaluated and saved beside its steps."""
+
+    def __init__(self) -> None:
+        self._seconds, self._steps = 0.0, 0
+        self._last: tuple[int, float] | None = None
+
+    def a_step(self, step: int, step_time: float | None) -> float:
+        """Seconds a step, on average over the steps so far, after `step` of `step_time` each."""
+        now = time.monotonic()
+        if self._last and step_time:  # without it they were compilation
+            steps = step - self._last[0]
+            self._seconds += max(0.0, now - self._last[1] - steps * step_time)
+            self._steps += steps
+        self._last = step, now
+        return self._seconds / self._steps if self._steps else 0.0
+
+
 def truncate_records(path: pathlib.Path, last_step: int) -> int:
     """Removes records beyond `last_step` and broken lines, all at once; returns how many.
 
@@ -158,8 +177,13 @@ def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
             if _step_of(line) < sys.maxsize]
 
 
-def progress_line(step: int, last_step: int, metrics: Mapping[str, float | None]) -> str:
-    """'step 1,200/10,000  loss 7.123 (mlm 6.45, nsp 0.673)  lr 1.2e-05  410k tok/s  ETA 2 h'."""
+def progress_line(step: int, last_step: int, metrics: Mapping[str, float | None],
+                  pause: float = 0.0) -> str:
+    """'step 1,200/10,000  loss 7.123 (mlm 6.45, nsp 0.673)  lr 1.2e-05  410k tok/s  ETA 2 h'.
+
+    Args:
+      pause: seconds a step that are spent on something else, such as evaluation.
+    """
     parts = [f"step {step:,}/{last_step:,}", f"loss {_number(metrics.get('loss'))}"]
     inner = ", ".join(f"{name} {_number(metrics[f'{name}_loss'])}" for name in ("mlm", "nsp")
                       if metrics.get(f"{name}_loss") is not None)
@@ -180,7 +204,7 @@ def progress_line(step: int, last_step: int, metrics: Mapping[str, float | None]
         if (waited := metrics.get("data_wait") or 0) > 0.05 * step_time:
             parts.append(f"DATA WAIT {100 * waited / step_time:.0f} %")
         if step < last_step:
-            parts.append(f"ETA {human_time(step_time * (last_step - step))}")
+            parts.append(f"ETA {human_time((step_time + pause) * (last_step - step))}")
     if skipped := metrics.get("skipped"):
         parts.append(f"skipped {int(skipped)}")
     return "  ".join(parts)
@@ -198,6 +222,11 @@ def human_time(seconds: float) -> str:
         return f"{hours} h {minutes} min"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h"
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 epoch', '3,000 epochs'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def human_count(number: float) -> str:

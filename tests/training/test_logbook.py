@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bertjax.training.logbook import (
     Logbook,
+    counted,
     human_count,
     human_time,
     progress_line,
@@ -30,6 +31,20 @@ def test_a_record_holds_step_and_metrics_as_json(tmp_path):
     assert first["skipped"] == 2 and isinstance(first["skipped"], int)
     assert {"step": 3, "eval/loss": 1.5}.items() <= second.items()
     assert lines[1] == "evaluation at step 3: eval/loss 1.5000"
+
+
+def test_the_remaining_time_includes_evaluations_and_savings_to_come(tmp_path, monkeypatch):
+    lines, clock = [], [0.0]
+    monkeypatch.setattr("bertjax.training.logbook.time.monotonic", lambda: clock[0])
+    with Logbook(tmp_path, tensorboard=False, write=lines.append) as book:
+        # (seconds since the start, step): 2 s a step, the first compiled for 20 s; from step 10 on
+        # an evaluation of 60 s every 10 steps.
+        for clock[0], step in ((22, 1), (40, 10), (120, 20), (200, 30), (280, 40)):
+            book.train(step, 40, {"loss": 1.0, "step_time": 2.0 if step > 1 else None})
+    times = [line.rpartition("ETA ")[2] for line in lines if "ETA" in line]
+    # 30 x 2 s; then what evaluations have taken a step so far: 20 x (2 + 60/19), 10 x (2 + 120/29).
+    assert times == ["60 s", "2 min", "61 s"]
+    assert "ETA" not in lines[-1]
 
 
 def test_a_loss_that_is_not_finite_is_null_in_valid_json(tmp_path):
@@ -120,6 +135,11 @@ def test_human_time(seconds, text):
                                               (1.02e12, "1.02T"), (0.5, "0.5")])
 def test_human_count(number, text):
     assert human_count(number) == text
+
+
+def test_one_of_a_thing_is_not_a_plural():
+    assert [counted(n, "epoch") for n in (0, 1, 2, 4000)] == [
+        "0 epochs", "1 epoch", "2 epochs", "4,000 epochs"]
 
 
 def test_only_the_first_run_of_a_process_tells_how_long_its_start_took(tmp_path, monkeypatch):
