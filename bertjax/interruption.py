@@ -73,7 +73,13 @@ def _is_starting(frame: Any) -> bool:
 
 @contextlib.contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends the process without an exception: for imports, see `_is_starting`."""
+    """Ctrl-C ends the process without an exception: for imports, see `_is_starting`.
+
+    Only the main thread can say so; in another nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from absl import app, flags, logging
-from ml_collections import config_flags
-
-from bertjax.command_line import check_override_names, config_names, expand_overrides
-from bertjax.config import describe
-from bertjax.config_checks import check_config
 from bertjax.interruption import ended_by_ctrl_c, leave
+
+with ended_by_ctrl_c():
+    from absl import app, flags, logging
+    from ml_collections import config_flags
+
+    from bertjax.command_line import check_override_names, config_names, expand_overrides
+    from bertjax.config import describe
+    from bertjax.config_checks import check_config
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon "

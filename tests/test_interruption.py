@@ -49,9 +49,11 @@ def test_every_tool_ends_in_one_line_while_it_is_still_being_imported(name, slow
     assert stop(process, signal.SIGINT) == one_line(signal.SIGINT)
 
 
-def test_a_run_ends_without_a_traceback_while_jax_is_being_imported(slow_imports):
-    (slow_imports / "absl.py").unlink()
-    (slow_imports / "argparse.py").unlink()
+@pytest.mark.parametrize("imported", ["absl", "jax"])
+def test_a_run_ends_without_a_traceback_while_its_packages_are_being_imported(
+        imported, slow_imports):
+    for name in {"absl", "jax", "argparse"} - {imported}:
+        (slow_imports / f"{name}.py").unlink()
     process = start("-m", "bertjax.main", "--config=bertjax:demo", path=[slow_imports])
     assert process.stdout.readline() == "importing\n"
     assert stop(process, signal.SIGINT) == (-signal.SIGINT, "")

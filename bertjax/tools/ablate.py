@@ -26,7 +26,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from bertjax import markdown
-from bertjax.tools.arguments import make_parser
+from bertjax.tools.arguments import make_parser, parse, refusals
 from bertjax.tools.bench import jobs, transfer
 
 # Tables 5, 6 and 8 of the paper: scores on dev (table 6: perplexity of held-out text first).
@@ -169,17 +169,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--seeds", type=int, default=5)
     add("--learning_rate", type=float, default=transfer.LEARNING_RATE, help="of the fine-tuning")
     add("--gpus", default="0", help="CUDA devices of the fine-tuning; '' = the CPU")
-    args = parser.parse_args(arguments[:cut])
+    args = parse(parser, arguments[:cut])
+    with refusals("ablate"):
+        ablate(args, arguments[cut + 1 :])
+
+
+def ablate(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    """Pre-trains, fine-tunes and draws up the table; `extra` goes to every pre-training."""
     names, tasks = args.names.split(","), args.tasks.split(",")
     if unknown := [task for task in tasks if task not in transfer.WORK]:
-        parser.error(f"--tasks: {', '.join(unknown)}; one of {', '.join(transfer.WORK)}")
+        raise ValueError(f"--tasks: {', '.join(unknown)}; one of {', '.join(transfer.WORK)}")
     if not (args.out / "data").is_dir():
-        parser.error(f"{args.out / 'data'} is missing: python -m bertjax.tools.bench transfer "
-                     f"prepare --data=SOURCE --out={args.out}")
+        raise ValueError(f"{args.out / 'data'} is missing: python -m bertjax.tools.bench transfer "
+                         f"prepare --data=SOURCE --out={args.out}")
     if not 1 <= args.points <= args.steps:
-        parser.error(f"--points={args.points} must be from 1 to the {args.steps} steps")
+        raise ValueError(f"--points={args.points} must be from 1 to the {args.steps} steps")
     for name in names:
-        pretrain(name, args, arguments[cut + 1 :])
+        pretrain(name, args, extra)
     asked = models(names, args)
     failed = transfer.run_all(tasks, asked, args.out, args.gpus.split(","), [
         f"--seeds={args.seeds}", f"--learning_rate={args.learning_rate}"])
