@@ -39,7 +39,7 @@ from bertjax.tasks.task import adopt_labels
 from bertjax.tasks.xnli import XnliTask
 from bertjax.tokenization import load_tokenizer
 from bertjax.training import hardware, sharding
-from bertjax.training.logbook import Logbook
+from bertjax.training.logbook import Logbook, counted
 from bertjax.training.report import write_report
 from bertjax.training.summary import devices_lines, model_line, screen
 
@@ -327,7 +327,7 @@ def summary(job: Job, resumed_from: int | None = None) -> str:
     lines += [
         ("lengths", f"padded to {', '.join(map(str, tuner.training_buckets(run.batch_size)))} "
                     "tokens"),
-        ("steps", f"{per_epoch * run.epochs:,}: {run.epochs} epochs of {per_epoch:,} x "
+        ("steps", f"{per_epoch * run.epochs:,}: {counted(run.epochs, 'epoch')} of {per_epoch:,} x "
                   f"{run.batch_size} rows, learning rate {run.learning_rate:g}, "
                   f"{warmup:,} of warm-up, seed {run.seed}"),
         ("start", f"weights of {job.init_from}" if resumed_from is None else

@@ -18,6 +18,7 @@ from bertjax import markdown
 from bertjax.files import write_whole
 from bertjax.tasks.finetune import FineTuner, NoFiniteScore, RunSettings
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
+from bertjax.training.logbook import counted
 from bertjax.training.loop import NotFiniteError
 
 log = logging.getLogger(__name__)
@@ -173,9 +174,9 @@ class Row:
         return statistics.fmean(self.values)
 
     @property
-    def deviation(self) -> float:
-        """Sample standard deviation; 0.0 for a single seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+    def deviation(self) -> float | None:
+        """Sample standard deviation; None of a single seed."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
@@ -203,7 +204,7 @@ def best_outcome(outcomes: Sequence[Outcome]) -> Outcome:
 def described(outcome: Outcome) -> str:
     """The settings of a run, as a line of text has them."""
     return (f"batch {outcome.batch_size}, learning rate {outcome.learning_rate:g}, "
-            f"{outcome.epochs} epochs, seed {outcome.seed}")
+            f"{counted(outcome.epochs, 'epoch')}, seed {outcome.seed}")
 
 
 def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
@@ -220,7 +221,8 @@ def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
         size, rate, epochs = row.setting
         each = " ".join(f"{value:.4f}" for value in row.values)
         cells.append((size, f"{rate:g}", epochs, len(row.values), f"{row.mean:.4f}",
-                      f"{row.deviation:.4f}", row.degenerate, each))
+                      "-" if row.deviation is None else f"{row.deviation:.4f}", row.degenerate,
+                      each))
     return f"{head}\n\n{markdown.table(columns, cells)}\n"
 
 
@@ -237,7 +239,8 @@ def picture(task: str, metric: str, outcomes: Sequence[Outcome], path: pathlib.P
             values = [o.value for o in group if o.degenerate is degenerate]
             axes.plot(values, [height] * len(values), marker, color=colour, alpha=0.7)
         axes.plot([row.mean], [height], "|", color="black", markersize=14)
-    names = [f"batch {b}, {r:g}, {e} epochs" for b, r, e in (row.setting for row in found[::-1])]
+    names = [f"batch {b}, {r:g}, {counted(e, 'epoch')}"
+             for b, r, e in (row.setting for row in found[::-1])]
     axes.set_yticks(range(len(found)), names)
     axes.set_ylim(-0.6, len(found) - 0.4)
     axes.set_xlabel(f"{metric} on dev (bar: mean of the seeds; cross: degenerate run)")

@@ -1,5 +1,6 @@
 """The search: grid, resumption, degenerate runs, table and picture. No model is trained here."""
 
+import dataclasses
 import types
 
 import numpy as np
@@ -80,6 +81,9 @@ def test_failed_and_one_class_runs_are_counted_and_averaged_honestly(tmp_path):
 
 def test_one_seed_has_no_deviation_and_no_run_is_an_error():
     outcome = sweep.Outcome(16, 2e-5, 3, 0, 0.5, {}, (), 1, 1.0)
-    assert sweep.rows([outcome])[0].deviation == 0.0
+    assert sweep.rows([outcome])[0].deviation is None
+    assert "| 16 | 2e-05 | 3 | 1 | 0.5000 | - | 0 | 0.5000 |" in sweep.table("rte", "f1", [outcome])
+    one = dataclasses.replace(outcome, epochs=1)
+    assert sweep.described(one) == "batch 16, learning rate 2e-05, 1 epoch, seed 0"
     with pytest.raises(ValueError, match="no finished run"):
         sweep.best_outcome([])
