@@ -2,68 +2,157 @@
 
 In: a folder with xnli.dev.tsv and xnli.test.tsv (XNLI-1.0) and, to train on, MultiNLI translated
 (XNLI-MT-1.0, multinli.train.LANGUAGE.tsv); the folders of the two archives may be given as they
-unpack. Out: records of one language. Source: Conneau et al. 2018; github.com/facebookresearch/XNLI.
+unpack. Out: records of one language or of several, and a score for each. Source: Conneau et al.
+2018; github.com/facebookresearch/XNLI.
 """
 
 import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Record, Split, file_fingerprint
+from bertjax.tasks.task import Features, Record, Split, file_fingerprint
 from bertjax.tasks.text import TextTask
 
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi",
              "zh")
 _LABELS = ("entailment", "neutral", "contradiction")
 _TRANSLATED = {"contradictory": "contradiction"}  # as the training files spell it
+_ROWS = {"train": 392_702, "dev": 2_490, "test": 5_010}  # of each language
+_FOLDERS = ("", "XNLI-1.0", "XNLI-MT-1.0/multinli", "multinli")
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What a file calls its columns."""
+
+    premise: str
+    hypothesis: str
+    label: str
+    language: tuple[str, ...] = ()  # () = the file is of one language
+
+
+_TRAINING = _Columns("premise", "hypo", "label")
+_SCORED = _Columns("sentence1", "sentence2", "gold_label", ("language",))
+
+
+@dataclass(frozen=True)
+class XnliRecord(Record):
+    """A pair, and the language that it is in."""
+
+    language: str = ""
 
 
 class XnliTask(TextTask):
     """Entailment, neutral or contradiction of a premise and a hypothesis; metric accuracy."""
 
-    def __init__(self, source: str | pathlib.Path, language: str = "en",
-                 train_language: str | None = None):
+    def __init__(self, source: str | pathlib.Path, language: str | Sequence[str] = "en",
+                 train_language: str | Sequence[str] | None = None):
         """`language` is scored; training uses `train_language` (None: the same).
 
-        Training on 'en' and scoring another language is the zero-shot setting.
+        Each is a language, several ('de,fr', or a list) or 'all'. Training on 'en' and scoring
+        others is the zero-shot setting.
         """
-        train_language = train_language or language
-        for value in (language, train_language):
-            if value not in LANGUAGES:
-                raise ValueError(f"XNLI has no language {value!r}; one of {', '.join(LANGUAGES)}")
-        super().__init__(f"xnli_{language}", "classification", _LABELS)
-        self.source, self.language = pathlib.Path(source), language
+        self.languages = _languages(language)
+        self.train_languages = _languages(train_language or language)
+        name = "all" if self.languages == LANGUAGES else "_".join(self.languages)
+        super().__init__(f"xnli_{name}", "classification", _LABELS)
+        self.source = pathlib.Path(source)
         self.splits = {
-            "train": f"multinli.train.{train_language}.tsv",
+            "train": ",".join(map(_training_file, self.train_languages)),
             "dev": "xnli.dev.tsv",
             "test": "xnli.test.tsv",
         }
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """As of every text task; of several languages the accuracy on each, too."""
+        return *super().metric_names, *self._by_language()
+
+    def _by_language(self) -> dict[str, str]:
+        """{'accuracy_de': 'de'} where several languages are scored."""
+        several = self.languages if len(self.languages) > 1 else ()
+        return {f"accuracy_{language}": language for language in several}
 
     def read(self, split: str) -> Split:
         """Records in file order. Raises ValueError with file and line for an unknown label."""
         if split not in self.splits:
             raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
-        path = self._find(self.splits[split])
-        training = split == "train"
-        columns = ("premise", "hypo", "label") if training else (
-            "language", "gold_label", "sentence1", "sentence2")
-        records = []
-        for number, (line, row) in enumerate(read_table(path, columns).rows):
-            if not training and row["language"] != self.language:
-                continue
-            where = f"{path}:{line}"
-            label = row["label"] if training else row["gold_label"]
-            label = _TRANSLATED.get(label, label)
-            if label not in _LABELS:
-                raise ValueError(f"{where}: label {label!r} is not one of {', '.join(_LABELS)}")
-            texts = (row["premise"], row["hypo"]) if training else (
-                row["sentence1"], row["sentence2"])
-            records.append(Record(row.get("pairID") or str(number), *texts, label, where))
-        if not records:
-            raise ValueError(f"{path} holds no row of language {self.language!r}")
-        return Split(split, records, True, file_fingerprint(path))
+        if split == "train":
+            wanted = self.train_languages
+            paths = [self._find(_training_file(language)) for language in wanted]
+            records = [record for path, language in zip(paths, wanted, strict=True)
+                       for record in _records(path, _TRAINING, (language,))]
+        else:
+            wanted, paths = self.languages, [self._find(self.splits[split])]
+            records = _records(paths[0], _SCORED, wanted)
+        counts = {language: sum(record.language == language for record in records)
+                  for language in wanted}
+        if empty := [language for language, count in counts.items() if not count]:
+            raise ValueError(f"{paths[0]} holds no row of language {', '.join(map(repr, empty))}")
+        notes = [f"XNLI {split} has {count:,} rows of {language}, not the {_ROWS[split]:,} of the "
+                 "published files" for language, count in counts.items() if count != _ROWS[split]]
+        return Split(split, records, True, file_fingerprint(*paths), tuple(notes))
+
+    def score(
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
+    ) -> metrics.Scores:
+        """The scores of a text task; of several languages the accuracy on each, too.
+
+        The published files have as many rows of each language, so that `accuracy` is their mean.
+        """
+        scores = super().score(split, features, outputs)
+        right = self.predict(outputs) == [row["labels"] for row in features]
+        spoken = np.array([split.records[row["example"]].language for row in features])
+        return replace(scores, values={**scores.values, **{
+            name: float(right[spoken == language].mean())
+            for name, language in self._by_language().items()}})
 
     def _find(self, name: str) -> pathlib.Path:
-        for folder in ("", "XNLI-1.0", "XNLI-MT-1.0/multinli", "multinli"):
-            if (self.source / folder / name).exists():
-                return self.source / folder / name
-        return self.source / name  # its absence is the error to show
+        found = [path for folder in _FOLDERS if (path := self.source / folder / name).exists()]
+        if not found:
+            raise ValueError(
+                f"{name} is neither in {self.source} nor in its {', '.join(_FOLDERS[1:])}: unpack "
+                "XNLI-1.0.zip (dev and test) and XNLI-MT-1.0.zip (training) into one folder, and "
+                "name that one")
+        return found[0]
+
+
+def _languages(given: str | Sequence[str]) -> tuple[str, ...]:
+    """'de', 'de,fr', ['de', 'fr'] or 'all' as codes, each once."""
+    codes = [part.strip() for part in given.split(",")] if isinstance(given, str) else list(given)
+    codes = LANGUAGES if codes == ["all"] else tuple(dict.fromkeys(codes))
+    if unknown := [code for code in codes if code not in LANGUAGES]:
+        raise ValueError(f"XNLI has no language {', '.join(map(repr, unknown))}; one of "
+                         f"{', '.join(LANGUAGES)}, several of them, or all")
+    return codes
+
+
+def _training_file(language: str) -> str:
+    return f"multinli.train.{language}.tsv"
+
+
+def _records(path: pathlib.Path, names: _Columns, languages: Sequence[str]) -> list[XnliRecord]:
+    """The rows of a file that are of these languages (of its only one, if it does not say)."""
+    columns = (*names.language, names.label, names.premise, names.hypothesis)
+    records = []
+    for number, (line, row) in enumerate(read_table(path, columns).rows):
+        language = row["language"] if names.language else languages[0]
+        if language not in languages:
+            continue
+        label = _TRANSLATED.get(row[names.label], row[names.label])
+        if label not in _LABELS:
+            raise ValueError(f"{path}:{line}: label {label!r} is not one of {', '.join(_LABELS)}")
+        records.append(XnliRecord(
+            _key(row, number, language, len(languages) > 1), row[names.premise],
+            row[names.hypothesis], label, f"{path}:{line}", language))
+    return records
+
+
+def _key(row: Mapping[str, str], number: int, language: str, several: bool) -> str:
+    """The pair's number, which the languages share; among several with the language before it."""
+    pair = row.get("pairID") or str(number)
+    return f"{language}-{pair}" if several else pair

@@ -1,9 +1,10 @@
 """XNLI in its official tsv layout: languages, spellings, refusals."""
 
+import numpy as np
 import pytest
 
 from bertjax.tasks.job import make_task
-from bertjax.tasks.xnli import XnliTask
+from bertjax.tasks.xnli import LANGUAGES, XnliTask
 
 # The first lines of the official files, shortened: xnli.dev.tsv has 19 columns.
 HEADER = ["language", "gold_label", "sentence1_binary_parse", "sentence2_binary_parse",
@@ -46,6 +47,46 @@ def test_one_language_is_read_and_labels_are_matched_by_name(folder):
     zero_shot = XnliTask(folder, "de", train_language="en")
     assert [r.label for r in zero_shot.read("test").records] == ["entailment"]
     assert len(zero_shot.read("train").records) == 2
+
+
+def test_several_languages_are_scored_together_and_each(folder):
+    task = make_task("xnli", str(folder), {"language": "de,en", "train_language": "en"})
+    assert task.name == "xnli_de_en"
+    dev = task.read("dev")
+    assert [(r.id, r.language, r.text_b) for r in dev.records] == [
+        ("en-1", "en", "He called."), ("de-1", "de", "Er sprach."), ("en-2", "en", "He is not.")]
+    labels = [task.labels.index(record.label) for record in dev.records]
+    rows = [{"labels": label, "example": i} for i, label in enumerate(labels)]
+    scores = task.score(dev, rows, np.eye(3)[[labels[0], labels[1], labels[0]]])
+    assert scores["accuracy"] == pytest.approx(2 / 3)
+    assert (scores["accuracy_de"], scores["accuracy_en"]) == (1.0, 0.5)
+    assert set(task.metric_names) <= set(scores.values)  # 'accuracy_en' may choose the best
+    one = XnliTask(folder, "de")
+    assert not any(name.startswith("accuracy_") for name in one.metric_names)
+
+
+def test_all_languages_are_fifteen_and_training_data_of_several_are_joined(folder):
+    assert XnliTask(folder, "all").languages == XnliTask(folder, LANGUAGES).languages == LANGUAGES
+    train = folder / "XNLI-MT-1.0" / "multinli" / "multinli.train.th.tsv"
+    # Thai has no blanks between words; a line separator inside a text ends no line.
+    train.write_text("premise\thypo\tlabel\r\nแมว\u2028ตัวหนึ่ง\tสัตว์\tentailment\r\n", newline="")
+    split = XnliTask(folder, "en", train_language=["en", "th"]).read("train")
+    assert [r.language for r in split.records] == ["en", "en", "th"]
+    assert split.records[2].text_a == "แมว\u2028ตัวหนึ่ง" and split.records[2].label == "entailment"
+
+
+def test_a_file_that_is_cut_short_is_noted(folder):
+    assert XnliTask(folder, "de").read("dev").notes == (
+        "XNLI dev has 1 rows of de, not the 2,490 of the published files",)
+
+
+def test_a_missing_archive_is_named(folder):
+    with pytest.raises(ValueError, match=r"multinli.train.de.tsv is neither in .*XNLI-MT-1.0.zip"):
+        XnliTask(folder, "de").read("train")
+    # The files themselves may lie in the folder: the layout of google-research/bert.
+    assert len(XnliTask(folder / "XNLI-1.0", "de").read("test").records) == 1
+    with pytest.raises(ValueError, match="XNLI has no language 'xx'"):
+        XnliTask(folder, "de,xx")
 
 
 def test_wrong_languages_and_labels_are_refused(folder):
