@@ -1,124 +1,26 @@
-"""Kills a small training run again and again, and shows that nothing is lost.
+"""Accidents that happen to a training run, and what must be left of it after each.
 
-    python -m bertjax.tools.soak --kills=100
-
-A tiny model trains with the real trainer, checkpoints and logbook in a child process. Each round
-one accident happens to it: SIGTERM, SIGKILL at a random moment, SIGKILL during a save, a disk that
-is full, a newest checkpoint truncated or emptied, leftovers of a save, a directory that has lost
-all its checkpoints (which must be refused; then they come back). Then it is started again, and must
-begin at the newest intact checkpoint: never earlier, never afresh. In the end parameters, optimizer
-state and every logged loss must equal, bit for bit, those of a run that nobody disturbed. Exit
-code 0 = they do.
+In: a directory, how many accidents, a seed. Out: nothing, or SystemExit that says what differs from
+the run that nobody disturbed. child.py is what trains.
 """
 
-import argparse
-import dataclasses
 import json
 import os
 import pathlib
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from bertjax.tools.arguments import make_parser
-
-WIDTH, ROWS = 32, 16
 BYTES_PER_RECORD = 270
 ACCIDENTS = ("sigterm", "sigkill", "sigkill_during_save", "full_disk", "truncated", "emptied",
              "leftovers", "all_lost")
 REFUSAL = "Put the checkpoints back"  # of a run that had checkpoints and finds none
-
-
-def batches(start: int, pause_s: float) -> Iterator[dict[str, np.ndarray]]:
-    """Endless {'x': [ROWS, WIDTH], 'y': [ROWS]}, each a function of its step."""
-    step = start
-    while True:
-        x = np.random.default_rng(step).normal(size=(ROWS, WIDTH)).astype(np.float32)
-        yield {"x": x, "y": np.sin(x).sum(1)}
-        step += 1
-        time.sleep(pause_s)
-
-
-def train(directory: pathlib.Path, steps: int, save_every: int, pause_s: float,
-          full_disk: bool) -> None:
-    """The child: resumes where it can, trains to the end, writes `final.npz`.
-
-    With `full_disk`, files of a checkpoint cannot grow beyond 2 kB.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    from bertjax.model.paths import flatten
-    from bertjax.training.checkpoint import Checkpoints
-    from bertjax.training.logbook import Logbook
-    from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
-    from bertjax.training.sharding import make_mesh
-    from bertjax.training.trainer import Phase, Trainer
-
-    @dataclasses.dataclass(frozen=True)
-    class NoisyRegression:
-        """Noise in `prepare` and dropout in `loss`, so that a wrong key shows in the loss."""
-
-        def init(self, key: Any) -> Any:
-            return {"kernel": jax.random.normal(key, (WIDTH, WIDTH)) / 8, "bias": jnp.zeros(WIDTH)}
-
-        def prepare(self, batch: Any, key: Any) -> Any:
-            return {**batch, "x": batch["x"] + jax.random.normal(key, batch["x"].shape) / 10}
-
-        def denominators(self, batch: Any) -> Any:
-            return {}
-
-        def loss(self, params: Any, batch: Any, denominators: Any, dropout_key: Any) -> Any:
-            hidden = jnp.tanh(batch["x"] @ params["kernel"] + params["bias"])
-            if dropout_key is not None:
-                hidden *= jax.random.bernoulli(dropout_key, 0.9, hidden.shape)
-            total = jnp.sum((hidden.sum(1) - batch["y"]) ** 2)
-            return total / ROWS, {"mse": (total, jnp.float32(ROWS))}
-
-    class Disk(Checkpoints):
-        """Checkpoints whose disk may be full."""
-
-        def save(self, *args: Any, **options: Any) -> None:
-            if full_disk:
-                _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
-            super().save(*args, **options)
-            if full_disk:
-                self.wait()
-
-    def announced(start: int) -> Iterator[dict[str, np.ndarray]]:
-        """The batches; says so once the step is compiled and runs."""
-        for number, batch in enumerate(batches(start, pause_s)):
-            if number == 2:
-                print(f"training from step {start}", flush=True)
-            yield batch
-
-    objective = NoisyRegression()
-    trainer = Trainer(make_optimizer(learning_rate_schedule("linear", 1e-3, 10, steps)),
-                      make_mesh(devices=jax.devices()[:1]))
-    checkpoints = Disk(directory / "checkpoints", keep_last=2)
-    if checkpoints.latest() is None:
-        state, step = trainer.init(objective), 0
-    else:
-        state, step = checkpoints.restore(trainer.abstract_state(objective))
-    with Logbook(directory, step, tensorboard=False, write=lambda line: None) as logbook:
-        state = trainer.fit(
-            state, [Phase(steps, objective, announced)], logbook=logbook,
-            checkpoints=checkpoints, checkpoint_every=save_every, log_every=1)
-    checkpoints.close()
-    flat = flatten({"params": state.params, "opt_state": state.opt_state,
-                    "counters": {"step": state.step, "skipped": state.skipped}})
-    np.savez(directory / "final.npz", **jax.device_get(flat))
 
 
 class Soak:
@@ -140,9 +42,8 @@ class Soak:
     def launch(self, run: pathlib.Path, pause_s: float, full_disk: bool = False
                ) -> subprocess.Popen[str]:
         """A child that is to train in `run`."""
-        command = [sys.executable, "-m", "bertjax.tools.soak", "--child", str(run),
-                   "--steps", str(self.steps), "--save_every", str(self.save_every),
-                   "--pause", str(pause_s), *(["--full_disk"] if full_disk else [])]
+        command = [sys.executable, "-m", "bertjax.tools.soak.child", str(run), str(self.steps),
+                   str(self.save_every), str(pause_s), *(["full_disk"] if full_disk else [])]
         # One CPU device: bit-equality is promised for the same number of devices.
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         with open(run / "stderr.txt", "a") as stderr:
@@ -282,29 +183,3 @@ def spoil(checkpoint: pathlib.Path, emptied: bool) -> None:
         files = [path for path in checkpoint.rglob("*") if path.is_file()]
         path = max(files, key=lambda path: path.stat().st_size)
         os.truncate(path, path.stat().st_size // 2)
-
-
-def main() -> None:
-    """Command line."""
-    parser = make_parser("soak", __doc__)
-    parser.add_argument("--kills", type=int, default=100, help="accidents in all")
-    parser.add_argument("--seed", type=int, default=0, help="of the accidents")
-    parser.add_argument("--directory", type=pathlib.Path, help="default: a temporary one")
-    for name, kind in (("child", pathlib.Path), ("steps", int), ("save_every", int),
-                       ("pause", float)):
-        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
-    parser.add_argument("--full_disk", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        train(arguments.child, arguments.steps, arguments.save_every, arguments.pause,
-              arguments.full_disk)
-        return
-    if arguments.directory:
-        Soak(arguments.directory, arguments.kills, arguments.seed).run()
-    else:
-        with tempfile.TemporaryDirectory() as directory:
-            Soak(pathlib.Path(directory), arguments.kills, arguments.seed).run()
-
-
-if __name__ == "__main__":
-    main()
