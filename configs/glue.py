@@ -7,8 +7,8 @@ MODEL is a Hugging Face directory, a TF1 checkpoint or a bertjax run. The search
 learning rate and epochs is python -m bertjax.tools.sweep.
 
 glue.py:all trains every task whose folder is in GLUE_DIR (given as config.task.data) and prints the
-benchmark's table. glue.py:xnli reads XNLI's files; config.task.options sets the languages that are scored (one,
-several, or all) and trained on.
+benchmark's table. glue.py:xnli reads XNLI's files; config.task.options sets the languages that are
+scored (one, several, or all) and trained on.
 """
 
 from bertjax.config import finetune_config
