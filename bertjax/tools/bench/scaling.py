@@ -3,9 +3,8 @@
     python -m bertjax.tools.bench scaling base-128x256 large-512x32 --devices 1 2 4 --fsdp
 
 All in one process, in turn and several rounds, so that every line meets the same clocks and
-temperatures: a GPU at its power limit slows down within seconds. Perfect scaling is what the
-devices do apart: as many programs as devices, all at once and without a word between them. The
-line of one device has the others idle.
+temperatures: a GPU at its power limit slows down within seconds. The line of one device is the
+slowest by itself, since a step on several waits for that one; it is what perfect scaling means.
 
 Prints milliseconds a step, rows a second, the share of perfect scaling and the time spent in
 collectives; writes scaling.json into --out.
@@ -33,20 +32,20 @@ WARM_UP = 2  # steps before each timing
 
 
 class Run:
-    """A line of the table: one program over several devices, or one program on each."""
+    """A line of the table: a program over some devices and the state that it trains."""
 
-    def __init__(self, name: str, devices: int, programs: list[jax_step.Compiled]):
-        self.name, self.devices, self.programs = name, devices, programs
+    def __init__(self, name: str, devices: int, program: jax_step.Compiled):
+        self.name, self.devices, self.program = name, devices, program
         self.seconds: list[float] = []  # a step, by round
-        self._states: list[Any] = []
+        self._state: Any = None
 
     def steps(self, count: int) -> None:
-        """Runs steps on all devices and waits for them."""
-        self._states = self._states or [program.start() for program in self.programs]
+        """Runs steps and waits for them."""
+        if self._state is None:
+            self._state = self.program.start()
         for _ in range(count):
-            for place, program in enumerate(self.programs):
-                self._states[place], _ = program.step(self._states[place], program.batch)
-        jax.block_until_ready(self._states)
+            self._state, _ = self.program.step(self._state, self.program.batch)
+        jax.block_until_ready(self._state)
 
     def time(self, seconds: float) -> None:
         """Adds the time of a step, measured over about `seconds`."""
@@ -65,41 +64,36 @@ class Run:
 
 def make_runs(work: Workload, counts: list[int], fsdp: bool, xla: dict[str, Any] | None
               ) -> list[Run]:
-    """Compiles the programs of every line, side by side."""
+    """Compiles the programs of every line, side by side: each device by itself, then several."""
     devices, execution = jax.devices(), Execution.for_backend(jax.default_backend())
-    largest = max(counts)
 
     def compiled(first: int, count: int, fsdp: int = 1) -> jax_step.Compiled:
         larger = dataclasses.replace(work, batch_size=count * work.batch_size)
         return jax_step.prepare(larger, execution, compiler_options=xla, fsdp=fsdp,
                                 devices=devices[first : first + count])
 
+    several = [n for n in counts if n > 1]
     with ThreadPoolExecutor() as pool:
-        apart = [pool.submit(compiled, place, 1) for place in range(largest)]
-        together = {f"{n}": (n, pool.submit(compiled, 0, n)) for n in counts if n > 1}
+        programs = [("1", 1, pool.submit(compiled, place, 1)) for place in range(max(counts))]
+        programs += [(f"{n}", n, pool.submit(compiled, 0, n)) for n in several]
         if fsdp:
-            together |= {f"{n}, fsdp={n}": (n, pool.submit(compiled, 0, n, n))
-                         for n in counts if n > 1}
-        return [Run(f"{largest} apart", largest, [one.result() for one in apart]),
-                *([Run("1", 1, [apart[0].result()])] if 1 in counts else []),
-                *(Run(name, n, [program.result()]) for name, (n, program) in together.items())]
+            programs += [(f"{n}, fsdp={n}", n, pool.submit(compiled, 0, n, n)) for n in several]
+        return [Run(name, n, program.result()) for name, n, program in programs]
 
 
 def measure(work: Workload, runs: list[Run], rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Times all lines in turn, `rounds` times after a first one that does not count."""
+    """Times all runs in turn, `rounds` times after a first one that does not count."""
     for _ in range(rounds + 1):
         for run in runs:
             run.time(seconds)
-    perfect = statistics.median(runs[0].seconds[1:])
-    results = []
-    for run in runs:
-        median = statistics.median(run.seconds[1:])
-        results.append({
-            "workload": work.name, "devices": run.name, "step_ms": 1e3 * median,
-            "rounds_ms": [1e3 * s for s in run.seconds[1:]],
-            "rows_per_second": run.devices * work.batch_size / median,
-            "scaling": perfect / median, "collectives_ms": run.collectives_ms()})
-    return results
+    medians = [statistics.median(run.seconds[1:]) for run in runs]
+    perfect = max(median for median, run in zip(medians, runs, strict=True) if run.devices == 1)
+    return [{
+        "workload": work.name, "devices": run.name, "step_ms": 1e3 * median,
+        "rounds_ms": [1e3 * s for s in run.seconds[1:]],
+        "rows_per_second": run.devices * work.batch_size / median,
+        "scaling": perfect / median, "collectives_ms": run.collectives_ms(),
+    } for median, run in zip(medians, runs, strict=True)]
 
 
 def main(argv: list[str]) -> None:
@@ -125,7 +119,9 @@ def main(argv: list[str]) -> None:
     for work in args.workloads:
         runs = make_runs(work, args.devices, args.fsdp, args.xla)
         report += measure(work, runs, args.rounds, args.seconds)
-        for line in report[-len(runs):]:
+        alone = [line for line in report[-len(runs):] if line["devices"] == "1"]
+        several = [line for line in report[-len(runs):] if line["devices"] != "1"]
+        for line in [max(alone, key=lambda line: line["step_ms"]), *several]:
             print(f"{work.name:16s} {line['devices']:>10s} {line['step_ms']:8.2f} "
                   f"{line['rows_per_second']:9.0f} {line['scaling']:8.1%} "
                   f"{line['collectives_ms']:14.2f}", flush=True)
