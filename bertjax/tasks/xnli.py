@@ -93,9 +93,11 @@ class XnliTask(TextTask):
                   for language in wanted}
         if empty := [language for language, count in counts.items() if not count]:
             raise ValueError(f"{paths[0]} holds no row of language {', '.join(map(repr, empty))}")
-        notes = [f"XNLI {split} has {count:,} rows of {language}, not the {_ROWS[split]:,} of the "
-                 "published files" for language, count in counts.items() if count != _ROWS[split]]
-        return Split(split, records, True, file_fingerprint(*paths), tuple(notes))
+        others = [f"{count:,} rows of {language}" for language, count in counts.items()
+                  if count != _ROWS[split]]
+        notes = (f"XNLI {split} has {', '.join(others)}, not the {_ROWS[split]:,} of the published "
+                 "files",) if others else ()
+        return Split(split, records, True, file_fingerprint(*paths), notes)
 
     def score(
         self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
