@@ -160,7 +160,11 @@ def test_the_peers_masks_have_the_papers_shares():
     torch.manual_seed(0)
     ids = torch.randint(5, 65, (400, 128))
     ids[:, 0] = tokenizer.cls_id
-    masked, labels, _ = quality_peer.Masking(tokenizer, "cpu")({"input_ids": ids})
+    rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids),
+            "token_type_ids": torch.zeros_like(ids),
+            "nsp_labels": torch.zeros(len(ids), 1, dtype=torch.long)}
+    batch = quality_peer.Masking(tokenizer, "cpu")(rows)
+    masked, labels = batch["input_ids"], batch["labels"]
     chosen = labels != quality_peer.IGNORED
     assert not chosen[:, 0].any() and (labels[chosen] == ids[chosen]).all()
     assert (masked[~chosen] == ids[~chosen]).all()

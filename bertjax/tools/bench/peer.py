@@ -13,6 +13,8 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +22,12 @@ from bertjax.model.presets import PRESETS
 from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench.workloads import MASK_ID, SPECIAL_IDS, Workload, rows
 
+if TYPE_CHECKING:  # --help needs neither
+    import torch
+    import transformers
 
-def _batch(data: dict[str, np.ndarray], work: Workload, device: str):
+
+def _batch(data: dict[str, np.ndarray], work: Workload, device: str) -> dict[str, torch.Tensor]:
     """Rows in bertjax's layout, one pair each, masked once, in transformers' names."""
     import torch
 
@@ -44,6 +50,62 @@ def _batch(data: dict[str, np.ndarray], work: Workload, device: str):
     return {k: torch.from_numpy(v.astype(np.int64)).to(device) for k, v in batch.items()}
 
 
+def make_model(preset: str, device: str, **fields: Any) -> transformers.BertForPreTraining:
+    """A new model of bertjax's presets, to be trained; `fields` replace some of its configuration.
+
+    float32 products of the process may run in TF32 from now on.
+    """
+    import torch
+    import transformers
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    architecture = {k: v for k, v in PRESETS[preset].to_dict().items() if k != "model_type"}
+    config = transformers.BertConfig(**architecture | fields)
+    config._attn_implementation = "sdpa"
+    return transformers.BertForPreTraining(config).to(device).train()
+
+
+def make_optimizer(model: torch.nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    """Fused AdamW; biases and LayerNorm do not decay."""
+    import torch
+
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
+        lr=learning_rate, eps=1e-6, fused=True,
+    )  # fmt: skip
+
+
+def autocast(device: str) -> torch.autocast:
+    """bfloat16 on the GPU, nothing on the CPU."""
+    import torch
+
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
+
+
+def make_step(model: Any, forward: Any, optimizer: torch.optim.Optimizer, device: str
+              ) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+    """A training step: a batch, by the names of the model's arguments, to its loss.
+
+    Args:
+      forward: `model`, or what torch.compile makes of it.
+    """
+    import torch
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with autocast(device):
+            loss = forward(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    return step
+
+
 def measure(
     work: Workload, steps: int = 20, compiled: bool = True, wait: bool = False,
     batch: dict[str, np.ndarray] | None = None,
@@ -58,56 +120,31 @@ def measure(
     import torch
     import transformers
 
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
-    settings = {k: v for k, v in PRESETS[work.model].to_dict().items() if k != "model_type"}
-    config = transformers.BertConfig(**settings)
-    config._attn_implementation = "sdpa"
-    model = transformers.BertForPreTraining(config).cuda().train()
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
-        lr=1e-4, eps=1e-6, fused=True,
-    )  # fmt: skip
-    batch = _batch(rows(work) if batch is None else batch, work, "cuda")
-    forward = torch.compile(model) if compiled else model
+    model = make_model(work.model, "cuda")
+    step = make_step(model, torch.compile(model) if compiled else model,
+                     make_optimizer(model, learning_rate=1e-4), "cuda")
+    tensors = _batch(rows(work) if batch is None else batch, work, "cuda")
 
-    def step():
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = forward(**batch).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
+    def timed(count: int) -> tuple[float, torch.Tensor]:
+        """Seconds that so many steps take, and the loss of the last."""
+        started = time.perf_counter()
+        for _ in range(count):
+            loss = step(tensors)
+        torch.cuda.synchronize()
+        return time.perf_counter() - started, loss
 
-    started = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
-    compile_seconds = time.perf_counter() - started
-    for _ in range(4):
-        step()
-    torch.cuda.synchronize()
+    compile_seconds, _ = timed(1)
+    timed(4)
     if wait:
         print("ready", flush=True)
         sys.stdin.readline()
     torch.cuda.reset_peak_memory_stats()
-    seconds = []
-    for _ in range(steps):
-        started = time.perf_counter()
-        loss = step()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    started = time.perf_counter()
-    for _ in range(steps):
-        loss = step()
-    torch.cuda.synchronize()
-    pipelined = (time.perf_counter() - started) / steps
+    one_by_one = statistics.median(timed(1)[0] for _ in range(steps))
+    pipelined, loss = timed(steps)
     return {
-        "step_seconds": min(pipelined, statistics.median(seconds)),
-        "step_seconds_one_by_one": statistics.median(seconds),
+        "step_seconds": min(pipelined / steps, one_by_one),
+        "step_seconds_one_by_one": one_by_one,
         "compile_seconds": compile_seconds,
         "loss": float(loss),
         "peak_bytes": torch.cuda.max_memory_allocated(),

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
 from bertjax.data.batches import PretrainingBatches
-from bertjax.model.presets import PRESETS
 from bertjax.tokenization import load_tokenizer
+from bertjax.tools.bench import peer
 from bertjax.tools.bench.quality import UNITS, Settings
 from bertjax.tools.bench.quality_curves import write_curve
 from bertjax.training.budget import Budget, process_age
@@ -31,8 +30,6 @@ IGNORED = -100  # label of a token that is not predicted
 def train(settings: Settings, heldout_file: pathlib.Path, out: pathlib.Path) -> None:
     """Trains for settings.minutes; writes curve.jsonl, model/ and a line of summary to stdout."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(settings.seed)
     batches = [PretrainingBatches(settings.store, length, settings.batch_size, settings.seed)
                for length, _ in settings.phases]
@@ -41,16 +38,11 @@ def train(settings: Settings, heldout_file: pathlib.Path, out: pathlib.Path) -> 
     heldout = {name: torch.from_numpy(value).to(device)
                for name, value in np.load(heldout_file).items()}
 
-    fields = {k: v for k, v in PRESETS[settings.model].to_dict().items() if k != "model_type"}
-    config = transformers.BertConfig(**fields | {"vocab_size": tokenizer.vocab_size})
-    config._attn_implementation = "sdpa"
-    model = transformers.BertForPreTraining(config).to(device).train()
+    model = peer.make_model(settings.model, device, vocab_size=tokenizer.vocab_size)
     # Lengths are compiled one by one: kernels for any length would be slower.
     forward = model if settings.eager else torch.compile(model, dynamic=False)
-    optimizer = torch.optim.AdamW(
-        [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.01},
-         {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}],
-        lr=settings.learning_rate, betas=(0.9, 0.999), eps=1e-6, fused=True)
+    optimizer = peer.make_optimizer(model, settings.learning_rate)
+    train_step = peer.make_step(model, forward, optimizer, device)
 
     budget = Budget(settings.minutes_of("peer"), UNITS)
     warmup, every = round(UNITS * settings.warmup), UNITS // settings.evaluations
@@ -70,18 +62,10 @@ def train(settings: Settings, heldout_file: pathlib.Path, out: pathlib.Path) -> 
         rows = feed(batches[number], device)
         compiling = True
         while place < until:
-            ids, labels, batch = mask(next(rows))
+            batch = mask(next(rows))
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * schedule(place, warmup)
-            with autocast(device):
-                loss = forward(
-                    input_ids=ids, attention_mask=batch["attention_mask"],
-                    token_type_ids=batch["token_type_ids"], labels=labels,
-                    next_sentence_label=batch["nsp_labels"][:, 0]).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            loss = train_step(batch)
             step += 1
             if compiling:
                 print(f"phase {number + 1}: first loss {loss.item():.4f}, compiled at "
@@ -100,11 +84,6 @@ def schedule(place: int, warmup: int) -> float:
     if place < warmup:
         return place / warmup
     return max(0.0, (UNITS - place) / max(1, UNITS - warmup))
-
-
-def autocast(device: str) -> torch.autocast:
-    """bfloat16 on the GPU, nothing on the CPU."""
-    return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
 
 
 def feed(batches: PretrainingBatches, device: str) -> Any:
@@ -135,16 +114,19 @@ class Masking:
         self.special[list(tokenizer.special_ids)] = True
         self.words = torch.from_numpy(np.asarray(tokenizer.replacement_ids, np.int64)).to(device)
 
-    def __call__(self, batch: dict[str, torch.Tensor]
-                 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """(masked ids, labels, the batch), all [B, T]."""
+    def __call__(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The batch, masked, by the names of transformers' arguments."""
         ids = batch["input_ids"]
         chosen = (torch.rand(ids.shape, device=ids.device) < 0.15) & ~self.special[ids]
         labels = torch.where(chosen, ids, IGNORED)
         kind = torch.rand(ids.shape, device=ids.device)
         words = self.words[torch.randint(len(self.words), ids.shape, device=ids.device)]
         replaced = torch.where(kind < 0.8, self.mask_id, torch.where(kind < 0.9, words, ids))
-        return torch.where(chosen, replaced, ids), labels, batch
+        return {
+            "input_ids": torch.where(chosen, replaced, ids), "labels": labels,
+            "attention_mask": batch["attention_mask"], "token_type_ids": batch["token_type_ids"],
+            "next_sentence_label": batch["nsp_labels"][:, 0],
+        }  # fmt: skip
 
 
 @torch.no_grad()
@@ -155,7 +137,7 @@ def evaluate(model: Any, rows: dict[str, torch.Tensor], batch_size: int) -> dict
     sums = torch.zeros(5, dtype=torch.float64, device=device)
     for start in range(0, len(rows["input_ids"]), batch_size):
         part = {name: value[start : start + batch_size] for name, value in rows.items()}
-        with autocast(device):
+        with peer.autocast(device):
             hidden, pooled = model.bert(
                 part["input_ids"].long(), part["attention_mask"].long(),
                 part["token_type_ids"].long())[:2]
