@@ -1,5 +1,6 @@
 """Vocabulary training: layout, determinism, bounds, the command line, and quality on real text."""
 
+import math
 import random
 import subprocess
 import sys
@@ -140,6 +141,14 @@ def test_tool_trains_saves_and_compares(tmp_path, capsys):
     assert all("unknown rate" in line and "tokens a word" in line for line in last)
     assert load_tokenizer(tmp_path / "one").do_lower_case is True
     assert load_tokenizer(tmp_path / "two").do_lower_case is False
+
+
+def test_the_fit_of_a_text_without_tokens_is_not_a_number():
+    tokenizer = train_wordpiece(prose(2000), 200)
+    for texts in ([], [""], ["\0"]):  # no text, no words, a word of which nothing is left
+        assert all(map(math.isnan, tool.fit(tokenizer, texts)))
+    unknown, tokens_a_word = tool.fit(tokenizer, ["\u3042 \u3042", "\u3042"])
+    assert (unknown, tokens_a_word) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("argument, value", [

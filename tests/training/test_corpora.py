@@ -1,16 +1,19 @@
-"""TFRecords of the original program as the corpus of a run; what is refused, and exact resume."""
+"""What a run reads: the stores that a setting names, and TFRecords of the original program, with
+what is refused of them, and exact resume."""
 
 import shutil
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from bertjax.config import default_config
 from bertjax.config_checks import check_config
+from bertjax.data.build import build_store
 from bertjax.data.tfrecord import make_example, write_records
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
-from bertjax.training import pretraining
+from bertjax.training import corpora, pretraining
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.corpora import TFRECORD, open_corpus, random_share, token_entropy
 
@@ -166,3 +169,31 @@ def test_a_corpus_of_records_is_known_by_its_content_wherever_it_lies(config, fi
     write_records(tmp_path / "copy" / "32-b.tfrecord",
                   (masked_example(np.random.default_rng(9), 32, 5) for _ in range(30)))
     assert fingerprint(tmp_path / "copy") != fingerprint(files)
+
+
+def test_a_mixture_names_stores_and_weights(tmp_path):
+    odd = tmp_path / "a=1,b"
+    odd.mkdir()
+    for text, expected in (
+            ("wiki", [("wiki", "")]), ("wiki=2, books=1", [("wiki", "2"), ("books", "1")]),
+            ("wiki,,books", [("wiki", ""), ("books", "")]), ("a=b=0.5", [("a=b", "0.5")]),
+            (str(odd), [(str(odd), "")])):
+        assert list(corpora._mixture(text)) == expected
+
+
+def test_the_demo_corpus_is_built_in_the_workdir_and_only_on_a_local_disk(tmp_path, monkeypatch):
+    built = []
+
+    def build(directory, megabytes, vocab_size):
+        built.append((directory, megabytes, vocab_size))
+        tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
+        build_store(None, tokenizer, directory, documents=[["w1 w2", "w3"], ["w4", "w5 w6"]] * 9)
+        return directory
+
+    monkeypatch.setattr(corpora, "build_docstring_store", build)
+    config = default_config()
+    config.data.corpus, config.data.demo_megabytes = "docstrings", 3.0
+    assert "17 documents" in open_corpus(config, epath.Path(tmp_path), (0, 1)).describe()  # one held out
+    assert built == [(tmp_path / "corpus", 3.0, config.data.demo_vocab_size)]
+    with pytest.raises(ValueError, match="not on a local disk"):
+        open_corpus(config, epath.Path("gs://bucket/run"), (0, 1))
