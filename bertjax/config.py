@@ -237,8 +237,9 @@ SETTINGS: dict[str, Any] = {
                        allowed=("truncated_normal", "normal")),
         "predict": S(("dev",), "splits whose predictions and submission files are written"),
     },
-    "watchdog_seconds": S(0.0, "end the process (exit code 76, stacks on stderr) when no step ends "
-                          "for so long; 0 = never. Allow for compilation and evaluation",
+    "watchdog_seconds": S(3600.0, "end the process (exit code 76, stacks on stderr) when a step, a "
+                          "batch of data or of an evaluation takes so long: something hangs. "
+                          "Compiling and saving may take half an hour at least; 0 = never",
                           allowed=AT_LEAST_0),
     "profile_steps": S((0, 0), "(first, last) step recorded as a profiler trace under "
                        "WORKDIR/profile; (0, 0) = none"),

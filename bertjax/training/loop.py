@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import jax
 import numpy as np
@@ -21,10 +21,10 @@ from bertjax.training.meter import Meter
 from bertjax.training.preemption import (
     Preempted,
     StopSignal,
-    Watchdog,
     must_stop,
     stop_on_signals,
 )
+from bertjax.training.watchdog import PEERS, Watchdog
 
 if TYPE_CHECKING:
     from bertjax.training.checkpoint import Checkpoints
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 class NotFiniteError(RuntimeError):
     """Too many steps in a row had a loss or gradient that is not finite."""
+
+
+class _StopRequested(Exception):
+    """Leaves an evaluation, which may last longer than a machine that is taken away."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -61,25 +65,30 @@ class Loop:
         self.profiling = False
         self.meter = Meter(self.trainer.mesh)
         self.watchdog = Watchdog(self.trainer.watchdog_s)
+        self.stop = StopSignal()
 
     def run(self) -> TrainState:
         """Trains to the end of the last phase."""
         try:
-            with stop_on_signals() as stop:
+            self.trainer.between_batches = self._between_evaluated_batches
+            with stop_on_signals() as self.stop:
                 for number, phase in enumerate(self.phases):
                     if self.place < phase.until_step:
-                        self._train(number, phase, stop)
-            self._settle()
-            if self.checkpoints is not None:
-                self.checkpoints.wait()
+                        self._train(number, phase)
+                self._settle()
+                self._wait_until_saved()
+                if must_stop(self.stop):
+                    self._leave()
         finally:  # a notebook lives on after an error
             self.watchdog.stop()
+            self.trainer.between_batches = lambda done: None
         return self.state
 
-    def _train(self, number: int, phase: Phase, stop: StopSignal) -> None:
+    def _train(self, number: int, phase: Phase) -> None:
         self._settle()
         self.clock.begin_phase(number, self.step)
         train_step = self.trainer.train_step(phase.objective)
+        self.watchdog.doing("compiling the step", "the compiler", patiently=True)
         self.trainer.wait_for("train", phase.objective)
         batches = phase.batches(self.step - self.clock.phase_start)
         self.meter.start(compiling=True)
@@ -87,6 +96,7 @@ class Loop:
         while self.place < phase.until_step:
             self._begin_profile()
             batch = self.clock.mark(self._next(batches, phase), self.place)
+            self._watch_step(self.step + 1)
             self.state, metrics = train_step(
                 self.state, sharding.put_batch(batch, self.trainer.mesh))
             self.step += 1
@@ -95,22 +105,33 @@ class Loop:
             before, self.place = self.place, self.clock.position(self.step)
             self._end_profile()
 
-            stopping = must_stop(stop, self.step)
-            evaluated = {} if stopping else self._evaluate(before)
+            stopping, evaluated = must_stop(self.stop), {}
+            if not stopping:
+                try:
+                    evaluated = self._evaluate(before)
+                except _StopRequested:
+                    stopping = True
             if stopping or self._due(self.checkpoint_every, before):
                 self._save(evaluated)
             if self.checkpoints is not None:
                 self.checkpoints.check()
             if stopping:
-                stopped = Preempted(self.step, stop.requested or "pre-emption notice")
-                if self.checkpoints is not None:
-                    self.checkpoints.wait()
-                    self.logbook.message(str(stopped))
-                self.logbook.close()
-                raise stopped
+                self._leave()
+
+    def _leave(self) -> NoReturn:
+        """Ends a run that was asked to stop, once its state is saved."""
+        stopped = Preempted(self.step, self.stop.requested or "pre-emption notice")
+        self._wait_until_saved()
+        if self.checkpoints is not None:
+            self.logbook.message(str(stopped))
+        self.logbook.close()
+        raise stopped
 
     def _next(self, batches: Iterator[Mapping[str, np.ndarray]], phase: Phase
               ) -> Mapping[str, np.ndarray]:
+        self.watchdog.doing(f"the batch of step {self.step + 1}",
+                            "the disk of config.data.corpus, or a data worker",
+                            patiently=self.meter.compiling)  # the first makes the index of pairs
         with self.meter.waiting_for_data():
             batch = next(batches, None)
         if batch is None:
@@ -123,11 +144,12 @@ class Loop:
         if self.in_flight is None:
             return
         (done, phase, metrics), self.in_flight = self.in_flight, None
+        self._watch_step(done)
         skipped_in_row = int(metrics.pop("skipped_in_row"))
         if self.meter.compiling:
             self.clock.compiled()
         self.meter.step_done()
-        self.watchdog.beat()
+        self.watchdog.doing(f"logging step {done}", "the disk of --workdir")
         if done == 1 or done % self.log_every == 0 or self.place >= self.last_place:
             values = {name: value.item() for name, value in jax.device_get(metrics).items()}
             rates = self.meter.rates(phase.tokens_per_step, phase.flops_per_step)
@@ -139,6 +161,9 @@ class Loop:
                 f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient that is "
                 "not finite. Parameters are those before them. Lower the learning rate, lengthen "
                 "the warm-up, or find the operation with --config.execution.debug_nans=True.")
+
+    def _watch_step(self, step: int) -> None:
+        self.watchdog.doing(f"step {step}", PEERS, patiently=self.meter.compiling)
 
     def _due(self, every: int, before: int) -> bool:
         """Whether the step that led from place `before` to here passed a multiple of `every`."""
@@ -155,18 +180,34 @@ class Loop:
         # A name with a group of its own, as 'squad/f1', keeps it.
         metrics = {name if "/" in name else f"eval/{name}": value for name, value in found.items()}
         self.logbook.evaluation(self.step, metrics)
-        self.watchdog.beat()
         return metrics
+
+    def _between_evaluated_batches(self, done: int) -> None:
+        self.watchdog.doing(f"the evaluation at step {self.step}, after {done} batches,",
+                            f"{PEERS}, or the disk of the held-out data", patiently=done == 0)
+        if must_stop(self.stop):
+            raise _StopRequested
 
     def _save(self, metrics: Mapping[str, float]) -> None:
         self._settle()
         if self.checkpoints is None or self.saved_step == self.step:
             return
+        self.watchdog.doing(f"saving step {self.step}, or the checkpoint before it",
+                            self._suspected_storage(), patiently=True)
         with self.meter.paused():
             self.checkpoints.save(
                 self.step, self.state, {**metrics, **self.clock.record(self.step)})
             self.logbook.flush()
         self.saved_step = self.step
+
+    def _wait_until_saved(self) -> None:
+        if self.checkpoints is not None:
+            self.watchdog.doing(f"writing the checkpoint of step {self.saved_step}",
+                                self._suspected_storage(), patiently=True)
+            self.checkpoints.wait()
+
+    def _suspected_storage(self) -> str:
+        return f"{PEERS}, or the storage of {self.checkpoints.directory}"
 
     def _begin_profile(self) -> None:
         if not self.profiling and self.step + 1 == self.profile_steps[0]:

@@ -1,11 +1,12 @@
 """Leaving in good order: signals become a flag that the training loop reads between steps.
 
-Exit codes, for launchers: EXIT_PREEMPTED = saved and left on SIGTERM or SIGINT, start again to go
-on; EXIT_HUNG = no step ended within the watchdog's limit, stacks are on stderr, start again.
+Exit code, for launchers: EXIT_PREEMPTED = asked to stop, all there was to save is saved, start
+again to go on.
 """
 
 import contextlib
-import faulthandler
+import itertools
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -14,13 +15,13 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from typing import NoReturn
 
 import jax
 from jax.experimental import multihost_utils
 
 PREEMPTED_URL = "http://metadata.google.internal/computeMetadata/v1/instance/preempted"
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
-EXIT_HUNG = 76
 
 
 class Preempted(SystemExit):
@@ -73,6 +74,37 @@ def stop_on_signals(signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)
             signal.signal(number, handler)
 
 
+def leave_on_sigterm() -> None:
+    """From now on SIGTERM ends the process with EXIT_PREEMPTED, at once.
+
+    For all of a run that is not between two steps (`stop_on_signals`): there is nothing to save
+    while it starts, and after the last step everything is saved. A thread of its own acts, since
+    Python runs handlers only once the main thread is back from the compiler or the restore.
+    Of several processes, jax's pre-emption service takes the signal from when they have joined.
+    """
+    def handler(number: int, frame: object) -> None:
+        """Only a signal that has a handler is written to the pipe."""
+
+    def listen() -> None:
+        while number := os.read(reader, 1):
+            if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is handler:
+                _leave_without_saving()
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGTERM, handler)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=listen, name="SIGTERM", daemon=True).start()
+
+
+def _leave_without_saving() -> NoReturn:
+    os.write(2, b"bertjax: stopped by SIGTERM while no step was running, so there is nothing to "
+                b"save; start again to go on\n")
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(EXIT_PREEMPTED)
+
+
 def on_compute_engine() -> bool:
     """Whether this is a virtual machine of Google Compute Engine (TPU VMs are)."""
     with contextlib.suppress(OSError):
@@ -100,51 +132,15 @@ def watch_for_notice(url: str = PREEMPTED_URL, interval_s: float = 5) -> None:
     threading.Thread(target=poll, name="preemption notice", daemon=True).start()
 
 
-def must_stop(stop: StopSignal, step: int) -> bool:
-    """Whether to save and stop after `step`; all processes get the same answer.
+_LOOKS = itertools.count()  # of this process
+
+
+def must_stop(stop: StopSignal) -> bool:
+    """Whether to save and stop now; all processes get the same answer.
 
     With several processes, jax's pre-emption service carries one process's SIGTERM to all and
-    agrees on a step that none has passed.
+    agrees on a look that none has passed; so all must look equally often.
     """
     if jax.process_count() == 1:
         return stop.requested is not None
-    return multihost_utils.reached_preemption_sync_point(step)
-
-
-class Watchdog:
-    """Ends a process whose step hangs (a dead peer, a stuck device, a stuck file system).
-
-    `beat()` after every step. If none comes for `limit_s` seconds, all stacks are written to
-    stderr and the process exits with EXIT_HUNG, without cleaning up: what hangs would hang that.
-
-    Args:
-      limit_s: seconds; 0 = no watchdog. Must exceed compilation and the longest evaluation, or
-        `beat()` must be called within them.
-    """
-
-    def __init__(self, limit_s: float):
-        self.limit_s = limit_s
-        self._last = time.monotonic()
-        self._stopped = threading.Event()
-        if limit_s > 0:
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-
-    def beat(self) -> None:
-        """Says that something was finished just now."""
-        self._last = time.monotonic()
-
-    def stop(self) -> None:
-        """No longer watches."""
-        self._stopped.set()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(min(1.0, self.limit_s / 4)):
-            silent = time.monotonic() - self._last
-            if silent > self.limit_s:
-                sys.stderr.write(f"\nwatchdog: no step ended for {silent:.0f} s (limit "
-                                 f"{self.limit_s:g} s). Stacks of all threads:\n")
-                faulthandler.dump_traceback(all_threads=True)
-                sys.stderr.write(f"watchdog: exit code {EXIT_HUNG}; start again to go on from the "
-                                 "last checkpoint\n")
-                sys.stderr.flush()
-                os._exit(EXIT_HUNG)
+    return multihost_utils.reached_preemption_sync_point(next(_LOOKS))

@@ -1,6 +1,8 @@
-"""What must be set before jax touches a device: the other processes, the compilation cache."""
+"""What must be set before jax touches a device: signals, other processes, the compilation cache."""
 
+import faulthandler
 import pathlib
+import signal
 
 import jax
 import ml_collections
@@ -12,9 +14,14 @@ def start(config: ml_collections.ConfigDict, coordinator: str = "", processes: i
           process_id: int = -1) -> None:
     """Joins the other processes of the run and applies config.execution. Call it first.
 
+    For programs only: SIGTERM ends the process from then on, as preemption.py says, and SIGUSR1
+    prints its stacks.
+
     Args:
       coordinator, processes, process_id: see distributed.detect; empty = found by environment.
     """
+    preemption.leave_on_sigterm()
+    faulthandler.register(signal.SIGUSR1)  # for whoever wonders what a run is doing
     if config.execution.compilation_cache:
         use_compilation_cache(config.execution.compilation_cache)
     jax.config.update("jax_debug_nans", config.execution.debug_nans)

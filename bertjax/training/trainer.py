@@ -44,6 +44,8 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]
 INIT_STREAM, EVALUATION_STREAM = 2**32 - 1, 2**32 - 2
 PREPARE, DROPOUT = 0, 1  # streams of a step's key
 
+EVALUATED_AHEAD = 4  # batches of an evaluation that may wait for the devices
+
 
 @flax.struct.dataclass
 class TrainState:
@@ -100,7 +102,11 @@ class Trainer:
       prng: 'threefry2x32', 'rbg' or 'auto' (rbg on TPU). Initial parameters always use threefry,
         so that they are the same everywhere.
       max_skipped_in_row: `fit` raises after this many non-finite steps in a row.
-      watchdog_s: seconds without a finished step after which the process ends itself; 0 = never.
+      watchdog_s: seconds after which a step, or whatever else `fit` waits for, counts as hanging,
+        and the process ends itself (watchdog.py); 0 = never.
+
+    Attributes:
+      between_batches: called during an evaluation with the number of batches so far, from 0 on.
 
     With jax_debug_nans set, the state is not donated, since jax runs a failing step again.
     """
@@ -112,6 +118,7 @@ class Trainer:
         self.prng = prng_implementation(prng, mesh.devices.flat[0].platform)
         self.max_skipped_in_row = max_skipped_in_row
         self.watchdog_s = watchdog_s
+        self.between_batches: Callable[[int], None] = lambda done: None
         self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
         self._abstract: dict[int, tuple[Objective, TrainState]] = {}
         self._ahead = Ahead()
@@ -277,8 +284,14 @@ class Trainer:
         """
         compiled = self._evaluation(objective)
         self.wait_for("evaluate", objective)
-        parts = [compiled(params, sharding.put_batch(batch, self.mesh), np.uint32(number))
-                 for number, batch in enumerate(batches)]
+        self.between_batches(0)
+        parts: list[Sums] = []
+        for number, batch in enumerate(batches):
+            if number >= EVALUATED_AHEAD:
+                jax.block_until_ready(parts[number - EVALUATED_AHEAD])
+            parts.append(
+                compiled(params, sharding.put_batch(batch, self.mesh), np.uint32(number)))
+            self.between_batches(number + 1)
         if not parts:
             raise ValueError("nothing to evaluate: the evaluation data has no batch")
         parts = jax.device_get(parts)

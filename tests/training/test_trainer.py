@@ -235,6 +235,37 @@ def test_a_signal_saves_says_so_and_leaves(tmp_path):
     checkpoints.close()
 
 
+@pytest.mark.parametrize("moment", ["evaluation", "last save"])
+def test_a_signal_is_not_lost_while_no_step_runs(tmp_path, monkeypatch, moment):
+    trainer, objective, book = trainer_on(), regression(), Memory()
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    rows = []
+
+    def heldout():
+        for number in range(40):
+            if number == 3 and moment == "evaluation":
+                signal.raise_signal(signal.SIGTERM)
+            rows.append(number)
+            yield batch_of(number)
+
+    def wait():
+        Checkpoints.wait(checkpoints)
+        if checkpoints.latest() == 4:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGTERM)
+
+    if moment == "last save":
+        monkeypatch.setattr(checkpoints, "wait", wait)
+    with pytest.raises(Preempted):
+        trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book,
+                    checkpoints=checkpoints, eval_every=2,
+                    evaluate=lambda state: trainer.evaluate(objective, state.params, heldout()))
+    assert checkpoints.latest() == (2 if moment == "evaluation" else 4)
+    assert len(rows) == (4 if moment == "evaluation" else 80)  # at once, not after the 40
+    assert len(book.evaluations) == (0 if moment == "evaluation" else 2)
+    checkpoints.close()
+
+
 def test_saving_and_evaluating_between_donated_steps(tmp_path):
     # The state of step s must be on disk as it was, though step s + 1 reuses its memory.
     trainer, objective = trainer_on(), regression()
