@@ -7,7 +7,8 @@
 
 A setting that cannot work stops the program with one message and exit code 2, before anything is
 compiled; checkpoints that cannot be read or written, with one message and exit code 1. A run that
-was asked to stop (SIGTERM) saves, and exits with code 75 ("try again").
+was asked to stop (SIGTERM) saves, and exits with code 75 ("try again"); one in which something
+hangs ends with 76, one that does not find its other processes with 77.
 """
 
 import os
@@ -78,11 +79,13 @@ def main(arguments: Sequence[str]) -> None:
 
 def _run(jobs: ModuleType, config: Any, workdir: str) -> None:
     """The job, with the exit codes of its ends."""
+    from bertjax.training.agreement import require_same_command
     from bertjax.training.checkpoint import CheckpointError
     from bertjax.training.preemption import EXIT_PREEMPTED, Preempted
 
     try:
         try:
+            require_same_command(config, workdir)
             job = jobs.prepare(config, workdir)
         except (ValueError, OSError) as error:
             _refuse(str(error))

@@ -1,8 +1,9 @@
-"""Which code made a result: the version and, in a git checkout, the commit."""
+"""Which code made a result: the version and, in a git checkout, the commit; a digest of it all."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import pathlib
 import subprocess
 
@@ -23,3 +24,13 @@ def source_version() -> str:
     except (OSError, subprocess.SubprocessError):  # no git, or a checkout of somebody else's
         return bertjax.__version__
     return f"{bertjax.__version__} (commit {commit})"
+
+
+@functools.cache
+def source_digest() -> str:
+    """The first digits of a SHA-256 over every Python file of the package, with its name."""
+    root = pathlib.Path(bertjax.__file__).resolve().parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

@@ -3,6 +3,7 @@
     pretraining    the job: prepares (corpora, objective, workdir) and runs, then finish
     trainer, loop  the compiled step of any objective, and what happens around it (ahead, meter)
     optimizer, losses, sharding    what the step is made of
-    checkpoint, preemption, budget, distributed    how a run begins, stops and goes on
+    distributed, agreement, claim    how it begins: all processes, of one run, with a directory
+    checkpoint, preemption, watchdog, budget    how it stops, by whom, and goes on
     logbook, sinks, report    what it says of itself
 """

@@ -15,16 +15,14 @@ On object stores (gs://), where a rename is no single operation, the step direct
 place and the manifest, written last, is what commits it.
 """
 
-import fcntl
 import json
 import logging
 import os
 import pathlib
 import re
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,16 +32,13 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from bertjax.files import write_whole
-from bertjax.training import manifest
+from bertjax.training import claim, manifest
+from bertjax.training.manifest import CheckpointError
 
 log = logging.getLogger(__name__)
 
 STATE = "state"
-_LOCKS: dict[str, IO[str]] = {}  # path -> open file that holds the lock until the process ends
-
-
-class CheckpointError(RuntimeError):
-    """No checkpoint can be restored, or one could not be written; the message says what to do."""
+_NONE, _FAILED = -1, -2  # what is sent in place of a step
 
 
 def resolve_directory(path: str | os.PathLike[str]) -> epath.Path:
@@ -68,6 +63,7 @@ class Checkpoints:
 
     Raises:
       CheckpointError: the directory cannot be written, or another process is training in it.
+      ValueError: several processes do not share it.
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep_last: int = 3,
@@ -94,10 +90,9 @@ class Checkpoints:
         if read_only:
             return
         if self._primary:
-            self._try_writing()
-            self._lock()
+            claim.claim(self.directory)
             self._recover()
-        _barrier("checkpoints_ready")
+        claim.require_shared(self.directory)
 
     # ---------------------------------------------------------------------------------- saving
 
@@ -227,9 +222,14 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The newest step, or None if this run has never committed a checkpoint.
 
+        All processes call it, and get what process 0 sees: a file system may show others less.
+
         Raises:
           CheckpointError: there were checkpoints and now there are none.
         """
+        return self._as_process_0(self._newest)
+
+    def _newest(self) -> int | None:
         steps = self.steps()
         if steps:
             return steps[-1]
@@ -300,22 +300,27 @@ class Checkpoints:
 
     def _choose(self, step: int | None) -> int:
         """The step to restore: process 0 verifies, all others follow it."""
-        chosen, message = -1, ""
+        return self._as_process_0(lambda: self._intact(step))
+
+    def _as_process_0(self, find: Callable[[], int | None]) -> int | None:
+        """What `find` gives on process 0, on all; if it raises CheckpointError there, all do."""
+        if jax.process_count() == 1:
+            return find()
+        found, message = _FAILED, "process 0 could not read the checkpoints; see its log"
         if self._primary:
             try:
-                chosen = self._intact(step)
+                step = find()
+                found = _NONE if step is None else step
             except CheckpointError as error:
                 message = str(error)
-        if jax.process_count() > 1:
-            chosen = int(multihost_utils.broadcast_one_to_all(np.int64(chosen)))
-        if chosen < 0:
-            raise CheckpointError(message or "process 0 found no intact checkpoint; see its log")
-        return chosen
+        found = int(multihost_utils.broadcast_one_to_all(np.int64(found)))
+        if found == _FAILED:
+            raise CheckpointError(message)
+        return None if found == _NONE else found
 
     def _intact(self, step: int | None) -> int:
         self.wait()
-        newest = self.latest()
-        if newest is None:
+        if self._newest() is None:
             raise CheckpointError(f"no checkpoint in {self.directory}")
         candidates = self.steps()[::-1] if step is None else [step]
         problems = []
@@ -357,41 +362,6 @@ class Checkpoints:
                 f"checkpoint {self.directory / str(step)} is of another model: {shown}")
 
     # ---------------------------------------------------------------------------------- start
-
-    def _try_writing(self) -> None:
-        probe = self.directory / f"tmp.probe.{threading.get_ident()}"
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            probe.write_text("written at start to see that checkpoints can be")
-            probe.unlink()
-        except Exception as error:  # clients of object stores have classes of their own
-            remedy = "Choose another directory."
-            if isinstance(error, ImportError):
-                remedy = "pip install gcsfs, which bertjax[tpu] brings."
-            elif self._in_place:
-                remedy = "Is that its name, and may this machine write there?"
-            raise CheckpointError(f"cannot write checkpoints to {self.directory}: {error}. "
-                                  f"{remedy}") from error
-
-    def _lock(self) -> None:
-        """Refuses a second process that trains here (a job requeued while the first still runs)."""
-        path = str(self._ledger.parent / f"{self.directory.name}.lock")
-        if self._in_place or path in _LOCKS:
-            return
-        # A POSIX lock: the kernel drops it however the process ends, and data workers forked from
-        # this process do not inherit it. Closing the file would drop it, so it stays open.
-        file = open(path, "a")
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            file.close()
-            raise CheckpointError(f"another process is training in {self.directory.parent} and "
-                                  f"holds {path}; wait for it, stop it, or choose another "
-                                  "directory") from error
-        except OSError as error:
-            log.warning("%s does not support locks (%s): nothing keeps a second process from "
-                        "training here", path, error)
-        _LOCKS[path] = file
 
     def _recover(self) -> None:
         """Clears up after a kill: an unfinished replacement is undone, leftovers are deleted."""

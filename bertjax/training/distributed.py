@@ -93,8 +93,8 @@ def initialize(coordinator: str = "", processes: int = 0, process_id: int = -1,
         sys.stderr.write(
             f"\n{who} waited {timeout_s} s and did not find the others (found by {cluster.source}, "
             f"coordinator {cluster.coordinator or 'from the environment'}). Is every process "
-            "started, with the same coordinator and number of processes, and can this machine "
-            f"reach that port? Exit code {EXIT_NO_PEERS}.\n")
+            "started, with the same coordinator and number of processes and a process_id of "
+            f"its own, and can this machine reach that port? Exit code {EXIT_NO_PEERS}.\n")
         sys.stderr.flush()
         os._exit(EXIT_NO_PEERS)
 

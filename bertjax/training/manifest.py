@@ -17,6 +17,10 @@ from bertjax.files import write_whole
 FILE = "manifest.json"
 
 
+class CheckpointError(RuntimeError):
+    """No checkpoint can be restored, or one could not be written; the message says what to do."""
+
+
 def write(directory: epath.Path, step: int, metrics: Mapping[str, float]) -> None:
     """Describes all files that are there now."""
     write_whole(directory / FILE, json.dumps({

@@ -21,6 +21,7 @@ from bertjax.interop import check_pretrained, load_pretrained_params, open_sourc
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.tokenization import load_tokenizer
 from bertjax.training import hardware, sharding
+from bertjax.training.agreement import require_same
 from bertjax.training.budget import Budget, Steps
 from bertjax.training.checkpoint import Checkpoints, resolve_directory
 from bertjax.training.corpora import Corpus, open_corpus
@@ -106,6 +107,8 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
     resumed_from = step_to_resume(config, directory)
 
     corpus = open_corpus(config, directory, sharding.batch_slice(mesh))
+    require_same({"the content of --config.data.corpus": corpus.fingerprint,
+                  "its vocabulary": corpus.tokenizer.fingerprint})
     if resumed_from is not None and not goes_on_with(config, directory, corpus):
         resumed_from = None
     tokenizer = corpus.tokenizer
