@@ -4,16 +4,26 @@
 # Under ~/bertjax: code/ (the copied tree), venv/ (its Python), run/ (the one job: log, pid, id,
 # exit_code). A job is detached from the ssh connection, so a lost connection loses nothing.
 #
-#   host.sh setup EXTRA        install ~/bertjax/code[EXTRA] into ~/bertjax/venv
-#   host.sh start ID -- CMD    start CMD in the background; nothing to do if run ID is going already
-#   host.sh status ID          one line: bertjax-host HOSTNAME bare|idle|other|running|lost|exited CODE
-#   host.sh stop               SIGTERM, so that it saves; SIGKILL after BERTJAX_STOP_SECONDS
-#   host.sh log LINES [follow]
-#   host.sh complaint LINES    the last lines of the log, if the job failed here; else nothing
-#   host.sh exec -- CMD        run CMD in the foreground, with the same directory and Python
+#   launch/host.sh setup EXTRA        install ~/bertjax/code[EXTRA] into ~/bertjax/venv
+#   launch/host.sh start ID -- CMD    start CMD in the background; nothing to do if run ID is going already
+#   launch/host.sh status ID          one line: bertjax-host HOSTNAME bare|idle|other|running|lost|exited CODE;
+#                                     ID "any" is whatever was started last
+#   launch/host.sh stop               SIGTERM, so that it saves; SIGKILL after BERTJAX_STOP_SECONDS (300)
+#   launch/host.sh log LINES [follow]
+#   launch/host.sh complaint LINES    the last lines of the log, if the job failed here; else nothing
+#   launch/host.sh exec -- CMD        run CMD in the foreground, with the same directory and Python
+#
+# Exit codes: 0 done, 1 failed, 2 wrong usage; exec has that of CMD.
 set -Eeuo pipefail
 # A command that fails unforeseen says where: ssh to all hosts does not.
 trap 'echo "bertjax on $(hostname): host.sh line $LINENO failed with code $?: $BASH_COMMAND" >&2' ERR
+
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; }
+
+wrong_usage() {
+  echo "bertjax: $*; launch/host.sh --help" >&2
+  exit 2
+}
 
 ROOT=$HOME/bertjax
 RUN=$ROOT/run
@@ -142,15 +152,24 @@ complaint() { # LINES: who has not failed is silent, so that all hosts can be as
   if [[ -f $RUN/log ]]; then tail -n "$1" "$RUN/log"; fi
 }
 
-command=${1:?one of setup, start, status, stop, log, complaint, exec}
+(($#)) || wrong_usage "no command: one of setup, start, status, stop, log, complaint, exec"
+command=$1
 shift
 case $command in
-  setup | start | stop | log | complaint | supervise) "$command" "$@" ;;
+  -h | --help | help) usage && exit 0 ;;
+  setup | status) (($# == 1)) || wrong_usage "$command takes one argument" ;;
+  log | complaint) [[ ${1:-} =~ ^[0-9]+$ ]] || wrong_usage "$command needs a number of lines" ;;
+  start) [[ $# -ge 3 && $2 == -- ]] || wrong_usage "start needs an ID, -- and a command" ;;
+  exec) [[ $# -ge 2 && $1 == -- ]] || wrong_usage "exec needs -- and a command" ;;
+  stop | supervise) ;;
+  *) wrong_usage "unknown command '$command'" ;;
+esac
+case $command in
   status) echo "bertjax-host $(hostname) $(state "$1")" ;;
   exec)
     shift
     enter
     exec "$@"
     ;;
-  *) fail "unknown command $command" ;;
+  *) "$command" "$@" ;;
 esac

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# bertjax on GPU nodes under SLURM; goes on by itself after a time limit, a pre-emption or a lost node.
+# bertjax on GPU nodes under SLURM; goes on by itself after a time limit, a pre-emption, a lost node, a
+# process that died or hung.
 #
 #   sbatch launch/slurm.sh --config=configs/base.py --config.data.corpus=STORE --workdir=RUN
 #   sbatch --nodes=4 --time=24:00:00 --partition=gpu launch/slurm.sh --config=...
@@ -28,6 +29,8 @@ set -euo pipefail
 
 STOPPED=75 # bertjax.main: asked to stop, has saved, start me again
 MAX_RESTARTS=${BERTJAX_MAX_RESTARTS:-100}
+MAX_FAILURES=${BERTJAX_MAX_FAILURES:-3}  # in a row
+HEALTHY=${BERTJAX_HEALTHY_SECONDS:-3600} # a start of this length clears their count
 PYTHON=${BERTJAX_PYTHON:-python}
 
 usage() { sed -n '2,/^#SBATCH/{/^#SBATCH/d;s/^# \{0,1\}//;p}' "$0"; }
@@ -57,11 +60,32 @@ code=0
 srun --kill-on-bad-exit=0 --wait=120 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
   "$PYTHON" -m bertjax.main "$@" || code=$?
 
-if ((code != STOPPED)); then exit "$code"; fi
+FAILURES=bertjax-$SLURM_JOB_ID.failures # a requeued job remembers nothing else
+failures=0
+case $code in
+  0 | 1 | 2) # done, or another start would end the same way: an error, refused settings
+    rm -f "$FAILURES"
+    exit "$code"
+    ;;
+  "$STOPPED") what="saved and stopped" ;;
+  *) # 76: something hung. 77: not all processes came. From 128 on: one was killed, others left with it
+    if [[ -f $FAILURES ]] && ((SECONDS < HEALTHY)); then failures=$(<"$FAILURES"); fi
+    failures=$((failures + 1))
+    if ((failures > MAX_FAILURES)); then
+      printf 'bertjax: failed %s times in a row, the last time with exit code %s\n' \
+        "$failures" "$code" >&2
+      rm -f "$FAILURES"
+      exit "$code"
+    fi
+    what="failed with exit code $code (failure $failures, $MAX_FAILURES allowed in a row)"
+    ;;
+esac
+printf '%s\n' "$failures" >"$FAILURES"
+
 restarts=${SLURM_RESTART_COUNT:-0}
 if ((restarts >= MAX_RESTARTS)); then
-  printf 'bertjax: saved and stopped; not started again after %s restarts\n' "$restarts" >&2
-  exit "$STOPPED"
+  printf 'bertjax: %s; not started again after %s restarts\n' "$what" "$restarts" >&2
+  exit "$code"
 fi
-printf 'bertjax: saved and stopped; back into the queue (restart %s)\n' "$((restarts + 1))" >&2
+printf 'bertjax: %s; back into the queue (restart %s)\n' "$what" "$((restarts + 1))" >&2
 scontrol requeue "$SLURM_JOB_ID"

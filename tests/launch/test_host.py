@@ -200,3 +200,15 @@ def test_a_failure_that_nobody_foresaw_names_host_line_and_command(ready):
 
 def test_the_log_of_nothing_is_a_message(ready):
     assert "nothing has run here yet" in ready("log", "40").stderr
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ((), "no command: one of setup, start"), (("begin",), "unknown command 'begin'"),
+    (("start",), "start needs an ID, -- and a command"), (("start", "1", "true"), "start needs"),
+    (("status",), "status takes one argument"), (("log", "many"), "log needs a number of lines"),
+    (("exec", "true"), "exec needs -- and a command"), (("setup",), "setup takes one argument"),
+])
+def test_wrong_usage_is_one_line_and_changes_nothing(host, words, message):
+    done = host(*words)
+    assert done.returncode == 2 and message in done.stderr and "--help" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (host.root / "run").exists()

@@ -36,7 +36,8 @@ def test_scripts_stop_at_the_first_failure(script):
 
 
 @pytest.mark.parametrize("command", [f"tpu.sh {name} --help" for name in COMMANDS] + [
-    "tpu.sh --help", "babysit.sh --help", "gke.sh --help", "slurm.sh --help"])
+    "tpu.sh --help", "babysit.sh --help", "gke.sh --help", "slurm.sh --help", "host.sh --help",
+    "host.sh -h", "host.sh help"])
 def test_usage_has_examples(cloud, command):
     done = cloud.run(command)
     assert (done.returncode, done.stderr) == (0, "")

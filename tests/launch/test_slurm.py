@@ -13,7 +13,11 @@ FLAGS = ["--config=configs/base.py", "--config.log.fill_mask=('a [MASK] b',)", "
 
 @pytest.fixture
 def sbatch(tmp_path):
-    def run(code: int = 0, flags=FLAGS, cwd=REPO, **environment: str):
+    (tmp_path / "repo").mkdir()
+    for name in ("bertjax", "configs"):
+        (tmp_path / "repo" / name).symlink_to(REPO / name)
+
+    def run(code: int = 0, flags=FLAGS, cwd=tmp_path / "repo", **environment: str):
         for name, end in (("srun", f"exit {code}"), ("scontrol", "exit 0")):
             program = tmp_path / name
             program.write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@" '
@@ -44,7 +48,26 @@ def test_a_job_that_saved_and_stopped_goes_back_into_the_queue(sbatch):
     assert (done.returncode, words[-3:]) == (0, ["scontrol", "requeue", "7"])
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 134])
+@pytest.mark.parametrize("code", [76, 77, 134, 137])
+def test_a_job_that_hung_or_lost_a_process_is_started_again_a_few_times(sbatch, code):
+    for failure in (1, 2):
+        done, words = sbatch(code, BERTJAX_MAX_FAILURES="2")
+        assert (done.returncode, words[-3:]) == (0, ["scontrol", "requeue", "7"])
+        assert f"exit code {code} (failure {failure}, 2 allowed in a row)" in done.stderr
+    done, words = sbatch(code, BERTJAX_MAX_FAILURES="2")
+    assert (done.returncode, "scontrol" in words) == (code, False)
+    assert f"failed 3 times in a row, the last time with exit code {code}" in done.stderr
+
+
+@pytest.mark.parametrize("between", [{"code": 75}, {"code": 76, "BERTJAX_HEALTHY_SECONDS": "0"}])
+def test_a_start_that_went_well_clears_the_count_of_failures(sbatch, between):
+    sbatch(76, BERTJAX_MAX_FAILURES="1")
+    assert sbatch(**between, BERTJAX_MAX_FAILURES="1")[1][-3:] == ["scontrol", "requeue", "7"]
+    if between["code"] == 75:
+        assert "scontrol" in sbatch(76, BERTJAX_MAX_FAILURES="1")[1]
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
 def test_any_other_end_is_the_end_of_the_job(sbatch, code):
     done, words = sbatch(code)
     assert (done.returncode, "scontrol" in words) == (code, False)
