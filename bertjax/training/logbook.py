@@ -5,6 +5,7 @@ In: step and {name: number}. Out, in DIR: `metrics.jsonl` with one JSON object a
 writes; on the others every call does nothing, so callers need not ask who they are.
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -13,7 +14,7 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -68,6 +69,7 @@ class Logbook:
         truncate_records(path, start_step)
         (self.directory / HARDWARE_FILE).write_text(json.dumps(describe(), indent=1) + "\n")
         self._file = open(path, "a", encoding="utf-8")
+        self._complained = False
         self._sinks: list[Sink] = []
         if tensorboard:
             self._sinks.append(TensorBoardSink(self.directory / "tensorboard", start_step))
@@ -116,10 +118,12 @@ class Logbook:
         """Writes everything out; may be called twice."""
         if not self._active or self._file.closed:
             return
-        for sink in self._sinks:
-            sink.close()
-        self.flush()
-        self._file.close()
+        with self._going_on("the last metrics"):
+            for sink in self._sinks:
+                sink.close()
+            self.flush()
+        with contextlib.suppress(OSError):  # closed it is, all the same
+            self._file.close()
 
     def __enter__(self) -> "Logbook":
         return self
@@ -133,10 +137,24 @@ class Logbook:
         # JSON has no NaN: what is not finite, or not known, becomes null.
         line = {"step": step, **{name: _plain(value) if name in finite else None
                                  for name, value in metrics.items()}, "time": time.time()}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        for sink in self._sinks:
-            sink.scalars(step, finite)
+        with self._going_on(f"metrics of step {step:,}"):
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+            for sink in self._sinks:
+                sink.scalars(step, finite)
+
+    @contextlib.contextmanager
+    def _going_on(self, what: str) -> Iterator[None]:
+        """A disk that is full, or a bucket that refuses, ends no run: that is for the checkpoints,
+        which may lie elsewhere, and which are still to be saved. Told once.
+        """
+        try:
+            yield
+        except OSError as error:
+            if not self._complained:
+                self._write(f"{what} could not be written to {self.directory}: {error}. The run "
+                            "goes on; what can be written later is")
+            self._complained = True
 
 
 class _Pauses:

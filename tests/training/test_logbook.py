@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -45,6 +46,20 @@ def test_the_remaining_time_includes_evaluations_and_savings_to_come(tmp_path, m
     # 30 x 2 s; then what evaluations have taken a step so far: 20 x (2 + 60/19), 10 x (2 + 120/29).
     assert times == ["60 s", "2 min", "61 s"]
     assert "ETA" not in lines[-1]
+
+
+def test_a_full_disk_is_told_once_and_ends_no_run_that_is_still_to_be_saved(tmp_path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    lines = []
+    with Logbook(tmp_path, tensorboard=False, write=lines.append) as book:
+        book._file.close()
+        book._file = open("/dev/full", "a")
+        for step in (1, 2):
+            book.train(step, 10, METRICS)
+    told = [line for line in lines if "could not be written" in line]
+    assert len(told) == 1 and told[0].startswith("metrics of step 1 could not be written")
+    assert "No space left" in told[0] and sum("step " in line for line in lines) >= 2
 
 
 def test_a_loss_that_is_not_finite_is_null_in_valid_json(tmp_path):
