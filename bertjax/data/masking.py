@@ -13,6 +13,7 @@ from the whole vocabulary, [PAD], [CLS] and [unused] included; see `MaskingSpec.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -196,53 +197,69 @@ def choose(
     """Which tokens are predicted -> bool [B, T].
 
     The original shuffles the words of a row (a word is one token unless whole_word), walks through
-    them and takes each that still fits into the pair's budget. Here the tokens are sorted by
-    (pair, random number of their word, position) and the walk is done for all rows at once with
-    sums inside the sorted segments.
+    them and takes each that still fits into the pair's budget.
+    """
+    special = jnp.zeros(input_ids.shape, bool)
+    for special_id in spec.special_ids:
+        special |= input_ids == special_id
+    candidate = (attention_mask > 0) & ~special
+    order = jax.random.bits(key, input_ids.shape, jnp.uint32)
+    if spec.predictions_per_row is None and not spec.whole_word:
+        return _choose_tokens(order, candidate, jnp.sum(attention_mask > 0, axis=1), spec)
+    return _choose_words(order, candidate, input_ids, attention_mask, spec)
+
+
+def _choose_tokens(order: jax.Array, candidate: jax.Array, tokens: jax.Array, spec: MaskingSpec
+                   ) -> jax.Array:
+    """`choose` for rows of one pair and single tokens: those of smallest random numbers.
+
+    The same tokens, found by sorting one array instead of seven (a quarter of the time).
+
+    Args:
+      order: uint32 [B, T], the random numbers.
+      candidate: bool [B, T].
+      tokens: int [B], tokens of the pair, specials included.
+    """
+    candidates = jnp.sum(candidate, axis=1)
+    take = jnp.minimum(_budgets(order.shape[1], spec)[tokens], candidates)[:, None]
+    keys = jnp.where(candidate, order, jnp.uint32(0xFFFFFFFF))
+    ascending = jnp.sort(keys, axis=1)
+    largest = jnp.take_along_axis(ascending, jnp.maximum(take - 1, 0), axis=1)
+    below = candidate & (keys < largest)
+    equal = candidate & (keys == largest)  # nearly always one; else the first of them
+    room = take - jnp.sum(below, axis=1, keepdims=True)
+    return (take > 0) & (below | (equal & (jnp.cumsum(equal, axis=1) <= room)))
+
+
+def _choose_words(order: jax.Array, candidate: jax.Array, input_ids: jax.Array,
+                  attention_mask: jax.Array, spec: MaskingSpec) -> jax.Array:
+    """`choose` for rows of several pairs, and for whole words.
+
+    The tokens are sorted by (pair, random number of their word, position), and the walk is done for
+    all rows at once with sums inside the sorted segments.
+
+    Args:
+      order: uint32 [B, T], the random numbers; a word has that of its first token.
+      candidate: bool [B, T], tokens that may be predicted.
     """
     shape = input_ids.shape
     length = shape[1]
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), shape)
-    special = jnp.zeros(shape, bool)
-    for special_id in spec.special_ids:
-        special |= input_ids == special_id
-    candidate = (attention_mask > 0) & ~special
-    if spec.predictions_per_row is None and not spec.whole_word:
-        return _choose_tokens(jax.random.bits(key, shape, jnp.uint32), candidate,
-                              jnp.sum(attention_mask > 0, axis=1), spec)
-
     same_pair = attention_mask[:, :, None] == attention_mask[:, None, :]
-    tokens_in_pair = jnp.sum(same_pair, axis=-1)
-    budget = _budgets(length, spec)[tokens_in_pair]
-
+    budget = _budgets(length, spec)[jnp.sum(same_pair, axis=-1)]
     if spec.whole_word:
         continues = jnp.asarray(spec.is_continuation)[input_ids]
         word, size = _words(continues, candidate, attention_mask, index)
+        order = jnp.take_along_axis(order, word, axis=1)
     else:
         word, size = index, jnp.ones_like(index)
 
-    order = jax.random.bits(key, shape, jnp.uint32)
-    order = jnp.take_along_axis(order, word, axis=1) if spec.whole_word else order
     group = jnp.where(candidate, attention_mask, jnp.iinfo(jnp.int32).max)
-    group, _, word, index, size, budget, candidate = jax.lax.sort(
+    group, _, word, index, size, left, candidate = jax.lax.sort(
         (group, order, word, index, size, budget, candidate), dimension=1, num_keys=4
     )
-
-    # Sorted: segments of one pair, in them words in random order, in them pieces in order.
-    place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), shape)
-    starts = jnp.pad(group[:, 1:] != group[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    ends = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)), constant_values=True)
-    first = jax.lax.cummax(jnp.where(starts, place, 0), axis=1)
-    last = jax.lax.cummin(jnp.where(ends, place, length), axis=1, reverse=True)
-
-    def running(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Sum of x up to each place, and the total, within the place's segment."""
-        sums = jnp.cumsum(x.astype(jnp.int32), axis=1)
-        before = jnp.take_along_axis(sums - x, first, axis=1)
-        return sums - before, jnp.take_along_axis(sums, last, axis=1) - before
-
+    running = _running_sums(group)
     taken = jnp.zeros(shape, bool)
-    left = budget
     for _ in range(WHOLE_WORD_PASSES if spec.whole_word else 1):
         alive = candidate & ~taken & (size <= left)
         so_far, _ = running(alive)
@@ -253,6 +270,27 @@ def choose(
 
     _, chosen = jax.lax.sort((index, taken), dimension=1, num_keys=1)
     return chosen
+
+
+def _running_sums(group: jax.Array) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+    """x [B, T] -> its sum up to each place and its total, both within the place's segment.
+
+    Args:
+      group: [B, T], sorted along T; equal numbers are a segment.
+    """
+    length = group.shape[1]
+    place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), group.shape)
+    starts = jnp.pad(group[:, 1:] != group[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    ends = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)), constant_values=True)
+    first = jax.lax.cummax(jnp.where(starts, place, 0), axis=1)
+    last = jax.lax.cummin(jnp.where(ends, place, length), axis=1, reverse=True)
+
+    def running(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        sums = jnp.cumsum(x.astype(jnp.int32), axis=1)
+        before = jnp.take_along_axis(sums - x, first, axis=1)
+        return sums - before, jnp.take_along_axis(sums, last, axis=1) - before
+
+    return running
 
 
 def _words(continues: jax.Array, candidate: jax.Array, attention_mask: jax.Array, index: jax.Array
@@ -282,25 +320,3 @@ def _budgets(length: int, spec: MaskingSpec) -> jax.Array:
     """
     table = [prediction_count(n, spec.rate, spec.max_predictions) for n in range(length + 1)]
     return jnp.asarray(table, jnp.int32)
-
-
-def _choose_tokens(order: jax.Array, candidate: jax.Array, tokens: jax.Array, spec: MaskingSpec
-                   ) -> jax.Array:
-    """`choose` for rows of one pair and single tokens: those of smallest random numbers.
-
-    The same tokens, found by sorting one array instead of seven (a quarter of the time).
-
-    Args:
-      order: uint32 [B, T], the random numbers.
-      candidate: bool [B, T].
-      tokens: int [B], tokens of the pair, specials included.
-    """
-    candidates = jnp.sum(candidate, axis=1)
-    take = jnp.minimum(_budgets(order.shape[1], spec)[tokens], candidates)[:, None]
-    keys = jnp.where(candidate, order, jnp.uint32(0xFFFFFFFF))
-    ascending = jnp.sort(keys, axis=1)
-    largest = jnp.take_along_axis(ascending, jnp.maximum(take - 1, 0), axis=1)
-    below = candidate & (keys < largest)
-    equal = candidate & (keys == largest)  # nearly always one; else the first of them
-    room = take - jnp.sum(below, axis=1, keepdims=True)
-    return (take > 0) & (below | (equal & (jnp.cumsum(equal, axis=1) <= room)))
