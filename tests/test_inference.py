@@ -107,6 +107,18 @@ def test_batches_hold_every_row_once_padded_to_its_bucket():
     assert sorted(seen) == list(range(50))
 
 
+def test_a_batch_of_long_rows_has_fewer_where_tokens_are_limited_and_a_width_one_shape():
+    lengths = [480, 470, 300, 100, 60, *[20] * 50]
+    rows = [forward.Row([7] * n, [0] * n) for n in lengths]
+    batches = list(forward.batches_by_length(rows, 32, pad_id=0, longest=512, tokens=1024))
+    assert [inputs["input_ids"].shape for _, inputs in batches] == [
+        (2, 480), (3, 320), *[(32, 32)] * 2]
+    assert [len(indices) for indices, _ in batches] == [2, 3, 32, 18]
+    assert np.concatenate([indices for indices, _ in batches]).tolist() == list(range(55))
+    alone = forward.batches_by_length(rows[:1], 1, pad_id=0, longest=512, tokens=64)
+    assert [inputs["input_ids"].shape for _, inputs in alone] == [(1, 480)]  # one row fits always
+
+
 @pytest.mark.parametrize("many", [1, 500])
 def test_rows_of_many_texts_are_those_of_each(pretrained, monkeypatch, many):
     monkeypatch.setattr(forward, "MANY", many)
