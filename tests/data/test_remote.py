@@ -33,6 +33,13 @@ def test_a_copy_that_was_interrupted_is_none(remote, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_copy_that_is_not_whole_is_replaced(remote, tmp_path):
+    copy = local_store(str(remote), str(tmp_path))
+    (copy / "manifest.json").unlink()
+    assert local_store(str(remote), str(tmp_path)) == copy
+    assert TokenStore(copy).num_documents
+
+
 def test_a_place_without_a_store_is_refused(bucket, tmp_path):
     with pytest.raises(ValueError, match="gs://bucket/b: no token store here"):
         local_store(f"{bucket}/b", str(tmp_path))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
 
 from bertjax.training.losses import mean, mlm_sums, nsp_sums
 
@@ -44,6 +44,15 @@ def test_no_target_gives_zero_loss_and_zero_gradient():
     value, gradient = jax.value_and_grad(objective)(jnp.asarray(logits))
     assert value == 0.0
     assert (gradient == 0).all()
+
+
+def test_the_gradient_is_probability_less_target_in_the_type_of_the_logits():
+    logits, labels, weights = sample()
+    gradient = jax.grad(lambda x: 3 * mlm_sums(x, labels, weights)[0])(jnp.asarray(logits))
+    expected = softmax(logits.astype(np.float64), -1) - np.eye(logits.shape[-1])[labels]
+    np.testing.assert_allclose(gradient, 3 * expected * weights[..., None], atol=1e-5)
+    half = jax.grad(lambda x: mlm_sums(x, labels, weights)[0])(jnp.asarray(logits, jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
 
 
 def test_a_row_without_targets_does_not_dilute_the_others():
