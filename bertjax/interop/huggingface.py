@@ -35,6 +35,7 @@ _SAFETENSORS_TYPES = {
 # Buffers that old versions of transformers stored beside the weights; they hold 0, 1, 2, ...
 _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _LFS_POINTER = b"version https://git-lfs"
+_PARALLEL = "module."  # before every name, where torch's DataParallel was saved with its model
 _BARE = ("embeddings.", "encoder.", "pooler.")  # a BertModel saved alone has no "bert." in front
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
@@ -47,12 +48,14 @@ def is_hugging_face(directory: str | Path) -> bool:
 
 
 def read_config(directory: str | Path) -> tuple[BertConfig, dict[str, Any]]:
-    """(BertConfig, everything in config.json).
+    """(BertConfig, everything in config.json, or in the bert_config.json of before 2019).
 
     Raises:
-      LoadError: no config.json, not JSON, or another architecture than BERT's.
+      LoadError: neither of them, not JSON, or another architecture than BERT's.
     """
     path = Path(directory) / "config.json"
+    if not path.is_file() and (old := path.with_name("bert_config.json")).is_file():
+        path = old
     try:
         values = json.loads(path.read_text(encoding="utf-8-sig"))
         if not isinstance(values, dict):
@@ -132,13 +135,17 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
 
 
 def normalise_names(state: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-    """Old names (gamma, beta, no "bert.") become today's; buffers and tied copies are dropped.
+    """Old names (gamma, beta, no "bert.", all with "module.") become today's; buffers and tied
+    copies are dropped.
 
     Raises:
       LoadError: the MLM decoder is not the word embedding table.
     """
     named: dict[str, np.ndarray] = {}
+    parallel = all(name.startswith(_PARALLEL) for name in state)
     for name, array in state.items():
+        if parallel:
+            name = name.removeprefix(_PARALLEL)
         if name.startswith(_BARE):
             name = "bert." + name
         if name.endswith("LayerNorm.gamma"):

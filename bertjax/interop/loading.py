@@ -317,10 +317,16 @@ def load_model(
 
 
 def _declared(source: Source) -> type[heads.BertNetwork]:
-    """The model class that the checkpoint was written from."""
+    """The model class that the checkpoint was written from; if it does not say, what it holds."""
     if source.kind != "huggingface":
         return heads.BertForPreTraining
-    for name in source.settings.get("architectures") or ("BertModel",):
+    if not source.settings.get("architectures"):
+        stored = source.read()
+        if "cls.predictions.bias" not in stored:
+            return heads.BertModel
+        both = "cls.seq_relationship.bias" in stored
+        return heads.BertForPreTraining if both else heads.BertForMaskedLM
+    for name in source.settings["architectures"]:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
     raise LoadError(

@@ -126,7 +126,10 @@ def _state_dict(value: Any, source: str) -> dict[str, np.ndarray]:
     arrays = {}
     for name, tensor in value.items():
         if not isinstance(tensor, _Tensor):
-            raise LoadError(f"{source}: entry {name!r} is not a tensor")
+            remedy = (". It is the state of a training program; save the weights alone, in torch: "
+                      f"torch.save(torch.load(FILE)[{name!r}], 'pytorch_model.bin')")
+            raise LoadError(f"{source}: entry {name!r} is not a tensor"
+                            + (remedy if isinstance(tensor, dict) else ""))
         arrays[str(name)] = tensor.resolve()
     return arrays
 

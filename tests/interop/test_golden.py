@@ -67,6 +67,16 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(tmp_path, capsys)
     assert "never" not in capsys.readouterr().out
 
 
+def test_the_state_of_a_training_program_says_how_its_weights_are_saved(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    with path.open("wb") as stream:
+        for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True},
+                      {"model_state_dict": {}, "epoch": 3}, []):
+            pickle.dump(value, stream, protocol=2)
+    with pytest.raises(LoadError, match=r"torch.save\(torch.load\(FILE\)\['model_state_dict'\]"):
+        read_torch_pickle(path)
+
+
 def test_truncated_files_are_refused(tmp_path):
     for name in ("zip.bin", "legacy.bin"):
         data = (GOLDEN / name).read_bytes()

@@ -114,6 +114,29 @@ def test_old_names_buffers_and_a_missing_prefix(golden, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, golden.params["encoder"], encoder)
 
 
+def test_a_directory_of_before_2019_and_one_of_data_parallel_are_read(golden, tmp_path):
+    """bert_config.json without architectures beside the weights: SciBERT, BioBERT, ClinicalBERT."""
+    directory_with(tmp_path, lambda state: {f"module.{k}": v for k, v in state.items()})
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    old = {k: v for k, v in values.items() if k not in ("architectures", "model_type")}
+    (tmp_path / "bert_config.json").write_text(json.dumps(old))
+    loaded = load_model(tmp_path)
+    assert isinstance(loaded.model, BertForPreTraining)
+    jax.tree.map(np.testing.assert_array_equal, golden.params, loaded.params)
+
+
+def test_weights_without_architectures_are_what_they_hold(tmp_path):
+    def only_mlm(state):
+        return {k: v for k, v in state.items() if "seq_relationship" not in k and "pooler" not in k}
+
+    directory_with(tmp_path, only_mlm, {"architectures": None})
+    assert type(load_model(tmp_path).model).__name__ == "BertForMaskedLM"
+    directory_with(tmp_path, lambda state: {k: v for k, v in state.items() if "cls" not in k},
+                   {"architectures": []})
+    assert type(load_model(tmp_path).model).__name__ == "BertModel"
+
+
 def test_another_prefix_is_refused_with_missing_and_unexpected_names(tmp_path):
     path = directory_with(tmp_path, lambda s: {f"model.{k}": v for k, v in s.items()})
     with pytest.raises(LoadError) as error:
