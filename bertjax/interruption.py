@@ -71,6 +71,21 @@ def _is_starting(frame: Any) -> bool:
     return importing
 
 
+def leave_signals_to_parent() -> None:
+    """For a process that works for another one: it ends when its parent does, however that ends.
+
+    SLURM, a terminal and launch/host.sh signal all processes of a run; one that saves first still
+    needs its workers for the step that runs. And nobody else ends the workers of a killed one.
+    """
+    def follow() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=follow, name="follow parent", daemon=True).start()
+
+
 @contextlib.contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
     """Ctrl-C ends the process without an exception: for imports, see `_is_starting`.

@@ -25,6 +25,7 @@ from bertjax.data.packing import PackedRows
 from bertjax.data.pairs import check_length, combine, permute
 from bertjax.data.rows import Batch, PaddedRows, Rows, Special, stored_special
 from bertjax.data.store import TokenStore
+from bertjax.interruption import leave_signals_to_parent
 
 MIXTURE_BLOCK = 10_000  # rows in which a mixture has its exact proportions
 
@@ -199,7 +200,8 @@ def prefetch(
         grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer))
     if workers:
         dataset = dataset.mp_prefetch(
-            grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=buffer))
+            grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=buffer),
+            worker_init_fn=lambda index, count: leave_signals_to_parent())
     return iter(dataset)
 
 
