@@ -84,7 +84,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start(processes, directory, steps=8, pause=0.0, only=None):
+def start(processes, directory, steps=8, pause=0.0, only=None, worker=WORKER):
     directory.mkdir(exist_ok=True)
     coordinator = f"127.0.0.1:{free_port()}"
     started = []
@@ -92,7 +92,7 @@ def start(processes, directory, steps=8, pause=0.0, only=None):
         environment = {
             **os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path),
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // processes}"}
-        command = [sys.executable, "-c", WORKER, coordinator, str(processes), str(process_id),
+        command = [sys.executable, "-c", worker, coordinator, str(processes), str(process_id),
                    str(directory), str(steps), str(pause)]
         started.append(subprocess.Popen(
             command, env=environment, text=True, stdout=subprocess.PIPE,
@@ -157,6 +157,24 @@ def test_sigterm_to_one_process_saves_in_all_and_one_process_resumes(tmp_path):
     assert 0 < stopped_at < 60
     assert finish(start(1, several, 60), several) == [0]
     assert_same_run(tmp_path / "one", several, 60)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_ends_an_evaluation_at_the_same_batch_in_all(tmp_path):
+    worker = WORKER.replace("[next(batches(99))]", "heldout()").replace("objective = Linear()", """
+def heldout():
+    for number in range(600):
+        if number == 20:
+            print("start", number, flush=True)
+        time.sleep(0.1)
+        yield next(batches(number))
+
+objective = Linear()""")
+    processes = start(2, tmp_path, 3, worker=worker)
+    assert [begun(process) for process in processes * 2] == [0, 0, 20, 20]
+    processes[1].send_signal(signal.SIGTERM)
+    assert finish(processes, tmp_path, timeout=40) == [75, 75]  # the whole takes 60 s
+    assert final(tmp_path, 3) and "eval/mse" not in records(tmp_path)[-1]
 
 
 @pytest.mark.slow
