@@ -47,7 +47,7 @@ class Setting:
 
 
 S = Setting
-PAPER = "BERT paper A.2"
+PAPER, PAPER_TASKS = "BERT paper A.2", "BERT paper A.3"  # pre-training, fine-tuning
 CODE = "google-research/bert"
 
 SETTINGS: dict[str, Any] = {
@@ -211,8 +211,8 @@ SETTINGS: dict[str, Any] = {
         "data": S("", "directory of the task's files in their official layout, or tfds:NAME"),
         "options": S({}, "options of the task's class (tasks/*.py), such as columns of a table"),
         "metric": S("", "what 'best on dev' means; '' = the task's own"),
-        "max_length": S(128, "tokens of a row", PAPER.replace("A.2", "A.3")),
-        "epochs": S(3, "passes over the training set", PAPER.replace("A.2", "A.3"),
+        "max_length": S(128, "tokens of a row", PAPER_TASKS),
+        "epochs": S(3, "passes over the training set", PAPER_TASKS,
                     allowed=AT_LEAST_1),
         "warmup": S(0.1, "share of the steps with linear warm-up", CODE + " run_classifier.py",
                     allowed=SHARE),
