@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Record, Split, file_fingerprint
+from bertjax.tasks.task import Record, Split, check_split, file_fingerprint
 from bertjax.tasks.text import TextTask
 
 
@@ -61,10 +61,12 @@ class TableTask(TextTask):
         """Records in file order; a file without the label column, or with every label empty, is
         unlabelled. Raises ValueError with file and line for a label that is missing or no number.
         """
-        if split not in self.splits:
-            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+        check_split(self, split)
         path = self.source / self.splits[split]
-        table = read_table(path, self.text, headerless=self.headerless)
+        table = read_table(
+            path, self.text, headerless=self.headerless,
+            remedy=". The task's options 'text' and 'label' name other columns, 'headerless' those "
+            "of a file without a header")
         if split == "train" and self.label not in table.columns:
             raise ValueError(
                 f"{path}: no column {self.label!r} to train on; found {', '.join(table.columns)}"

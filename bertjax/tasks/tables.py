@@ -30,13 +30,16 @@ def read_table(
     required: Sequence[str],
     headerless: Sequence[str] | None = None,
     skip_short: bool = False,
+    remedy: str = "",
 ) -> Table:
     """Reads .tsv/.txt (tabs, quotes are text), .csv (quotes quote) or .jsonl (an object a line).
 
     Args:
-      required: columns that must be there. The first line is a header if it names them all.
+      required: columns that must be there. The first line is a header if it names them all; blanks
+        around a name are not part of it.
       headerless: column names of a file whose first line is already data.
       skip_short: leave rows with missing columns out and count them, in place of an error.
+      remedy: what else the error for a missing column says.
 
     Raises ValueError with file and line for a missing column or a row of the wrong width.
     """
@@ -49,7 +52,7 @@ def read_table(
     lines = _csv_lines(path) if name.endswith(".csv") else _tab_lines(path)
     if not lines:
         raise ValueError(f"{path} is empty")
-    first = tuple(lines[0][1])
+    first = tuple(cell.strip() for cell in lines[0][1])
     if set(required) <= set(first):
         columns, lines = first, lines[1:]
     elif headerless is not None and len(first) == len(headerless):
@@ -60,6 +63,7 @@ def read_table(
             expected += f", or {len(headerless)} columns without a header"
         raise ValueError(
             f"{path}:1: expected {expected}; found {len(first)} columns: {', '.join(first):.200}"
+            + (_other_separator(first) or remedy)
         )
     if twice := [name for name in required if columns.count(name) > 1]:
         raise ValueError(f"{path}:1: the header names {', '.join(map(repr, twice))} twice")
@@ -75,6 +79,15 @@ def read_table(
             )
         rows.append((line, dict(zip(columns, cells, strict=True))))
     return Table(columns, rows, skipped)
+
+
+def _other_separator(first: Sequence[str]) -> str:
+    """What is wrong with a header of one column that holds several."""
+    for character, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
+        if len(first) == 1 and character in first[0]:
+            return (f". Its columns are separated by {name}: save it with commas as .csv, or with "
+                    "tabs as .tsv")
+    return ""
 
 
 def _tab_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:

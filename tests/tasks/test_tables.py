@@ -43,6 +43,23 @@ def test_tables_may_be_compressed_and_may_come_from_old_macs(tmp_path, suffix):
     assert read_table(path, ["x", "y"]).rows == [(2, {"x": "a", "y": "b"})]
 
 
+def test_blanks_around_the_names_of_columns_are_no_part_of_them(tmp_path):
+    path = write(tmp_path / "a.csv", "text , label\na, b\n")
+    assert read_table(path, ["text", "label"]).rows == [(2, {"text": "a", "label": " b"})]
+
+
+@pytest.mark.parametrize("name, header, separators", [
+    ("a.csv", "text;label", "semicolons"), ("a.csv", "text\tlabel", "tabs"),
+    ("a.tsv", "text,label", "commas"),
+])  # fmt: skip
+def test_other_separators_are_named(tmp_path, name, header, separators):
+    path = write(tmp_path / name, f"{header}\na,b\n")
+    with pytest.raises(ValueError, match=f"columns are separated by {separators}: save it with"):
+        read_table(path, ["text"], remedy=". Name them")
+    with pytest.raises(ValueError, match="found 2 columns: x, y. Name them"):
+        read_table(write(tmp_path / "b.csv", "x,y\na,b\n"), ["text"], remedy=". Name them")
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
 def test_text_in_another_encoding_names_file_and_line(tmp_path, suffix):
     (tmp_path / f"t.{suffix}").write_bytes("x\ncafé\n".encode("latin-1"))
