@@ -120,11 +120,20 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
     if starts_from:
         check_pretrained(starts_from, model_config)
 
-    phases, streams, evaluations, epochs, until = [], [], [], 0.0, 0
+    phases, batches, evaluations = _phases(config, corpus, model_config, execution)
+    epochs = sum(one.epochs(steps) for one, (steps, _) in zip(batches, config.phases, strict=True))
+    return Job(config, directory, mesh, tokenizer, model_config, execution, corpus, phases,
+               batches, evaluations, epochs, resumed_from, mesh_reason)
+
+
+def _phases(config: ml_collections.ConfigDict, corpus: Corpus, model_config: BertConfig,
+            execution: Execution) -> tuple[list[Phase], list[Any], list[Evaluation]]:
+    """The phases of the run; of each its batches by step, and its evaluation."""
+    phases, streams, evaluations, until = [], [], [], 0
     for steps, length in config.phases:
         batches = corpus.training(length)
         objective = make_objective(
-            config, model_config, execution, tokenizer, length, batches.pairs_per_row)
+            config, model_config, execution, corpus.tokenizer, length, batches.pairs_per_row)
         predictions = length - 1 if model_config.is_decoder else objective.masking.slots
         if corpus.masked:
             objective = dataclasses.replace(objective, masking=None)
@@ -141,9 +150,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
         same = evaluations and config.eval.seq_length  # then one compilation serves all phases
         evaluations.append(evaluations[0] if same else _evaluation(
             config, corpus, objective, length))
-        epochs += batches.epochs(steps)
-    return Job(config, directory, mesh, tokenizer, model_config, execution, corpus, phases,
-               streams, evaluations, epochs, resumed_from, mesh_reason)
+    return phases, streams, evaluations
 
 
 def make_trainer(config: ml_collections.ConfigDict, mesh: Mesh) -> Trainer:
@@ -197,8 +204,8 @@ def _check_vocabulary(path: str, tokenizer: Any) -> None:
 # ------------------------------------------------------------------------------------------- run
 
 
-def run(job: Job) -> int:
-    """Trains, evaluates, exports; returns the exit code. See trainer.py for what may be raised."""
+def run(job: Job) -> None:
+    """Trains, evaluates, exports. See trainer.py for what may be raised."""
     config, workdir = job.config, job.workdir
     if config.resume == "overwrite" and job.resumed_from is None:
         delete_run(workdir)
@@ -211,7 +218,7 @@ def run(job: Job) -> int:
     if job.resumed_from is not None:
         state, step = checkpoints.restore(trainer.abstract_state(first))
     else:
-        state, step = trainer.init(first, _initial_params(job, trainer)), 0
+        state, step = trainer.init(first, _initial_params(job)), 0
     clock = _clock(config, checkpoints.metrics(step) if step else None)
 
     logbook = Logbook(str(workdir), step, tensorboard=config.log.tensorboard, csv=config.log.csv,
@@ -244,7 +251,6 @@ def run(job: Job) -> int:
     metrics = evaluated.get(int(state.step)) or evaluate(state)
     finish(job, state.params, int(state.step), metrics, logbook)
     logbook.close()
-    return 0
 
 
 def _clock(config: ml_collections.ConfigDict, record: dict[str, float] | None = None
@@ -266,7 +272,7 @@ def _compile_ahead(job: Job, trainer: Trainer) -> None:
             trainer.compile_ahead("evaluate", evaluation.objective, next(iter(evaluation.batches)))
 
 
-def _initial_params(job: Job, trainer: Trainer) -> dict[str, Any] | None:
+def _initial_params(job: Job) -> dict[str, Any] | None:
     """Weights of config.init_from with new heads where it has none; None = from scratch."""
     if not job.config.init_from:
         return None
