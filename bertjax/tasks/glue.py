@@ -18,7 +18,7 @@ from bertjax.data.opening import read_lines
 from bertjax.files import whole_file
 from bertjax.tasks.metrics import Scores, binary_f1
 from bertjax.tasks.tables import Table, read_table
-from bertjax.tasks.task import Features, Record, Split, file_fingerprint
+from bertjax.tasks.task import Features, Record, Split, check_split, file_fingerprint
 from bertjax.tasks.text import TextTask
 
 
@@ -125,8 +125,7 @@ class GlueTask(TextTask):
 
     def read(self, split: str) -> Split:
         """Reads 'train', 'dev', 'test' (and 'dev_mismatched', 'test_mismatched' of MNLI)."""
-        if split not in self.splits:
-            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+        check_split(self, split)
         if self.source.startswith("tfds:"):
             return self._read_tfds(split)
         folder = pathlib.Path(self.source)

@@ -16,7 +16,7 @@ import numpy as np
 from bertjax.data.opening import read_lines
 from bertjax.files import whole_file
 from bertjax.tasks import metrics
-from bertjax.tasks.task import Features, Split, file_fingerprint
+from bertjax.tasks.task import Features, Split, check_split, file_fingerprint, label_index
 from bertjax.tasks.windows import most_context, window_starts
 
 
@@ -101,8 +101,7 @@ class NerTask:
 
     def read(self, split: str) -> Split:
         """Sentences in file order; a file with one column has no tags."""
-        if split not in self.splits:
-            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+        check_split(self, split)
         path = self.source / self.splits[split]
         records = read_conll(path)
         if not records:
@@ -185,13 +184,7 @@ class NerTask:
     def _tag(self, sentence: Sentence, word: int) -> int:
         if sentence.tags is None:
             return 0
-        tag = sentence.tags[word]
-        if tag not in self.labels:
-            raise ValueError(
-                f"{sentence.where}: tag {tag!r} is unknown; the head has {list(self.labels)} "
-                "(those of the training rows, unless the task's option 'labels' names them all)"
-            )
-        return self.labels.index(tag)
+        return label_index(self.labels, sentence.tags[word], f"{sentence.where}: tag")
 
     # --- logits -> tags -> scores and files
 

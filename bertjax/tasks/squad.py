@@ -20,7 +20,7 @@ from bertjax.data.opening import read_text
 from bertjax.files import write_whole
 from bertjax.tasks import squad_score
 from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores
-from bertjax.tasks.task import Features, Split, file_fingerprint
+from bertjax.tasks.task import Features, Split, check_split, file_fingerprint
 from bertjax.tasks.windows import Window, passage_tokens, passage_windows
 
 MAX_DROPPED = 0.01  # share of training questions whose answer is not where the file says
@@ -111,8 +111,7 @@ class SquadTask:
         Raises ValueError for a file of another layout, and in version 1.1 for a question without
         an answer among others that have one.
         """
-        if split not in self.splits:
-            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+        check_split(self, split)
         if self.source.startswith("tfds:"):
             return self._read_tfds(split)
         path = pathlib.Path(self.source) / self.splits[split]

@@ -17,7 +17,7 @@ import numpy as np
 from bertjax.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Features, Split, encode_segments, file_fingerprint
+from bertjax.tasks.task import Features, Split, check_split, encode_segments, file_fingerprint
 
 CHOICES = 4
 _ENDINGS = tuple(f"ending{i}" for i in range(CHOICES))
@@ -54,8 +54,7 @@ class MultipleChoiceTask:
 
     def read(self, split: str) -> Split:
         """Choices in file order. Raises ValueError with file and line for a bad label."""
-        if split not in self.splits:
-            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+        check_split(self, split)
         path = self.source / self.splits[split]
         if path.suffix == ".tsv":
             table = read_table(path, _CODAH[1:-1], headerless=_CODAH)

@@ -101,6 +101,25 @@ class Task(Protocol):
         """Writes the prediction (or submission) files and returns their paths."""
 
 
+def check_split(task: Task, split: str) -> None:
+    """Raises ValueError naming the splits that there are, if this is none of them."""
+    if split not in task.splits:
+        raise ValueError(f"{task.name} has no split {split!r}; one of {', '.join(task.splits)}")
+
+
+def label_index(labels: Sequence[str], name: str, what: str) -> int:
+    """The place of a gold label among the head's.
+
+    Raises ValueError for one that the head does not have; `what` says where and what it is.
+    """
+    if name not in labels:
+        raise ValueError(
+            f"{what} {name!r} is unknown; the head has {list(labels)} "
+            "(those of the training rows, unless the task's option 'labels' names them all)"
+        )
+    return labels.index(name)
+
+
 def file_fingerprint(*paths: pathlib.Path) -> str:
     """sha256 over the contents of the files, in the given order."""
     digest = hashlib.sha256()

@@ -14,7 +14,14 @@ import numpy as np
 
 from bertjax.files import whole_file
 from bertjax.tasks import metrics
-from bertjax.tasks.task import Features, Record, Split, encode_segments, encode_texts
+from bertjax.tasks.task import (
+    Features,
+    Record,
+    Split,
+    encode_segments,
+    encode_texts,
+    label_index,
+)
 
 DEFAULT_METRIC = {
     "classification": "accuracy",
@@ -76,12 +83,7 @@ class TextTask:
         return {"label_set": chosen}
 
     def _index(self, name: str, record: Record) -> int:
-        if name not in self.labels:
-            raise ValueError(
-                f"{record.where}: label {name!r} is unknown; the head has {list(self.labels)} "
-                "(those of the training rows, unless the task's option 'labels' names them all)"
-            )
-        return self.labels.index(name)
+        return label_index(self.labels, name, f"{record.where}: label")
 
     # --- outputs -> predictions -> scores and files
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Features, Record, Split, file_fingerprint
+from bertjax.tasks.task import Features, Record, Split, check_split, file_fingerprint
 from bertjax.tasks.text import TextTask
 
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi",
@@ -79,8 +79,7 @@ class XnliTask(TextTask):
 
     def read(self, split: str) -> Split:
         """Records in file order. Raises ValueError with file and line for an unknown label."""
-        if split not in self.splits:
-            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+        check_split(self, split)
         if split == "train":
             wanted = self.train_languages
             paths = [self._find(_training_file(language)) for language in wanted]

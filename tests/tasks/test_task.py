@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.tasks import task
+from bertjax.tasks.job import make_task
 
 TOKENIZER = types.SimpleNamespace(cls_id=101, sep_id=102)
 
@@ -135,3 +136,17 @@ def test_multiple_choice_and_tagging_fields_are_padded_along_their_tokens():
     batch = task.collate([tagged], 4, 1, pad_id=0)
     np.testing.assert_array_equal(batch["tags"], [[0, 2, 0, 0]])
     assert batch["tag_weights"].dtype == np.float32
+
+
+@pytest.mark.parametrize("name, options", [
+    ("rte", {}), ("xnli", {}), ("squad1.1", {}), ("swag", {}), ("ner", {"labels": ("O", "B-X")}),
+    ("table", {"files": {"dev": "dev.csv"}, "labels": ("a", "b")})])
+def test_a_split_that_a_task_has_not_is_refused_with_those_that_it_has(tmp_path, name, options):
+    with pytest.raises(ValueError, match="has no split 'validation'; one of .*dev"):
+        make_task(name, str(tmp_path), options).read("validation")
+
+
+def test_a_gold_label_that_the_head_lacks_is_refused_with_its_place():
+    assert task.label_index(("a", "b"), "b", "x.tsv:3: label") == 1
+    with pytest.raises(ValueError, match=r"^x\.tsv:3: tag 'c' is unknown; the head has \['a', 'b"):
+        task.label_index(("a", "b"), "c", "x.tsv:3: tag")
