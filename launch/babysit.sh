@@ -152,6 +152,7 @@ interrupted() {
   exit 130
 }
 
+(($#)) || set -- --help
 parse_flags "$@"
 require_type
 require_command

@@ -38,6 +38,7 @@ fail() {
   exit 2
 }
 
+(($#)) || set -- --help
 NAME='' IMAGE='' TYPE='' TOPOLOGY='' SLICES=1 CHIPS_PER_HOST=4 SPOT=false SERVICE_ACCOUNT=default
 NAMESPACE=default RUN_AS=0 MAX_RESTARTS=100 DRY_RUN=false
 while (($#)); do

@@ -155,8 +155,9 @@ complaint() { # LINES: who has not failed is silent, so that all hosts can be as
 (($#)) || wrong_usage "no command: one of setup, start, status, stop, log, complaint, exec"
 command=$1
 shift
+case ${1:-$command} in -h | --help) usage && exit 0 ;; esac # also host.sh COMMAND --help
 case $command in
-  -h | --help | help) usage && exit 0 ;;
+  help) usage && exit 0 ;;
   setup | status) (($# == 1)) || wrong_usage "$command takes one argument" ;;
   log | complaint) [[ ${1:-} =~ ^[0-9]+$ ]] || wrong_usage "$command needs a number of lines" ;;
   start) [[ $# -ge 3 && $2 == -- ]] || wrong_usage "start needs an ID, -- and a command" ;;

@@ -134,7 +134,8 @@ parse_flags() { # NAME [--flag=value ...] [-- COMMAND ...]; sets the variables a
     esac
   done
   [[ $NAME =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || die "$EXIT_USAGE" \
-    "'$NAME' cannot name a slice: lower-case letters, digits and hyphens, a letter first"
+    "'$NAME' cannot name a slice: lower-case letters, digits and hyphens, a letter first" \
+    "(launch/${0##*/} --help)"
   [[ -n $ZONE ]] || die "$EXIT_USAGE" "no zone: give --zone=ZONE or set BERTJAX_ZONE"
   ((SLICES >= 1)) || die "$EXIT_USAGE" "--slices=$SLICES: at least 1"
   LOCATION=(--zone="$ZONE")

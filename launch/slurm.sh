@@ -40,7 +40,7 @@ fail() {
   exit 2
 }
 
-if (($# == 0)) || [[ $1 == --help ]]; then
+if (($# == 0)) || [[ $1 == @(-h|--help|help) ]]; then
   usage
   exit 0
 fi

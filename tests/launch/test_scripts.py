@@ -37,11 +37,23 @@ def test_scripts_stop_at_the_first_failure(script):
 
 @pytest.mark.parametrize("command", [f"tpu.sh {name} --help" for name in COMMANDS] + [
     "tpu.sh --help", "babysit.sh --help", "gke.sh --help", "slurm.sh --help", "host.sh --help",
-    "host.sh -h", "host.sh help"])
+    "host.sh -h", "host.sh help", "slurm.sh -h", "slurm.sh help"])
 def test_usage_has_examples(cloud, command):
     done = cloud.run(command)
     assert (done.returncode, done.stderr) == (0, "")
     assert "launch/" + " ".join(command.split()[:-1]) in done.stdout
+
+
+@pytest.mark.parametrize("command", ["babysit.sh", "tpu.sh", "gke.sh", "slurm.sh"])
+def test_a_script_without_words_shows_its_manual(cloud, command):
+    assert cloud.run(command).stdout == cloud.run(f"{command} --help").stdout != ""
+
+
+@pytest.mark.parametrize("command", ["setup", "start", "exec"])
+def test_asking_a_command_of_a_host_for_help_does_nothing_else(cloud, command, tmp_path):
+    done = cloud.run(f"host.sh {command} --help")
+    assert done.returncode == 0 and "launch/host.sh setup EXTRA" in done.stdout
+    assert not (tmp_path / "bertjax").exists()
 
 
 def readme_commands():
