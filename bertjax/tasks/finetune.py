@@ -196,19 +196,7 @@ class FineTuner:
         """What is learnt, and what compiles its steps; made once for all runs."""
         if self._prepared is None:
             s = self.settings
-            weights = s.class_weights
-            if weights and self.task.head not in ("classification", "tagging"):
-                raise ValueError(f"class_weights do not apply to the head {self.task.head!r}")
-            if weights == "balanced":
-                counts = class_counts(self.data("train", training=True)[1], self.task.head)
-                weights = balanced_class_weights(counts, len(self.task.labels))
-            if weights and len(weights) != len(self.task.labels):
-                raise ValueError(
-                    f"{len(weights)} class_weights for {len(self.task.labels)} labels "
-                    f"{list(self.task.labels)}"
-                )
-            if not all(isinstance(w, int | float) and 0 <= w < math.inf for w in weights):
-                raise ValueError(f"class_weights={weights!r} must be numbers from 0 on")
+            objective = TaskObjective(self.model, self.task.head, self._class_weights())
             frozen = (*s.freeze, *(("^encoder/",) if s.feature_layers else ()))
             rules = [(pattern, 0.0) for pattern in frozen]
             if s.layer_decay != 1.0:
@@ -223,8 +211,25 @@ class FineTuner:
                 with_schedule_in_state(unit, s.schedule), self.mesh, seed=0,
                 accumulation=s.accumulation, prng=self.prng,
             )  # fmt: skip
-            self._prepared = TaskObjective(self.model, self.task.head, tuple(weights)), trainer
+            self._prepared = objective, trainer
         return self._prepared
+
+    def _class_weights(self) -> tuple[float, ...]:
+        """One a class, or () for none. Raises ValueError for those that do not go with the task."""
+        weights = self.settings.class_weights
+        if weights and self.task.head not in ("classification", "tagging"):
+            raise ValueError(f"class_weights do not apply to the head {self.task.head!r}")
+        if weights == "balanced":
+            counts = class_counts(self.data("train", training=True)[1], self.task.head)
+            weights = balanced_class_weights(counts, len(self.task.labels))
+        if weights and len(weights) != len(self.task.labels):
+            raise ValueError(
+                f"{len(weights)} class_weights for {len(self.task.labels)} labels "
+                f"{list(self.task.labels)}"
+            )
+        if not all(isinstance(w, int | float) and 0 <= w < math.inf for w in weights):
+            raise ValueError(f"class_weights={weights!r} must be numbers from 0 on")
+        return tuple(weights)
 
     @property
     def _evaluation_rows(self) -> int:
@@ -332,12 +337,7 @@ class FineTuner:
         started = time.monotonic()
         sharding.check_batch(run.batch_size, self.mesh, self.settings.accumulation)
         objective, trainer = self.objective_and_trainer()
-        _, features = self.data("train", training=True)
-        index, count = sharding.batch_slice(self.mesh)
-        batches = TrainingBatches(
-            features, run.batch_size, run.seed, self.training_buckets(run.batch_size),
-            self.tokenizer.pad_id, GROUP if self.settings.group_by_length else 0, index, count,
-        )  # fmt: skip
+        batches = self._training_batches(run)
         steps = batches.steps_per_epoch * run.epochs
         every = max(1, batches.steps_per_epoch // self.settings.evaluations_per_epoch)
 
@@ -358,11 +358,11 @@ class FineTuner:
             return best.see(int(state.step), scores, self._value(scores), state.params)
 
         def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:
-            rows = run.batch_size // count
+            rows = run.batch_size // batches.process_count
             for step in range(first_step, steps):
                 yield pack(batches[step] | {"run": np.full(rows, run.seed, np.int32)})
 
-        tokens = run.batch_size * int(np.mean([row_length(row) for row in features]))
+        tokens = run.batch_size * int(np.mean([row_length(row) for row in batches.features]))
         if int(state.step) < steps:
             try:
                 state = trainer.fit(
@@ -378,6 +378,15 @@ class FineTuner:
         return Run(
             run, best.params, best.scores, best.value, best.step, best.history[-1][0],
             tuple(best.history), time.monotonic() - started,
+        )  # fmt: skip
+
+    def _training_batches(self, run: RunSettings) -> TrainingBatches:
+        """This process's rows of the batches of a run."""
+        _, features = self.data("train", training=True)
+        index, count = sharding.batch_slice(self.mesh)
+        return TrainingBatches(
+            features, run.batch_size, run.seed, self.training_buckets(run.batch_size),
+            self.tokenizer.pad_id, GROUP if self.settings.group_by_length else 0, index, count,
         )  # fmt: skip
 
     def _reach(self, milestone: str) -> None:
