@@ -417,6 +417,20 @@ def test_a_chunk_is_written_before_the_next_is_begun(monkeypatch, tmp_path):
     assert found == [str(i) for i in range(31)]
 
 
+def test_a_refusal_of_a_file_says_in_which_lines(pretrained, monkeypatch, tmp_path):
+    monkeypatch.setattr(predict, "load_model", lambda *_: pretrained)
+    path = tmp_path / "in.txt"
+    path.write_text("the [MASK]\n" * 5 + "the cat\n[MASK]\n")
+    command = ["--model=p", "--task=fill-mask", f"--file={path}"]
+    with pytest.raises(SystemExit, match=r"in.txt, one of the lines 4 to 7: no .* in 'the cat'"):
+        predict.main([*command, "--batch_size=3"])
+    path.write_text("the cat")
+    with pytest.raises(SystemExit, match="in.txt, line 1: no"):
+        predict.main(command)
+    with pytest.raises(SystemExit, match="--layers=last: give numbers, separated by commas"):
+        features.main(["--model=p", f"--file={path}", "--layers=last", "--out=x.npz"])
+
+
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100])
 def test_chunks_hold_every_line_once_in_order(count):
     lines = [str(i) for i in range(count)]

@@ -41,7 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise ValueError(f"--out={out} must end in .jsonl or .npz")
         texts = [tuple(line.split("\t", 1)) if "\t" in line else line
                  for line in read_lines(options.file)]
-        layers = [int(index) for index in options.layers.split(",")]
+        try:
+            layers = [int(index) for index in options.layers.split(",")]
+        except ValueError:
+            raise ValueError(f"--layers={options.layers}: give numbers, separated by commas, such "
+                             "as --layers=-1,-2") from None
         with whole_file(out, "wb" if out.suffix == ".npz" else "w") as stream:
             loaded = load_model(options.model, "features", Execution(dtype=options.dtype),
                                 reinitialise_head=True)  # the pooler is not used here

@@ -103,10 +103,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         out = whole_file(options.out) if options.out else contextlib.nullcontext(sys.stdout)
         with out as stream:
             loaded = load_model(options.model, task, execution)
+            done = 0
             for chunk in chunks(lines, options.batch_size):
-                for row in answer(loaded, chunk, options):
+                with _located(options.file, done + 1, done + len(chunk)):
+                    rows = answer(loaded, chunk, options)
+                for row in rows:
                     print(json.dumps(row, ensure_ascii=False), file=stream)
                 stream.flush()
+                done += len(chunk)
+
+
+@contextlib.contextmanager
+def _located(file: str | None, first: int, last: int) -> Iterator[None]:
+    """A refusal of what is in a file says in which of its lines."""
+    try:
+        yield
+    except ValueError as error:
+        if file is None:
+            raise
+        where = f"line {first}" if first == last else f"one of the lines {first} to {last}"
+        raise ValueError(f"{file}, {where}: {error}") from error
 
 
 def chunks(lines: list[str], batch_size: int) -> Iterator[list[str]]:
