@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,8 +34,15 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = Non
             f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}\n" + (
                 "The shell has expanded a wildcard, so only its first file would be read. Quote "
                 "the wildcard: --input='corpus/*.txt'" if positional else
-                "No such option; see --help"))
+                f"No such option{_meant(parser, left_over[0])}; see --help"))
     return flags
+
+
+def _meant(parser: argparse.ArgumentParser, unknown: str) -> str:
+    """'. Did you mean --input?' where an option has a name like that."""
+    known = [name for action in parser._actions for name in action.option_strings]
+    close = difflib.get_close_matches(unknown.partition("=")[0], known, n=1, cutoff=0.7)
+    return f". Did you mean {close[0]}?" if close else ""
 
 
 def boolean(text: str) -> bool:
