@@ -41,7 +41,7 @@ from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
 from bertjax.model.kernels.residual_norm import residual_layer_norm
 from bertjax.model.lookup import small_table_lookup, table_lookup
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.rows import by_columns, keep_rows
+from bertjax.model.rows import by_columns, gathered, keep_rows
 
 Params = dict[str, Any]
 # One array twice: for the residual branch and for the next product. Two variables have two
@@ -173,7 +173,7 @@ def product(kernel: jax.Array, x: jax.Array) -> jax.Array:
     """x [..., in] -> [..., out] in x's type, accumulated in float32 on accelerators."""
     # A plain matrix product: with [B, T, in], the weights' gradient would contract two axes, which
     # XLA's CPU backend does at half the speed.
-    rows = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
+    rows = x.reshape(-1, x.shape[-1]) @ gathered(kernel.astype(x.dtype))
     return rows.reshape(*x.shape[:-1], -1)
 
 

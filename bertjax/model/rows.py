@@ -57,6 +57,39 @@ def keep_rows(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
 
 
+def gathered(kernel: jax.Array) -> jax.Array:
+    """A matrix [in, out] whose first dimension is split over fsdp, whole on every device.
+
+    Left alone, the TPU compiler multiplies by one device's part after the other while they go
+    round, forward and backward: by its cycles a step of large on 16 chips of v5e takes 528 ms so,
+    and 215 with matrices that are gathered first and gradients that are whole until they are added.
+    """
+    mesh = _MESH.get()
+    if mesh is None or mesh.shape["fsdp"] == 1 or mesh.shape["tensor"] > 1:
+        return kernel
+    return _gathered(mesh, kernel)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gathered(mesh: Mesh, kernel: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(kernel, NamedSharding(mesh, PartitionSpec()))
+
+
+def _gathered_forward(mesh, kernel):
+    return _gathered(mesh, kernel), None
+
+
+def _gathered_backward(mesh, _, gradient):
+    split = "fsdp" if gradient.shape[0] % mesh.shape["fsdp"] == 0 else None
+    for axes in ((), (split,)):
+        gradient = jax.lax.with_sharding_constraint(
+            gradient, NamedSharding(mesh, PartitionSpec(*axes)))
+    return (gradient,)
+
+
+_gathered.defvjp(_gathered_forward, _gathered_backward)
+
+
 def by_columns(
     look_up: Callable[[jax.Array, jax.Array], jax.Array], table: jax.Array, ids: jax.Array
 ) -> jax.Array:
