@@ -247,7 +247,7 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
     sentences: list[Sentence] = []
     words: list[str] = []
     tags: list[str] = []
-    document, width, start = 0, 0, 1
+    document, width, first, start = 0, 0, 0, 1
 
     def finish() -> None:
         if words:
@@ -266,11 +266,12 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
             continue
         cells = line.split("\t") if "\t" in line else line.split(" ")
         cells = [cell for cell in cells if cell] if "\t" not in line else cells
-        width = width or len(cells)
+        if not width:
+            width, first = len(cells), number
         if len(cells) != width or not cells[0].strip():
             raise ValueError(
-                f"{path}:{number}: expected {width} columns, a word first, found {len(cells)}: "
-                f"{line!r:.200}"
+                f"{path}:{number}: expected {width} columns, as on line {first}, a word first; "
+                f"found {len(cells)}: {line!r:.200}"
             )
         if not words:
             start = number
@@ -278,9 +279,17 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
         if width > 1:
             tags.append(cells[-1].strip())
     finish()
+    if max((len(s.words) for s in sentences), default=0) > 1 and all(map(_is_count, sentences)):
+        raise ValueError(
+            f"{path}: its first column numbers the words of each sentence, but must hold the words: "
+            "leave it out, as `cut -f2-` does")
     if not document:  # nothing says which sentences belong together
         sentences = [Sentence(s.words, s.tags, i, s.where) for i, s in enumerate(sentences)]
     return sentences
+
+
+def _is_count(sentence: Sentence) -> bool:
+    return all(word == str(place) for place, word in enumerate(sentence.words, 1))
 
 
 def _check_tags(sentences: Sequence[Sentence]) -> None:

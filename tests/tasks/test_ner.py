@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertjax.tasks import metrics, ner
-from bertjax.tasks.ner import NerTask
+from bertjax.tasks.ner import NerTask, read_conll
 
 
 class Letters:
@@ -142,6 +142,18 @@ def test_an_untagged_file_is_predicted_but_neither_trained_on_nor_scored(tmp_pat
                    lambda: task.features(split, Letters(), 32, training=True)):  # fmt: skip
         with pytest.raises(ValueError, match="no labels"):
             action()
+
+
+def test_numbers_of_words_are_not_taken_for_the_words(tmp_path):
+    path = tmp_path / "dev.conll"  # the layout of GermEval 2014 and CoNLL-U
+    path.write_text("1\tEU\tB-ORG\n2\tlehnt\tO\n\n1\tPeter\tB-PER\n")
+    with pytest.raises(ValueError, match="dev.conll: its first column numbers the words"):
+        read_conll(path)
+    path.write_text("1 O\n\n1 O\n")  # a word that is a number
+    assert [s.words for s in read_conll(path)] == [("1",), ("1",)]
+    path.write_text("# id 1\nEU B-ORG\n")
+    with pytest.raises(ValueError, match="dev.conll:2: expected 3 columns, as on line 1, a word"):
+        read_conll(path)
 
 
 def test_bad_lines_and_unknown_tags_name_file_and_line(tmp_path):
