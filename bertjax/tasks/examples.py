@@ -111,7 +111,7 @@ def _of_tags(task: Any, split: Split, features: Any, outputs: Any) -> list[Examp
 
 def _of_spans(task: Any, split: Split, features: Any, outputs: Any) -> list[Example]:
     found = task.answers(split, features, outputs)
-    decided = found.decided(task.null_threshold if task.version == "2.0" else None)
+    decided = task.decided(found)
     made = []
     for question in split.records:
         predicted, rivals = decided[question.id], found.n_best[question.id]

@@ -260,6 +260,10 @@ class SquadTask:
 
     # --- scores and files
 
+    def decided(self, found: "Answers") -> dict[str, str]:
+        """The final answer of each question; with version 2.0 it may be empty (null_threshold)."""
+        return found.decided(self.null_threshold if self.version == "2.0" else None)
+
     def score(
         self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
     ) -> Scores:
@@ -279,7 +283,7 @@ class SquadTask:
             values = {
                 name: official[name] / 100 for name in ("exact", "f1", "best_exact", "best_f1")
             }
-        final = found.decided(self.null_threshold if self.version == "2.0" else None)
+        final = self.decided(found)
         flags = (ONE_CLASS_ONLY,) if len(final) > 1 and not any(final.values()) else ()
         return Scores(values, flags, official)
 
@@ -293,7 +297,7 @@ class SquadTask:
         """predictions, nbest_predictions and (2.0) null_odds, each as _SPLIT.json."""
         found = self.answers(split, features, outputs)
         contents: dict[str, Any] = {
-            "predictions": found.decided(self.null_threshold if self.version == "2.0" else None),
+            "predictions": self.decided(found),
             "nbest_predictions": found.n_best,
         }
         if self.version == "2.0":

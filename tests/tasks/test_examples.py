@@ -73,6 +73,21 @@ def test_answers_are_right_by_the_official_normalisation(tmp_path):
     assert example["predictions"][0][0] == "Anna" and example["score"] > 0.9
 
 
+def test_an_answer_that_the_null_threshold_rules_out_is_shown_as_none(tmp_path):
+    questions = [Question("q", "who is there", "anna is there .", (), "here")]
+    split = Split("dev", questions, True, "")
+    for version, threshold, predicted, right in (
+            ("2.0", 1.0, "no answer", True), ("2.0", 3.0, "anna", False),
+            ("1.1", 1.0, "anna", False)):
+        task = SquadTask(tmp_path, version, null_threshold=threshold)
+        (row,) = features = task.features(split, TOKENIZER, 128, False)
+        logits = np.zeros((len(row["input_ids"]), 2))
+        logits[0], logits[row["window"].first] = 10.0, 9.0  # null odds: 20 - 18
+        (example,) = examples.examples_of(task, split, features, [logits])
+        assert (example["predicted"], example["right"]) == (predicted, right)
+        assert example["gold"] == "no answer"
+
+
 def test_a_choice_is_bounded_and_has_the_surest_mistakes_and_right_ones_from_all_over():
     def one(i, right):
         return {"texts": [str(i)], "gold": "", "predicted": "", "right": right, "score": i / 100}
