@@ -147,6 +147,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(table, tmp_path):
     kept.wait()
     kept.close()
     kept = checkpoints()
+    assert kept.latest() == 8
     resumed = tuner(table).run(run, None, kept)  # a new process would do the same
     kept.close()
     assert resumed.history == undisturbed.history and resumed.best_step == undisturbed.best_step
