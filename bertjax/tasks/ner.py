@@ -281,7 +281,7 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
     finish()
     if max((len(s.words) for s in sentences), default=0) > 1 and all(map(_is_count, sentences)):
         raise ValueError(
-            f"{path}: its first column numbers the words of each sentence, but must hold the words: "
+            f"{path}: its first column numbers the words of a sentence, but must hold the words: "
             "leave it out, as `cut -f2-` does")
     if not document:  # nothing says which sentences belong together
         sentences = [Sentence(s.words, s.tags, i, s.where) for i, s in enumerate(sentences)]
