@@ -57,7 +57,7 @@ def test_rows_do_not_depend_on_the_windows_asked_for_before(store_path, monkeypa
         assert np.array_equal(fresh[step]["input_ids"], forward[step])
 
 
-def test_best_fit_respects_capacity_and_number(monkeypatch):
+def test_best_fit_respects_capacity_and_number():
     rng = np.random.default_rng(0)
     lengths = rng.integers(5, 129, 3000)
     for most in (1, 2, 4, 16):

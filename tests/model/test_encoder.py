@@ -256,7 +256,7 @@ def test_gather_positions_is_exact_in_both_types():
         np.testing.assert_array_equal(np.asarray(gather_positions(x, positions)), want)
 
 
-def test_three_segment_types_use_the_table(params):
+def test_three_segment_types_use_the_table():
     config = dataclasses.replace(CONFIG, num_hidden_layers=1, type_vocab_size=3)
     own = jax.jit(lambda k: init_params(BertForPreTraining(config), k))(jax.random.key(0))
     ids = jnp.full((1, 4), 7)

@@ -213,7 +213,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         job.make_task("squad1.1", data, {"colour": 1})
 
 
-def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(start, data, tmp_path):
+def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tmp_path):
     from bertjax.model.heads import BertForSequenceClassification
 
     model = BertForSequenceClassification(CONFIG)
@@ -271,7 +271,7 @@ def test_a_search_trains_as_a_config_does():
         config.optimizer.learning_rate, config.batch_size, config.task.epochs, config.seed)
 
 
-def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start, data):
+def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start):
     from bertjax.model.heads import BertForSequenceClassification
 
     pretrained = job.Pretrained(start)

@@ -74,7 +74,7 @@ def config(files):
     return config
 
 
-def test_the_masks_of_the_files_reach_the_loss_as_they_are(config, files, tmp_path):
+def test_the_masks_of_the_files_reach_the_loss_as_they_are(config, tmp_path):
     job = pretraining.prepare(config, str(tmp_path))
     batch = next(job.phases[0].batches(0))
     objective = job.phases[0].objective
