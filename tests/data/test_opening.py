@@ -21,6 +21,16 @@ def test_carriage_returns_end_the_lines_of_a_file_without_line_feeds(tmp_path, p
     assert [d.sentences for d in read_documents(path)] == [["a", "b"], ["c"]]
 
 
+def test_a_return_before_the_last_byte_looked_at_ends_lines_and_one_at_it_may_be_half_an_end(
+        tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"a\rb")
+    assert [d.sentences for d in read_documents(path)] == [["a", "b"]]
+    long = "w" * ((1 << 16) - 1)  # its return is the last of the 64 KiB that are looked at
+    path.write_bytes(f"{long}\r\nb\r\n".encode())
+    assert [d.sentences for d in read_documents(path)] == [[long, "b"]]
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r"])
 def test_errors_in_a_corpus_name_the_line_however_lines_end(tmp_path, end):
     (tmp_path / "in.txt").write_bytes(end.join([b"a", b"b", b"caf\xe9"]))

@@ -156,6 +156,18 @@ def test_a_question_whose_window_gives_no_span_gets_an_empty_answer_and_finite_o
     assert math.isfinite(odds["q"]) and odds["q"] >= 0
 
 
+@pytest.mark.parametrize("version, written", [("1.1", "Rome"), ("2.0", "")])
+def test_only_with_version_2_the_threshold_empties_an_answer_that_is_written(
+        tmp_path, version, written):
+    split = split_of(Question("q", "x", "Rome is old", ()))
+    task = SquadTask("nowhere", version, max_query_length=1, null_threshold=1.0)
+    [row] = task.features(split, Words(), 8, training=False)
+    output = logits(row, start=(3, 5.0), end=(3, 5.0))
+    output[0] = 6.0, 6.0  # null odds 2
+    path, *_ = task.write(split, [row], [output], tmp_path)
+    assert json.loads(path.read_text()) == {"q": written}
+
+
 def test_the_threshold_found_on_dev_decides_the_answers():
     answerable = Question("q1", "x", "Rome is old", (("Rome", 0),))
     unanswerable = Question("q2", "x", "Rome is old", ())
