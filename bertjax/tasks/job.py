@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import json
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -45,7 +47,17 @@ from bertjax.training.summary import devices_lines, model_line, screen
 
 log = logging.getLogger(__name__)
 
-OTHER_TASKS = ("xnli", "squad1.1", "squad2.0", "ner", "tag", "swag", "table")
+# name -> what makes the task from its data and options
+TASKS: dict[str, Callable[..., Any]] = {
+    **{name: functools.partial(GlueTask, name) for name in GLUE},
+    "xnli": XnliTask,
+    "squad1.1": functools.partial(SquadTask, version="1.1"),
+    "squad2.0": functools.partial(SquadTask, version="2.0"),
+    "ner": functools.partial(NerTask, name="ner", entities=True),
+    "tag": functools.partial(NerTask, name="tag", entities=False),
+    "swag": MultipleChoiceTask,
+    "table": TableTask,
+}
 
 
 def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) -> Any:
@@ -57,30 +69,26 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
       options: keyword arguments of the task's class, see glue.py, squad.py, ner.py, swag.py and
         custom.py.
     """
-    options, data = dict(options or {}), os.path.expanduser(data)
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}; one of {', '.join(TASKS)}")
+    make, options, data = TASKS[name], dict(options or {}), os.path.expanduser(data)
+    fixed = ("source", *getattr(make, "keywords", ()))
+    known = [option for option in inspect.signature(make).parameters if option not in fixed]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"task {name!r} has no option {option!r}."
+                             + configuration.nearest(option, known))
     if not hasattr(files := options.get("files", {}), "items"):
         raise ValueError(f"files={files!r} does not say which file is which split: give it as "
                          "{'train': 'train.csv', 'dev': 'dev.csv'}")
     try:
-        if name in GLUE:
-            return GlueTask(name, data, **options)
-        if name == "xnli":
-            return XnliTask(data, **options)
-        if name in ("squad1.1", "squad2.0"):
-            return SquadTask(data, name.removeprefix("squad"), **options)
-        if name in ("ner", "tag"):
-            return NerTask(data, name=name, entities=name == "ner", **options)
-        if name == "swag":
-            return MultipleChoiceTask(data, **options)
-        if name == "table":
-            return TableTask(data, **options)
+        return make(data, **options)
     except TypeError as error:
         raise ValueError(f"task {name!r}: {error}") from None
     except FileNotFoundError as error:  # label names are read from the training file
         raise ValueError(f"task {name!r}: {error.filename} does not exist; its files are looked "
                          f"for in {str(data)!r}; the task's option files={{'train': NAME, 'dev': "
                          "NAME}} names others") from None
-    raise ValueError(f"unknown task {name!r}; one of {', '.join((*GLUE, *OTHER_TASKS))}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -209,8 +209,12 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         job.make_task("table", data, {"files": "train.tsv"})
     with pytest.raises(ValueError, match="unknown task 'boolq'; one of cola"):
         job.make_task("boolq", data)
-    with pytest.raises(ValueError, match="unexpected keyword argument 'colour'"):
+    with pytest.raises(ValueError, match="'squad1.1' has no option 'colour'. Valid: files, doc"):
         job.make_task("squad1.1", data, {"colour": 1})
+    with pytest.raises(ValueError, match="'table' has no option 'lable'. Did you mean 'label'"):
+        job.make_task("table", data, {"lable": "y"})
+    with pytest.raises(ValueError, match="task 'table': .*missing .* 'files'"):
+        job.make_task("table", data)
 
 
 def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tmp_path):
