@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 
 from bertjax.data import store as stores
 
+TABLES = ("sentences", "documents", "addresses")  # the files SPLIT.NAME
 REPAIRED = ("undecodable_lines", "long_documents_cut")  # kept, unlike what else is counted
 JUDGED_LENGTH = 128  # sequence length at which the share of random pairs is judged
 
@@ -80,37 +82,23 @@ def finish_store(
     """Write the tables and the manifest of the first `shards` shards; return the manifest."""
     dtype = stores.ids_dtype(build["tokenizer"]["vocab_size"])
     directory = out_dir / "shards"
-    records = []
-    for number in range(shards):
-        record = stores.read_shard_record(directory, number, dtype)
-        if record is None:
-            raise ValueError(f"{directory}: shard {number} is missing or damaged; build it again")
-        records.append(record)
-    noticed: dict[str, int] = {}
+    records = _read_records(directory, shards, dtype)
+    noticed: Counter[str] = Counter()
     for record in records:
-        for what, count in record["noticed"].items():
-            noticed[what] = noticed.get(what, 0) + count
+        noticed.update(record["noticed"])
     repaired = {what: noticed.pop(what) for what in REPAIRED if what in noticed}
     unknown_rate = check_unknown_rate(records, options)
     if not sum(record["documents"] for record in records):
         source = f"{num_files} file{'s' * (num_files != 1)}" if num_files else "memory"
         raise ValueError(
             f"0 examples from {source}: no document has a token"
-            + (f" ({noticed})" if noticed else "")
+            + (f" ({dict(noticed)})" if noticed else "")
             + "; check the input pattern, the format and the field name")
 
     kept, why = _select(directory, records, options)
     dropped = {**noticed, **why}
     splits = _write_tables(out_dir, directory, records, kept)
     judged = _judge_pairs(out_dir, splits, build, options, records, dtype)
-    digest = hashlib.blake2b(digest_size=32)
-    for record in records:
-        digest.update(bytes.fromhex(record["hash"]))
-    for split in stores.SPLITS:
-        for name in ("sentences", "documents", "addresses"):
-            with open(out_dir / f"{split}.{name}", "rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
     manifest = {
         **build,
         "dtype": dtype.str,
@@ -125,10 +113,34 @@ def finish_store(
         **judged,
         "shards": [{key: record[key] for key in ("documents", "sentences", "tokens", "hash")}
                    for record in records],
-        "content_hash": digest.hexdigest(),
+        "content_hash": _content_hash(out_dir, records),
     }
     stores.write_atomically(out_dir / "manifest.json", stores.to_json(manifest))
     return manifest
+
+
+def _read_records(directory: Path, shards: int, dtype: np.dtype) -> list[dict[str, Any]]:
+    """The records of the first `shards` shards, all of which must be there and whole."""
+    records = []
+    for number in range(shards):
+        record = stores.read_shard_record(directory, number, dtype)
+        if record is None:
+            raise ValueError(f"{directory}: shard {number} is missing or damaged; build it again")
+        records.append(record)
+    return records
+
+
+def _content_hash(out_dir: Path, records: list[dict[str, Any]]) -> str:
+    """Of the tokens, by the hashes of their shards, and of the tables."""
+    digest = hashlib.blake2b(digest_size=32)
+    for record in records:
+        digest.update(bytes.fromhex(record["hash"]))
+    for split in stores.SPLITS:
+        for name in TABLES:
+            with open(out_dir / f"{split}.{name}", "rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()
 
 
 def _select(
@@ -172,7 +184,7 @@ def _write_tables(
     with contextlib.ExitStack() as stack:
         files = {
             (split, name): stack.enter_context(open(out_dir / f"{split}.{name}.tmp", "wb"))
-            for split in stores.SPLITS for name in ("sentences", "documents", "addresses")
+            for split in stores.SPLITS for name in TABLES
         }
         for split in stores.SPLITS:
             files[split, "documents"].write(np.zeros(1, "<i8").tobytes())
