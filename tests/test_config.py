@@ -148,3 +148,12 @@ def test_every_setting_is_described():
     text = settings.describe()
     for name in settings.flatten(settings.default_config()):
         assert f"--config.{name}=" in text
+
+
+def test_the_variants_for_a_slice_undo_another_layout():
+    config = settings.default_config()
+    config.mesh.data, config.mesh.fsdp, config.mesh.tensor, config.accumulation = 2, 4, 2, 8
+    settings.scan_layers("full")(config)
+    assert (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (-1, 1, 1)
+    assert config.accumulation == 1
+    assert (config.execution.layers, config.execution.remat) == ("scan", "full")
