@@ -168,8 +168,9 @@ def encode_segments(
     The first [SEP] belongs to segment 0. An empty B stays a segment: [CLS] A [SEP] [SEP].
     """
     specials = 2 if ids_b is None else 3
-    if max_length < specials:
-        raise ValueError(f"max_length={max_length} has no room for {specials} special tokens")
+    if max_length <= specials:
+        raise ValueError(f"max_length={max_length} has no room for text beside {specials} special "
+                         "tokens")
     keep_a, keep_b = trim_lengths(len(ids_a), len(ids_b or ()), max_length - specials)
     ids = [tokenizer.cls_id, *ids_a[:keep_a], tokenizer.sep_id]
     first = len(ids)

@@ -37,8 +37,9 @@ def test_the_first_separator_belongs_to_segment_zero_and_an_empty_segment_stays(
     )
     single = task.encode_segments(TOKENIZER, [5] * 10, None, 4)
     np.testing.assert_array_equal(single["input_ids"], [101, 5, 5, 102])
-    with pytest.raises(ValueError, match="no room"):
-        task.encode_segments(TOKENIZER, [5], [6], 2)
+    for second, specials in ((None, 2), ([6], 3)):  # else a model would learn from no text at all
+        with pytest.raises(ValueError, match=f"no room for text beside {specials} special"):
+            task.encode_segments(TOKENIZER, [5], second, specials)
 
 
 @pytest.mark.parametrize("group", (0, 4))
