@@ -32,13 +32,15 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
     """Adds words at the end of the vocabulary; a new row is the mean of its old pieces' rows.
 
     Old ids keep their meaning and old rows their bits, so that text without new words gives the
-    same ids. Rows of the table beyond the old vocabulary are used before the table grows.
+    same ids. Rows of the table beyond the old vocabulary are used before the table grows. A word
+    becomes the entry that the tokenizer will look for: of an uncased model in lower case.
 
     Returns:
       (the larger model, the number of words added). Words that exist already are passed over.
 
     Raises:
-      ValueError: no WordPiece tokenizer beside the model, or nothing to add.
+      ValueError: no WordPiece tokenizer beside the model, words that it would split before it
+        looks them up, or nothing to add.
     """
     from bertjax.tokenization import WordPieceTokenizer
 
@@ -47,7 +49,8 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
         raise ValueError("extending a vocabulary needs vocab.txt beside the model")
     vocabulary = [old.id_to_token(i) for i in range(old.vocab_size)]
     known = set(vocabulary)
-    added = [w for w in dict.fromkeys(w.strip() for w in words) if w and w not in known]
+    entries = _entries(old, [word for word in map(str.strip, words) if word])
+    added = [entry for entry in dict.fromkeys(entries) if entry not in known]
     if not added:
         raise ValueError("every word of --add_vocab is in the vocabulary already")
     larger = WordPieceTokenizer(
@@ -70,6 +73,18 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
     config = dataclasses.replace(loaded.config, vocab_size=size)
     model = loaded.model.clone(config=config, parent=None)
     return dataclasses.replace(loaded, model=model, params=params, tokenizer=larger), len(added)
+
+
+def _entries(tokenizer: Any, words: Sequence[str]) -> list[str]:
+    """The words as the tokenizer looks them up, normalised; ValueError for what it would split."""
+    parts = [tokenizer.normalizer.words(word.removeprefix("##")) for word in words]
+    if split := [f"{word!r} ({' '.join(found)})"
+                 for word, found in zip(words, parts, strict=True) if len(found) != 1]:
+        raise ValueError(
+            f"{len(split)} of the words to add are not one word to the tokenizer, so no text would "
+            f"ever give them: {', '.join(split[:5])}; give their parts, or leave them out")
+    return ["##" * word.startswith("##") + found[0]
+            for word, found in zip(words, parts, strict=True)]
 
 
 def _pieces(tokenizer: Any, word: str) -> list[int]:

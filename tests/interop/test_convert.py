@@ -55,6 +55,17 @@ def test_new_words_are_means_of_their_old_pieces_and_old_ids_stay(with_tokenizer
     assert new.tokenizer.encode("the cat sat") == old.tokenizer.encode("the cat sat")
 
 
+def test_new_words_are_such_as_the_tokenizer_looks_for(with_tokenizer):
+    old = load_model(with_tokenizer)
+    new, added = extend_vocabulary(old, ["Mouse", "CAFÉ", "mouse", "Cat", "##ATS"])
+    assert added == 3  # of an uncased model, which knows "cat"
+    assert new.tokenizer.tokenize("Café MOUSE") == ["cafe", "mouse"]
+    assert new.tokenizer.id_to_token(39) == "##ats"
+    for word in ("two words", "TNF-alpha", "[FOO]", "\u200b"):
+        with pytest.raises(ValueError, match="1 of the words to add are not one word"):
+            extend_vocabulary(old, ["mouse", word])
+
+
 def test_the_command_extends_writes_and_compares(with_tokenizer, tmp_path, capsys):
     (tmp_path / "words.txt").write_text("mouse\n")
     arguments = [f"--from={with_tokenizer}", "--to=hf", f"--out={tmp_path / 'out'}",
