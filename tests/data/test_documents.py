@@ -181,6 +181,14 @@ def test_files_that_are_not_on_a_disk_are_refused_with_what_to_do(tmp_path):
         resolve(f"{tmp_path}/pipe")
 
 
+def test_a_document_without_text_is_left_out_and_counted(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "One."}\n{"text": " "}\n{"text": "Two."}\n')
+    counts = {}
+    found = [document.sentences for document in read_documents(path, counts=counts)]
+    assert found == [["One."], ["Two."]] and counts == {"empty_documents": 1}
+
+
 def test_documents_beyond_the_longest_go_on_as_the_next_one(tmp_path, monkeypatch):
     monkeypatch.setattr("bertjax.data.documents.MAX_SENTENCES", 4)
     (tmp_path / "a.txt").write_text("".join(f"s{i}\n" for i in range(10)))

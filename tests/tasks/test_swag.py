@@ -35,6 +35,15 @@ def test_endings_with_commas_stay_whole_and_give_four_rows_a_question(tmp_path):
     assert set(scores.values) - {"majority", "f1"} == set(task.metric_names)
 
 
+def test_every_question_has_its_own_endings(tmp_path):
+    (tmp_path / "train.csv").write_text(f"{HEADER},label\n{ROW},2\n{ROW.replace('She', 'Ann')},0\n")
+    task = MultipleChoiceTask(tmp_path)
+    first, second = task.features(task.read("train"), Letters(), 40, training=True)
+    assert len(first["input_ids"]) == len(second["input_ids"]) == 4
+    texts = ["".join(chr(i) for i in ids if i > 2) for ids in second["input_ids"]]
+    assert all("Ann" in text for text in texts)
+
+
 @pytest.mark.parametrize("label", [None, "", "-1"])
 def test_an_unlabelled_test_file_is_predicted_but_not_scored(tmp_path, label):
     name, cell = ("", "") if label is None else (",label", f",{label}")
