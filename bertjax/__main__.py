@@ -14,10 +14,12 @@ import pkgutil
 import runpy
 import sys
 
-import bertjax.tools
-from bertjax.command_line import config_names
-from bertjax.config import nearest
-from bertjax.interruption import leave_on_signals
+from bertjax.interruption import ended_by_ctrl_c, leave_on_signals
+
+with ended_by_ctrl_c():
+    import bertjax.tools
+    from bertjax.command_line import config_names
+    from bertjax.config import nearest
 
 
 def tools() -> dict[str, str]:

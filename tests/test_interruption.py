@@ -49,12 +49,13 @@ def test_every_tool_ends_in_one_line_while_it_is_still_being_imported(name, slow
     assert stop(process, signal.SIGINT) == one_line(signal.SIGINT)
 
 
+@pytest.mark.parametrize("program", ["bertjax", "bertjax.main"])
 @pytest.mark.parametrize("imported", ["absl", "jax"])
 def test_a_run_ends_without_a_traceback_while_its_packages_are_being_imported(
-        imported, slow_imports):
+        program, imported, slow_imports):
     for name in {"absl", "jax", "argparse"} - {imported}:
         (slow_imports / f"{name}.py").unlink()
-    process = start("-m", "bertjax.main", "--config=bertjax:demo", path=[slow_imports])
+    process = start("-m", program, "--config=bertjax:demo", path=[slow_imports])
     assert process.stdout.readline() == "importing\n"
     assert stop(process, signal.SIGINT) == (-signal.SIGINT, "")
 
