@@ -52,8 +52,8 @@ def test_windows_that_could_not_advance_are_refused_before_any_work():
     assert task.features(split_of(), Words(), 68, training=False) == []
 
 
-@pytest.mark.parametrize(("tokens", "room", "stride"), [(50, 10, 4), (50, 10, 99), (3, 10, 4),
-                                                        (5, 1, 1), (0, 10, 4), (20, 10, 10)])  # fmt: skip
+@pytest.mark.parametrize(("tokens", "room", "stride"), [
+    (50, 10, 4), (50, 10, 99), (3, 10, 4), (5, 1, 1), (0, 10, 4), (20, 10, 10)])
 def test_windows_cover_every_token_without_gaps(tokens, room, stride):
     starts = windows.window_starts(tokens, room, stride)
     covered = {t for s in starts for t in range(s, min(s + room, tokens))}
