@@ -104,6 +104,20 @@ def ended_by_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def until_the_reader_leaves() -> Iterator[None]:
+    """Ends the program in silence, with the shell's code of SIGPIPE, when what reads its output
+    has seen enough (`| head`).
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered has nowhere to go at the end of the interpreter.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
 def leave(code: int, at_once: bool = False) -> NoReturn:
     """Ends the process with this exit code, at once: no thread that still compiles is waited for.
 

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bertjax.interruption import until_the_reader_leaves
+
 
 def make_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """The parser of `python -m bertjax.tools.NAME`, whose help is the docstring of its module."""
@@ -18,7 +20,8 @@ def make_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
 def refusals(name: str) -> Iterator[None]:
     """What a user can mend (ValueError, OSError) ends the tool with one line and exit code 1."""
     try:
-        yield
+        with until_the_reader_leaves():
+            yield
     except (ValueError, OSError) as error:
         raise SystemExit(f"{name}: {error}") from error
 
