@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--tasks", default="qnli,mrpc,sst2", help=", ".join(transfer.WORK))
     add("--seeds", type=int, default=5)
     add("--learning_rate", type=float, default=transfer.LEARNING_RATE, help="of the fine-tuning")
-    add("--gpus", default="0", help="CUDA devices of the fine-tuning; '' = the CPU")
+    add("--gpus", default=jobs.default_gpus(1), help="of the fine-tuning; '' = the CPU")
     args = parse(parser, arguments[:cut])
     with refusals("ablate"):
         ablate(args, arguments[cut + 1 :])

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from bertjax.tools.bench import jobs
 
 SCRIPT = """
@@ -80,3 +82,10 @@ def test_a_pre_training_is_started_as_a_user_would(tmp_path):
     command = jobs.pretraining("recipes:budget", tmp_path, {"optimizer.b2": 0.98})
     assert command[1:] == ["-m", "bertjax.main", "--config=bertjax:recipes:budget",
                            f"--workdir={tmp_path}", "--config.optimizer.b2=0.98"]
+
+
+@pytest.mark.parametrize(("driver", "gpus"), [(None, ""), ("/usr/bin/nvidia-smi", "0,1")])
+def test_without_a_gpu_the_default_is_the_cpu(monkeypatch, driver, gpus):
+    monkeypatch.setattr(jobs.shutil, "which", lambda name: driver)
+    monkeypatch.setattr(jobs.os.path, "exists", lambda path: False)
+    assert jobs.default_gpus(2) == gpus

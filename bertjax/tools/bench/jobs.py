@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,12 @@ class Job:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def default_gpus(count: int) -> str:
+    """'0,1' for --gpus on a machine that has NVIDIA's driver, '' (the CPU) elsewhere."""
+    found = shutil.which("nvidia-smi") or os.path.exists("/dev/nvidiactl")
+    return ",".join(map(str, range(count))) if found else ""
 
 
 def python(module: str, *arguments: str) -> list[str]:

@@ -145,7 +145,7 @@ def main(argv: list[str]) -> None:
     add = parser.add_argument
     add("--store", required=True, help="token store (python -m bertjax.tools.build_corpus)")
     add("--out", type=pathlib.Path, default=pathlib.Path("bench/numerics"))
-    add("--gpus", default="0", help="CUDA devices, one a run; '' = the CPU")
+    add("--gpus", default=jobs.default_gpus(1), help="CUDA devices, one a run; '' = the CPU")
     add("--steps", type=int, default=300)
     add("--preset", default="base", choices=tuple(PRESETS))
     add("--length", type=int, default=128, help="tokens of a row")

@@ -276,7 +276,7 @@ def parser() -> argparse.ArgumentParser:
     add("name", nargs="?", choices=tuple(LABELS), help="which run")
     add("--out", type=pathlib.Path, default=pathlib.Path("bench/quality"))
     add("--store", help="token store (python -m bertjax.tools.build_corpus)")
-    add("--gpus", default="0,1", help="CUDA devices, one a run; '' = the CPU")
+    add("--gpus", default=jobs.default_gpus(2), help="CUDA devices, one a run; '' = the CPU")
     add("--model", default=default.model, help="a preset: base, large, medium, small, mini, tiny")
     add("--minutes", type=float, default=default.minutes, help="wall clock of each run")
     add("--phases", type=parse_phases, default=default.phases,

@@ -200,11 +200,11 @@ def table(found: dict[str, dict[str, list[float]]], models: Sequence[str],
 
 
 def spread(values: Sequence[float] | None) -> str:
-    """'51.0 ± 1.4': mean and standard deviation over the seeds; '-' where there are none."""
+    """'51.0 ± 1.4': mean and standard deviation over the seeds, if there are several; '-': none."""
     if not values:
         return "-"
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.1f} ± {deviation:.1f}"
+    mean = f"{statistics.fmean(values):.1f}"
+    return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 
 def draw(path: pathlib.Path, found: dict[str, dict[str, list[float]]], models: Sequence[str]
@@ -245,7 +245,7 @@ def main(argv: list[str]) -> None:
     made.add_argument("--tasks", default=",".join(WORK), help=", ".join(WORK))
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument("--learning_rate", type=float, default=LEARNING_RATE)
-    made.add_argument("--gpus", default="0", help="CUDA devices; '' = the CPU")
+    made.add_argument("--gpus", default=jobs.default_gpus(1), help="CUDA devices; '' = the CPU")
     made.add_argument("--compilation_cache", default="~/.cache/bertjax/xla", help="'' = off")
     args = made.parse_intermixed_args(argv)  # options may stand between the words
     what = args.words.pop(0) if "=" not in args.words[0] else "all"
