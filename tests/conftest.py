@@ -3,6 +3,13 @@
 import importlib.metadata
 import os
 import pathlib
+import signal
+import threading
+
+# A shell starts background jobs with Ctrl-C ignored, and so would be what the tests start.
+if threading.current_thread() is threading.main_thread():
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before the first jax import of the process. A GPU run (`-m gpu`) sets BERTJAX_TEST_PLATFORM=cuda.
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("BERTJAX_TEST_PLATFORM", "cpu"))
