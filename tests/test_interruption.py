@@ -37,7 +37,8 @@ def slow_imports(tmp_path):
     for name in ("jax", "absl", "argparse"):
         (directory / f"{name}.py").write_text(
             "import time\nprint('importing', flush=True)\n"
-            "try:\n    time.sleep(60)\n"
+            # Not one long sleep: a signal just before it would be seen only after it.
+            "try:\n    for _ in range(600):\n        time.sleep(0.1)\n"
             "except BaseException:\n    raise ImportError('as extensions do') from None\n")
     return directory
 
@@ -105,7 +106,8 @@ def test_what_was_being_written_vanishes(tmp_path):
               "from bertjax.files import whole_directory, whole_file\nleave_on_signals()\n"
               "place = sys.argv[1]\n"
               "with whole_file(place + '/file') as f, whole_directory(place + '/dir'):\n"
-              "    f.write('half'); f.flush(); print('writing', flush=True); time.sleep(60)\n")
+              "    f.write('half'); f.flush(); print('writing', flush=True)\n"
+              "    for _ in range(600): time.sleep(0.1)\n")
     process = start("-c", script, tmp_path)
     process.stdout.readline()
     assert len(list(tmp_path.iterdir())) == 2
