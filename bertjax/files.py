@@ -1,11 +1,13 @@
 """Files and directories that appear whole or not at all, whatever ends the process meanwhile.
 
 What is being written stands beside its place under another name, and takes the place by one rename.
+Also the reader of JSON files that users bring, whose errors name the file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -79,6 +81,29 @@ def whole_directory(target: str | os.PathLike[str], overwrite: bool = False) -> 
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The content of a JSON file that a user brings (UTF-8, with or without a byte-order mark).
+
+    Raises:
+      ValueError: not UTF-8 or not JSON, nested too deeply, a number too long; names the file.
+      OSError: the file cannot be read.
+    """
+    return parse_json(Path(path).read_bytes(), str(path))
+
+
+def parse_json(content: str | bytes, source: str) -> Any:
+    """The value of JSON text; ValueError names `source`, the file (and line) that it is from."""
+    try:
+        text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{source} is not valid JSON: nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is not UTF-8 text: {error}") from None
+    except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
+        raise ValueError(f"{source} is not valid JSON: {error}") from None
 
 
 def _umask() -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax.files import whole_directory, whole_file, write_whole
+from bertjax.files import parse_json, read_json, whole_directory, whole_file, write_whole
 from bertjax.tasks.glue import GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.swag import MultipleChoiceTask
@@ -102,3 +102,25 @@ def test_what_others_may_read_is_for_the_umask_to_say(tmp_path):
         os.umask(before)
     modes = {p.name: oct(p.stat().st_mode & 0o777) for p in tmp_path.rglob("*")}
     assert modes == {"model": "0o755", "weights": "0o644", "more": "0o755", "text": "0o644"}
+
+
+@pytest.mark.parametrize("content, message", [
+    (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+    (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
+    (b'{"a": ' + b"1" * 10_000 + b"}", "not valid JSON"),
+    (b'{"a": 1', "not valid JSON"),
+    (b"", "not valid JSON"),
+    (b'{"a": "\xff"}', "not UTF-8"),
+    ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+])
+def test_damaged_json_is_refused_with_the_name_of_the_file(tmp_path, content, message):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=f"config.json.*{message}"):
+        read_json(tmp_path / "config.json")
+
+
+def test_json_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "config.json").write_bytes(b'\xef\xbb\xbf{"a": [1, null]}')
+    assert read_json(tmp_path / "config.json") == {"a": [1, None]}
+    with pytest.raises(ValueError, match="train.jsonl, line 3 is not valid JSON"):
+        parse_json("{", "train.jsonl, line 3")
