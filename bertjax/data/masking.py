@@ -48,7 +48,7 @@ class MaskingSpec:
 
     Attributes:
       mask_id: id of [MASK].
-      special_ids: ids that are never predicted ([CLS], [SEP], [PAD], ...).
+      special_ids: ids that are never predicted: [CLS], [SEP] and padding, as in the original.
       replacement_ids: int array of the ids that random words are drawn from: no specials and no
         [unused]. `np.arange(vocab_size)` reproduces the original's draw.
       max_predictions: the most predictions a pair (`max_predictions_per_seq`).
@@ -111,7 +111,7 @@ class MaskingSpec:
         vocabulary = np.arange(tokenizer.vocab_size, dtype=np.int32)
         return cls(
             mask_id=tokenizer.mask_id,
-            special_ids=tuple(tokenizer.special_ids),
+            special_ids=(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id),
             replacement_ids=vocabulary if original_replacements else tokenizer.replacement_ids,
             max_predictions=max_predictions,
             is_continuation=tokenizer.is_continuation,

@@ -227,7 +227,8 @@ class RecordCorpus:
             ids, (row, slot) = batch["input_ids"], np.nonzero(batch["mlm_weights"])
             ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_labels"][row, slot]
             counts += np.bincount(ids.ravel(), minlength=len(counts))
-        counts[list(self.tokenizer.special_ids)] = 0
+        special = set(self.tokenizer.special_ids) - {self.tokenizer.unk_id}  # an [UNK] is text
+        counts[list(special)] = 0
         return counts
 
     def describe(self) -> str:

@@ -15,6 +15,7 @@ from bertjax.data.masking import (
     packed_predictions,
     prediction_count,
 )
+from bertjax.tokenization import WordPieceTokenizer
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SPECIAL = (PAD, UNK, CLS, SEP, MASK)
@@ -93,6 +94,17 @@ def kinds(settings, draws=20_000):
     return np.asarray(
         jax.jit(jax.vmap(lambda k: mask_tokens(k, ids, mask, settings).input_ids[0, 1]))(keys)
     )
+
+
+def test_unknown_words_are_predicted_and_only_cls_sep_and_padding_are_not():
+    # create_pretraining_data.py, create_masked_lm_predictions: skips "[CLS]" and "[SEP]" alone.
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"], True)
+    settings = MaskingSpec.from_tokenizer(tokenizer, 8, rate=0.99)
+    assert settings.special_ids == (PAD, CLS, SEP)
+    ids = jnp.array([[CLS, UNK, 5, MASK, 6, SEP, PAD, PAD]])
+    masked = jax.jit(lambda key: mask_tokens(key, ids, (ids != PAD).astype(jnp.int32), settings))(
+        jax.random.key(0))
+    assert masked.labels[0, :4].tolist() == [UNK, 5, MASK, 6] and masked.weights.sum() == 4
 
 
 def test_shares_of_mask_kept_and_random_and_no_special_is_drawn():

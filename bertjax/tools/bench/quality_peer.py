@@ -111,7 +111,7 @@ class Masking:
     def __init__(self, tokenizer: Any, device: str):
         self.mask_id = tokenizer.mask_id
         self.special = torch.zeros(tokenizer.vocab_size, dtype=torch.bool, device=device)
-        self.special[list(tokenizer.special_ids)] = True
+        self.special[[tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id]] = True
         self.words = torch.from_numpy(np.asarray(tokenizer.replacement_ids, np.int64)).to(device)
 
     def __call__(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

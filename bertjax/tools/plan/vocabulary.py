@@ -20,11 +20,10 @@ class Vocabulary:
     """Stands in for a tokenizer."""
 
     vocab_size: int
+    pad_id: int = 0
+    cls_id: int = 2
+    sep_id: int = 3
     mask_id: int = 4
-
-    @property
-    def special_ids(self) -> tuple[int, ...]:
-        return 0, 1, 2, 3, 4
 
     @property
     def replacement_ids(self) -> np.ndarray:
