@@ -2,18 +2,26 @@
 
 What is being written stands beside its place under another name, and takes the place by one rename.
 Also the reader of JSON files that users bring, whose errors name the file.
+What several processes want at once is made by one of them (`make_once`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
+
+WAITING_LINE_S = 15.0  # between two lines of a process that waits
+_POLL_S = 0.2
+_FAILED = "failed: "
 
 
 @contextlib.contextmanager
@@ -104,6 +112,102 @@ def parse_json(content: str | bytes, source: str) -> Any:
         raise ValueError(f"{source} is not UTF-8 text: {error}") from None
     except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
         raise ValueError(f"{source} is not valid JSON: {error}") from None
+
+
+def make_once(target: str | os.PathLike[str], make: Callable[[Path], object], what: str,
+              is_there: Callable[[Path], bool] = Path.exists) -> Path:
+    """Has one process call `make(target)`; others that ask meanwhile wait and find what it made.
+
+    Also between processes that know nothing of each other, and on a file system that machines
+    share: the lock is the kernel's, on a file beside `target`. It is released however its holder
+    ends; if that was in the middle of `make`, one of the others makes it.
+
+    Args:
+      make: leaves `target` whole or not there (`whole_file`, `whole_directory`).
+      what: 'the demo corpus', for the lines of those that wait.
+      is_there: whether `target` is made.
+
+    Raises:
+      ValueError: the process that was waited for has failed; with its reason.
+    """
+    target = Path(target).expanduser()
+    while not is_there(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path = target.with_name(f".{target.name}.lock")
+        with open(path, "a+", encoding="utf-8") as lock:
+            locked, waited_for = _lock(lock, what)
+            note = _read(lock)
+            if waited_for and note.startswith(_FAILED):
+                raise ValueError(f"{waited_for} could not make {what}: "
+                                 f"{note.removeprefix(_FAILED)}")
+            if locked and not _same_file(lock, path):
+                continue  # of a process that has finished, and removed its lock
+            try:
+                if not is_there(target):
+                    _make_locked(target, make, lock if locked else None)
+            finally:
+                if locked:
+                    path.unlink(missing_ok=True)
+    return target
+
+
+def _make_locked(target: Path, make: Callable[[Path], object], lock: IO[str] | None) -> None:
+    """Calls `make`; those that wait for the lock find the reason if it fails."""
+    if lock is None:
+        try:
+            make(target)
+        except OSError:  # target may have become another process's meanwhile
+            if not target.exists():
+                raise
+        return
+    _write(lock, f"process {os.getpid()} on {platform.node()}")
+    for left in target.parent.glob(f".{target.name}.*"):  # by a maker that was killed
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+    try:
+        make(target)
+    except Exception as error:
+        _write(lock, f"{_FAILED}{error}")
+        raise
+
+
+def _lock(file: IO[str], what: str) -> tuple[bool, str]:
+    """Waits for the lock: (whether there are locks, the process that was waited for or '')."""
+    holder, begin = "", time.monotonic()
+    said = begin + min(1.0, WAITING_LINE_S) - WAITING_LINE_S  # shorter waits are not worth a line
+    while True:
+        try:
+            # Not lockf: that lets two threads of a process in.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True, holder
+        except BlockingIOError:
+            holder = _read(file) or holder or "another process"
+        except OSError:  # some network file systems have none: the first rename wins
+            return False, ""
+        if time.monotonic() - said >= WAITING_LINE_S:
+            said = time.monotonic()
+            print(f"waiting for {holder}, which makes {what} ({said - begin:.0f} s)", flush=True)
+        time.sleep(_POLL_S)
+
+
+def _same_file(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _read(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def _write(file: IO[str], text: str) -> None:
+    with contextlib.suppress(OSError):  # only for those that wait; a full disk is told by `make`
+        file.seek(0)
+        file.truncate()
+        file.write(text)
+        file.flush()
 
 
 def _umask() -> int:

@@ -5,13 +5,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax.files import parse_json, read_json, whole_directory, whole_file, write_whole
+from bertjax.files import (
+    make_once,
+    parse_json,
+    read_json,
+    whole_directory,
+    whole_file,
+    write_whole,
+)
 from bertjax.tasks.glue import GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.swag import MultipleChoiceTask
@@ -124,3 +133,96 @@ def test_json_with_a_byte_order_mark_is_read(tmp_path):
     assert read_json(tmp_path / "config.json") == {"a": [1, None]}
     with pytest.raises(ValueError, match="train.jsonl, line 3 is not valid JSON"):
         parse_json("{", "train.jsonl, line 3")
+
+
+MAKER = """
+import os, sys, time
+from bertjax import files
+from bertjax.files import make_once, whole_directory
+
+target, text = sys.argv[1:]
+files.WAITING_LINE_S = 0.2
+def make(target):
+    print("making", flush=True)
+    with whole_directory(target) as directory:
+        (directory / "a").write_text(text)
+        while text != "now" and not os.path.exists(f"{target}.{text}"):
+            time.sleep(0.02)
+        if text == "fail":
+            raise OSError("the disk is full")
+        (directory / "b").write_text(text)
+make_once(target, make, "the thing")
+print((files.Path(target) / "b").read_text())
+"""
+
+
+def start_maker(target, text):
+    return subprocess.Popen([sys.executable, "-c", MAKER, target, text], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def start_two(target, text):
+    """One that makes until TARGET.TEXT is there, and one that waits."""
+    first = start_maker(target, text)
+    assert first.stdout.readline() == "making\n"
+    other = start_maker(target, "now")
+    line = other.stdout.readline()
+    assert line.startswith(f"waiting for process {first.pid} on ")
+    assert "which makes the thing" in line
+    return first, other
+
+
+def test_one_process_makes_and_the_other_waits_with_a_line(tmp_path):
+    first, other = start_two(tmp_path / "out", "1")
+    (tmp_path / "out.1").touch()
+    said = other.communicate(timeout=60)[0].splitlines()
+    assert said[-1] == "1" and "making" not in said
+    assert first.communicate(timeout=60)[0] == "1\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.1"]
+
+
+def test_after_a_maker_was_killed_one_that_waits_makes_it(tmp_path):
+    first, other = start_two(tmp_path / "out", "1")
+    first.kill()
+    assert other.communicate(timeout=60)[0].splitlines()[-2:] == ["making", "now"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_those_that_wait_for_a_maker_that_fails_end_with_its_reason(tmp_path):
+    first, other = start_two(tmp_path / "out", "fail")
+    (tmp_path / "out.fail").touch()
+    assert other.communicate(timeout=60)[1].splitlines()[-1].endswith(
+        "could not make the thing: the disk is full")
+    assert first.communicate(timeout=60)[1].splitlines()[-1] == "OSError: the disk is full"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.fail"]
+    assert start_maker(tmp_path / "out", "now").communicate(timeout=60)[0] == "making\nnow\n"
+
+
+def test_threads_of_a_process_make_it_once_too(tmp_path):
+    made = []
+
+    def make(target):
+        time.sleep(0.1)
+        made.append(target)
+        target.write_text("x")
+
+    threads = [threading.Thread(target=make_once, args=(tmp_path / "out", make, "it"))
+               for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [tmp_path / "out"]
+
+
+def test_without_locks_the_first_rename_wins(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(95, "Operation not supported")
+
+    def make(target):
+        (target / "x").mkdir(parents=True)  # as another process does meanwhile
+        with whole_directory(target):
+            pass
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    assert make_once(tmp_path / "out", make, "it") == tmp_path / "out"

@@ -43,6 +43,7 @@ from bertjax.data.tfrecord import (
     record_offsets,
     varint_at,
 )
+from bertjax.files import make_once, whole_file
 
 # The original's name of each field -> the name in a batch.
 FIELDS = {
@@ -334,20 +335,17 @@ def _unpack_gzip(path: str, cache_dir: str | os.PathLike[str] | None) -> str:
     status = os.stat(path)
     identity = f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}"
     name = f"{Path(path).stem}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    out = Path(cache_dir or _temporary_directory()) / name
-    if out.exists():
-        return str(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f"{out.name}.{os.getpid()}.tmp")
-    try:
-        with gzip.open(path, "rb") as source, open(unfinished, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-        os.replace(unfinished, out)
-    except EOFError as error:
-        raise ValueError(f"{path}: the GZIP file is cut off ({error}); copy it again") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return str(out)
+
+    def unpack(out: Path) -> None:
+        try:
+            with gzip.open(path, "rb") as source, whole_file(out, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+        except EOFError as error:
+            raise ValueError(
+                f"{path}: the GZIP file is cut off ({error}); copy it again") from error
+
+    return str(make_once(Path(cache_dir or _temporary_directory()) / name, unpack,
+                         f"a plain copy of {path}"))
 
 
 @functools.cache

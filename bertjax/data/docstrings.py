@@ -16,6 +16,8 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from bertjax.files import make_once, whole_directory
+
 # Packages of bertjax's own dependency tree with much prose in their docstrings, richest first.
 PACKAGES = ("numpy", "scipy", "jax", "matplotlib", "flax", "optax", "orbax", "numba",
             "tensorflow_datasets", "grain", "pyarrow", "absl", "ml_collections")
@@ -52,21 +54,28 @@ def build_docstring_store(
 ) -> epath.Path:
     """Trains a vocabulary on the corpus and builds its token store; does nothing if it is there.
 
+    One process builds, others wait for it.
+
     Returns: the directory of the store, with 10 % of the documents held out.
     """
-    # Late: a run that finds its store needs none of these.
-    from bertjax.data.build import build_store
-    from bertjax.data.sentences import split_sentences
-    from bertjax.tokenization.train_vocab import train_wordpiece
+    def build(store: pathlib.Path) -> None:
+        # Late: a run that finds its store needs none of these.
+        from bertjax.data.build import build_store
+        from bertjax.data.sentences import split_sentences
+        from bertjax.tokenization.train_vocab import train_wordpiece
 
-    store = epath.Path(directory)
-    if not (store / "manifest.json").exists():
-        documents = [[sentence for text in paragraphs for sentence in split_sentences(text)]
-                     for _, paragraphs in docstring_documents(megabytes)]
-        sentences = (sentence for document in documents for sentence in document)
-        tokenizer = train_wordpiece(sentences, vocab_size=vocab_size, do_lower_case=True)
-        build_store(None, tokenizer, store, documents=documents, heldout_fraction=0.1)
-    return store
+        print("Gathering the demo corpus from installed documentation (under a minute) ...",
+              flush=True)
+        begun = (store / "build.json").exists()  # by an earlier version, which was killed
+        with whole_directory(store, overwrite=begun) as directory:
+            documents = [[sentence for text in paragraphs for sentence in split_sentences(text)]
+                         for _, paragraphs in docstring_documents(megabytes)]
+            sentences = (sentence for document in documents for sentence in document)
+            tokenizer = train_wordpiece(sentences, vocab_size=vocab_size, do_lower_case=True)
+            build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.1)
+
+    return epath.Path(make_once(directory, build, "the demo corpus",
+                                lambda store: (store / "manifest.json").exists()))
 
 
 def _sources() -> Iterator[tuple[str, list[str]]]:

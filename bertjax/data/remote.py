@@ -10,7 +10,7 @@ from pathlib import Path
 
 from etils import epath
 
-from bertjax.files import whole_directory
+from bertjax.files import make_once, whole_directory
 
 CACHE = "~/.cache/bertjax/stores"
 _AT_ONCE = 16  # files copied side by side: one alone does not fill the network
@@ -36,18 +36,20 @@ def local_store(url: str, cache: str = "") -> Path:
         raise ValueError(f"{url}: no token store here (no manifest.json); make one with "
                          "python -m bertjax.tools.build_corpus, and copy it there") from None
     target = Path(cache or CACHE).expanduser() / f"{source.name}-{manifest['content_hash'][:16]}"
-    if (target / "manifest.json").exists():
-        return target
-    print(f"copying {url} to {target}: a store is mapped into memory", flush=True)
-    with whole_directory(target, overwrite=True) as directory:
-        def copy(name: str) -> None:
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            with (source / name).open("rb") as read, open(directory / name, "wb") as write:
-                shutil.copyfileobj(read, write, 1 << 22)
 
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            list(threads.map(copy, _files(source)))
-    return target
+    def copy_all(target: Path) -> None:
+        print(f"copying {url} to {target}: a store is mapped into memory", flush=True)
+        with whole_directory(target, overwrite=True) as directory:
+            def copy(name: str) -> None:
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+                with (source / name).open("rb") as read, open(directory / name, "wb") as write:
+                    shutil.copyfileobj(read, write, 1 << 22)
+
+            with ThreadPoolExecutor(_AT_ONCE) as threads:
+                list(threads.map(copy, _files(source)))
+
+    return make_once(target, copy_all, f"a copy of {url}",
+                     lambda target: (target / "manifest.json").exists())
 
 
 def _files(directory: epath.Path, prefix: str = "") -> Iterator[str]:

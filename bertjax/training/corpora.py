@@ -306,8 +306,5 @@ def _demo_store(config: ml_collections.ConfigDict, workdir: epath.Path) -> Token
     if "://" in str(workdir):
         raise ValueError(f"the embedded demo corpus is built in the workdir, and {workdir} is "
                          "not on a local disk; choose another --workdir")
-    if not (workdir / "corpus" / "manifest.json").exists():
-        print("Gathering the demo corpus from installed documentation (under a minute) ...",
-              flush=True)
     return TokenStore(build_docstring_store(
         workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size))
