@@ -245,7 +245,7 @@ def write_directory(
         )
         (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
         if tokenizer is not None:
-            tokenizer.save(directory)
+            tokenizer.save(directory, config.max_position_embeddings)
         if card is not None:
             (directory / "README.md").write_text(card, encoding="utf-8")
 

@@ -88,7 +88,7 @@ def export_model(
             "config": dataclasses.asdict(model.config),
         }, indent=2) + "\n")
         if loaded.tokenizer is not None:
-            loaded.tokenizer.save(directory)
+            loaded.tokenizer.save(directory, loaded.config.max_position_embeddings)
         difference = compare(dataclasses.replace(loaded, model=model), directory)
         if not difference < 1e-4:
             raise ValueError(f"the exported function differs from the model by {difference:.2e}")

@@ -1,4 +1,4 @@
-"""Text <-> token ids: WordPiece as the original BERT, sentencepiece models, vocabulary training."""
+"""Text <-> token ids: WordPiece as the original, any tokenizer.json, sentencepiece, training."""
 
 from bertjax.tokenization.loading import check_casing_matches_name, load_tokenizer
 from bertjax.tokenization.tokenizer import Tokenizer, unknown_rate

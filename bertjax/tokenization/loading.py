@@ -1,25 +1,36 @@
 """Finds a tokenizer on disk: directory or file -> tokenizer, with the casing stored beside it.
 
-Reads Hugging Face's layout (vocab.txt or tokenizer.json, with tokenizer_config.json), a bare
+Reads Hugging Face's layout (tokenizer.json or vocab.txt, with tokenizer_config.json), a bare
 vocab.txt, Google's checkpoint directories (vocab.txt beside bert_config.json) and sentencepiece
-models. The casing comes, in this order, from tokenizer_config.json, tokenizer.json, the name of
-the directory (`cased_L-12_H-768_A-12`), the argument, and last from the pieces themselves.
+models. BERT's own rules run in wordpiece.py; a tokenizer.json that asks for others, or has added
+tokens, runs in hub.py. The casing comes, in this order, from tokenizer_config.json,
+tokenizer.json, the name of the directory (`cased_L-12_H-768_A-12`), the argument, and last from
+the pieces themselves.
 """
 
-import json
 import logging
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, Tokenizer
+from bertjax.files import parse_json
+from bertjax.tokenization import description as files
+from bertjax.tokenization.description import CONFIG_FILE
+from bertjax.tokenization.tokenizer import (
+    SPECIAL_NAMES,
+    USUAL_NAMES,
+    Tokenizer,
+    check_special_tokens,
+)
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
-SPECIALS_FILE = "special_tokens_map.json"  # where old versions of transformers name the specials
 _GOOGLE_NAME = re.compile(r"(?:^|_)(uncased|cased|multilingual|chinese)_L-\d+_H-\d+_A-\d+")
 _CASING_WORD = re.compile(r"(?:^|[^a-z])(uncased|cased)(?:[^a-z]|$)", re.IGNORECASE)
 # The share of pieces with upper-case letters that makes a vocabulary cased: about 0 in the
 # original uncased one, a quarter in the cased one.
 _CASED_SHARE = 0.01
+_UNLIMITED = 1 << 30  # transformers writes int(1e30) where no length is known
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +38,8 @@ log = logging.getLogger(__name__)
 def load_tokenizer(
     path: str | Path, do_lower_case: bool | None = None, *, strip_accents: bool | None = None
 ) -> Tokenizer:
-    """Loads the tokenizer at `path`: a directory, a vocab.txt or a sentencepiece .model file.
+    """Loads the tokenizer at `path`: a directory, a vocab.txt, a tokenizer.json or a sentencepiece
+    .model file.
 
     Args:
       do_lower_case: None takes what is stored; otherwise it must agree with it.
@@ -35,52 +47,167 @@ def load_tokenizer(
 
     Raises:
       FileNotFoundError: nothing to load there.
-      ValueError: an argument contradicts what is stored or the name, or the vocabulary is bad.
+      ValueError: an argument contradicts what is stored or the name, the vocabulary is bad, or a
+        file asks for what is not obeyed.
     """
     path = Path(path).expanduser()
-    if path.is_dir():
-        directory = path
-        models = sorted(path.glob("*.model"))
-        vocab_file = next((path / name for name in ("vocab.txt", "tokenizer.json")
-                           if (path / name).is_file()), None)
-        if vocab_file is None and len(models) == 1:
-            vocab_file = models[0]
-        if vocab_file is None:
-            raise FileNotFoundError(
-                f"{path} holds no tokenizer: expected vocab.txt, tokenizer.json or one "
-                f"sentencepiece .model file (found {len(models)})")
-    elif path.is_file():
-        directory, vocab_file = path.parent, path
-    else:
-        raise FileNotFoundError(f"no tokenizer at {path}: neither a directory nor a file")
-
-    stored = {**_read_json(directory / SPECIALS_FILE), **_read_json(directory / CONFIG_FILE)}
+    directory, vocab_file = _find(path)
+    named = directory if path.is_dir() else path
+    stored = files.read_settings(directory)
+    if unknown := files.unknown_settings(stored):
+        log.warning("%s: keys that nothing is known of are not obeyed: %s",
+                    directory / CONFIG_FILE, ", ".join(unknown[:10]))
     if vocab_file.suffix == ".model":
-        from bertjax.tokenization.sentencepiece import SentencePieceTokenizer  # late: protobuf
+        tokenizer = _sentencepiece(vocab_file, stored, do_lower_case, strip_accents)
+    else:
+        tokenizer = _described(vocab_file, named, directory, stored, do_lower_case, strip_accents)
+    tokenizer.model_max_length = _model_max_length(stored, directory)
+    return tokenizer
 
-        tokenizer = SentencePieceTokenizer(vocab_file, **_special_names(stored))
-        if do_lower_case not in (None, tokenizer.do_lower_case):
+
+def _find(path: Path) -> tuple[Path, Path]:
+    """(directory, file of the vocabulary) of what the user names."""
+    if path.is_file():
+        return path.parent, path
+    if not path.is_dir():
+        raise FileNotFoundError(f"no tokenizer at {path}: neither a directory nor a file")
+    for name in ("tokenizer.json", "vocab.txt"):
+        if (path / name).is_file():
+            return path, path / name
+    models = sorted(path.glob("*.model"))
+    if len(models) == 1:
+        return path, models[0]
+    raise FileNotFoundError(
+        f"{path} holds no tokenizer: expected vocab.txt, tokenizer.json or one "
+        f"sentencepiece .model file (found {len(models)})")
+
+
+def _sentencepiece(vocab_file: Path, stored: Mapping[str, Any], do_lower_case: bool | None,
+                   strip_accents: bool | None) -> Tokenizer:
+    from bertjax.tokenization.sentencepiece import SentencePieceTokenizer  # late: protobuf
+
+    source = vocab_file.parent / CONFIG_FILE
+    tokenizer = SentencePieceTokenizer(vocab_file, **files.special_names(stored, source))
+    if added := files.added_beyond(stored, vocab_file.parent, tokenizer.vocab):
+        raise ValueError(
+            f"{source}: the added tokens {', '.join(map(repr, added[:5]))} are not in "
+            f"{vocab_file.name}; save the tokenizer.json of this tokenizer, which holds them")
+    for name, value in (("the argument", do_lower_case), (source, stored.get("do_lower_case"))):
+        if value not in (None, tokenizer.do_lower_case):
             raise ValueError(_contradiction(
-                "do_lower_case", do_lower_case, tokenizer.do_lower_case, vocab_file))
-        if strip_accents is not None:
-            raise ValueError(f"strip_accents={strip_accents}: {vocab_file} brings its own "
-                             "normalisation; leave the argument out")
-        return tokenizer
+                "do_lower_case", value, tokenizer.do_lower_case, vocab_file, name))
+    if strip_accents is not None:
+        raise ValueError(f"strip_accents={strip_accents}: {vocab_file} brings its own "
+                         "normalisation; leave the argument out")
+    return tokenizer
 
-    vocab = read_vocab(vocab_file)
-    _refuse_other_tokenizations(stored, directory)
-    _warn_of_added_tokens(stored, directory, len(vocab))
-    options = _stored_options(stored, directory)
+
+def _described(vocab_file: Path, named: Path, directory: Path, stored: Mapping[str, Any],
+               do_lower_case: bool | None, strip_accents: bool | None) -> Tokenizer:
+    """The tokenizer of a vocab.txt or a tokenizer.json."""
+    if vocab_file.suffix == ".json":
+        described = files.read_description(vocab_file)
+        if named.is_dir() and (directory / "vocab.txt").is_file():
+            _check_same_vocabulary(described, vocab_file, directory / "vocab.txt")
+    else:
+        files.check_class(stored, directory)
+        described = files.of_vocab(read_vocab(vocab_file), stored, directory / CONFIG_FILE)
+    described = files.with_added_tokens(described, stored, directory, vocab_file)
+    ids = files.piece_ids(described, vocab_file)
+    ids |= {entry["content"]: entry["id"] for entry in described["added_tokens"]}
+    pieces = sorted(ids, key=ids.get)
+    specials = _special_tokens(described, stored, ids, vocab_file, directory)
+    files.check_template(described, specials, ids.get, vocab_file)
+
+    if (described["normalizer"] or {}).get("type") != "BertNormalizer":
+        return _other_rules(described, specials, vocab_file, named, stored, do_lower_case,
+                            strip_accents)
+    options = _stored_options(stored, directory, described["normalizer"], vocab_file)
     for name, value in (("do_lower_case", do_lower_case), ("strip_accents", strip_accents)):
         kept = options.get(name)
         if value is not None and kept is not None and value != kept:
             raise ValueError(_contradiction(name, value, kept, options["source"]))
-    named = directory if path.is_dir() else path
-    casing = _resolve_casing(options.get("do_lower_case"), do_lower_case, named, directory, vocab)
-    return WordPieceTokenizer(
-        vocab, casing,
-        strip_accents if strip_accents is not None else options.get("strip_accents"),
-        options.get("tokenize_chinese_chars", True), **_special_names(stored))
+    casing = _resolve_casing(options.get("do_lower_case"), do_lower_case, named, directory, pieces)
+    strips = strip_accents if strip_accents is not None else options.get("strip_accents")
+    chinese = options.get("tokenize_chinese_chars", True)
+    if files.is_plain_bert(described, specials):
+        return WordPieceTokenizer(pieces, casing, strips, chinese,
+                                  max_word_chars=files.word_limit(described, stored), **specials)
+    described["normalizer"] = {**described["normalizer"], "lowercase": casing,
+                               "strip_accents": strips, "handle_chinese_chars": chinese}
+    if (limit := stored.get("max_input_chars_per_word")) is not None:
+        described["model"] = {**described["model"], "max_input_chars_per_word": limit}
+    return _run_by_library(described, specials, vocab_file)
+
+
+def _other_rules(described: dict[str, Any], specials: dict[str, str], vocab_file: Path,
+                 named: Path, stored: Mapping[str, Any], do_lower_case: bool | None,
+                 strip_accents: bool | None) -> Tokenizer:
+    """The tokenizer of a tokenizer.json with another normalizer than BERT's."""
+    source = vocab_file.parent / CONFIG_FILE
+    if strip_accents is not None:
+        raise ValueError(f"strip_accents={strip_accents}: {vocab_file} brings its own "
+                         "normalisation; leave the argument out")
+    if "max_input_chars_per_word" in stored and described["model"].get("type") == "WordPiece":
+        described["model"] = {**described["model"],
+                              "max_input_chars_per_word": stored["max_input_chars_per_word"]}
+    tokenizer = _run_by_library(described, specials, vocab_file)
+    for name, value in (("the argument", do_lower_case), (source, stored.get("do_lower_case"))):
+        if value not in (None, tokenizer.do_lower_case):
+            raise ValueError(_contradiction(
+                "do_lower_case", value, tokenizer.do_lower_case, vocab_file, name))
+    check_casing_matches_name(named, tokenizer.do_lower_case)
+    return tokenizer
+
+
+def _run_by_library(described: dict[str, Any], specials: dict[str, str], vocab_file: Path
+                    ) -> Tokenizer:
+    from bertjax.tokenization.hub import HubTokenizer  # late: only such files need the library
+
+    return HubTokenizer(described, specials, str(vocab_file))
+
+
+def _special_tokens(described: Mapping[str, Any], stored: Mapping[str, Any], ids: Mapping[str, int],
+                    vocab_file: Path, directory: Path) -> dict[str, str]:
+    """{name of SPECIAL_NAMES: token}: as stored, the model's own unknown token, or usual names."""
+    source, model = directory / CONFIG_FILE, described["model"]
+    given = files.special_names(stored, source)
+    unknown = model.get("unk_token")
+    if isinstance(model.get("vocab"), list) and files.is_id(model.get("unk_id")):
+        unknown = next((piece for piece, i in ids.items() if i == model["unk_id"]), None)
+    if unknown is not None and given.get("unk_token", unknown) != unknown:
+        raise ValueError(f"{source}: unk_token={given['unk_token']!r}, but unknown words become "
+                         f"{unknown!r} in {vocab_file}")
+    if unknown is not None:
+        given["unk_token"] = unknown
+    names = {name: given.get(name) or next((usual for usual in USUAL_NAMES[name] if usual in ids),
+                                           USUAL_NAMES[name][0]) for name in SPECIAL_NAMES}
+    check_special_tokens(ids, names, str(vocab_file))
+    return names
+
+
+def _check_same_vocabulary(described: Mapping[str, Any], json_file: Path, text_file: Path) -> None:
+    """Raises ValueError where a vocab.txt beside tokenizer.json holds other pieces."""
+    ids = files.piece_ids(described, json_file)
+    ids |= {entry.get("content"): entry.get("id") for entry in described["added_tokens"] or ()
+            if isinstance(entry, dict)}
+    for i, piece in enumerate(read_vocab(text_file)):
+        if ids.get(piece) != i:
+            raise ValueError(
+                f"{text_file} and {json_file.name} disagree: {piece!r} is on line {i + 1}, and has "
+                f"the id {ids.get(piece)} in {json_file.name}; remove the one that is not this "
+                "model's")
+
+
+def _model_max_length(stored: Mapping[str, Any], directory: Path) -> int | None:
+    """The longest input in tokens, [CLS] and [SEP] included, as transformers stores it."""
+    value = stored.get("model_max_length")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+        raise ValueError(f"{directory / CONFIG_FILE}: model_max_length is {value!r:.100}; it must "
+                         "be a number of tokens")
+    return int(value) if value < _UNLIMITED else None
 
 
 def check_casing_matches_name(path: str | Path, do_lower_case: bool) -> None:
@@ -101,14 +228,15 @@ def check_casing_matches_name(path: str | Path, do_lower_case: bool) -> None:
 
 
 def read_vocab(path: str | Path) -> list[str]:
-    """Pieces of a vocab.txt (a piece a line, UTF-8) or of a WordPiece tokenizer.json, by id."""
+    """Pieces of a vocab.txt (a piece a line, UTF-8), by id."""
     path = Path(path)
-    if path.suffix == ".json":
-        return _vocab_of_json(path)
+    content = path.read_bytes()
+    if other := _other_format(content):
+        raise ValueError(f"{path} is {other}")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
     # Only line feeds end a line. Blanks at the ends go, as in the original, unless they are the
     # piece: some vocabularies list U+2028 or U+3000, which no text brings about.
     lines = [line.strip() or line.removesuffix("\r")
@@ -125,67 +253,66 @@ def read_vocab(path: str | Path) -> list[str]:
     return lines
 
 
-def _vocab_of_json(path: Path) -> list[str]:
-    content = _read_json(path)
-    model = content.get("model", {})
-    if model.get("type") != "WordPiece":
-        raise ValueError(f"{path} holds a {model.get('type')} tokenizer, not WordPiece; "
-                         "give a vocab.txt, or the sentencepiece .model it was made from")
-    ids = dict(model["vocab"])
-    for added in content.get("added_tokens", ()):
-        ids.setdefault(added["content"], added["id"])
-    pieces = sorted(ids, key=ids.get)
-    if [ids[piece] for piece in pieces] != list(range(len(pieces))):
-        raise ValueError(f"{path}: ids are not 0 to {len(pieces) - 1}, each once")
-    return pieces
+def _other_format(content: bytes) -> str | None:
+    """What a file that calls itself vocab.txt is instead, and where that belongs."""
+    for start, name in (
+            (b"version https://git-lfs", "a Git LFS pointer, not the file: run git lfs pull"),
+            (b"#version:", "the merges.txt of a BPE tokenizer: save its tokenizer.json instead"),
+            (b"PK\x03\x04", "a zip archive: unpack it"), (b"\x1f\x8b", "a gzip file: unpack it"),
+            (b"\xff\xfe", "UTF-16 text: save it as UTF-8"),
+            (b"\xfe\xff", "UTF-16 text: save it as UTF-8"),
+            (b"<!DOCTYPE", "a web page, not the file that it links to: download that"),
+            (b"<html", "a web page, not the file that it links to: download that")):
+        if content.startswith(start):
+            return name
+    text = content.lstrip(b"\xef\xbb\xbf \r\n\t")
+    if text.startswith((b"{", b"[")):
+        try:
+            value = parse_json(content, "")
+        except ValueError:
+            value = None
+        if isinstance(value, dict) and "model" in value:
+            return "a tokenizer.json: name it tokenizer.json"
+        if isinstance(value, dict | list):
+            return ("JSON, not a list of pieces, one a line: a vocab.json is read with the rest of "
+                    "its tokenizer.json")
+    lines = content.split(b"\n", 4)[:4]
+    if len(lines) == 4 and all(re.fullmatch(rb"[^\t]*\t-?[0-9.e+-]+\r?", line) for line in lines):
+        return ("the list of a sentencepiece model's pieces with their scores: give the .model "
+                "file beside it")
+    if b"\x00" in content and content.startswith(b"\n"):
+        return "a binary file, perhaps a sentencepiece model: name it spiece.model"
+    return None
 
 
-def _refuse_other_tokenizations(stored: dict, directory: Path) -> None:
-    """Raises ValueError where tokenizer_config.json asks for other rules than the original's."""
-    for name, ours in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece"),
-                       ("do_basic_tokenize", True)):
-        if stored.get(name, ours) not in (ours, None):
-            raise ValueError(
-                f"{directory / CONFIG_FILE}: {name}={stored[name]!r} is another tokenization than "
-                f"BERT's, which has {ours!r}: its ids would not be those of this model")
+def _stored_options(stored: Mapping[str, Any], directory: Path, normalizer: Mapping[str, Any],
+                    vocab_file: Path) -> dict[str, Any]:
+    """do_lower_case, strip_accents, tokenize_chinese_chars as far as stored, and their source.
 
-
-def _warn_of_added_tokens(stored: dict, directory: Path, vocab_size: int) -> None:
-    """transformers keeps tokens added later beside vocab.txt, and looks for them first."""
-    added = {entry["content"]: int(i) for i, entry in
-             (stored.get("added_tokens_decoder") or {}).items()}
-    added |= _read_json(directory / "added_tokens.json")
-    beyond = [token for token, i in added.items() if i >= vocab_size]
-    if beyond:
-        log.warning(
-            "%s: %d added tokens (%s) are not in the vocabulary and are read as ordinary text; "
-            "bertjax.tools.convert --add_vocab adds words", directory, len(beyond),
-            ", ".join(beyond[:5]))
-
-
-def _stored_options(stored: dict, directory: Path) -> dict:
-    """do_lower_case, strip_accents, tokenize_chinese_chars as far as stored, and their source."""
-    options = {name: stored[name] for name in
-               ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
-               if stored.get(name) is not None}
-    options["source"] = directory / CONFIG_FILE
-    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
-        if not isinstance(options.get(name, True), bool):
-            raise ValueError(f"{options['source']}: {name} is {options[name]!r}; "
-                             "it must be true or false")
-    if "do_lower_case" not in options:
-        normalizer = _read_json(directory / "tokenizer.json").get("normalizer") or {}
-        if normalizer.get("type") == "BertNormalizer":
-            options["source"] = directory / "tokenizer.json"
-            for name, key in (("do_lower_case", "lowercase"), ("strip_accents", "strip_accents"),
-                              ("tokenize_chinese_chars", "handle_chinese_chars")):
-                if normalizer.get(key) is not None:
-                    options.setdefault(name, normalizer[key])
+    tokenizer_config.json goes before the normalizer of tokenizer.json, as in transformers.
+    """
+    if vocab_file.suffix != ".json":  # a vocab.txt that was named itself
+        beside = files.read_object(directory / "tokenizer.json").get("normalizer")
+        if isinstance(beside, dict) and beside.get("type") == "BertNormalizer":
+            normalizer, vocab_file = beside, directory / "tokenizer.json"
+    options = {}
+    for name, key in (("do_lower_case", "lowercase"), ("strip_accents", "strip_accents"),
+                      ("tokenize_chinese_chars", "handle_chinese_chars")):
+        value = normalizer.get(key)
+        if not isinstance(value, bool | None):
+            raise ValueError(f"{vocab_file}: normalizer.{key} is {value!r:.100}; it must be true "
+                             "or false")
+        if stored.get(name) is not None or (name == "strip_accents" and name in stored):
+            value = stored[name]
+        if value is not None:
+            options[name] = value
+    options["source"] = (vocab_file if stored.get("do_lower_case") is None
+                         else directory / CONFIG_FILE)
     return options
 
 
 def _resolve_casing(
-    stored: bool | None, argument: bool | None, named: Path, directory: Path, vocab: list[str]
+    stored: bool | None, argument: bool | None, named: Path, directory: Path, vocab: Sequence[str]
 ) -> bool:
     if stored is not None:
         check_casing_matches_name(named, stored)
@@ -226,29 +353,9 @@ def _names(path: str | Path) -> list[str]:
     return [path.name] if path.is_dir() else [path.name, path.parent.name]
 
 
-def _special_names(stored: dict) -> dict[str, str]:
-    names = {}
-    for key in SPECIAL_NAMES:
-        value = stored.get(key)
-        if isinstance(value, dict):  # Hugging Face's AddedToken
-            value = value.get("content")
-        if value is not None:
-            names[key] = value
-    return names
-
-
-def _read_json(path: Path) -> dict:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object")
-    return content
-
-
-def _contradiction(name: str, value: bool, stored: bool, source: Path) -> str:
+def _contradiction(name: str, value: bool, stored: bool, source: Path, by: str | Path = "") -> str:
+    if isinstance(by, Path):
+        return (f"{by}: {name}={value} contradicts {source}, whose own rules mean {name}={stored}; "
+                "remove the one that is wrong")
     return (f"{name}={value} contradicts {name}={stored} stored in {source}; leave the argument "
             "out, or change the stored value if it is wrong")

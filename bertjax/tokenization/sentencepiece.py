@@ -15,16 +15,9 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
-from bertjax.tokenization.tokenizer import SPECIAL_NAMES, Span, Tokenizer
+from bertjax.tokenization.tokenizer import SPECIAL_NAMES, USUAL_NAMES, Span, Tokenizer
 
 SPACE = "\u2581"
-# Names by which models call the special tokens, in order of preference; unk is the model's own.
-_USUAL_NAMES = {
-    "pad_token": ("[PAD]", "<pad>"),
-    "cls_token": ("[CLS]", "<cls>", "<s>"),
-    "sep_token": ("[SEP]", "<sep>", "</s>"),
-    "mask_token": ("[MASK]", "<mask>"),
-}
 _PieceType = sentencepiece_model_pb2.ModelProto.SentencePiece.Type
 
 
@@ -69,7 +62,8 @@ class SentencePieceTokenizer(Tokenizer):
         self.do_lower_case = self._processor.normalize("ABC") == self._processor.normalize("abc")
 
     def __reduce__(self) -> tuple:
-        return _rebuild, (self._model, self._source, self.special_tokens)
+        return (_rebuild, (self._model, self._source, self.special_tokens),
+                {"model_max_length": self.model_max_length})
 
     @property
     def is_continuation(self) -> np.ndarray:
@@ -156,7 +150,9 @@ def _find_specials(
                          f"piece is {unknown!r}")
     found = {"unk_token": unknown}
     missing = []
-    for name, usual in _USUAL_NAMES.items():
+    for name, usual in USUAL_NAMES.items():
+        if name == "unk_token":  # the model's own
+            continue
         candidates = (given[name],) if name in given else usual
         token = next((token for token in candidates if token in pieces), None)
         if token is None:

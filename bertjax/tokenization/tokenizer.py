@@ -7,7 +7,7 @@ becomes pieces. `load_tokenizer` (loading.py) finds one on disk.
 import abc
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,14 @@ import numpy as np
 from bertjax.files import write_whole
 
 SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+# Names by which vocabularies call them, in order of preference.
+USUAL_NAMES = {
+    "pad_token": ("[PAD]", "<pad>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]", "<cls>", "<s>"),
+    "sep_token": ("[SEP]", "<sep>", "</s>"),
+    "mask_token": ("[MASK]", "<mask>"),
+}
 CONFIG_FILE = "tokenizer_config.json"
 _UNUSED = re.compile(r"^\[unused\d+\]$")
 
@@ -31,6 +39,7 @@ class Tokenizer(abc.ABC):
       special_tokens: {name of SPECIAL_NAMES: piece}.
       special_ids: their ids, in that order; also pad_id, unk_id, cls_id, sep_id and mask_id.
       do_lower_case: whether text is lower-cased.
+      model_max_length: the longest input of the model in tokens, where its files say so.
 
     Raises:
       ValueError: special tokens that `vocab` lacks (all listed).
@@ -38,18 +47,13 @@ class Tokenizer(abc.ABC):
 
     VOCABULARY_FILE: str  # what `save` calls the vocabulary
     do_lower_case: bool
+    model_max_length: int | None = None
 
     def __init__(self, vocab: Sequence[str], special_tokens: dict[str, str]) -> None:
         self.vocab = tuple(vocab)
         self.special_tokens = special_tokens
         self._ids = {piece: i for i, piece in enumerate(self.vocab)}
-        missing = [f"{name}={token!r}" for name, token in special_tokens.items()
-                   if token not in self._ids]
-        if missing:
-            raise ValueError(
-                f"the vocabulary ({len(self.vocab)} entries) lacks the special tokens "
-                f"{', '.join(missing)}; add them, or give the names it uses instead (for example "
-                f"unk_token='<unk>'; beside the vocabulary they are keys of {CONFIG_FILE})")
+        check_special_tokens(self._ids, special_tokens, "the vocabulary")
         self.special_ids: tuple[int, ...] = tuple(
             self._ids[special_tokens[name]] for name in SPECIAL_NAMES)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
@@ -78,8 +82,8 @@ class Tokenizer(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def is_continuation(self) -> np.ndarray:
-        """bool [V]: pieces that continue a word."""
+    def is_continuation(self) -> np.ndarray | None:
+        """bool [V]: pieces that continue a word; None where the pieces do not tell."""
 
     @property
     def replacement_ids(self) -> np.ndarray:
@@ -152,15 +156,22 @@ class Tokenizer(abc.ABC):
 
     # --- files ------------------------------------------------------------------------------
 
-    def save(self, directory: str | Path) -> None:
+    def save(self, directory: str | Path, max_length: int | None = None) -> None:
         """Writes the vocabulary and tokenizer_config.json in Hugging Face's layout.
 
-        `load_tokenizer` reads all options back; of WordPiece, so does `transformers.AutoTokenizer`.
+        `load_tokenizer` reads all options back; so does `transformers.AutoTokenizer`, but for
+        sentencepiece models.
+
+        Args:
+          max_length: positions of the model beside it; stored as model_max_length, by which
+            transformers truncates, unless the tokenizer's own is shorter.
         """
         directory = Path(directory)
+        lengths = [length for length in (self.model_max_length, max_length) if length is not None]
+        config = self._config() | ({"model_max_length": min(lengths)} if lengths else {})
         # The vocabulary last: without it there is no tokenizer, without the casing a guess at one.
         write_whole(directory / CONFIG_FILE,
-                    json.dumps(self._config(), indent=2, ensure_ascii=False) + "\n")
+                    json.dumps(config, indent=2, ensure_ascii=False) + "\n")
         write_whole(directory / self.VOCABULARY_FILE, self._content())
 
     @abc.abstractmethod
@@ -170,6 +181,17 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def _config(self) -> dict[str, Any]:
         """The content of tokenizer_config.json."""
+
+
+def check_special_tokens(ids: Mapping[str, int], special_tokens: Mapping[str, str], source: str
+                         ) -> None:
+    """Raises ValueError that lists all special tokens that a vocabulary lacks."""
+    missing = [f"{name}={token!r}" for name, token in special_tokens.items() if token not in ids]
+    if missing:
+        raise ValueError(
+            f"{source} ({len(ids)} entries) lacks the special tokens {', '.join(missing)}; add "
+            "them, or give the names it uses instead (for example unk_token='<unk>'; beside the "
+            f"vocabulary they are keys of {CONFIG_FILE})")
 
 
 def unknown_rate(tokenizer: Tokenizer, texts: Iterable[str]) -> float:

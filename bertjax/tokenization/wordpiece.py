@@ -2,9 +2,9 @@
 
 In: str. Out: token ids (lists, or one int32 array for a whole batch), tokens, offsets. Follows
 `FullTokenizer` of google-research/bert `tokenization.py`: basic tokenization (normalization.py),
-then greedy longest match, at most 200 characters a word. Bounded caches (chunk -> ids, word ->
-ids) carry the speed: most of a text is a dictionary look-up a chunk, made in C. For whole batches
-`encode_flat` is three times faster still: see ascii_words.py.
+then greedy longest match, at most 200 characters a word unless the files say otherwise. Bounded
+caches (chunk -> ids, word -> ids) carry the speed: most of a text is a dictionary look-up a chunk,
+made in C. For whole batches `encode_flat` is three times faster still: see ascii_words.py.
 """
 
 import hashlib
@@ -62,6 +62,7 @@ class WordPieceTokenizer(Tokenizer):
       do_lower_case: lower-case the text (an "uncased" vocabulary).
       strip_accents: drop combining marks; None follows `do_lower_case`, as the original.
       tokenize_chinese_chars: isolate CJK ideographs.
+      max_word_chars: a longer word is unknown; 200 in the original.
       pad_token ... mask_token: names of the special tokens in `vocab`; ids come from the file.
 
     Raises:
@@ -77,6 +78,7 @@ class WordPieceTokenizer(Tokenizer):
         strip_accents: bool | None = None,
         tokenize_chinese_chars: bool = True,
         *,
+        max_word_chars: int = MAX_WORD_CHARS,
         pad_token: str = "[PAD]",
         unk_token: str = "[UNK]",
         cls_token: str = "[CLS]",
@@ -89,6 +91,7 @@ class WordPieceTokenizer(Tokenizer):
         self.do_lower_case = bool(do_lower_case)
         self.strip_accents = strip_accents
         self.tokenize_chinese_chars = bool(tokenize_chinese_chars)
+        self.max_word_chars = max_word_chars
 
         self.normalizer = BertNormalizer(
             self.do_lower_case, self.strip_accents, self.tokenize_chinese_chars)
@@ -103,14 +106,24 @@ class WordPieceTokenizer(Tokenizer):
 
     def __reduce__(self) -> tuple:
         """Pickles what it was made of, so that a worker process starts with empty caches."""
-        return _rebuild, (self.vocab, self._options())
+        return (_rebuild, (self.vocab, self._options()),
+                {"model_max_length": self.model_max_length})
+
+    def extended(self, pieces: Sequence[str]) -> "WordPieceTokenizer":
+        """The same tokenizer with more pieces at the end of its vocabulary."""
+        larger = _rebuild((*self.vocab, *pieces), self._options())
+        larger.model_max_length = self.model_max_length
+        return larger
 
     def _options(self) -> dict:
+        # The usual limit is left out: it was no option when stores were first built.
+        limit = {"max_word_chars": self.max_word_chars}
         return {
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.tokenize_chinese_chars,
             **self.special_tokens,
+            **(limit if self.max_word_chars != MAX_WORD_CHARS else {}),
         }
 
     @property
@@ -146,7 +159,7 @@ class WordPieceTokenizer(Tokenizer):
             return np.frombuffer(b"".join(rows), np.int32), lengths
         if self._ascii is None:
             self._ascii = ascii_words.ascii_vocabulary(
-                self._ids, self._inside, self.unk_id, self.do_lower_case, MAX_WORD_CHARS)
+                self._ids, self._inside, self.unk_id, self.do_lower_case, self.max_word_chars)
         content = b"".join(parts)
         ids = np.empty(len(content), np.int32)
         lengths = np.empty(len(parts), np.int64)
@@ -195,7 +208,7 @@ class WordPieceTokenizer(Tokenizer):
     def _match(self, word: str) -> list[Span]:
         """Greedy longest match of a normalised word: [(id, first, end) in characters of `word`]."""
         length = len(word)
-        if length > MAX_WORD_CHARS:
+        if length > self.max_word_chars:
             return [(self.unk_id, 0, length)]
         pieces: list[Span] = []
         known = self._ids
@@ -238,7 +251,10 @@ class WordPieceTokenizer(Tokenizer):
         return ("\n".join(self.vocab) + "\n").encode()
 
     def _config(self) -> dict[str, Any]:
-        return {"tokenizer_class": "BertTokenizer", **self._options()}
+        options = self._options()
+        if limit := options.pop("max_word_chars", None):
+            options["max_input_chars_per_word"] = limit
+        return {"tokenizer_class": "BertTokenizer", **options}
 
 
 def _rebuild(vocab: tuple[str, ...], options: dict) -> WordPieceTokenizer:

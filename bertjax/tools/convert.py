@@ -46,17 +46,15 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
 
     old = loaded.tokenizer
     if not isinstance(old, WordPieceTokenizer):
-        raise ValueError("extending a vocabulary needs vocab.txt beside the model")
+        raise ValueError("extending a vocabulary needs BERT's own tokenizer (vocab.txt, without "
+                         "added tokens) beside the model")
     vocabulary = [old.id_to_token(i) for i in range(old.vocab_size)]
     known = set(vocabulary)
     entries = _entries(old, [word for word in map(str.strip, words) if word])
     added = [entry for entry in dict.fromkeys(entries) if entry not in known]
     if not added:
         raise ValueError("every word of --add_vocab is in the vocabulary already")
-    larger = WordPieceTokenizer(
-        [*vocabulary, *added], old.do_lower_case, old.strip_accents, old.tokenize_chinese_chars,
-        **old.special_tokens,
-    )
+    larger = old.extended(added)
     pieces = [_pieces(old, word) for word in added]
     size = max(loaded.config.vocab_size, len(vocabulary) + len(added))
     params = jax.tree.map(np.asarray, loaded.params)

@@ -140,14 +140,6 @@ def test_other_tokenizations_are_refused(tmp_path, setting):
         load_tokenizer(tmp_path)
 
 
-def test_added_tokens_beyond_the_vocabulary_are_not_lost_silently(tmp_path, caplog):
-    write_vocab(tmp_path, UNCASED, {"do_lower_case": True, "added_tokens_decoder": {
-        "4": {"content": "[MASK]"}, "9": {"content": "<e1>"}}})
-    with caplog.at_level(logging.WARNING):
-        load_tokenizer(tmp_path)
-    assert "1 added tokens (<e1>)" in caplog.text
-
-
 def test_home_and_a_byte_order_mark_are_understood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_vocab(tmp_path / "v", CASED)

@@ -1,0 +1,352 @@
+"""What the files of a tokenizer say, in one form: the content of a tokenizer.json.
+
+In: vocab.txt or tokenizer.json, added_tokens.json, special_tokens_map.json, tokenizer_config.json.
+Out: a checked dict as in tokenizer.json, with all added tokens in it; whether it describes BERT's
+own rules (`is_plain_bert`). Whatever changes ids and is not obeyed is refused by name.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from bertjax.files import read_json
+from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES
+from bertjax.tokenization.wordpiece import MAX_WORD_CHARS
+
+SPECIALS_FILE = "special_tokens_map.json"  # where old versions of transformers name the specials
+ADDED_FILE = "added_tokens.json"
+
+# Keys of tokenizer_config.json that are obeyed, or do not change which ids a text has. Padding is
+# masked and on the right in any case; decoding is not a matter of ids.
+_OBEYED = {
+    *SPECIAL_NAMES, "bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens",
+    "added_tokens_decoder", "do_lower_case", "strip_accents", "tokenize_chinese_chars",
+    "max_input_chars_per_word", "model_max_length", "add_prefix_space", "do_basic_tokenize",
+    "do_subword_tokenize", "word_tokenizer_type", "subword_tokenizer_type", "never_split",
+    "auto_map", "tokenizer_class", "truncation_side"}
+_HARMLESS = {
+    "backend", "chat_template", "clean_up_tokenization_spaces", "device_map", "errors", "from_slow",
+    "init_inputs", "is_local", "jumanpp_kwargs", "legacy", "local_files_only", "max_len",
+    "max_length", "mecab_kwargs", "model_input_names", "model_specific_special_tokens",
+    "model_type", "name_or_path", "pad_to_multiple_of", "pad_token_type_id", "padding",
+    "padding_side", "processor_class", "revision", "sep_token_extra", "special_tokens_map_file",
+    "split_special_tokens", "stride", "sudachi_kwargs", "tokenizer_file", "torch_dtype",
+    "trust_remote_code", "truncation", "truncation_strategy", "unk_token_id", "use_fast",
+    "vocab_file", "_commit_hash"}
+# Other rules than the original's for a vocab.txt: key -> the value that means the original's.
+_BERT_RULES = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece",
+               "do_basic_tokenize": True, "do_subword_tokenize": True}
+# Classes of transformers that read a vocab.txt as BERT's; others (Esm, Bertweet, Phobert) do not.
+_BERT_CLASSES = re.compile(
+    r"((Bert(Japanese)?|DistilBert|Electra|MobileBert|ConvBert|Funnel|LayoutLM(v2)?|Lxmert|MPNet|"
+    r"RetriBert|Realm|Splinter|SqueezeBert|Nezha|DPR(Reader|QuestionEncoder|ContextEncoder)|"
+    r"PreTrained)Tokenizer(Fast)?|Tokenizer|TokenizersBackend)")
+
+# tokenizer.json: the caller cuts and pads, and a decoder makes text.
+_JSON_KEYS = {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+              "post_processor", "decoder", "model"}
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_LONGEST_WORD = 1 << 16
+# `tokenizers` writes this limit into every BERT file; the original, and so such a file, means 200.
+_LIBRARY_WORD_CHARS = 100
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json over special_tokens_map.json, checked; {} without them."""
+    stored = {**read_object(directory / SPECIALS_FILE), **read_object(directory / CONFIG_FILE)}
+    source = directory / CONFIG_FILE
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"):
+        if not isinstance(stored.get(name), bool | None):
+            raise ValueError(f"{source}: {name} is {stored[name]!r}; it must be true or false")
+    limit = stored.get("max_input_chars_per_word")
+    if limit is not None:
+        _check_word_limit(limit, source)
+    for name, ours in _BERT_RULES.items():
+        if stored.get(name, ours) not in (ours, None):
+            raise ValueError(
+                f"{source}: {name}={stored[name]!r} is another tokenization than "
+                f"BERT's, which has {ours!r}: its ids would not be those of this model")
+    if kept_whole := set(_strings(stored.get("never_split") or (), "never_split", source)) - set(
+            special_names(stored, source).values()):
+        raise ValueError(f"{source}: never_split={sorted(kept_whole)} is not supported; make them "
+                         "added tokens (add_tokens of transformers), which are kept whole")
+    if stored.get("truncation_side") == "left":
+        raise ValueError(f"{source}: truncation_side='left' is not supported: long texts are cut "
+                         "at their end; remove the key if that is right")
+    if "AutoTokenizer" in (stored.get("auto_map") or ()):
+        raise ValueError(f"{source}: auto_map names the model's own Python code, which is not run: "
+                         "save its tokenizer.json, or remove the key if BERT's rules are right")
+    return stored
+
+
+def unknown_settings(stored: Mapping[str, Any]) -> list[str]:
+    """Keys of tokenizer_config.json that nothing is known of."""
+    return sorted(set(stored) - _OBEYED - _HARMLESS)
+
+
+def check_class(stored: Mapping[str, Any], directory: Path) -> None:
+    """Raises ValueError where a vocab.txt is that of another tokenizer than BERT's."""
+    name = stored.get("tokenizer_class")
+    if name is not None and not _BERT_CLASSES.fullmatch(str(name)):
+        raise ValueError(
+            f"{directory / CONFIG_FILE}: tokenizer_class={name!r} does not read vocab.txt as BERT "
+            "does; save its tokenizer.json, or set BertTokenizer if BERT's rules are right")
+
+
+def special_names(stored: Mapping[str, Any], source: Path) -> dict[str, str]:
+    """{name of SPECIAL_NAMES: token}, as far as stored."""
+    return {key: _content(stored[key], key, source) for key in SPECIAL_NAMES
+            if stored.get(key) is not None}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, {} where there is no file."""
+    if not path.is_file():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def of_vocab(pieces: list[str], stored: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """BERT's rules over the pieces of a vocab.txt."""
+    names = special_names(stored, source)
+    unk = names.get("unk_token", "[UNK]")
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    cls, sep = names.get("cls_token", "[CLS]"), names.get("sep_token", "[SEP]")
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                       "strip_accents": None, "lowercase": None},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "BertProcessing", "sep": [sep, ids.get(sep, 0)],
+                           "cls": [cls, ids.get(cls, 0)]},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
+        "model": {"type": "WordPiece", "unk_token": unk, "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": _LIBRARY_WORD_CHARS, "vocab": ids}}
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """The content of a tokenizer.json; ValueError for what no reader can obey."""
+    content = read_object(path)
+    model = content.get("model")
+    if not isinstance(model, dict):
+        raise ValueError(f"{path} is not a tokenizer.json: it has no \"model\"")
+    if unknown := sorted(set(content) - _JSON_KEYS):
+        raise ValueError(f"{path}: unknown keys {', '.join(unknown)}: what they ask for would not "
+                         "be done")
+    if model.get("dropout"):
+        raise ValueError(f"{path}: model.dropout={model['dropout']!r} gives a text other ids each "
+                         "time; set it to null")
+    if isinstance(content.get("truncation"), dict) and (
+            content["truncation"].get("direction") == "Left"):
+        raise ValueError(f"{path}: truncation.direction=Left is not supported: long texts are cut "
+                         "at their end; set truncation to null if that is right")
+    if not isinstance(content.get("added_tokens"), list | None):
+        raise ValueError(f"{path}: added_tokens must be a list")
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if not isinstance(content.get(part), dict | None):
+            raise ValueError(f"{path}: {part} must be an object or null")
+    if model.get("max_input_chars_per_word") is not None:
+        _check_word_limit(model["max_input_chars_per_word"], path)
+    return {**dict.fromkeys(_JSON_KEYS), **content}
+
+
+def piece_ids(description: Mapping[str, Any], source: Path) -> dict[str, int]:
+    """Piece -> id of the model alone, without added tokens."""
+    vocab = description["model"].get("vocab")
+    if isinstance(vocab, list):  # Unigram: [piece, score] by id
+        if not all(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+                   for entry in vocab):
+            raise ValueError(f"{source}: model.vocab must list [piece, score] pairs")
+        return {entry[0]: i for i, entry in enumerate(vocab)}
+    if not isinstance(vocab, dict) or not vocab:
+        raise ValueError(f"{source}: model.vocab must map pieces to ids")
+    if bad := next((piece for piece, i in vocab.items() if not is_id(i)), None):
+        raise ValueError(f"{source}: the id of {bad!r} is {vocab[bad]!r}; it must be a number")
+    return dict(vocab)
+
+
+def with_added_tokens(description: dict[str, Any], stored: Mapping[str, Any], directory: Path,
+                      source: Path) -> dict[str, Any]:
+    """The description with the added tokens of all files in its added_tokens.
+
+    transformers keeps them in tokenizer.json, in tokenizer_config.json (added_tokens_decoder, lists
+    of further special tokens) and in added_tokens.json.
+    """
+    ids = piece_ids(description, source)
+    added: dict[str, dict[str, Any]] = {}
+    places = {i: piece for piece, i in ids.items()}
+
+    def add(entry: dict[str, Any], file: Path) -> None:
+        token, i = entry["content"], entry["id"]
+        known = ids.get(token, added.get(token, {}).get("id", i))
+        if known != i or places.get(i, token) != token:
+            raise ValueError(f"{file}: the added token {token!r} has the id {i}, which is "
+                             + (f"{known} in {source}" if known != i else
+                                f"that of {places[i]!r} in {source}"))
+        added.setdefault(token, entry)
+        places[i] = token
+
+    for entry in description["added_tokens"] or ():
+        add(_entry(entry, None, source), source)
+    config = directory / CONFIG_FILE
+    decoder = stored.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise ValueError(f"{config}: added_tokens_decoder must map ids to tokens")
+    for number, entry in decoder.items():
+        add(_entry(entry, number, config), config)
+    special = _further_specials(stored, config)
+    for token, number in read_object(directory / ADDED_FILE).items():
+        extra = special.get(token)
+        add(_entry(extra or {"content": token, "normalized": True}, number,
+                   directory / ADDED_FILE), directory / ADDED_FILE)
+    for token, entry in special.items():
+        if token not in added:
+            add(_entry(entry, ids.get(token, max(places, default=-1) + 1), config), config)
+    ordered = sorted(added.values(), key=lambda entry: entry["id"])
+    if gap := next((i for i in range(len(places)) if i not in places), None):
+        raise ValueError(f"{source}: ids are not 0 to {len(places) - 1}, each once: no piece has "
+                         f"the id {gap}")
+    return {**description, "added_tokens": ordered}
+
+
+def added_beyond(stored: Mapping[str, Any], directory: Path, vocab: Collection[str]) -> list[str]:
+    """Added tokens, named beside a vocabulary, that it lacks."""
+    empty = {"model": {"vocab": {piece: i for i, piece in enumerate(vocab)}}, "added_tokens": []}
+    found = with_added_tokens(empty, stored, directory, directory)["added_tokens"]
+    return [entry["content"] for entry in found if entry["id"] >= len(vocab)]
+
+
+def _further_specials(stored: Mapping[str, Any], source: Path) -> dict[str, dict[str, Any]]:
+    """Special tokens that are named beside BERT's five, by content."""
+    lists = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        value = stored.get(key) or []
+        if not isinstance(value, list | dict):
+            raise ValueError(f"{source}: {key} must be a list of tokens")
+        lists += [(key, token) for token in (value.values() if isinstance(value, dict) else value)]
+    lists += [(key, stored[key]) for key in ("bos_token", "eos_token") if stored.get(key)]
+    found = {}
+    for key, value in lists:
+        entry = value if isinstance(value, dict) else {"content": value}
+        found[_content(value, key, source)] = {**entry, "special": True}
+    for name in special_names(stored, source).values():
+        found.pop(name, None)
+    return found
+
+
+def _entry(entry: Any, number: Any, source: Path) -> dict[str, Any]:
+    """One added token with its id and all its flags, checked."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"{source}: an added token must be an object with its content, not "
+                         f"{entry!r:.100}")
+    token = _content(entry, "an added token", source)
+    number = entry.get("id") if number is None else number
+    if isinstance(number, str) and re.fullmatch("[0-9]{1,9}", number):
+        number = int(number)
+    if not is_id(number):
+        raise ValueError(f"{source}: the id of the added token {token!r} is {number!r:.100}; it "
+                         "must be a number")
+    flags = {flag: entry.get(flag, False) for flag in _FLAGS}
+    if bad := [flag for flag, value in flags.items() if not isinstance(value, bool)]:
+        raise ValueError(f"{source}: {bad[0]} of the added token {token!r} must be true or false")
+    return {"id": number, "content": token, **flags}
+
+
+def _content(value: Any, key: str, source: Path) -> str:
+    """A token that is written as a string or as transformers' AddedToken."""
+    token = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(token, str) or not token:
+        raise ValueError(f"{source}: {key} is {value!r:.100}; it must be a token")
+    return token
+
+
+def _strings(value: Any, key: str, source: Path) -> list[str]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"{source}: {key} must be a list of strings")
+    return list(value)
+
+
+def is_id(value: Any) -> bool:
+    """Whether a value of JSON can be an id."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+def _check_word_limit(value: Any, source: Path) -> None:
+    if not is_id(value) or not 1 <= value <= _LONGEST_WORD:
+        raise ValueError(f"{source}: max_input_chars_per_word is {value!r:.100}; it must be a "
+                         f"number from 1 to {_LONGEST_WORD}")
+
+
+def is_plain_bert(description: Mapping[str, Any], special_tokens: Mapping[str, str]) -> bool:
+    """Whether wordpiece.py follows the description, and no token but BERT's special ones is added.
+    """
+    model, normalizer = description["model"], description["normalizer"] or {}
+    names = set(special_tokens.values())
+    return (
+        model.get("type") == "WordPiece" and model.get("continuing_subword_prefix") == "##"
+        and model.get("unk_token") == special_tokens["unk_token"]
+        and set(model) <= {"type", "unk_token", "continuing_subword_prefix",
+                           "max_input_chars_per_word", "vocab"}
+        and normalizer.get("type") == "BertNormalizer" and normalizer.get("clean_text") is True
+        and set(normalizer) <= {"type", "clean_text", "handle_chinese_chars", "strip_accents",
+                                "lowercase"}
+        and description["pre_tokenizer"] == {"type": "BertPreTokenizer"}
+        and all(entry["content"] in names for entry in description["added_tokens"]))
+
+
+def word_limit(description: Mapping[str, Any], stored: Mapping[str, Any]) -> int:
+    """The longest word of a plain BERT description that is not unknown, in characters."""
+    if (limit := stored.get("max_input_chars_per_word")) is not None:
+        return limit
+    limit = description["model"].get("max_input_chars_per_word")
+    return MAX_WORD_CHARS if limit in (None, _LIBRARY_WORD_CHARS) else limit
+
+
+def check_template(description: Mapping[str, Any], special_tokens: Mapping[str, str],
+                   to_id: Callable[[str], int | None], source: Path) -> None:
+    """Raises ValueError where the post-processor puts other special tokens around texts than BERT:
+    [CLS] a [SEP], [CLS] a [SEP] b [SEP] with segments 0 and 1. None of its own is BERT's.
+    """
+    cls, sep = special_tokens["cls_token"], special_tokens["sep_token"]
+    steps = [description["post_processor"] or {"type": "ByteLevel"}]
+    while steps:
+        step = steps.pop()
+        kind = step.get("type") if isinstance(step, dict) else None
+        if kind == "Sequence" and isinstance(step.get("processors"), list):
+            steps += step["processors"]
+        elif kind == "ByteLevel":  # changes offsets only
+            continue
+        elif kind == "BertProcessing":
+            if step.get("cls") != [cls, to_id(cls)] or step.get("sep") != [sep, to_id(sep)]:
+                raise ValueError(f"{source}: post_processor has cls={step.get('cls')}, "
+                                 f"sep={step.get('sep')}, the vocabulary {cls!r} with id "
+                                 f"{to_id(cls)}, {sep!r} with id {to_id(sep)}")
+        elif kind == "TemplateProcessing" and _template_ids(step, "single") == [
+                (to_id(cls), 0), ("A", 0), (to_id(sep), 0)] and _template_ids(step, "pair") == [
+                (to_id(cls), 0), ("A", 0), (to_id(sep), 0), ("B", 1), (to_id(sep), 1)]:
+            continue
+        else:
+            raise ValueError(
+                f"{source}: post_processor ({kind}) puts other special tokens or segments around "
+                f"texts than BERT: {cls} A {sep} for one, {cls} A {sep} B {sep} with segments 0 "
+                "and 1 for two. A model trained so cannot be used; if it was not, set it to null")
+
+
+def _template_ids(step: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | None:
+    """[(id of a special token, or A or B, segment)] of a template; None where it is malformed."""
+    found: list[tuple[Any, Any]] = []
+    try:
+        for part in step[name]:
+            (kind, value), = part.items()
+            if kind == "Sequence":
+                found.append((value["id"], value["type_id"]))
+            else:
+                found += [(i, value["type_id"])
+                          for i in step["special_tokens"][value["id"]]["ids"]]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return found

@@ -1,0 +1,162 @@
+"""Any tokenizer.json, run by the `tokenizers` library behind the interface of WordPieceTokenizer.
+
+In: the content of a tokenizer.json (read and checked in description.py). Out: ids, tokens, offsets,
+the special ids. Used where a file asks for more than BERT's own rules: added tokens, other
+normalizers, pre-tokenizers or prefixes, BPE, Unigram, WordLevel. BERT's rules themselves stay with
+wordpiece.py, which follows the original where `tokenizers` does not.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from bertjax.tokenization.tokenizer import Span, Tokenizer
+
+# Builders and loaders have processes of their own; threads below them would only compete, and the
+# library warns of every fork after it has used some.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# How a vocabulary marks that a piece begins a word, by the pre-tokenizer that writes the mark.
+_WORD_MARKS = {"ByteLevel": "\u0120", "Metaspace": "\u2581"}
+
+
+class HubTokenizer(Tokenizer):
+    """Tokenizer over the content of a tokenizer.json.
+
+    Args:
+      content: the JSON object.
+      special_tokens: {name of SPECIAL_NAMES: piece}.
+      source: the file, for errors.
+
+    Raises:
+      ValueError: the library refuses the content, or its ids are not those in the file.
+    """
+
+    VOCABULARY_FILE = "tokenizer.json"
+
+    def __init__(self, content: dict[str, Any], special_tokens: dict[str, str], source: str
+                 ) -> None:
+        self._file, self._source = content, source
+        special = set(special_tokens.values())
+        # The library can leave special tokens in a text unrecognised, as the interface wants it,
+        # but not some of them: here only BERT's five are special.
+        added = [{**entry, "special": entry["content"] in special}
+                 for entry in content["added_tokens"]]
+        self._json = json.dumps(
+            {**content, "truncation": None, "padding": None, "added_tokens": added})
+        self._text = self._load()
+        self._text.encode_special_tokens = True
+        self._marked = None  # recognises BERT's special tokens too; made when first needed
+        ids = self._text.get_vocab(with_added_tokens=True)
+        moved = [f"{entry['content']!r} has the id {entry['id']} in the file, "
+                 f"{ids.get(entry['content'])} in the library" for entry in added
+                 if ids.get(entry["content"]) != entry["id"]]
+        if moved:
+            raise ValueError(f"{source}: {len(moved)} added tokens get other ids: {moved[0]}")
+        vocab = sorted(ids, key=ids.get)
+        if [ids[piece] for piece in vocab] != list(range(len(vocab))):
+            raise ValueError(f"{source}: ids are not 0 to {len(vocab) - 1}, each once")
+        super().__init__(vocab, special_tokens)
+        for entry in content["added_tokens"]:
+            self._is_text[entry["id"]] &= not entry["special"]
+        normalize = self._text.normalizer
+        self.do_lower_case = normalize is not None and (
+            self._guarded(normalize.normalize_str, "ABC")
+            == self._guarded(normalize.normalize_str, "abc"))
+
+    def _load(self) -> Any:
+        import tokenizers  # late: only such files need it
+
+        return self._guarded(tokenizers.Tokenizer.from_str, self._json)
+
+    def _guarded(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """The library raises plain Exceptions, and BaseExceptions where its Rust code panics."""
+        try:
+            return call(*arguments, **options)
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ValueError(f"{self._source}: {error}") from None
+
+    def __reduce__(self) -> tuple:
+        return (HubTokenizer, (self._file, self.special_tokens, self._source),
+                {"model_max_length": self.model_max_length})
+
+    @property
+    def is_continuation(self) -> np.ndarray | None:
+        """bool [V]: pieces of text that continue a word; None where the pieces do not tell."""
+        model = self._file["model"]
+        if prefix := model.get("continuing_subword_prefix"):
+            continues = [piece.startswith(prefix) for piece in self.vocab]
+        elif mark := self._word_mark():
+            continues = [not piece.startswith(mark) for piece in self.vocab]
+        else:
+            return None
+        return np.array(continues, bool) & self._is_text
+
+    def _word_mark(self) -> str | None:
+        """What the first piece of a word starts with."""
+        before = self._file.get("pre_tokenizer") or {}
+        steps = before.get("pretokenizers", [before])
+        return next((_WORD_MARKS[step["type"]] for step in steps
+                     if step.get("type") in _WORD_MARKS), None)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex sha256 over what the library is given and the names of the special tokens."""
+        content = json.dumps([json.loads(self._json), self.special_tokens], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def _encoding(self, text: str, keep_special_tokens: bool) -> Any:
+        if keep_special_tokens and self._marked is None:
+            self._marked = self._load()
+        library = self._marked if keep_special_tokens else self._text
+        return self._guarded(library.encode, _clean(text), add_special_tokens=False)
+
+    def encode(self, text: str, keep_special_tokens: bool = False) -> list[int]:
+        return self._encoding(text, keep_special_tokens).ids
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        found = self._guarded(self._text.encode_batch_fast, [_clean(text) for text in texts],
+                              add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+        rows = self.encode_batch(texts)
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        return np.array([i for row in rows for i in row], dtype=np.int32), lengths
+
+    def encode_with_offsets(
+        self, text: str, keep_special_tokens: bool = False
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        found = self._encoding(text, keep_special_tokens)
+        return found.ids, found.offsets
+
+    def _spans(self, text: str) -> list[Span]:
+        found = self._encoding(text, False)
+        return [(i, *span) for i, span in zip(found.ids, found.offsets, strict=True)]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Text of `ids`, as the decoder in the file has it."""
+        special = set(self.special_ids) - {self.unk_id} if skip_special_tokens else ()
+        kept = [int(i) for i in ids if int(i) not in special]
+        for i in kept:
+            self.id_to_token(i)  # refuses what is out of range
+        return self._guarded(self._text.decode, kept, skip_special_tokens=False)
+
+    def _content(self) -> bytes:
+        return json.dumps(self._file, ensure_ascii=False, indent=2).encode("utf-8", "surrogatepass")
+
+    def _config(self) -> dict[str, Any]:
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
+
+
+def _clean(text: str) -> str:
+    """Half a surrogate pair is no character to the library; U+FFFD is as long."""
+    return _SURROGATE.sub("\ufffd", text) if not text.isascii() else text
