@@ -72,17 +72,22 @@ def _is_starting(frame: Any) -> bool:
 
 
 def leave_signals_to_parent() -> None:
-    """For a process that works for another one: it ends when its parent does, however that ends.
+    """For a process that works for another one: it ignores signals, and ends with its parent.
 
     SLURM, a terminal and launch/host.sh signal all processes of a run; one that saves first still
-    needs its workers for the step that runs. And nobody else ends the workers of a killed one.
+    needs its workers for the step that runs.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """From now on this process ends when its parent does, also when that is killed."""
     def follow() -> None:
         multiprocessing.parent_process().join()
         os._exit(1)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=follow, name="follow parent", daemon=True).start()
 
 

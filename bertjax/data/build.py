@@ -13,26 +13,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import resource_tracker
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from bertjax.data import store as stores
 from bertjax.data.documents import Document
 from bertjax.data.finish import BuildSettings, check_unknown_rate, finish_store
-from bertjax.data.shard import build_shard, write_shard
+from bertjax.data.shard import write_shard
 from bertjax.data.sources import Extent, Reading, plan_extents, resolve
+from bertjax.data.verification import STAMPS
+from bertjax.data.workers import run_here
+from bertjax.files import read_json
 from bertjax.tokenization import load_tokenizer
+
+LOCK = "build.lock"  # held while a directory is written to
 
 # (arguments of `build_shard`, tokenizer, whether to stop early) -> (number, record) of each shard.
 Run = Callable[[list[tuple], Any, Callable[[], bool]], Iterator[tuple[int, dict[str, Any]]]]
@@ -100,26 +103,32 @@ def build_store(
         if on_plan:
             on_plan(files, sum(extent.size for extents in plan for extent in extents))
     build = _describe_build(tokenizer, options, reading, files, plan)
+    in_memory = documents is not None
     try:
-        done = _open_directory(out_dir, build, overwrite, in_memory=documents is not None)
-        if done is not None:
+        if (done := _finished(out_dir, build, overwrite, in_memory)) is not None:
             return done
-        _save_tokenizer(tokenizer, out_dir)
-        if documents is not None:
-            shards = _build_from_memory(documents, tokenizer, out_dir, options)
-        else:
-            shards = len(plan)
-            todo = range(shards)[shard[0] :: shard[1]] if shard else range(shards)
-            run = run or functools.partial(run_here, workers=workers)
-            complete = _build_shards(plan, todo, tokenizer, out_dir, options, reading, run,
-                                     progress)
-            if complete is not None:
-                shards = complete
-            elif shard is not None:
-                return {}
-        return finish_store(out_dir, shards, build, options, len(files))
+        with _locked(out_dir, shared=shard is not None):
+            _prepare(out_dir, build, tokenizer, overwrite or in_memory)
+            if documents is not None:
+                shards = _build_from_memory(documents, tokenizer, out_dir, options)
+            else:
+                shards = len(plan)
+                todo = range(shards)[shard[0] :: shard[1]] if shard else range(shards)
+                run = run or functools.partial(run_here, workers=workers)
+                complete = _build_shards(plan, todo, tokenizer, out_dir, options, reading, run,
+                                         progress)
+                if complete is not None:
+                    shards = complete
+                elif shard is not None:
+                    return {}
+            return finish_store(out_dir, shards, build, options, len(files))
     except OSError as error:
         raise (stores.disk_full(error, out_dir) or error) from error
+    except BrokenProcessPool as error:
+        raise OSError(
+            "a worker process was ended from outside, most often because memory ran out. Run the "
+            "same command again, with fewer workers or smaller shards: finished ones are kept"
+        ) from error
 
 
 def load(tokenizer: Any) -> Any:
@@ -143,60 +152,120 @@ def _describe_build(
     return {
         "format": stores.FORMAT,
         "version": stores.VERSION,
-        "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size,
-                      "unk_id": tokenizer.unk_id, "pad_id": tokenizer.pad_id,
-                      "cls_id": tokenizer.cls_id, "sep_id": tokenizer.sep_id},
+        "tokenizer": {name: getattr(tokenizer, name) for name in stores.TOKENIZER_FIELDS},
         "settings": {**dataclasses.asdict(options), **dataclasses.asdict(reading)},
         "files": [[path, size] for path, size, _ in sources],
         "sources_hash": hashlib.sha256(repr((sources, plan)).encode()).hexdigest(),
     }
 
 
-def _open_directory(
+def _finished(
     out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: bool
 ) -> dict[str, Any] | None:
-    """Make `out_dir` ready for this build; the manifest if the same build is finished already."""
+    """The manifest if the same build is finished already; ValueError where `out_dir` is not ours.
+    """
     ours = json.loads(stores.to_json(build))
     manifest, begun = out_dir / "manifest.json", out_dir / "build.json"
     held = [path for path in (manifest, begun) if path.exists()]
+    if not held and out_dir.exists() and not all(map(_is_beginning, out_dir.iterdir())):
+        raise ValueError(f"{out_dir} is not empty and holds no token store; choose another "
+                         "directory")
     if in_memory and manifest.exists() and not overwrite:  # no telling whether it is the same text
         raise ValueError(f"{out_dir} holds a token store; choose another directory, or overwrite")
-    if held and (overwrite or in_memory):
-        manifest.unlink(missing_ok=True)  # first: what follows is no store any more
+    if not held or overwrite or in_memory:
+        return None
+    theirs = stores.read_manifest(out_dir) if held[0] is manifest else _read_begun(begun)
+    differing = [f"{key}: {_brief(theirs.get(key))} there, {_brief(ours[key])} now"
+                 for key in ours if theirs.get(key) != ours[key]]
+    if differing:
+        raise ValueError(
+            f"{out_dir} holds {'a token store' if held[0] is manifest else 'a begun build'} "
+            "of other input or settings:\n  " + "\n  ".join(differing) +
+            "\nChoose another directory, or overwrite it (--overwrite)")
+    return stores.TokenStore(out_dir).manifest if held[0] is manifest else None
+
+
+def _is_beginning(path: Path) -> bool:
+    """Whether this is all that a build that was killed at once leaves."""
+    return (path.name == LOCK or path.name.startswith("build.json.")
+            or path.name == "shards" and path.is_dir() and not any(path.iterdir()))
+
+
+def _read_begun(path: Path) -> dict[str, Any]:
+    try:
+        begun = read_json(path)
+        if not isinstance(begun, dict):
+            raise ValueError(f"{path} is not a JSON object")
+    except ValueError as error:
+        raise ValueError(f"{error}; start the build anew (--overwrite)") from None
+    return begun
+
+
+@contextlib.contextmanager
+def _locked(out_dir: Path, shared: bool) -> Iterator[None]:
+    """Keeps other builds out of the directory, but for those that share its shards.
+
+    The lock ends with the process, however that ends. What a killed build left half-written is
+    removed where no other one is at work.
+    """
+    (out_dir / "shards").mkdir(parents=True, exist_ok=True)
+    with open(out_dir / LOCK, "ab") as file:
+        try:
+            alone = _lock(file, fcntl.LOCK_EX, 0 if shared else 1)
+            if not alone and not (shared and _lock(file, fcntl.LOCK_SH)):
+                raise ValueError(f"another build is writing to {out_dir}; wait until it has ended, "
+                                 "or end it. (Several machines share a build with --shard=i/n)")
+        except OSError:  # a file system without locks: names of their own keep writers apart
+            alone = False
+        if alone:
+            for path in [*out_dir.glob("*.tmp"), *out_dir.glob("shards/*.tmp")]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            if shared:
+                _lock(file, fcntl.LOCK_SH)
+        yield
+
+
+def _lock(file: IO[bytes], mode: int, seconds: float = 1) -> bool:
+    """Whether the lock was to be had within a time in which a killed process ends."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, mode | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+
+
+def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Any, anew: bool) -> None:
+    """Make the directory ready for the shards; `anew` throws away what it holds."""
+    if anew:  # manifest first: the rest is no store any more; build.json says whose the rest is
+        (out_dir / "manifest.json").unlink(missing_ok=True)
         for path in out_dir.iterdir():
             if path.name in ("shards", "tokenizer"):
                 shutil.rmtree(path)
-            elif path.name.startswith(("build.json", "train.", "heldout.")):
+            elif path.name.startswith(("train.", "heldout.", STAMPS)):
                 path.unlink()
-    elif held:
-        theirs = json.loads(held[0].read_bytes())
-        differing = [f"{key}: {_brief(theirs.get(key))} there, {_brief(ours[key])} now"
-                     for key in ours if theirs.get(key) != ours[key]]
-        if differing:
-            raise ValueError(
-                f"{out_dir} holds {'a token store' if held[0] is manifest else 'a begun build'} "
-                "of other input or settings:\n  " + "\n  ".join(differing) +
-                "\nChoose another directory, or overwrite it (--overwrite)")
-        if held[0] is manifest:
-            return theirs
-    elif out_dir.exists() and any(out_dir.iterdir()):
-        raise ValueError(f"{out_dir} is not empty and holds no token store; choose another "
-                         "directory")
-    (out_dir / "shards").mkdir(parents=True, exist_ok=True)
-    if not begun.exists():
-        stores.write_atomically(begun, stores.to_json(build))
-    return None
-
-
-def _save_tokenizer(tokenizer: Any, out_dir: Path) -> None:
-    if (out_dir / "tokenizer").exists():
-        return
-    temporary = out_dir / f"tokenizer.{os.getpid()}.tmp"
+        (out_dir / "shards").mkdir()
+    if anew or not (out_dir / "build.json").exists():
+        stores.write_atomically(out_dir / "build.json", stores.to_json(build))
+    temporary, target = stores.temporary_name(out_dir / "tokenizer"), out_dir / "tokenizer"
     tokenizer.save(temporary)
+    if _contents(temporary) == _contents(target):
+        shutil.rmtree(temporary)
+        return
+    shutil.rmtree(target, ignore_errors=True)
     try:
-        os.replace(temporary, out_dir / "tokenizer")
+        os.replace(temporary, target)
     except OSError:  # another machine of a shared build was first
         shutil.rmtree(temporary)
+
+
+def _contents(directory: Path) -> dict[Path, bytes]:
+    """All files under a directory."""
+    return {path.relative_to(directory): path.read_bytes()
+            for path in directory.rglob("*") if path.is_file()}
 
 
 def _brief(value: Any) -> str:
@@ -219,7 +288,8 @@ def _build_shards(
     sizes = [sum(extent.size for extent in extents) for extents in plan]
     records: dict[int, dict[str, Any]] = {}
     for number in range(len(plan)):
-        if (record := stores.read_shard_record(directory, number, dtype)) is not None:
+        record = stores.read_shard_record(directory, number, dtype, verified=True)
+        if record is not None:
             records[number] = record
 
     def enough() -> int | None:
@@ -261,64 +331,6 @@ def _build_shards(
     return len(plan) if all(
         n in records or stores.read_shard_record(directory, n, dtype) for n in range(len(plan))
     ) else None
-
-
-def run_here(
-    tasks: list[tuple], tokenizer: Any, stop: Callable[[], bool], workers: int = 1
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number, record) of the shards as they are finished, made here or in spawned processes."""
-    workers = min(workers, len(tasks))
-    if workers <= 1:
-        for task in tasks:
-            if stop():
-                return
-            yield task[1], build_shard(*task, tokenizer=tokenizer)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (tokenizer,)) as pool:
-        waiting: dict[Future, int] = {}
-        remaining = iter(tasks)
-        try:
-            while True:
-                while len(waiting) < workers + 1 and not stop():
-                    if (task := next(remaining, None)) is None:
-                        break
-                    with _signals_held():
-                        waiting[pool.submit(_work, task)] = task[1]
-                if not waiting:
-                    return
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    yield waiting.pop(future), future.result()
-        finally:
-            for future in waiting:
-                future.cancel()
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until the block has ended, and for processes started in it for ever.
-
-    A process is started whole, and a Ctrl-C is for the build: its workers finish their shards.
-    """
-    resource_tracker.ensure_running()  # its start, which is due with the first worker, lets them in
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_worker_tokenizer: Any = None
-
-
-def _start_worker(tokenizer: Any) -> None:
-    global _worker_tokenizer
-    _worker_tokenizer = tokenizer
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))  # by which a broken pool ends it
-
-
-def _work(task: tuple) -> dict[str, Any]:
-    return build_shard(*task, tokenizer=_worker_tokenizer)
 
 
 def _build_from_memory(

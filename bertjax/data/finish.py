@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from bertjax.data import store as stores
+from bertjax.data.verification import TABLES, hash_file
 
-TABLES = ("sentences", "documents", "addresses")  # the files SPLIT.NAME
+SHARD_FIELDS = ("documents", "sentences", "tokens", "hash", "tokens_hash")  # in the manifest
 REPAIRED = ("undecodable_lines", "long_documents_cut")  # kept, unlike what else is counted
 JUDGED_LENGTH = 128  # sequence length at which the share of random pairs is judged
 
@@ -111,10 +112,12 @@ def finish_store(
         "dropped": dict(sorted(dropped.items())),
         "repaired": repaired,
         **judged,
-        "shards": [{key: record[key] for key in ("documents", "sentences", "tokens", "hash")}
+        "shards": [{key: record[key] for key in SHARD_FIELDS if key in record}
                    for record in records],
+        "parts": {name: hash_file(out_dir / name).hexdigest() for name in _parts(out_dir)},
         "content_hash": _content_hash(out_dir, records),
     }
+    manifest["manifest_hash"] = stores.manifest_hash(manifest)
     stores.write_atomically(out_dir / "manifest.json", stores.to_json(manifest))
     return manifest
 
@@ -128,6 +131,13 @@ def _read_records(directory: Path, shards: int, dtype: np.dtype) -> list[dict[st
             raise ValueError(f"{directory}: shard {number} is missing or damaged; build it again")
         records.append(record)
     return records
+
+
+def _parts(out_dir: Path) -> list[str]:
+    """Names of the tables and of the tokenizer's files."""
+    tokenizer = sorted(path.relative_to(out_dir).as_posix()
+                       for path in (out_dir / "tokenizer").rglob("*") if path.is_file())
+    return [f"{split}.{name}" for split in stores.SPLITS for name in TABLES] + tokenizer
 
 
 def _content_hash(out_dir: Path, records: list[dict[str, Any]]) -> str:
@@ -182,10 +192,9 @@ def _write_tables(
     totals = {split: dict(documents=0, sentences=0, tokens=0, one_sentence_documents=0)
               for split in stores.SPLITS}
     with contextlib.ExitStack() as stack:
-        files = {
-            (split, name): stack.enter_context(open(out_dir / f"{split}.{name}.tmp", "wb"))
-            for split in stores.SPLITS for name in TABLES
-        }
+        paths = {(split, name): stores.temporary_name(out_dir / f"{split}.{name}")
+                 for split in stores.SPLITS for name in TABLES}
+        files = {key: stack.enter_context(open(path, "wb")) for key, path in paths.items()}
         for split in stores.SPLITS:
             files[split, "documents"].write(np.zeros(1, "<i8").tobytes())
         for number in range(len(records)):
@@ -210,8 +219,8 @@ def _write_tables(
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
-    for split, name in files:
-        os.replace(out_dir / f"{split}.{name}.tmp", out_dir / f"{split}.{name}")
+    for (split, name), path in paths.items():
+        os.replace(path, out_dir / f"{split}.{name}")
     return totals
 
 

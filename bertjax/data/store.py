@@ -13,6 +13,7 @@ the sequence length, of masking and of the number of machines.
     DIR/train.documents       int64  [D+1]  first sentence of each document; the last entry is S
     DIR/train.addresses       int64  [D]    shard << 40 | first token within the shard
     DIR/heldout.*             the same three for the documents that are kept out of training
+    DIR/verified.json         sizes and times of the files when they last were as the manifest says
 
 Splits are tables over the same shards, so that the split, the removal of duplicates and
 `max_tokens` are decided once all shards exist, and do not depend on how they were made.
@@ -23,20 +24,31 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertjax.files import write_whole
+from bertjax.data.verification import (
+    ADDRESS_BITS,
+    TABLES,
+    SplitTables,
+    hash_file,
+    map_file,
+    verify,
+)
+from bertjax.files import parse_json, read_json
+from bertjax.tokenization import load_tokenizer
 
 FORMAT = "bertjax-token-store"
 VERSION = 1
 SPLITS = ("train", "heldout")
-ADDRESS_BITS = 40  # a shard holds at most 2**40 tokens
+TOKENIZER_FIELDS = ("fingerprint", "vocab_size", "unk_id", "pad_id", "cls_id", "sep_id")
 NSP_LABELS = {"0": "is next", "1": "random"}
 DOCUMENT_DTYPE = np.dtype([("hash", "<u8"), ("sentences", "<u4"), ("tokens", "<u8")])
 
@@ -54,8 +66,22 @@ def content_hash(sentences: list[str]) -> int:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `path` so that it is there whole or not at all, also after a power cut."""
-    write_whole(path, data)
+    temporary = temporary_name(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name of this process alone: others that write the same file do not get in each other's way.
+    """
+    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def sync_directory(path: Path) -> None:
@@ -84,15 +110,15 @@ def disk_full(error: OSError, directory: Path) -> OSError | None:
 class ShardWriter:
     """Writes one shard; memory is the two tables (12 bytes a sentence at most), not the tokens.
 
-    Nothing is visible under the shard's names before `finish`; a writer that is left without it
-    leaves only `.tmp` files, which the next run overwrites.
+    Nothing is visible under the shard's names before `finish`; a writer that is killed before
+    leaves only `.tmp` files, which the next run removes.
     """
 
     def __init__(self, directory: Path, number: int, dtype: np.dtype):
         self.directory, self.number, self.dtype = Path(directory), number, np.dtype(dtype)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._tokens_path = shard_path(self.directory, number, "tokens")
-        self._temporary = self._tokens_path.with_name(self._tokens_path.name + ".tmp")
+        self._temporary = temporary_name(self._tokens_path)
         self._file = open(self._temporary, "wb", buffering=1 << 20)  # noqa: SIM115
         self._hash = hashlib.blake2b(digest_size=32)
         self._lengths: list[np.ndarray] = []
@@ -115,20 +141,19 @@ class ShardWriter:
         self._file.close()
         lengths = np.concatenate([np.empty(0, "<u4"), *self._lengths])
         documents = np.concatenate([np.empty(0, DOCUMENT_DTYPE), *self._documents])
+        tokens_hash = self._hash.hexdigest()
         for name, table in (("sentences", lengths), ("documents", documents)):
             self._hash.update(table.tobytes())
-            path = shard_path(self.directory, self.number, name)
-            with open(path.with_name(path.name + ".tmp"), "wb") as file:
-                np.save(file, table)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(path.with_name(path.name + ".tmp"), path)
+            content = io.BytesIO()
+            np.save(content, table)
+            write_atomically(shard_path(self.directory, self.number, name), content.getbuffer())
         os.replace(self._temporary, self._tokens_path)
         record = {
             **counts,
             "documents": len(documents),
             "sentences": len(lengths),
             "tokens": self._num_tokens,
+            "tokens_hash": tokens_hash,
             "hash": self._hash.hexdigest(),
         }
         write_atomically(shard_path(self.directory, self.number, "json"), to_json(record))
@@ -143,20 +168,28 @@ def shard_path(directory: Path, number: int, kind: str) -> Path:
     return Path(directory) / f"{number:05d}.{kind}"
 
 
-def read_shard_record(directory: Path, number: int, dtype: np.dtype) -> dict[str, Any] | None:
+def read_shard_record(
+    directory: Path, number: int, dtype: np.dtype, verified: bool = False
+) -> dict[str, Any] | None:
     """The record of a whole shard, None where it is not there yet.
 
-    A shard whose files contradict its record (cut off, or edited) counts as not there.
+    A shard whose files contradict its record (cut off, or edited) counts as not there. Contents are
+    compared if `verified`, which reads the files; otherwise sizes.
     """
     try:
-        record = json.loads(shard_path(directory, number, "json").read_bytes())
+        record = read_json(shard_path(directory, number, "json"))
         size = shard_path(directory, number, "tokens").stat().st_size
         tables = [np.load(shard_path(directory, number, k), mmap_mode="r") if record[k] else ()
                   for k in ("sentences", "documents")]
-    except (OSError, ValueError, KeyError):
+        whole = size == record["tokens"] * np.dtype(dtype).itemsize
+        whole &= len(tables[0]) == record["sentences"] and len(tables[1]) == record["documents"]
+        if whole and verified:
+            digest = hash_file(shard_path(directory, number, "tokens"))
+            for table in tables:
+                digest.update(np.ascontiguousarray(table))
+            whole = digest.hexdigest() == record["hash"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    whole = size == record["tokens"] * np.dtype(dtype).itemsize
-    whole &= len(tables[0]) == record["sentences"] and len(tables[1]) == record["documents"]
     return record if whole else None
 
 
@@ -167,24 +200,27 @@ def read_shard_tables(directory: Path, number: int) -> tuple[np.ndarray, np.ndar
 
 
 class TokenStore:
-    """One split of a store, memory-mapped: opening it costs nothing, whatever its size.
+    """One split of a store, memory-mapped. The first opening reads and verifies all of the store
+    (verification.py); others cost nothing, whatever its size.
 
     Attributes: `sentence_ends` uint32 [S], `document_sentences` int64 [D+1], `document_addresses`
     int64 [D], `shards` (list of id arrays), `manifest` (dict), `num_documents`, `num_sentences`,
     `num_tokens`, `vocab_size`, `tokenizer_directory`.
 
     Raises:
-      ValueError: no store there, an unfinished one, or another version; unknown split.
+      ValueError: no store there, an unfinished one, or another version; unknown split; a file that
+        is missing or is not the one that was built.
     """
 
     def __init__(self, path: str | os.PathLike[str], split: str = "train"):
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: a token store has the splits {', '.join(SPLITS)}")
         self._open(Path(path).expanduser(), split, read_manifest(path))
+        verify(self.path, self.manifest, self.shards, {s: self._tables(s) for s in SPLITS})
 
     @classmethod
     def of_manifest(cls, path: Path, split: str, manifest: dict[str, Any]) -> TokenStore:
-        """A split of a store whose manifest is not written yet."""
+        """A split of a store that is verified already, or whose manifest is not written yet."""
         store = cls.__new__(cls)
         store._open(path, split, manifest)
         return store
@@ -198,16 +234,34 @@ class TokenStore:
         self.vocab_size: int = self.manifest["tokenizer"]["vocab_size"]
         self.tokenizer_directory = self.path / "tokenizer"
         self.dtype = np.dtype(self.manifest["dtype"])
-        self.sentence_ends = self._table("sentences", "<u4", self.num_sentences)
-        self.document_sentences = self._table("documents", "<i8", self.num_documents + 1)
-        self.document_addresses = self._table("addresses", "<i8", self.num_documents)
+        self.sentence_ends, self.document_sentences, self.document_addresses = self._tables(split)
         self.shards = [
-            _map(shard_path(self.path / "shards", i, "tokens"), self.dtype, shard["tokens"])
+            map_file(shard_path(self.path / "shards", i, "tokens"), self.dtype, shard["tokens"])
             for i, shard in enumerate(self.manifest["shards"])
         ]
 
-    def _table(self, name: str, dtype: str, length: int) -> np.ndarray:
-        return _map(self.path / f"{self.split}.{name}", np.dtype(dtype), length)
+    def _tables(self, split: str) -> SplitTables:
+        counts = self.manifest["splits"][split]
+        sizes = (counts["sentences"], counts["documents"] + 1, counts["documents"])
+        return SplitTables(*(
+            map_file(self.path / f"{split}.{name}", np.dtype(dtype), size)
+            for name, dtype, size in zip(TABLES, ("<u4", "<i8", "<i8"), sizes, strict=True)))
+
+    def other_split(self, split: str) -> TokenStore:
+        """Another split of the same store."""
+        return TokenStore.of_manifest(self.path, split, self.manifest)
+
+    def load_tokenizer(self) -> Any:
+        """The tokenizer that the ids were made with; ValueError where the store's differs."""
+        tokenizer, recorded = load_tokenizer(self.tokenizer_directory), self.manifest["tokenizer"]
+        found = {name: getattr(tokenizer, name) for name in TOKENIZER_FIELDS}
+        if differing := [f"{name} {found[name]!r}, was {recorded[name]!r}"
+                         for name in TOKENIZER_FIELDS if found[name] != recorded[name]]:
+            raise ValueError(
+                f"{self.tokenizer_directory} is not the tokenizer that the ids of the store were "
+                f"made with ({', '.join(differing)}); put the original files back, or build the "
+                "store again")
+        return tokenizer
 
     def __len__(self) -> int:
         return self.num_documents
@@ -229,16 +283,14 @@ class TokenStore:
         return {"path": self.path, "split": self.split}  # processes map the files again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
+        self._open(**state, manifest=read_manifest(state["path"]))  # verified by who sent it
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The manifest of a finished store. ValueError where there is none."""
+    """The manifest of a finished store. ValueError where there is none, or a damaged one."""
     path = Path(path).expanduser()
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        if not isinstance(manifest, dict):
-            raise ValueError("not a JSON object")
+        content = (path / "manifest.json").read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         unfinished = (path / "build.json").exists()
         raise ValueError(
@@ -247,22 +299,51 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
                            "no token store here (no manifest.json); make one with "
                            "python -m bertjax.tools.build_corpus")
         ) from None
+    return parse_manifest(content, str(path))
+
+
+def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
+    """The manifest in the bytes of the manifest.json of the store at `path`.
+
+    Raises:
+      ValueError: another version; not the bytes that were written.
+    """
+    damaged = f"{path}/manifest.json is damaged ({{}}); copy or build the store again"
+    try:
+        manifest = parse_json(content, "it")
     except ValueError as error:
-        raise ValueError(f"{path / 'manifest.json'} is damaged ({error}); copy or build the store "
-                         "again") from None
+        raise ValueError(damaged.format(error)) from None
+    if not isinstance(manifest, dict):
+        raise ValueError(damaged.format("not a JSON object"))
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise ValueError(
             f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, this "
             f"program reads {FORMAT!r} version {VERSION}; build the store again")
+    # Earlier versions had neither.
+    if "parts" in manifest and manifest.get("manifest_hash") != manifest_hash(manifest):
+        raise ValueError(damaged.format("its own hash differs"))
+    if not _is_complete(manifest):
+        raise ValueError(damaged.format("a field is missing or has an impossible value"))
     return manifest
 
 
-def _map(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
-    size = path.stat().st_size
-    if size != length * dtype.itemsize:
-        raise ValueError(
-            f"{path} has {size:,} bytes, its manifest says {length * dtype.itemsize:,}: the store "
-            "is damaged or was copied in part; copy or build it again")
-    if not length:
-        return np.empty(0, dtype)
-    return np.asarray(np.memmap(path, dtype, "r", shape=(length,)))
+def manifest_hash(manifest: Mapping[str, Any]) -> str:
+    """Of all that stands in a manifest beside the hash itself."""
+    content = {key: value for key, value in manifest.items() if key != "manifest_hash"}
+    return hashlib.blake2b(to_json(content), digest_size=32).hexdigest()
+
+
+def _is_complete(manifest: dict[str, Any]) -> bool:
+    """Whether there is all that opening a store relies on, numbers in their ranges."""
+    try:
+        tokenizer, shards = manifest["tokenizer"], manifest["shards"]
+        fingerprint, size, *ids = (tokenizer[name] for name in TOKENIZER_FIELDS)
+        counts = [part[name] for part in [*(manifest["splits"][split] for split in SPLITS), *shards]
+                  for name in ("documents", "sentences", "tokens")]
+        hashes = [manifest["content_hash"], *(shard["hash"] for shard in shards)]
+        return (all(type(n) is int and 0 <= n < 1 << 48 for n in [size, *ids, *counts])
+                and max(ids) < size <= 1 << 32 and manifest["dtype"] == ids_dtype(size).str
+                and all(len(bytes.fromhex(digest)) == 32 for digest in hashes)
+                and isinstance(fingerprint, str))
+    except (KeyError, TypeError, ValueError):
+        return False

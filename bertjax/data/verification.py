@@ -1,0 +1,271 @@
+"""Whether the files of a token store still are what its manifest says.
+
+In: a store's directory, manifest and memory maps. Out: nothing, or a ValueError that names a file.
+Checked are the content hash of every shard, table and tokenizer file, and that ids, sentence ends
+and addresses are in range, since compiled code follows them unchecked.
+
+A file is read only where its size, its times or the hash that it must have differ from those at its
+last check, which are kept in DIR/verified.json (or, where that cannot be written, in CACHE): the
+first start reads the store once, later ones look at the files' metadata only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax.files import read_json
+
+ADDRESS_BITS = 40  # a shard holds at most 2**40 tokens
+TABLES = ("sentences", "documents", "addresses")  # the files SPLIT.NAME
+STAMPS = "verified.json"
+CACHE = "~/.cache/bertjax/verified"
+_RECENT = 2 * 10**9  # ns; a file that changed so lately may change again without another time
+_ANNOUNCED = 1 << 30  # bytes to read that take so long that a line says why
+_BLOCK = 1 << 22  # bytes hashed, and documents checked, at a time
+_REMEDY = "copy the store again, or build it again (--overwrite)"
+
+
+class SplitTables(NamedTuple):
+    """The tables of one split, see store.py."""
+
+    sentences: np.ndarray  # uint32 [S]
+    documents: np.ndarray  # int64 [D+1]
+    addresses: np.ndarray  # int64 [D]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unit:
+    """Files that are checked together."""
+
+    files: list[Path]
+    expected: str  # what the manifest says of them
+    check: Callable[[], None]
+
+    def stamp(self) -> list[Any]:
+        """Equal to the stamp of the last check where the files need no further one."""
+        status = [stat(path) for path in self.files]
+        return [self.expected, *([s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in status)]
+
+
+def stat(path: Path) -> os.stat_result:
+    """ValueError where a file of the store is missing."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{path} is missing: the store is damaged or was copied in part; "
+                         f"{_REMEDY}") from None
+
+
+def map_file(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
+    """A file of `length` numbers as a read-only memory map; ValueError at another size."""
+    size = stat(path).st_size
+    if size != length * dtype.itemsize:
+        raise ValueError(
+            f"{path} has {size:,} bytes, its manifest says {length * dtype.itemsize:,}: the store "
+            f"is damaged or was copied in part; {_REMEDY}")
+    if not length:
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r", shape=(length,)))
+
+
+def hash_file(path: Path) -> Any:
+    """The hash object over a file's content."""
+    digest = hashlib.blake2b(digest_size=32)
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest
+
+
+def verify(
+    path: Path, manifest: Mapping[str, Any], shards: list[np.ndarray],
+    splits: Mapping[str, SplitTables],
+) -> None:
+    """Check what was not checked yet, or has changed since; see the module.
+
+    Raises:
+      ValueError: a file that is not the one that was built, or whose numbers are out of range.
+    """
+    units = {f"shards/{number:05d}": _shard_unit(path, manifest, number, ids)
+             for number, ids in enumerate(shards)}
+    units["tables"] = _tables_unit(path, manifest, splits)
+    if names := [name for name in manifest.get("parts", ()) if name.startswith("tokenizer/")]:
+        units["tokenizer"] = _parts_unit(path, manifest, names)
+    known = [_read_stamps(file) for file in _stamp_files(path)]
+    stamps = {name: unit.stamp() for name, unit in units.items()}
+    pending = [unit for name, unit in units.items()
+               if all(stored.get(name) != stamps[name] for stored in known)]
+    if not pending:
+        return
+    size = sum(file.stat().st_size for unit in pending for file in unit.files)
+    if size < 1 << 26:
+        for unit in pending:
+            unit.check()
+    else:
+        if size >= _ANNOUNCED:
+            print(f"checking {size / 1e9:.1f} GB of {path}, which is new here or has changed",
+                  flush=True)
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as threads:
+            list(threads.map(lambda unit: unit.check(), pending))
+    _write_stamps(path, stamps)
+
+
+def _changed(path: Path) -> ValueError:
+    return ValueError(f"{path} is not the file that was built (its content hash differs): it was "
+                      f"damaged, edited or replaced; {_REMEDY}")
+
+
+def _shard_unit(path: Path, manifest: Mapping[str, Any], number: int, ids: np.ndarray) -> _Unit:
+    shard = manifest["shards"][number]
+    files = [path / "shards" / f"{number:05d}.{kind}"
+             for kind in ("tokens", "sentences", "documents")]
+    # Earlier versions recorded one hash over the ids and the two tables that a restart reads.
+    expected = shard.get("tokens_hash")
+    if expected is not None or not all(file.exists() for file in files[1:]):
+        files = files[:1]
+
+    def check() -> None:
+        digest, largest = hashlib.blake2b(digest_size=32), -1
+        for start in range(0, len(ids), _BLOCK):
+            block = ids[start : start + _BLOCK]
+            digest.update(block)
+            largest = max(largest, int(block.max()))
+        if largest >= (size := manifest["tokenizer"]["vocab_size"]):
+            raise ValueError(f"{files[0]} has the id {largest}, its vocabulary {size} entries: it "
+                             f"was damaged or replaced; {_REMEDY}")
+        for file, width, kind in zip(files[1:], (4, 20), ("sentences", "documents"), strict=False):
+            digest.update(_tail(file, width * shard[kind]))
+        if expected is None and len(files) == 1:
+            warnings.warn(f"{path}: built by an earlier version, and without the tables beside "
+                          f"{files[0].name}: its content cannot be compared with a hash",
+                          stacklevel=2)
+        elif digest.hexdigest() != (expected or shard["hash"]):
+            raise _changed(files[0])
+
+    return _Unit(files, expected or shard["hash"], check)
+
+
+def _tail(path: Path, size: int) -> bytes:
+    """The last bytes of a file: the numbers of a .npy table, without its header."""
+    data = path.read_bytes()
+    return data[max(len(data) - size, 0):]
+
+
+def _parts_unit(path: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> _Unit:
+    parts = {path / name: manifest["parts"][name] for name in names}
+
+    def check() -> None:
+        for file, expected in parts.items():
+            if hash_file(file).hexdigest() != expected:
+                raise _changed(file)
+
+    return _Unit(list(parts), " ".join(parts.values()), check)
+
+
+def _tables_unit(
+    path: Path, manifest: Mapping[str, Any], splits: Mapping[str, SplitTables]
+) -> _Unit:
+    names = [f"{split}.{table}" for split in splits for table in TABLES]
+    unit = _parts_unit(path, manifest, names) if "parts" in manifest else None
+    lengths = np.array([shard["tokens"] for shard in manifest["shards"]], np.int64)
+
+    def check() -> None:
+        for split, tables in splits.items():
+            check_tables(path / split, tables, lengths, manifest["splits"][split]["tokens"])
+        if unit is not None:
+            unit.check()
+            return
+        digest = hashlib.blake2b(digest_size=32)  # of earlier versions: one over everything
+        for shard in manifest["shards"]:
+            digest.update(bytes.fromhex(shard["hash"]))
+        for tables in splits.values():
+            for table in tables:
+                digest.update(table)
+        if digest.hexdigest() != manifest["content_hash"]:
+            raise ValueError(f"{path}: {', '.join(names)} are not those that were built (their "
+                             f"content hash differs); {_REMEDY}")
+
+    return _Unit([path / name for name in names],
+                 unit.expected if unit else manifest["content_hash"], check)
+
+
+def check_tables(prefix: Path, tables: SplitTables, shard_lengths: np.ndarray, tokens: int) -> None:
+    """ValueError, with the file, where the tables of a split lead anywhere but into its shards.
+
+    Args:
+      prefix: path of the tables without the names' ends.
+      shard_lengths: int64 [shards], tokens of each.
+      tokens: that the split has.
+    """
+    def bad(name: str, what: str) -> ValueError:
+        return ValueError(f"{prefix}.{name} is damaged: {what}; {_REMEDY}")
+
+    ends, firsts, addresses = tables
+    if firsts[0] != 0 or firsts[-1] != len(ends) or (firsts[1:] <= firsts[:-1]).any():
+        raise bad("documents", "the first sentences of the documents do not ascend from 0 to the "
+                  "number of sentences")
+    shards, starts = addresses >> ADDRESS_BITS, addresses & ((1 << ADDRESS_BITS) - 1)
+    if len(addresses) and not 0 <= shards.min() <= shards.max() < len(shard_lengths):
+        raise bad("addresses", f"a document lies beyond the {len(shard_lengths)} shards")
+    total = 0
+    for begin in range(0, len(addresses), _BLOCK):
+        some = slice(begin, begin + _BLOCK)
+        first = firsts[begin : begin + _BLOCK + 1]
+        part = ends[first[0] : first[-1]].astype(np.int64)
+        steps = np.diff(part, prepend=0)
+        steps[first[:-1] - first[0]] = part[first[:-1] - first[0]]
+        if (steps <= 0).any():
+            raise bad("sentences", "the ends of a document's sentences do not ascend")
+        lengths = part[first[1:] - first[0] - 1]
+        if (starts[some] + lengths > shard_lengths[shards[some]]).any():
+            raise bad("addresses", "a document ends beyond its shard")
+        total += int(lengths.sum())
+    if total != tokens:
+        raise bad("sentences", f"its documents have {total:,} tokens, the manifest says {tokens:,}")
+
+
+# --- what was checked before ----------------------------------------------------------------------
+
+def _stamp_files(path: Path) -> list[Path]:
+    """Where the stamps of a store are, the preferred place first."""
+    real = os.path.realpath(path)
+    name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
+    return [path / STAMPS, Path(CACHE).expanduser() / f"{name}.json"]
+
+
+def _read_stamps(file: Path) -> dict[str, Any]:
+    """By unit; what cannot be read is as good as absent."""
+    try:
+        stamps = read_json(file)
+    except (OSError, ValueError):
+        return {}
+    return stamps if isinstance(stamps, dict) else {}
+
+
+def _write_stamps(path: Path, stamps: Mapping[str, list[Any]]) -> None:
+    """Keep the stamps where they can be kept. What has just changed is checked again next time."""
+    for file in _stamp_files(path):
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(suffix=".tmp", dir=file.parent)
+            with open(descriptor, "wb") as stream:
+                now = os.fstat(descriptor).st_mtime_ns  # by the clock of the file system
+                old = {name: stamp for name, stamp in stamps.items()
+                       if all(max(times) < now - _RECENT for _, *times in stamp[1:])}
+                if old:
+                    stream.write(json.dumps(old).encode())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, file) if old else os.unlink(temporary)
+            return
