@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from etils import epath
 
+from bertjax.data.store import parse_manifest
 from bertjax.files import make_once, whole_directory
 
 CACHE = "~/.cache/bertjax/stores"
@@ -25,16 +25,17 @@ def local_store(url: str, cache: str = "") -> Path:
       cache: directory of the copies; '' = CACHE.
 
     Raises:
-      ValueError: no store there, or the package that reads it is not installed.
+      ValueError: no store there, a damaged one, or the package that reads it is not installed.
     """
     source = epath.Path(url)
     try:
-        manifest = json.loads((source / "manifest.json").read_text())
+        content = (source / "manifest.json").read_bytes()
     except ImportError as error:
         raise ValueError(f"{url}: {error} (pip install gcsfs, which bertjax[tpu] brings)") from None
     except FileNotFoundError:
         raise ValueError(f"{url}: no token store here (no manifest.json); make one with "
                          "python -m bertjax.tools.build_corpus, and copy it there") from None
+    manifest = parse_manifest(content, url)
     target = Path(cache or CACHE).expanduser() / f"{source.name}-{manifest['content_hash'][:16]}"
 
     def copy_all(target: Path) -> None:
@@ -48,8 +49,12 @@ def local_store(url: str, cache: str = "") -> Path:
             with ThreadPoolExecutor(_AT_ONCE) as threads:
                 list(threads.map(copy, _files(source)))
 
-    return make_once(target, copy_all, f"a copy of {url}",
-                     lambda target: (target / "manifest.json").exists())
+    def is_there(target: Path) -> bool:
+        """Also where the same ids were built again with another tokenizer."""
+        path = target / "manifest.json"
+        return path.exists() and path.read_bytes() == content
+
+    return make_once(target, copy_all, f"a copy of {url}", is_there)
 
 
 def _files(directory: epath.Path, prefix: str = "") -> Iterator[str]:

@@ -185,7 +185,7 @@ def inspect(flags: argparse.Namespace) -> None:
     print("\n{what stands there->what is to be predicted}, segment B in another colour")
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for line in decoded_examples(
-            store, load(store.tokenizer_directory), flags.seq_length, flags.examples, flags.seed,
+            store, store.load_tokenizer(), flags.seq_length, flags.examples, flags.seed,
             packed=flags.packed, colour=colour):
         print(line)
 

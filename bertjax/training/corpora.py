@@ -91,15 +91,15 @@ class StoreCorpus:
                  rows: tuple[int, int]):
         self._config, self.slice = config, rows
         self.stores, self.weights = _open_stores(config, workdir)
-        self.tokenizer = load_tokenizer(self.stores[0].tokenizer_directory)
+        self.tokenizer = self.stores[0].load_tokenizer()
         self.fingerprint = " ".join(store.manifest["content_hash"] for store in self.stores)
-        self._heldout = TokenStore(self.stores[0].path, "heldout")
+        self._heldout = self.stores[0].other_split("heldout")
         self._others = {}
         for number, store in enumerate(self.stores[1:], 2):
             name = store.path.name
             if name in self._others or name == self.stores[0].path.name:
                 name = f"{name}_{number}"
-            if len(heldout := TokenStore(store.path, "heldout")):
+            if len(heldout := store.other_split("heldout")):
                 self._others[name] = heldout
 
     def _options(self) -> dict[str, Any]:

@@ -69,21 +69,31 @@ class Slow(conftest.WordTokenizer):
         time.sleep(0.2)
         return super().encode_batch(texts)
 if __name__ == "__main__":
-    build.build_store(sys.argv[1], Slow(), sys.argv[2], shard_bytes=10_000)
+    build.build_store(sys.argv[1], Slow(), sys.argv[2], shard_bytes=10_000,
+                      workers=int(sys.argv[3]))
 """
+
+
+def start_slow_build(tmp_path, workers):
+    (tmp_path / "run.py").write_text(_KILLED.format(here=str(pathlib.Path(__file__).parent)))
+    return subprocess.Popen(
+        [sys.executable, tmp_path / "run.py", tmp_path / "a.txt", tmp_path / "s", str(workers)],
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_killed_build_goes_on_without_redoing_finished_shards(tmp_path, tokenizer, documents,
                                                                 text_file):
     text_file(tmp_path / "a.txt", documents(80))
-    (tmp_path / "run.py").write_text(_KILLED.format(here=str(pathlib.Path(__file__).parent)))
-    process = subprocess.Popen(
-        [sys.executable, tmp_path / "run.py", tmp_path / "a.txt", tmp_path / "s"],
-        env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    process = start_slow_build(tmp_path, workers=1)
     shards = tmp_path / "s/shards"
-    deadline = time.monotonic() + 60
-    while not list(shards.glob("00002.json")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for((shards / "00002.json").exists)
     process.kill()  # SIGKILL
     process.wait()
     finished = {p: p.stat().st_mtime_ns for p in shards.iterdir() if ".tmp" not in p.name}
@@ -95,6 +105,55 @@ def test_a_killed_build_goes_on_without_redoing_finished_shards(tmp_path, tokeni
     assert all(p.stat().st_mtime_ns == finished[p] for p in whole)
     build_store(tmp_path / "a.txt", tokenizer, tmp_path / "again", shard_bytes=10_000)
     assert files_of(tmp_path / "s") == files_of(tmp_path / "again")
+
+
+def test_workers_of_a_killed_build_end_with_it_and_the_same_command_goes_on(
+        tmp_path, tokenizer, documents, text_file):
+    text_file(tmp_path / "a.txt", documents(80))
+    shards = tmp_path / "s/shards"
+    build = start_slow_build(tmp_path, workers=2)
+    wait_for(lambda: len(list(shards.glob("*.tmp"))) >= 2)  # both are at work
+    workers = [int(pid) for pid in
+               pathlib.Path(f"/proc/{build.pid}/task/{build.pid}/children").read_text().split()]
+    assert len(workers) >= 2
+    with pytest.raises(ValueError, match="another build is writing to"):
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", shard_bytes=10_000)
+    build.kill()
+    build.wait()
+    build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", shard_bytes=10_000)
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), 5)
+    assert not list((tmp_path / "s").rglob("*.tmp"))
+    build_store(tmp_path / "a.txt", tokenizer, tmp_path / "again", shard_bytes=10_000)
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "again")
+
+
+@pytest.mark.parametrize("left", ["nothing", "build.json.7-ab.tmp", "begun"])
+def test_a_build_that_was_killed_at_once_goes_on(tmp_path, tokenizer, documents, text_file, left):
+    text_file(tmp_path / "a.txt", documents(20))
+    (tmp_path / "s/shards").mkdir(parents=True)
+    (tmp_path / "s/build.lock").touch()
+    if left == "begun":  # with --overwrite, when half of the earlier store was removed
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", overwrite=True, max_tokens=9)
+        (tmp_path / "s/manifest.json").unlink()
+        (tmp_path / "s/shards/00000.tokens").unlink()
+    elif left != "nothing":
+        (tmp_path / "s" / left).write_text("{")
+    build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", overwrite=True)
+    build_store(tmp_path / "a.txt", tokenizer, tmp_path / "t")
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "t")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
+def test_a_damaged_record_of_a_begun_build_names_it_and_the_remedy(tmp_path, tokenizer, documents,
+                                                                  text_file, content):
+    text_file(tmp_path / "a.txt", documents(3))
+    arguments = (tmp_path / "a.txt", tokenizer, tmp_path / "s")
+    build_store(*arguments)
+    (tmp_path / "s/manifest.json").unlink()
+    (tmp_path / "s/build.json").write_text(content)
+    with pytest.raises(ValueError, match=r"build\.json is not .*--overwrite"):
+        build_store(*arguments)
+    build_store(*arguments, overwrite=True)
 
 
 def test_a_shard_cut_short_is_made_again(tmp_path, tokenizer, documents, text_file):
