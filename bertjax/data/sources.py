@@ -59,7 +59,9 @@ class Extent(NamedTuple):
 
 
 def resolve(patterns: str | Iterable[str]) -> list[str]:
-    """Files that the patterns (also comma-separated) match, sorted within each, each once.
+    """Files that the patterns (also comma-separated) match, sorted within each.
+
+    Each file once, also where links lead to it under several names.
 
     Raises:
       ValueError: a pattern without a match, or of files that are not on a local disk.
@@ -68,13 +70,13 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
         patterns = [str(patterns)]
     parts = [part for given in map(str, patterns)
              for part in ([given] if os.path.isfile(given) else given.split(","))]
-    files: dict[str, None] = {}
+    files: dict[str, str] = {}  # by their real path
     for pattern in map(str.strip, parts):
         if pattern.startswith("tfds:"):
             matches = [pattern]
         else:
             path = os.path.expanduser(pattern)
-            found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
+            found = [path] if os.path.isfile(path) else _matches(path)
             matches = sorted(f for f in found if os.path.isfile(f))
         if "://" in pattern and not matches:
             raise ValueError(f"{pattern}: text and TFRecords are read from a local disk; copy them "
@@ -85,8 +87,30 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
                     "; it is a pipe or a device, and a corpus is read more than once: write it to "
                     "a file" if os.path.exists(path) else "")
             raise ValueError(f"no file matches the input pattern {pattern!r}{hint}")
-        files.update(dict.fromkeys(matches))
-    return list(files)
+        for match in matches:
+            files.setdefault(match if match.startswith("tfds:") else os.path.realpath(match), match)
+    return list(files.values())
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """As glob.glob, but `**` enters each directory once, since links may lead back; files only."""
+    parts = pattern.split(os.sep)
+    if "**" not in parts:
+        yield from glob.glob(pattern)
+        return
+    place = parts.index("**")
+    rest = os.sep.join(parts[place + 1 :] or "*")
+    head, seen = os.sep.join([*parts[:place], ""]), set()
+    for root in glob.glob(head) if glob.has_magic(head) else [head]:
+        for directory, names, _ in os.walk(root or os.curdir, followlinks=True):
+            names[:] = sorted(name for name in names if not name.startswith("."))
+            if (real := os.path.realpath(directory)) in seen:
+                names.clear()
+                continue
+            seen.add(real)
+            inside = os.path.relpath(directory, root) if root else os.path.normpath(directory)
+            where = root if inside == os.curdir else os.path.join(root, inside)
+            yield from _matches(os.path.join(glob.escape(where), rest))
 
 
 def detect_format(path: str) -> str:
