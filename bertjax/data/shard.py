@@ -44,6 +44,9 @@ def write_shard(
     try:
         for batch in _batches(documents):
             ids, lengths = encode(tokenizer, [s for sentences in batch for s in sentences])
+            if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+                raise ValueError(f"the tokenizer gave ids from {ids.min()} to {ids.max()}, and has "
+                                 f"{tokenizer.vocab_size} entries: its files do not fit together")
             unknown += int(np.count_nonzero(ids == tokenizer.unk_id))
             first = np.cumsum([0] + [len(sentences) for sentences in batch])
             table = np.zeros(len(batch), stores.DOCUMENT_DTYPE)

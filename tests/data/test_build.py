@@ -270,6 +270,14 @@ def test_a_high_unknown_rate_stops(tmp_path, make_tokenizer):
     assert manifest["unknown_rate"] == pytest.approx(1 / 61)
 
 
+@pytest.mark.parametrize("wrong", [-1, 1000, 1 << 16])
+def test_ids_that_the_vocabulary_does_not_have_are_refused(tmp_path, make_tokenizer, wrong):
+    tokenizer = make_tokenizer()
+    tokenizer.encode_batch = lambda texts: [[7, wrong] for _ in texts]
+    with pytest.raises(ValueError, match=rf"ids from .*{wrong}.* has 1000 entries"):
+        build_store(None, tokenizer, tmp_path / "s", documents=[["a b"]])
+
+
 def test_heldout_documents_are_chosen_by_their_text(tmp_path, tokenizer, make_tokenizer,
                                                     documents):
     docs = documents(400, sentences=(2, 4), words=(3, 6))

@@ -17,7 +17,7 @@ class Counter:
     """Reads numbers as ids."""
 
     pad_id, unk_id, cls_id, sep_id, mask_id = range(5)
-    vocab_size = 10_000_000
+    vocab_size = 100_000_000
     fingerprint = "counter"
 
     def encode_batch(self, texts):
