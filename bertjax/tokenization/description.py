@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.files import read_json
-from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES
+from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, USUAL_NAMES
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS
 
 SPECIALS_FILE = "special_tokens_map.json"  # where old versions of transformers name the specials
@@ -67,14 +67,15 @@ def read_settings(directory: Path) -> dict[str, Any]:
             raise ValueError(
                 f"{source}: {name}={stored[name]!r} is another tokenization than "
                 f"BERT's, which has {ours!r}: its ids would not be those of this model")
-    if kept_whole := set(_strings(stored.get("never_split") or (), "never_split", source)) - set(
-            special_names(stored, source).values()):
+    usual = {*special_names(stored, source).values(), *(names[0] for names in USUAL_NAMES.values())}
+    if kept_whole := set(_strings(stored.get("never_split") or (), "never_split", source)) - usual:
         raise ValueError(f"{source}: never_split={sorted(kept_whole)} is not supported; make them "
                          "added tokens (add_tokens of transformers), which are kept whole")
     if stored.get("truncation_side") == "left":
         raise ValueError(f"{source}: truncation_side='left' is not supported: long texts are cut "
                          "at their end; remove the key if that is right")
-    if "AutoTokenizer" in (stored.get("auto_map") or ()):
+    code = stored.get("auto_map")
+    if "AutoTokenizer" in code if isinstance(code, dict) else code:
         raise ValueError(f"{source}: auto_map names the model's own Python code, which is not run: "
                          "save its tokenizer.json, or remove the key if BERT's rules are right")
     return stored
@@ -144,14 +145,14 @@ def read_description(path: Path) -> dict[str, Any]:
             content["truncation"].get("direction") == "Left"):
         raise ValueError(f"{path}: truncation.direction=Left is not supported: long texts are cut "
                          "at their end; set truncation to null if that is right")
-    if not isinstance(content.get("added_tokens"), list | None):
+    if not isinstance(content.get("added_tokens", []), list):
         raise ValueError(f"{path}: added_tokens must be a list")
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if not isinstance(content.get(part), dict | None):
             raise ValueError(f"{path}: {part} must be an object or null")
     if model.get("max_input_chars_per_word") is not None:
         _check_word_limit(model["max_input_chars_per_word"], path)
-    return {**dict.fromkeys(_JSON_KEYS), **content}
+    return {**dict.fromkeys(_JSON_KEYS - {"version"}), **content}
 
 
 def piece_ids(description: Mapping[str, Any], source: Path) -> dict[str, int]:
@@ -244,7 +245,10 @@ def _entry(entry: Any, number: Any, source: Path) -> dict[str, Any]:
         raise ValueError(f"{source}: an added token must be an object with its content, not "
                          f"{entry!r:.100}")
     token = _content(entry, "an added token", source)
-    number = entry.get("id") if number is None else number
+    if number is None:  # of tokenizer.json, where nothing may be left out
+        number = entry.get("id")
+        if missing := [flag for flag in _FLAGS if flag not in entry]:
+            raise ValueError(f"{source}: the added token {token!r} has no {missing[0]}")
     if isinstance(number, str) and re.fullmatch("[0-9]{1,9}", number):
         number = int(number)
     if not is_id(number):

@@ -6,11 +6,12 @@ normalizers, pre-tokenizers or prefixes, BPE, Unigram, WordLevel. BERT's rules t
 wordpiece.py, which follows the original where `tokenizers` does not.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,7 @@ class HubTokenizer(Tokenizer):
         # but not some of them: here only BERT's five are special.
         added = [{**entry, "special": entry["content"] in special}
                  for entry in content["added_tokens"]]
-        self._json = json.dumps(
-            {**content, "truncation": None, "padding": None, "added_tokens": added})
+        self._json = json.dumps({**content, "added_tokens": added})
         self._text = self._load()
         self._text.encode_special_tokens = True
         self._marked = None  # recognises BERT's special tokens too; made when first needed
@@ -71,18 +71,14 @@ class HubTokenizer(Tokenizer):
             == self._guarded(normalize.normalize_str, "abc"))
 
     def _load(self) -> Any:
-        import tokenizers  # late: only such files need it
-
-        return self._guarded(tokenizers.Tokenizer.from_str, self._json)
+        library = _parse(self._json, self._source)
+        library.no_truncation()  # who calls cuts and pads, as with transformers
+        library.no_padding()
+        return library
 
     def _guarded(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """The library raises plain Exceptions, and BaseExceptions where its Rust code panics."""
-        try:
+        with _named(self._source):
             return call(*arguments, **options)
-        except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            raise ValueError(f"{self._source}: {error}") from None
 
     def __reduce__(self) -> tuple:
         return (HubTokenizer, (self._file, self.special_tokens, self._source),
@@ -110,7 +106,8 @@ class HubTokenizer(Tokenizer):
     @property
     def fingerprint(self) -> str:
         """Hex sha256 over what the library is given and the names of the special tokens."""
-        content = json.dumps([json.loads(self._json), self.special_tokens], sort_keys=True)
+        given = {**json.loads(self._json), "truncation": None, "padding": None, "decoder": None}
+        content = json.dumps([given, self.special_tokens], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def _encoding(self, text: str, keep_special_tokens: bool) -> Any:
@@ -155,6 +152,30 @@ class HubTokenizer(Tokenizer):
 
     def _config(self) -> dict[str, Any]:
         return {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
+
+
+def check_content(content: dict[str, Any], source: str) -> None:
+    """Raises ValueError where the library refuses the content of a tokenizer.json."""
+    model = {**content["model"], "vocab": {}}  # a vocabulary takes the library long
+    _parse(json.dumps({**content, "model": model, "added_tokens": []}), source)
+
+
+def _parse(content: str, source: str) -> Any:
+    import tokenizers  # late: a vocab.txt does not need it
+
+    with _named(source):
+        return tokenizers.Tokenizer.from_str(content)
+
+
+@contextlib.contextmanager
+def _named(source: str) -> Iterator[None]:
+    """The library raises plain Exceptions, and BaseExceptions where its Rust code panics."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{source}: {error}") from None
 
 
 def _clean(text: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from bertjax.files import parse_json
 from bertjax.tokenization import description as files
 from bertjax.tokenization.description import CONFIG_FILE
+from bertjax.tokenization.hub import HubTokenizer, check_content
 from bertjax.tokenization.tokenizer import (
     SPECIAL_NAMES,
     USUAL_NAMES,
@@ -131,13 +132,15 @@ def _described(vocab_file: Path, named: Path, directory: Path, stored: Mapping[s
     strips = strip_accents if strip_accents is not None else options.get("strip_accents")
     chinese = options.get("tokenize_chinese_chars", True)
     if files.is_plain_bert(described, specials):
+        if vocab_file.suffix == ".json":
+            check_content(described, str(vocab_file))
         return WordPieceTokenizer(pieces, casing, strips, chinese,
                                   max_word_chars=files.word_limit(described, stored), **specials)
     described["normalizer"] = {**described["normalizer"], "lowercase": casing,
                                "strip_accents": strips, "handle_chinese_chars": chinese}
     if (limit := stored.get("max_input_chars_per_word")) is not None:
         described["model"] = {**described["model"], "max_input_chars_per_word": limit}
-    return _run_by_library(described, specials, vocab_file)
+    return HubTokenizer(described, specials, str(vocab_file))
 
 
 def _other_rules(described: dict[str, Any], specials: dict[str, str], vocab_file: Path,
@@ -151,20 +154,13 @@ def _other_rules(described: dict[str, Any], specials: dict[str, str], vocab_file
     if "max_input_chars_per_word" in stored and described["model"].get("type") == "WordPiece":
         described["model"] = {**described["model"],
                               "max_input_chars_per_word": stored["max_input_chars_per_word"]}
-    tokenizer = _run_by_library(described, specials, vocab_file)
+    tokenizer = HubTokenizer(described, specials, str(vocab_file))
     for name, value in (("the argument", do_lower_case), (source, stored.get("do_lower_case"))):
         if value not in (None, tokenizer.do_lower_case):
             raise ValueError(_contradiction(
                 "do_lower_case", value, tokenizer.do_lower_case, vocab_file, name))
     check_casing_matches_name(named, tokenizer.do_lower_case)
     return tokenizer
-
-
-def _run_by_library(described: dict[str, Any], specials: dict[str, str], vocab_file: Path
-                    ) -> Tokenizer:
-    from bertjax.tokenization.hub import HubTokenizer  # late: only such files need the library
-
-    return HubTokenizer(described, specials, str(vocab_file))
 
 
 def _special_tokens(described: Mapping[str, Any], stored: Mapping[str, Any], ids: Mapping[str, int],
@@ -245,6 +241,9 @@ def read_vocab(path: str | Path) -> list[str]:
     for number, piece in enumerate(lines, start=1):
         if not piece:
             raise ValueError(f"{path}, line {number} is empty; every line must hold one piece")
+        if "\r" in piece:  # to some readers it ends a line, and ids after it move
+            raise ValueError(f"{path}, line {number} holds a carriage return; end every line with "
+                             "a line feed")
         if piece in seen:
             raise ValueError(f"{path}, line {number} repeats {piece!r} of line {seen[piece]}; "
                              "a vocabulary lists each piece once. Rename one of them (say to "

@@ -150,9 +150,10 @@ def test_bpe_and_unigram_are_run_by_the_library(tmp_path):
         assert not ours.is_continuation[ours.encode("the")[0]]
 
 
-ADDED = [("[E1]", {"special": True}), ("COVID-19", {"normalized": True}), ("left", {"lstrip": True}),
-         ("right", {"rstrip": True}), ("one", {"single_word": True}), ("on", {}), ("The", {}),
-         ("\u00c9t", {"normalized": True})]  # fmt: skip
+ADDED = [("[E1]", {"special": True}), ("COVID-19", {"normalized": True}),
+         ("left", {"lstrip": True}), ("right", {"rstrip": True}),
+         ("one", {"single_word": True}), ("on", {}), ("The", {}),
+         ("\u00c9t", {"normalized": True})]
 
 
 def added_description(**parts):

@@ -1,0 +1,178 @@
+"""tokenizer.json and tokenizer_config.json: ids and offsets are those of `tokenizers` from the same
+file, or the file is refused.
+
+The texts leave out what the original does otherwise on purpose: literal special tokens, private-use
+and unassigned characters, a final sigma, words of over 100 characters.
+"""
+
+import copy
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertjax.tokenization import load_tokenizer
+
+tokenizers = pytest.importorskip("tokenizers")
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+ATOMS = ["a", "b", "ab", "Ab", "the", "caf", "\u00e9", "e\u0301", "\u0130", "\u00df", "\u4e2d",
+         "\u3042", "\u304c", "\ud55c", "\u0915\u0941", "\U0001f4a9", "\ufb01", "19", "1", "-", ".",
+         "[", "]", "#", "@", "$", "\u2014", "\x00", "\x07", "\u200b", "\xad", "\ufffd", "\t", "\n",
+         " ", " ", " ", "  ", "\xa0", "\u3000", "\u2028", "E1", "[E1]", "covid-19"]
+WORDS = [atom for atom in ATOMS if not atom.isspace()]
+TEXTS = st.lists(st.sampled_from(ATOMS), max_size=12).map("".join)
+FLAGS = ["single_word", "lstrip", "rstrip", "normalized", "special"]
+BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+        "strip_accents": None, "lowercase": True}
+ONE = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+       {"SpecialToken": {"id": "[SEP]", "type_id": 0}}]
+TEMPLATE = {"type": "TemplateProcessing", "single": ONE, "pair": [
+    *ONE, {"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": "[SEP]", "type_id": 1}}],
+    "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]},
+                       "[SEP]": {"id": "[SEP]", "ids": [3], "tokens": ["[SEP]"]}}}
+
+booleans = st.booleans()
+bert_normalizers = st.fixed_dictionaries({
+    "type": st.just("BertNormalizer"), "clean_text": st.sampled_from([True, True, True, False]),
+    "handle_chinese_chars": booleans, "strip_accents": st.sampled_from([None, True, False]),
+    "lowercase": booleans})
+simple_normalizers = st.one_of(bert_normalizers, st.sampled_from([
+    {"type": "NFC"}, {"type": "NFKC"}, {"type": "NFD"}, {"type": "Lowercase"},
+    {"type": "StripAccents"}, {"type": "Strip", "strip_left": True, "strip_right": True},
+    {"type": "Prepend", "prepend": "a"}, {"type": "Other"},
+    {"type": "Replace", "pattern": {"String": "a"}, "content": "b "}]))
+normalizers = st.one_of(st.just(BERT), bert_normalizers, st.none(), simple_normalizers,
+                        st.lists(simple_normalizers, max_size=3).map(
+                            lambda steps: {"type": "Sequence", "normalizers": steps}))
+simple_splits = st.sampled_from([
+    {"type": "BertPreTokenizer"}, {"type": "Whitespace"}, {"type": "WhitespaceSplit"},
+    {"type": "Punctuation", "behavior": "Isolated"}, {"type": "Digits", "individual_digits": True},
+    {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}])
+splits = st.one_of(st.just({"type": "BertPreTokenizer"}), st.none(), simple_splits,
+                   st.lists(simple_splits, max_size=2).map(
+                       lambda steps: {"type": "Sequence", "pretokenizers": steps}))
+added_tokens = st.lists(st.tuples(
+    st.sampled_from(["[E1]", "covid-19", "COVID-19", "a", "the", "Ab", "\u00e9", " b", "\u4e2d",
+                     "[MASK]"]),
+    st.lists(st.sampled_from(FLAGS), unique=True), st.integers(0, 3)), max_size=4)
+values = st.sampled_from([None, True, False, 0, 1, -1, 5, 2.5, 10 ** 30, "", "a", "##", "[UNK]", [],
+                          {}, ["a"], {"a": 1}, [["a", 0.5]], {"type": "BPE"}])
+
+
+@st.composite
+def descriptions(draw):
+    prefix = draw(st.sampled_from(["##", "##", "##", "@@", ""]))
+    choice = draw(st.randoms(use_true_random=True))  # one draw: many make an example slow
+    pieces = [choice.choice(["", "", prefix, prefix, "\u2581"])
+              + choice.choice([atom, atom.lower()]) for atom in choice.choices(WORDS, k=60)]
+    vocab = {piece: i for i, piece in enumerate(dict.fromkeys([*SPECIALS, *pieces]))}
+    added = [(name, ["special"], 0) for name in SPECIALS] if draw(booleans) else []
+    entries = []
+    for name, flags, shift in [*added, *draw(added_tokens)]:
+        number = vocab.get(name, len(vocab) + sum(e["content"] not in vocab for e in entries))
+        entries.append({"id": number + (shift == 3), "content": name,
+                        **{flag: flag in flags for flag in FLAGS}})
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": entries,
+        "normalizer": draw(normalizers), "pre_tokenizer": draw(splits),
+        "post_processor": draw(st.sampled_from([None, None, TEMPLATE])), "decoder": None,
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": prefix,
+                  "max_input_chars_per_word": draw(st.sampled_from([100, 100, 2, 5, 250])),
+                  "vocab": vocab}}
+
+
+def places(value, path=()):
+    """All (path) of a JSON value."""
+    yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+@st.composite
+def damages(draw):
+    """A description in which one value is another, or gone."""
+    content = copy.deepcopy(draw(descriptions()))
+    paths = [path for path in places(content) if path and path[:2] != ("model", "vocab")]
+    path = draw(st.sampled_from([*paths, ("model", "vocab"), ("model", "vocab", "[SEP]")]))
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    if draw(booleans) and isinstance(inner, dict):
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = draw(values)
+    return content
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("tokenizers") / "tokenizer.json"
+
+
+def check(path, content, texts):
+    path.write_text(json.dumps(content))
+    try:
+        ours = load_tokenizer(path)
+    except ValueError as error:
+        assert str(path.parent) in str(error)
+        return
+    theirs = tokenizers.Tokenizer.from_file(str(path))
+    theirs.no_truncation()
+    theirs.no_padding()
+    assert {piece: i for i, piece in enumerate(ours.vocab)} == theirs.get_vocab()
+    for text in texts:
+        try:
+            expected = theirs.encode(text, add_special_tokens=False)
+        except Exception:
+            with pytest.raises(ValueError):
+                ours.encode(text)
+            continue
+        assert ours.encode_with_offsets(text) == (expected.ids, expected.offsets)
+        assert ours.encode(text) == expected.ids
+        assert ours.encode_batch([text]) == [expected.ids]
+
+
+@given(content=descriptions(), texts=st.lists(TEXTS, max_size=4))
+def test_tokenizer_files_are_read_as_by_the_library(path, content, texts):
+    check(path, content, texts)
+
+
+@given(content=damages(), texts=st.lists(TEXTS, max_size=2))
+def test_damaged_tokenizer_files_are_refused_or_read_as_by_the_library(path, content, texts):
+    check(path, content, texts)
+
+
+KEYS = ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "added_tokens_decoder",
+        "additional_special_tokens", "extra_special_tokens", "never_split", "mask_token",
+        "unk_token", "model_max_length", "max_input_chars_per_word", "auto_map", "tokenizer_class",
+        "bos_token", "truncation_side", "do_basic_tokenize", "word_tokenizer_type", "added_tokens"]
+entries = st.one_of(values, st.fixed_dictionaries({"content": st.sampled_from(
+    ["[E1]", "[MASK]", "a", ""])}, optional={"lstrip": values, "id": values, "special": booleans}))
+
+
+@given(config=st.dictionaries(st.sampled_from(KEYS), st.one_of(
+    values, entries, st.lists(entries, max_size=2),
+    st.dictionaries(st.sampled_from(["4", "5", "6", "7", "x"]), entries, max_size=2)), max_size=3),
+    words=st.booleans())
+def test_settings_of_any_kind_are_obeyed_or_refused(path, config, words):
+    directory = path.parent / "settings"
+    directory.mkdir(exist_ok=True)
+    (directory / "vocab.txt").write_text("\n".join([*SPECIALS, "a", "##b"] if words else SPECIALS))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    try:
+        tokenizer = load_tokenizer(directory)
+    except ValueError as error:
+        assert str(directory) in str(error)
+        return
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4) or {"mask_token", "unk_token"} & set(config)
+    tokenizer.save(path.parent / "again")
+    for name in ("vocab.txt", "tokenizer.json"):
+        if name != tokenizer.VOCABULARY_FILE:
+            (path.parent / "again" / name).unlink(missing_ok=True)
+    again = load_tokenizer(path.parent / "again")
+    assert again.fingerprint == tokenizer.fingerprint
+    assert again.encode("ab [E1] a") == tokenizer.encode("ab [E1] a")
