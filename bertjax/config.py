@@ -114,7 +114,8 @@ SETTINGS: dict[str, Any] = {
         "vocab_size": S(0, "entries of the embedding table; 0 = the tokenizer's, rounded up to a "
                         "multiple of 'vocab_multiple'", allowed=AT_LEAST_0),
         "vocab_multiple": S(1, "round the embedding table up to a multiple of this (64 or 128 "
-                            "speeds the MLM head up; extra rows are never predicted as targets)",
+                            "speeds the MLM head up; extra rows are left out of the softmax "
+                            "and of the exported model)",
                             allowed=AT_LEAST_1),
         "hidden_size": S(768, "H, width of the encoder"),
         "num_hidden_layers": S(12, "L, encoder layers"),
@@ -434,7 +435,8 @@ def model_config(config: ml_collections.ConfigDict, tokenizer_vocab_size: int) -
             f"the tokenizer has {tokenizer_vocab_size} entries, but config.model.vocab_size is "
             f"{model['vocab_size']}: ids from {model['vocab_size']} on would have no embedding. "
             "Set --config.model.vocab_size=0 to follow the tokenizer.")
-    return BertConfig(**model)
+    padded = tokenizer_vocab_size < model["vocab_size"]
+    return BertConfig(**model, words=tokenizer_vocab_size if padded else None)
 
 
 def execution(config: ml_collections.ConfigDict, backend: str) -> Execution:

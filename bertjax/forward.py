@@ -7,6 +7,7 @@ once for each padded length (BUCKET). What the outputs say is the business of in
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from bertjax.interop.loading import LoadedModel
-from bertjax.tasks.task import trim_lengths
+from bertjax.tasks.task import require_segments, trim_lengths
 
 BUCKET = 32  # rows are padded to a multiple of this many tokens: at most 16 shapes up to 512
 # Tokens of a batch on a CPU, whose caches hold no more: MiniLM takes half the time for a row of 384
@@ -35,18 +36,23 @@ class Row(NamedTuple):
     positions: Sequence[int] = ()
 
 
-def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
+def make_rows(
+    loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], longest: int | None = None
+) -> list[Row]:
     """[CLS] first [SEP] (second [SEP]) of each text or pair; the tokenizer sees them all at once.
 
-    The longer of two texts is cut until both fit the model's positions. Raises ValueError for what
-    is neither a text nor a pair.
+    The longer of two texts is cut until both fit `longest` tokens and the model's positions. Raises
+    ValueError for what is neither a text nor a pair, and for pairs on a model of one segment.
     """
     tokenizer = loaded.tokenizer
     pairs = [_pair(text) for text in texts]
+    if any(second is not None for _, second in pairs):
+        require_segments(loaded.config)
     first = _encoded(tokenizer, [a for a, _ in pairs])
     second = _encoded(tokenizer, [b for _, b in pairs if b is not None])
     seconds = iter(second)
-    longest, rows = loaded.config.max_position_embeddings, []
+    longest = min(longest or sys.maxsize, loaded.config.max_position_embeddings)
+    rows = []
     for a, (_, text) in zip(first, pairs, strict=True):
         if text is None:
             n = min(len(a), longest - 2)

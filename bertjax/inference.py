@@ -1,7 +1,8 @@
-"""Prediction with a loaded model: text in, answers out.
+"""Prediction with a model: text in, answers out.
 
-A `LoadedModel` (bertjax.load_model) with a tokenizer goes in with texts, which forward.py takes
-through the model. Each function returns its answers in the order of its inputs.
+A model (`bertjax.load_model`, or the path of one) goes in with texts, which forward.py takes
+through it. Each function takes one input or a list of them, and returns one answer or the list of
+answers in the same order. A path is read again at every call: load a model that is asked often.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import functools
 import numbers
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from bertjax.forward import Row, make_rows, run
-from bertjax.interop.loading import LoadedModel
+from bertjax.interop.loading import LoadedModel, load_model
+from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings
 from bertjax.model import heads
 from bertjax.tasks.windows import (
     Window,
@@ -49,8 +52,18 @@ class Answer(NamedTuple):
     score: float
 
 
-def require(loaded: LoadedModel, *kinds: type, purpose: str) -> None:
-    """Raises ValueError unless the model is of one of these kinds and has a tokenizer."""
+Model = LoadedModel | str | Path
+
+
+def opened(model: Model, task: str, *kinds: type, purpose: str) -> LoadedModel:
+    """The model, or that of a path with the head of `task`.
+
+    Raises:
+      ValueError: it is not of one of these kinds, or has no tokenizer.
+    """
+    loaded = load_model(model, task) if isinstance(model, str | Path) else model
+    if not isinstance(loaded, LoadedModel):
+        raise ValueError(f"{purpose} needs a model of load_model or its path, not {model!r:.80}")
     if not isinstance(loaded.model, kinds):
         raise ValueError(
             f"{purpose} needs a {' or '.join(k.__name__ for k in kinds)}, this is a "
@@ -58,6 +71,7 @@ def require(loaded: LoadedModel, *kinds: type, purpose: str) -> None:
         )
     if loaded.tokenizer is None:
         raise ValueError(f"{purpose} needs the tokenizer files beside the model")
+    return loaded
 
 
 def _listed(values: Any, purpose: str, example: str) -> list[Any]:
@@ -86,17 +100,17 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 @overload
 def fill_mask(
-    loaded: LoadedModel, text: str, top_k: int = ..., batch_size: int = ...
+    model: Model, text: str, top_k: int = ..., batch_size: int = ...
 ) -> list[list[Filling]]: ...
 
 
 @overload
 def fill_mask(
-    loaded: LoadedModel, text: Iterable[str], top_k: int = ..., batch_size: int = ...
+    model: Model, text: Iterable[str], top_k: int = ..., batch_size: int = ...
 ) -> list[list[list[Filling]]]: ...
 
 
-def fill_mask(loaded, text, top_k=5, batch_size=32):
+def fill_mask(model, text, top_k=5, batch_size=32):
     """The likeliest tokens for every [MASK] of a text or of each of several, each mask on its own.
 
     Returns:
@@ -107,7 +121,8 @@ def fill_mask(loaded, text, top_k=5, batch_size=32):
       ValueError: no [MASK] in a text, a text beyond the positions, top_k below 1, or a model
         without an MLM head.
     """
-    require(loaded, heads.BertForPreTraining, heads.BertForMaskedLM, purpose="fill-mask")
+    loaded = opened(model, "mlm", heads.BertForPreTraining, heads.BertForMaskedLM,
+                    purpose="fill-mask")
     if isinstance(text, str):
         return fill_mask(loaded, [text], top_k, batch_size)[0]
     if not isinstance(top_k, numbers.Integral) or top_k < 1:
@@ -152,29 +167,56 @@ def _likeliest(loaded: LoadedModel, logits: np.ndarray, top_k: int) -> list[Fill
     return [Filling(tokenizer.id_to_token(i), float(probabilities[i]), i) for i in best.tolist()]
 
 
+@overload
+def next_sentence(model: Model, pairs: tuple[str, str], batch_size: int = ...) -> float: ...
+
+
+@overload
 def next_sentence(
-    loaded: LoadedModel, pairs: Sequence[tuple[str, str]], batch_size: int = 32
-) -> list[float]:
-    """Probability that the second text of each pair follows the first (class 0 of the head)."""
-    require(loaded, heads.BertForPreTraining, purpose="next-sentence prediction")
-    takes = "next-sentence prediction", "[(first, second)]"
+    model: Model, pairs: Iterable[Iterable[str]], batch_size: int = ...
+) -> list[float]: ...
+
+
+def next_sentence(model, pairs, batch_size=32):
+    """Probability that the second text of a pair, or of each pair, follows the first (class 0 of
+    the head).
+    """
+    loaded = opened(model, "next-sentence", heads.BertForPreTraining,
+                    heads.BertForNextSentencePrediction, purpose="next-sentence prediction")
+    if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(x, str) for x in pairs):
+        return next_sentence(loaded, [pairs], batch_size)[0]
+    takes = "next-sentence prediction", "[(first, second)], or one pair"
     pairs = [tuple(_listed(pair, *takes)) for pair in _listed(pairs, *takes)]
-    # One position each spares the MLM logits of every token.
-    rows = [row._replace(positions=[0]) for row in make_rows(loaded, pairs)]
-    return run(loaded, rows, batch_size, lambda row, output: float(_softmax(output[1][0])[0]))
+    rows = make_rows(loaded, pairs)
+    if isinstance(loaded.model, heads.BertForPreTraining):
+        # One position each spares the MLM logits of every token.
+        rows = [row._replace(positions=[0]) for row in rows]
+    return run(loaded, rows, batch_size, lambda row, output: float(_softmax(
+        output[1][0] if isinstance(output, tuple) else output)[0]))
 
 
+@overload
+def classify(model: Model, texts: str, batch_size: int = ...) -> dict[str, float]: ...
+
+
+@overload
 def classify(
-    loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], batch_size: int = 32
-) -> list[dict[str, float]]:
-    """Label -> probability for each text or pair; of a regression (one label, or problem_type in
-    its config.json) the raw value.
+    model: Model, texts: Iterable[str | tuple[str, str]], batch_size: int = ...
+) -> list[dict[str, float]]: ...
+
+
+def classify(model, texts, batch_size=32):
+    """Label -> probability for a text, or for each text or pair of several; of a regression (one
+    label, or problem_type in its config.json) the raw value.
 
     The probabilities of a text add up to 1, unless the model says that each of its labels may hold
     by itself (problem_type multi_label_classification in its config.json).
     """
-    require(loaded, heads.BertForSequenceClassification, purpose="classification")
-    texts = _listed(texts, "classification", "[text]")
+    loaded = opened(model, "sequence-classification", heads.BertForSequenceClassification,
+                    purpose="classification")
+    if isinstance(texts, str):
+        return classify(loaded, [texts], batch_size)[0]
+    texts = _listed(texts, "classification", "[text], or one text")
     if not texts:
         return []
     logits = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
@@ -198,17 +240,32 @@ def label_name(loaded: LoadedModel, number: int) -> str:
     return (loaded.labels or {}).get(number, f"LABEL_{number}")
 
 
+@overload
+def tag_words(model: Model, sentences: str, batch_size: int = ...) -> list[str]: ...
+
+
+@overload
 def tag_words(
-    loaded: LoadedModel, sentences: Sequence[Sequence[str]], batch_size: int = 32
-) -> list[list[str]]:
+    model: Model, sentences: Iterable[str | Iterable[str]], batch_size: int = ...
+) -> list[list[str]]: ...
+
+
+def tag_words(model, sentences, batch_size=32):
     """A label for every word, read at its first piece.
+
+    A sentence is a list of words, or a text whose words are separated by blanks: a list of texts is
+    a list of sentences.
 
     A sentence longer than the model's positions is read in windows that overlap by half; a word's
     label is that of the window which shows most around it.
     """
-    require(loaded, heads.BertForTokenClassification, purpose="tagging")
-    takes = "tagging", "[[word, word]]"
-    sentences = [_strings(_listed(words, *takes), "word") for words in _listed(sentences, *takes)]
+    loaded = opened(model, "token-classification", heads.BertForTokenClassification,
+                    purpose="tagging")
+    if isinstance(sentences, str):
+        return tag_words(loaded, [sentences], batch_size)[0]
+    takes = "tagging", "[[word, word]], or one text"
+    sentences = [words.split() if isinstance(words, str) else
+                 _strings(_listed(words, *takes), "word") for words in _listed(sentences, *takes)]
     tokenizer = loaded.tokenizer
     room = loaded.config.max_position_embeddings - 2
     rows, wanted = [], []  # wanted: of each row, (sentence, its words, their positions in the row)
@@ -234,21 +291,21 @@ def tag_words(
 
 @overload
 def answer(
-    loaded: LoadedModel, question: str, context: str, max_answer_tokens: int = ...,
+    model: Model, question: str, context: str, max_answer_tokens: int = ...,
     stride: int = ..., batch_size: int = ..., null_threshold: float | None = ...,
 ) -> Answer: ...
 
 
 @overload
 def answer(
-    loaded: LoadedModel, question: Iterable[str], context: Iterable[str],
+    model: Model, question: Iterable[str], context: Iterable[str],
     max_answer_tokens: int = ..., stride: int = ..., batch_size: int = ...,
     null_threshold: float | None = ...,
 ) -> list[Answer]: ...
 
 
 def answer(
-    loaded, question, context, max_answer_tokens=30, stride=128, batch_size=32,
+    model, question, context, max_answer_tokens=30, stride=128, batch_size=32,
     null_threshold=None,
 ):
     """The best span of the context over overlapping windows (original: run_squad.py).
@@ -263,7 +320,8 @@ def answer(
         than this (SQuAD 2.0). None takes what fine-tuning found and stored in config.json; a model
         without it always answers.
     """
-    require(loaded, heads.BertForQuestionAnswering, purpose="question answering")
+    loaded = opened(model, "question-answering", heads.BertForQuestionAnswering,
+                    purpose="question answering")
     if isinstance(question, str) and isinstance(context, str):
         return answer(loaded, [question], [context], max_answer_tokens, stride, batch_size,
                       null_threshold)[0]
@@ -319,7 +377,7 @@ def _best_span(
 
 
 def layer_outputs(
-    loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], layers: Sequence[int] = (-1,),
+    model: Model, texts: Sequence[str | tuple[str, str]], layers: Sequence[int] = (-1,),
     batch_size: int = 32,
 ) -> Iterator[tuple[list[str], np.ndarray]]:
     """Hidden states of chosen layers (original: extract_features.py).
@@ -330,7 +388,8 @@ def layer_outputs(
     Yields:
       For each text (its tokens, specials included [N], float32 [len(layers), N, H]).
     """
-    rows = _text_rows(loaded, texts)
+    loaded, texts = _encoder(model), _listed(texts, "feature extraction", "[text]")
+    rows = make_rows(loaded, texts)
     layers = _listed(layers, "layers", "[-1, -2]")
     if not layers:
         raise ValueError("layers=[] names none; [-1] is the last layer, [0] the embeddings")
@@ -348,25 +407,53 @@ def layer_outputs(
 
 
 def sentence_embeddings(
-    loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], pooling: str = "mean",
-    normalise: bool = False, batch_size: int = 32,
+    model: Model, texts: str | Iterable[str | tuple[str, str]], pooling: str | None = None,
+    normalise: bool | None = None, batch_size: int = 32,
 ) -> np.ndarray:
-    """One vector a text, float32 [N, H]: the mean of its last hidden states or that of [CLS]."""
-    if pooling not in ("mean", "cls"):
-        raise ValueError(f"pooling={pooling!r} is not one of mean, cls")
-    rows = _text_rows(loaded, texts)
+    """One vector a text, float32 [N, H], or [H] for one text, made of its last hidden states.
+
+    Args:
+      pooling: 'mean', 'cls', 'max' or 'mean_sqrt_len_tokens'; None is what a directory of
+        sentence-transformers says, else the mean.
+      normalise: to length 1; None is what such a directory says, else False. Its greatest length
+        and its lower-casing are obeyed in any case.
+    """
+    if pooling not in (None, *POOLINGS):
+        raise ValueError(f"pooling={pooling!r} is not one of {', '.join(POOLINGS)}")
+    loaded = _encoder(model)
+    if isinstance(texts, str):
+        return sentence_embeddings(loaded, [texts], pooling, normalise, batch_size)[0]
+    texts = _listed(texts, "feature extraction", "[text], or one text")
+    settings = loaded.sentence or SentenceSettings(Path())
+    poolings = (pooling,) if pooling else settings.pooling
+    if settings.lower_case:
+        texts = [text.lower() if isinstance(text, str) else text for text in texts]
+    rows = make_rows(loaded, texts, settings.max_length)
 
     def pooled(row: Row, output: tuple) -> np.ndarray:
         states = output[0][: len(row.ids)].astype(np.float32)
-        return states.mean(axis=0) if pooling == "mean" else states[0]
+        return np.concatenate([_pooled(states, one) for one in poolings])
 
     vectors = np.array(run(loaded, rows, batch_size, pooled), np.float32)
-    vectors = vectors.reshape(len(rows), loaded.config.hidden_size)  # also of no texts
-    if normalise:
+    vectors = vectors.reshape(len(rows), len(poolings) * loaded.config.hidden_size)  # also of none
+    if settings.normalise if normalise is None else normalise:
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return vectors
 
 
-def _text_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
-    require(loaded, heads.BertModel, purpose="feature extraction")
-    return make_rows(loaded, _listed(texts, "feature extraction", "[text]"))
+def _pooled(states: np.ndarray, pooling: str) -> np.ndarray:
+    """Of the states [tokens, H] of one text."""
+    if pooling == "cls":
+        return states[0]
+    if pooling == "max":
+        return states.max(axis=0)
+    return states.sum(axis=0) / len(states) ** (0.5 if pooling == "mean_sqrt_len_tokens" else 1)
+
+
+def _encoder(model: Model) -> LoadedModel:
+    """The encoder of a model of any kind, or of that at a path."""
+    if isinstance(model, str | Path):  # the pooler is not used here
+        model = load_model(model, "features", reinitialise_head=True)
+    if isinstance(model, LoadedModel) and not isinstance(model.model, heads.BertModel):
+        model = model.encoder
+    return opened(model, "features", heads.BertModel, purpose="feature extraction")

@@ -242,15 +242,48 @@ def test_many_questions_are_answered_as_each_alone(reader):
                     assert one.score == pytest.approx(float(score), abs=1e-6)
 
 
+def test_one_input_is_answered_as_a_list_of_it_and_a_path_as_its_model(
+        pretrained, directory, tmp_path):
+    classifier, tagger, reader = (head(directory, f"{kind}") for kind in (
+        "sequence-classification", "token-classification", "question-answering"))
+    paths = {}
+    for model in (classifier, tagger, reader):
+        paths[id(model)] = path = tmp_path / type(model.model).__name__
+        write_directory(path, model.config, model.params, path.name, model.tokenizer)
+    for function, model, one in (
+        (inference.fill_mask, pretrained, "the [MASK]"),
+        (inference.classify, classifier, "the cat"), (inference.tag_words, tagger, "the cats sat"),
+        (inference.next_sentence, pretrained, ("the cat", "sat")),
+        (inference.sentence_embeddings, pretrained, "the cat"),
+        (inference.sentence_embeddings, tagger, "the cat"),
+    ):  # fmt: skip
+        [listed] = function(model, [one])
+        assert np.array_equal(function(model, one), listed)
+        path = paths.get(id(model), directory)
+        for place in (path, str(path)):
+            assert str(function(place, one))[:20] == str(listed)[:20]
+        with pytest.raises(ValueError, match="needs a model of load_model or its path, not 5"):
+            function(5, one)
+    assert inference.tag_words(tagger, "the  cats sat") == inference.tag_words(
+        tagger, [["the", "cats", "sat"]])[0]
+    assert inference.answer(paths[id(reader)], "the cat", "sat on the mat") == inference.answer(
+        reader, ["the cat"], ["sat on the mat"])[0]
+
+
+def test_a_loaded_model_is_shown_in_one_line(pretrained, directory):
+    assert repr(pretrained) == ("<BertForPreTraining: 2 layers x 24, 0.0 M parameters, "
+                                "12 uncased words>")
+    labelled = dataclasses.replace(head(directory, "token-classification"), labels={0: "O"})
+    assert repr(labelled).endswith("12 uncased words, labels O>")
+
+
 def test_what_is_no_list_of_inputs_is_refused(pretrained, reader, directory):
     classifier, tagger = (head(directory, f"{kind}-classification") for kind in
                           ("sequence", "token"))
-    features = load_model(directory, "features")
     for function, model, value in (
-        (inference.classify, classifier, "the cat"),
-        (inference.sentence_embeddings, features, "the cat"),
-        (inference.tag_words, tagger, "the cat"), (inference.tag_words, tagger, ["the cat"]),
-        (inference.next_sentence, pretrained, ("the cat", "sat")),
+        (inference.classify, classifier, 5), (inference.sentence_embeddings, pretrained, 5),
+        (inference.tag_words, tagger, 5), (inference.tag_words, tagger, [5]),
+        (inference.next_sentence, pretrained, ["the cat", "sat"]),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="takes a list such as"):
             function(model, value)

@@ -6,9 +6,9 @@ from bertjax.interop.loading import (
     check_pretrained,
     load_model,
     load_pretrained_params,
-    open_source,
 )
 from bertjax.interop.names import LoadError
+from bertjax.interop.source import open_source
 
 __all__ = [
     "TASKS",

@@ -11,7 +11,7 @@ or not at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ import safetensors
 import safetensors.numpy
 
 from bertjax.files import whole_directory
-from bertjax.interop.names import LoadError, hugging_face_place
-from bertjax.interop.torch_pickle import read_torch_pickle
+from bertjax.interop.names import Header, LoadError, hugging_face_place
+from bertjax.interop.torch_pickle import read_torch_pickle, torch_headers
+from bertjax.model import heads
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 from bertjax.version import source_version
@@ -37,6 +38,10 @@ _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _LFS_POINTER = b"version https://git-lfs"
 _PARALLEL = "module."  # before every name, where torch's DataParallel was saved with its model
 _BARE = ("embeddings.", "encoder.", "pooler.")  # a BertModel saved alone has no "bert." in front
+_OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias",
+             "dense_act.weight": "dense.weight", "dense_act.bias": "dense.bias"}  # NVIDIA's
+_TIED = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+         "cls.predictions.decoder.bias": "cls.predictions.bias"}
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
                 "pytorch_model.bin.index.json")
@@ -51,21 +56,30 @@ def read_config(directory: str | Path) -> tuple[BertConfig, dict[str, Any]]:
     """(BertConfig, everything in config.json, or in the bert_config.json of before 2019).
 
     Raises:
-      LoadError: neither of them, not JSON, or another architecture than BERT's.
+      LoadError: neither of them, not JSON, another architecture than BERT's, or a key that would
+        change the network and is not known.
     """
     path = Path(directory) / "config.json"
     if not path.is_file() and (old := path.with_name("bert_config.json")).is_file():
         path = old
+    if not path.is_file():
+        raise LoadError(f"{directory} has no config.json")
+    return config_of_file(path)
+
+
+def config_of_file(path: Path) -> tuple[BertConfig, dict[str, Any]]:
+    """(BertConfig, contents) of a configuration file; LoadError as of `read_config`."""
     try:
         values = json.loads(path.read_text(encoding="utf-8-sig"))
         if not isinstance(values, dict):
             raise ValueError("not a JSON object")
-        if not all(str(key).isdigit() for key in values.get("id2label") or ()):
+        if (not isinstance(names := values.get("id2label") or {}, dict)
+                or not all(str(key).isdecimal() for key in names)):
             raise ValueError("id2label must map the numbers of the classes to their names")
+        if not isinstance(values.get("label2id") or {}, dict):
+            raise ValueError("label2id must map the names of the classes to their numbers")
         return BertConfig.from_dict(values), values
-    except FileNotFoundError:
-        raise LoadError(f"{directory} has no config.json") from None
-    except (json.JSONDecodeError, ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError, OSError) as error:
         raise LoadError(f"{path}: {error}") from error
 
 
@@ -75,23 +89,31 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
       LoadError: truncated or malformed.
     """
-    try:
-        with safetensors.safe_open(path, "numpy"):
-            pass  # checks header and size; its tensors would be copied, one by one, from the disk
-    except safetensors.SafetensorError as error:
-        raise LoadError(f"{path} is not a readable safetensors file: {error}") from error
-    content = np.fromfile(path, np.uint8)
+    headers = _safetensors_headers(path)  # checks header and size
+    content = np.fromfile(path, np.uint8)  # safe_open would copy its tensors one by one
     start = 8 + int(content[:8].view("<u8")[0])
+    entries = json.loads(content[8:start].tobytes())
     arrays = {}
-    for name, entry in json.loads(content[8:start].tobytes()).items():
-        if name == "__metadata__":
-            continue
-        if entry["dtype"] not in _SAFETENSORS_TYPES:
-            raise LoadError(f"{path}: {name} has type {entry['dtype']}, which is not supported")
-        first, last = entry["data_offsets"]
-        data = content[start + first : start + last].view(_SAFETENSORS_TYPES[entry["dtype"]])
-        arrays[name] = data.reshape(entry["shape"])
+    for name, (shape, dtype) in headers.items():
+        first, last = entries[name]["data_offsets"]
+        arrays[name] = content[start + first : start + last].view(dtype).reshape(shape)
     return arrays
+
+
+def _safetensors_headers(path: str | Path) -> dict[str, Header]:
+    headers = {}
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            for name in file.keys():  # noqa: SIM118  it is no dictionary
+                part = file.get_slice(name)
+                dtype = _SAFETENSORS_TYPES.get(part.get_dtype())
+                if dtype is None:
+                    raise LoadError(f"{path}: {name} has type {part.get_dtype()}, which is not "
+                                    "supported")
+                headers[name] = Header(tuple(part.get_shape()), np.dtype(dtype))
+    except (safetensors.SafetensorError, OSError) as error:
+        raise LoadError(f"{path} is not a readable safetensors file: {error}") from error
+    return headers
 
 
 def read_state_dict(directory: str | Path) -> dict[str, np.ndarray]:
@@ -100,93 +122,115 @@ def read_state_dict(directory: str | Path) -> dict[str, np.ndarray]:
     Raises:
       LoadError: no weights, a missing or broken shard, or an untied decoder, which BERT has not.
     """
-    directory = Path(directory)
+    path = _weights_file(directory)
+    arrays: dict[str, np.ndarray] = {}
+    for file in _shards(path):
+        arrays.update(read_torch_pickle(file) if file.suffix == ".bin" else read_safetensors(file))
+    return normalise_names(arrays, str(path))
+
+
+def read_headers(directory: str | Path) -> dict[str, Header]:
+    """Types and shapes of what `read_state_dict` gives, without reading the weights.
+
+    Raises:
+      LoadError: no weights, a missing or broken shard, or two entries for one parameter.
+    """
+    path = _weights_file(directory)
+    headers: dict[str, Header] = {}
+    for file in _shards(path):
+        headers.update(torch_headers(file) if file.suffix == ".bin" else _safetensors_headers(file))
+    return {name: headers[old] for name, old in _todays_names(headers, str(path))[0].items()}
+
+
+def _weights_file(directory: str | Path) -> Path:
     for name in WEIGHT_FILES:
-        path = directory / name
-        if path.is_file():
-            read = _read_shards if name.endswith(".index.json") else _read_weights
-            return normalise_names(read(path), str(path))
+        if (path := Path(directory) / name).is_file():
+            return path
     raise LoadError(f"{directory} has none of {', '.join(WEIGHT_FILES)}")
 
 
-def _read_weights(path: Path) -> dict[str, np.ndarray]:
-    with open(path, "rb") as file:
-        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-            raise LoadError(f"{path} is a pointer of Git LFS and not the weights: run `git lfs "
-                            "pull` in the clone that it comes from")
-    return read_torch_pickle(path) if path.suffix == ".bin" else read_safetensors(path)
-
-
-def _read_shards(index: Path) -> dict[str, np.ndarray]:
-    try:
-        placement = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise LoadError(f"{index} is no index of shards: {error}") from None
-    arrays: dict[str, np.ndarray] = {}
-    for shard in sorted(set(placement.values())):
-        path = index.parent / shard
-        if path.name != shard or not path.is_file():
-            raise LoadError(f"{index} names the shard {shard!r}, which is not beside it")
-        arrays.update(_read_weights(path))
-    lost = sorted(set(placement) - set(arrays))
-    if lost:
-        raise LoadError(f"{index} promises {len(lost)} tensors that no shard holds: {lost[:5]}")
-    return arrays
+def _shards(path: Path) -> list[Path]:
+    """The files that a file of weights consists of: itself, or those that an index names."""
+    files = [path]
+    if path.name.endswith(".index.json"):
+        try:
+            placement = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+            files = [path.parent / shard for shard in sorted(set(placement.values()))]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise LoadError(f"{path} is no index of shards: {error}") from None
+        for file in files:
+            if file.parent != path.parent or not file.is_file():
+                raise LoadError(f"{path} names the shard {file.name!r}, which is not beside it")
+        read = torch_headers if ".bin." in path.name else _safetensors_headers
+        held = {name: file.name for file in files for name in read(file)}
+        if lost := sorted(name for name in placement if name not in held):
+            raise LoadError(f"{path} promises {len(lost)} tensors that no shard holds: {lost[:5]}")
+    for file in files:
+        with open(file, "rb") as stream:
+            if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise LoadError(f"{file} is a pointer of Git LFS and not the weights: run `git lfs "
+                                "pull` in the clone that it comes from")
+    return files
 
 
 def normalise_names(state: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-    """Old names (gamma, beta, no "bert.", all with "module.") become today's; buffers and tied
-    copies are dropped.
+    """Old names (gamma, beta, dense_act, no "bert.", all with "module.") become today's; buffers
+    and tied copies are dropped.
 
     Raises:
       LoadError: the MLM decoder is not the word embedding table.
     """
-    named: dict[str, np.ndarray] = {}
-    parallel = all(name.startswith(_PARALLEL) for name in state)
-    for name, array in state.items():
-        if parallel:
-            name = name.removeprefix(_PARALLEL)
-        if name.startswith(_BARE):
-            name = "bert." + name
-        if name.endswith("LayerNorm.gamma"):
-            name = name.removesuffix("gamma") + "weight"
-        elif name.endswith("LayerNorm.beta"):
-            name = name.removesuffix("beta") + "bias"
-        if name in named:
-            raise LoadError(f"{source} has two entries for {name}")
-        if name not in _BUFFERS:
-            named[name] = array
+    names, ties = _todays_names(state, source)
+    for copy, original in ties.items():
+        array, kept = state[copy], state[names[original]]
+        if not np.array_equal(array, kept):
+            raise LoadError(f"{source}: {copy} {array.shape} differs from {original} {kept.shape}; "
+                            "BERT's decoder is tied to its embeddings")
+    return {name: state[old] for name, old in names.items()}
 
-    copies = {
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    }
-    for copy, original in copies.items():
-        array = named.pop(copy, None)
-        if array is None:
-            continue
-        if original not in named:
-            named[original] = array
-        elif not np.array_equal(array, named[original]):
-            raise LoadError(
-                f"{source}: {copy} {array.shape} differs from {original} "
-                f"{named[original].shape}; BERT's decoder is tied to its embeddings"
-            )
-    return named
+
+def _todays_names(state: Iterable[str], source: str) -> tuple[dict[str, str], dict[str, str]]:
+    """(today's name -> the name in the file, name of a tied copy -> today's name of its original).
+
+    Raises LoadError for two entries of one parameter.
+    """
+    state = list(state)
+    parallel = all(name.startswith(_PARALLEL) for name in state)
+    named: dict[str, str] = {}
+    for old in state:
+        name = _todays_name(old.removeprefix(_PARALLEL) if parallel else old)
+        if name in named:
+            raise LoadError(f"{source} has two entries for {name}: {named[name]} and {old}")
+        named[name] = old
+    ties = {}
+    for copy, original in _TIED.items():
+        if (old := named.pop(copy, None)) is not None:
+            if named.setdefault(original, old) != old:
+                ties[old] = original
+    return {name: old for name, old in named.items() if name not in _BUFFERS}, ties
+
+
+def _todays_name(name: str) -> str:
+    if name.startswith(_BARE):
+        name = "bert." + name
+    for old, new in _OLD_ENDS.items():
+        if name.endswith(old):
+            name = name.removesuffix(old) + new
+    return name
 
 
 # --------------------------------------------------------------------------------------- writing
 
 
 def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Hugging Face's names and orientation for a parameter tree, float32 contiguous arrays.
+    """Hugging Face's names and orientation for {path: parameter}, float32 contiguous arrays.
 
     Raises:
       ValueError: a parameter is NaN or infinite: such a model is not worth keeping.
     """
     state: dict[str, np.ndarray] = {}
     broken = []
-    for path, value in flatten(params).items():
+    for path, value in params.items():
         name, transposed = hugging_face_place(path)
         array = np.asarray(value, np.float32)
         if not np.isfinite(array).all():
@@ -225,11 +269,12 @@ def write_directory(
       ValueError: NaN in the weights, or a vocabulary larger than the embedding table.
       FileExistsError: see `whole_directory`.
     """
+    config = config.without_padding()
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size} rows"
         )
-    state = state_dict(params)
+    state = state_dict(heads.with_rows(flatten(params), config.vocab_size))
     values = {
         "architectures": [architecture],
         **config.to_dict(),

@@ -11,7 +11,8 @@ that a partial download is an error and not a model with wrong numbers.
 from __future__ import annotations
 
 import functools
-import json
+import itertools
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -21,7 +22,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from bertjax.interop.names import LoadError
+from bertjax.interop.huggingface import config_of_file
+from bertjax.interop.names import Header, LoadError
 from bertjax.model.presets import BertConfig
 
 _TABLE_MAGIC = 0xDB4775248B80FB57
@@ -38,7 +40,7 @@ _NOT_WEIGHTS = re.compile(r"(.*/)?(adam_[mv]|lamb_[mv]|[mv]|Adam(_1)?|"
 
 
 class Entry(NamedTuple):
-    """One variable of the index."""
+    """One variable of the index. One that was partitioned is stored as slices of itself."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -46,6 +48,8 @@ class Entry(NamedTuple):
     offset: int
     size: int
     checksum: int | None
+    slices: tuple[tuple[slice, ...], ...] = ()
+    parts: tuple[Entry, ...] = ()  # one for each of `slices`
 
 
 # -------------------------------------------------------------------------- varints and messages
@@ -90,16 +94,41 @@ def _shape(message: bytes) -> tuple[int, ...]:
     return tuple(dict(_fields(dim)).get(1, 0) for number, dim in _fields(message) if number == 2)
 
 
+def _slice(message: bytes, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """TensorSliceProto: repeated Extent extent = 1 {start = 1, length = 2; all without length}."""
+    extents = [dict(_fields(extent)) for number, extent in _fields(message) if number == 1]
+    starts = [extent.get(1, 0) for extent in extents]
+    return tuple(slice(start, start + extent.get(2, size - start))
+                 for start, extent, size in zip(starts, extents, shape, strict=True))
+
+
 def _entry(name: str, message: bytes) -> Entry:
     """BundleEntryProto: dtype 1, shape 2, shard_id 3, offset 4, size 5, crc32c 6, slices 7."""
     values = dict(_fields(message))
-    if 7 in values:
-        raise LoadError(f"variable {name} is stored in slices, which is not supported")
     number = values.get(1, 0)
     if number not in _TYPES:
         raise LoadError(f"variable {name} has TensorFlow type {number}, which is not supported")
-    return Entry(np.dtype(_TYPES[number]), _shape(values.get(2, b"")), values.get(3, 0),
-                 values.get(4, 0), values.get(5, 0), values.get(6))
+    shape = _shape(values.get(2, b""))
+    slices = [_slice(part, shape) for number, part in _fields(message) if number == 7]
+    return Entry(np.dtype(_TYPES[number]), shape, values.get(3, 0), values.get(4, 0),
+                 values.get(5, 0), values.get(6),
+                 tuple(sorted(slices, key=lambda one: [extent.start for extent in one])))
+
+
+def _sliced_name(key: bytes) -> str:
+    """Of the key of a slice: 0, the name and its end (EncodeTensorNameSlice, OrderedCode), then the
+    extents, in whose order the keys are sorted."""
+    return key[1:].split(b"\0\1")[0].decode()
+
+
+def _with_parts(name: str, entry: Entry, parts: list[Entry]) -> Entry:
+    shapes = [tuple(extent.stop - extent.start for extent in one) for one in entry.slices]
+    if shapes != [part.shape for part in parts]:
+        raise LoadError(f"variable {name} should be in slices {shapes}, there are "
+                        f"{[part.shape for part in parts]}")
+    if sum(map(math.prod, shapes)) != math.prod(entry.shape):
+        raise LoadError(f"the slices of variable {name} are not the whole of it")
+    return entry._replace(parts=tuple(parts))
 
 
 # ----------------------------------------------------------------------------------------- table
@@ -158,6 +187,8 @@ def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """(key, value) pairs; keys share prefixes with the one before."""
     restarts = struct.unpack_from("<I", block, len(block) - 4)[0]
     end = len(block) - 4 * (restarts + 1)
+    if end < 0:
+        raise LoadError("malformed block of the index")
     at, key = 0, b""
     while at < end:
         shared, at = _varint(block, at)
@@ -187,11 +218,16 @@ def read_index(path: str | Path) -> tuple[dict[str, Entry], int]:
         offset, at = _varint(footer, at)
         size, at = _varint(footer, at)
         entries: dict[str, Entry] = {}
+        parts: dict[str, list[Entry]] = {}
         shards = 1
         for _, handle in _records(_block(data, offset, size)):
             block_offset, at = _varint(handle, 0)
             block_size, at = _varint(handle, at)
             for key, value in _records(_block(data, block_offset, block_size)):
+                if key.startswith(b"\0"):
+                    name = _sliced_name(key)
+                    parts.setdefault(name, []).append(_entry(name, value))
+                    continue
                 if key:
                     entries[key.decode()] = _entry(key.decode(), value)
                     continue
@@ -199,7 +235,11 @@ def read_index(path: str | Path) -> tuple[dict[str, Entry], int]:
                 shards = header.get(1, 1)
                 if header.get(2, 0) != 0:
                     raise LoadError("big-endian checkpoints are not supported")
-    except (LoadError, IndexError, struct.error, UnicodeDecodeError) as error:
+        for name, entry in entries.items():
+            if entry.slices:
+                entries[name] = _with_parts(name, entry, parts.get(name, []))
+    except (LoadError, IndexError, struct.error, ValueError, TypeError, AttributeError,
+            OverflowError) as error:
         raise LoadError(f"{path} is not a readable checkpoint index: {error}") from error
     return entries, shards
 
@@ -269,6 +309,35 @@ def find_prefix(path: str | Path) -> Path | None:
     return max(found, key=rank)
 
 
+def _weights(prefix: Path) -> tuple[dict[str, list[Entry]], int]:
+    """(variable name -> its entries, number of data files), without what training left beside them.
+
+    A variable below another ('VARIABLE/Adam') is a slot of an optimizer, and no weight is a scalar.
+    Parts that were saved as variables of their own ('VARIABLE/part_0') are one variable.
+    """
+    entries, shards = read_index(f"{prefix}.index")
+    weights: dict[str, list[Entry]] = {}
+    for name, entry in entries.items():
+        above = name
+        while (above := above.rpartition("/")[0]) and above not in entries:
+            pass
+        if not above and entry.shape and not _NOT_WEIGHTS.match(name):
+            weights[name] = [entry]
+    for name in [name for name in weights if name.endswith("/part_0")]:
+        whole = name.removesuffix("/part_0")
+        numbered = [f"{whole}/part_{i}" for i in range(len(weights))]
+        there = list(itertools.takewhile(weights.__contains__, numbered))
+        weights[whole] = [weights.pop(part)[0] for part in there]
+    return weights, shards
+
+
+def read_headers(prefix: str | Path) -> dict[str, Header]:
+    """Variable name -> type and shape of what `read_variables` gives. Raises LoadError as it."""
+    weights, _ = _weights(Path(prefix))
+    return {name: Header((sum(entry.shape[0] for entry in entries), *entries[0].shape[1:]),
+                         entries[0].dtype) for name, entries in weights.items()}
+
+
 def read_variables(prefix: str | Path) -> dict[str, np.ndarray]:
     """Variable name -> array; optimizer slots and step counters are left out by rule.
 
@@ -276,27 +345,43 @@ def read_variables(prefix: str | Path) -> dict[str, np.ndarray]:
       LoadError: files missing or truncated, or a checksum differs.
     """
     prefix = Path(prefix)
-    entries, shards = read_index(f"{prefix}.index")
+    weights, shards = _weights(prefix)
     files: dict[int, np.ndarray] = {}
-    variables = {}
-    for name, entry in entries.items():
-        if _NOT_WEIGHTS.match(name):
-            continue
+
+    def stored(name: str, entry: Entry) -> np.ndarray:
+        if entry.slices:
+            whole = np.empty(entry.shape, entry.dtype)
+            for where, part in zip(entry.slices, entry.parts, strict=True):
+                whole[where] = stored(name, part)
+            return whole
         if entry.shard not in files:
             path = Path(f"{prefix}.data-{entry.shard:05d}-of-{shards:05d}")
             if not path.is_file():
                 raise LoadError(f"{prefix}.index needs {path.name}, which is not beside it")
-            files[entry.shard] = np.memmap(path, np.uint8, mode="r")
+            files[entry.shard] = _mapped(path)
         raw = files[entry.shard][entry.offset : entry.offset + entry.size]
-        if entry.size != int(np.prod(entry.shape)) * entry.dtype.itemsize or raw.size < entry.size:
+        if entry.size != math.prod(entry.shape) * entry.dtype.itemsize or raw.size < entry.size:
             raise LoadError(
                 f"{prefix}: {name} {entry.shape} needs {entry.size} bytes at {entry.offset}, the "
                 "data file is too short: the download is incomplete"
             )
         if entry.checksum is not None and _masked(crc32c(raw)) != entry.checksum:
             raise LoadError(f"{prefix}: {name} fails its checksum; the data file is damaged")
-        variables[name] = np.frombuffer(raw.tobytes(), entry.dtype).reshape(entry.shape)
+        return np.frombuffer(raw.tobytes(), entry.dtype).reshape(entry.shape)
+
+    variables = {}
+    for name, entries in weights.items():
+        try:
+            arrays = [stored(name, entry) for entry in entries]
+            variables[name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise LoadError(f"{prefix}: {name}: {error}" if name not in str(error) else
+                            str(error)) from error
     return variables
+
+
+def _mapped(path: Path) -> np.ndarray:
+    return np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
 
 
 def read_config(prefix: str | Path) -> tuple[BertConfig, dict[str, Any]]:
@@ -311,8 +396,4 @@ def read_config(prefix: str | Path) -> tuple[BertConfig, dict[str, Any]]:
     path = Path(prefix).parent / "bert_config.json"
     if not path.is_file():
         raise LoadError(f"{path} is missing: Google's checkpoints come with it")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return BertConfig.from_dict(values), values
-    except (ValueError, TypeError) as error:
-        raise LoadError(f"{path}: {error}") from error
+    return config_of_file(path)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import collections
 import io
+import math
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from bertjax.interop.names import LoadError
+from bertjax.interop.names import Header, LoadError
 
 _STORAGE_TYPES = {
     "FloatStorage": np.float32,
@@ -53,26 +55,34 @@ class _Storage:
 
 
 class _Tensor:
-    """A strided view of a storage, resolved once the storage is filled."""
+    """A strided view of a storage, resolved once the storage is filled.
+
+    Raises:
+      LoadError: it reaches beyond its storage, or has more elements than it (an expanded tensor),
+        which would let a small file ask for any amount of memory.
+    """
 
     def __init__(self, storage: _Storage, offset: int, shape: tuple, strides: tuple) -> None:
         self.storage, self.offset = storage, offset
         self.shape, self.strides = tuple(shape), tuple(strides)
-
-    def resolve(self) -> np.ndarray:
-        flat = self.storage.data
-        last = self.offset + sum(
+        if not all(type(n) is int and n >= 0 for n in (offset, *self.shape, *self.strides)):
+            raise LoadError("a tensor with a negative offset or stride")
+        last = offset + sum(
             (n - 1) * s for n, s in zip(self.shape, self.strides, strict=True) if n
         )
-        if self.offset < 0 or min(self.strides, default=0) < 0:
-            raise LoadError("a tensor with a negative offset or stride")
-        if flat is None or (0 not in self.shape and last >= flat.size):
+        if 0 not in self.shape and last >= storage.size:
             raise LoadError(f"a tensor of shape {self.shape} reaches beyond its storage")
-        item = flat.dtype.itemsize
-        view = np.lib.stride_tricks.as_strided(
-            flat[self.offset :], self.shape, tuple(s * item for s in self.strides)
-        )
-        return view.copy()
+        if math.prod(self.shape) > storage.size:
+            raise LoadError(f"a tensor of shape {self.shape} repeats the {storage.size} elements "
+                            "of its storage; save it with .contiguous()")
+
+    def resolve(self) -> np.ndarray:
+        if self.storage.data is None:
+            raise LoadError(f"a tensor of shape {self.shape} has no storage in the file")
+        item = self.storage.dtype.itemsize
+        return np.lib.stride_tricks.as_strided(
+            self.storage.data[self.offset :], self.shape, tuple(s * item for s in self.strides),
+            writeable=False)
 
 
 def _rebuild_tensor(storage, offset, shape, strides, *_ignored) -> _Tensor:
@@ -118,44 +128,55 @@ class _Unpickler(pickle.Unpickler):
         return self.storages[key]
 
 
-def _state_dict(value: Any, source: str) -> dict[str, np.ndarray]:
+def _state_dict(value: Any, source: str) -> dict[str, _Tensor]:
     if isinstance(value, dict) and isinstance(value.get("state_dict"), dict):
         value = value["state_dict"]
     if not isinstance(value, dict):
         raise LoadError(f"{source} holds a {type(value).__name__}, not a dictionary of tensors")
-    arrays = {}
     for name, tensor in value.items():
         if not isinstance(tensor, _Tensor):
             remedy = (". It is the state of a training program; save the weights alone, in torch: "
                       f"torch.save(torch.load(FILE)[{name!r}], 'pytorch_model.bin')")
             raise LoadError(f"{source}: entry {name!r} is not a tensor"
                             + (remedy if isinstance(tensor, dict) else ""))
-        arrays[str(name)] = tensor.resolve()
-    return arrays
+    return {str(name): tensor for name, tensor in value.items()}
 
 
 def read_torch_pickle(path: str | Path) -> dict[str, np.ndarray]:
-    """State dict name -> array (bfloat16 as ml_dtypes.bfloat16).
+    """State dict name -> read-only array (bfloat16 as ml_dtypes.bfloat16).
 
     Raises:
       LoadError: truncated file, foreign content, or a pickle that asks for anything but tensors.
     """
+    return {name: tensor.resolve() for name, tensor in _tensors(path, fill=True).items()}
+
+
+def torch_headers(path: str | Path) -> dict[str, Header]:
+    """State dict name -> type and shape; the numbers are not read. Raises LoadError as above."""
+    return {name: Header(tensor.shape, tensor.storage.dtype)
+            for name, tensor in _tensors(path, fill=False).items()}
+
+
+def _tensors(path: str | Path, fill: bool) -> dict[str, _Tensor]:
     path = Path(path)
     source = str(path)
     try:
         if zipfile.is_zipfile(path):
-            return _read_zip(path, source)
+            return _read_zip(path, source, fill)
         with path.open("rb") as stream:
-            return _read_legacy(stream, source)
-    except LoadError:
-        raise
-    except (pickle.UnpicklingError, EOFError, KeyError, ValueError, IndexError, AttributeError,
-            TypeError, zipfile.BadZipFile) as error:
-        raise LoadError(f"{source} is not a readable torch file: {error}") from error
+            return _read_legacy(stream, source, fill)
+    except LoadError as error:
+        raise LoadError(str(error) if source in str(error) else f"{source}: {error}") from error
+    # The unpickler and the archive raise nearly anything about damaged files.
+    except Exception as error:
+        raise LoadError(f"{source} is not a readable torch file: {error!r:.300}") from error
 
 
-def _read_zip(path: Path, source: str) -> dict[str, np.ndarray]:
+def _read_zip(path: Path, source: str, fill: bool) -> dict[str, _Tensor]:
     with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+            raise LoadError(f"{source}: its entries are larger than the file. torch.save does not "
+                            "compress; unpack it, and pack it again with `zip -0`")
         entries = archive.namelist()
         pickles = [name for name in entries if name.split("/")[-1] == "data.pkl"]
         if len(pickles) != 1:
@@ -165,14 +186,14 @@ def _read_zip(path: Path, source: str) -> dict[str, np.ndarray]:
         if root + "byteorder" in entries:
             order = {b"little": "<", b"big": ">"}[archive.read(root + "byteorder").strip()]
         unpickler = _Unpickler(io.BytesIO(archive.read(pickles[0])), source)
-        value = unpickler.load()
-        for key, storage in unpickler.storages.items():
+        tensors = _state_dict(unpickler.load(), source)
+        for key, storage in unpickler.storages.items() if fill else ():
             raw = archive.read(f"{root}data/{key}")
             _fill(storage, raw, order, source)
-    return _state_dict(value, source)
+    return tensors
 
 
-def _read_legacy(stream: BinaryIO, source: str) -> dict[str, np.ndarray]:
+def _read_legacy(stream: BinaryIO, source: str, fill: bool) -> dict[str, _Tensor]:
     if _Unpickler(stream, source).load() != _LEGACY_MAGIC:
         raise LoadError(f"{source} is not a file of torch.save")
     if _Unpickler(stream, source).load() != _LEGACY_PROTOCOL:
@@ -180,21 +201,23 @@ def _read_legacy(stream: BinaryIO, source: str) -> dict[str, np.ndarray]:
     system = _Unpickler(stream, source).load()
     order = "<" if system.get("little_endian", True) else ">"
     unpickler = _Unpickler(stream, source)
-    value = unpickler.load()
-    for key in _Unpickler(stream, source).load():
+    tensors = _state_dict(unpickler.load(), source)
+    keys = _Unpickler(stream, source).load()
+    for key in keys if fill else ():
         storage = unpickler.storages[key]
         count = int(np.frombuffer(_exactly(stream, 8, source), order + "i8")[0])
         if count != storage.size:
             raise LoadError(f"{source}: storage {key} has {count} elements, not {storage.size}")
         raw = _exactly(stream, count * storage.dtype.itemsize, source)
         _fill(storage, raw, order, source)
-    return _state_dict(value, source)
+    return tensors
 
 
 def _exactly(stream: BinaryIO, count: int, source: str) -> bytes:
-    data = stream.read(count)
+    left = os.fstat(stream.fileno()).st_size - stream.tell()
+    data = stream.read(count) if 0 <= count <= left else b""
     if len(data) != count:
-        raise LoadError(f"{source} is truncated: {count} bytes expected, {len(data)} found")
+        raise LoadError(f"{source} is truncated: {count} bytes expected, {left} found")
     return data
 
 

@@ -72,6 +72,13 @@ def truncated_normal(stddev: float) -> Callable[..., jax.Array]:
 DISTRIBUTIONS = {"truncated_normal": truncated_normal, "normal": nn.initializers.normal}
 
 
+def _zero_above(rows: int | None, init: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`init` with zeros in the rows that pad a table, so that no norm counts them."""
+    if rows is None:
+        return init
+    return lambda *args: init(*args).at[rows:].set(0.0)
+
+
 class DenseParams(nn.Module):
     """Declares {'kernel': [in, out], 'bias': [out]}."""
 
@@ -113,7 +120,9 @@ class EmbeddingParams(nn.Module):
         init = truncated_normal(c.initializer_range)
         h = c.hidden_size
         return {
-            "word_embeddings": self.param("word_embeddings", init, (c.vocab_size, h)),
+            "word_embeddings": self.param(
+                "word_embeddings", _zero_above(c.words, init), (c.vocab_size, h)
+            ),
             "position_embeddings": self.param(
                 "position_embeddings", init, (c.max_position_embeddings, h)
             ),

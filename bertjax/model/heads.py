@@ -16,11 +16,13 @@ The MLM decoder is the transposed word embedding table: it has no leaf of its ow
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bertjax.model.bilstm import BiLstm
 from bertjax.model.dropout import dropout
@@ -37,6 +39,8 @@ from bertjax.model.encoder import (
 from bertjax.model.lookup import gather_positions
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.model.rows import with_copies
+
+NEVER = -1e9  # a logit whose probability is 0 in float32
 
 
 @jax.custom_vjp
@@ -134,7 +138,10 @@ def mlm_logits(
     """hidden [B, P, H] -> float32 logits [B, P, V] (original: get_masked_lm_output)."""
     x = activation(config.hidden_act)(dense(params["transform"], hidden))
     x = layer_norm(params["LayerNorm"], x, config.layer_norm_eps)
-    return with_copies(product_float32, word_embeddings, x) + params["bias"]
+    bias = params["bias"]
+    if config.words is not None:  # rows that pad the table have no share in the softmax
+        bias += np.where(np.arange(config.vocab_size) < config.words, 0, NEVER).astype(np.float32)
+    return with_copies(product_float32, word_embeddings, x) + bias
 
 
 class BertNetwork(nn.Module):
@@ -159,8 +166,9 @@ class BertNetwork(nn.Module):
         """Dropout before a task head (original: run_classifier.py, create_model)."""
         if dropout_key is None:
             return x
-        key = jax.random.fold_in(dropout_key, head_site(self.config))
-        return dropout(x, self.config.hidden_dropout_prob, key)
+        c, key = self.config, jax.random.fold_in(dropout_key, head_site(self.config))
+        rate = c.hidden_dropout_prob if c.classifier_dropout is None else c.classifier_dropout
+        return dropout(x, rate, key)
 
     @property
     def storable(self) -> BertNetwork:
@@ -248,6 +256,25 @@ class BertForMaskedLM(BertNetwork):
         hidden = encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
         words, seen = mlm_inputs(encoder, hidden, masked_positions)
         return mlm_logits(MlmHeadParams(self.config, name="mlm")(), self.config, words, seen)
+
+
+class BertForNextSentencePrediction(BertNetwork):
+    """Next-sentence prediction alone."""
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        token_type_ids: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Float32 logits [B, 2] of a pair a row; class 0 is "is next"."""
+        hidden = self._encoder()(
+            input_ids, attention_mask, token_type_ids, position_ids, dropout_key
+        )
+        return dense_float32(self._dense("nsp", 2), pool(self._pooler(), hidden, None))
 
 
 class TaskNetwork(BertNetwork):
@@ -355,6 +382,16 @@ def init_params(model: BertNetwork | BertEncoder, key: jax.Array) -> dict[str, A
     """
     ids = jnp.zeros((1, 1), jnp.int32)
     return model.init(key, ids, jnp.ones_like(ids))["params"]
+
+
+def with_rows(flat: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """{path: parameter} with `rows` rows of the vocabulary: cut, or padded with zeros."""
+    changed = {}
+    for path in ("encoder/embeddings/word_embeddings", "mlm/bias"):
+        if path in flat and len(table := flat[path]) != rows:
+            table = np.asarray(table)[:rows]
+            changed[path] = np.pad(table, [(0, rows - len(table))] + [(0, 0)] * (table.ndim - 1))
+    return {**flat, **changed}
 
 
 # `init_params` as a function that is traced once a model, by whatever program asks first.

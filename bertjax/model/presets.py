@@ -8,6 +8,7 @@ two runs that differ in it alone compute the same thing, so it is never stored w
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,8 @@ class BertConfig:
     layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
     is_decoder: bool = False  # left to right: a position sees itself and those before it
+    classifier_dropout: float | None = None  # before a task head; None = hidden_dropout_prob
+    words: int | None = None  # rows that stand for a word; those above pad the table. None = all
 
     def __post_init__(self) -> None:
         for name in (
@@ -57,24 +60,35 @@ class BertConfig:
             "type_vocab_size",
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"BertConfig.{name} must be a positive integer, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+                raise ValueError(f"BertConfig.{name} must be a positive integer below 2**31, got "
+                                 f"{value!r:.40}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"BertConfig.num_attention_heads={self.num_attention_heads} must divide "
                 f"hidden_size={self.hidden_size}; BERT uses hidden_size / 64 heads"
             )
-        if self.hidden_act not in ACTIVATIONS:
+        if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
             raise ValueError(
                 f"BertConfig.hidden_act={self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}"
             )
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"BertConfig.{name} must be in [0, 1), got {getattr(self, name)}")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+            value = getattr(self, name)
+            if name == "classifier_dropout" and value is None:
+                continue
+            if not _is_number(value) or not 0.0 <= value < 1.0:
+                raise ValueError(f"BertConfig.{name} must be in [0, 1), got {value!r:.40}")
         for name in ("layer_norm_eps", "initializer_range"):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f"BertConfig.{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.pad_token_id < self.vocab_size:
+            value = getattr(self, name)
+            if not _is_number(value) or not 0.0 < value < math.inf:
+                raise ValueError(f"BertConfig.{name} must be positive, got {value!r:.40}")
+        if not isinstance(self.is_decoder, bool):
+            raise ValueError(f"BertConfig.is_decoder must be true or false, got "
+                             f"{self.is_decoder!r:.40}")
+        if self.words is not None and not 0 < self.words <= self.vocab_size:
+            raise ValueError(f"BertConfig.words={self.words} must be from 1 to vocab_size="
+                             f"{self.vocab_size}")
+        if type(self.pad_token_id) is not int or not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
                 f"BertConfig.pad_token_id={self.pad_token_id} is outside the vocabulary of "
                 f"{self.vocab_size}"
@@ -89,33 +103,96 @@ class BertConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
         """Reads a `config.json` (Hugging Face) or `bert_config.json` (original) dictionary.
 
-        Keys that this class does not know are ignored, save those that would change the function:
-        those are refused. Both files' own defaults hold for absent keys: erf GELU.
+        Every key is obeyed, or in HARMLESS, or refused. Both files' own defaults hold for absent
+        keys: erf GELU.
 
         Raises:
           ValueError: the file describes a network that this code does not compute.
         """
-        refused = {
-            "position_embedding_type": "absolute",
-            "add_cross_attention": False,
-            "tie_word_embeddings": True,
-        }
-        for name, supported in refused.items():
-            if values.get(name, supported) != supported:
-                raise ValueError(
-                    f"config {name}={values[name]!r} is not supported, only {supported!r}"
-                )
         model_type = values.get("model_type") or "bert"
         if model_type != "bert":
             raise ValueError(f"config model_type={model_type!r} is not 'bert'")
-        fields = {field.name for field in dataclasses.fields(cls)}
-        known = {k: v for k, v in values.items() if k in fields and v is not None}
-        known.setdefault("hidden_act", "gelu")
+        for name, supported in _ONE_VALUE.items():
+            if values.get(name) not in (None, supported):
+                raise ValueError(f"config {name}={values[name]!r:.80} is not supported, only "
+                                 f"{supported!r}")
+        fields = {field.name for field in dataclasses.fields(cls)} - {"words"}
+        unknown = [name for name, value in values.items()
+                   if value and name not in (*fields, *_ONE_VALUE, *HARMLESS, "model_type")
+                   and not name.startswith(_PRIVATE)]
+        if unknown:
+            raise ValueError(
+                f"config {', '.join(f'{name}={values[name]!r:.40}' for name in unknown[:10])} is "
+                "not known here and may change what the network computes; remove it from the file "
+                "if it does not")
+        known = {k: _number(v) for k, v in values.items() if k in fields and v is not None}
+        act = known.setdefault("hidden_act", "gelu")
+        known["hidden_act"] = _SAME_ACTIVATION.get(act, act) if isinstance(act, str) else act
         return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a dictionary that `from_dict` and transformers' BertConfig both read."""
-        return {"model_type": "bert", **dataclasses.asdict(self)}
+        fields = {"model_type": "bert", **dataclasses.asdict(self.without_padding())}
+        del fields["words"]
+        return fields
+
+    def without_padding(self) -> BertConfig:
+        """The same network with a row for each word and no more."""
+        return dataclasses.replace(self, vocab_size=self.words or self.vocab_size, words=None)
+
+
+# Keys of config.json that may have one value only: any other would be another network.
+_ONE_VALUE: dict[str, Any] = {
+    "position_embedding_type": "absolute",
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+    "tie_encoder_decoder": False,
+    "tie_word_embeddings": True,
+    "pruned_heads": {},
+    "quantization_config": {},
+    "auto_map": {},  # code of its own
+    "cross_attention_hidden_size": 0,
+}
+# Keys that change nothing of what is computed here: names and places, what is returned beside the
+# logits, how transformers runs or generates, the original's description of a pooler that its code
+# does not read. Heads are described by id2label, label2id, num_labels and problem_type, the
+# tokenizer by tokenizer_class, all of which interop/source.py and inference.py obey.
+HARMLESS = frozenset("""
+    architectures id2label label2id num_labels problem_type tokenizer_class finetuned
+    finetuning_task task_specific_params name name_or_path model_name language license author
+    transformers_version torch_dtype dtype torchscript use_bfloat16 use_cache gradient_checkpointing
+    chunk_size_feed_forward return_dict return_dict_in_generate output_attentions
+    output_hidden_states output_scores output_past output_logits output_all_encoded_layers
+    attn_implementation experts_implementation
+    bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id unk_token_id
+    decoder_start_token_id forced_bos_token_id forced_eos_token_id
+    directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type
+    max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups
+    diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+    prefix tf_legacy_loss base_model_tp_plan base_model_pp_plan is_composition
+    sentence_transformers
+""".split())
+_PRIVATE = ("_", "sbert_ce_")
+_SAME_ACTIVATION = {"gelu_python": "gelu", "gelu_fast": "gelu_new", "gelu_accurate": "gelu_new"}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> Any:
+    """A number that was written as text; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    return value
 
 
 @dataclasses.dataclass(frozen=True)

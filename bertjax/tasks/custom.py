@@ -2,7 +2,8 @@
 
 In: a directory with one file a split. Out: the records of a `TextTask`. The label column holds a
 class name, several names (JSON list, or text joined by `separator`), or a number. Class names come
-from the train split in sorted order, unless given (those of a fine-tuned head, for example).
+from the train split in sorted order (integers by value), unless given (those of a fine-tuned head,
+for example).
 """
 
 import math
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Record, Split, check_split, file_fingerprint
+from bertjax.tasks.task import Record, Split, check_split, file_fingerprint, in_order
 from bertjax.tasks.text import TextTask
 
 
@@ -48,14 +49,14 @@ class TableTask(TextTask):
         split = self.read("train")
         split.require_labels("training")
         if self.head == "multilabel":
-            return tuple(sorted({name for record in split.records for name in record.label}))
-        labels = sorted({record.label for record in split.records})
+            return in_order(name for record in split.records for name in record.label)
+        labels = in_order(record.label for record in split.records)
         if len(labels) == 1:
             raise ValueError(
                 f"{self.source / self.splits['train']}: every {self.label} is {labels[0]!r}; there "
                 "must be two classes to tell apart"
             )
-        return tuple(labels)
+        return labels
 
     def read(self, split: str) -> Split:
         """Records in file order; a file without the label column, or with every label empty, is

@@ -41,7 +41,9 @@ from bertjax.tasks.task import (
     TrainingBatches,
     collate,
     evaluation_batches,
+    has_pair,
     process_slice,
+    require_segments,
     row_length,
 )
 from bertjax.tasks.transfer import pack
@@ -175,6 +177,8 @@ class FineTuner:
             features = self.task.features(
                 records, self.tokenizer, self.settings.max_length, training
             )
+            if self.config.type_vocab_size < 2 and any(map(has_pair, features)):
+                require_segments(self.config)
             self._splits[split, training] = records, features
         return self._splits[split, training]
 

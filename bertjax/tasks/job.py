@@ -14,13 +14,13 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from bertjax import config as configuration
-from bertjax.interop import load_pretrained_params, open_source
+from bertjax.interop import load_pretrained_params
 from bertjax.model.presets import Execution, parameter_count
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.examples import label_shares
@@ -39,7 +39,6 @@ from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
 from bertjax.tasks.xnli import XnliTask
-from bertjax.tokenization import load_tokenizer
 from bertjax.training import hardware, sharding
 from bertjax.training.logbook import Logbook, counted
 from bertjax.training.report import write_report
@@ -108,7 +107,7 @@ class Job:
 
 def prepare_task(
     task: Any,
-    init_from: str,
+    init_from: str | Pretrained,
     workdir: str | pathlib.Path,
     settings: FineTuneSettings,
     run: RunSettings,
@@ -147,19 +146,20 @@ def prepare_task(
     for split in predict:
         if split not in task.splits:
             raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
-    start = Pretrained(init_from)
-    if task.labels and start.labels():
-        # A head for the same names goes on in its own order; one for other names is of no use.
-        start.keep_head = set(task.labels) == set(start.labels())
+    start = init_from if isinstance(init_from, Pretrained) else Pretrained(init_from)
+    if task.labels:
+        # A head for the same names goes on in its own order; one for other names, or for names
+        # that are not known, is of no use.
+        names = start.labels() or tuple(map(str, range(len(task.labels))))
+        start.keep_head = set(task.labels) == set(names)
         if start.keep_head:
-            task.labels = start.labels()
+            task.labels = names
     config = start.config
     if dropout is not None:
         config = dataclasses.replace(
             config, hidden_dropout_prob=dropout[0], attention_probs_dropout_prob=dropout[1]
         )
-    tokenizer = load_tokenizer(start.source.directory)
-    tuner = FineTuner(task, tokenizer, config, start, settings, execution, mesh, prng)
+    tuner = FineTuner(task, start.tokenizer, config, start, settings, execution, mesh, prng)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
     for split in dict.fromkeys(predict):
@@ -167,7 +167,7 @@ def prepare_task(
             tuner.read(split)  # what cannot be read shows now, not after the training
     objective, trainer = tuner.objective_and_trainer()
     trainer.abstract_state(objective)  # refuses rules for parameters that do not exist
-    job = Job(tuner, run, pathlib.Path(workdir), str(init_from), tuple(predict), log_every,
+    job = Job(tuner, run, pathlib.Path(workdir), start.path, tuple(predict), log_every,
               log or {}, mesh_reason, options or {})
     _refuse_other_run(job)
     return job
@@ -214,17 +214,17 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
         raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
     if not t.data:
         raise ValueError("config.task.data is empty: name the directory of the task's files")
+    start = Pretrained(config.init_from)  # before data are read
     task = make_task(t.name, t.data, dict(t.options))
     if t.metric:
         task.metric = t.metric
     reason = ""
     if mesh is None:
         mesh, reason = sharding.mesh_of(
-            config.mesh, parameter_count(open_source(config.init_from).config), jax.devices(),
-            hardware.device_bytes())
+            config.mesh, parameter_count(start.config), jax.devices(), hardware.device_bytes())
     execution = configuration.execution(config, mesh.devices.flat[0].platform)
     return prepare_task(
-        task, config.init_from, workdir, finetune_settings(config),
+        task, start, workdir, finetune_settings(config),
         RunSettings(o.learning_rate, config.batch_size, t.epochs, config.seed),
         execution=execution, mesh=mesh, prng=config.execution.prng,
         predict=tuple(name for names in t.predict for name in names.split(",") if name),
@@ -353,21 +353,28 @@ def evaluate(
     execution: Execution = Execution(),  # noqa: B008  frozen
     mesh: Any = None,
     write_to: str | pathlib.Path | None = None,
+    labels: Sequence[str] = (),
 ) -> Any:
     """Scores a fine-tuned model on a split (None if it has no labels) and writes predictions.
 
-    The task takes over the head's label order and, for SQuAD 2.0, the null threshold that was
-    found on the development split. Raises LoadError for a checkpoint without the head
-    and ValueError for labels that the head does not know.
+    `labels` are the names of the head's classes in its order, for a model that does not store them
+    (Google's checkpoints, or a config.json without id2label). The task takes over the head's label
+    order and, for SQuAD 2.0, the null threshold that was found on the development split. Raises
+    LoadError for a checkpoint without the head and ValueError for labels that the head does not
+    know.
     """
     source = Pretrained(model_directory)
-    if task.labels and source.labels():
-        task.labels = adopt_labels(task.labels, source.labels(), str(model_directory))
+    if labels and source.labels() not in ((), tuple(labels)):
+        raise ValueError(f"labels={list(labels)} contradict those that {model_directory} names, "
+                         f"{list(source.labels())}; leave them out")
+    if task.labels and source.has_classifier():
+        known = source.labels() or tuple(labels)
+        task.labels = adopt_labels(task.labels, known, str(model_directory))
     stored = source.source.settings.get("finetuned") or {}
     if task.name == "squad2.0" and "null_threshold" in stored:
         task.null_threshold = float(stored["null_threshold"])
     tuner = FineTuner(
-        task, load_tokenizer(source.source.directory), source.config, source, settings, execution,
+        task, source.tokenizer, source.config, source, settings, execution,
         mesh,
     )  # fmt: skip
     params = load_pretrained_params(model_directory, tuner.model, jax.random.key(0))

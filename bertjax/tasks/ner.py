@@ -16,7 +16,14 @@ import numpy as np
 from bertjax.data.opening import read_lines
 from bertjax.files import whole_file
 from bertjax.tasks import metrics
-from bertjax.tasks.task import Features, Split, check_split, file_fingerprint, label_index
+from bertjax.tasks.task import (
+    Features,
+    Split,
+    check_split,
+    file_fingerprint,
+    in_order,
+    label_index,
+)
 from bertjax.tasks.windows import most_context, window_starts
 
 
@@ -94,8 +101,8 @@ class NerTask:
             raise ValueError("without a train split the task needs labels=(...)")
         split = self.read("train")
         split.require_labels("training")
-        found = {tag for sentence in split.records for tag in sentence.tags}
-        return tuple(sorted(found, key=lambda tag: (tag != "O", tag)))
+        found = in_order(tag for sentence in split.records for tag in sentence.tags)
+        return tuple(sorted(found, key=lambda tag: tag != "O"))
 
     # --- reading
 

@@ -21,12 +21,13 @@ A split without gold (a test set) yields features without the gold fields.
 
 import hashlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from bertjax.model.presets import BertConfig
 from bertjax.tasks.metrics import Scores
 
 Features = dict[str, Any]
@@ -130,12 +131,27 @@ def file_fingerprint(*paths: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
+def in_order(labels: Iterable[str]) -> tuple[str, ...]:
+    """Sorted label names; as numbers where all of them are integers."""
+    labels = set(labels)
+    numbers = all(label.removeprefix("-").isdecimal() for label in labels)
+    return tuple(sorted(labels, key=lambda label: (int(label) if numbers else 0, label)))
+
+
 def adopt_labels(wanted: Sequence[str], known: Sequence[str], source: str) -> tuple[str, ...]:
     """The head's own label order, for a task whose labels are `wanted`.
 
-    A fine-tuned model keeps its names in its config and is matched by name, never by position.
-    Raises ValueError if the head does not know one of the task's labels.
+    A fine-tuned model keeps its names in its config and is matched by name, never by position,
+    unless the names are the numbers of the head's outputs. Raises ValueError if the head does not
+    know one of the task's labels, or names none.
     """
+    if not known and tuple(wanted) == tuple(map(str, range(len(wanted)))):
+        return tuple(wanted)
+    if not known:
+        raise ValueError(
+            f"{source} does not name the classes of its head, so their order is not known. Give "
+            f"the names in the head's order (--labels={','.join(wanted)} if it is this one), or "
+            "write them to its config.json as id2label")
     if unknown := [name for name in wanted if name not in known]:
         raise ValueError(
             f"labels {unknown} are unknown to the head of {source}, which has {list(known)}; "
@@ -181,6 +197,13 @@ def encode_segments(
     return {"input_ids": np.array(ids, np.int32), "token_type_ids": types}
 
 
+def require_segments(config: BertConfig) -> None:
+    """Raises ValueError for a model that cannot tell the two texts of a pair apart."""
+    if config.type_vocab_size < 2:
+        raise ValueError("this model has one segment (type_vocab_size=1), so it cannot read pairs "
+                         "of texts; join the two into one text, or take another model")
+
+
 def encode_texts(tokenizer: Any, texts: Sequence[str | None]) -> list[list[int] | None]:
     """encode_batch that passes None through (records without a second text)."""
     present = [i for i, text in enumerate(texts) if text is not None]
@@ -200,6 +223,12 @@ def row_length(features: Features) -> int:
     """Tokens of a row; of its longest choice where there are several."""
     ids = features["input_ids"]
     return max(map(len, ids)) if isinstance(ids, list) else len(ids)
+
+
+def has_pair(features: Features) -> bool:
+    """Whether a row has a second segment."""
+    types = features["token_type_ids"]
+    return any(map(np.any, types)) if isinstance(types, list) else bool(np.any(types))
 
 
 def _bucket_of(features: Sequence[Features], buckets: Sequence[int]) -> np.ndarray:

@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--task", required=True, help="cola, sst2, ..., ax, squad1.1, ner, table, ...")
     add("--data", required=True, help="directory of the task's files, or tfds:NAME")
     add("--options", type=json.loads, default={}, help="of the task, as a JSON object")
+    add("--labels", type=lambda names: tuple(names.split(",")), default=(), help="names of the "
+        "head's classes in its order, with commas: for a model that does not store them")
     add("--split", default="dev", help="default dev")
     add("--out", type=pathlib.Path, help="directory for predictions and submission files")
     add("--max_length", type=int, help="tokens of a row; default: what it was fine-tuned with")
@@ -41,17 +43,18 @@ def evaluate(flags: Any) -> dict[str, Any]:
     """The scores of the split, flags that make them doubtful, and where predictions are."""
     import jax
 
-    from bertjax.interop import open_source
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
     from bertjax.tasks.finetune import FineTuneSettings
     from bertjax.tasks.pretrained import Pretrained
 
-    stored = open_source(flags.model).settings.get("finetuned") or {}
+    model = Pretrained(flags.model)  # a model that cannot be used is refused before data are read
+    stored = model.source.settings.get("finetuned") or {}
     options = dict(flags.options)
+    labels = flags.labels or (() if model.labels() else tuple(options.get("labels", ())))
     if flags.task in ("table", "ner", "tag") and options.get("head") != "regression":
         # These would read their label names from a training file, which need not be there.
-        options.setdefault("labels", Pretrained(flags.model).labels())
+        options.setdefault("labels", model.labels() or labels)
     settings = FineTuneSettings(
         max_length=flags.max_length or stored.get("max_length", FineTuneSettings.max_length),
         eval_batch_size=flags.batch_size)
@@ -59,7 +62,7 @@ def evaluate(flags: Any) -> dict[str, Any]:
     if flags.out:
         flags.out.mkdir(parents=True, exist_ok=True)
     scores = job.evaluate(
-        task, flags.model, flags.split, settings, write_to=flags.out,
+        task, flags.model, flags.split, settings, write_to=flags.out, labels=labels,
         execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype))
     found = {"scores": None} if scores is None else {
         "scores": dict(scores.values), "flags": list(scores.flags)}

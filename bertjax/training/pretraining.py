@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 from bertjax import config as settings
 from bertjax.data.batches import prefetch
 from bertjax.files import write_whole
-from bertjax.interop import check_pretrained, load_pretrained_params, open_source
+from bertjax.interop import check_pretrained, load_pretrained_params
+from bertjax.model.heads import BertForPreTraining
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
-from bertjax.tokenization import load_tokenizer
 from bertjax.training import hardware, sharding
 from bertjax.training.agreement import require_same
 from bertjax.training.budget import Budget, Steps
@@ -113,12 +113,11 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
         resumed_from = None
     tokenizer = corpus.tokenizer
     starts_from = config.init_from if resumed_from is None else ""
-    if starts_from:
-        _check_vocabulary(starts_from, tokenizer)
     model_config = settings.model_config(config, tokenizer.vocab_size)
     execution = settings.execution(config, mesh.devices.flat[0].platform)
     if starts_from:
-        check_pretrained(starts_from, model_config)
+        check_pretrained(starts_from, BertForPreTraining(model_config), tokenizer,
+                         config.reinitialise_head)
 
     phases, batches, evaluations = _phases(config, corpus, model_config, execution)
     epochs = sum(one.epochs(steps) for one, (steps, _) in zip(batches, config.phases, strict=True))
@@ -185,20 +184,6 @@ def _stream(config: ml_collections.ConfigDict, batches: Any, phase_start: int
         return prefetch(batches, first_step - phase_start, buffer=config.data.prefetch,
                         workers=config.data.workers)
     return stream
-
-
-def _check_vocabulary(path: str, tokenizer: Any) -> None:
-    """Refuses weights that were trained on other ids than the corpus has."""
-    try:
-        theirs = load_tokenizer(open_source(path).directory)
-    except (ValueError, OSError):
-        return  # a checkpoint without a vocabulary can only be trusted
-    if theirs.fingerprint != tokenizer.fingerprint:
-        raise ValueError(
-            f"config.init_from={path} was trained with another vocabulary or casing than "
-            "config.data.corpus was built with, so the same ids would mean other words. Build the "
-            f"corpus again with build_corpus --tokenizer={path} (for a model with more words: "
-            "bertjax.tools.convert --add_vocab)")
 
 
 # ------------------------------------------------------------------------------------------- run

@@ -102,3 +102,15 @@ def test_a_cell_that_is_no_label_becomes_no_class(tmp_path, cell):
         f'{{"text": "x", "label": 1}}\n{{"text": "y", "label": {cell}}}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl:2: no label, although .*-1 is no label"):
         TableTask(tmp_path, {"train": "a.jsonl"})
+
+
+def test_integer_classes_are_in_the_order_of_their_values(tmp_path):
+    (tmp_path / "a.tsv").write_text(
+        "text\tlabel\n" + "".join(f"x\t{n}\n" for n in [11, 2, 10, *range(12)]))
+    task = TableTask(tmp_path, {"train": "a.tsv"})
+    assert task.labels == tuple(map(str, range(12)))
+    (tmp_path / "b.tsv").write_text("text\tlabel\nx\t10|-1\ny\t2\nz\t-3\n")
+    assert TableTask(tmp_path, {"train": "b.tsv"}, head="multilabel").labels == (
+        "-3", "-1", "2", "10")
+    (tmp_path / "c.tsv").write_text("text\tlabel\nx\t10\ny\t2\nz\t1b\n")
+    assert TableTask(tmp_path, {"train": "c.tsv"}).labels == ("10", "1b", "2")

@@ -125,7 +125,9 @@ def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution:
     if config.init_from:
         from bertjax.interop import open_source
 
-        model = open_source(config.init_from).config
+        source = open_source(config.init_from)
+        _ = source.headers  # whose sizes are compared with those of the configuration
+        model = source.config
     shape = task_shape(task.name, task.options)
     tuner = FineTuner(shape, None, model, None, finetune_settings(config), execution, mesh,
                       config.execution.prng)

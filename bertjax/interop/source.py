@@ -1,0 +1,252 @@
+"""The one door to a model on disk: opens Hugging Face directories, Google's checkpoints, our runs.
+
+In: a path. Out: a `Source`, whose configuration, tokenizer and label names have been read and
+checked against each other; its weights are read when they are asked for. Whatever needs a model,
+its tokenizer or its heads (pre-training, fine-tuning, the tools, Python calls) comes through here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from bertjax import config as settings_of_runs
+from bertjax.interop import huggingface, sentence_transformers, tf1
+from bertjax.interop.names import Header, LoadError, Place, google_place, hugging_face_place
+from bertjax.interop.sentence_transformers import SentenceSettings
+from bertjax.model import heads
+from bertjax.model.paths import flatten
+from bertjax.model.presets import BertConfig
+from bertjax.tokenization import Tokenizer, load_tokenizer
+
+# kind of source -> its weight files (of a run the manifests, which hold their checksums)
+_WEIGHTS = {"huggingface": ("*.safetensors", "*.bin"), "tf1": ("*.data-*",),
+            "bertjax": ("checkpoints/*/manifest.json",)}
+# Weights in formats that are not read, and what turns them into one that is.
+_OTHER_WEIGHTS = {
+    "flax_model.msgpack": "from_flax=True, with a transformers below 5",
+    "tf_model.h5": "from_tf=True, with a transformers below 5",
+}
+# Tokenizers in config.json that tokenization/loading.py is equivalent to.
+_TOKENIZERS = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What a path holds.
+
+    Attributes:
+      kind: 'huggingface', 'tf1' or 'bertjax'.
+      config: the network.
+      settings: the whole configuration file.
+      place: parameter path -> its foreign name.
+      read: reads the weights, foreign name -> array.
+      read_headers: reads types and shapes alone, foreign name -> Header.
+      directory: where the tokenizer files are.
+      tokenizer: None where the directory has none; never larger than the embedding table.
+      sentence: what a directory of sentence-transformers says about embeddings, else None.
+    """
+
+    kind: str
+    config: BertConfig
+    settings: Mapping[str, Any]
+    place: Callable[[str], Place]
+    read: Callable[[], dict[str, np.ndarray]]
+    read_headers: Callable[[], dict[str, Header]]
+    directory: Path
+    tokenizer: Tokenizer | None = None
+    sentence: SentenceSettings | None = None
+
+    @functools.cached_property
+    def headers(self) -> dict[str, Header]:
+        """Foreign name -> type and shape of every array.
+
+        Raises:
+          LoadError: the files cannot be read, or hold far fewer arrays than the configuration says.
+        """
+        headers = self.read_headers()
+        if self.config.num_hidden_layers > len(headers):
+            raise LoadError(
+                f"{self.directory}: the configuration says num_hidden_layers="
+                f"{self.config.num_hidden_layers}, the file holds {len(headers)} arrays in all")
+        return headers
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the head's classes, by index; () if the model names none.
+
+        Raises:
+          LoadError: names that cannot be told apart or whose order is not clear.
+        """
+        return _labels(self.settings, self.directory)
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises LoadError if the directory has none."""
+        if self.tokenizer is None:
+            raise LoadError(f"{self.directory} holds no tokenizer: put the model's vocab.txt or "
+                            "tokenizer.json (with tokenizer_config.json) beside its weights")
+        return self.tokenizer
+
+    def fingerprint(self) -> str:
+        """Hash of the weight files' names, sizes and first MiB, by which other weights at the same
+        place are told apart without reading them all."""
+        digest = hashlib.sha256()
+        for pattern in _WEIGHTS[self.kind]:
+            for path in sorted(self.directory.glob(pattern)):
+                digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+                with open(path, "rb") as file:
+                    digest.update(file.read(1 << 20))
+        return digest.hexdigest()
+
+
+def open_source(path: str | Path) -> Source:
+    """Recognises a model directory, a TF1 checkpoint (directory or prefix) or a bertjax workdir.
+
+    WORKDIR@STEP is the checkpoint of that step of a run instead of its newest; the directory of a
+    fine-tuning run stands for its best model.
+
+    Raises:
+      LoadError: none of these; its configuration is missing, describes no BERT or asks for what
+        this code does not compute; its tokenizer has more entries than the embedding table.
+      ValueError: its tokenizer files are damaged or contradict each other.
+    """
+    if "://" in str(path):
+        raise LoadError(f"{path} is not on a local disk; copy the model there first (for example "
+                        "gcloud storage cp -r) and name the copy")
+    path = Path(path).expanduser()
+    source = _recognise(path)
+    tokenizer = source.tokenizer or _tokenizer(source)
+    if tokenizer is not None and tokenizer.vocab_size > source.config.vocab_size:
+        raise LoadError(
+            f"{source.directory}: the tokenizer has {tokenizer.vocab_size} entries, the model "
+            f"{source.config.vocab_size} rows: the vocabulary is not this checkpoint's")
+    return dataclasses.replace(source, tokenizer=tokenizer)
+
+
+def _recognise(path: Path) -> Source:
+    sentence = sentence_transformers.read(path) if path.is_dir() else None
+    directory = path if sentence is None else sentence.directory
+    if directory.is_dir() and huggingface.is_hugging_face(directory):
+        config, settings = huggingface.read_config(directory)
+        return Source("huggingface", config, settings, hugging_face_place,
+                      lambda: huggingface.read_state_dict(directory),
+                      lambda: huggingface.read_headers(directory), directory, sentence=sentence)
+    if (path / "finetune.json").is_file():
+        return _finetuned(path)
+    if (path / "checkpoints").is_dir():
+        return _run(path)
+    workdir, _, step = path.name.rpartition("@")
+    if step.isdigit() and (path.parent / workdir / "checkpoints").is_dir():
+        return _run(path.parent / workdir, int(step))
+    prefix = tf1.find_prefix(path)
+    if prefix is not None:
+        config, settings = tf1.read_config(prefix)
+        return Source("tf1", config, settings, google_place, lambda: tf1.read_variables(prefix),
+                      lambda: tf1.read_headers(prefix), prefix.parent)
+    if path.is_file():
+        raise LoadError(f"{path} is a file; give the directory that it is in")
+    if not path.exists():
+        raise LoadError(f"{path} does not exist. Nothing is downloaded here: a model of the hub "
+                        "comes with `hf download NAME --local-dir=DIR`")
+    for name, how in _OTHER_WEIGHTS.items():
+        if (directory / name).is_file():
+            raise LoadError(
+                f"{directory} has its weights in {name} alone, which is not read. Convert them in "
+                f"torch: BertForPreTraining.from_pretrained(DIR, {how}).save_pretrained(OUT) "
+                "(or the class that config.json names), and copy the tokenizer files to OUT")
+    raise LoadError(
+        f"{path} holds no model: expected config.json with {' or '.join(huggingface.WEIGHT_FILES)}"
+        ", bert_config.json with bert_model.ckpt.index, or a bertjax workdir with checkpoints/"
+    )
+
+
+def _finetuned(workdir: Path) -> Source:
+    model = workdir / "model"
+    if not huggingface.is_hugging_face(model):
+        raise LoadError(f"{workdir} is a fine-tuning run that has not finished: its best model "
+                        f"will be in {model}")
+    return _recognise(model)
+
+
+def _run(workdir: Path, step: int | None = None) -> Source:
+    """A checkpoint of a pre-training run, without the rows that pad its table (vocab_multiple);
+    None = the newest intact one."""
+    path = workdir / "config.json"
+    if not path.is_file():
+        raise LoadError(f"{workdir} has checkpoints/ but no config.json that describes the model")
+    tokenizer = load_tokenizer(workdir)
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        padded = settings_of_runs.model_config(ml_collections.ConfigDict(run), tokenizer.vocab_size)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise LoadError(f"{path} does not describe a run: {error!r:.200}") from error
+    config = padded.without_padding()
+
+    def read() -> dict[str, np.ndarray]:
+        # Late: orbax takes a second to import.
+        from bertjax.training.checkpoint import CheckpointError, Checkpoints
+
+        # Read only: the run may still be training, or be on a disk that cannot be written.
+        checkpoints = Checkpoints(str(workdir / "checkpoints"), read_only=True)
+        try:
+            state, _ = checkpoints.restore_numpy(step)
+        except CheckpointError as error:
+            raise LoadError(str(error)) from error
+        finally:
+            checkpoints.close()
+        return heads.with_rows(flatten(state["params"]), config.vocab_size)
+
+    def read_headers() -> dict[str, Header]:
+        shapes = flatten(heads.parameter_shapes(heads.BertForPreTraining(config)))
+        return {name: Header(leaf.shape, np.dtype(leaf.dtype)) for name, leaf in shapes.items()}
+
+    return Source("bertjax", config, run, lambda name: Place(name, False), read, read_headers,
+                  workdir, tokenizer)
+
+
+def _tokenizer(source: Source) -> Tokenizer | None:
+    """The tokenizer beside the weights, or None without vocabulary files."""
+    try:
+        tokenizer = load_tokenizer(source.directory)
+    except FileNotFoundError:
+        return None
+    asked = source.settings.get("tokenizer_class")
+    if asked not in (None, *_TOKENIZERS):
+        raise LoadError(
+            f"{source.directory}/config.json: tokenizer_class={asked!r} is not supported, only "
+            f"{', '.join(_TOKENIZERS)}: its ids would not be those of this model")
+    return tokenizer
+
+
+def _labels(settings: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
+    """By index, from id2label, or from label2id where that stands alone."""
+    by_number, numbers = settings.get("id2label") or {}, settings.get("label2id") or {}
+    if not by_number:
+        by_number = {number: name for name, number in numbers.items()}
+        if len(by_number) < len(numbers):
+            raise LoadError(f"{directory}: label2id gives two labels the same number: {numbers}")
+    names = {int(number): name for number, name in by_number.items()}
+    if sorted(names) != list(range(len(names))):
+        raise LoadError(f"{directory}: the labels are numbered {sorted(names)}, not from 0 to "
+                        f"{len(names) - 1}: give every class of the head a name in id2label")
+    ordered = tuple(str(names[i]) for i in range(len(names)))
+    if ordered == tuple(f"LABEL_{i}" for i in range(len(ordered))):
+        return ()  # what transformers writes for no names
+    if twice := sorted({name for name in ordered if ordered.count(name) > 1}):
+        raise LoadError(f"{directory}: id2label names several classes {', '.join(twice)}; give "
+                        "each class a name of its own in config.json")
+    other = [name for name, number in numbers.items()
+             if name in ordered and str(number) != str(ordered.index(name))]
+    if other:
+        raise LoadError(
+            f"{directory}: label2id contradicts id2label about {', '.join(map(str, other))}; "
+            "correct the wrong one in config.json (transformers goes by id2label)")
+    return ordered
