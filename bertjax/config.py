@@ -90,6 +90,9 @@ SETTINGS: dict[str, Any] = {
                             allowed=SHARE),
         "nsp": S(True, "next-sentence pairs; False = one segment of contiguous text a row and no "
                  "NSP loss"),
+        "corpus_limits": S("refuse", "what follows where a number of the corpus is beyond its "
+                           "limit (tokens that no row holds, random pairs, unknown tokens, "
+                           "copies): refuse, or warn and train", allowed=("refuse", "warn")),
         "packed": S(False, "several pairs in one row, attention confined to each pair"),
         "workers": S(0, "processes that assemble batches ahead of time; 0 = threads only",
                      allowed=AT_LEAST_0),
@@ -271,7 +274,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
 # Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
 FREE_ON_RESUME = ("execution.", "mesh.", "checkpoint.", "eval.", "log.", "profile_steps", "resume",
                   "init_from", "reinitialise_head", "watchdog_seconds", "data.workers",
-                  "data.prefetch", "data.cache", "accumulation")
+                  "data.prefetch", "data.cache", "data.corpus_limits", "accumulation")
 
 
 def walk(settings: Mapping[str, Any] = SETTINGS, prefix: str = ""

@@ -15,12 +15,14 @@ Tokens are unmasked; masks are drawn on the device (`masking.py`).
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax.data.global_batch import FiniteBatches, Share
+from bertjax.data.laws import single_document
 from bertjax.data.packing import PackedRows
 from bertjax.data.pairs import check_length, combine, permute
 from bertjax.data.rows import Batch, PaddedRows, Rows, Special, stored_special
@@ -71,6 +73,9 @@ class PretrainingBatches:
         if isinstance(stores, (TokenStore, str, os.PathLike)):
             stores = [stores]
         self.stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
+        for store in self.stores if nsp else ():
+            if problem := single_document(store):
+                warnings.warn(f"{store.path}: {problem}", stacklevel=2)
         self._options = dict(
             weights=weights, packed=packed, pairs_per_row=pairs_per_row,
             process_index=process_index, process_count=process_count,
@@ -158,6 +163,10 @@ class EvaluationBatches(FiniteBatches):
     stands for the held-out split of its store.
 
     The pairs depend on `seed` only, so that evaluations compare.
+
+    Attributes:
+      nsp: whether the batches have NSP labels. A split of one document has none: its "random" pairs
+        would be of the same document, which is another task than the one that is trained.
     """
 
     def __init__(
@@ -169,6 +178,7 @@ class EvaluationBatches(FiniteBatches):
         check_length(seq_length, nsp)
         share = Share(batch_size, process_index, process_count)
         self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
+        self.nsp = nsp and self.store.num_documents > 1
         special = Special.of(tokenizer) if tokenizer is not None else stored_special([self.store])
         self._rows = PaddedRows(self.store, seq_length, seed, special, short_seq_prob, nsp,
                                 shuffle=False)
@@ -177,6 +187,8 @@ class EvaluationBatches(FiniteBatches):
     def read(self, numbers: np.ndarray, rows: int) -> Batch:
         batch = self._rows.empty(rows)
         self._rows.fill(numbers, np.arange(len(numbers)), batch)
+        if not self.nsp:
+            batch["nsp_weights"][:] = 0
         return batch
 
 

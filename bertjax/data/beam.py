@@ -35,7 +35,7 @@ def beam_run(options: Sequence[str] = ()) -> Run:
         with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
             _ = (pipeline | beam.Create(tasks) | beam.Reshuffle()
                  | beam.Map(_make, tokenizer=tokenizer))
-        for _, number, directory, dtype, _ in tasks:
+        for _, number, directory, dtype, *_ in tasks:
             if (record := stores.read_shard_record(directory, number, dtype)) is None:
                 raise ValueError(f"{directory}: a Beam worker reported shard {number} as made, but "
                                  "it is not here; input and output must be on a file system that "

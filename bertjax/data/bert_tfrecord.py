@@ -248,6 +248,8 @@ class TFRecordBatches:
 class TFRecordEvaluation(FiniteBatches):
     """Every chosen record once; None chooses all. Further arguments as of `FiniteBatches`."""
 
+    nsp = True  # the records have labels
+
     def __init__(self, records: Records, batch_size: int, *, numbers: np.ndarray | None = None,
                  process_index: int = 0, process_count: int = 1, max_batches: int | None = None):
         self.records = records

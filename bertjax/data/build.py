@@ -85,8 +85,8 @@ def build_store(
       **settings: fields of `BuildSettings`.
 
     Raises:
-      ValueError: no match, not UTF-8, zero examples, unknown rate or share of random pairs over its
-        limit, a directory that holds another store or another build.
+      ValueError: no match, not UTF-8, zero examples, a number of the corpus over its limit (see
+        `laws`), a directory that holds another store or another build.
       OSError: disk full; run again to go on.
     """
     options, reading = BuildSettings(**settings), reading or Reading()
@@ -121,7 +121,8 @@ def build_store(
                     shards = complete
                 elif shard is not None:
                     return {}
-            return finish_store(out_dir, shards, build, options, len(files))
+            sources = [[extent.path for extent in extents] for extents in plan]
+            return finish_store(out_dir, shards, build, options, sources)
     except OSError as error:
         raise (stores.disk_full(error, out_dir) or error) from error
     except BrokenProcessPool as error:
@@ -286,6 +287,7 @@ def _build_shards(
     directory = out_dir / "shards"
     started, made_tokens, made_bytes = time.monotonic(), 0, 0
     sizes = [sum(extent.size for extent in extents) for extents in plan]
+    paths = [[extent.path for extent in extents] for extents in plan]
     records: dict[int, dict[str, Any]] = {}
     for number in range(len(plan)):
         record = stores.read_shard_record(directory, number, dtype, verified=True)
@@ -304,7 +306,7 @@ def _build_shards(
         return None
 
     def report() -> None:
-        check_unknown_rate(records.values(), options, at_least=1_000_000)
+        check_unknown_rate(records, options, paths, at_least=1_000_000)
         if progress is None:
             return
         seconds = time.monotonic() - started
@@ -319,7 +321,7 @@ def _build_shards(
     missing = [number for number in todo if number not in records]
     if records:
         report()
-    tasks = [(plan[n], n, directory, dtype, reading) for n in missing]
+    tasks = [(plan[n], n, directory, dtype, reading, options.split_lines) for n in missing]
     for number, record in run(tasks, tokenizer, lambda: enough() is not None):
         records[number] = record
         made_tokens += record["tokens"]
@@ -353,6 +355,7 @@ def _build_from_memory(
         ended = True
 
     while not ended and (options.max_tokens is None or tokens < options.max_tokens):
-        record = write_shard(some(), shards, out_dir / "shards", dtype, tokenizer)
+        record = write_shard(((0, document) for document in some()), shards, out_dir / "shards",
+                             dtype, tokenizer, split_lines=options.split_lines)
         shards, tokens = shards + 1, tokens + record["tokens"]
     return shards

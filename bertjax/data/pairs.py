@@ -27,7 +27,6 @@ from bertjax.data.store import ADDRESS_BITS, TokenStore
 
 STRIDE = 16  # pairs between two remembered beginnings
 SHORTEST = 5  # [CLS] a [SEP] b [SEP]
-JUDGED_DOCUMENTS = 10  # fewer are too few to judge the share of random pairs by
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # splitmix64
 _MUL1 = np.uint64(0xBF58476D1CE4E5B9)
 _MUL2 = np.uint64(0x94D049BB133111EB)
@@ -69,6 +68,15 @@ def tables_of(store: TokenStore) -> Tables:
     pointers = np.array([ids.ctypes.data for ids in store.shards], np.uint64)
     return Tables(store.sentence_ends, store.document_sentences, store.document_addresses,
                   pointers, np.empty(0, store.dtype))
+
+
+def drawing_of(
+    seq_length: int, seed: int, epoch: int, short_seq_prob: float, nsp: bool
+) -> Drawing:
+    """Arguments as of `PairIndex`."""
+    key = np.uint64(combine(np.uint64(seed % 2**64), np.uint64(epoch)))
+    return Drawing(key, np.int64(seq_length - (3 if nsp else 2)),
+                   np.uint64(round(short_seq_prob * 2**32)), nsp)
 
 
 @numba.njit(cache=True)
@@ -236,6 +244,41 @@ def _index(tables, drawing, anchors, lengths):
 
 
 @numba.njit(cache=True, nogil=True)
+def mark(tables, drawing, seen):
+    """Set seen[i] for each token i in a pair of the epoch; returns as `_index`.
+
+    The documents' addresses are places in `seen`.
+    """
+    count, random = np.int64(0), np.int64(0)
+    firsts = tables.document_sentences
+    for document in range(len(firsts) - 1):
+        target = _target(drawing, document)
+        first, start = firsts[document], np.int64(0)
+        while first < firsts[document + 1]:
+            pair = _resolve(tables, drawing, document, first, start, target)
+            seen[pair.a_address : pair.a_address + pair.a_length] = 1
+            seen[pair.b_address : pair.b_address + pair.b_length] = 1
+            _, _, _, first, start, _ = _chunk(tables, drawing, document, first, start, target)
+            random += pair.is_random
+            count += 1
+    return count, random
+
+
+@numba.njit(cache=True, nogil=True)
+def longest_sentence(tables):
+    """Tokens of the longest sentence."""
+    longest = np.int64(0)
+    firsts = tables.document_sentences
+    for document in range(len(firsts) - 1):
+        begin = np.int64(0)
+        for sentence in range(firsts[document], firsts[document + 1]):
+            end = np.int64(tables.sentence_ends[sentence])
+            longest = max(longest, end - begin)
+            begin = end
+    return longest
+
+
+@numba.njit(cache=True, nogil=True)
 def locate(tables, drawing, anchors, number):
     """Pair `number` of the epoch, in the order of the corpus."""
     anchor = anchors[number // STRIDE]
@@ -306,10 +349,7 @@ class PairIndex:
                 "held out) or another heldout_fraction")
         self.store, self.seq_length, self.nsp = store, seq_length, nsp
         self.tables = tables_of(store)
-        self.key = np.uint64(combine(np.uint64(seed % 2**64), np.uint64(epoch)))
-        self.drawing = Drawing(
-            self.key, np.int64(seq_length - (3 if nsp else 2)),
-            np.uint64(round(short_seq_prob * 2**32)), nsp)
+        self.drawing = drawing_of(seq_length, seed, epoch, short_seq_prob, nsp)
         nothing = np.empty(0, np.uint16)
         bound = store.num_sentences  # a pair takes at least one; untouched memory costs nothing
         if not nsp:  # but a long sentence fills several rows
@@ -349,23 +389,3 @@ def check_length(seq_length: int, nsp: bool = True) -> None:
     if seq_length < shortest:
         raise ValueError(f"seq_length {seq_length}: must be at least {shortest} "
                          + ("([CLS] a [SEP] b [SEP])" if nsp else "([CLS] a [SEP])"))
-
-
-def random_share_problem(index: PairIndex, limit: float = 0.9) -> str | None:
-    """What is wrong where more than `limit` of the pairs are random: NSP then learns nothing."""
-    documents = index.store.num_documents
-    if not index.nsp or documents < JUDGED_DOCUMENTS or index.random_share <= limit:
-        return None
-    firsts = index.store.document_sentences
-    single = np.count_nonzero(np.diff(firsts) == 1) / documents
-    if single > 0.5:
-        cause = (f"{single:.0%} of the documents have a single sentence. Most often the input has "
-                 "a blank line after every sentence: blank lines separate documents, sentences go "
-                 "on lines of their own. If it holds paragraphs, format=prose or format=blocks "
-                 "split them into sentences")
-    else:
-        cause = (f"most sentences fill a row of {index.seq_length} tokens alone, so it has no room "
-                 "for the true next one. If lines are paragraphs, format=prose or format=blocks "
-                 "split them into sentences")
-    return (f"{index.random_share:.0%} of the next-sentence pairs would be random (label 1; about "
-            f"half should be): {cause}")

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import numba
 import numpy as np
 
-from bertjax.data.pairs import PairIndex, copy_ids, locate, permute, random_share_problem, tables_of
+from bertjax.data.laws import LIMITS
+from bertjax.data.pairs import PairIndex, copy_ids, locate, permute, tables_of
 from bertjax.data.store import TokenStore
 
 Batch = dict[str, np.ndarray]
@@ -97,10 +98,11 @@ class Epochs:
 def index_epoch(
     store: TokenStore, seq_length: int, seed: int, epoch: int, short_seq_prob: float, nsp: bool
 ) -> PairIndex:
-    """The pairs of an epoch; warns once where nearly all of them are random."""
+    """The pairs of an epoch; warns once where their labels teach nothing."""
     index = PairIndex(store, seq_length, seed, epoch, short_seq_prob, nsp)
-    if epoch == 0 and (problem := random_share_problem(index)):
-        warnings.warn(f"{store.path}: {problem}", stacklevel=2)
+    if epoch == 0 and nsp and index.random_share > LIMITS["max_random_share"]:
+        warnings.warn(f"{store.path}: {index.random_share:.0%} of the next-sentence pairs would be "
+                      "random (label 1; about half should be)", stacklevel=2)
     return index
 
 

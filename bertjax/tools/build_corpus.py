@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from bertjax.data.build import BuildSettings, Progress, build_store, load
+from bertjax.data.finish import EPOCHS
 from bertjax.data.sources import FORMATS, Reading
 from bertjax.data.store import SPLITS, TokenStore
 from bertjax.interruption import Interrupted
@@ -159,9 +160,22 @@ def summary(manifest: dict[str, Any], path: str, seconds: float) -> str:
     dropped, repaired = (
         ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in manifest[key].items())
         or "nothing" for key in ("dropped", "repaired"))
+    random = ("none (another document has them, this is one): train with config.data.nsp=false"
+              if manifest["random_share"] is None else
+              f"{manifest['random_share']:.1%} at 128 (label 1; 0 = is next)")
+    seen = []
+    if "seen_ever" in manifest:  # not in a store of an earlier version
+        seen = [f"tokens seen      {manifest['seen_in_epoch']:.2%} in an epoch at 128, "
+                f"{manifest['seen_ever']:.2%} in {EPOCHS}",
+                f"longest line     {manifest['longest_line']:,} tokens",
+                f"copies           {manifest['duplicate_share']:.2%} of the tokens, in documents "
+                "whose text occurs before"]
+    if manifest["splits"]["heldout"]["documents"] == 1:
+        seen.append("held out         a single document: NSP is not evaluated on it")
     lines += [
         f"unknown tokens   {manifest['unknown_rate']:.3%}",
-        f"random pairs     {manifest['random_share']:.1%} at 128 (label 1; 0 = is next)",
+        f"random pairs     {random}",
+        *seen,
         f"dropped          {dropped}",
         f"repaired         {repaired}",
         f"tokenizer        {manifest['tokenizer']['vocab_size']:,} entries, "

@@ -16,6 +16,7 @@ import numpy as np
 from etils import epath
 
 from bertjax import config as settings
+from bertjax.data import laws
 from bertjax.data.batches import EvaluationBatches, PretrainingBatches
 from bertjax.data.bert_tfrecord import (
     Records,
@@ -30,6 +31,7 @@ from bertjax.data.store import TokenStore
 from bertjax.tokenization import load_tokenizer
 
 TFRECORD = "tfrecord:"
+SAMPLED_RECORDS = 1000  # evenly spread, whose numbers are checked at the start
 
 
 class Corpus(Protocol):
@@ -40,12 +42,16 @@ class Corpus(Protocol):
       fingerprint: of the content that the rows are made of, wherever it lies.
       masked: the rows bring their masks (mlm_positions, _labels, _weights [B, P]).
       slice: this process's number and the number of processes, for the rows that it makes.
+      numbers: of each store or set of files by name, of each row length, what `laws` measures.
+      remarks: what is beyond its limit and trained on nevertheless, or cannot be evaluated.
     """
 
     tokenizer: Any
     fingerprint: str
     masked: bool
     slice: tuple[int, int]
+    numbers: dict[str, list[dict[str, Any]]]
+    remarks: list[str]
 
     def training(self, length: int) -> Any:
         """Endless batches of rows of `length` tokens: `[step]`, `epochs(steps)`."""
@@ -62,6 +68,9 @@ class Corpus(Protocol):
     def describe(self) -> str:
         """Its size, for the start-up screen."""
 
+    def facts(self) -> list[str]:
+        """`numbers` in words, a line each."""
+
 
 def open_corpus(config: ml_collections.ConfigDict, workdir: epath.Path, rows: tuple[int, int]
                 ) -> Corpus:
@@ -71,7 +80,8 @@ def open_corpus(config: ml_collections.ConfigDict, workdir: epath.Path, rows: tu
       rows: (number of this process, number of processes) among those that make rows.
 
     Raises:
-      ValueError: no corpus there, or settings that do not go with it, with the remedy.
+      ValueError: no corpus there, settings that do not go with it, or a number beyond its limit
+        (unless config.data.corpus_limits=warn), with the remedy.
     """
     if config.data.corpus.startswith(TFRECORD):
         return RecordCorpus(config, rows)
@@ -101,6 +111,38 @@ class StoreCorpus:
                 name = f"{name}_{number}"
             if len(heldout := store.other_split("heldout")):
                 self._others[name] = heldout
+        self.numbers, self.remarks = {}, []
+        self._check()
+
+    def _check(self) -> None:
+        """Measures every store at every row length of the run; refuses what is beyond a limit."""
+        data = self._config.data
+        lengths = dict.fromkeys(length for _, length in self._config.phases)
+        for store in self.stores:
+            if data.nsp and (problem := laws.single_document(store)):
+                raise ValueError(f"{store.path}: {problem}")
+            found = [laws.measure(store, length, self._config.seed, data.short_seq_prob, data.nsp)
+                     for length in lengths]
+            self.numbers[str(store.path)] = found
+            counts = store.manifest["splits"][store.split]
+            for numbers in found:
+                _refuse(self._config, self.remarks, (
+                    f"{store.path}: {problem}" for _, problem in laws.problems(
+                        numbers, store.manifest["settings"], store.manifest.get("worst", {}),
+                        counts.get("one_sentence_documents", 0) / store.num_documents)))
+        for name, heldout in {str(self.stores[0].path): self._heldout, **self._others}.items():
+            if not len(heldout):
+                continue
+            found = [laws.measure(heldout, length, self._config.seed, data.short_seq_prob, data.nsp)
+                     for length in lengths]
+            self.numbers[f"{name}, held out"] = found
+            if data.nsp and (problem := laws.single_document(heldout)):
+                self.remarks.append(f"NSP is not evaluated on {name}: {problem.partition('.')[0]}")
+            elif any((numbers["random_share"] or 0) > laws.LIMITS["max_random_share"]
+                     for numbers in found):
+                self.remarks.append(
+                    f"the held-out pairs of {name} are nearly all random: their NSP accuracy says "
+                    "nothing. Hold out more documents (build_corpus --heldout_fraction)")
 
     def _options(self) -> dict[str, Any]:
         data, (index, count) = self._config.data, self.slice
@@ -134,6 +176,10 @@ class StoreCorpus:
         documents = sum(store.num_documents for store in self.stores)
         size = f"{tokens / 1e6:,.1f} M" if tokens >= 1e6 else f"{tokens:,}"
         return f"{documents:,} documents, {size} tokens"
+
+    def facts(self) -> list[str]:
+        return [(f"{store.path}: " if len(self.stores) > 1 else "") + laws.describe(numbers)
+                for store in self.stores for numbers in self.numbers[str(store.path)]]
 
 
 class RecordPart(NamedTuple):
@@ -170,6 +216,29 @@ class RecordCorpus:
                     "TFRecords bring their masks. Build a token store from the text to choose them")
         self.tokenizer = load_tokenizer(data.tokenizer)
         self._opened: dict[str, Records] = {}
+        self.numbers, self.remarks = {}, []
+        lengths = dict.fromkeys(length for _, length in config.phases)
+        for length in lengths:
+            self._split(length)  # first: the wrong files are a plainer mistake than what they hold
+        for length in lengths:
+            self._check(length)
+
+    def _check(self, length: int) -> None:
+        """Measures the records of a row length, or an even sample; refuses as `StoreCorpus`."""
+        for name, (records, numbers) in zip(("training", "held-out"), self._split(length),
+                                            strict=True):
+            sample = TFRecordEvaluation(records, SAMPLED_RECORDS, numbers=numbers, max_batches=1)
+            found = laws.measure_rows(sample, self.tokenizer.unk_id, self.tokenizer.special_ids)
+            self.numbers.setdefault(name, []).append({"seq_length": length, **found})
+            _refuse(self._config, self.remarks, (
+                f"{records.paths[0]} ({name} records of {length} tokens): {problem}"
+                for problem in laws.row_problems(found, self._config.data.nsp)))
+
+    def facts(self) -> list[str]:
+        return [f"{name} records of {numbers['seq_length']}: {numbers['random_share']:.1%} random "
+                f"pairs, {numbers['unknown_rate']:.2%} unknown, {numbers['duplicate_share']:.1%} "
+                f"copies in a sample of {numbers['rows']:,}"
+                for name, found in self.numbers.items() for numbers in found]
 
     @property
     def fingerprint(self) -> str:
@@ -254,6 +323,15 @@ def random_share(batches: Iterable[dict[str, np.ndarray]]) -> float:
         random += float((batch["nsp_labels"] * batch["nsp_weights"]).sum())
         pairs += float(batch["nsp_weights"].sum())
     return random / max(pairs, 1.0)
+
+
+def _refuse(config: ml_collections.ConfigDict, remarks: list[str], problems: Iterable[str]) -> None:
+    """ValueError with the problems, or remarks where config.data.corpus_limits says so."""
+    found = list(problems)
+    if found and config.data.corpus_limits == "refuse":
+        raise ValueError(". Also: ".join(found) + ". --config.data.corpus_limits=warn trains on it "
+                         "as it is")
+    remarks.extend(found)
 
 
 def _max_batches(config: ml_collections.ConfigDict) -> int | None:

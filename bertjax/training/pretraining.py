@@ -62,11 +62,17 @@ class Evaluation:
 
     def __call__(self, trainer: Trainer, params: Any) -> dict[str, float]:
         """Metrics of the first corpus by their names, of the others as eval/CORPUS/NAME."""
-        found = trainer.evaluate(self.objective, params, self.batches)
+        found = self._measured(trainer, params, self.batches)
         for name, batches in self.others.items():
-            metrics = trainer.evaluate(self.objective, params, batches)
+            metrics = self._measured(trainer, params, batches)
             found |= {f"eval/{name}/{metric}": value for metric, value in metrics.items()}
         return found
+
+    def _measured(self, trainer: Trainer, params: Any, batches: Any) -> dict[str, float]:
+        """Without NSP where the batches have no labels for it."""
+        metrics = trainer.evaluate(self.objective, params, batches)
+        return metrics if batches.nsp else {
+            name: value for name, value in metrics.items() if not name.startswith("nsp_")}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -275,6 +281,8 @@ def summary(job: Job, step: int) -> str:
         ("corpus", f"{job.corpus.describe()} "
                    f"+ {job.evaluations[0].batches.num_pairs:,} held-out pairs"),
     ]
+    lines += [("text", fact) for fact in job.corpus.facts()]
+    lines += [("warning", remark) for remark in job.corpus.remarks]
     begin = 0
     for number, (phase, (steps, length)) in enumerate(zip(phases, config.phases, strict=True), 1):
         lines.append((f"phase {number}", (

@@ -52,8 +52,12 @@ def step_to_resume(config: ml_collections.ConfigDict, workdir: epath.Path) -> in
 
 def corpus_record(corpus: Corpus) -> str:
     """The text of CORPUS_FILE."""
-    return json.dumps({"content": corpus.fingerprint, "vocabulary": corpus.tokenizer.fingerprint},
-                      indent=1) + "\n"
+    return json.dumps({**_identity(corpus), "numbers": corpus.numbers, "remarks": corpus.remarks},
+                      indent=1, ensure_ascii=False) + "\n"
+
+
+def _identity(corpus: Corpus) -> dict[str, str]:
+    return {"content": corpus.fingerprint, "vocabulary": corpus.tokenizer.fingerprint}
 
 
 def goes_on_with(config: ml_collections.ConfigDict, workdir: epath.Path, corpus: Corpus) -> bool:
@@ -65,9 +69,9 @@ def goes_on_with(config: ml_collections.ConfigDict, workdir: epath.Path, corpus:
     path = workdir / CORPUS_FILE
     if not path.exists():  # a run of an earlier version
         return True
-    before, now = json.loads(path.read_text()), json.loads(corpus_record(corpus))
+    before, now = json.loads(path.read_text()), _identity(corpus)
     if config.resume == "overwrite":
-        return before == now
+        return {key: before.get(key) for key in now} == now
     name = f"config.data.corpus={config.data.corpus}"
     if before["vocabulary"] != now["vocabulary"]:
         raise ValueError(

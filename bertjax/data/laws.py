@@ -1,0 +1,203 @@
+"""What has to hold of a corpus before it is worth training on: numbers, each with a limit.
+
+In: one split of a token store and how its pairs will be drawn. Out: `measure`, the numbers;
+`problems`, a sentence for each one beyond its limit, with the files responsible. A build checks at
+128 tokens (`finish.py`), training again at the lengths of its rows, in every store of a mixture.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax.data.finish import EPOCHS, BuildSettings
+from bertjax.data.pairs import Tables, drawing_of, longest_sentence, mark, tables_of
+from bertjax.data.store import TokenStore
+
+SAMPLE = 1 << 19  # tokens of whole documents that stand for a larger corpus
+JUDGED_DOCUMENTS = 100  # copies in a corpus of fewer are a trial
+LIMITS = {field.name: field.default for field in dataclasses.fields(BuildSettings)
+          if field.name.startswith("max_")}
+
+
+def measure(store: TokenStore, seq_length: int, seed: int = 0, short_seq_prob: float = 0.1,
+            nsp: bool = True) -> dict[str, Any]:
+    """Numbers of one split at a row length; of an even sample where it is large.
+
+    Keys: seq_length; epochs; seen_in_epoch and seen_ever (share of the tokens that are in a pair in
+    one epoch, in `epochs`); random_share of the pairs, None where there are none (no NSP, or a
+    single document); longest_line in tokens; documents; and what the build recorded:
+    unknown_rate, duplicate_share (of the tokens; None in stores of an earlier version).
+    """
+    nsp = nsp and store.num_documents > 1
+    tables = _sample(store)
+    seen = np.zeros(int(_tokens(tables).sum()), np.uint8)
+    pairs = random = 0
+    in_epoch = 0.0
+    for epoch in range(EPOCHS):
+        found = mark(tables, drawing_of(seq_length, seed, epoch, short_seq_prob, nsp), seen)
+        pairs, random = pairs + found[0], random + found[1]
+        in_epoch = in_epoch or float(seen.mean())
+        if seen.all() and epoch >= 4 and pairs > 10_000:
+            break
+    return {
+        "seq_length": seq_length, "epochs": EPOCHS,
+        "seen_in_epoch": round(in_epoch, 6), "seen_ever": round(float(seen.mean()), 6),
+        "random_share": round(random / pairs, 6) if nsp else None,
+        "longest_line": int(longest_sentence(tables_of(store))),
+        "documents": store.num_documents,
+        "unknown_rate": store.manifest.get("unknown_rate"),
+        "duplicate_share": store.manifest.get("duplicate_share"),
+    }
+
+
+def single_document(store: TokenStore) -> str | None:
+    """What is wrong with NSP where a split has only one document."""
+    if store.num_documents != 1:
+        return None
+    return (f"the split {store.split!r} has a single document, and a random next sentence is one "
+            "of another document. Add documents (in plain text a blank line ends one, in prose a "
+            "file), or train without NSP (config.data.nsp=false)")
+
+
+def _tokens(tables: Tables) -> np.ndarray:
+    """Tokens of each document, int64 [D]."""
+    return tables.sentence_ends[tables.document_sentences[1:] - 1].astype(np.int64)
+
+
+def _sample(store: TokenStore) -> Tables:
+    """Evenly spread documents of about SAMPLE tokens, all where there are no more, end to end."""
+    tables = tables_of(store)
+    count = store.num_documents
+    if store.num_tokens > SAMPLE:
+        chosen = max(count * SAMPLE // store.num_tokens, min(count, 256))
+        numbers = np.arange(chosen) * count // chosen
+        firsts, ends = tables.document_sentences[numbers], tables.document_sentences[numbers + 1]
+        sentences = np.concatenate([[0], np.cumsum(ends - firsts)])
+        within = np.arange(sentences[-1]) - np.repeat(sentences[:-1] - firsts, ends - firsts)
+        tables = tables._replace(
+            sentence_ends=tables.sentence_ends[within], document_sentences=sentences)
+    tokens = _tokens(tables)
+    return tables._replace(document_addresses=np.cumsum(tokens) - tokens)
+
+
+def problems(
+    numbers: Mapping[str, Any], limits: Mapping[str, Any],
+    worst: Mapping[str, Sequence[Sequence[Any]]], one_sentence_share: float = 0.0,
+) -> Iterator[tuple[str, str]]:
+    """(the setting of the limit, what is beyond it) for each number that is.
+
+    Args:
+      numbers: of `measure`.
+      limits: the settings of the build; `LIMITS` are the defaults.
+      worst: of each kind the files that hold most of it, as (path, share).
+    """
+    def beyond(name: str, value: float | None) -> bool:
+        return value is not None and value > limits.get(name, LIMITS[name])
+
+    def files(kind: str) -> str:
+        named = ", ".join(f"{path} ({share:.0%})" for path, share in worst.get(kind, ()))
+        return f" Most of it is in {named}." if named else ""
+
+    length = numbers["seq_length"]
+    unseen = 1 - numbers["seen_ever"]
+    if beyond("max_unseen_share", unseen):
+        yield "max_unseen_share", (
+            f"{unseen:.0%} of the tokens are in no pair of {length} tokens in {EPOCHS} epochs, and "
+            f"{1 - numbers['seen_in_epoch']:.0%} are in none in one epoch: of a line longer than a "
+            f"row only the middle is ever seen.{files('long')} Lines that hold several sentences "
+            "are split by build_corpus --segment=true, all long lines by "
+            f"--split_lines={(length - 3) // 2}")
+    if beyond("max_random_share", numbers["random_share"]):
+        if one_sentence_share > 0.5:
+            cause = (
+                f"{one_sentence_share:.0%} of the documents have a single sentence."
+                f"{files('single')} Most often the input has a blank line after every sentence: "
+                "blank lines separate documents, sentences go on lines of their own. If it holds "
+                "paragraphs, format=prose or format=blocks split them into sentences")
+        else:
+            cause = (
+                f"most sentences fill a row of {length} tokens alone, so it has no room for the "
+                f"true next one.{files('long')} If lines are paragraphs, format=prose or "
+                "format=blocks split them into sentences")
+        yield "max_random_share", (
+            f"{numbers['random_share']:.0%} of the next-sentence pairs would be random (label 1; "
+            f"about half should be): {cause}. A corpus of single sentences can be trained on "
+            "without NSP (config.data.nsp=false)")
+    if beyond("max_unknown_rate", numbers["unknown_rate"]):
+        yield "max_unknown_rate", (
+            f"{numbers['unknown_rate']:.1%} of the tokens are unknown to the tokenizer."
+            f"{files('unknown')}")
+    enough = numbers["documents"] >= JUDGED_DOCUMENTS
+    if enough and beyond("max_duplicate_share", numbers["duplicate_share"]):
+        yield "max_duplicate_share", (
+            f"{numbers['duplicate_share']:.0%} of the tokens are in documents whose text occurs "
+            f"more than once.{files('duplicate')} build_corpus --deduplicate keeps the first "
+            "of each")
+    if beyond("max_line_tokens", numbers["longest_line"]):
+        longest = worst.get("longest") or [["", ""]]
+        where = f" ({longest[0][0]}: {longest[0][1]!r}...)" if longest[0][0] else ""
+        yield "max_line_tokens", (
+            f"the longest line has {numbers['longest_line']:,} tokens{where}. format=prose splits "
+            "text into sentences, --split_lines=N cuts lines into N tokens or fewer")
+
+
+def describe(numbers: Mapping[str, Any]) -> str:
+    """The numbers of `measure` in words."""
+    def share(value: float) -> str:
+        return f"{value:.2%}" if 0 < value < 0.001 or 0.999 < value < 1 else f"{value:.1%}"
+
+    length = numbers["seq_length"]
+    told = [f"in rows of {length} {share(numbers['seen_in_epoch'])} of the tokens are seen in an "
+            f"epoch, {share(numbers['seen_ever'])} in {EPOCHS}"]
+    if numbers["random_share"] is not None:
+        told.append(f"{share(numbers['random_share'])} random pairs")
+    told.append(f"longest line {numbers['longest_line']:,} tokens")
+    if numbers["unknown_rate"] is not None:
+        told.append(f"{share(numbers['unknown_rate'])} unknown")
+    if numbers["duplicate_share"] is not None:
+        told.append(f"{share(numbers['duplicate_share'])} in copies of documents")
+    return ", ".join(told)
+
+
+def measure_rows(batches: Iterable[Mapping[str, np.ndarray]], unk_id: int,
+                 special_ids: Sequence[int]) -> dict[str, Any]:
+    """Numbers of masked rows (TFRecords), with the masks undone.
+
+    Keys: rows, random_share (label 1), unknown_rate and duplicate_share (of the rows: those that
+    are equal to an earlier one).
+    """
+    rows = random = unknown = tokens = 0
+    hashes: set[bytes] = set()
+    for batch in batches:
+        ids, (row, slot) = batch["input_ids"].copy(), np.nonzero(batch["mlm_weights"])
+        ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_labels"][row, slot]
+        there = batch["nsp_weights"][:, 0] > 0
+        rows += int(there.sum())
+        random += int(batch["nsp_labels"][there].sum())
+        text = there[:, None] & (batch["attention_mask"] > 0) & (
+            ~np.isin(ids, special_ids) | (ids == unk_id))
+        tokens += int(text.sum())
+        unknown += int((text & (ids == unk_id)).sum())
+        hashes.update(hashlib.blake2b(one.tobytes(), digest_size=16).digest() for one in ids[there])
+    return {"rows": rows, "random_share": round(random / max(rows, 1), 6),
+            "unknown_rate": round(unknown / max(tokens, 1), 6),
+            "duplicate_share": round(1 - len(hashes) / max(rows, 1), 6)}
+
+
+def row_problems(numbers: Mapping[str, Any], nsp: bool) -> Iterator[str]:
+    """What is beyond its limit in the numbers of `measure_rows`; too few rows are not judged."""
+    if numbers["rows"] < JUDGED_DOCUMENTS:
+        return
+    share, limit = numbers["random_share"], LIMITS["max_random_share"]
+    if nsp and not 1 - limit <= share <= limit:
+        yield (f"{share:.0%} of the next-sentence labels are 1 (random; about half should be): "
+               "train without NSP (config.data.nsp=false)")
+    if (rate := numbers["unknown_rate"]) > LIMITS["max_unknown_rate"]:
+        yield f"{rate:.1%} of the tokens are unknown ([UNK]) in the vocabulary of the records"
+    if (copies := numbers["duplicate_share"]) > LIMITS["max_duplicate_share"]:
+        yield f"{copies:.0%} of the rows are equal to an earlier one"
