@@ -17,10 +17,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
-from bertjax.tokenization.normalization import BertNormalizer, split_chunks
+from bertjax.tokenization.normalization import BertNormalizer
 from bertjax.tokenization.tokenizer import SPECIAL_NAMES
-from bertjax.tokenization.wordpiece import WordPieceTokenizer
+from bertjax.tokenization.word_counts import WordCounts, strip_marks
+from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer
 
 VOCAB_SIZE = 30522
 ORIGINAL_UNUSED = 994
@@ -30,75 +32,29 @@ _MAX_WORD = 64  # characters; longer "words" (addresses, formulas) teach no piec
 _MERGED_WORDS = 400_000  # most frequent words that the merges are learnt from
 _SURPLUS = 1.5  # pieces learnt for each one wanted; 1.2 and 2.0 gave more tokens a word
 _PRUNING_ROUNDS = 4
-_BUFFER = 1 << 20  # characters counted at once in a small, cache-friendly dictionary
+_FEW_CHARACTERS = 10_000  # in a smaller corpus a character that is seen once gets an entry too
+_MAX_CHARS = 1000  # characters with entries, ...
+_COVERED = 0.9995  # ... more where they are not this share of the text (Chinese, Japanese)
+_CONFUSED = 0.01  # share of words, lost with their marks, above which "auto" keeps marks
+_SAID = 0.0005  # above which it is said
+# Text without spaces between words: share of its characters, mean length of its runs. Segmented
+# Thai or Japanese has runs of under 8 characters, unsegmented of over 20.
+_SPACELESS_SHARE, _SPACELESS_RUN = 0.05, 12
+_SPACELESS_PIECE = 8  # characters of the longest piece there; otherwise entries are whole clauses
 
 log = logging.getLogger(__name__)
-
-
-class WordCounts:
-    """Counts of normalised words over a stream of text, in bounded memory.
-
-    When there are more than `max_words` distinct words, the rarest half is forgotten (their
-    occurrences are summed in `forgotten`); counts are Python integers and never overflow.
-    """
-
-    def __init__(self, normalizer: BertNormalizer, max_words: int = 2_000_000) -> None:
-        if max_words < 1:
-            raise ValueError(f"max_words={max_words} must be positive")
-        self._normalizer = normalizer
-        self._max_words = max_words
-        self._words: dict[str, int] = {}
-        self._chunks: Counter[str] = Counter()  # not yet normalised: each distinct one once
-        self._buffer: list[str] = []
-        self._buffered = 0
-        self.forgotten = 0
-
-    def add(self, text: str) -> None:
-        """Counts the words of `text`."""
-        self._buffer.append(text)
-        self._buffered += len(text)
-        if self._buffered >= _BUFFER:
-            self._count_buffer()
-
-    def _count_buffer(self) -> None:
-        counted = Counter(split_chunks("\n".join(self._buffer)))
-        self._buffer.clear()
-        self._buffered = 0
-        chunks = self._chunks
-        for chunk, count in counted.items():
-            chunks[chunk] = chunks.get(chunk, 0) + count
-        if len(chunks) > self._max_words // 2:
-            self._fold()
-
-    def _fold(self) -> None:
-        words = self._words
-        for chunk, count in self._chunks.items():
-            for word in self._normalizer.words(chunk):
-                words[word] = words.get(word, 0) + count
-        self._chunks.clear()
-        if len(words) > self._max_words:
-            ranked = sorted(words.items(), key=lambda item: (-item[1], item[0]))
-            kept = self._max_words // 2
-            self.forgotten += sum(count for _, count in ranked[kept:])
-            self._words = dict(ranked[:kept])
-
-    def ranked(self) -> list[tuple[str, int]]:
-        """(word, count), most frequent first, ties by code point."""
-        self._count_buffer()
-        self._fold()
-        return sorted(self._words.items(), key=lambda item: (-item[1], item[0]))
 
 
 def train_wordpiece(
     sentences: Iterable[str],
     vocab_size: int = VOCAB_SIZE,
     do_lower_case: bool = True,
-    strip_accents: bool | None = None,
+    strip_accents: bool | Literal["auto"] | None = None,
     tokenize_chinese_chars: bool = True,
     *,
     num_unused: int | None = None,
-    min_char_count: int = 2,
-    max_chars: int = 1000,
+    min_char_count: int | None = None,
+    max_chars: int | None = None,
     max_words: int = 2_000_000,
     special_tokens: dict[str, str] | None = None,
 ) -> WordPieceTokenizer:
@@ -108,10 +64,15 @@ def train_wordpiece(
     single characters and their `##` forms, then pieces by decreasing use.
 
     Args:
+      strip_accents: drop combining marks; None follows `do_lower_case`, as the original. "auto"
+        does too, but keeps marks where over 1 % of the words would fall together with others, or
+        lose vowel signs and other marks that their script needs.
       num_unused: rows `[unusedN]` for later words; None is a thirtieth of `vocab_size` and at most
         994, the original's number.
-      min_char_count: a character seen less often gets no entry (words with it are unknown).
-      max_chars: at most so many characters get entries, the most frequent ones.
+      min_char_count: a character seen less often gets no entry (words with it are unknown). None is
+        2, and 1 in a corpus of under 10,000 characters.
+      max_chars: at most so many characters get entries, the most frequent ones. None is 1000, or as
+        many as cover 99.95 % of the text, at most a third of `vocab_size`.
       max_words: bound on the distinct words kept in memory, about 250 bytes each.
       special_tokens: other names for pad_token, unk_token, cls_token, sep_token, mask_token.
 
@@ -123,18 +84,34 @@ def train_wordpiece(
     if num_unused is None:
         num_unused = min(ORIGINAL_UNUSED, vocab_size // 30)
     counts = WordCounts(
-        BertNormalizer(do_lower_case, strip_accents, tokenize_chinese_chars), max_words)
+        BertNormalizer(do_lower_case, False, tokenize_chinese_chars), max_words)
     for sentence in sentences:
         counts.add(sentence)
     words = counts.ranked()
     if counts.forgotten:
         log.info("%d occurrences of rare words were forgotten to stay within %d distinct words",
                  counts.forgotten, max_words)
+    longest = _longest_piece(*counts.spaceless())
+    del counts  # large
     if not words:
         raise ValueError("no words to train a vocabulary on: the sentences are empty")
+    if do_lower_case if strip_accents in (None, "auto") else strip_accents:
+        words, strip_accents = _without_marks(
+            words, BertNormalizer(do_lower_case, True, tokenize_chinese_chars), strip_accents)
+    elif strip_accents == "auto":
+        strip_accents = None
+    if longest < _MAX_WORD:  # the words are clauses, of which parts are learnt
+        words = _parts(words)
+    if min_char_count is None:
+        few = sum(len(word) * count for word, count in words) < _FEW_CHARACTERS
+        min_char_count = 1 if few else 2
 
     head = _head(list(specials.values()), num_unused)
-    alphabet, chars = _characters(words, min_char_count, max_chars)
+    alphabet, chars = _characters(words, min_char_count, max_chars or max(
+        _MAX_CHARS, min(_covering(words), vocab_size // 3)))
+    if not chars:
+        raise ValueError(f"{len(words)} words are too few to train a vocabulary on: no character "
+                         f"is seen min_char_count={min_char_count} times")
     fixed = list(dict.fromkeys(head + chars))
     wanted = vocab_size - len(fixed)
     if wanted < 0:
@@ -145,7 +122,7 @@ def train_wordpiece(
 
     words = [(word, count) for word, count in words
              if len(word) <= _MAX_WORD and alphabet.issuperset(word)]
-    pieces = _merge(words, math.ceil(_SURPLUS * vocab_size) + len(alphabet)) if (
+    pieces = _merge(words, math.ceil(_SURPLUS * vocab_size) + len(alphabet), longest) if (
         wanted and words) else []
     taken = set(fixed)
     pieces = [piece for piece in pieces if piece not in taken]
@@ -159,6 +136,63 @@ def train_wordpiece(
             entries, do_lower_case, strip_accents, tokenize_chinese_chars, **specials)
 
     return tokenizer(fixed + _most_used(pieces, wanted, fixed, words, tokenizer))
+
+
+def _without_marks(words: list[tuple[str, int]], stripping: BertNormalizer,
+                   strip_accents: bool | str | None
+                   ) -> tuple[list[tuple[str, int]], bool | None]:
+    """(the words to train on, strip_accents of the tokenizer), and says what marks matter."""
+    stripped, lost = strip_marks(words, stripping)
+    harm = f"{lost.confused:.1%} of the words fall together with other words"
+    if lost.examples:
+        harm += f" ({', '.join(lost.examples)})"
+    if lost.unreadable >= _SAID:
+        harm += f", {lost.unreadable:.1%} lose marks that their script needs"
+    if strip_accents == "auto":
+        if max(lost.confused, lost.unreadable) > _CONFUSED:
+            log.warning("combining marks are kept (strip_accents=false): without them %s", harm)
+            return words, False
+        strip_accents = None
+    if max(lost.confused, lost.unreadable) >= _SAID:
+        log.warning("without their combining marks %s; strip_accents=false keeps the marks", harm)
+    return stripped, strip_accents
+
+
+def _longest_piece(share: float, run: float) -> int:
+    """Characters of the longest piece, and says where words are not set apart by spaces."""
+    if share < _SPACELESS_SHARE or run < _SPACELESS_RUN:
+        return _MAX_WORD
+    log.warning(
+        "%.0f %% of the text is in scripts without spaces between words (Thai, Lao, Khmer, "
+        "Burmese, kana), in runs of %.0f characters: to BERT's tokenizer each run is one word, "
+        "unknown if it is over %d characters long. Pieces are held to %d characters. Better: put "
+        "spaces between the words first with a segmenter (Japanese: fugashi or SudachiPy; Thai: "
+        "PyThaiNLP), also in all later text, or train a sentencepiece Unigram model and give its "
+        ".model file as the tokenizer", 100 * share, run, MAX_WORD_CHARS, _SPACELESS_PIECE)
+    return _SPACELESS_PIECE
+
+
+def _parts(words: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The words, long ones in parts that are short enough to learn pieces from."""
+    counts: Counter[str] = Counter()
+    for word, count in words:
+        for start in range(0, len(word), _MAX_WORD):
+            counts[word[start:start + _MAX_WORD]] += count
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _covering(words: list[tuple[str, int]]) -> int:
+    """How many of the most frequent characters are 99.95 % of the text."""
+    counts: Counter[str] = Counter()
+    for word, count in words:
+        for char in word:
+            counts[char] += count
+    missing = (1 - _COVERED) * counts.total()
+    ranked = sorted(counts.values())
+    rare = 0
+    while rare < len(ranked) and (missing := missing - ranked[rare]) >= 0:
+        rare += 1
+    return len(ranked) - rare
 
 
 def _special_names(given: dict[str, str]) -> dict[str, str]:
@@ -208,8 +242,11 @@ def _characters(
     return set(alphabet), alphabet + [f"##{char}" for char in alphabet if char in inside]
 
 
-def _merge(words: list[tuple[str, int]], size: int) -> list[str]:
-    """WordPiece forms of the (at most `size`) pieces that sentencepiece's BPE makes of `words`."""
+def _merge(words: list[tuple[str, int]], size: int, longest: int = _MAX_WORD) -> list[str]:
+    """WordPiece forms of the (at most `size`) pieces that sentencepiece's BPE makes of `words`.
+
+    longest: characters of the longest piece.
+    """
     import sentencepiece
 
     repeated = [item for item in words if item[1] > 1]
@@ -225,7 +262,7 @@ def _merge(words: list[tuple[str, int]], size: int) -> list[str]:
             vocab_size=size, hard_vocab_limit=False, character_coverage=1.0,
             normalization_rule_name="identity", remove_extra_whitespaces=False,
             split_by_unicode_script=False, split_by_number=False,
-            max_sentencepiece_length=_MAX_WORD,
+            max_sentencepiece_length=longest,
             bos_id=-1, eos_id=-1, num_threads=1, minloglevel=2)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return wordpiece_pieces(

@@ -31,11 +31,15 @@ def parser() -> argparse.ArgumentParser:
     add("--output", required=True, help="directory for vocab.txt and tokenizer_config.json")
     add("--vocab_size", type=int, default=VOCAB_SIZE, help=f"entries (default {VOCAB_SIZE})")
     add_boolean(parser, "do_lower_case", True, "an uncased vocabulary (default true)")
-    add_boolean(parser, "strip_accents", None, "drop combining marks (default: as do_lower_case)")
+    add_boolean(parser, "strip_accents", None,
+                "drop combining marks (default: as do_lower_case, unless words that differ would "
+                "become one: then they are kept, and it is said)")
     add_boolean(parser, "tokenize_chinese_chars", True, "isolate CJK ideographs (default true)")
     add("--num_unused", type=int, help="[unusedN] rows (default vocab_size / 30, at most 994)")
-    add("--min_char_count", type=int, default=2, help="rarer characters get no entry (default 2)")
-    add("--max_chars", type=int, default=1000, help="characters with entries (default 1000)")
+    add("--min_char_count", type=int,
+        help="rarer characters get no entry (default 2; 1 in under 10000 characters of text)")
+    add("--max_chars", type=int, help="characters with entries (default 1000, or as many as cover "
+        "99.95 %% of the text, at most a third of vocab_size)")
     add("--max_words", type=int, default=2_000_000,
         help="distinct words held in memory, about 250 bytes each (default 2000000)")
     add("--heldout", action="append", metavar="PATTERN",
@@ -67,19 +71,23 @@ def train(flags: argparse.Namespace) -> None:
         measured = []
     for name in ("vocab_size", "do_lower_case", "strip_accents", "tokenize_chinese_chars",
                  "num_unused", "min_char_count", "max_chars", "max_words"):
-        print(f"{name} = {getattr(flags, name)}")
+        value = getattr(flags, name)
+        print(f"{name} = {'default' if value is None else value}")
     started = time.monotonic()
     lines = read_lines(flags.input, flags)
     tokenizer = train_wordpiece(
         lines if flags.heldout else keep_out(lines, measured), flags.vocab_size,
-        flags.do_lower_case, flags.strip_accents, flags.tokenize_chinese_chars,
-        num_unused=flags.num_unused, min_char_count=flags.min_char_count,
-        max_chars=flags.max_chars, max_words=flags.max_words)
+        flags.do_lower_case, "auto" if flags.strip_accents is None else flags.strip_accents,
+        flags.tokenize_chinese_chars, num_unused=flags.num_unused,
+        min_char_count=flags.min_char_count, max_chars=flags.max_chars, max_words=flags.max_words)
     tokenizer.save(flags.output)
     print(f"{tokenizer.vocab_size} entries in {flags.output}/vocab.txt, "
           f"{time.monotonic() - started:.1f} s")
     rows = [(flags.output, tokenizer)] + ([(flags.compare, other)] if other else [])
-    print(f"on {len(measured)} lines that were not trained on:")
+    trained_on = "not " if measured else ""
+    if not measured:  # under 51 lines
+        measured = list(itertools.islice(read_lines(flags.input, flags), _MEASURED_LINES))
+    print(f"on {len(measured)} lines that were {trained_on}trained on:")
     for name, one in rows:
         unknown, tokens_a_word = fit(one, measured)
         print(f"  {name}: {one.vocab_size} entries, unknown rate {unknown:.4%}, "

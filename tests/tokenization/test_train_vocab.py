@@ -11,6 +11,7 @@ import pytest
 from bertjax.tokenization import load_tokenizer
 from bertjax.tokenization.normalization import BertNormalizer
 from bertjax.tokenization.train_vocab import WordCounts, _characters, train_wordpiece
+from bertjax.tokenization.word_counts import strip_marks
 from bertjax.tools import train_vocab as tool
 
 SPECIALS = ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -119,6 +120,99 @@ def test_counts_beyond_32_bits_keep_their_order(monkeypatch):
     tokenizer = train_wordpiece(["x"], vocab_size=17, num_unused=0)
     # Room for 5 specials, 10 character forms and two more pieces: the two common words.
     assert tokenizer.vocab[-2:] == ("the", "then")
+
+
+# --- marks, scripts, small corpora --------------------------------------------------------------
+
+HINDI = ["यह है", "वे हैं", "मैं हूँ"] * 50
+GERMAN = ["die Zahlen sind hoch", "wir zählen sie hier", "nun fallen fällen"] * 50
+KATAKANA = ["ボタン ホタン"] * 50
+
+
+@pytest.mark.parametrize("lines, kept, confused", [
+    (HINDI, "हैं", "हूँ = है = हैं"),
+    (GERMAN, "zählen", "zahlen = zählen"),
+    (KATAKANA, "ボタン", "ホタン = ボタン"),
+    (["cafe\u0301 cafe"] * 50, "cafe\u0301", "cafe = café"),
+    (["ที่ นี้"] * 50, "ที่", "marks that their script needs")])
+def test_marks_that_tell_words_apart_are_kept_by_the_tool_and_missed_aloud(
+        lines, kept, confused, caplog):
+    tokenizer = train_wordpiece(lines, 80, strip_accents="auto")
+    assert tokenizer.strip_accents is False and kept in tokenizer.vocab
+    assert "strip_accents=false" in caplog.text and confused in caplog.text
+    caplog.clear()
+    stripping = train_wordpiece(lines, 80)  # as the original
+    assert stripping.strip_accents is None and kept not in stripping.vocab
+    assert "strip_accents=false keeps the marks" in caplog.text and confused in caplog.text
+
+
+@pytest.mark.parametrize("lines", [
+    ["the café naïve"] * 50, ["naïve"] * 2 + ["naive"] * 98, ["한국어 말"] * 50,
+    ["\u2764\ufe0f love"] * 50, ["plain text"] * 50])
+def test_accents_of_one_spelling_are_dropped_as_by_the_original(lines, caplog):
+    tokenizer = train_wordpiece(lines, 120, strip_accents="auto")
+    assert tokenizer.strip_accents is None and tokenizer.do_lower_case
+    assert "marks" not in caplog.text
+    assert tokenizer.vocab == train_wordpiece(lines, 120).vocab
+    assert train_wordpiece(lines, 120, False, strip_accents="auto").strip_accents is None
+
+
+def test_words_without_their_marks_are_those_of_the_stripping_normaliser():
+    lines = [*HINDI[:3], *GERMAN[:3], *KATAKANA[:1], "ΟΔΟΣ \u0130x \u1fefa é,è", "한국"]
+    keeping, stripping = BertNormalizer(True, False), BertNormalizer(True)
+    kept = Counter(word for line in lines for word in keeping.words(line))
+    expected = Counter(word for line in lines for word in stripping.words(line))
+    assert dict(strip_marks(kept.items(), stripping)[0]) == expected
+
+
+THAI = "สวัสดีชาวโลกที่รักทุกคน"
+JAPANESE = "わたしはねこがすきですといいました"
+
+
+@pytest.mark.parametrize("clause", [THAI, JAPANESE, THAI * 20])
+def test_scripts_without_spaces_get_a_hint_and_no_clauses_as_entries(clause, caplog):
+    tokenizer = train_wordpiece([clause] * 60, 200, strip_accents="auto")
+    assert "without spaces between words" in caplog.text and "Unigram" in caplog.text
+    assert max(len(piece.removeprefix("##")) for piece in tokenizer.vocab
+               if "[" not in piece) <= 8
+    assert tokenizer.unk_id not in tokenizer.encode(clause[:150])
+    caplog.clear()
+    segmented = " ".join(clause[i:i + 3] for i in range(0, 18, 3))
+    train_wordpiece([segmented] * 60, 200, strip_accents="auto")
+    train_wordpiece(["中文没有空格" * 5] * 60, 200)  # stand alone anyway
+    assert "without spaces" not in caplog.text
+
+
+def test_many_characters_get_entries_where_a_text_needs_them():
+    text = "".join(chr(0x4e00 + i) for i in range(1500))
+    tokenizer = train_wordpiece([text] * 20, 6000)
+    assert tokenizer.unk_id not in tokenizer.encode(text)
+    assert train_wordpiece([text] * 20, 6000, max_chars=100).encode(text).count(
+        tokenizer.unk_id) == 1400
+    assert train_wordpiece([text] * 20, 3600).vocab_size <= 3600  # at most a third of it
+
+
+@pytest.mark.parametrize("lines", [1, 3, 60])
+def test_tool_makes_a_usable_vocabulary_of_a_few_lines(tmp_path, capsys, lines):
+    line = "The quick brown fox jumps over the lazy dog."
+    (tmp_path / "a.txt").write_text(f"{line}\n" * lines)
+    tool.main([f"--input={tmp_path / 'a.txt'}", f"--output={tmp_path / 'v'}"])
+    out = capsys.readouterr().out
+    assert "nan" not in out and "unknown rate 0.0000%" in out
+    assert ("that were trained on" in out) == (lines < 60)
+    tokenizer = load_tokenizer(tmp_path / "v")
+    assert tokenizer.unk_id not in tokenizer.encode(line) and len(tokenizer.encode(line)) > 9
+
+
+def test_a_text_of_which_nothing_can_be_learnt_is_refused(tmp_path, capsys):
+    with pytest.raises(ValueError, match="2 words are too few.*min_char_count=2"):
+        train_wordpiece(["ab cd"], 100, min_char_count=2)
+    (tmp_path / "a.txt").write_text("ab cd\n")
+    with pytest.raises(SystemExit) as stopped:
+        tool.main([f"--input={tmp_path / 'a.txt'}", f"--output={tmp_path / 'v'}",
+                   "--min_char_count=5"])
+    assert "too few to train a vocabulary" in str(stopped.value) + capsys.readouterr().err
+    assert not (tmp_path / "v" / "vocab.txt").exists()
 
 
 # --- the command line -------------------------------------------------------------------------

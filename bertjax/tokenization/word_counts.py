@@ -1,0 +1,148 @@
+"""Words of a corpus, counted in bounded memory, and what they lose when their marks are dropped.
+
+In: text. Out: normalised words with their counts; the share of the words that fall together with
+others without their combining marks (accents, vowel signs, the voicing marks of kana); how much of
+the text is in scripts that put no spaces between words.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bertjax.tokenization.normalization import BertNormalizer, is_mark, split_chunks
+
+_BUFFER = 1 << 20  # characters counted at once in a small, cache-friendly dictionary
+# Thai, Lao, Burmese, Khmer, kana. Chinese characters stand alone in BERT's tokenization.
+_SPACELESS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff]")
+# Scripts that can be read without their marks; in all others marks are vowels or consonants.
+_READABLE = ("LATIN", "GREEK", "CYRILLIC", "HEBREW", "ARABIC")
+# A spelling rarer than this share of the commonest with the same letters counts as a misspelling.
+_MISSPELLING = 0.05
+
+
+class WordCounts:
+    """Counts of normalised words over a stream of text, in bounded memory.
+
+    When there are more than `max_words` distinct words, the rarest half is forgotten (their
+    occurrences are summed in `forgotten`); counts are Python integers and never overflow.
+    """
+
+    def __init__(self, normalizer: BertNormalizer, max_words: int = 2_000_000) -> None:
+        if max_words < 1:
+            raise ValueError(f"max_words={max_words} must be positive")
+        self._normalizer = normalizer
+        self._max_words = max_words
+        self._words: dict[str, int] = {}
+        self._chunks: Counter[str] = Counter()  # not yet normalised: each distinct one once
+        self._buffer: list[str] = []
+        self._buffered = 0
+        self.forgotten = 0
+        self._spaceless = [0, 0, 0]  # characters; those of spaceless scripts; their chunks' lengths
+
+    def add(self, text: str) -> None:
+        """Counts the words of `text`."""
+        self._buffer.append(text)
+        self._buffered += len(text)
+        if self._buffered >= _BUFFER:
+            self._count_buffer()
+
+    def _count_buffer(self) -> None:
+        counted = Counter(split_chunks("\n".join(self._buffer)))
+        self._buffer.clear()
+        self._buffered = 0
+        chunks = self._chunks
+        for chunk, count in counted.items():
+            chunks[chunk] = chunks.get(chunk, 0) + count
+        if len(chunks) > self._max_words // 2:
+            self._fold()
+
+    def _fold(self) -> None:
+        words = self._words
+        for chunk, count in self._chunks.items():
+            self._count_spaceless(chunk, count)
+            for word in self._normalizer.words(chunk):
+                words[word] = words.get(word, 0) + count
+        self._chunks.clear()
+        if len(words) > self._max_words:
+            ranked = _rank(words)
+            kept = self._max_words // 2
+            self.forgotten += sum(count for _, count in ranked[kept:])
+            self._words = dict(ranked[:kept])
+
+    def _count_spaceless(self, chunk: str, count: int) -> None:
+        self._spaceless[0] += len(chunk) * count
+        if not chunk.isascii() and (found := len(_SPACELESS.findall(chunk))):
+            self._spaceless[1] += found * count
+            self._spaceless[2] += found * len(chunk) * count
+
+    def spaceless(self) -> tuple[float, float]:
+        """(share of the characters of Thai, Lao, Khmer, Burmese and kana, mean length of the runs
+        without white space that they stand in), of what was counted. Call `ranked` first.
+        """
+        total, found, lengths = self._spaceless
+        return (found / total, lengths / found) if found else (0.0, 0.0)
+
+    def ranked(self) -> list[tuple[str, int]]:
+        """(word, count), most frequent first, ties by code point."""
+        self._count_buffer()
+        self._fold()
+        return _rank(self._words)
+
+
+class LostMarks(NamedTuple):
+    """What dropping combining marks does to the words of a corpus.
+
+    Attributes:
+      confused: share of the words that fall together with another word.
+      unreadable: share of the words that lose marks of scripts that need them.
+      examples: the commonest such words, those that fall together joined by " = ".
+    """
+
+    confused: float
+    unreadable: float
+    examples: tuple[str, ...]
+
+
+def strip_marks(words: Iterable[tuple[str, int]], stripping: BertNormalizer
+                ) -> tuple[list[tuple[str, int]], LostMarks]:
+    """(ranked words without their marks, what was lost) of words counted with their marks."""
+    stripped: dict[str, int] = {}
+    spellings: dict[str, dict[str, int]] = {}  # of words with marks, by what is left
+    total = unreadable = 0
+    for word, count in words:
+        total += count
+        left = [word] if word.isascii() else stripping.words(word)
+        for part in left:
+            stripped[part] = stripped.get(part, 0) + count
+        plain, usual = " ".join(left), unicodedata.normalize("NFC", word)
+        if plain != usual and unicodedata.normalize("NFC", plain) != usual:
+            found = spellings.setdefault(plain, {})
+            found[usual] = found.get(usual, 0) + count
+            unreadable += count * _needs_marks(usual)
+    confused: list[tuple[int, str]] = []
+    for plain, found in spellings.items():
+        bare = stripped.get(plain, 0) - sum(found.values())
+        forms = found | ({plain: bare} if bare > 0 else {})
+        least = _MISSPELLING * max(forms.values())
+        common = {form: count for form, count in forms.items() if count >= least}
+        if len(common) > 1:
+            confused.append((sum(common.values()), " = ".join(form for form, _ in _rank(common))))
+    confused.sort(key=lambda item: (-item[0], item[1]))
+    lost = LostMarks(sum(count for count, _ in confused) / max(total, 1),
+                     unreadable / max(total, 1), tuple(names for _, names in confused[:5]))
+    return _rank(stripped), lost
+
+
+def _needs_marks(word: str) -> bool:
+    """Whether a mark of the word stands on a letter of a script that cannot be read without."""
+    decomposed = unicodedata.normalize("NFD", word)
+    return any(is_mark(mark) and not unicodedata.name(char, "").startswith(_READABLE)
+               for char, mark in zip(decomposed, decomposed[1:], strict=False)
+               if char.isalpha())
+
+
+def _rank(words: dict[str, int]) -> list[tuple[str, int]]:
+    """(word, count), most frequent first, ties by code point."""
+    return sorted(words.items(), key=lambda item: (-item[1], item[0]))
