@@ -41,6 +41,9 @@ _COORDINATOR = flags.DEFINE_string(
     "pods and under SLURM, where the processes find each other.")
 _PROCESSES = flags.DEFINE_integer("processes", 0, "With --coordinator: number of processes.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which one this is.")
+_WAIT_SECONDS = flags.DEFINE_integer(
+    "wait_seconds", 300, "How long to wait at the start for the other processes of the run.",
+    lower_bound=1)
 _HELP_CONFIG = flags.DEFINE_bool("help_config", False, "Print every setting, then exit.")
 
 
@@ -63,7 +66,8 @@ def main(arguments: Sequence[str]) -> None:
         with ended_by_ctrl_c():
             from bertjax.training import distributed, hardware, runtime
 
-        runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value)
+        runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value,
+                      _WAIT_SECONDS.value)
     except (ValueError, OSError) as error:
         _refuse(str(error))
     hardware.wake()
@@ -81,6 +85,9 @@ def _run(jobs: ModuleType, config: Any, workdir: str) -> None:
     """The job, with the exit codes of its ends."""
     from bertjax.training.agreement import require_same_command
     from bertjax.training.checkpoint import CheckpointError
+    from bertjax.training.distributed import wait_for_all
+    from bertjax.training.finish import OutputError
+    from bertjax.training.loop import DataError, NotFiniteError
     from bertjax.training.preemption import EXIT_PREEMPTED, Preempted
 
     try:
@@ -89,10 +96,12 @@ def _run(jobs: ModuleType, config: Any, workdir: str) -> None:
             job = jobs.prepare(config, workdir)
         except (ValueError, OSError) as error:
             _refuse(str(error))
+        wait_for_all("preparing its data")
         jobs.run(job)
     except Preempted:
         leave(EXIT_PREEMPTED)
-    except CheckpointError as error:  # a directory or a disk, not the program: no traceback
+    # A directory, a disk, the data or the settings, not the program: no traceback.
+    except (CheckpointError, DataError, NotFiniteError, OutputError) as error:
         _refuse(str(error), code=1)
 
 

@@ -40,6 +40,8 @@ from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
 from bertjax.tasks.xnli import XnliTask
 from bertjax.training import hardware, sharding
+from bertjax.training.distributed import wait_for_all
+from bertjax.training.finish import writing_results
 from bertjax.training.logbook import Logbook, counted
 from bertjax.training.report import write_report
 from bertjax.training.summary import devices_lines, model_line, screen
@@ -243,6 +245,7 @@ def run(job: Job) -> dict[str, Any]:
     tuner, workdir = job.tuner, job.workdir
     directory = workdir / "checkpoints"
     _refuse_other_run(job)
+    wait_for_all("preparing its data")  # before process 0 writes what the line above looks for
     tuner.load_params.read_ahead()  # not before: a suite prepares all its jobs first
     tuner.compile_ahead(job.run.batch_size)
     # Late, beside the compiler: orbax takes a second to import.
@@ -263,16 +266,18 @@ def run(job: Job) -> dict[str, Any]:
         if tuner.task.name == "squad2.0":
             with_null_threshold(tuner.task, done.scores)
         result = result_json(tuner, done, job.init_from)
-        if jax.process_index() == 0:
-            write_json(workdir / "result.json", result)
-        files = write_predictions(tuner, done.params, job.predict, workdir)
-        save_model(tuner, done.params, workdir / "model", result)
-        logbook.message("\n".join([
-            *(f"predictions: {path}" for path in files), f"model: {workdir / 'model'}",
-        ]))
-        logbook.flush()
-        if jax.process_index() == 0:
-            logbook.message(f"report: {write_report([workdir])}")
+        with writing_results(workdir):
+            if jax.process_index() == 0:
+                write_json(workdir / "result.json", result)
+            files = write_predictions(tuner, done.params, job.predict, workdir)
+            save_model(tuner, done.params, workdir / "model", result)
+            logbook.message("\n".join([
+                *(f"predictions: {path}" for path in files), f"model: {workdir / 'model'}",
+            ]))
+            logbook.flush()
+            if jax.process_index() == 0:
+                logbook.message(f"report: {write_report([workdir])}")
+    wait_for_all("writing model and report")  # a suite reads the model
     return result
 
 

@@ -13,9 +13,12 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from bertjax.files import write_whole
 from bertjax.tasks import job
 from bertjax.tasks.glue import GLUE, glue_table
+from bertjax.training.finish import writing_results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +62,10 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Suite:
 def run(suite: Suite) -> dict[str, dict[str, float]]:
     """Trains every task and prints the table. Returns {task: scores on dev}."""
     results: dict[str, dict[str, float]] = {}
+    first = jax.process_index() == 0
     for number, (name, prepared) in enumerate(suite.jobs.items(), 1):
-        print(f"\n--- {name} ({number} of {len(suite.jobs)})", flush=True)
+        if first:
+            print(f"\n--- {name} ({number} of {len(suite.jobs)})", flush=True)
         results[name] = job.run(prepared)["scores"]
         if name == "mnli":
             model = prepared.workdir / "model"
@@ -71,10 +76,13 @@ def run(suite: Suite) -> dict[str, dict[str, float]]:
             results["mnli_mm"] = dict(scores.values)
             if (pathlib.Path(suite.data) / GLUE["ax"].folder).is_dir():
                 job.evaluate(job.make_task("ax", suite.data), model, "test",
-                             write_to=prepared.workdir, **same)
+                             write_to=prepared.workdir if first else None, **same)
+    if not first:
+        return results
     table = glue_table(results)
-    write_whole(suite.workdir / "glue.md", table)
-    draw(results, suite.workdir / "glue.png")
+    with writing_results(suite.workdir):
+        write_whole(suite.workdir / "glue.md", table)
+        draw(results, suite.workdir / "glue.png")
     print(f"\nGLUE, development sets, percent:\n\n{table}\ntable: {suite.workdir / 'glue.md'}\n"
           f"picture: {suite.workdir / 'glue.png'}", flush=True)
     return results

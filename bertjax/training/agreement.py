@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from bertjax import config as settings
+from bertjax.training.distributed import wait_for_all
 from bertjax.version import source_digest
 
 # Of a machine and not of the run.
@@ -34,6 +35,7 @@ def require_same(facts: Mapping[str, Any]) -> None:
     """Raises ValueError unless all processes give the same; all call it."""
     if jax.process_count() == 1:
         return
+    wait_for_all("preparing its data")  # an exchange between devices may have a time-out
     ours = {name: repr(value) for name, value in facts.items()}
     text = json.dumps(ours, sort_keys=True).encode()
     digests = multihost_utils.process_allgather(

@@ -6,9 +6,12 @@ work directory `model/` (Hugging Face's layout), `examples.json` and `report.htm
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import pathlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -32,6 +35,23 @@ ARCHITECTURE = "BertForPreTraining"
 UNTOLD = (*settings.FREE_ON_RESUME, "data.corpus", "data.heldout", "data.tokenizer", "batch_size",
           "phases", "budget_minutes", "model.num_hidden_layers", "model.hidden_size",
           "model.num_attention_heads", "model.vocab_size")
+
+
+class OutputError(RuntimeError):
+    """What a finished run leaves could not be written; the same command goes on there."""
+
+
+@contextlib.contextmanager
+def writing_results(workdir: str | os.PathLike[str]) -> Iterator[None]:
+    """Has a full disk, or a place that cannot be written, end a run that is trained in one line."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, OSError) and "SafetensorError" not in repr(error):
+            raise
+        raise OutputError(
+            f"the results could not be written to {workdir}: {error}. The trained state is in its "
+            "checkpoints: with room on the disk the same command goes on from there") from error
 
 
 def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook: Logbook) -> None:

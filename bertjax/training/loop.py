@@ -16,7 +16,9 @@ import numpy as np
 
 from bertjax.training import sharding
 from bertjax.training.budget import Budget, Steps
+from bertjax.training.distributed import is_lost_peer
 from bertjax.training.logbook import Logbook
+from bertjax.training.manifest import CheckpointError
 from bertjax.training.meter import Meter
 from bertjax.training.preemption import (
     Preempted,
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 
 class NotFiniteError(RuntimeError):
     """Too many steps in a row had a loss or gradient that is not finite."""
+
+
+class DataError(ValueError):
+    """The rows of a step could not be read; the message names file and remedy."""
 
 
 class _StopRequested(Exception):
@@ -79,6 +85,9 @@ class Loop:
                 self._wait_until_saved()
                 if must_stop(self.stop):
                     self._leave()
+        except Exception as error:
+            self._finish_save_after(error)
+            raise
         finally:  # a notebook lives on after an error
             self.watchdog.stop()
             self.trainer.between_batches = lambda done: None
@@ -133,9 +142,13 @@ class Loop:
                             "the disk of config.data.corpus, or a data worker",
                             patiently=self.meter.compiling)  # the first makes the index of pairs
         with self.meter.waiting_for_data():
-            batch = next(batches, None)
+            try:
+                batch = next(batches, None)
+            except (ValueError, OSError) as error:
+                raise DataError(f"the rows of step {self.step + 1} could not be read: {error}"
+                                ) from error
         if batch is None:
-            raise ValueError(f"the data ended after step {self.step}, but the phase runs to step "
+            raise DataError(f"the data ended after step {self.step}, but the phase runs to step "
                              f"{phase.until_step}")
         return batch
 
@@ -205,6 +218,15 @@ class Loop:
             self.watchdog.doing(f"writing the checkpoint of step {self.saved_step}",
                                 self._suspected_storage(), patiently=True)
             self.checkpoints.wait()
+
+    def _finish_save_after(self, error: Exception) -> None:
+        """An error ends the run, but not the save that has begun; without its peers that hangs."""
+        if isinstance(error, CheckpointError) or is_lost_peer(error):
+            return
+        try:
+            self._wait_until_saved()
+        except CheckpointError as another:  # the first error is the one to tell
+            self.logbook.message(str(another))
 
     def _suspected_storage(self) -> str:
         return f"{PEERS}, or the storage of {self.checkpoints.directory}"

@@ -25,7 +25,8 @@ from bertjax.training.agreement import require_same
 from bertjax.training.budget import Budget, Steps
 from bertjax.training.checkpoint import Checkpoints, resolve_directory
 from bertjax.training.corpora import Corpus, open_corpus
-from bertjax.training.finish import finish
+from bertjax.training.distributed import wait_for_all
+from bertjax.training.finish import finish, writing_results
 from bertjax.training.logbook import Logbook
 from bertjax.training.objective import PretrainingObjective, make_objective, masking_spec
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -210,10 +211,19 @@ def run(job: Job) -> None:
         state, step = checkpoints.restore(trainer.abstract_state(first))
     else:
         state, step = trainer.init(first, _initial_params(job)), 0
-    clock = _clock(config, checkpoints.metrics(step) if step else None)
 
-    logbook = Logbook(str(workdir), step, tensorboard=config.log.tensorboard, csv=config.log.csv,
-                      wandb=config.log.wandb, settings=config.to_dict())
+    with Logbook(str(workdir), step, tensorboard=config.log.tensorboard, csv=config.log.csv,
+                 wandb=config.log.wandb, settings=config.to_dict()) as logbook:
+        _train(job, trainer, checkpoints, state, logbook)
+    checkpoints.close()
+    wait_for_all("writing model and report")
+
+
+def _train(job: Job, trainer: Trainer, checkpoints: Checkpoints, state: TrainState,
+           logbook: Logbook) -> None:
+    """From a state, fresh or restored, to the end of the run."""
+    config, workdir, step = job.config, job.workdir, int(state.step)
+    clock = _clock(config, checkpoints.metrics(step) if step else None)
     if jax.process_index() == 0:
         write_whole(logbook.directory / SETTINGS_FILE, config.to_json(indent=1))
         write_whole(logbook.directory / CORPUS_FILE, corpus_record(job.corpus))
@@ -240,8 +250,8 @@ def run(job: Job) -> None:
             checkpoint_every=config.checkpoint.every_steps, profile_steps=config.profile_steps,
             profile_directory=str(workdir / "profile"), budget=clock)
     metrics = evaluated.get(int(state.step)) or evaluate(state)
-    finish(job, state.params, int(state.step), metrics, logbook)
-    logbook.close()
+    with writing_results(workdir):
+        finish(job, state.params, int(state.step), metrics, logbook)
 
 
 def _clock(config: ml_collections.ConfigDict, record: dict[str, float] | None = None

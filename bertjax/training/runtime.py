@@ -11,7 +11,7 @@ from bertjax.training import distributed, preemption
 
 
 def start(config: ml_collections.ConfigDict, coordinator: str = "", processes: int = 0,
-          process_id: int = -1) -> None:
+          process_id: int = -1, wait_s: int = distributed.WAIT_S) -> None:
     """Joins the other processes of the run and applies config.execution. Call it first.
 
     For programs only: SIGTERM ends the process from then on, as preemption.py says, and SIGUSR1
@@ -19,13 +19,14 @@ def start(config: ml_collections.ConfigDict, coordinator: str = "", processes: i
 
     Args:
       coordinator, processes, process_id: see distributed.detect; empty = found by environment.
+      wait_s: how long to wait for the other processes.
     """
     preemption.leave_on_sigterm()
     faulthandler.register(signal.SIGUSR1)  # for whoever wonders what a run is doing
     if config.execution.compilation_cache:
         use_compilation_cache(config.execution.compilation_cache)
     jax.config.update("jax_debug_nans", config.execution.debug_nans)
-    distributed.initialize(coordinator, processes, process_id)
+    distributed.initialize(coordinator, processes, process_id, wait_s)
     if preemption.on_compute_engine():
         preemption.watch_for_notice()
 

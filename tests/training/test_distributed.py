@@ -208,6 +208,37 @@ def test_a_peer_that_dies_stops_the_other_and_the_restart_resumes(tmp_path):
     assert finish(processes, tmp_path) == [0, 0]
 
 
+LOSING = """
+import sys, time
+from bertjax.training import distributed
+coordinator, process_id = sys.argv[1:]
+distributed.initialize(coordinator, 2, int(process_id), timeout_s=60, heartbeat_s=10)
+from jax.experimental import multihost_utils
+with distributed.not_waiting_after_errors(grace_s=3):
+    for number in range(1000):
+        multihost_utils.sync_global_devices(str(number))
+        print("start", number, flush=True)
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_who_lost_a_killed_peer_says_so_last_and_asks_to_be_started_again(victim):
+    coordinator = f"127.0.0.1:{free_port()}"
+    processes = [subprocess.Popen(
+        [sys.executable, "-c", LOSING, coordinator, str(number)], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)})
+        for number in range(2)]
+    STARTED.extend(processes)
+    assert [begun(process) for process in processes] == [0, 0]
+    processes[victim].kill()
+    said = processes[1 - victim].communicate(timeout=60)[1].strip().splitlines()
+    assert processes[1 - victim].returncode == 77
+    assert "The same command goes on from the newest checkpoint. Exit code 77." in said[-1]
+
+
 @pytest.mark.slow
 def test_a_peer_that_never_comes_is_a_readable_message_and_an_exit_code(tmp_path):
     worker = WORKER.replace("timeout_s=60", "timeout_s=5")
@@ -251,8 +282,10 @@ def test_an_error_in_one_process_stops_all_within_the_heartbeat(culprits, how, c
         if str(number) in culprits:
             assert process.returncode == code and "no store on this host" in said[number]
         else:
-            assert process.returncode not in (0, 2, 75)
-    assert time.monotonic() - began < 100  # jax's own wait is five minutes
+            assert process.returncode == 1  # as the other, a restart would not help
+            assert said[number].strip().splitlines()[-1].startswith(
+                f"bertjax: process {culprits} of 2 has ended:")
+    assert time.monotonic() - began < 60  # jax's own wait is five minutes
 
 
 # -------------------------------------------------------------------------------------- detection
