@@ -277,6 +277,11 @@ FREE_ON_RESUME = ("execution.", "mesh.", "checkpoint.", "eval.", "log.", "profil
                   "data.prefetch", "data.cache", "data.corpus_limits", "accumulation")
 
 
+# Of these, the settings on which the order of sums depends.
+ORDER_OF_SUMS = ("execution.dtype", "execution.kernels", "execution.layers", "execution.remat",
+                 "execution.prng", "mesh.", "accumulation")
+
+
 def walk(settings: Mapping[str, Any] = SETTINGS, prefix: str = ""
          ) -> Iterator[tuple[str, Setting]]:
     """('optimizer.learning_rate', its Setting) of every setting, in order."""
@@ -409,6 +414,12 @@ def resume_conflicts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
             for name in sorted(before.keys() | after.keys())
             if not name.startswith(FREE_ON_RESUME)
             and plain(before.get(name)) != plain(after.get(name))]
+
+
+def order_of_sums(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The settings that may change on a resume, but order sums otherwise."""
+    return {name: value for name, value in flatten(config).items()
+            if name.startswith(ORDER_OF_SUMS)}
 
 
 def total_steps(config: ml_collections.ConfigDict) -> int:

@@ -1,23 +1,121 @@
-"""Reading rows of tables and positions of rows, with gradients that do not collide.
+"""Reading rows of tables and positions of rows, with gradients that have a fixed order of sums.
 
-The gradient of a gather is a scatter-add; when many indices fall on few rows (positions, segments)
-its atomic additions queue up, and their order is not fixed. For small tables both are avoided by a
-product with a one-hot matrix in the backward pass only.
+The gradient of a gather is a scatter-add. On a GPU it is made of atomic additions, which queue up
+where many indices fall on few rows, and whose order, and so the last bits of the sum, changes from
+run to run. None is left here: the large table's gradient sorts the ids and adds up runs of equal
+ids; small tables and positions use a product with a one-hot matrix.
 """
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from bertjax.model.rows import BATCH_AXES, HEADS_AXIS
+
+BLOCK = 32  # sorted rows that are added up by one product
 
 
-def table_lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Rows `ids` [...] of a large float32 table [V, H] -> [..., H].
+def table_lookup(table: jax.Array, ids: jax.Array, mesh: Mesh | None = None) -> jax.Array:
+    """Rows `ids` [B, T] of a large float32 table [V, H] -> [B, T, H].
 
     The gather and its gradient stay in float32: additions of bfloat16 rows would lose the small
-    terms of frequent words, and accelerators add float32 atomically but not bfloat16.
+    terms of frequent words.
+
+    Args:
+      mesh: of several devices, over which ids are split by rows and the table by the rules of
+        training/sharding.py. None: both are on one device.
     """
+    return _lookup(mesh, table, ids)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _lookup(mesh: Mesh | None, table: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.take(table, ids, axis=0, mode="clip")
+
+
+def _lookup_forward(mesh, table, ids):
+    return _lookup(mesh, table, ids), (ids, table)
+
+
+def _lookup_backward(mesh, residuals, cotangent):
+    ids, table = residuals
+    rows, width = table.shape
+    ids = jnp.clip(ids, 0, rows - 1)  # as the gather clips
+    if mesh is None or mesh.size == 1:
+        return _sums_by_id(ids, cotangent, rows), None
+    # Each device adds up its own rows of the batch, for its own part of the table.
+    split = "fsdp" if mesh.shape["fsdp"] > 1 and width % mesh.shape["fsdp"] == 0 else None
+    batch = BATCH_AXES[:1] if split else BATCH_AXES
+    parts = mesh.shape[HEADS_AXIS] if rows % mesh.shape[HEADS_AXIS] == 0 else 1
+
+    def own(ids: jax.Array, cotangent: jax.Array) -> jax.Array:
+        first = jax.lax.axis_index(HEADS_AXIS) * (rows // parts) if parts > 1 else 0
+        own = ids - first
+        own = jnp.where((own >= 0) & (own < rows // parts), own, rows // parts)
+        return jax.lax.psum(_sums_by_id(own, cotangent, rows // parts), batch)
+
+    gradient = jax.shard_map(
+        own, mesh=mesh, in_specs=(PartitionSpec(batch), PartitionSpec(batch, None, split)),
+        out_specs=PartitionSpec(HEADS_AXIS if parts > 1 else None, split), check_vma=False)
+    return gradient(ids, cotangent), None
+
+
+_lookup.defvjp(_lookup_forward, _lookup_backward)
+
+
+def _sums_by_id(ids: jax.Array, x: jax.Array, size: int) -> jax.Array:
+    """`sums_by_id` over all tokens: ids [...], x [..., H] -> [size, H], as the platform does best.
+
+    Scatters have a fixed order on CPU and TPU.
+    """
+    ids, x = ids.reshape(-1), x.reshape(-1, x.shape[-1])
+    return jax.lax.platform_dependent(
+        ids, x, cuda=functools.partial(sums_by_id, size=size),
+        default=lambda ids, x: jnp.zeros((size, x.shape[1]), x.dtype).at[ids].add(x, mode="drop"))
+
+
+def sums_by_id(ids: jax.Array, x: jax.Array, size: int) -> jax.Array:
+    """The sum of the rows of `x` [N, H] that have the same id -> [size, H] float32.
+
+    The order of additions depends on the ids only. Rows are sorted by id and cut into blocks of
+    BLOCK; a product with a one-hot matrix adds up the runs of equal ids within each block. A run
+    that begins inside a block is a row of the result. What stands at the beginning of a block may
+    belong to the block before: the first runs of all blocks are added up in the same way, until one
+    block is left. No step of this depends on how often an id occurs.
+
+    Args:
+      ids: int [N], from 0 to `size`; rows with id `size` are left out.
+    """
+    order = jax.lax.sort((ids, jax.lax.iota(jnp.int32, ids.size)), is_stable=True, num_keys=1)
+    ids, x = order[0], jnp.take(x, order[1], axis=0, mode="clip", unique_indices=True)
+    total = jnp.zeros((size, x.shape[1]), jnp.float32)
+    while True:
+        count = ids.size
+        fill = -count % BLOCK
+        ids = jnp.pad(ids, (0, fill), constant_values=size)
+        blocks = jnp.pad(x.astype(jnp.float32), ((0, fill), (0, 0))).reshape(-1, BLOCK, x.shape[1])
+        place = jax.lax.iota(jnp.int32, ids.size)
+        begins = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
+        within = (begins & (place % BLOCK != 0)).reshape(-1, BLOCK)
+        run = jnp.cumsum(within, axis=1, dtype=jnp.int32)  # of each row, among those of its block
+        one_hot = run[:, None, :] == jnp.arange(BLOCK)[:, None]  # [block, run, row]
+        runs = jnp.einsum("nrb,nbh->nrh", one_hot.astype(jnp.float32), blocks,
+                          precision=jax.lax.Precision.HIGHEST)
+        last = len(blocks) == 1
+        whole = begins if last else within.reshape(-1)  # runs that are rows of the result
+        # Where the result finds its rows: every id begins once, all others fall outside.
+        found = jnp.full(size, -1, jnp.int32).at[jnp.where(whole, ids, size + 1 + place)].set(
+            place // BLOCK * BLOCK + run.reshape(-1), mode="drop", unique_indices=True)
+        runs = runs.reshape(-1, x.shape[1])
+        total += jnp.where(found[:, None] >= 0,
+                           jnp.take(runs, jnp.maximum(found, 0), axis=0, mode="clip"), 0.0)
+        if last:
+            return total
+        ids, x = ids[::BLOCK], runs[::BLOCK]
 
 
 @jax.custom_vjp

@@ -91,9 +91,11 @@ _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
 def by_columns(
-    look_up: Callable[[jax.Array, jax.Array], jax.Array], table: jax.Array, ids: jax.Array
+    look_up: Callable[[jax.Array, jax.Array, Mesh | None], jax.Array],
+    table: jax.Array,
+    ids: jax.Array,
 ) -> jax.Array:
-    """look_up(table [V, H], ids [B, T]) -> [B, T, H], the columns of the table split over fsdp.
+    """look_up(table [V, H], ids [B, T], mesh) -> [B, T, H], the table's columns split over fsdp.
 
     Each device reads its own columns, for the rows of all devices that share the table with it, and
     then they exchange; backward it so adds up the gradient of its own columns only. Not told so,
@@ -101,15 +103,15 @@ def by_columns(
     table is `copies`, each device looks up its own rows in its own copy.
     """
     if table.ndim == 3:
-        return with_copies(look_up, table, ids)
+        return with_copies(lambda own, ids: look_up(own, ids, None), table, ids)
     mesh = _MESH.get()
     if mesh is None or mesh.shape["fsdp"] == 1 or table.shape[1] % mesh.shape["fsdp"]:
-        return look_up(table, ids)
+        return look_up(table, ids, mesh)
 
     def hold(x: jax.Array, *axes: str | None) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
-    return keep_rows(hold(look_up(table, hold(ids, "data")), "data", None, "fsdp"))
+    return keep_rows(hold(look_up(table, hold(ids, "data"), mesh), "data", None, "fsdp"))
 
 
 def copies(table: jax.Array, rows: int, dtype: jax.typing.DTypeLike) -> jax.Array:

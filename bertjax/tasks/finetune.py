@@ -48,9 +48,9 @@ from bertjax.tasks.task import (
 )
 from bertjax.tasks.transfer import pack
 from bertjax.training import sharding
-from bertjax.training.ahead import Ahead, batch_shapes
 from bertjax.training.budget import process_age
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
+from bertjax.training.programs import Programs, batch_shapes
 from bertjax.training.trainer import Phase, Trainer, TrainState
 
 if TYPE_CHECKING:  # orbax takes a second to import: that can wait until programs compile
@@ -151,7 +151,7 @@ class FineTuner:
         self.load_params, self.prng = load_params, prng
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
         self._prepared: tuple[TaskObjective, Trainer] | None = None
-        self._ahead = Ahead()
+        self.programs = Programs()
         # Seconds from the process's start until this was reached, by the first run.
         self.milestones: dict[str, float] = {}
         self._buckets = Buckets(settings.max_length, settings.buckets)
@@ -213,7 +213,7 @@ class FineTuner:
             # Seeds travel with the batches, and schedules in the state: see TaskObjective.
             trainer = Trainer(
                 with_schedule_in_state(unit, s.schedule), self.mesh, seed=0,
-                accumulation=s.accumulation, prng=self.prng,
+                accumulation=s.accumulation, prng=self.prng, programs=self.programs,
             )  # fmt: skip
             self._prepared = objective, trainer
         return self._prepared
@@ -249,13 +249,13 @@ class FineTuner:
             with rows_on(self.mesh):
                 return objective.outputs(params, objective.prepare(batch, None))
 
-        return jax.jit(
+        return self.programs.wrap("predict", jax.jit(
             predict, out_shardings=NamedSharding(self.mesh, PartitionSpec()),
             compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
-        )
+        ))
 
     def compile_ahead(self, batch_size: int) -> None:
-        """Starts to compile the steps of all buckets side by side (ahead.py); `run` waits for them.
+        """Starts to compile the steps of all buckets (programs.py); `run` waits for them.
 
         What is needed first comes first.
         """
@@ -265,14 +265,14 @@ class FineTuner:
         for length in reversed(self.training_buckets(batch_size)):
             batch = collate([shortest], length, batch_size, pad_id)
             batch["run"] = np.zeros(batch_size, np.int32)
-            self._ahead.start(("train", length, batch_size), trainer.train_step(objective), state,
+            self.programs.start(("train", length, batch_size), trainer.train_step(objective), state,
                               batch_shapes(pack(batch), self.mesh))
         for length, row in self._evaluated_lengths():
             batch = collate([_inputs(row)], length, self._evaluation_rows, pad_id)
-            self._ahead.start(("predict", length), self._predict, state.params,
+            self.programs.start(("predict", length), self._predict, state.params,
                               batch_shapes(pack(batch), self.mesh))
-        self._ahead.start("copy", copy, state.params)
-        self._ahead.lowered_first()
+        self.programs.start("copy", copy, state.params)
+        self.programs.lowered_first()
 
     def _evaluated_lengths(self) -> list[tuple[int, Features]]:
         """(bucket, a row of it) for the buckets that 'dev' uses, the longest first."""
@@ -350,7 +350,7 @@ class FineTuner:
         schedule = jax.device_get(state.opt_state["schedule"])
         book = _WithLearningRate(logbook, self.settings.schedule, schedule)
         self._reach("weights")
-        self._ahead.wait()
+        self.programs.wait()
         self._reach("programs")
         best = Best(self.settings.early_stopping, checkpoints)
         if checkpoints is not None and checkpoints.latest() is not None:

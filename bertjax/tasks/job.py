@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from etils import epath
 
 from bertjax import config as configuration
 from bertjax.interop import load_pretrained_params
@@ -44,6 +45,7 @@ from bertjax.training.distributed import wait_for_all
 from bertjax.training.finish import writing_results
 from bertjax.training.logbook import Logbook, counted
 from bertjax.training.report import write_report
+from bertjax.training.starts import Starts
 from bertjax.training.summary import devices_lines, model_line, screen
 
 log = logging.getLogger(__name__)
@@ -246,6 +248,8 @@ def run(job: Job) -> dict[str, Any]:
     directory = workdir / "checkpoints"
     _refuse_other_run(job)
     wait_for_all("preparing its data")  # before process 0 writes what the line above looks for
+    starts = Starts(epath.Path(workdir))
+    starts.keep(tuner.programs)
     tuner.load_params.read_ahead()  # not before: a suite prepares all its jobs first
     tuner.compile_ahead(job.run.batch_size)
     # Late, beside the compiler: orbax takes a second to import.
@@ -261,6 +265,7 @@ def run(job: Job) -> dict[str, Any]:
         str(workdir), resumed_from or 0, **job.log
     ) as logbook:
         logbook.message(summary(job, resumed_from))
+        starts.begin(resumed_from or 0, logbook)
         done = tuner.run(job.run, logbook, checkpoints, job.log_every)
         logbook.message(summary_line(tuner.task, done))
         if tuner.task.name == "squad2.0":

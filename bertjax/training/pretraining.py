@@ -30,6 +30,7 @@ from bertjax.training.finish import finish, writing_results
 from bertjax.training.logbook import Logbook
 from bertjax.training.objective import PretrainingObjective, make_objective, masking_spec
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
+from bertjax.training.starts import Starts
 from bertjax.training.summary import devices_lines, model_line, screen
 from bertjax.training.trainer import Batch, Phase, Trainer, TrainState
 from bertjax.training.workdir import (
@@ -206,6 +207,8 @@ def run(job: Job) -> None:
                               config.checkpoint.keep_best, config.checkpoint.metric,
                               keep_every=config.checkpoint.keep_every)
     first = job.phases[0].objective
+    starts = Starts(workdir, settings.order_of_sums(config))
+    starts.keep(trainer.programs)
     _compile_ahead(job, trainer)
     if job.resumed_from is not None:
         state, step = checkpoints.restore(trainer.abstract_state(first))
@@ -230,6 +233,7 @@ def _train(job: Job, trainer: Trainer, checkpoints: Checkpoints, state: TrainSta
         job.tokenizer.save(logbook.directory)
         logbook.flush()
     logbook.message(summary(job, step))
+    starts.begin(step, logbook)
 
     evaluated: dict[int, dict[str, float]] = {}  # by step
 

@@ -27,12 +27,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bertjax.model.kernels import compiler_options
 from bertjax.model.rows import rows_on
 from bertjax.training import sharding
-from bertjax.training.ahead import Ahead, batch_shapes
 from bertjax.training.budget import POSITION, Budget, Steps
 from bertjax.training.hardware import prng_implementation
 from bertjax.training.logbook import Logbook
 from bertjax.training.loop import Loop
 from bertjax.training.optimizer import Optimizer
+from bertjax.training.programs import Programs, batch_shapes
 
 if TYPE_CHECKING:  # orbax takes a second to import, and not every run saves
     from bertjax.training.checkpoint import Checkpoints
@@ -104,6 +104,7 @@ class Trainer:
       max_skipped_in_row: `fit` raises after this many non-finite steps in a row.
       watchdog_s: seconds after which a step, or whatever else `fit` waits for, counts as hanging,
         and the process ends itself (watchdog.py); 0 = never.
+      programs: where steps are compiled; None = of its own.
 
     Attributes:
       between_batches: called during an evaluation with the number of batches so far, from 0 on.
@@ -112,7 +113,8 @@ class Trainer:
     """
 
     def __init__(self, optimizer: Optimizer, mesh: Mesh, seed: int = 0, *, accumulation: int = 1,
-                 prng: str = "auto", max_skipped_in_row: int = 20, watchdog_s: float = 0):
+                 prng: str = "auto", max_skipped_in_row: int = 20, watchdog_s: float = 0,
+                 programs: Programs | None = None):
         self.optimizer, self.mesh, self.seed = optimizer, mesh, seed
         self.accumulation = accumulation
         self.prng = prng_implementation(prng, mesh.devices.flat[0].platform)
@@ -121,7 +123,7 @@ class Trainer:
         self.between_batches: Callable[[int], None] = lambda done: None
         self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
         self._abstract: dict[int, tuple[Objective, TrainState]] = {}
-        self._ahead = Ahead()
+        self.programs = programs or Programs()
 
     # ------------------------------------------------------------------------------------ state
 
@@ -240,7 +242,7 @@ class Trainer:
 
     def compile_ahead(self, kind: str, objective: Objective, batch: Mapping[str, np.ndarray]
                       ) -> None:
-        """Starts to compile a step in the background (ahead.py); its first use waits for that.
+        """Starts to compile a step in the background (programs.py); its first use waits for that.
 
         Args:
           kind: 'train' or 'evaluate'.
@@ -251,17 +253,20 @@ class Trainer:
             step, arguments = self.train_step(objective), (state, shapes)
         else:
             step, arguments = self._evaluation(objective), (state.params, shapes, np.uint32(0))
-        self._ahead.start((kind, id(objective)), step, *arguments)
+        self.programs.start((kind, id(objective)), step, *arguments)
 
     def wait_for(self, kind: str, objective: Objective) -> None:
         """Returns once what `compile_ahead` started is compiled, if anything."""
-        self._ahead.wait((kind, id(objective)))
+        self.programs.wait((kind, id(objective)))
 
     def _jit(self, kind: str, objective: Objective, build: Callable[[Any], Any]) -> Any:
         """Compiled functions by objective, which is kept alive so that its id stays its own."""
         if (kind, id(objective)) not in self._compiled:
             shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(objective))
-            self._compiled[kind, id(objective)] = objective, build(shardings)
+            function = build(shardings)
+            if kind in ("train", "evaluate"):
+                function = self.programs.wrap(kind, function)
+            self._compiled[kind, id(objective)] = objective, function
         return self._compiled[kind, id(objective)][1]
 
     def _replicated(self) -> NamedSharding:

@@ -14,6 +14,8 @@ from etils import epath
 from bertjax import config as settings
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.corpora import Corpus
+from bertjax.training.programs import DIRECTORY as PROGRAMS_DIRECTORY
+from bertjax.training.starts import FILE as STARTS_FILE
 
 SETTINGS_FILE = "config.json"  # of a run, in its work directory
 CORPUS_FILE = "corpus.json"  # what it is trained on
@@ -106,7 +108,9 @@ def delete_run(workdir: epath.Path) -> None:
     with contextlib.closing(Checkpoints(str(workdir / "checkpoints"))) as checkpoints:
         checkpoints.clear()
     if jax.process_index() == 0:
-        for name in (SETTINGS_FILE, CORPUS_FILE, "metrics.jsonl", "examples.json", "report.html"):
+        for name in (SETTINGS_FILE, CORPUS_FILE, STARTS_FILE, "metrics.jsonl", "examples.json",
+                     "report.html"):
             (workdir / name).unlink(missing_ok=True)
-        if (workdir / "model").exists():
-            (workdir / "model").rmtree()
+        for name in ("model", PROGRAMS_DIRECTORY):
+            if (workdir / name).exists():
+                (workdir / name).rmtree()

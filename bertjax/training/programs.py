@@ -1,0 +1,186 @@
+"""Compiled programs: in the background before their first use, and kept with the run.
+
+In: jitted functions and the shapes of their arguments. Out: executables. On a GPU, XLA chooses
+among algorithms by timing them, so that compiling the same program again may give other sums. A run
+that resumes therefore loads the executables that it kept in its directory (`Programs.keep_in`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils, serialize_executable
+from jax.sharding import Mesh
+
+from bertjax.files import write_whole
+from bertjax.training import sharding
+
+DIRECTORY = "programs"  # of a run
+
+
+class Programs:
+    """Compiles the programs of a run.
+
+    Python lowers one program after the other, in the order of `start`; XLA compiles each as soon as
+    it is lowered, outside Python, which can make the weights meanwhile. Only before training: a
+    compiler that tries out kernels must not share the device with it. Nothing is compiled in the
+    background in a run of several processes, which must compile in the same order.
+    """
+
+    def __init__(self) -> None:
+        # Their threads are no daemons: the end of Python would abort the process in the middle of
+        # a compilation.
+        self._lowering = ThreadPoolExecutor(1)
+        self._compiling = ThreadPoolExecutor()
+        self._started: dict[Hashable, Future[Future[Any]]] = {}
+        self._kept: Kept | None = None
+
+    def keep_in(self, directory: epath.Path, made_for: Mapping[str, Any],
+                tell: Callable[[str], None]) -> None:
+        """Keeps what `wrap` compiles from now on in `directory`, and takes it from there.
+
+        Args:
+          directory: local or gs://, shared by all processes.
+          made_for: what an executable depends on beside its program: card, jax, their numbers.
+          tell: called with a reason when a program that was there before has to be compiled anew.
+        """
+        self._kept = Kept(directory, made_for, tell)
+
+    def wrap(self, name: str, function: Any) -> Any:
+        """A jitted function under a name of its own; its executables are kept if `keep_in` says so.
+
+        Its calls must have the shardings that it was jitted with.
+        """
+        return Program(name, function, self._kept) if self._kept else function
+
+    def start(self, key: Hashable, function: Any, *arguments: Any) -> None:
+        """Compiles a jitted function in the background, unless its key was there before.
+
+        Args:
+          arguments: arrays, or their shapes with shardings.
+        """
+        def lower() -> Future[Any]:
+            lowered = function.lower(*arguments)
+            if isinstance(function, Program):
+                return self._compiling.submit(function.compile, lowered, arguments)
+            return self._compiling.submit(lowered.compile)
+
+        if jax.process_count() == 1 and key not in self._started:
+            self._started[key] = self._lowering.submit(lower)
+
+    def lowered_first(self) -> None:
+        """Returns when the first program is lowered, which so had Python to itself."""
+        for program in list(self._started.values())[:1]:
+            program.result()
+
+    def wait(self, key: Hashable | None = None) -> None:
+        """Returns when the program `key` is compiled, or all are, if any; raises what went wrong.
+        """
+        wanted = self._started.values() if key is None else filter(None, [self._started.get(key)])
+        for program in list(wanted):
+            program.result().result()
+
+
+class Program:
+    """A jitted function whose executables, one for each shape of its arguments, are kept."""
+
+    def __init__(self, name: str, function: Any, kept: Kept):
+        self.name, self.function, self.kept = name, function, kept
+        self._executables: dict[Hashable, Any] = {}
+
+    def lower(self, *arguments: Any) -> jax.stages.Lowered:
+        return self.function.lower(*arguments)
+
+    def compile(self, lowered: jax.stages.Lowered, arguments: tuple[Any, ...]) -> Any:
+        """The executable for arguments of these shapes, which calls find from now on."""
+        shapes = _shapes(arguments)
+        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]
+        executable = self.kept.executable(f"{self.name}-{digest}", lowered)
+        self._executables[shapes] = executable
+        return executable
+
+    def __call__(self, *arguments: Any) -> Any:
+        executable = self._executables.get(_shapes(arguments))
+        if executable is None:
+            executable = self.compile(self.lower(*arguments), arguments)
+        return executable(*arguments)
+
+
+def _shapes(arguments: tuple[Any, ...]) -> Hashable:
+    """Of all arguments but the first: the parameters, or the state, keep their shapes."""
+    return tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arguments[1:]))
+
+
+class Kept:
+    """Executables in a directory, each in a file NAME-KEY: its SHA-256, and what jax serializes.
+
+    An executable can do whatever a program can, so the directory must be the run's own.
+    """
+
+    def __init__(self, directory: epath.Path, made_for: Mapping[str, Any],
+                 tell: Callable[[str], None]):
+        self.directory, self.tell = epath.Path(directory), tell
+        self._made_for = json.dumps(made_for, sort_keys=True)
+        self._before = ([path.name for path in self.directory.iterdir()]
+                        if self.directory.exists() else [])
+
+    def executable(self, name: str, lowered: jax.stages.Lowered) -> Any:
+        """The executable of a lowered program: the one that is kept, or a new one, kept now.
+
+        All processes call it, in the same order.
+        """
+        key = hashlib.sha256(f"{self._made_for}\n{lowered.as_text()}".encode()).hexdigest()[:16]
+        path = self.directory / f"{name}-{key}"
+        kept = self._load(path, lowered)
+        if jax.process_count() > 1:  # all load it, or all compile it
+            kept = kept if multihost_utils.process_allgather(np.bool_(kept is not None)).all() \
+                else None
+        if kept is not None:
+            return kept
+        if path.name not in self._before and any(
+                other.startswith(f"{name}-") for other in self._before):
+            self.tell(f"the program {name} was compiled anew, since it is not the one that is kept "
+                      f"in {self.directory}")
+        executable = lowered.compile()
+        if jax.process_index() == 0:
+            self._save(path, executable)
+        return executable
+
+    def _load(self, path: epath.Path, lowered: jax.stages.Lowered) -> Any:
+        """The executable of a file, or None if it is not there or of no use."""
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        digest, content = content[:32], content[32:]
+        reason = "its content is damaged"
+        if hashlib.sha256(content).digest() == digest:
+            try:
+                return serialize_executable.deserialize_and_load(
+                    content, lowered.in_tree, lowered.out_tree)
+            except (ValueError, jax.errors.JaxRuntimeError) as error:
+                reason = str(error)
+        self.tell(f"{path} could not be loaded ({reason}), so it was compiled anew")
+        return None
+
+    def _save(self, path: epath.Path, executable: Any) -> None:
+        try:
+            content, _, _ = serialize_executable.serialize(executable)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_whole(path, hashlib.sha256(content).digest() + content)
+        except (ValueError, NotImplementedError, OSError, jax.errors.JaxRuntimeError) as error:
+            self.tell(f"the program {path.name} could not be kept: {error}")
+
+
+def batch_shapes(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """What compilation needs to know of a global batch on the mesh; values do not matter."""
+    rows = sharding.batch_sharding(mesh)
+    return {name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=rows)
+            for name, value in batch.items()}
