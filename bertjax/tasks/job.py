@@ -249,7 +249,7 @@ def run(job: Job) -> dict[str, Any]:
     _refuse_other_run(job)
     wait_for_all("preparing its data")  # before process 0 writes what the line above looks for
     starts = Starts(epath.Path(workdir))
-    starts.keep(tuner.programs)
+    starts.keep(tuner.programs, tuner.mesh)
     tuner.load_params.read_ahead()  # not before: a suite prepares all its jobs first
     tuner.compile_ahead(job.run.batch_size)
     # Late, beside the compiler: orbax takes a second to import.

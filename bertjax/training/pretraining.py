@@ -208,7 +208,7 @@ def run(job: Job) -> None:
                               keep_every=config.checkpoint.keep_every)
     first = job.phases[0].objective
     starts = Starts(workdir, settings.order_of_sums(config))
-    starts.keep(trainer.programs)
+    starts.keep(trainer.programs, job.mesh)
     _compile_ahead(job, trainer)
     if job.resumed_from is not None:
         state, step = checkpoints.restore(trainer.abstract_state(first))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -42,16 +42,17 @@ class Programs:
         self._started: dict[Hashable, Future[Future[Any]]] = {}
         self._kept: Kept | None = None
 
-    def keep_in(self, directory: epath.Path, made_for: Mapping[str, Any],
-                tell: Callable[[str], None]) -> None:
+    def keep_in(self, directory: epath.Path, devices: Sequence[jax.Device],
+                made_for: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         """Keeps what `wrap` compiles from now on in `directory`, and takes it from there.
 
         Args:
           directory: local or gs://, shared by all processes.
+          devices: of the programs, in the order of their mesh.
           made_for: what an executable depends on beside its program: card, jax, their numbers.
           tell: called with a reason when a program that was there before has to be compiled anew.
         """
-        self._kept = Kept(directory, made_for, tell)
+        self._kept = Kept(directory, devices, made_for, tell)
 
     def wrap(self, name: str, function: Any) -> Any:
         """A jitted function under a name of its own; its executables are kept if `keep_in` says so.
@@ -124,9 +125,9 @@ class Kept:
     An executable can do whatever a program can, so the directory must be the run's own.
     """
 
-    def __init__(self, directory: epath.Path, made_for: Mapping[str, Any],
-                 tell: Callable[[str], None]):
-        self.directory, self.tell = epath.Path(directory), tell
+    def __init__(self, directory: epath.Path, devices: Sequence[jax.Device],
+                 made_for: Mapping[str, Any], tell: Callable[[str], None]):
+        self.directory, self.devices, self.tell = epath.Path(directory), list(devices), tell
         self._made_for = json.dumps(made_for, sort_keys=True)
         self._before = ([path.name for path in self.directory.iterdir()]
                         if self.directory.exists() else [])
@@ -157,14 +158,14 @@ class Kept:
         """The executable of a file, or None if it is not there or of no use."""
         try:
             content = path.read_bytes()
-        except FileNotFoundError:
+        except OSError:
             return None
         digest, content = content[:32], content[32:]
         reason = "its content is damaged"
         if hashlib.sha256(content).digest() == digest:
             try:
                 return serialize_executable.deserialize_and_load(
-                    content, lowered.in_tree, lowered.out_tree)
+                    content, lowered.in_tree, lowered.out_tree, execution_devices=self.devices)
             except (ValueError, jax.errors.JaxRuntimeError) as error:
                 reason = str(error)
         self.tell(f"{path} could not be loaded ({reason}), so it was compiled anew")

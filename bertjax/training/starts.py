@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jaxlib
 from etils import epath
+from jax.sharding import Mesh
 
 from bertjax.files import write_whole
 from bertjax.training import hardware
@@ -55,14 +56,15 @@ class Starts:
         self._logbook: Logbook | None = None
         self._lock = threading.Lock()  # programs are compiled in threads
 
-    def keep(self, programs: Programs) -> None:
-        """Keeps the executables for later starts, where compiling again may give other ones.
+    def keep(self, programs: Programs, mesh: Mesh) -> None:
+        """Keeps executables for later starts, where compiling again may give other ones.
 
         XLA times algorithms on GPUs only; elsewhere the same program compiles to the same code.
         """
-        if jax.devices()[0].platform == "gpu":
+        devices = list(mesh.devices.flat)
+        if devices[0].platform == "gpu":
             made_for = {name: self.facts[name] for name in MADE_FOR}
-            programs.keep_in(self.path.parent / DIRECTORY, made_for, self.differs)
+            programs.keep_in(self.path.parent / DIRECTORY, devices, made_for, self.differs)
 
     def begin(self, step: int, logbook: Logbook) -> None:
         """Records the start; says so if what follows is not bit for bit what would have been."""
@@ -111,7 +113,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def read(path: epath.Path) -> list[dict[str, Any]]:
     """The starts so far; lines that are damaged are left out."""
     starts = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in path.read_bytes().decode(errors="replace").splitlines():
         try:
             start = json.loads(line)
         except ValueError:
