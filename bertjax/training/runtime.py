@@ -25,6 +25,9 @@ def start(config: ml_collections.ConfigDict, coordinator: str = "", processes: i
     faulthandler.register(signal.SIGUSR1)  # for whoever wonders what a run is doing
     if config.execution.compilation_cache:
         use_compilation_cache(config.execution.compilation_cache)
+    # A kernel holds the paths of its source; without this, another place of installation would make
+    # another program of it, and programs that were kept would be compiled anew.
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")
     jax.config.update("jax_debug_nans", config.execution.debug_nans)
     distributed.initialize(coordinator, processes, process_id, wait_s)
     if preemption.on_compute_engine():
