@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from bertjax.data import store as stores
-from bertjax.data.documents import Document
+from bertjax.data.documents import Document, settled
 from bertjax.data.finish import BuildSettings, check_unknown_rate, finish_store
 from bertjax.data.shard import write_shard
 from bertjax.data.sources import Extent, Reading, plan_extents, resolve
@@ -99,6 +99,7 @@ def build_store(
     plan, files = [], []
     if patterns is not None:
         files = resolve(patterns)
+        reading = settled(files, reading)
         plan = plan_extents(files, reading, options.shard_bytes)
         if on_plan:
             on_plan(files, sum(extent.size for extents in plan for extent in extents))
@@ -176,6 +177,9 @@ def _finished(
     if not held or overwrite or in_memory:
         return None
     theirs = stores.read_manifest(out_dir) if held[0] is manifest else _read_begun(begun)
+    # A setting that is newer than the build had its default then.
+    defaults = {**dataclasses.asdict(BuildSettings()), **dataclasses.asdict(Reading(language="en"))}
+    theirs["settings"] = defaults | theirs.get("settings", {})
     differing = [f"{key}: {_brief(theirs.get(key))} there, {_brief(ours[key])} now"
                  for key in ours if theirs.get(key) != ours[key]]
     if differing:

@@ -19,17 +19,20 @@ document belongs to the extent in which the line that opens it begins.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from bertjax.data.opening import open_lines
-from bertjax.data.sentences import split_sentences
+from bertjax.data.sentences import guess_language, split_sentences
 from bertjax.data.sources import (
     BOM,
     Extent,
     Reading,
+    detect_format,
     open_parquet,
     open_tfds,
     plan_extents,
@@ -37,6 +40,9 @@ from bertjax.data.sources import (
 )
 
 MAX_SENTENCES = 100_000  # of one document; a longer one goes on as the next document
+MAX_CHARACTERS = 1 << 24  # likewise
+_BLOCK = 1 << 18  # bytes read at a time
+PREVIEWED = 8, 1 << 15  # files, and characters of each, that a preview reads
 
 
 class Document(NamedTuple):
@@ -51,8 +57,9 @@ def read_documents(
     **reading: Any,
 ) -> Iterator[Document]:
     """Documents of all files in order; keywords as `Reading`, counts as `read_extent`."""
-    options = Reading(format=format, **reading)
-    for extents in plan_extents(resolve(patterns), options, 1 << 62):
+    files = resolve(patterns)
+    options = settled(files, Reading(format=format, **reading))
+    for extents in plan_extents(files, options, 1 << 62):
         for extent in extents:
             yield from read_extent(extent, options, counts)
 
@@ -63,33 +70,80 @@ def read_extent(
     """Documents of one extent; those without text are left out.
 
     `counts` receives what was noticed: 'empty_documents', 'long_documents_cut',
-    'undecodable_lines'.
+    'undecodable_lines', and of WikiExtractor's files 'unclosed_documents' (read as far as they go)
+    and 'lines_outside_documents' (left out).
 
     Raises:
-      ValueError: not UTF-8, not JSON, a record without the field; with file and line.
+      ValueError: not UTF-8, not JSON, a record without the field, a line beyond `max_line_mb`; with
+        file and line.
     """
     counts = {} if counts is None else counts
-    readers = {"text": _read_blocks, "blocks": _read_blocks, "prose": _read_prose,
-               "jsonl": _read_jsonl, "wikiextractor": _read_wikiextractor,
-               "parquet": _read_parquet, "tfds": _read_tfds}
     segment = extent.format != "text" if reading.segment is None else reading.segment
+    language = "en" if reading.language == "auto" else reading.language
 
-    for name, paragraphs in readers[extent.format](extent, reading, counts):
+    for name, paragraphs in _READERS[extent.format](extent, reading, counts):
         sentences: list[str] = []
-        cut = False
+        size, cut = 0, False
         for paragraph in paragraphs:
             if segment:
-                sentences.extend(split_sentences(paragraph, reading.language))
+                sentences.extend(split_sentences(paragraph, language))
             else:
                 sentences.append(paragraph)
-            if len(sentences) >= MAX_SENTENCES:
+            size += len(paragraph)
+            if len(sentences) >= MAX_SENTENCES or size >= MAX_CHARACTERS:
                 _count(counts, "long_documents_cut")
                 yield Document(sentences, name)
-                sentences, cut = [], True
+                sentences, size, cut = [], 0, True
         if sentences:
             yield Document(sentences, name)
         elif not (cut or name == _NO_DOCUMENT):
             _count(counts, "empty_documents")
+
+
+class Preview(NamedTuple):
+    """How files will be read, and what their first lines look like."""
+
+    reading: Reading  # with the language that 'auto' became
+    formats: dict[str, int]  # format -> number of files
+    lines: int  # read for this
+    words: float  # a line, mean
+    several: float  # share of the lines that hold several sentences
+    tabs: float  # share of the lines that are two columns
+
+
+def preview(files: Sequence[str], reading: Reading) -> Preview:
+    """Reads the first lines of some of the files; errors as of `read_extent`."""
+    formats = Counter(
+        detect_format(path) if reading.format == "auto" else reading.format for path in files)
+    lines: list[str] = []
+    most_files, most_characters = PREVIEWED
+    for number in range(0, len(files), -(-len(files) // most_files)):
+        size = 0
+        for extent in plan_extents(files[number : number + 1], reading, 1 << 62)[0]:
+            for _, paragraphs in _READERS[extent.format](extent, reading, {}):
+                for line in paragraphs:
+                    lines.append(line)
+                    size += len(line)
+                    if size >= most_characters:
+                        break
+                if size >= most_characters:
+                    break
+            if size >= most_characters:
+                break
+    language = reading.language
+    if language == "auto":
+        language = guess_language("\n".join(lines))
+    reading = dataclasses.replace(reading, language=language)
+    count = max(len(lines), 1)
+    return Preview(
+        reading, dict(formats), len(lines), sum(len(line.split()) for line in lines) / count,
+        sum(len(split_sentences(line[:2000], language)) > 1 for line in lines) / count,
+        sum(line.count("\t") == 1 for line in lines) / count)
+
+
+def settled(files: Sequence[str], reading: Reading) -> Reading:
+    """The reading with the language that 'auto' means for these files."""
+    return preview(files, reading).reading if reading.language == "auto" else reading
 
 
 # Readers: each yields (id, iterable of stripped, non-empty paragraphs) for every document.
@@ -110,11 +164,12 @@ def _read_blocks(extent: Extent, reading: Reading, counts: dict[str, int]) -> _R
     ended = False
     while not ended:
         paragraphs: list[str] = []
-        ended = True
+        ended, size = True, 0
         for offset, line in lines:
             if line:
                 paragraphs.append(line)
-                if len(paragraphs) >= MAX_SENTENCES:
+                size += len(line)
+                if len(paragraphs) >= MAX_SENTENCES or size >= MAX_CHARACTERS:
                     ended = False
                     break
             else:
@@ -143,13 +198,17 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
             text = record[reading.field]
             if "\\ud" in line or "\\uD" in line:  # half of a surrogate pair is JSON, but no text
                 text = _whole_characters(text, reading, counts)
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, json.JSONDecodeError):
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, RecursionError):
+                problem = "the JSON is nested too deep"
+            elif isinstance(error, json.JSONDecodeError):
                 problem = (f"not JSON ({error}); each line must hold one object, as `jq -c '.[]'` "
                            "writes the elements of an array")
             elif isinstance(error, UnicodeEncodeError):
                 problem = ("an escape \\ud... without its other half is no character; read it with "
                            "errors=replace, which counts such lines")
+            elif isinstance(error, ValueError):
+                problem = f"not readable as JSON ({error})"
             else:
                 fields = sorted(record) if isinstance(record, dict) else type(record).__name__
                 problem = f"no field {reading.field!r} (there is {fields}); set the field's name"
@@ -158,20 +217,33 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
 
 
 def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
-    lines = _lines(extent, reading, counts)
-    for offset, line in lines:
-        if not line.startswith("<doc "):
-            continue
-        if 0 <= extent.end <= offset:
-            return
-        title = _attribute(line, "title")
-        paragraphs: list[str] = []
-        for _, inner in lines:
-            if inner.startswith("</doc>"):
-                break
-            if inner and (paragraphs or inner != title):  # the title stands first, once more
-                paragraphs.append(inner)
-        yield _attribute(line, "id"), paragraphs
+    tag, begun = "", extent.start == 0
+    paragraphs: list[str] = []
+    title, size = "", 0
+    for offset, line in _lines(extent, reading, counts):
+        if line.startswith("<doc "):
+            if tag:
+                _count(counts, "unclosed_documents")
+                yield _attribute(tag, "id"), paragraphs
+            if 0 <= extent.end <= offset:
+                return
+            tag, begun = line, True
+            title, paragraphs, size = _attribute(line, "title"), [], 0
+        elif not tag:  # before the first tag of an extent it belongs to the one before
+            if line and begun:
+                _count(counts, "lines_outside_documents")
+        elif line.startswith("</doc>"):
+            yield _attribute(tag, "id"), paragraphs
+            tag = ""
+        elif line and (paragraphs or size or line != title):  # the title stands first, once more
+            paragraphs.append(line)
+            size += len(line)
+            if len(paragraphs) >= MAX_SENTENCES or size >= MAX_CHARACTERS:
+                yield _attribute(tag, "id"), paragraphs
+                paragraphs, size = [], 0
+    if tag:
+        _count(counts, "unclosed_documents")
+        yield _attribute(tag, "id"), paragraphs
 
 
 def _read_parquet(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
@@ -180,9 +252,12 @@ def _read_parquet(extent: Extent, reading: Reading, counts: dict[str, int]) -> _
         raise ValueError(f"{extent.path}: no column {reading.field!r} (there is "
                          f"{file.schema_arrow.names}); set the field's name")
     groups = range(extent.start, file.num_row_groups if extent.end < 0 else extent.end)
-    for batch in file.iter_batches(256, row_groups=list(groups), columns=[reading.field]):
-        for text in batch.column(0):
-            yield "", _paragraphs(text.as_py(), lambda: extent.path)
+    try:
+        for batch in file.iter_batches(256, row_groups=list(groups), columns=[reading.field]):
+            for text in batch.column(0).to_pylist():
+                yield "", _paragraphs(text, lambda: extent.path)
+    except (UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{extent.path} is not a readable Parquet file: {error}") from error
 
 
 def _read_tfds(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
@@ -193,8 +268,18 @@ def _read_tfds(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw
             raise ValueError(f"{extent.path}: no feature {reading.field!r} (there is "
                              f"{sorted(record)}); set the field's name")
         text = record[reading.field]
-        yield "", _paragraphs(text.decode() if isinstance(text, bytes) else text,
-                              lambda: extent.path)
+        if isinstance(text, bytes):
+            try:
+                text = text.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{extent.path}, record {index}: not valid UTF-8 ({error})"
+                                 ) from None
+        yield "", _paragraphs(text, lambda: extent.path)
+
+
+_READERS = {"text": _read_blocks, "blocks": _read_blocks, "prose": _read_prose,
+            "jsonl": _read_jsonl, "wikiextractor": _read_wikiextractor,
+            "parquet": _read_parquet, "tfds": _read_tfds}
 
 
 def _whole_characters(text: Any, reading: Reading, counts: dict[str, int]) -> Any:
@@ -226,12 +311,13 @@ def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator
     Does not stop at its end: where the last document ends is for the caller to say.
     """
     with open_lines(extent.path) as file:
-        offset = 0
-        if extent.start:
-            file.seek(extent.start - 1)
-            offset = extent.start - 1 + len(file.readline())
-        for data in file:
-            start, offset = offset, offset + len(data)
+        # From one byte before the start on, so that a line that begins there is told from a rest.
+        begin = max(extent.start - 1, 0)
+        if begin:  # not every compressed file can be sought in
+            file.seek(begin)
+        for start, data in _split_lines(file, begin, extent.path, reading.max_line_mb << 20):
+            if start < extent.start:
+                continue
             if start == 0:
                 data = data.removeprefix(BOM)
             try:
@@ -246,6 +332,32 @@ def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator
                 line = data.decode("utf-8", "replace")
                 _count(counts, "undecodable_lines")
             yield start, line.strip()
+
+
+def _split_lines(file: IO[bytes], offset: int, path: str, longest: int
+                 ) -> Iterator[tuple[int, bytes]]:
+    """(byte offset, line without its end) from the file's position on, which is `offset`.
+
+    ValueError at a line of more than `longest` bytes, of which no more is held.
+    """
+    rest = b""
+    while block := file.read(_BLOCK):
+        *lines, last = block.split(b"\n")
+        if lines:
+            lines[0], rest = rest + lines[0], last
+        else:
+            rest += last
+        for data in (*lines[:1], rest):
+            if len(data) > longest:
+                raise ValueError(
+                    f"{path}, line {_line_number(path, offset)}: longer than {longest >> 20} MiB, "
+                    "and a line is held in memory; is a line feed missing, or is this no text? "
+                    "Cut the line, or raise max_line_mb")
+        for data in lines:
+            yield offset, data
+            offset += len(data) + 1
+    if rest:
+        yield offset, rest
 
 
 def _line_number(path: str, offset: int) -> int:

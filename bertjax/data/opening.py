@@ -62,9 +62,19 @@ def open_lines(path: str) -> Iterator[IO[bytes]]:
     """A file's plain bytes for iteration by lines; offsets are those of `open_bytes`."""
     with open_bytes(path) as file:
         head = file.read(1 << 16)
+    refuse_other_text(head, path)
     with open_bytes(path) as file:
         returns = b"\r" in head[:-1] and b"\n" not in head
         yield io.BufferedReader(_LineFeeds(file), 1 << 18) if returns else file
+
+
+def refuse_other_text(head: bytes, path: str | os.PathLike[str]) -> None:
+    """ValueError where a file begins like UTF-16, UTF-32 or no text at all."""
+    marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
+    # Without a mark: spaces, digits and line ends of UTF-16 have a zero byte, text in UTF-8 none.
+    if marked or head.count(0) * 200 > len(head):
+        raise ValueError(f"{path}: this is text in UTF-16 or UTF-32, or no text (zero bytes among "
+                         "the first); convert it, as `iconv -f UTF-16 -t UTF-8` does")
 
 
 class _LineFeeds(io.RawIOBase):
@@ -96,6 +106,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """
     with open_bytes(os.path.expanduser(path)) as file:
         data = file.read()
+    refuse_other_text(data[: 1 << 16], path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bertjax.data.opening import is_compressed, open_bytes, plain_name
+from bertjax.data.sentences import check_language
 
 FORMATS = ("text", "prose", "blocks", "jsonl", "parquet", "wikiextractor", "tfds")
 BOM = b"\xef\xbb\xbf"
@@ -27,18 +28,21 @@ class Reading:
       format: one of FORMATS, or 'auto': by name (.jsonl, .json, .parquet, tfds:), then by the first
         bytes ('<doc ', '{'), else 'text'.
       field: the text's field (jsonl), column (parquet) or feature (tfds).
-      language: ISO 639-1 code for the sentence segmentation of prose.
+      language: ISO 639-1 code for the sentence segmentation of prose; 'auto': a guess by script and
+        frequent words (see `documents.preview`).
       segment: split lines of 'text' into sentences too (True), or take the lines and strings of
         every other format as sentences (False). None: as the format says.
       errors: 'strict' refuses bytes that are not UTF-8; 'replace' reads U+FFFD and counts the line.
+      max_line_mb: refuse longer lines, in MiB: a line is held in memory, several times.
       data_dir: where TFDS data sets are prepared; None is TFDS's own default.
     """
 
     format: str = "auto"
     field: str = "text"
-    language: str = "en"
+    language: str = "auto"
     segment: bool | None = None
     errors: str = "strict"
+    max_line_mb: int = 16
     data_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -46,6 +50,10 @@ class Reading:
             raise ValueError(f"format {self.format!r}: use auto or one of {', '.join(FORMATS)}")
         if self.errors not in ("strict", "replace"):
             raise ValueError(f"errors {self.errors!r}: use strict or replace")
+        if self.language != "auto":
+            check_language(self.language)
+        if self.max_line_mb < 1:
+            raise ValueError(f"max_line_mb {self.max_line_mb}: must be at least 1")
 
 
 class Extent(NamedTuple):
@@ -77,7 +85,14 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
         else:
             path = os.path.expanduser(pattern)
             found = [path] if os.path.isfile(path) else _matches(path)
-            matches = sorted(f for f in found if os.path.isfile(f))
+            matches = []
+            for name in sorted(found):
+                if os.path.isfile(name):
+                    matches.append(name)
+                elif not os.path.isdir(name) and glob.has_magic(path):
+                    raise ValueError(f"{name} matches the input pattern {pattern!r} and is no file "
+                                     "(a pipe, a device or a broken link); remove it, or name the "
+                                     "others")
         if "://" in pattern and not matches:
             raise ValueError(f"{pattern}: text and TFRecords are read from a local disk; copy them "
                              "there first, as `gcloud storage cp` does, and name the copies. (A "

@@ -14,11 +14,14 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from bertjax.data.build import BuildSettings, Progress, build_store, load
+from bertjax.data.documents import Preview, preview
 from bertjax.data.finish import EPOCHS
-from bertjax.data.sources import FORMATS, Reading
+from bertjax.data.sentences import UNSPACED
+from bertjax.data.sources import FORMATS, Reading, resolve
 from bertjax.data.store import SPLITS, TokenStore
 from bertjax.interruption import Interrupted
 from bertjax.tools.arguments import make_parser, parse, refusals
@@ -39,8 +42,10 @@ def parser() -> argparse.ArgumentParser:
         help="beam: on Apache Beam; its options follow after --, such as --runner=FlinkRunner")
     add("--overwrite", action="store_true", help="throw away what the output directory holds")
     add("--format", default="auto", choices=("auto", *FORMATS))
-    add("--field", default="text", help="of JSONL, Parquet and TFDS records (default text)")
-    add("--language", default="en", help="for splitting prose into sentences (ISO 639-1)")
+    add("--field", help="of JSONL, Parquet and TFDS records (default text)")
+    add("--language", help="for splitting prose into sentences (ISO 639-1; default: a guess)")
+    add("--max_line_mb", type=int, default=Reading.max_line_mb,
+        help=f"refuse longer lines, MiB (default {Reading.max_line_mb})")
     add("--segment", choices=("true", "false"), help="split into sentences; default by format")
     add("--errors", default="strict", choices=("strict", "replace"), help="for bytes not UTF-8")
     add("--data_dir", help="where TFDS data sets are prepared")
@@ -85,9 +90,11 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
         raise SystemExit("--tokenizer is missing: a directory with vocab.txt; make one with "
                          "python -m bertjax.tools.train_vocab")
     reading = Reading(
-        format=flags.format, field=flags.field, language=flags.language, errors=flags.errors,
+        format=flags.format, field=flags.field or "text", language=flags.language or "auto",
         segment=None if flags.segment is None else flags.segment == "true",
-        data_dir=flags.data_dir)
+        errors=flags.errors, max_line_mb=flags.max_line_mb, data_dir=flags.data_dir)
+    seen = preview(resolve(flags.input), reading)
+    reading = seen.reading
     settings = {f.name: getattr(flags, f.name) for f in dataclasses.fields(BuildSettings)}
     if flags.do_lower_case:
         from bertjax.tokenization import load_tokenizer
@@ -104,7 +111,8 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
     manifest = build_store(
         flags.input, tokenizer, flags.output, workers=flags.workers, reading=reading,
         overwrite=flags.overwrite, shard=parse_shard(flags.shard), progress=show_progress,
-        on_plan=show_plan, run=run, **settings)
+        on_plan=lambda files, size: show_plan(files, size, reading_lines(seen, flags)), run=run,
+        **settings)
     print()
     if manifest:
         print(summary(manifest, flags.output, time.monotonic() - started))
@@ -123,12 +131,55 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
     return index, count
 
 
-def show_plan(files: list[str], size: int) -> None:
+MEANINGS = {
+    "text": "a line is a sentence, a blank line ends a document",
+    "prose": "paragraphs that are split into sentences, a file is a document",
+    "blocks": "paragraphs that are split into sentences, a blank line ends a document",
+    "jsonl": "a line is a document", "parquet": "a record is a document",
+    "wikiextractor": "<doc> ... </doc> is a document", "tfds": "a record is a document"}
+
+
+def reading_lines(seen: Preview, flags: argparse.Namespace) -> list[str]:
+    """How the files will be read, and warnings where that is hardly what is meant."""
+    reading, formats = seen.reading, seen.formats
+    guessed = "a guess by names and first bytes" if flags.format == "auto" else "as set"
+    lines = [f"format {form} ({guessed}{f', {n:,} files' if len(formats) > 1 else ''}): "
+             f"{MEANINGS[form]}" for form, n in formats.items()]
+    splits = reading.segment or (reading.segment is None and set(formats) != {"text"})
+    lines.append(f"{seen.words:.1f} words a {'paragraph' if splits else 'sentence'} in the first "
+                 f"{seen.lines:,} lines" + (
+                     f", split into sentences by the rules of {reading.language!r} "
+                     f"({'as set' if flags.language else 'a guess'})" if splits else ""))
+    if not splits and seen.several > 0.15:
+        lines.append(f"warning: {seen.several:.0%} of the lines hold several sentences, and a line "
+                     "is taken as one. --format=blocks (a blank line ends a document) or "
+                     "--format=prose (a file is a document) splits them")
+    if seen.tabs > 0.5:
+        lines.append(f"warning: {seen.tabs:.0%} of the lines are two columns with a tab between "
+                     "them, and a line is taken as one sentence. Put each sentence on a line of "
+                     "its own, with a blank line between documents")
+    if flags.language and not splits:
+        lines.append(f"warning: --language={flags.language} has no effect: lines are taken as "
+                     "sentences (--segment=true, --format=prose and --format=blocks split them)")
+    if flags.field and not set(formats) & {"jsonl", "parquet", "tfds"}:
+        lines.append(f"warning: --field={flags.field} has no effect: these files have no fields")
+    if name := UNSPACED.get(reading.language):
+        apart = " (characters of Chinese are set apart by the tokenizer)" if name in (
+            "Chinese", "Japanese") else ""
+        lines.append(f"note: {name} has no spaces between words{apart}: separate the words by "
+                     "spaces with a segmenter first, or use a Unigram (SentencePiece) tokenizer, "
+                     "which needs none; otherwise whole clauses are taken as words")
+    return lines
+
+
+def show_plan(files: list[str], size: int, reading: Sequence[str] = ()) -> None:
     print(f"{len(files):,} file{'s' * (len(files) != 1)}, {size / 1e6:,.1f} MB:")
     for name in files[:10]:
         print(f"  {name}")
     if len(files) > 10:
         print(f"  ... {files[-1]}")
+    for line in reading:
+        print(line)
 
 
 def show_progress(state: Progress) -> None:

@@ -89,3 +89,32 @@ def test_an_interrupt_is_one_message(corpus, monkeypatch, capsys):
         build_corpus.main(arguments(corpus, f"--input={corpus}/part-*.txt"))
     assert stopped.value.code == 130
     assert "the same command goes on" in capsys.readouterr().err
+
+
+def built(corpus, capsys, text, *more):
+    """What the tool prints for a file of this text."""
+    (corpus / "in.txt").write_text(text)
+    build_corpus.main(arguments(corpus, f"--input={corpus}/in.txt", "--max_unknown_rate=1",
+                                "--max_random_share=1", "--overwrite", *more))
+    return capsys.readouterr().out
+
+
+def test_the_way_of_reading_is_printed_with_what_is_hardly_meant(corpus, capsys):
+    lines = "".join(f"The cat {i} sat on the mat .\n" for i in range(20))
+    out = built(corpus, capsys, lines)
+    assert "format text (a guess by names and first bytes): a line is a sentence" in out
+    assert "8.0 words a sentence in the first 20 lines" in out and "warning" not in out
+    out = built(corpus, capsys, "The cat sat here. It was on the mat. Then it left.\n" * 20)
+    assert "warning: 100% of the lines hold several sentences" in out and "--format=prose" in out
+    out = built(corpus, capsys, lines, "--language=de", "--field=body")
+    assert "warning: --language=de has no effect" in out
+    assert "warning: --field=body has no effect" in out
+    out = built(corpus, capsys, lines.replace(" sat ", "\t"))
+    assert "warning: 100% of the lines are two columns with a tab" in out
+    out = built(corpus, capsys, "The cat sat here. It was on the mat.\n" * 20, "--format=prose")
+    assert "format prose (as set)" in out and "rules of 'en' (a guess)" in out
+    assert "warning" not in out
+    out = built(corpus, capsys, "ボタンを押した。彼は来た。\n" * 20, "--segment=true")
+    assert "rules of 'ja'" in out and "note: Japanese has no spaces" in out and "Unigram" in out
+    with pytest.raises(SystemExit, match="language 'german' is no code.*'de'"):
+        built(corpus, capsys, lines, "--language=german")

@@ -9,7 +9,7 @@ import sys
 import pytest
 import zstandard
 
-from bertjax.data.documents import read_documents, read_extent
+from bertjax.data.documents import preview, read_documents, read_extent
 from bertjax.data.sentences import split_sentences
 from bertjax.data.sources import Extent, Reading, plan_extents, resolve
 
@@ -233,3 +233,111 @@ def test_patterns_may_be_repeated_and_separated_by_commas(tmp_path):
         "/b.txt", "/a.txt", "/c.txt"]
     assert resolve(f"{at}/a.txt,{at}/a.txt") == [f"{at}/a.txt"]
     assert resolve([f"{at}/d,e.txt"]) == [f"{at}/d,e.txt"]  # a file of that very name
+
+
+@pytest.mark.parametrize(("form", "suffix"), [
+    *(("text", suffix) for suffix in COMPRESS),
+    *((form, "") for form in ("prose", "blocks", "jsonl", "wikiextractor"))])
+def test_a_line_without_end_is_refused_with_file_and_line(tmp_path, suffix, form):
+    path = tmp_path / f"bomb{suffix}"
+    path.write_bytes(COMPRESS[suffix](b'{"text": "a"}\n' + b"ab " * 400_000))
+    with pytest.raises(ValueError, match=rf"bomb{suffix}, line 2: longer than 1 MiB.*max_line_mb"):
+        sentences(path, form, max_line_mb=1)
+    if form != "wikiextractor":
+        path.write_bytes(COMPRESS[suffix](b'{"text": "a"}\n{"text": "' + b"ab " * 300_000 + b'"}'))
+        assert len(sentences(path, form, max_line_mb=1)[-1][-1]) > 890_000
+
+
+def test_a_long_line_is_refused_in_every_extent_without_reading_it(tmp_path):
+    path = tmp_path / "a.txt"
+    with open(path, "wb") as file:
+        file.write(b"one\n\n")
+        file.truncate(1 << 28)
+        file.seek(6)
+        file.write(b"x" * (1 << 16))  # so that the first bytes are text
+    counts = {}
+    for start in (0, 1 << 27):
+        with pytest.raises(ValueError, match="line 3: longer than 16 MiB"):
+            list(read_extent(Extent(str(path), "text", start, -1, 1), Reading(), counts))
+
+
+def test_documents_of_too_many_characters_go_on_as_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertjax.data.documents.MAX_CHARACTERS", 10)
+    for form, text in (("text", "abcde\n" * 5), ("prose", "abcde\n" * 5), (
+            "wikiextractor", '<doc id="1" title="t">\n' + "abcde\n" * 5 + "</doc>\n")):
+        (tmp_path / "a").write_text(text)
+        counts = {}
+        assert sentences(tmp_path / "a", form, counts=counts) == [
+            ["abcde", "abcde"], ["abcde", "abcde"], ["abcde"]]
+        assert counts == {"long_documents_cut": 2}
+
+
+def test_wikiextractor_documents_without_an_end_are_read_and_counted(tmp_path):
+    content = ('lost\n<doc id="1" url="u" title="A">\nA\na\n<doc id="2" url="u" title="B">\nB\nb\n'
+               '</doc>\nlost too\n<doc id="3" url="u" title="C">\nC\nc\n')
+    (tmp_path / "wiki_00").write_text(content)
+    counts = {}
+    docs = list(read_documents(tmp_path / "wiki_00", "wikiextractor", counts=counts))
+    assert [(d.id, d.sentences) for d in docs] == [("1", ["a"]), ("2", ["b"]), ("3", ["c"])]
+    assert counts == {"unclosed_documents": 2, "lines_outside_documents": 2}
+    counts = {}
+    for start in range(0, len(content), 7):  # the same, whoever reads which part
+        end = start + 7 if start + 7 < len(content) else -1
+        extent = Extent(str(tmp_path / "wiki_00"), "wikiextractor", start, end, 7)
+        for document in read_extent(extent, Reading(), counts):
+            assert document == docs.pop(0)
+    assert not docs and counts == {"unclosed_documents": 2, "lines_outside_documents": 2}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("text", ["The cat sat.\nIt was here.\n", "Кошка сидела.\nОна тут.\n"])
+@pytest.mark.parametrize("errors", ["strict", "replace"])
+def test_other_encodings_of_unicode_are_refused(tmp_path, encoding, text, errors):
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    with pytest.raises(ValueError, match=r"a\.txt: this is text in UTF-16 or UTF-32.*iconv"):
+        sentences(tmp_path / "a.txt", errors=errors)
+
+
+def test_a_pipe_or_a_broken_link_among_the_matches_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("x\n")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"link\.txt matches.*a broken link"):
+        resolve(f"{tmp_path}/*.txt")
+    (tmp_path / "link.txt").unlink()
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(ValueError, match=r"pipe\.txt matches.*a pipe"):
+        resolve(f"{tmp_path}/*.txt")
+
+
+@pytest.mark.parametrize(("line", "problem"), [
+    ("[" * 100_000, "nested too deep"), ('{"text": ' + "1" * 5000 + "}", "not readable as JSON"),
+    ('{"text": 1}', "must be a string"), ('"text"', "no field 'text'"), ("[1]", "no field 'text'"),
+    ("null", "no field 'text'"), ('{"text": {"a": 1}}', "must be a string")])
+def test_strange_json_is_refused_with_file_and_line(tmp_path, line, problem):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=rf"a\.jsonl, line 2: .*{problem}"):
+        sentences(tmp_path / "a.jsonl")
+
+
+GERMAN = ("Am 3. Oktober kam der Mann mit dem Hund und ging nicht nach Hause. Das war ein "
+          "Feiertag.\n")
+RUSSIAN = "Он родился в 1950 г. в Москве. Потом он уехал.\n"
+
+
+@pytest.mark.parametrize(("text", "language", "first"), [
+    (GERMAN, "de", GERMAN.split(" Das")[0]), (RUSSIAN, "ru", RUSSIAN.split(" Потом")[0]),
+    ("他来了。她走了。\n", "zh", "他来了。"), ("彼は来た。ボタンを押した。\n", "ja", "彼は来た。"),
+    ("The cat sat on the mat. It was there.\n", "en", "The cat sat on the mat.")])
+def test_the_language_is_guessed_from_script_and_words(tmp_path, text, language, first):
+    (tmp_path / "a.txt").write_text(text * 3)
+    seen = preview([str(tmp_path / "a.txt")], Reading(format="prose"))
+    assert seen.reading.language == language and seen.several == 1 and seen.lines == 3
+    assert sentences(tmp_path / "a.txt", "prose")[0][0] == first
+
+
+@pytest.mark.parametrize(("given", "nearest"), [
+    ("german", "de"), ("German", "de"), ("de-DE", "de"), ("deu", "de"), ("pt_BR", "pt"),
+    ("chinese", "zh"), ("rusian", "ru"), ("jp", "ja")])
+def test_an_unknown_language_is_refused_with_the_nearest(given, nearest):
+    with pytest.raises(ValueError, match=f"{given}' is no code.*did you mean '{nearest}'"):
+        Reading(language=given)
