@@ -217,13 +217,13 @@ def run(job: Job) -> None:
 
     with Logbook(str(workdir), step, tensorboard=config.log.tensorboard, csv=config.log.csv,
                  wandb=config.log.wandb, settings=config.to_dict()) as logbook:
-        _train(job, trainer, checkpoints, state, logbook)
+        _train(job, trainer, checkpoints, state, logbook, starts)
     checkpoints.close()
     wait_for_all("writing model and report")
 
 
 def _train(job: Job, trainer: Trainer, checkpoints: Checkpoints, state: TrainState,
-           logbook: Logbook) -> None:
+           logbook: Logbook, starts: Starts) -> None:
     """From a state, fresh or restored, to the end of the run."""
     config, workdir, step = job.config, job.workdir, int(state.step)
     clock = _clock(config, checkpoints.metrics(step) if step else None)
