@@ -10,11 +10,14 @@ import gzip
 import io
 import lzma
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from typing import IO
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+# A compressed text may grow to this many bytes, or times its size: no real one grows more.
+_LEAST, _EXPANSION = 1 << 28, 300
 
 
 def is_compressed(path: str) -> bool:
@@ -102,13 +105,26 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """A whole UTF-8 file without its byte order mark.
 
     Raises:
-      ValueError: not UTF-8, with line and byte; or as `open_bytes`.
+      ValueError: not UTF-8, or with NUL bytes (with line and byte), a pipe or device in a
+        directory of data, or a compressed file that grows out of all proportion; or as
+        `open_bytes`.
     """
-    with open_bytes(os.path.expanduser(path)) as file:
-        data = file.read()
+    path = os.path.expanduser(path)
+    status = os.stat(path)
+    # Readers of data open a file twice, for its text and for its hash.
+    if not stat.S_ISREG(status.st_mode) and not (
+            stat.S_ISDIR(status.st_mode) or str(path).startswith("/dev/")):
+        raise ValueError(f"{path} is a pipe, socket or device, not a file; write its content to a "
+                         "file first")
+    limit = max(_LEAST, _EXPANSION * status.st_size) if is_compressed(str(path)) else -1
+    with open_bytes(path) as file:
+        data = file.read(limit)
+        if limit > 0 and file.read(1):
+            raise ValueError(f"{path} unpacks to more than {_EXPANSION} times its size; unpack it "
+                             "and look at it")
     refuse_other_text(data[: 1 << 16], path)
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         # What utf-8-sig says of a place leaves the byte order mark out.
         place = error.start + (len(data) - len(error.object))
@@ -116,6 +132,11 @@ def read_text(path: str | os.PathLike[str]) -> str:
             f"{path}, line {data.count(10, 0, place) + 1}: byte 0x{data[place]:02x} is not valid "
             f"UTF-8 ({error.reason}); convert the file, as `iconv -f FROM -t UTF-8` does"
         ) from None
+    if "\0" in text:
+        raise ValueError(
+            f"{path}, line {data.count(10, 0, data.index(0)) + 1}: a NUL byte, so the file is not "
+            "UTF-8 text (UTF-16?); convert it, as `iconv -f UTF-16LE -t UTF-8` does")
+    return text
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:

@@ -1,19 +1,31 @@
 """A user's own table: CSV, TSV or JSON lines of texts or pairs, with classes, labels or a number.
 
 In: a directory with one file a split. Out: the records of a `TextTask`. The label column holds a
-class name, several names (JSON list, or text joined by `separator`), or a number. Class names come
-from the train split in sorted order (integers by value), unless given (those of a fine-tuned head,
-for example).
+class name, several names (a list as JSON or Python write it, or text joined by `separator`), or a
+number. Class names come from the train split in sorted order (integers by value), unless given
+(those of a fine-tuned head, for example).
 """
 
+import ast
+import contextlib
+import json
 import math
 import pathlib
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from bertjax.tasks.tables import read_table
 from bertjax.tasks.task import Record, Split, check_split, file_fingerprint, in_order
 from bertjax.tasks.text import TextTask
+
+# A list of names in a cell, ['a', "b"]. numpy's form without commas is no such list.
+_QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[-+]?\d{1,18})"""
+_LIST = re.compile(rf"[\[({{]\s*(?:{_QUOTED}\s*(?:,\s*{_QUOTED}\s*)*(?:,\s*)?)?[\])}}]")
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+_NUMBER = re.compile(r"[-+]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})(e[-+]?\d{1,3})?", re.ASCII | re.I)
+MANY_NUMBERS = 12  # classes that are all numbers and look like a quantity
 
 
 class TableTask(TextTask):
@@ -28,18 +40,24 @@ class TableTask(TextTask):
         label: str = "label",
         labels: Sequence[str] = (),
         metric: str | None = None,
-        separator: str = "|",
+        separator: str | None = None,
         name: str = "table",
         headerless: Sequence[str] | None = None,
     ):
-        """`files` maps splits to names in `source`; `text` names one or two columns."""
+        """`files` maps splits to names in `source`; `text` names one or two columns; `separator`
+        parts the labels of a cell (None: '|').
+        """
         text = (text,) if isinstance(text, str) else text
-        if len(text) not in (1, 2):
-            raise ValueError(f"text={tuple(text)!r} must name one column or two")
+        if not isinstance(text, list | tuple) or len(text) not in (1, 2):
+            raise ValueError(f"text={text!r} must name one column or two")
+        if separator == "":
+            raise ValueError("separator='' parts no labels; None is '|'")
         super().__init__(name, head, labels, metric)
         self.source, self.splits = pathlib.Path(source), dict(files)
         self.text, self.label, self.separator = tuple(text), label, separator
         self.headerless = headerless
+        self.options = {"files": self.splits, "head": head, "text": self.text, "label": label,
+                        "separator": separator, "headerless": headerless}
         if head != "regression" and not self.labels:
             self.labels = self._labels_of_train()
 
@@ -88,25 +106,88 @@ class TableTask(TextTask):
             raise ValueError(
                 f"{unlabelled[0].where}: no label, although other rows have one (-1 is no label, "
                 "as in GLUE's test files; write a class of that name in another way)")
-        return Split(split, records, bool(records) and not unlabelled, file_fingerprint(path))
+        labelled = bool(records) and not unlabelled
+        notes = self._remarks(records) if labelled else ()
+        return Split(split, records, labelled, file_fingerprint(path), notes)
+
+    def _remarks(self, records: Sequence[Record]) -> tuple[str, ...]:
+        """What is said of labels that fit the head only on the face of it; ValueError for lists."""
+        if self.head == "multilabel":
+            self._check_separator(records)
+        if self.head != "classification":
+            return ()
+        names = {record.label for record in records}
+        if lists := [r for r in records if r.label[0] in "[({" and _LIST.fullmatch(r.label)]:
+            raise ValueError(f"{lists[0].where}: {self.label} {lists[0].label!r} is a list of "
+                             "labels: set the option head='multilabel'")
+        if len(names) < 2 or not all(map(_NUMBER.fullmatch, names)):
+            return ()
+        whole = all(float(name).is_integer() for name in names)
+        if whole and len(names) <= MANY_NUMBERS:
+            return ()
+        by_value = sorted(names, key=lambda name: (float(name), name))
+        return (f"the {len(names)} classes are all numbers ({by_value[0]} to {by_value[-1]}); to "
+                "predict a number, set the option head='regression'",)
+
+    def _check_separator(self, records: Sequence[Record]) -> None:
+        """ValueError where another character than '|' seems to part the labels."""
+        if self.separator is not None or any(len(record.label) > 1 for record in records):
+            return
+        names = {record.label[0] for record in records if record.label}
+        for mark in ",;":
+            seen = Counter(part.strip() for name in names for part in name.split(mark))
+            for record in records:
+                if record.label and any(seen[part.strip()] > 1
+                                        for part in record.label[0].split(mark)[1:]):
+                    raise ValueError(
+                        f"{record.where}: {self.label} {record.label[0]!r} looks like several "
+                        f"labels: set the option separator={mark!r}, or '|' to read it as one")
 
     def _label(self, value: Any, where: str) -> str | float | tuple[str, ...] | None:
         if self.head == "multilabel":
             # Empty text is a row without any of the labels; only a missing column is unlabelled.
-            if value is None or isinstance(value, list | tuple):
-                return None if value is None else tuple(map(str, value))
-            names = (name.strip() for name in str(value).split(self.separator))
-            return tuple(name for name in names if name)
+            return None if value is None else self._names(value, where)
+        if isinstance(value, list | dict):
+            raise ValueError(f"{where}: {self.label} {str(value)!r:.60} is not one label: set the "
+                             "option head='multilabel' for lists of them")
         if isinstance(value, str):
             value = value.strip()
         if value is None or value == "":
             return None
         if self.head == "classification":  # NaN is what pandas makes of an empty cell
             return None if str(value) == "-1" or value != value else str(value)
-        try:
-            number = float(value)
+        try:  # JSON's true is no number
+            number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
             raise ValueError(f"{where}: {self.label} {value!r} is not a number")
         return number
+
+    def _names(self, value: Any, where: str) -> tuple[str, ...]:
+        """The labels of a cell, or of a list in JSON lines."""
+        text = value.strip() if isinstance(value, str) else ""
+        if len(text) > 1 and _CLOSING.get(text[0]) == text[-1]:
+            value = _listed(text)
+            if value is None:
+                raise ValueError(
+                    f"{where}: {self.label} {text!r:.60} is no list of names: write each in quotes "
+                    "and commas between them, as in ['a', 'b']")
+        if isinstance(value, list):
+            if strange := [name for name in value if isinstance(name, list | dict | None)]:
+                raise ValueError(f"{where}: {self.label} holds {strange[0]!r:.60}, not a name")
+            return tuple(map(str, value))
+        names = (name.strip() for name in str(value).split(self.separator or "|"))
+        return tuple(name for name in names if name)
+
+
+def _listed(text: str) -> list[str] | None:
+    """The names in a list as JSON or Python write it; None if it is none of them."""
+    if not _LIST.fullmatch(text):
+        return None
+    with contextlib.suppress(ValueError):
+        return list(map(str, json.loads(text)))
+    try:
+        return [str(ast.literal_eval(name)) for name in re.findall(_QUOTED, text)]
+    except (ValueError, SyntaxError):
+        return None

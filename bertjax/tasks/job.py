@@ -29,6 +29,7 @@ from bertjax.tasks.finetune import FineTuner, FineTuneSettings, RunSettings
 from bertjax.tasks.glue import GLUE, GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.pretrained import Pretrained
+from bertjax.tasks.remembered import remembered, task_name
 from bertjax.tasks.results import (
     result_json,
     save_model,
@@ -68,30 +69,42 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
 
     Args:
       name: a GLUE task (cola ... ax), xnli, squad1.1, squad2.0, ner, tag (tags that are no
-        entities), swag, or table (your own CSV, TSV or JSON lines).
+        entities), swag, or table (your own CSV, TSV or JSON lines); or an alias of these
+        (remembered.py).
       options: keyword arguments of the task's class, see glue.py, squad.py, ner.py, swag.py and
         custom.py.
+
+    The task keeps both as `kind` and `options`, for the model that is trained on it.
     """
-    if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}; one of {', '.join(TASKS)}")
+    name = task_name(name, TASKS)
     make, options, data = TASKS[name], dict(options or {}), os.path.expanduser(data)
     fixed = ("source", *getattr(make, "keywords", ()))
-    known = [option for option in inspect.signature(make).parameters if option not in fixed]
+    parameters = inspect.signature(make).parameters
+    known = [option for option in parameters if option not in fixed]
     for option in options:
         if option not in known:
             raise ValueError(f"task {name!r} has no option {option!r}."
                              + configuration.nearest(option, known))
+    if os.path.isfile(data):
+        raise ValueError(f"{data} is a file: name the directory that it is in, and which file is "
+                         "which split by the task's option files={'train': NAME, 'dev': NAME}")
+    if "files" in set(known) - set(options) and (
+            parameters["files"].default is inspect.Parameter.empty):
+        raise ValueError(f"task {name!r}: missing its option 'files', which file of {data} is "
+                         "which split: {'train': 'train.csv', 'dev': 'dev.csv'}")
     if not hasattr(files := options.get("files", {}), "items"):
         raise ValueError(f"files={files!r} does not say which file is which split: give it as "
                          "{'train': 'train.csv', 'dev': 'dev.csv'}")
     try:
-        return make(data, **options)
+        task = make(data, **options)
     except TypeError as error:
-        raise ValueError(f"task {name!r}: {error}") from None
+        raise ValueError(f"task {name!r}: an option is of a wrong kind: {error}") from None
     except FileNotFoundError as error:  # label names are read from the training file
         raise ValueError(f"task {name!r}: {error.filename} does not exist; its files are looked "
                          f"for in {str(data)!r}; the task's option files={{'train': NAME, 'dev': "
                          "NAME}} names others") from None
+    task.kind, task.options = name, options
+    return task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,9 +382,9 @@ def evaluate(
 
     `labels` are the names of the head's classes in its order, for a model that does not store them
     (Google's checkpoints, or a config.json without id2label). The task takes over the head's label
-    order and, for SQuAD 2.0, the null threshold that was found on the development split. Raises
-    LoadError for a checkpoint without the head and ValueError for labels that the head does not
-    know.
+    order and, for SQuAD 2.0, the null threshold that was found on the development split, unless
+    its options name one. Raises LoadError for a checkpoint without the head and ValueError for
+    labels that the head does not know.
     """
     source = Pretrained(model_directory)
     if labels and source.labels() not in ((), tuple(labels)):
@@ -380,9 +393,10 @@ def evaluate(
     if task.labels and source.has_classifier():
         known = source.labels() or tuple(labels)
         task.labels = adopt_labels(task.labels, known, str(model_directory))
-    stored = source.source.settings.get("finetuned") or {}
-    if task.name == "squad2.0" and "null_threshold" in stored:
-        task.null_threshold = float(stored["null_threshold"])
+    stored = remembered(source.source.settings, str(model_directory)).null_threshold
+    if stored is not None and task.name == "squad2.0" and "null_threshold" not in getattr(
+            task, "options", {}):
+        task.null_threshold = float(stored)
     tuner = FineTuner(
         task, source.tokenizer, source.config, source, settings, execution,
         mesh,

@@ -1,9 +1,8 @@
-"""Tagging of words, as in CoNLL-2003: files in columns to rows, tag logits to entities.
+"""Tagging of words, as in CoNLL-2003: sentences to rows, tag logits to entities.
 
-In: one word a line, the tag in the last column, a blank line between sentences and -DOCSTART-
-between documents. Out: rows whose gold stands at the first sub-token of each word, one tag a word
-whatever the length of the text, and entity scores. Source: BERT paper, section 5.3 and appendix:
-first sub-token, maximal document context, no CRF.
+In: sentences of words and tags (conll.py). Out: rows whose gold stands at the first sub-token of
+each word, one tag a word whatever the length of the text, and entity scores. Source: BERT paper,
+section 5.3 and appendix: first sub-token, maximal document context, no CRF.
 """
 
 import pathlib
@@ -13,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.opening import read_lines
 from bertjax.files import whole_file
 from bertjax.tasks import metrics
+from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_scheme, read_tagged
 from bertjax.tasks.task import (
     Features,
     Split,
@@ -26,27 +25,21 @@ from bertjax.tasks.task import (
 )
 from bertjax.tasks.windows import most_context, window_starts
 
-
-@dataclass(frozen=True)
-class Sentence:
-    """The words of a sentence, their tags (None in an untagged file), and its document."""
-
-    words: tuple[str, ...]
-    tags: tuple[str, ...] | None
-    document: int
-    where: str  # "file:line" of the first word
+OUTSIDE = "O"
 
 
 @dataclass(frozen=True)
 class TaggedWindow:
     """Host-side companion of a row: which words it answers for.
 
-    `positions` [n] in the row belong to the words (`sentences` [n], `words` [n]) of the split.
+    `positions` [n] in the row belong to the words (`sentences` [n], `words` [n]) of the split;
+    `outside` holds (sentence, word) of those that the tokenizer makes nothing of.
     """
 
     positions: np.ndarray
     sentences: np.ndarray
     words: np.ndarray
+    outside: tuple[tuple[int, int], ...] = ()
 
 
 class NerTask:
@@ -110,13 +103,13 @@ class NerTask:
         """Sentences in file order; a file with one column has no tags."""
         check_split(self, split)
         path = self.source / self.splits[split]
-        records = read_conll(path)
+        records = read_tagged(path)
         if not records:
             raise ValueError(f"{path} holds no sentences")
         labelled = records[0].tags is not None
         notes: tuple[str, ...] = ()
         if labelled and self.entities:
-            _check_tags(records)
+            check_tags(records)
             found = detect_scheme([sentence.tags for sentence in records])
             notes = (f"tags are {found}",)
             if self.scheme and found != self.scheme:
@@ -144,7 +137,7 @@ class NerTask:
         rows = []
         for unit in self._units(split.records):
             rows += self._rows(split, unit, tokenizer, max_length - 2)
-        return rows
+        return [row for row in rows if not training or len(row["window"].positions)]
 
     def _units(self, sentences: Sequence[Sentence]) -> list[list[int]]:
         units: list[list[int]] = []
@@ -159,18 +152,21 @@ class NerTask:
     def _rows(self, split: Split, unit: list[int], tokenizer: Any, room: int) -> list[Features]:
         places = [(s, w) for s in unit for w in range(len(split.records[s].words))]
         pieces = tokenizer.encode_batch([split.records[s].words[w] for s, w in places])
-        # A word of characters that the tokenizer drops still needs a position of its own.
-        pieces = [ids or [tokenizer.unk_id] for ids in pieces]
-        ids = np.concatenate(pieces).astype(np.int32)
-        firsts = np.cumsum([0, *map(len, pieces[:-1])])
-        sentence_of, word_of = np.array(places).T
+        if OUTSIDE not in self.labels:  # then a word of dropped characters needs a position
+            pieces = [ids or [tokenizer.unk_id] for ids in pieces]
+        outside = tuple(place for place, ids in zip(places, pieces, strict=True) if not ids)
+        places = [place for place, ids in zip(places, pieces, strict=True) if ids]
+        pieces = [ids for ids in pieces if ids]
+        ids = np.array([i for word in pieces for i in word], np.int32)
+        firsts = np.cumsum([0, *map(len, pieces)])[: len(pieces)]
+        sentence_of, word_of = np.array(places, int).reshape(-1, 2).T
         tags = np.array([self._tag(split.records[s], w) for s, w in places], np.int32)
         starts = window_starts(len(ids), room, max(1, room // 2))
         owner = most_context(starts, room, len(ids))[firsts]
         rows = []
         for number, start in enumerate(starts):
             mine = np.flatnonzero(owner == number)
-            if not len(mine):
+            if not len(mine) and not (outside and not rows):
                 continue
             row = [[tokenizer.cls_id], ids[start : start + room], [tokenizer.sep_id]]
             row = np.concatenate(row).astype(np.int32)
@@ -178,7 +174,8 @@ class NerTask:
             features = {
                 "input_ids": row,
                 "token_type_ids": np.zeros(len(row), np.int32),
-                "window": TaggedWindow(positions, sentence_of[mine], word_of[mine]),
+                "window": TaggedWindow(positions, sentence_of[mine], word_of[mine],
+                                       () if rows else outside),
             }
             if split.labelled:
                 features["tags"] = np.zeros(len(row), np.int32)
@@ -198,10 +195,15 @@ class NerTask:
     def predict(
         self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
     ) -> list[list[str]]:
-        """One tag a word, one list a sentence, from the [t, labels] logits of every row."""
+        """One tag a word, one list a sentence, from the [t, labels] logits of every row.
+
+        A word without pieces, of characters that the tokenizer drops, is O.
+        """
         tags: list[list[str | None]] = [[None] * len(s.words) for s in split.records]
         for row, logits in zip(features, outputs, strict=True):
             window = row["window"]
+            for s, w in window.outside:
+                tags[s][w] = OUTSIDE
             best = np.asarray(logits)[window.positions].argmax(-1)
             for s, w, tag in zip(window.sentences, window.words, best, strict=True):
                 tags[s][w] = self.labels[tag]
@@ -247,97 +249,3 @@ class NerTask:
                     file.write("\t".join(cells) + "\n")
                 file.write("\n")
         return [path]
-
-
-def read_conll(path: pathlib.Path) -> list[Sentence]:
-    """Sentences of a file in columns: word first, tag last, separated by tabs or by blanks."""
-    sentences: list[Sentence] = []
-    words: list[str] = []
-    tags: list[str] = []
-    document, width, first, start = 0, 0, 0, 1
-
-    def finish() -> None:
-        if words:
-            made = Sentence(tuple(words), tuple(tags) or None, document, f"{path}:{start}")
-            sentences.append(made)
-            words.clear()
-            tags.clear()
-
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip(" \t"):
-            finish()
-            continue
-        if line.startswith("-DOCSTART-"):
-            finish()
-            document += 1
-            continue
-        cells = line.split("\t") if "\t" in line else line.split(" ")
-        cells = [cell for cell in cells if cell] if "\t" not in line else cells
-        if not width:
-            width, first = len(cells), number
-        if len(cells) != width or not cells[0].strip():
-            raise ValueError(
-                f"{path}:{number}: expected {width} columns, as on line {first}, a word first; "
-                f"found {len(cells)}: {line!r:.200}"
-            )
-        if not words:
-            start = number
-        words.append(cells[0])
-        if width > 1:
-            tags.append(cells[-1].strip())
-    finish()
-    if max((len(s.words) for s in sentences), default=0) > 1 and all(map(_is_count, sentences)):
-        raise ValueError(
-            f"{path}: its first column numbers the words of a sentence, but must hold the words: "
-            "leave it out, as `cut -f2-` does")
-    if not document:  # nothing says which sentences belong together
-        sentences = [Sentence(s.words, s.tags, i, s.where) for i, s in enumerate(sentences)]
-    return sentences
-
-
-def _is_count(sentence: Sentence) -> bool:
-    return all(word == str(place) for place, word in enumerate(sentence.words, 1))
-
-
-def _check_tags(sentences: Sequence[Sentence]) -> None:
-    """ValueError that says where, for a tag that is no entity's."""
-    for sentence in sentences:
-        for tag in sentence.tags or ():
-            try:
-                metrics.split_tag(tag)
-            except ValueError as error:
-                raise ValueError(
-                    f"{sentence.where}: in the sentence from this line on, {error} (tags that are "
-                    "no entities: configs/tag.py:tokens)") from None
-
-
-def detect_scheme(tags: Sequence[Sequence[str]]) -> str:
-    """BIOES if there are E- or S- tags, IOB1 if an I- tag opens an entity, else IOB2."""
-    found = "IOB2"
-    for sentence in tags:
-        before = ("O", "_")
-        for tag in sentence:
-            current = metrics.split_tag(tag)
-            if current[0] in "ES":
-                return "BIOES"
-            if current[0] == "I" and (before[0] == "O" or before[1] != current[1]):
-                found = "IOB1"
-            before = current
-    return found
-
-
-def convert_tags(tags: Sequence[str], scheme: str) -> tuple[str, ...]:
-    """The same entities, by conlleval's reading, written in another scheme."""
-    converted = ["O"] * len(tags)
-    previous: metrics.Entity | None = None
-    for entity in metrics.lenient_entities(tags):
-        kind, first, end = entity
-        for i in range(first, end):
-            converted[i] = f"I-{kind}"
-        touches = previous is not None and previous[2] == first and previous[0] == kind
-        if scheme != "IOB1" or touches:
-            converted[first] = f"B-{kind}"
-        if scheme == "BIOES":
-            converted[end - 1] = f"S-{kind}" if end - first == 1 else f"E-{kind}"
-        previous = entity
-    return tuple(converted)

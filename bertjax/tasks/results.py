@@ -20,6 +20,7 @@ from bertjax.files import write_whole
 from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.model.presets import parameter_count
 from bertjax.tasks.examples import choose, examples_of
+from bertjax.tasks.remembered import to_remember
 from bertjax.version import source_version
 
 if TYPE_CHECKING:
@@ -116,10 +117,8 @@ def save_model(
         "multilabel": "multi_label_classification",
         "classification": "single_label_classification",
     }
-    settings: dict[str, Any] = {"finetuned": {
-        "task": task.name, "value": result["value"], "max_length": tuner.settings.max_length}}
-    if task.name == "squad2.0":
-        settings["finetuned"]["null_threshold"] = result["details"]["best_f1_thresh"]
+    settings: dict[str, Any] = {
+        "finetuned": to_remember(task, result, tuner.settings.max_length)}
     if task.head in kinds:
         settings["problem_type"] = kinds[task.head]
     labels = dict(enumerate(task.labels)) or None

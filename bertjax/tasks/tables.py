@@ -1,7 +1,8 @@
 """Rows of TSV, CSV and JSONL files as dicts by column name, each with its line for error messages.
 
 In: a path. Out: `Table(columns, rows)`, where a row is (line number from 1, {column: text}). What
-text and lines are, and that files may be compressed: see data/opening.py.
+text and lines are, and that files may be compressed: see data/opening.py. `TableWriter` is the way
+back.
 """
 
 import csv
@@ -9,9 +10,9 @@ import io
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from bertjax.data.opening import plain_name, read_lines, read_text
 
@@ -108,22 +109,85 @@ def _csv_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:
     return lines
 
 
-def _read_json_lines(path: pathlib.Path, required: Sequence[str]) -> Table:
-    rows, columns = [], {}
+def read_objects(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
+    """(line number, object) of JSON lines; blank lines are none.
+
+    Raises ValueError with file and line for what is no object, or holds half a surrogate pair.
+    """
+    rows = []
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:  # RecursionError: nested without end
+            raise ValueError(f"{path}:{number}: not JSON: {error}") from None
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{number}: expected an object, found {line.strip()[:40]}")
+        if "\\u" in line and _half_a_pair(row):
+            raise ValueError(f"{path}:{number}: a text holds half a surrogate pair (\\ud800 to "
+                             "\\udfff), which is no character")
+        rows.append((number, row))
+    return rows
+
+
+def _half_a_pair(row: dict[str, Any]) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _read_json_lines(path: pathlib.Path, required: Sequence[str]) -> Table:
+    rows, columns = read_objects(path), {}
+    for number, row in rows:
         if missing := [name for name in required if name not in row]:
             raise ValueError(
                 f"{path}:{number}: expected the keys {', '.join(required)}; missing "
                 f"{', '.join(missing)}; found {', '.join(row)}"
             )
         columns |= dict.fromkeys(row)
-        rows.append((number, row))
     return Table(tuple(columns), rows)
+
+
+class TableWriter:
+    """Writes rows to a stream as 'csv', 'tsv' or 'jsonl', so that `read_table` reads the same.
+
+    `columns` are those of a CSV or TSV file, which gets a header; a cell that is no text is written
+    as JSON. JSON lines are the rows as they are.
+    """
+
+    def __init__(self, stream: IO[str], kind: str, columns: Sequence[str] = ()):
+        self._stream, self._kind, self._columns = stream, kind, tuple(columns)
+        self._csv = csv.writer(stream, lineterminator="\n")
+        self._all = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        if kind != "jsonl":
+            self.write(dict(zip(columns, columns, strict=True)))
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Raises ValueError for a cell that does not fit a TSV file."""
+        if self._kind == "jsonl":
+            self._stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            return
+        cells = [cell_text(row.get(column)) for column in self._columns]
+        if self._kind == "tsv":
+            check_tsv(self._columns, cells)
+            self._stream.write("\t".join(cells) + "\n")
+        else:  # the csv module quotes a carriage return in its later versions only
+            (self._all if any("\r" in cell for cell in cells) else self._csv).writerow(cells)
+
+
+def cell_text(value: Any) -> str:
+    """What stands in a cell: text as it is, None as nothing, all else as JSON."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def check_tsv(columns: Sequence[str], cells: Sequence[str]) -> None:
+    """Raises ValueError for a cell with a tab or a line break, which nothing quotes there."""
+    for column, cell in zip(columns, cells, strict=True):
+        if any(mark in cell for mark in "\t\n\r"):
+            raise ValueError(f"column {column!r} holds a tab or a line break, which a .tsv file "
+                             f"cannot hold ({cell!r:.60}); write a .csv or .jsonl file")

@@ -1,17 +1,20 @@
 """Scores a fine-tuned model on a split, as the run that made it did, and writes its predictions.
 
-    python -m bertjax.tools.evaluate --model=runs/mnli/model --task=mnli --data=glue \\
-        --split=dev_mismatched
+    python -m bertjax.tools.evaluate --model=runs/mnli/model --data=glue --split=dev_mismatched
     python -m bertjax.tools.evaluate --model=runs/mnli/model --task=ax --data=glue --split=test \\
         --out=runs/ax
+    python -m bertjax.tools.evaluate --model=runs/reviews/model --data=reviews/more.csv
 
-A split without labels has predictions (and a submission file) alone. The task takes over the label
-names and the order of the model's head, and of SQuAD 2.0 the null threshold found on dev.
+A model that was fine-tuned here remembers its task and the task's options; --task and --options
+name others. A split without labels has predictions (and a submission file) alone. The task takes
+over the label names and the order of the model's head, and of SQuAD 2.0 the null threshold found on
+dev.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -24,9 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = make_parser("evaluate", __doc__)
     add = made.add_argument
     add("--model", required=True, help="directory of a fine-tuned model")
-    add("--task", required=True, help="cola, sst2, ..., ax, squad1.1, ner, table, ...")
-    add("--data", required=True, help="directory of the task's files, or tfds:NAME")
-    add("--options", type=json.loads, default={}, help="of the task, as a JSON object")
+    add("--task", help="cola, sst2, ..., ax, squad1.1, ner, table, ...; default: the model's own")
+    add("--data", required=True,
+        help="directory of the task's files, one file that is read as the split, or tfds:NAME")
+    add("--options", type=json.loads, default={},
+        help="of the task, as a JSON object; the others are those that it was fine-tuned with")
     add("--labels", type=lambda names: tuple(names.split(",")), default=(), help="names of the "
         "head's classes in its order, with commas: for a model that does not store them")
     add("--split", default="dev", help="default dev")
@@ -40,25 +45,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def evaluate(flags: Any) -> dict[str, Any]:
-    """The scores of the split, flags that make them doubtful, and where predictions are."""
+    """The scores of the split, flags that make them doubtful, what was scored, and where
+    predictions are.
+    """
     import jax
 
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
     from bertjax.tasks.finetune import FineTuneSettings
     from bertjax.tasks.pretrained import Pretrained
+    from bertjax.tasks.remembered import remembered
 
     model = Pretrained(flags.model)  # a model that cannot be used is refused before data are read
-    stored = model.source.settings.get("finetuned") or {}
-    options = dict(flags.options)
-    labels = flags.labels or (() if model.labels() else tuple(options.get("labels", ())))
-    if flags.task in ("table", "ner", "tag") and options.get("head") != "regression":
+    stored = remembered(model.source.settings, flags.model)
+    if flags.task is None and stored.task is None:
+        raise ValueError(f"{flags.model} does not say which task it was fine-tuned for: give "
+                         f"--task, one of {', '.join(job.TASKS)}")
+    name = job.task_name(flags.task or stored.task, job.TASKS)
+    own = stored.options if name == stored.task else {}
+    # The threshold that was found on dev counts, not the one that training began with.
+    options = {**{k: v for k, v in own.items() if k != "null_threshold"}, **flags.options}
+    labels = flags.labels or (
+        () if model.labels() else tuple(flags.options.get("labels", ())))
+    if name in ("table", "ner", "tag") and options.get("head") != "regression":
         # These would read their label names from a training file, which need not be there.
-        options.setdefault("labels", model.labels() or labels)
+        options["labels"] = flags.options.get("labels", model.labels() or labels)
     settings = FineTuneSettings(
-        max_length=flags.max_length or stored.get("max_length", FineTuneSettings.max_length),
+        max_length=flags.max_length or stored.max_length or FineTuneSettings.max_length,
         eval_batch_size=flags.batch_size)
-    task = job.make_task(flags.task, flags.data, options)
+    directory, options = _one_file(name, flags, options)
+    task = job.make_task(name, directory, options)
     if flags.out:
         flags.out.mkdir(parents=True, exist_ok=True)
     scores = job.evaluate(
@@ -66,7 +82,24 @@ def evaluate(flags: Any) -> dict[str, Any]:
         execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype))
     found = {"scores": None} if scores is None else {
         "scores": dict(scores.values), "flags": list(scores.flags)}
-    return {"split": flags.split, **found, **({"out": str(flags.out)} if flags.out else {})}
+    return {
+        "model": str(flags.model), "step": stored.step, "task": name, "data": flags.data,
+        "split": flags.split,
+        **({"null_threshold": task.null_threshold} if name == "squad2.0" else {}),
+        **found, **({"out": str(flags.out)} if flags.out else {}),
+    }  # fmt: skip
+
+
+def _one_file(name: str, flags: Any, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(directory, options) of --data; a file in place of a directory is that of the split."""
+    data = os.path.expanduser(flags.data)
+    if not os.path.isfile(data):
+        return flags.data, options
+    if name not in ("table", "ner", "tag", "swag", "squad1.1", "squad2.0"):
+        raise ValueError(f"--data={flags.data} is a file; task {name!r} takes the directory of its "
+                         "official files")
+    directory, file = os.path.split(data)
+    return directory or ".", {**options, "files": {flags.split: file}}
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
-"""Asks a trained model: one question on the command line, or a file with one input a line.
+"""Asks a trained model: one question on the command line, or a file of them.
 
     python -m bertjax.tools.predict --model=DIR --task=fill-mask --text="Paris is a [MASK]."
-    python -m bertjax.tools.predict --model=DIR --task=classify --file=in.tsv --out=out.jsonl
+    python -m bertjax.tools.predict --model=runs/reviews/model --file=new.csv --out=answers.csv
 
-In a file, a tab separates the two texts of a pair (next-sentence, classify) or the question from
-its context (qa); words of ner are separated by spaces. The answers are JSON, one object a line, as
-many as there are lines (blank ones at the end of a file are no input). Lines are answered in
-chunks, in which batches hold inputs of similar length; a chunk is written when it is done.
+In a file of plain lines (.txt), each line is an input: a tab separates the two texts of a pair
+(next-sentence, classify) or the question from its context (qa); words of ner are separated by
+spaces. Blank lines at the end are no input.
+
+A table (.csv, .tsv, .jsonl) is read as in training: by the columns that the model was fine-tuned
+on, or those of --columns. So are .conll files (ner) and SQuAD's .json (qa). The answers have the
+form of the input, or that of the suffix of --out: a CSV or TSV file gets its own columns back and
+`prediction` (and more) beside them; JSON lines are one object an input; .json is SQuAD's object of
+answers by question id. Inputs are answered in chunks, in which batches hold inputs of similar
+length; a chunk is written when it is done.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,37 +25,47 @@ from typing import Any
 import jax
 
 from bertjax import inference
-from bertjax.data.opening import read_lines
 from bertjax.files import whole_file
-from bertjax.interop.loading import LoadedModel, load_model
+from bertjax.interop.loading import LoadedModel, LoadError, load_model, open_source
 from bertjax.model.presets import DTYPES, Execution
+from bertjax.tasks.inputs import Input, Inputs, Output, read_inputs
+from bertjax.tasks.remembered import ASKED, Remembered, remembered, task_name
 from bertjax.tools.arguments import make_parser, refusals
 
 CHUNK = 64  # batches: enough to sort by length, few enough for the memory
 
 
-def _pair(line: str, purpose: str) -> tuple[str, str]:
-    first, tab, second = line.partition("\t")
+def _pair(given: Input, purpose: str) -> tuple[str, str]:
+    if not isinstance(given, str):
+        first, second = given
+        return first, second
+    first, tab, second = given.partition("\t")
     if not tab:
-        raise ValueError(f"{purpose} needs two texts separated by a tab, got {line!r}")
+        raise ValueError(f"{purpose} needs two texts separated by a tab, got {given!r}")
     return first, second
 
 
-def _fill(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
-    filled = inference.fill_mask(loaded, lines, options.top_k, options.batch_size)
-    return [{"text": line, "masks": [[f._asdict() for f in mask] for mask in masks]}
-            for line, masks in zip(lines, filled, strict=True)]
+def _text(given: Input) -> str:
+    return given if isinstance(given, str) else given[0]
 
 
-def _next(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
-    pairs = [_pair(line, "next-sentence") for line in lines]
+def _fill(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
+    texts = [_text(given) for given in inputs]
+    filled = inference.fill_mask(loaded, texts, options.top_k, options.batch_size)
+    return [{"text": text, "masks": [[f._asdict() for f in mask] for mask in masks]}
+            for text, masks in zip(texts, filled, strict=True)]
+
+
+def _next(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
+    pairs = [_pair(given, "next-sentence") for given in inputs]
     scores = inference.next_sentence(loaded, pairs, options.batch_size)
     return [{"first": a, "second": b, "is_next": p}
             for (a, b), p in zip(pairs, scores, strict=True)]
 
 
-def _classify(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
-    texts = [_pair(line, "") if "\t" in line else line for line in lines]
+def _classify(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
+    texts = [given if isinstance(given, str) and "\t" not in given
+             else given[0] if len(given) == 1 else _pair(given, "") for given in inputs]
     answers = inference.classify(loaded, texts, options.batch_size)
     # What is chosen of the labels: one class, all that are likelier than not, of a number nothing.
     choose = {
@@ -61,16 +76,24 @@ def _classify(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]
             for text, answer in zip(texts, answers, strict=True)]
 
 
-def _tag(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
-    words = [line.split() for line in lines]
+def _tag(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
+    words = [given.split() if isinstance(given, str) else list(given) for given in inputs]
     tags = inference.tag_words(loaded, words, options.batch_size)
     return [{"words": w, "tags": t} for w, t in zip(words, tags, strict=True)]
 
 
-def _answer(loaded: LoadedModel, lines: list[str], options: Any) -> list[dict]:
-    questions, contexts = zip(*(_pair(line, "qa") for line in lines), strict=True)
-    answers = inference.answer(loaded, questions, contexts, batch_size=options.batch_size)
-    return [{"question": q, **a._asdict()} for q, a in zip(questions, answers, strict=True)]
+def _answer(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
+    pairs = [_pair(given, "qa") for given in inputs]
+    # A context of nothing, or of characters that the tokenizer drops, has no answer in it.
+    full = [i for i, (_, context) in enumerate(pairs) if loaded.tokenizer.encode(context)]
+    rows = [{"question": q, "text": "", "start": 0, "end": 0, "score": None,
+             "note": "the context is empty"} for q, _ in pairs]
+    if full:
+        questions, contexts = zip(*(pairs[i] for i in full), strict=True)
+        answers = inference.answer(loaded, questions, contexts, batch_size=options.batch_size)
+        for i, found in zip(full, answers, strict=True):
+            rows[i] = {"question": pairs[i][0], **found._asdict()}
+    return rows
 
 
 # task -> (answers, the model that load_model makes; None = what the checkpoint says)
@@ -81,36 +104,67 @@ TASKS: dict[str, tuple[Callable[..., list[dict]], str | None]] = {
     "ner": (_tag, "token-classification"),
     "qa": (_answer, "question-answering"),
 }
+_ALIASES = {"mlm": "fill-mask", "masked-lm": "fill-mask", "nsp": "next-sentence",
+            "squad": "qa", "question-answering": "qa"}
+
+
+def asked(name: str | None, model: str) -> str:
+    """The one of TASKS that is meant by --task, or that the model was fine-tuned for."""
+    if name is None:
+        name = remembered(open_source(model).settings, model).task
+        if name is None:
+            raise ValueError(f"{model} does not say what it was fine-tuned for: give --task, one "
+                             f"of {', '.join(TASKS)}")
+    found = task_name(_ALIASES.get(name, name), (*TASKS, *ASKED, "swag"))
+    if found == "swag":
+        raise ValueError("multiple choice is answered by bertjax.tools.evaluate --out=DIR")
+    return ASKED.get(found, found)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("predict", __doc__)
     parser.add_argument("--model", required=True, metavar="DIR")
-    parser.add_argument("--task", required=True, choices=tuple(TASKS))
+    parser.add_argument("--task", help=f"{', '.join(TASKS)}, or the name of a fine-tuning task; "
+                        "default: what the model was fine-tuned for")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--text", action="append", help="an input; may be given several times")
-    given.add_argument("--file", metavar="FILE", help="inputs, one a line")
-    parser.add_argument("--out", metavar="FILE", help="JSON lines; default: the screen")
+    given.add_argument("--file", metavar="FILE", help="inputs: lines, a table, .conll or SQuAD")
+    parser.add_argument("--columns", metavar="NAME,NAME", help="of the texts in a table; default: "
+                        "those that the model was fine-tuned on")
+    parser.add_argument("--out", metavar="FILE", help=".csv, .tsv, .jsonl, .conll (ner) or .json "
+                        "(qa); default: the screen, in the form of the input")
     parser.add_argument("--top_k", type=int, default=5, help="candidates for each [MASK]")
     parser.add_argument("--batch_size", type=int, default=32, help="rows")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     options = parser.parse_args(arguments)
     with refusals("predict"):
-        lines = options.text or _inputs(options.file)
-        answer, task = TASKS[options.task]
+        task = asked(options.task, options.model)
+        answer, kind = TASKS[task]
         execution = Execution.for_backend(jax.default_backend(), dtype=options.dtype)
+        memory, labels = Remembered(), ()
+        with contextlib.suppress(LoadError):  # load_model says it better
+            source = open_source(options.model)
+            memory, labels = remembered(source.settings, options.model), source.labels
+        if options.file:
+            inputs = read_inputs(options.file, task, memory, options.columns, labels)
+        else:
+            inputs = Inputs(options.text, [*range(1, len(options.text) + 1)])
         out = whole_file(options.out) if options.out else contextlib.nullcontext(sys.stdout)
         with out as stream:
-            loaded = load_model(options.model, task, execution)
+            output = Output(stream, options.out, task, inputs,
+                            memory.options.get("separator") or "|")
+            loaded = load_model(options.model, kind, execution)
             done = 0
-            for chunk in chunks(lines, options.batch_size):
-                with _located(options.file, done + 1, done + len(chunk)):
+            for chunk in chunks(inputs.texts, options.batch_size):
+                last = done + len(chunk)
+                with _located(options.file, inputs.lines[done], inputs.lines[last - 1]):
                     rows = answer(loaded, chunk, options)
                 for row in rows:
-                    print(json.dumps(row, ensure_ascii=False), file=stream)
+                    output.write(row)
                 stream.flush()
-                done += len(chunk)
+                done = last
+            output.close()
 
 
 @contextlib.contextmanager
@@ -125,25 +179,18 @@ def _located(file: str | None, first: int, last: int) -> Iterator[None]:
         raise ValueError(f"{file}, {where}: {error}") from error
 
 
-def chunks(lines: list[str], batch_size: int) -> Iterator[list[str]]:
-    """Lines to answer together: a batch at first, to show something soon, then twice as many each
+def chunks(inputs: list[Input], batch_size: int) -> Iterator[list[Input]]:
+    """Inputs to answer together: a batch at first, to show something soon, then twice as many each
     time, up to CHUNK batches. The last takes in a rest below a batch: it would be compiled anew.
     """
     batch_size = max(1, batch_size)  # forward.run refuses less
     start, size = 0, batch_size
-    while start < len(lines):
+    while start < len(inputs):
         end = start + size
-        if len(lines) - end < batch_size:
-            end = len(lines)
-        yield lines[start:end]
+        if len(inputs) - end < batch_size:
+            end = len(inputs)
+        yield inputs[start:end]
         start, size = end, min(2 * size, CHUNK * batch_size)
-
-
-def _inputs(path: str) -> list[str]:
-    lines = read_lines(path)
-    while lines and not lines[-1].strip():
-        lines.pop()
-    return lines
 
 
 if __name__ == "__main__":

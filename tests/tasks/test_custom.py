@@ -1,5 +1,6 @@
 """A user's own tables: classes by name, several labels, numbers."""
 
+import csv
 import json
 
 import numpy as np
@@ -114,3 +115,80 @@ def test_integer_classes_are_in_the_order_of_their_values(tmp_path):
         "-3", "-1", "2", "10")
     (tmp_path / "c.tsv").write_text("text\tlabel\nx\t10\ny\t2\nz\t1b\n")
     assert TableTask(tmp_path, {"train": "c.tsv"}).labels == ("10", "1b", "2")
+
+
+def multilabel(folder, cells, **options):
+    with open(folder / "a.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([("text", "label"), *(("x", cell) for cell in cells)])
+    return TableTask(folder, {"train": "a.csv"}, head="multilabel", **options)
+
+
+@pytest.mark.parametrize("cells", [
+    ["['x', 'y']", "['y']", "[]"], ['["x", "y"]', '["y"]', "[ ]"], ["x|y", "y", ""],
+    ["{'y', 'x'}", '"y"'.strip('"'), ""], ["('x', 'y')", "('y',)", "()"],
+])
+def test_lists_in_a_cell_are_several_labels(tmp_path, cells):
+    task = multilabel(tmp_path, cells)
+    assert task.labels == ("x", "y")
+    found = [set(record.label) for record in task.read("train").records]
+    assert found == [{"x", "y"}, {"y"}, set()]
+
+
+def test_names_in_lists_are_read_as_json_or_python_reads_them(tmp_path):
+    cells = [r"""["it's", "a,b", "\ud83d\ude00"]""", r"""['it\'s', "a,b"]""", "[3, -1]"]
+    found = [record.label for record in multilabel(tmp_path, cells).read("train").records]
+    assert found == [("it's", "a,b", "\U0001f600"), ("it's", "a,b"), ("3", "-1")]
+
+
+@pytest.mark.parametrize("cell", ["['x' 'y']", "[x, y]", "['x', 'y'", "['x', ['y']]", "['x' + 'y']",
+                                  "[" + " " * 200_000 + "x]", "[" * 100_000 + "]" * 100_000])
+def test_what_is_nearly_a_list_is_refused_and_costs_no_time(tmp_path, cell):
+    if cell[-1] == "]":
+        with pytest.raises(ValueError, match=r"a.csv:3: label .* is no list of names: write each"):
+            multilabel(tmp_path, ["['x']", cell])
+    else:
+        assert cell in multilabel(tmp_path, ["['x']", cell]).labels
+
+
+def test_lists_of_labels_are_no_classes(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\nx,\"['a', 'b']\"\ny,['b']\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "label": ["a"]}\n')
+    for name, message in (("a.csv", "a.csv:2: label .*is a list of labels"),
+                          ("a.jsonl", "a.jsonl:1: label .*is not one label")):
+        with pytest.raises(ValueError, match=message + ".*head='multilabel'"):
+            TableTask(tmp_path, {"train": name})
+
+
+def test_another_separator_of_labels_is_asked_for(tmp_path):
+    for mark in ",;":
+        cells = [f"x{mark} y", "x", f"z{mark}y"]
+        with pytest.raises(ValueError, match=f"looks like several labels: .*separator='{mark}'"):
+            multilabel(tmp_path, cells)
+        assert multilabel(tmp_path, cells, separator=mark).labels == ("x", "y", "z")
+        assert f"x{mark} y" in multilabel(tmp_path, cells, separator="|").labels
+    assert multilabel(tmp_path, ["Bonn, NRW", "Rome"]).labels == ("Bonn, NRW", "Rome")
+
+
+@pytest.mark.parametrize("labels, said", [
+    ([f"{i / 7:.3f}" for i in range(20)], "the 20 classes are all numbers (0.000 to 2.714); to"),
+    (["0.5", "1.0", "1"], "the 3 classes are all numbers (0.5 to 1.0)"),
+    ([str(i) for i in range(60)], "the 60 classes are all numbers (0 to 59)"),
+    (["1e-3", "-2.5"], "the 2 classes are all numbers (-2.5 to 1e-3)"),
+    ([str(i) for i in range(12)], None), (["1.0", "2.0"], None), (["0.5", "half"], None),
+])
+def test_classes_that_look_like_a_quantity_are_remarked_upon(tmp_path, labels, said):
+    rows = [f"{{\"text\": \"x\", \"label\": \"{label}\"}}\n" for label in labels]
+    (tmp_path / "a.jsonl").write_text("".join(rows))
+    notes = TableTask(tmp_path, {"train": "a.jsonl"}).read("train").notes
+    assert [note.startswith(said) for note in notes] == ([True] if said else [])
+    assert all("set the option head='regression'" in note for note in notes)
+
+
+@pytest.mark.parametrize("text", ["NA", "null", "nan", "None", "\xa0", " ", ""])
+def test_words_that_look_like_missing_values_are_texts_and_classes(tmp_path, text):
+    with open(tmp_path / "a.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), (text, "NA"), ("y", "null"), ("z", "nan")])
+    task = TableTask(tmp_path, {"train": "a.csv"})
+    assert task.labels == ("NA", "nan", "null")
+    assert task.read("train").records[0].text_a == text

@@ -14,7 +14,7 @@ from bertjax.model.presets import BertConfig
 from bertjax.tasks import job
 from bertjax.tasks.finetune import FineTuneSettings, RunSettings
 from bertjax.tokenization import WordPieceTokenizer
-from bertjax.tools import evaluate
+from bertjax.tools import evaluate, predict
 from bertjax.training import sharding
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
@@ -122,6 +122,21 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(
             for directory in (tmp_path / "out", workdir)
         )
         assert [row["prediction"] for row in found] == [row["prediction"] for row in written]
+    # The model remembers its task, the columns and more; a file may stand for the directory.
+    stored = config["finetuned"]
+    assert (stored["task"], stored["step"]) == ("table", result["best_step"])
+    assert stored["options"]["files"]["dev"] == "dev.tsv" and stored["max_length"] == 32
+    for place in (data, data / "dev.tsv"):
+        evaluate.main([f"--model={workdir / 'model'}", f"--data={place}"])
+        said = json.loads(capsys.readouterr().out)
+        assert said["scores"] == pytest.approx(result["scores"])
+        assert (said["model"], said["step"], said["task"], said["split"]) == (
+            str(workdir / "model"), result["best_step"], "table", "dev")
+    predict.main([f"--model={workdir / 'model'}", f"--file={data / 'dev.tsv'}"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("\t")[:3] == ["text", "label", "prediction"] and len(lines) == 22
+    right = [line.split("\t")[1] == line.split("\t")[2] for line in lines[1:]]
+    assert np.mean(right) == pytest.approx(result["scores"]["accuracy"])
     assert open_source(workdir).directory == workdir / "model"
     # A finished run is not trained again, and another one is not mixed with it.
     repeated = job.run(prepared)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from bertjax.tasks import metrics, ner
-from bertjax.tasks.ner import NerTask, read_conll
+from bertjax.tasks.conll import read_conll, read_tagged
+from bertjax.tasks.ner import NerTask
 
 
 class Letters:
@@ -95,13 +96,79 @@ def test_windows_over_a_document_answer_for_each_word_once_with_context_on_both_
     assert middle.min() > 8 and middle.max() < 42 - 8
 
 
-def test_a_word_that_the_tokenizer_drops_still_gets_a_tag(tmp_path):
-    write(tmp_path, "train.conll", [[("a", "O"), ("~", "B-X"), ("b", "O")]])
-    task = NerTask(tmp_path)
+def test_a_word_without_pieces_is_outside_whatever_the_head_says(tmp_path):
+    write(tmp_path, "train.conll", [[("a", "B-X"), ("~", "B-X"), ("b", "B-X")], [("~", "B-X")]])
+    task = NerTask(tmp_path, labels=("O", "B-X"))
     split = task.read("train")
-    [row] = task.features(split, Letters(), 16, training=True)
-    np.testing.assert_array_equal(row["input_ids"], [1, ord("a"), 3, ord("b"), 2])
-    assert task.predict(split, [row], perfect(task, split, [row])) == [["O", "B-X", "O"]]
+    rows = task.features(split, Letters(), 16, training=False)
+    np.testing.assert_array_equal(rows[0]["input_ids"], [1, ord("a"), ord("b"), 2])
+    outputs = [np.tile([0.0, 1.0], (len(row["input_ids"]), 1)) for row in rows]
+    assert task.predict(split, rows, outputs) == [["B-X", "O", "B-X"], ["O"]]
+    assert len(task.features(split, Letters(), 16, training=True)) == 1  # nothing to learn from "~"
+
+
+def test_a_part_of_speech_of_a_word_without_pieces_is_read_at_an_unknown_token(tmp_path):
+    write(tmp_path, "train.conll", [[("a", "DET"), ("~", "SYM")]])
+    task = NerTask(tmp_path, entities=False)
+    [row] = task.features(split := task.read("train"), Letters(), 16, training=True)
+    np.testing.assert_array_equal(row["input_ids"], [1, ord("a"), 3, 2])
+    assert task.predict(split, [row], perfect(task, split, [row])) == [["DET", "SYM"]]
+
+
+@pytest.mark.parametrize("lines", [
+    ["1 EU NNP I-NP I-ORG", "2 rejects VBZ I-VP O", "", "4 German JJ I-NP I-MISC"],
+    ["0\tEU\tB-ORG\tx", "0\tsays\tO\tx", "", "1\tNo\tO\tx"],
+    ["1-1 EU NNP O", "1-2 is VBZ O"],
+    ["bc/cnn 0 In IN O", "bc/cnn 1 June NN O", "", "bc/cnn 0 we PRP O"],
+])  # fmt: skip
+def test_a_first_column_of_places_beside_a_column_of_words_is_refused(tmp_path, lines):
+    (tmp_path / "a.conll").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match="a.conll: its first column .*must hold the words: leave"):
+        read_conll(tmp_path / "a.conll")
+
+
+def test_numbers_as_words_are_read_where_nothing_else_is_a_word(tmp_path):
+    (tmp_path / "a.conll").write_text("1984 CD O\n7 CD B-X\n\n12 CD O\n")
+    with pytest.raises(ValueError, match="first column"):  # CD might be a word
+        read_conll(tmp_path / "a.conll")
+    (tmp_path / "b.conll").write_text("1984 O\n7 B-X\n\n12 O\n")
+    assert [s.words for s in read_conll(tmp_path / "b.conll")] == [("1984", "7"), ("12",)]
+
+
+def test_words_that_look_like_missing_values_and_blanks_that_are_no_blanks_are_words(tmp_path):
+    odd = ["NA", "null", "nan", "None", "\xa0", "\u3000", "\u2028", "-", "#"]
+    for separator in "\t ":
+        (tmp_path / "a.conll").write_text("".join(f"{word}{separator}O\n" for word in odd))
+        assert read_conll(tmp_path / "a.conll")[0].words == tuple(odd)
+    (tmp_path / "a.conll").write_text("a\tO\nb\t\n")
+    with pytest.raises(ValueError, match="a.conll:2: the last column, the tag, is empty"):
+        read_conll(tmp_path / "a.conll")
+
+
+def test_sentences_may_be_json_lines(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"id": "0", "tokens": ["EU", "null"], "ner_tags": ["B-ORG", "O"]}\n\n'
+                    '{"tokens": ["\xa0"], "ner_tags": ["O"]}\n')
+    split = NerTask(tmp_path, {"train": "train.jsonl"}).read("train")
+    assert [(s.words, s.tags, s.where) for s in split.records] == [
+        (("EU", "null"), ("B-ORG", "O"), f"{path}:1"), (("\xa0",), ("O",), f"{path}:3")]
+    path.write_text('{"words": ["EU", "null"]}\n')
+    assert not NerTask(tmp_path, {"train": "train.jsonl"}, labels=("O",)).read("train").labelled
+
+
+@pytest.mark.parametrize("name, text, message", [
+    ("a.jsonl", '{"tokens": ["a"], "ner_tags": [3]}', r"a.jsonl:1: the tags are \[3\].*names"),
+    ("a.jsonl", '{"tokens": ["a"], "tags": ["O", "O"]}', "a.jsonl:1: 1 words, but 2 tags"),
+    ("a.jsonl", '{"text": "a"}', "a.jsonl:1: expected one key of tokens, words"),
+    ("a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": ["a"]}', "a.jsonl:2: a sentence wi"),
+    ("a.jsonl", '{"tokens": "a b"}', "a.jsonl:1: the words are a b, not a list"),
+    ("a.jsonl", '{"tokens": ["\\ud800"]}', "a.jsonl:1: .*half a surrogate pair"),
+    ("a.csv", "a,O", r"a.csv: words with tags are a file in columns \(.conll\), or .jsonl"),
+])
+def test_other_files_of_words_are_refused_with_their_line(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_tagged(tmp_path / name)
 
 
 @pytest.mark.parametrize("scheme", metrics.SCHEMES)

@@ -1,10 +1,13 @@
 """Rows by column name from TSV, CSV and JSONL, and the errors for files that do not fit."""
 
 import gzip
+import os
 
 import pytest
 
-from bertjax.tasks.tables import read_table
+from bertjax.data import opening
+from bertjax.files import whole_file
+from bertjax.tasks.tables import TableWriter, read_table
 
 
 def write(path, text):
@@ -107,3 +110,51 @@ def test_json_lines_name_the_line_of_a_broken_or_incomplete_object(tmp_path):
 def test_other_kinds_of_files_are_refused_by_name(tmp_path, name):
     with pytest.raises(ValueError, match="a table is a .csv, .tsv or .txt file, or .jsonl with"):
         read_table(write(tmp_path / name, "[]"), ["x"])
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.txt"])
+def test_a_pipe_is_refused_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} is a pipe, socket or device, not a file; write"):
+        read_table(tmp_path / name, ["text"])
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+def test_utf_16_without_a_mark_is_no_text(tmp_path, name):
+    for coding in ("utf-16-le", "utf-16-be"):
+        (tmp_path / name).write_bytes("text,label\na,b\n".encode(coding))
+        with pytest.raises(ValueError, match=f"{name}: this is text in UTF-16"):
+            read_table(tmp_path / name, ["text"])
+    (tmp_path / name).write_bytes(b"text,label\n" + b"a" * 999 + b"\0,b\n")
+    with pytest.raises(ValueError, match=rf"{name}, line 2: a NUL byte, so the file is not"):
+        read_table(tmp_path / name, ["text"])
+
+
+@pytest.mark.parametrize("line, message", [
+    ('{"text": "\\ud800"}', "half a surrogate pair"), ("[" * 100_000, "not JSON"),
+    ('{"text": ' + "9" * 10_000 + "}", "not JSON"), ('["text"]', "expected an object"),
+])
+def test_strange_json_names_its_line(tmp_path, line, message):
+    path = write(tmp_path / "a.jsonl", '{"text": "\\ud83d\\ude00"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=f"a.jsonl:2: .*{message}"):
+        read_table(path, ["text"])
+
+
+def test_a_file_that_grows_out_of_proportion_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "_LEAST", 1 << 16)
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"text\n" + b"a" * (1 << 20)))
+    with pytest.raises(ValueError, match="a.csv.gz unpacks to more than 300 times its size"):
+        read_table(path, ["text"])
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_what_is_written_reads_the_same(tmp_path, kind):
+    rows = [{"a": 'x "y", z', "b": "\u2028 \xa0"}, {"a": "", "b": "é"}, {"a": " '", "b": "NA"}]
+    rows += [{"a": "two\nlines\r", "b": "a\tb"}] * (kind != "tsv")
+    path = tmp_path / f"a.{kind}"
+    with whole_file(path) as file:
+        writer = TableWriter(file, kind, ("a", "b"))
+        for row in rows:
+            writer.write(row)
+    assert [row for _, row in read_table(path, ["a", "b"]).rows] == rows

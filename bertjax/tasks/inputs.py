@@ -1,0 +1,269 @@
+"""Files of questions for a model, and of its answers, for tools/predict.py.
+
+In: a file of lines, a table, CoNLL columns or a SQuAD file, read by the same readers as training
+data, and what the model remembers of its task. Out: `Inputs`; then answers in a file of the same
+form, or of the form that the suffix of the output names.
+"""
+
+import csv
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from bertjax.data.opening import plain_name, read_lines
+from bertjax.tasks.conll import Sentence, read_tagged
+from bertjax.tasks.remembered import ASKED, Remembered
+from bertjax.tasks.squad import SquadTask
+from bertjax.tasks.tables import TableWriter, check_tsv, read_table
+
+Input = str | tuple[str, ...]
+
+COLUMNS = {"fill-mask": ("text",), "classify": ("text",), "qa": ("question", "context"),
+           "next-sentence": ("first", "second")}
+_TABLES = (".csv", ".tsv", ".jsonl")
+_OTHER = (".json", ".ndjson", ".parquet", ".arrow", ".xls", ".xlsx", ".ods", ".pdf", ".docx",
+          ".html", ".xml", ".zip", ".npz", ".pkl")
+_CONLL = (".conll", ".tsv", ".bio", ".iob", ".iob2", ".bioes", ".tags")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is asked, in file order.
+
+    `texts` holds plain lines, or tuples: the texts of a row, the words of a sentence. `lines` [n]
+    says where each stands, `kind` (lines, csv, tsv, jsonl, conll, json) what the file is; `rows`
+    are those of a table, `ids` those of a file that names its questions.
+    """
+
+    texts: list[Input]
+    lines: list[int]
+    kind: str = "lines"
+    columns: tuple[str, ...] = ()
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    sentences: list[Sentence] = field(default_factory=list)
+
+
+def read_inputs(
+    file: str, task: str, memory: Remembered, columns: str | None = None,
+    labels: Sequence[str] = (),
+) -> Inputs:
+    """The inputs of a file for `task`, a name of COLUMNS or 'ner'.
+
+    Args:
+      memory: of the model: columns and files of its task.
+      columns: names of the text columns of a table, with commas, in place of the remembered ones.
+      labels: of the model's head, by which lines that are columns of words and tags are known.
+
+    Raises ValueError with file and line for what does not fit.
+    """
+    path, name = pathlib.Path(file).expanduser(), plain_name(file)
+    suffix = pathlib.PurePath(name).suffix
+    memory = memory if ASKED.get(memory.task) == task else Remembered()
+    own = {pathlib.PurePath(plain_name(str(f))).suffix
+           for f in dict(memory.options.get("files") or {}).values()}
+    if task == "ner" and (suffix in _CONLL or suffix == ".jsonl"
+                          or suffix in own - {".txt", "", ".csv"}):
+        return _sentences(path)
+    if task == "qa" and suffix == ".json":
+        return _squad(path)
+    if suffix in _OTHER or (task, suffix) == ("ner", ".csv"):
+        raise ValueError(f"{file}: cannot be read for {task}; save it as "
+                         + (".conll, .jsonl or .txt" if task == "ner" else ".csv, .tsv, .jsonl or "
+                            ".txt"))
+    if suffix in _TABLES:
+        return _table(path, suffix[1:], task, memory, columns)
+    lines = read_lines(path)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    first = lines[0].strip() if lines else ""
+    if first[:1] == "{" and first[-1:] == "}":
+        raise ValueError(f"{file}:1: looks like JSON lines; call the file .jsonl")
+    if task == "ner":
+        looks = [line.split() for line in lines if line.strip()]
+        if len(looks) > 1 and all(len(cells) > 1 and cells[-1] in labels for cells in looks):
+            return _sentences(path)
+        return Inputs(list(lines), [*range(1, len(lines) + 1)])
+    wanted, _ = (None, None) if task not in COLUMNS else memory.columns()
+    wanted = _given(columns) or wanted
+    if wanted and set(wanted) <= {cell.strip() for cell in first.split("\t")}:
+        return _table(path, "tsv", task, memory, columns)
+    if wanted and "," in first and set(wanted) <= {
+            cell.strip() for cell in next(csv.reader([first]))}:
+        raise ValueError(f"{file}:1: looks like the header of a CSV table; call the file .csv")
+    _check_parts(file, task, lines, len(wanted) if wanted else None)
+    if task == "qa":  # an editor may have cut off the tab before an empty context
+        lines = [line if "\t" in line else f"{line}\t" for line in lines]
+    return Inputs(list(lines), [*range(1, len(lines) + 1)])
+
+
+def _check_parts(file: str, task: str, lines: Sequence[str], wanted: int | None) -> None:
+    """ValueError for plain lines of another number of texts than the task, or the model, takes."""
+    counts = [line.count("\t") + 1 for line in lines]
+    if task == "classify":
+        fits = (wanted,) if wanted else (1, 2)
+        wrong = next((i for i, count in enumerate(counts) if count not in fits), None)
+        takes = f"{wanted or '1 or 2'} text{'s' * (wanted != 1)}"
+    elif task in ("next-sentence", "qa"):
+        several = max(counts, default=1) > 1
+        wrong = next((i for i, count in enumerate(counts)
+                      if count < 2 and not (task == "qa" and several)), None)
+        takes = "two texts separated by a tab"
+    else:
+        return
+    if wrong is not None:
+        raise ValueError(
+            f"{file}:{wrong + 1}: {task} takes {takes} a line, found {counts[wrong]}: "
+            f"{lines[wrong]!r:.80} (a table with a header is called .csv or .tsv, and read by its "
+            "columns)")
+
+
+def _given(columns: str | None) -> tuple[str, ...] | None:
+    return tuple(name.strip() for name in next(csv.reader([columns]))) if columns else None
+
+
+def _table(
+    path: pathlib.Path, kind: str, task: str, memory: Remembered, columns: str | None
+) -> Inputs:
+    remembered, headerless = memory.columns()
+    wanted = _given(columns) or remembered or COLUMNS[task]
+    if remembered and len(wanted) != len(remembered):
+        raise ValueError(f"--columns={columns} names {len(wanted)} columns; the model was "
+                         f"fine-tuned on {len(remembered)} ({', '.join(remembered)})")
+    if len(wanted) not in ((1, 2) if task == "classify" else (len(COLUMNS[task]),)):
+        raise ValueError(f"--columns={columns}: {task} takes {len(COLUMNS[task])}")
+    if kind == "tsv" and headerless is None and not columns and len(COLUMNS[task]) == 2:
+        headerless = wanted  # two columns are a question and its context
+    table = read_table(
+        path, wanted, headerless=headerless if set(wanted) <= set(headerless or ()) else None,
+        remedy=". --columns=NAME, or NAME,NAME for a pair, says which hold the texts")
+    texts: list[Input] = []
+    for line, row in table.rows:
+        values = tuple(row[name] for name in wanted)
+        for name, value in zip(wanted, values, strict=True):
+            if not isinstance(value, str):
+                raise ValueError(f"{path}:{line}: {name} is {value!r:.60}, not text")
+        texts.append(values)
+    key = next((name for name in ("id", "index") if name in table.columns), None)
+    rows = [row for _, row in table.rows]
+    ids = [row.get(key) for row in rows] if key else []
+    return Inputs(texts, [line for line, _ in table.rows], kind, table.columns, rows, ids)
+
+
+def _sentences(path: pathlib.Path) -> Inputs:
+    sentences = read_tagged(path)
+    lines = [int(sentence.where.rpartition(":")[2]) for sentence in sentences]
+    kind = "jsonl" if plain_name(path.name).endswith(".jsonl") else "conll"
+    return Inputs([s.words for s in sentences], lines, kind, sentences=sentences)
+
+
+def _squad(path: pathlib.Path) -> Inputs:
+    questions = SquadTask(path.parent, "2.0", {"file": path.name}).read("file").records
+    return Inputs([(q.question, q.context) for q in questions], [1] * len(questions), "json",
+                  ids=[q.id for q in questions])
+
+
+class Output:
+    """Writes answers in the form of the suffix of `out`, or of the inputs where there is none."""
+
+    def __init__(self, stream: IO[str], out: str | None, task: str, inputs: Inputs,
+                 separator: str = "|"):
+        """Raises ValueError for a form that cannot hold the answers, before any work."""
+        self._stream, self._task, self._inputs, self._done = stream, task, inputs, 0
+        self._separator, self._answers = separator, {}
+        suffix = pathlib.PurePath(out).suffix.lower()[1:] if out else inputs.kind
+        self._kind = {"": "jsonl", "lines": "jsonl"}.get(suffix, suffix)
+        kinds = ["jsonl", "csv", "tsv"]
+        kinds += ["conll"] * (task == "ner") + ["json"] * bool(task == "qa" and inputs.ids)
+        if self._kind not in kinds:
+            raise ValueError(f"--out={out}: the answers of {task} are written as "
+                             f"{', '.join('.' + kind for kind in kinds)}")
+        if self._kind not in ("csv", "tsv"):
+            return
+        two = any("\t" in text if isinstance(text, str) else len(text) > 1
+                  for text in inputs.texts)
+        self._columns = inputs.columns or {
+            "ner": ("words",), "classify": ("text_a", "text_b") if two else ("text",),
+        }.get(task) or COLUMNS[task]
+        if twice := [name for name in _ADDED[task] if name in self._columns]:
+            raise ValueError(f"the input has a column {twice[0]!r} already; rename it, or write "
+                             "--out=FILE.jsonl")
+        if self._kind == "tsv":
+            for number, row in enumerate(map(self._row, range(len(inputs.texts)))):
+                try:
+                    check_tsv(self._columns, [str(row.get(name, "")) for name in self._columns])
+                except ValueError as error:
+                    raise ValueError(f"line {inputs.lines[number]}: {error}") from None
+        self._table: TableWriter | None = None  # the first answer says which columns it needs
+
+    def _row(self, number: int) -> Mapping[str, Any]:
+        if self._inputs.rows:
+            return self._inputs.rows[number]
+        given = self._inputs.texts[number]
+        if self._task == "ner":
+            return {"words": given if isinstance(given, str) else " ".join(given)}
+        parts = given.split("\t", len(self._columns) - 1) if isinstance(given, str) else given
+        return dict(zip(self._columns, parts, strict=False))
+
+    def write(self, answer: Mapping[str, Any]) -> None:
+        """The answer to the next input, as tools/predict.py makes it."""
+        number, self._done = self._done, self._done + 1
+        if self._kind == "jsonl":
+            key = {"id": self._inputs.ids[number]} if self._inputs.ids else {}
+            self._stream.write(json.dumps({**key, **answer}, ensure_ascii=False) + "\n")
+        elif self._kind == "json":
+            self._answers[self._inputs.ids[number]] = answer["text"]
+        elif self._kind == "conll":
+            self._write_tags(number, answer)
+        else:
+            cells = self._cells(answer)
+            if self._table is None:
+                self._table = TableWriter(self._stream, self._kind, (*self._columns, *cells))
+            self._table.write({**self._row(number), **cells})
+
+    def _write_tags(self, number: int, answer: Mapping[str, Any]) -> None:
+        gold = self._inputs.sentences[number].tags if self._inputs.sentences else None
+        columns = [answer["words"], *([gold] if gold else []), answer["tags"]]
+        for cells in zip(*columns, strict=True):
+            check_tsv(["word", "gold", "tag"][: len(cells)], cells)
+            self._stream.write("\t".join(cells) + "\n")
+        self._stream.write("\n")
+
+    def _cells(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns that a table gets, see _ADDED."""
+        if self._task == "ner":
+            return {"prediction": " ".join(answer["tags"])}
+        if self._task == "next-sentence":
+            return {"is_next": answer["is_next"]}
+        if self._task == "fill-mask":
+            best = " ".join(mask[0]["token"] for mask in answer["masks"])
+            return {"prediction": best, "masks": answer["masks"]}
+        if self._task == "qa":
+            names = ("start", "end", "score")
+            return {"prediction": answer["text"], **{name: answer[name] for name in names}}
+        values = answer["labels"]
+        if "label" in answer:
+            best = answer["label"]
+            return {"prediction": best, "probability": values[best],
+                    "probabilities": values}
+        if "chosen" in answer:
+            return {"prediction": self._separator.join(answer["chosen"]),
+                    "probabilities": values}
+        return {"prediction": next(iter(values.values())) if len(values) == 1 else values}
+
+    def close(self) -> None:
+        """Writes what only the end makes whole."""
+        if self._kind == "json":
+            json.dump(self._answers, self._stream, indent=1, ensure_ascii=False)
+            self._stream.write("\n")
+        elif self._kind in ("csv", "tsv") and self._table is None:
+            TableWriter(self._stream, self._kind, self._columns)  # no answer: a header alone
+
+
+_ADDED = {
+    "classify": ("prediction", "probability", "probabilities"),
+    "ner": ("prediction",), "next-sentence": ("is_next",), "fill-mask": ("prediction", "masks"),
+    "qa": ("prediction", "start", "end", "score"),
+}  # fmt: skip

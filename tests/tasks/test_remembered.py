@@ -1,0 +1,87 @@
+"""What a fine-tuned model says of its task in config.json, and the names of tasks."""
+
+import types
+
+import pytest
+
+from bertjax.tasks import job
+from bertjax.tasks.remembered import remembered, task_name, to_remember
+
+
+def test_task_and_options_go_through_a_config_and_come_back(tmp_path):
+    for name, options, columns in (
+        ("squad2.0", {"doc_stride": 64, "files": {"dev": "d.json"}}, None),
+        ("xnli", {"language": ("de", "fr")}, ("sentence1", "sentence2")),
+        ("rte", {}, ("sentence1", "sentence2")),
+        ("table", {"labels": ["a", "b"], "files": {}}, ("text",)),
+        ("table", {"text": ("q", "a"), "labels": ["x", "y"], "files": {}}, ("q", "a")),
+        ("tag", {"labels": ["NN"], "context": "sentence"}, None), ("swag", {}, None),
+    ):
+        result = {"value": 0.5, "best_step": 7, "details": {"best_f1_thresh": -1.5}}
+        task = job.make_task(name, str(tmp_path), options)
+        found = remembered({"finetuned": to_remember(task, result, 64)}, "m")
+        assert (found.task, found.step, found.max_length) == (name, 7, 64)
+        assert found.null_threshold == (-1.5 if name == "squad2.0" else None)
+        assert found.columns()[0] == columns
+        again = job.make_task(found.task, str(tmp_path), found.options)
+        assert vars(again).keys() == vars(task).keys() and again.name == task.name
+
+
+def test_a_table_made_in_python_is_remembered_too(tmp_path):
+    task = job.TableTask(tmp_path, {"dev": "d.csv"}, text="review", labels=("a", "b"))
+    found = remembered({"finetuned": to_remember(
+        task, {"value": 1, "best_step": 2}, 8)}, "m")
+    assert found.columns() == (("review",), None) and found.options["files"] == {"dev": "d.csv"}
+
+
+def test_a_config_that_says_nothing_is_no_memory():
+    for settings in ({}, {"finetuned": None}, {"finetuned": {"task": "xnli_de", "value": 1}}):
+        assert remembered(settings, "m").task is None
+
+
+@pytest.mark.parametrize("given, meant", [
+    ("table", "table"), ("classify", "table"), ("sequence-classification", "table"),
+    ("text_classification", "table"), ("token-classification", "ner"), ("NER", "ner"),
+    ("pos", "tag"), ("SST-2", "sst2"), ("sts-b", "stsb"), ("MNLI", "mnli"), ("CoLA", "cola"),
+    ("SQuAD v2.0", "squad2.0"), ("squad1.1", "squad1.1"), ("multiple-choice", "swag"),
+])
+def test_a_task_is_known_by_its_usual_names(given, meant, tmp_path):
+    assert task_name(given, job.TASKS) == meant
+    options = {"labels": ["a", "b"], "files": {}} if meant in ("table", "ner", "tag") else {}
+    assert job.make_task(given, str(tmp_path), options).kind == meant
+
+
+def test_names_of_no_task_or_of_two_are_answered_with_the_right_ones():
+    with pytest.raises(ValueError, match="'qa': squad1.1, or squad2.0 where questions may have no"):
+        task_name("qa", job.TASKS)
+    with pytest.raises(ValueError, match="unknown task 'regression'; one of cola, sst2"):
+        task_name("regression", job.TASKS)
+
+
+def test_a_task_without_its_options_says_which_file_is_missing_not_what_python_misses(tmp_path):
+    with pytest.raises(ValueError, match="task 'table': missing its option 'files', which file"):
+        job.make_task("table", str(tmp_path))
+    (tmp_path / "t.csv").write_text("text,label\n")
+    with pytest.raises(ValueError, match="t.csv is a file: name the directory that it is in, and"):
+        job.make_task("table", str(tmp_path / "t.csv"))
+    with pytest.raises(ValueError, match="text=5 must name one column or two"):
+        job.make_task("table", str(tmp_path), {"text": 5, "files": {}})
+
+
+def test_a_threshold_that_options_name_counts_before_the_stored_one(monkeypatch, tmp_path):
+    seen = []
+
+    def tuner(task, *_):
+        seen.append(task.null_threshold)
+        raise KeyboardInterrupt
+
+    source = types.SimpleNamespace(
+        settings={"finetuned": {"task": "squad2.0", "null_threshold": -3}}, directory="m")
+    monkeypatch.setattr(job, "Pretrained", lambda _: types.SimpleNamespace(
+        source=source, labels=lambda: (), config=None, tokenizer=None))
+    monkeypatch.setattr(job, "load_tokenizer", lambda _: None, raising=False)
+    monkeypatch.setattr(job, "FineTuner", tuner)
+    for options in ({}, {"null_threshold": 2.0}):
+        with pytest.raises(KeyboardInterrupt):
+            job.evaluate(job.make_task("squad2.0", str(tmp_path), options), "m")
+    assert seen == [-3.0, 2.0]
