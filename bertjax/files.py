@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import tempfile
 import time
@@ -64,31 +65,75 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
 def whole_directory(target: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
     """A temporary directory beside `target` that becomes it when the block ends without an error.
 
+    What a killed process has left of an earlier attempt is removed; where it was killed between
+    taking away the old directory and putting the new one in its place, the old one comes back.
+
     Raises:
       FileExistsError: `target` exists, is not empty, and `overwrite` is False.
     """
     target = Path(target).expanduser().absolute()
+    if target.parent.is_dir():
+        with _locked(target.parent):
+            _remove_orphans(target)
     occupied = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if occupied and not overwrite:
         raise FileExistsError(f"{target} exists and is not empty; choose another, or overwrite it")
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    with contextlib.ExitStack() as held:
+        with _locked(target.parent):
+            temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+            held.enter_context(_locked(temporary))  # until this process ends, however it does
+        yield from _filled(temporary, target)
+
+
+def _filled(temporary: Path, target: Path) -> Iterator[Path]:
     try:
         yield temporary
         # mkdtemp and safetensors keep what they make for its owner alone.
         temporary.chmod(0o777 & ~_umask())
         for path in temporary.rglob("*"):
             path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-            os.replace(target, old / "it")
-            os.replace(temporary, target)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, target)
+        with _locked(target.parent):
+            if target.exists():
+                old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+                os.replace(target, old / "it")
+                os.replace(temporary, target)
+                shutil.rmtree(old)
+            else:
+                os.replace(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _remove_orphans(target: Path) -> None:
+    """Temporary directories of `whole_directory(target)` whose process has ended."""
+    name = re.compile(re.escape(f".{target.name}.") + r"(old\.)?[a-z0-9_]{8}")
+    for path in target.parent.iterdir():
+        if not name.fullmatch(path.name) or not path.is_dir() or path.is_symlink():
+            continue
+        with _locked(path, wait=False) as free:
+            if not free:
+                continue
+            if (path / "it").is_dir() and not target.exists():
+                os.replace(path / "it", target)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, wait: bool = True) -> Iterator[bool]:
+    """The kernel's lock on a directory, which ends with the process; False where another process
+    holds it or the file system has no such locks."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            free = True
+        except OSError:
+            free = False
+        yield free
+    finally:
+        os.close(handle)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -226,3 +226,32 @@ def test_without_locks_the_first_rename_wins(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fcntl.flock", no_locks)
     assert make_once(tmp_path / "out", make, "it") == tmp_path / "out"
+
+
+def test_what_a_killed_process_left_of_a_directory_is_removed_by_the_next(tmp_path):
+    program = ("import sys, time\nfrom bertjax.files import whole_directory\n"
+               "with whole_directory(sys.argv[1], True) as directory:\n"
+               "    print(directory, flush=True)\n    time.sleep(600)")
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "m")], text=True,
+                          stdout=subprocess.PIPE) as process:
+        try:
+            left = type(tmp_path)(process.stdout.readline().strip())
+            with whole_directory(tmp_path / "m") as directory:
+                (directory / "x").write_text("1")
+            assert left.is_dir()  # of a process that lives
+        finally:
+            process.kill()
+    (tmp_path / ".m.mine").mkdir()  # of somebody else
+    with whole_directory(tmp_path / "m", overwrite=True) as directory:
+        (directory / "x").write_text("2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".m.mine", "m"]
+
+
+def test_a_directory_that_was_taken_away_by_a_killed_process_comes_back(tmp_path):
+    old = tmp_path / ".m.old.abcd0123" / "it"
+    old.mkdir(parents=True)
+    (old / "x").write_text("1")
+    with pytest.raises(FileExistsError), whole_directory(tmp_path / "m"):
+        pass
+    assert (tmp_path / "m" / "x").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]

@@ -1,5 +1,6 @@
 """What `pip install` gives: contents of the wheel, and its commands away from any checkout."""
 
+import ast
 import configparser
 import importlib.util
 import os
@@ -181,3 +182,12 @@ def test_from_text_to_an_answer_with_the_installed_commands(installed, tmp_path)
                        "--text=the red [MASK] .")
     assert '"token"' in answer
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_type_checkers_see_every_name_of_the_package_where_it_is():
+    tree = ast.parse(pathlib.Path(bertjax.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    assert block.test.id == "TYPE_CHECKING"
+    assert {name.asname: node.module for node in block.body for name in node.names} == (
+        bertjax._HOMES)
+    assert isinstance(bertjax.LoadedModel, type)

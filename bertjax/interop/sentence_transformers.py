@@ -65,7 +65,7 @@ def read(directory: Path) -> SentenceSettings | None:
             settings = settings._replace(normalise=True)
         elif kind != "Dropout":  # it does nothing in prediction
             raise LoadError(
-                f"{directory / 'modules.json'}: module {number}, {kind or module!r:.80}, is not "
+                f"{directory / 'modules.json'}: module {number}, {kind or module}, is not "
                 "supported there; to use the encoder without it, copy the model's files without "
                 "modules.json")
     prompts = directory / "config_sentence_transformers.json"
@@ -82,6 +82,9 @@ def _transformer(directory: Path) -> dict[str, Any]:
     if unknown := [name for name, value in values.items() if value and name not in known]:
         raise LoadError(f"{path}: {', '.join(unknown)} not supported")
     length = values.get("max_seq_length")
+    if length is None and (directory / "tokenizer_config.json").is_file():
+        stored = _json(directory / "tokenizer_config.json", dict).get("model_max_length")
+        length = stored if type(stored) is int and 3 <= stored < 10**6 else None
     if length is not None and (type(length) is not int or length < 3):
         raise LoadError(f"{path}: max_seq_length={length!r:.40} must be a number of tokens, 3 or "
                         "more, or null")

@@ -16,7 +16,8 @@ safetensors being read by hand:
     function = jax.export.deserialize(open("model.stablehlo", "rb").read())
     outputs = function.call(read("model.safetensors"), input_ids, attention_mask, token_type_ids)
 
-The three inputs are int32 [batch, length] with length <= max_position_embeddings. JAX keeps such
+The three inputs are int32 [batch, length]; length is at most the `max_length` of export.json, the
+positions of the model (JAX refuses longer rows with "Error refining shapes"). JAX keeps such
 files readable for at least six months and writes the version into them.
 """
 
@@ -26,7 +27,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,7 @@ def export_model(
         (directory / "export.json").write_text(json.dumps({
             "model": type(model).__name__,
             "inputs": ["weights", "input_ids", "attention_mask", "token_type_ids"],
+            "max_length": model.config.max_position_embeddings,
             "platforms": list(platforms),
             "jax": jax.__version__,
             "config": dataclasses.asdict(model.config),
@@ -95,11 +97,26 @@ def export_model(
     return difference
 
 
-def load_exported(directory: str | Path) -> tuple[Any, dict[str, np.ndarray]]:
+class Exported(NamedTuple):
+    """An exported function and the longest rows that it takes."""
+
+    function: export.Exported
+    max_length: int
+
+    def call(self, weights: Mapping[str, Any], *inputs: Any) -> Any:
+        """The outputs for ids, mask and types [B, T]. Raises ValueError for longer rows."""
+        if (length := np.shape(inputs[0])[-1]) > self.max_length:
+            raise ValueError(f"rows of {length} tokens; this model has {self.max_length} positions")
+        return self.function.call(weights, *inputs)
+
+
+def load_exported(directory: str | Path) -> tuple[Exported, dict[str, np.ndarray]]:
     """(exported function, its weights): call as function.call(weights, ids, mask, types)."""
     directory = Path(directory)
     function = export.deserialize((directory / "model.stablehlo").read_bytes())
-    return function, read_safetensors(directory / "model.safetensors")
+    config = json.loads((directory / "export.json").read_text(encoding="utf-8"))["config"]
+    return (Exported(function, config["max_position_embeddings"]),
+            read_safetensors(directory / "model.safetensors"))
 
 
 def compare(loaded: LoadedModel, directory: str | Path) -> float:

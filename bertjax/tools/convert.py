@@ -20,8 +20,9 @@ import numpy as np
 
 from bertjax.data.opening import read_lines
 from bertjax.interop.huggingface import model_card, write_directory
-from bertjax.interop.loading import TASKS, LoadedModel, load_model
+from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, load_model
 from bertjax.interop.names import LoadError
+from bertjax.model.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.model.paths import flatten
 from bertjax.tools.arguments import make_parser, refusals
 
@@ -144,7 +145,7 @@ def convert(
     started = time.monotonic()
     before = load_model(source, task)
     count = sum(x.size for x in jax.tree.leaves(before.params))
-    name = type(before.model).__name__
+    name = architecture(before)
     say(f"read    {source}: {name}, {count / 1e6:,.1f} M parameters, "
         f"{time.monotonic() - started:.1f} s")
     after = before
@@ -170,6 +171,14 @@ def convert(
     return difference
 
 
+def architecture(loaded: LoadedModel) -> str:
+    """transformers' class for a model: the one that its config.json names, where that has these
+    parameters (BertLMHeadModel), else the class of heads.py."""
+    kind = type(loaded.model)
+    return next((name for name in loaded.settings.get("architectures") or ()
+                 if ARCHITECTURES.get(name) is kind), kind.__name__)
+
+
 def _check_bits(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
     ours, theirs = flatten(written), flatten(read)
     different = [path for path in ours if not np.array_equal(ours[path], theirs.get(path))]
@@ -182,10 +191,9 @@ def _card(loaded: LoadedModel, source: str) -> str:
     recipe = {k: run[k] for k in ("phases", "batch_size", "seed") if run.get(k)}
     recipe |= {f"optimizer.{k}": v for k, v in (run.get("optimizer") or {}).items()}
     count = sum(x.size for x in jax.tree.leaves(loaded.params))
-    architecture = type(loaded.model).__name__
-    masked = architecture in ("BertForPreTraining", "BertForMaskedLM")
+    masked = isinstance(loaded.model, BertForPreTraining | BertForMaskedLM)
     return model_card(
-        Path(source).name, architecture,
+        Path(source).name, architecture(loaded),
         f"{count / 1e6:.1f} M parameters, converted from `{Path(source).name}`.",
         recipe=recipe, fill_mask=masked and not loaded.config.is_decoder)
 

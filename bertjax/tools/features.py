@@ -20,6 +20,7 @@ from bertjax import inference
 from bertjax.data.opening import read_lines
 from bertjax.files import whole_file
 from bertjax.interop.loading import load_model
+from bertjax.interop.sentence_transformers import POOLINGS
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.tools.arguments import make_parser, refusals
 
@@ -31,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--file", required=True, metavar="FILE", help="texts, one a line")
     parser.add_argument("--out", required=True, metavar="FILE", help=".jsonl or .npz")
     parser.add_argument("--layers", default="-1", help="list indices; 0 is the embeddings")
-    parser.add_argument("--pooling", choices=("mean", "cls"), help="one vector a sentence instead")
+    parser.add_argument("--pooling", choices=("model", *POOLINGS), help="one vector a sentence "
+                        "instead; model: as its sentence-transformers files say (else the mean)")
     parser.add_argument("--batch_size", type=int, default=32, help="rows")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     options = parser.parse_args(arguments)
@@ -51,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                                 reinitialise_head=True)  # the pooler is not used here
             if options.pooling:
                 results = inference.sentence_embeddings(
-                    loaded, texts, options.pooling, batch_size=options.batch_size)
+                    loaded, texts, None if options.pooling == "model" else options.pooling,
+                    batch_size=options.batch_size)
             else:
                 results = inference.layer_outputs(loaded, texts, layers, options.batch_size)
             if out.suffix == ".npz":

@@ -96,10 +96,10 @@ def _answer(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict
     return rows
 
 
-# task -> (answers, the model that load_model makes; None = what the checkpoint says)
-TASKS: dict[str, tuple[Callable[..., list[dict]], str | None]] = {
-    "fill-mask": (_fill, None),
-    "next-sentence": (_next, "pretraining"),
+# task -> (answers, the task of load_model, which asks for the heads of these answers alone)
+TASKS: dict[str, tuple[Callable[..., list[dict]], str]] = {
+    "fill-mask": (_fill, "mlm"),
+    "next-sentence": (_next, "next-sentence"),
     "classify": (_classify, "sequence-classification"),
     "ner": (_tag, "token-classification"),
     "qa": (_answer, "question-answering"),

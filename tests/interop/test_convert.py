@@ -108,3 +108,15 @@ def test_stablehlo_gives_the_live_models_outputs_at_any_shape_without_bertjax(tm
         theirs = function.call(weights, ids, ids * 0 + 1, ids % 2)
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_rows_beyond_the_positions_of_an_export_are_refused(tmp_path):
+    pytest.importorskip("flatbuffers", reason="jax.export writes its files with flatbuffers")
+    from bertjax.interop.stablehlo import load_exported
+
+    convert(GOLDEN, "stablehlo", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["max_length"] == 16
+    function, weights = load_exported(tmp_path / "out")
+    ids = np.zeros((1, 17), np.int32)
+    with pytest.raises(ValueError, match="rows of 17 tokens; this model has 16 positions"):
+        function.call(weights, ids, ids, ids)

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import zipfile
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from bertjax.interop import load_model
 from bertjax.interop.huggingface import normalise_names, read_safetensors, read_state_dict
 from bertjax.interop.names import LoadError
-from bertjax.interop.torch_pickle import read_torch_pickle
+from bertjax.interop.torch_pickle import read_torch_pickle, torch_headers
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 TOLERANCE = 1e-4  # absolute, float32 on the CPU against torch's float32
@@ -122,3 +123,27 @@ def test_sharded_safetensors_and_a_missing_shard(tmp_path):
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(LoadError, match="model-00002-of-00002"):
         load_model(tmp_path)
+
+
+@pytest.mark.parity
+def test_a_small_file_cannot_ask_for_much_memory(tmp_path):
+    torch = pytest.importorskip("torch")
+    for old in (False, True):
+        torch.save({"x": torch.zeros(1).expand(10**12)}, tmp_path / "x.bin",
+                   _use_new_zipfile_serialization=not old)
+        for read in (read_torch_pickle, torch_headers):
+            with pytest.raises(LoadError, match=r"x.bin: .*\(1000000000000,\) repeats the 1 elem"):
+                read(tmp_path / "x.bin")
+    with zipfile.ZipFile(GOLDEN / "zip.bin") as packed, zipfile.ZipFile(
+            tmp_path / "deflated.bin", "w", zipfile.ZIP_DEFLATED) as deflated:
+        for name in packed.namelist():
+            deflated.writestr(name, packed.read(name) + bytes(10**6))
+    with pytest.raises(LoadError, match="deflated.bin: its entries are larger than the file"):
+        read_torch_pickle(tmp_path / "deflated.bin")
+
+
+@pytest.mark.parametrize("name", ["zip.bin", "legacy.bin"])
+def test_headers_are_those_of_the_arrays(name):
+    arrays = read_torch_pickle(GOLDEN / name)
+    assert torch_headers(GOLDEN / name) == {
+        name: (array.shape, array.dtype) for name, array in arrays.items()}

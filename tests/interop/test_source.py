@@ -389,3 +389,151 @@ def test_a_tokenizer_is_kept_for_the_copy(tmp_path):
     assert open_source(tmp_path / "copy").require_tokenizer().vocab == tuple(WORDS)
     with pytest.raises(LoadError, match="holds no tokenizer"):
         open_source(GOLDEN).require_tokenizer()
+
+
+# --- heads that an answer needs
+
+
+HEADS = {
+    "nsp": {"cls.seq_relationship.weight": (2, 24), "cls.seq_relationship.bias": (2,)},
+    "classifier": {"classifier.weight": (3, 24), "classifier.bias": (3,)},
+    "choice": {"classifier.weight": (1, 24), "classifier.bias": (1,)},
+    "qa": {"qa_outputs.weight": (2, 24), "qa_outputs.bias": (2,)},
+}
+
+
+@pytest.mark.parametrize("architecture, parts, asked, settings", [
+    ("BertModel", (), None, {}),
+    ("BertForMaskedLM", ("mlm",), "fill-mask", {}),
+    ("BertLMHeadModel", ("mlm",), "fill-mask", {"is_decoder": True}),
+    ("BertForPreTraining", ("mlm", "nsp"), "next-sentence", {}),
+    ("BertForNextSentencePrediction", ("nsp",), "next-sentence", {}),
+    ("BertForSequenceClassification", ("classifier",), "classify", {}),
+    ("BertForTokenClassification", ("classifier",), "ner", {}),
+    ("BertForMultipleChoice", ("choice",), None, {}),
+    ("BertForQuestionAnswering", ("qa",), "qa", {}),
+])  # fmt: skip
+def test_every_class_of_transformers_predicts_and_converts_with_its_own_heads_alone(
+        tmp_path, capsys, architecture, parts, asked, settings):
+    rng = np.random.default_rng(0)
+    arrays = {k: v for k, v in state().items() if k.startswith("bert.")}
+    arrays |= {k: v for k, v in state().items() if "mlm" in parts and "predictions" in k}
+    for part in parts:
+        arrays |= {name: rng.normal(size=shape).astype(np.float32)
+                   for name, shape in HEADS.get(part, {}).items()}
+    model = directory(tmp_path / "m", arrays, {"architectures": [architecture]} | settings)
+    convert.main([f"--from={model}", f"--out={tmp_path / 'out'}"])
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [
+        architecture]
+    before, after = read_state_dict(model), read_state_dict(tmp_path / "out")
+    assert {k: v.tolist() for k, v in after.items() if k in before} == {
+        k: v.tolist() for k, v in before.items() if k in after} and set(after) <= set(before)
+    capsys.readouterr()
+    if asked is None:
+        return
+    text = {"fill-mask": "the [MASK]", "next-sentence": "the cat\tsat", "classify": "the cat",
+            "ner": "the cat", "qa": "the cat\tsat on the mat"}[asked]
+    predict.main([f"--model={tmp_path / 'out'}", f"--task={asked}", f"--text={text}"])
+    assert json.loads(capsys.readouterr().out)
+    other = "classify" if asked == "qa" else "qa"
+    with pytest.raises(SystemExit, match=r"(?s)missing.*The encoder fits; the heads .* are: "):
+        predict.main([f"--model={model}", f"--task={other}", "--text=the cat\tsat"])
+
+
+def test_classifier_dropout_is_obeyed_and_kept(tmp_path):
+    model = classifier(tmp_path / "m", classifier_dropout=0.4, hidden_dropout_prob=0.0,
+                       attention_probs_dropout_prob=0.0)
+    convert.main([f"--from={model}", f"--out={tmp_path / 'out'}"])
+    again = load_model(tmp_path / "out")
+    assert again.config.classifier_dropout == 0.4
+    row = np.array([[2, 5, 6, 3]])
+    apply = jax.jit(lambda model, key: model.apply(
+        {"params": again.params}, row, row * 0 + 1, dropout_key=key), static_argnums=0)
+    plain = again.model.clone(config=again.config.__class__(
+        **{**again.config.__dict__, "classifier_dropout": 0.0}))
+    keys = [jax.random.key(i) for i in range(2)]
+    assert not np.array_equal(apply(again.model, keys[0]), apply(again.model, keys[1]))
+    assert np.array_equal(apply(plain, keys[0]), apply(plain, keys[1]))
+
+
+# --- directories of sentence-transformers
+
+
+def sentence_directory(path, pooling=None, modules=("Transformer", "Pooling", "Normalize"),
+                       transformer=None, **more):
+    model = directory(path)
+    names = ["", "1_Pooling", "2_Normalize", "3_Dense"]
+    (path / "modules.json").write_text(json.dumps([
+        {"idx": i, "path": names[i], "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(modules)]))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(
+        pooling or {"pooling_mode_mean_tokens": True}))
+    (path / "sentence_bert_config.json").write_text(json.dumps(
+        transformer or {"max_seq_length": 6, "do_lower_case": False}))
+    for name, content in more.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return model
+
+
+@pytest.mark.parametrize("pooling, expected", [
+    ({"pooling_mode_mean_tokens": True}, lambda s: s.mean(0)),
+    ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, lambda s: s[0]),
+    ({"pooling_mode_max_tokens": True, "word_embedding_dimension": 24}, lambda s: s.max(0)),
+    ({"pooling_mode_mean_sqrt_len_tokens": True}, lambda s: s.sum(0) / len(s) ** 0.5),
+    ({"pooling_mode": "cls"}, lambda s: s[0]),
+    ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+     lambda s: np.concatenate([s[0], s.mean(0)])),
+])  # fmt: skip
+def test_embeddings_are_those_that_the_directory_describes(tmp_path, pooling, expected):
+    model = sentence_directory(tmp_path / "m", pooling)
+    texts = ["the cat", "the cats sat on the mat . the cat"]
+    found = inference.sentence_embeddings(model, texts)
+    for text, vector in zip(texts, found, strict=True):
+        loaded = load_model(model, "features")
+        ids = [2, *loaded.tokenizer.encode(text)[:4], 3]  # of 6 tokens
+        row = np.array([ids])
+        states = np.asarray(loaded(row, row * 0 + 1, row * 0)[0])[0]
+        wanted = expected(states)
+        np.testing.assert_allclose(vector, wanted / np.linalg.norm(wanted), atol=1e-5)
+    features.main([f"--model={model}", "--pooling=model", f"--out={tmp_path / 'x.npz'}",
+                   f"--file={_lines(tmp_path, texts)}"])
+    np.testing.assert_allclose(np.load(tmp_path / "x.npz")["embeddings"], found, atol=1e-6)
+
+
+def _lines(folder, texts):
+    (folder / "texts.txt").write_text("\n".join(texts) + "\n")
+    return folder / "texts.txt"
+
+
+def test_the_callers_choice_comes_before_the_directorys(tmp_path):
+    model = load_model(sentence_directory(tmp_path / "m"), "features")
+    cls = inference.sentence_embeddings(model, "the cat", pooling="cls", normalise=False)
+    row = np.array([[2, 5, 6, 3]])
+    np.testing.assert_allclose(cls, np.asarray(model(row, row * 0 + 1)[0])[0, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"modules": ("Transformer", "Pooling", "Normalize", "Dense")}, "module 3, Dense, is not supp"),
+    ({"modules": ("Pooling", "Transformer")}, "module 0, Pooling, is not supported there"),
+    ({"pooling": {"pooling_mode_lasttoken": True}}, "pooling pooling_mode_lasttoken is not supp"),
+    ({"pooling": {"pooling_mode": "weightedmean"}}, "pooling weightedmean is not supported, only"),
+    ({"transformer": {"max_seq_length": "long"}}, "max_seq_length='long' must be a number"),
+    ({"transformer": {"max_seq_length": 8, "chunks": 3}}, "chunks not supported"),
+    ({"config_sentence_transformers": {"default_prompt_name": "query"}}, "default_prompt_name="),
+])  # fmt: skip
+def test_what_is_not_done_of_a_directory_is_refused_by_name(tmp_path, change, message):
+    with pytest.raises(LoadError, match=message):
+        load_model(sentence_directory(tmp_path / "m", **change))
+
+
+def test_the_encoder_of_an_old_directory_is_in_its_own_folder(tmp_path):
+    model = sentence_directory(tmp_path / "m")
+    (model / "0_Transformer").mkdir()
+    for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json",
+                 "sentence_bert_config.json"):
+        (model / name).rename(model / "0_Transformer" / name)
+    modules = json.loads((model / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (model / "modules.json").write_text(json.dumps(modules))
+    assert load_model(model).sentence.max_length == 6

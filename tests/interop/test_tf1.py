@@ -9,6 +9,7 @@ import pytest
 
 from bertjax.interop import LoadError, load_model
 from bertjax.interop.tf1 import crc32c, find_prefix, read_index, read_variables, snappy_decompress
+from tests.interop import tf1_writer
 
 HERE = Path(__file__).resolve().parent
 GOLDEN_TF1, GOLDEN = HERE / "golden_tf1", HERE / "golden"
@@ -101,3 +102,59 @@ def test_snappy():
     for broken in (packed[:-1], bytes([16]) + packed[1:], bytes([4, (4 << 2) | 1, 4])):
         with pytest.raises((LoadError, IndexError)):
             snappy_decompress(broken)
+
+
+@pytest.fixture
+def rewritten(tmp_path):
+    """A function that writes the golden checkpoint again with more variables, or in slices."""
+    def write(more=(), partitioned=None, change=lambda variables: variables):
+        variables = read_variables(GOLDEN_TF1 / "bert_model.ckpt") | dict(more)
+        shutil.copy(GOLDEN_TF1 / "bert_config.json", tmp_path)
+        tf1_writer.write(tmp_path / "bert_model.ckpt", change(variables), partitioned)
+        return tmp_path
+
+    return write
+
+
+def same_as_golden(path):
+    jax.tree.map(np.testing.assert_array_equal, load_model(path).params,
+                 load_model(GOLDEN_TF1).params)
+
+
+@pytest.mark.parametrize("slot", [
+    "BERTAdam", "BERTAdam_1", "AdamWeightDecayOptimizer_1", "Momentum", "RMSProp_1",
+    "ExponentialMovingAverage", "accumulator/0"])
+def test_whatever_stands_below_a_weight_is_a_slot_of_an_optimizer(rewritten, slot):
+    weights = read_variables(GOLDEN_TF1 / "bert_model.ckpt")
+    same_as_golden(rewritten({f"{name}/{slot}": array * 0 for name, array in weights.items()} | {
+        "global_step_7": np.array(3, np.int64), "learning_rate": np.array(0.1, np.float32)}))
+
+
+@pytest.mark.parametrize("rows", [(37,), (13, 12, 12), (1, 36)])
+def test_partitioned_variables_are_read_whole(rewritten, rows):
+    words = "bert/embeddings/word_embeddings"
+    same_as_golden(rewritten({f"{words}/Adam": np.ones((37, 24), np.float32)},
+                             {words: rows, f"{words}/Adam": rows}))
+
+
+def test_more_rows_than_one_byte_of_a_key_holds_keep_their_order(tmp_path):
+    array = np.arange(600, dtype=np.float32).reshape(300, 2)
+    tf1_writer.write(tmp_path / "x", {"w": array}, {"w": (63, 1, 136, 100)})
+    assert np.array_equal(read_variables(tmp_path / "x")["w"], array)
+
+
+def test_parts_that_were_saved_as_variables_are_one(rewritten):
+    words = "bert/embeddings/word_embeddings"
+
+    def parts(variables):
+        whole = variables.pop(words)
+        return variables | {f"{words}/part_{i}": whole[i * 13 : (i + 1) * 13] for i in range(3)}
+
+    same_as_golden(rewritten(change=parts))
+
+
+def test_slices_that_are_missing_are_said(tmp_path):
+    array = np.ones((4, 2), np.float32)
+    tf1_writer.write(tmp_path / "x", {"w": array}, {"w": (2,)})
+    with pytest.raises(LoadError, match="the slices of variable w are not the whole of it"):
+        read_variables(tmp_path / "x")
