@@ -46,7 +46,8 @@ _BERT_CLASSES = re.compile(
 # tokenizer.json: the caller cuts and pads, and a decoder makes text.
 _JSON_KEYS = {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
               "post_processor", "decoder", "model"}
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_MATCHING = ("single_word", "lstrip", "rstrip", "normalized")  # change which text a token takes
+_FLAGS = (*_MATCHING, "special")
 _LONGEST_WORD = 1 << 16
 # `tokenizers` writes this limit into every BERT file; the original, and so such a file, means 200.
 _LIBRARY_WORD_CHARS = 100
@@ -67,8 +68,8 @@ def read_settings(directory: Path) -> dict[str, Any]:
             raise ValueError(
                 f"{source}: {name}={stored[name]!r} is another tokenization than "
                 f"BERT's, which has {ours!r}: its ids would not be those of this model")
-    usual = {*special_names(stored, source).values(), *(names[0] for names in USUAL_NAMES.values())}
-    if kept_whole := set(_strings(stored.get("never_split") or (), "never_split", source)) - usual:
+    if kept_whole := (set(_strings(stored.get("never_split") or (), "never_split", source))
+                      - _usual_names(stored, source)):
         raise ValueError(f"{source}: never_split={sorted(kept_whole)} is not supported; make them "
                          "added tokens (add_tokens of transformers), which are kept whole")
     if stored.get("truncation_side") == "left":
@@ -99,6 +100,11 @@ def special_names(stored: Mapping[str, Any], source: Path) -> dict[str, str]:
     """{name of SPECIAL_NAMES: token}, as far as stored."""
     return {key: _content(stored[key], key, source) for key in SPECIAL_NAMES
             if stored.get(key) is not None}
+
+
+def _usual_names(stored: Mapping[str, Any], source: Path) -> set[str]:
+    return {*special_names(stored, source).values(),
+            *(name for names in USUAL_NAMES.values() for name in names)}
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -180,6 +186,8 @@ def with_added_tokens(description: dict[str, Any], stored: Mapping[str, Any], di
     ids = piece_ids(description, source)
     added: dict[str, dict[str, Any]] = {}
     places = {i: piece for piece, i in ids.items()}
+    config = directory / CONFIG_FILE
+    usual = _usual_names(stored, config)
 
     def add(entry: dict[str, Any], file: Path) -> None:
         token, i = entry["content"], entry["id"]
@@ -188,12 +196,17 @@ def with_added_tokens(description: dict[str, Any], stored: Mapping[str, Any], di
             raise ValueError(f"{file}: the added token {token!r} has the id {i}, which is "
                              + (f"{known} in {source}" if known != i else
                                 f"that of {places[i]!r} in {source}"))
-        added.setdefault(token, entry)
+        other = added.setdefault(token, entry)
+        # BERT's special tokens are not looked for in a text, and models in use differ there.
+        differ = [flag for flag in _MATCHING if other[flag] != entry[flag]]
+        if differ and token not in usual:
+            raise ValueError(f"{file}: {differ[0]} of the added token {token!r} is "
+                             f"{entry[differ[0]]} here and {other[differ[0]]} elsewhere; make them "
+                             "agree")
         places[i] = token
 
     for entry in description["added_tokens"] or ():
         add(_entry(entry, None, source), source)
-    config = directory / CONFIG_FILE
     decoder = stored.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         raise ValueError(f"{config}: added_tokens_decoder must map ids to tokens")
@@ -201,7 +214,7 @@ def with_added_tokens(description: dict[str, Any], stored: Mapping[str, Any], di
         add(_entry(entry, number, config), config)
     special = _further_specials(stored, config)
     for token, number in read_object(directory / ADDED_FILE).items():
-        extra = special.get(token)
+        extra = added.get(token) or special.get(token)
         add(_entry(extra or {"content": token, "normalized": True}, number,
                    directory / ADDED_FILE), directory / ADDED_FILE)
     for token, entry in special.items():

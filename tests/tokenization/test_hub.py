@@ -311,6 +311,7 @@ def changed(**model):
     (description(added_tokens=[token("the", 7)]), "'the' has the id 7, which is 5"),
     (description(added_tokens=[token("x", 5)]), "'x' has the id 5, which is that of 'the'"),
     (description(added_tokens=[token("", 29)]), "must be a token"),
+    (description(added_tokens=[token("x", 29), token("x", 29, rstrip=True)]), "rstrip of the"),
     (description(added_tokens=[token("x", 29, lstrip=1)]), "lstrip of the added token 'x'"),
     (description(truncation={"direction": "Left"}), "truncation.direction=Left"),
 ])
