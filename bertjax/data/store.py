@@ -253,7 +253,11 @@ class TokenStore:
 
     def load_tokenizer(self) -> Any:
         """The tokenizer that the ids were made with; ValueError where the store's differs."""
-        tokenizer, recorded = load_tokenizer(self.tokenizer_directory), self.manifest["tokenizer"]
+        recorded = self.manifest["tokenizer"]
+        try:
+            tokenizer = load_tokenizer(self.tokenizer_directory)
+        except FileNotFoundError as error:
+            raise ValueError(str(error)) from None
         found = {name: getattr(tokenizer, name) for name in TOKENIZER_FIELDS}
         if differing := [f"{name} {found[name]!r}, was {recorded[name]!r}"
                          for name in TOKENIZER_FIELDS if found[name] != recorded[name]]:

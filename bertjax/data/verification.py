@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import mmap
 import os
 import tempfile
 import warnings
@@ -77,7 +78,8 @@ def map_file(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
             f"is damaged or was copied in part; {_REMEDY}")
     if not length:
         return np.empty(0, dtype)
-    return np.asarray(np.memmap(path, dtype, "r", shape=(length,)))
+    with open(path, "rb") as file:  # np.memmap takes four times as long
+        return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), dtype)
 
 
 def hash_file(path: Path) -> Any:
