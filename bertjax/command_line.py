@@ -1,33 +1,188 @@
 """The command line of a run as text: short forms written out, unknown settings refused.
 
-In: arguments as the shell gave them. Out: those that absl's flags and config_flags understand.
+In: arguments as the shell gave them. Out: those that absl's flags and config_flags understand, each
+setting once; parsed flags, or a refusal that names the flag, or the config file and its line.
 """
 
+import difflib
 import pathlib
+import traceback
 from collections.abc import Sequence
 
-from bertjax.config import check_name, nearest
+from absl import flags
+
+from bertjax import config as settings
+from bertjax.config import nearest
+
+# The command line that config_flags looks for settings in, once parse_flags has read it.
+ARGUMENTS: list[str] = []
+# What other programs call the flags of this one.
+FLAG_ALIASES = {"output_dir": "workdir", "outdir": "workdir", "logdir": "workdir",
+                "save_dir": "workdir", "cfg": "config"}
+# What the original, transformers and others call the settings of this one.
+_PHASES = "phases=((STEPS, LENGTH),)"
+ALIASES = {alias: setting for setting, aliases in {
+    _PHASES: "steps max_steps num_steps total_steps train_steps num_train_steps training_steps "
+             "seq_length max_seq_len sequence_length",
+    f"task.epochs (fine-tuning), or --config.{_PHASES} (pre-training)":
+        "epoch epochs num_epochs num_train_epochs max_epochs",
+    f"task.max_length (fine-tuning), or --config.{_PHASES} (pre-training)":
+        "max_len max_seq_length model_max_length",
+    "optimizer.learning_rate": "lr peak_lr max_lr",
+    "optimizer.warmup_steps (pre-training), or --config.task.warmup (fine-tuning)":
+        "warmup num_warmup_steps warmup_ratio warmup_proportion",
+    "optimizer.schedule": "lr_scheduler_type lr_schedule",
+    "optimizer.weight_decay": "wd decay",
+    "optimizer.clip_norm": "max_grad_norm grad_clip clip clip_grad gradient_clip",
+    "optimizer.eps": "adam_epsilon epsilon",
+    "optimizer.b1": "adam_beta1 beta1",
+    "optimizer.b2": "adam_beta2 beta2",
+    "optimizer.name": "optim optimizer",
+    "batch_size": "bs train_batch_size global_batch_size per_device_train_batch_size",
+    "accumulation": "gradient_accumulation_steps accumulation_steps grad_accum",
+    "task.eval_batch_size": "per_device_eval_batch_size",
+    "task.name": "task_name",
+    "masking.rate": "mlm_probability masked_lm_prob mask_rate masking_rate",
+    "masking.max_predictions": "max_predictions_per_seq",
+    "masking.whole_word": "do_whole_word_mask",
+    "execution.dtype": "bf16 fp16 precision mixed_precision",
+    "execution.remat": "gradient_checkpointing",
+    "model.hidden_dropout_prob": "dropout",
+    "model.num_hidden_layers": "num_layers n_layers depth",
+    "model.num_attention_heads": "num_heads n_heads",
+    "checkpoint.every_steps": "save_steps save_every save_checkpoints_steps",
+    "checkpoint.keep_last": "save_total_limit keep_checkpoint_max",
+    "eval.every_steps": "eval_steps eval_every",
+    "log.every_steps": "logging_steps log_every",
+    "init_from": "init_checkpoint model_name_or_path pretrained model_path",
+    "data.corpus (pre-training), or --config.task.data (fine-tuning)":
+        "data_dir input_file train_file dataset dataset_name",
+    "data.tokenizer": "vocab_file tokenizer_name",
+    "seed": "random_seed rng",
+}.items() for alias in aliases.split()}
+
+
+def parse_flags(arguments: Sequence[str]) -> list[str]:
+    """Parses the command line of a program that has defined --config as a config file.
+
+    Args:
+      arguments: the command line with the program's name.
+
+    Returns the arguments that are no flags. Raises ValueError that names the flag, the setting, or
+    the config file with its line.
+    """
+    try:
+        arguments = expand_overrides(arguments)
+    except flags.Error as error:  # of --flagfile
+        raise ValueError(str(error)) from None
+    check_override_names(arguments[1:])
+    ARGUMENTS[:] = arguments
+    try:
+        remaining = flags.FLAGS(arguments)
+        if flags.FLAGS.config is not None:
+            _ = flags.FLAGS.config.job  # a file that cannot be read shows only at its first use
+    except flags.UnrecognizedFlagError as error:
+        raise ValueError(f"unknown flag --{error.flagname}{flag_hint(error.flagname)}") from None
+    except Exception as error:  # a config file is a program, which may raise anything
+        raise ValueError(_complaint(error, arguments)) from error
+    return remaining
+
+
+def flag_hint(name: str) -> str:
+    """'. Did you mean --workdir?' for the name of an unknown flag: a flag or a setting."""
+    name = name.replace("-", "_").lower()
+    own = [known for known in flags.FLAGS if "." not in known
+           and not (flags.FLAGS.find_module_defining_flag(known) or "").startswith("absl.")]
+    close = FLAG_ALIASES.get(name) or next(iter(difflib.get_close_matches(name, own, 1, 0.7)), "")
+    if close in own:
+        return f". Did you mean --{close}?"
+    setting = meant(name)
+    return f". Did you mean --config.{setting}?" if setting else "; --help lists all"
 
 
 def expand_overrides(arguments: Sequence[str]) -> list[str]:
-    """The command line with its short forms written out.
+    """The command line with its short forms written out, and each setting once: the last one wins.
 
     --config=bertjax:NAME becomes the file (see config_file), --config.mesh=auto the setting that it
-    means. Raises ValueError for an unknown NAME.
+    means. Settings are written --config.NAME=VALUE; one that is given again, or that what is given
+    later contains (task.options of task.options.files), is dropped, as a script's defaults are
+    meant that "$@" follows. Raises ValueError for an unknown NAME.
     """
-    found = list(arguments)
-    for i, argument in enumerate(arguments):
-        for name in ("--config=", "-config="):
-            if argument.startswith(name):
-                found[i] = name + config_file(argument.removeprefix(name))
-        if i and arguments[i - 1] in ("--config", "-config"):
-            found[i] = config_file(argument)
-        if argument.lstrip("-") == "config.mesh=auto":
-            found[i] = "--config.mesh.auto=True"
-    return found
+    program, *rest = flags.FLAGS.read_flags_from_files(list(arguments), force_gnu=False)
+    given: dict[str, str] = {}  # 'config' and 'config.NAME' -> value
+    others = []
+    while rest:
+        argument = rest.pop(0)
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument == "--":
+            others += [argument, *rest]
+            break
+        if not argument.startswith("-") or name.split(".")[0] not in ("config", "noconfig"):
+            others.append(argument)
+            continue
+        if name.startswith("noconfig."):
+            name, equals, value = name.removeprefix("no"), "=", "false"
+        elif not equals:
+            value = _value_apart(name.removeprefix("config."), rest)
+        if value is None:
+            others.append(argument)  # absl says that its value is missing
+            continue
+        if name == "config.mesh" and value == "auto":
+            name, value = "config.mesh.auto", "true"
+        for earlier in [old for old in given
+                        if old == name or name != "config" and old.startswith(f"{name}.")]:
+            del given[earlier]
+        given[name] = config_file(value) if name == "config" else value
+    first = {"config": given.pop("config")} if "config" in given else {}
+    return [program, *(f"--{name}={value}" for name, value in {**first, **given}.items()), *others]
 
 
-def check_override_names(arguments: list[str]) -> None:
+def _value_apart(name: str, rest: list[str]) -> str | None:
+    """The value of a setting without '=': the next argument, which is taken off `rest`; 'true' of
+    a switch; None where it is missing.
+    """
+    setting = dict(settings.walk()).get(name)
+    if setting is not None and isinstance(setting.default, bool):
+        said = rest and rest[0].lower() in ("true", "false")
+        return rest.pop(0) if said else "true"
+    # An option of a task may be a switch; what the class makes of it is not known here.
+    if name.startswith("task.options.") and (not rest or rest[0].startswith("--")):
+        return "true"
+    return rest.pop(0) if rest else None
+
+
+def _complaint(error: Exception, arguments: Sequence[str]) -> str:
+    """What is wrong with a command line that absl or a config file does not take."""
+    if isinstance(error, KeyError):  # a part of an option that the config file does not have
+        name = str(error.args[0]).strip("'\"")
+        return (f"there is no {name!r} to set a part of; give all of it, as --config.task.options."
+                f"{name}=\"{{'PART': VALUE}}\"")
+    file = next((argument.removeprefix("--config=").split(":")[0] for argument in arguments
+                 if argument.startswith("--config=")), "")
+    if not file:
+        return "--config= names no file; try --config=configs/demo.py"
+    if not pathlib.Path(file).exists():
+        return (f"--config={file}: No such file or directory; an experiment that came with the "
+                f"package is --config=bertjax:NAME, NAME one of {', '.join(config_names())}")
+    causes = [error]  # absl and config_flags wrap what the file has raised
+    while following := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(following)
+    for cause in reversed(causes):
+        if isinstance(cause, SyntaxError) and cause.filename == file:
+            return f"{file}, line {cause.lineno}: {cause.msg}"
+        lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__)
+                 if frame.filename == file]
+        if lines and not isinstance(cause, flags.Error):
+            kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
+            return f"{file}, line {lines[-1]}: {kind}{cause}"
+        if isinstance(cause, OSError) and cause.filename == file:
+            return f"--config={file}: {cause.strerror}"
+    if "has no attribute 'get_config'" in str(error):
+        return f"--config={file} defines no get_config(); see configs/base.py for an example"
+    return str(error)
+
+
+def check_override_names(arguments: Sequence[str]) -> None:
     """Refuses `--config.x.y` for a setting that does not exist, naming the nearest one.
 
     Args:
@@ -36,6 +191,34 @@ def check_override_names(arguments: list[str]) -> None:
     for argument in arguments:
         if argument.startswith("--config."):
             check_name(argument.removeprefix("--config.").split("=", 1)[0])
+
+
+def check_name(name: str) -> None:
+    """Refuses a setting that does not exist, naming the nearest one.
+
+    The options of a task are its class's own affair.
+    """
+    if name in dict(settings.walk()) or name.startswith("task.options."):
+        return
+    close = meant(name)
+    raise ValueError(f"unknown setting --config.{name}" + (
+        f". Did you mean --config.{close}?" if close else "; --help_config lists all"))
+
+
+def meant(name: str) -> str:
+    """The setting that an unknown name means, '' if none: another program's word for it, a right
+    name in the wrong group ('learning_rate' for 'optimizer.learning_rate'), or the nearest.
+    """
+    valid = [path for path, _ in settings.walk()]
+    name = name.lower().replace("-", "_")
+    last = name.rsplit(".", 1)[-1]
+    if last in ALIASES:
+        return ALIASES[last]
+    same = [path for path in valid if path.rsplit(".", 1)[-1] == last]
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6) or [
+        path for path in valid  # 'lerning_rate' for 'optimizer.learning_rate'
+        if difflib.get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.75)]
+    return " or --config.".join(same) or next(iter(close), "")
 
 
 def config_directory() -> pathlib.Path:

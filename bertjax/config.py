@@ -311,23 +311,6 @@ def describe() -> str:
     return "\n".join(lines)
 
 
-def check_name(name: str) -> None:
-    """Refuses a setting that does not exist, naming the nearest one.
-
-    The options of a task are its class's own affair.
-    """
-    valid = [path for path, _ in walk()]
-    if name in valid or name.startswith("task.options."):
-        return
-    # A right name in the wrong group: 'learning_rate' for 'optimizer.learning_rate'.
-    last = name.rsplit(".", 1)[-1]
-    same = [path for path in valid if path.rsplit(".", 1)[-1] == last]
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    raise ValueError(f"unknown setting --config.{name}" + (
-        f". Did you mean --config.{(same or close)[0]}?" if same or close else
-        "; --help_config lists all"))
-
-
 def nearest(name: str, valid: list[str]) -> str:
     """' Did you mean ...?' for an unknown name, or the list of valid ones."""
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)

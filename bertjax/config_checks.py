@@ -12,6 +12,7 @@ from typing import Any
 import ml_collections
 
 from bertjax import config as settings
+from bertjax.command_line import check_name
 
 
 def check_config(config: ml_collections.ConfigDict) -> None:
@@ -21,7 +22,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     """
     values = settings.flatten(config)
     for name in values:
-        settings.check_name(name)
+        check_name(name)
     for name, setting in settings.walk():
         if setting.allowed is not None:
             _check_allowed(name, values[name], setting.allowed)

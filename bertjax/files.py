@@ -8,6 +8,7 @@ What several processes want at once is made by one of them (`make_once`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -16,13 +17,15 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 WAITING_LINE_S = 15.0  # between two lines of a process that waits
 _POLL_S = 0.2
 _FAILED = "failed: "
+
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 @contextlib.contextmanager
@@ -33,9 +36,13 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any
     the directory that it is in. Text is UTF-8, its line ends are written as they are.
     """
     path = Path(path).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file in it")
+    with directory_for_work(path.parent), _named(path):
+        yield from _written(path, mode)
+
+
+def _written(path: Path, mode: str) -> Iterator[IO[Any]]:
     partial = path.with_name(f"{path.name}.partial")
     # Half a surrogate pair, which JSON can escape, has no other form in UTF-8.
     text = {} if "b" in mode else dict(encoding="utf-8", errors="backslashreplace", newline="")
@@ -48,6 +55,39 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of the disk says which file could not be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in OF_THE_DISK and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
+def directory_for_work(path: str | os.PathLike[str]) -> Iterator[None]:
+    """The directory `path` is there for the block; of an error nothing is left that is empty and
+    was made here.
+    """
+    path = Path(path).expanduser().absolute()
+    made = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        remove_empty(made)
+        raise
+
+
+def remove_empty(directories: Iterable[Path]) -> None:
+    """Removes them, the innermost first, up to one that is not empty."""
+    with contextlib.suppress(OSError):
+        for directory in directories:
+            directory.rmdir()
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -78,8 +118,7 @@ def whole_directory(target: str | os.PathLike[str], overwrite: bool = False) -> 
     occupied = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if occupied and not overwrite:
         raise FileExistsError(f"{target} exists and is not empty; choose another, or overwrite it")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as held:
+    with directory_for_work(target.parent), _named(target), contextlib.ExitStack() as held:
         with _locked(target.parent):
             temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             held.enter_context(_locked(temporary))  # until this process ends, however it does

@@ -1,4 +1,5 @@
-"""How programs end on Ctrl-C and SIGTERM: in one line, what was being written cleaned up.
+"""How programs end: on Ctrl-C, SIGTERM or an error that a user can cause, in one line, what was
+being written cleaned up.
 
 A tool has the signals become `Interrupted`, which unwinds it as an error does, so that half-written
 files vanish (files.py); its exit code is the shell's for the signal. A training run is told by
@@ -7,13 +8,32 @@ training/preemption.py instead, since it saves first; it ends with `leave`.
 
 import atexit
 import contextlib
+import errno
+import lzma
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any, NoReturn
+
+# What a user can cause: settings, files, disks. Anything else is a fault of the program, of which
+# the traceback tells.
+REFUSALS: tuple[type[BaseException], ...] = (
+    ValueError, OSError, MemoryError, ImportError, EOFError, zlib.error, lzma.LZMAError,
+    zipfile.BadZipFile)
+# Packages whose own classes of errors tell of a network, a bucket or a file.
+OUTSIDE = ("aiohttp", "gcsfs", "google", "safetensors", "wandb")
+REMEDIES = {
+    errno.ENOSPC: "make room, then repeat the command",
+    errno.EDQUOT: "make room, then repeat the command",
+    errno.EACCES: "this user may not read or write it",
+    errno.EPERM: "this user may not read or write it",
+    errno.EROFS: "choose a place that can be written",
+}
 
 
 class Interrupted(SystemExit):
@@ -121,6 +141,68 @@ def until_the_reader_leaves() -> Iterator[None]:
         # What is still buffered has nowhere to go at the end of the interpreter.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+@contextlib.contextmanager
+def refusals(name: str, code: int = 1, *more: type[BaseException]) -> Iterator[None]:
+    """What a user can cause ends the program with one line, `name: ...`, and this exit code.
+
+    Args:
+      more: classes of errors that are meant too.
+    """
+    for stream in (sys.stdout, sys.stderr):  # a name of a file need not be UTF-8
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        with until_the_reader_leaves():
+            yield
+    except Exception as error:
+        text = one_line(error, more)
+        if text is None:
+            raise
+        _drop_output_that_cannot_be_written()
+        refuse(name, text, code, error)
+
+
+def refuse(name: str, text: str, code: int, cause: BaseException | None = None) -> NoReturn:
+    """Ends the program with the line `name: text` and this exit code."""
+    ended = SystemExit(f"{name}: {text}")
+    if code != 1:  # the interpreter prints the message of the others
+        print(ended, file=sys.stderr)
+        ended.code = code
+    raise ended from cause
+
+
+def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -> str | None:
+    """What an error that a user can cause says, in one line; None for a fault of the program."""
+    text = " ".join(map(str.strip, str(error).splitlines()))
+    if type(error).__module__.partition(".")[0] in OUTSIDE:
+        return f"{type(error).__name__}: {text}"
+    if text.startswith("RESOURCE_EXHAUSTED"):  # XlaRuntimeError
+        return (f"the device is out of memory: fewer rows at once, --config.accumulation=2 or "
+                f"--batch_size (README, 'Out of memory'). XLA says: {text[:300]}")
+    if not isinstance(error, (*REFUSALS, *more)):
+        return None
+    if isinstance(error, OSError) and error.strerror:
+        names = [os.fsdecode(file) for file in (error.filename, error.filename2)
+                 if isinstance(file, str | bytes | os.PathLike)]
+        remedy = REMEDIES.get(error.errno)
+        return ": ".join([*names[:1], error.strerror]) + (f"; {remedy}" if remedy else "")
+    if isinstance(error, ImportError) and error.name:
+        if error.name.startswith("bertjax"):
+            return None
+        return f"{text}; pip install {error.name.partition('.')[0]}"
+    if isinstance(error, MemoryError):
+        return f"not enough memory{': ' * bool(text)}{text}"
+    return text or type(error).__name__
+
+
+def _drop_output_that_cannot_be_written() -> None:
+    """Else the end of the interpreter would try again, and complain below the last line."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def leave(code: int, at_once: bool = False) -> NoReturn:

@@ -5,9 +5,9 @@
     python -m bertjax.main --config=configs/large.py:two_phase --config.data.corpus=STORE \\
         --config.optimizer.learning_rate=2e-4 --workdir=gs://bucket/run1
 
-A setting that cannot work stops the program with one message and exit code 2, before anything is
-compiled; checkpoints that cannot be read or written, with one message and exit code 1. A run that
-was asked to stop (SIGTERM) saves, and exits with code 75 ("try again"); one in which something
+A setting that cannot work stops the program with one line and exit code 2, before anything is
+compiled; what goes wrong later (a disk, a loss that is not finite), with one and exit code 1. A run
+that was asked to stop (SIGTERM) saves, and exits with code 75 ("try again"); one in which something
 hangs ends with 76, one that does not find its other processes with 77.
 """
 
@@ -15,15 +15,15 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
-from bertjax.interruption import ended_by_ctrl_c, leave
+from bertjax.interruption import ended_by_ctrl_c, leave, refusals
 
 with ended_by_ctrl_c():
     from absl import app, flags, logging
     from ml_collections import config_flags
 
-    from bertjax.command_line import check_override_names, config_names, expand_overrides
+    from bertjax.command_line import ARGUMENTS, parse_flags
     from bertjax.config import describe
     from bertjax.config_checks import check_config
 
@@ -32,7 +32,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "(configs/large.py:two_phase), or bertjax:NAME for one that came with the package "
     "(bertjax:large:two_phase). Any setting can be overridden: --config.batch_size=64.",
     # Options of a task are those of its class; all other names are checked.
-    lock_config=False, accept_new_attributes=True)
+    lock_config=False, accept_new_attributes=True, sys_argv=ARGUMENTS)
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Directory of the run: checkpoints, metrics.jsonl, report.html, model/. "
     "Local or gs://. Default: runs/NAME of the config file.")
@@ -53,14 +53,15 @@ def main(arguments: Sequence[str]) -> None:
     if _HELP_CONFIG.value:
         print(describe())
         return
-    if len(arguments) > 1:
-        _refuse(f"unexpected arguments {' '.join(arguments[1:])}: quote wildcards, and write "
-                "settings as --config.NAME=VALUE")
-    if _CONFIG.value is None:
-        _refuse("no experiment given; try --config=configs/demo.py (all settings: --help_config)")
-    config = _CONFIG.value
-    workdir = os.path.expanduser(_WORKDIR.value or os.path.join("runs", _config_name()))
-    try:
+    with refusals("bertjax", 2):
+        if len(arguments) > 1:
+            raise ValueError(f"unexpected arguments {' '.join(arguments[1:])}: quote wildcards, "
+                             "and write settings as --config.NAME=VALUE")
+        if _CONFIG.value is None:
+            raise ValueError("no experiment given; try --config=configs/demo.py (all settings: "
+                             "--help_config)")
+        config = _CONFIG.value
+        workdir = os.path.expanduser(_WORKDIR.value or os.path.join("runs", _config_name()))
         check_config(config)
         # Late: importing jax takes a second that a refused command need not wait for.
         with ended_by_ctrl_c():
@@ -68,8 +69,6 @@ def main(arguments: Sequence[str]) -> None:
 
         runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value,
                       _WAIT_SECONDS.value)
-    except (ValueError, OSError) as error:
-        _refuse(str(error))
     hardware.wake()
     if config.job == "finetune" and config.task.name == "all":
         from bertjax.tasks import suite as jobs
@@ -84,25 +83,23 @@ def main(arguments: Sequence[str]) -> None:
 def _run(jobs: ModuleType, config: Any, workdir: str) -> None:
     """The job, with the exit codes of its ends."""
     from bertjax.training.agreement import require_same_command
-    from bertjax.training.checkpoint import CheckpointError
+    from bertjax.training.claim import withdrawn_after_errors
     from bertjax.training.distributed import wait_for_all
     from bertjax.training.finish import OutputError
-    from bertjax.training.loop import DataError, NotFiniteError
+    from bertjax.training.loop import NotFiniteError
+    from bertjax.training.manifest import CheckpointError
     from bertjax.training.preemption import EXIT_PREEMPTED, Preempted
 
-    try:
-        try:
+    # Checkpoints that cannot be read or written may be there at the next start: code 1.
+    with refusals("bertjax", 1, CheckpointError, NotFiniteError, OutputError):
+        with withdrawn_after_errors(workdir), refusals("bertjax", 2):
             require_same_command(config, workdir)
             job = jobs.prepare(config, workdir)
-        except (ValueError, OSError) as error:
-            _refuse(str(error))
-        wait_for_all("preparing its data")
-        jobs.run(job)
-    except Preempted:
-        leave(EXIT_PREEMPTED)
-    # A directory, a disk, the data or the settings, not the program: no traceback.
-    except (CheckpointError, DataError, NotFiniteError, OutputError) as error:
-        _refuse(str(error), code=1)
+        try:
+            wait_for_all("preparing its data")
+            jobs.run(job)
+        except Preempted:
+            leave(EXIT_PREEMPTED)
 
 
 def _config_name() -> str:
@@ -113,33 +110,9 @@ def _config_name() -> str:
     return "-".join(filter(None, (name, variants.replace("=", "").replace(",", "-"))))
 
 
-def _refuse(message: str, code: int = 2) -> NoReturn:
-    print(f"bertjax: {message}", file=sys.stderr)
-    sys.exit(code)
-
-
 def _parse_flags(arguments: Sequence[str]) -> list[str]:
-    """Parses the flags; a bad name, value or config file is one message, not a traceback."""
-    try:
-        # config_flags finds the overrides in sys.argv, whatever is parsed.
-        sys.argv[:] = arguments = expand_overrides(arguments)
-        check_override_names(arguments[1:])
-        remaining = flags.FLAGS(arguments)
-        if _CONFIG.value is not None:
-            _ = _CONFIG.value.job  # a config file that cannot be read shows only at its first use
-        return remaining
-    except KeyError as error:  # a part of an option that the config file does not have
-        name = error.args[0].strip("'\"")
-        _refuse(f"there is no {name!r} to set a part of; give all of it, as --config.task.options."
-                f"{name}=\"{{'PART': VALUE}}\"")
-    except (flags.Error, ValueError, TypeError, AttributeError, OSError) as error:
-        # An error inside the config file arrives as a whole traceback: its last line says it all.
-        message = str(error).strip()
-        lines = message.splitlines()
-        if "[Errno 2]" in message:
-            _refuse(message.rpartition("[Errno 2] ")[2] + " (an experiment that came with the "
-                    f"package is --config=bertjax:NAME, NAME one of {', '.join(config_names())})")
-        _refuse(lines[-1] if "Traceback" in message else " ".join(map(str.strip, lines)))
+    with refusals("bertjax", 2):
+        return parse_flags(arguments)
 
 
 def run() -> None:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from bertjax import config as settings
-from bertjax.command_line import check_override_names
+from bertjax.command_line import ALIASES, check_override_names
 from bertjax.config_checks import check_config
 
 
@@ -98,10 +98,23 @@ def test_vocabulary_larger_than_the_model_is_refused_with_both_numbers():
     ("--config.optimizer.lerning_rate=1", "optimizer.learning_rate"),
     ("--config.learning_rate=1", "optimizer.learning_rate"),
     ("--config.bach_size", "batch_size"),
+    ("--config.optimizer.lr=1", "learning_rate"),
+    ("--config.steps=1", "phases="),
+    ("--config.num_train_epochs=1", "task.epochs.*phases"),
+    ("--config.gradient_accumulation_steps=2", "accumulation"),
+    ("--config.every_steps=2", "checkpoint.every_steps or --config.eval.every_steps or"),
 ])
 def test_unknown_setting_names_the_nearest_one(argument, hint):
     with pytest.raises(ValueError, match=hint):
         check_override_names([argument])
+
+
+def test_every_alias_names_a_setting_and_is_none():
+    names = [name for name, _ in settings.walk()]
+    for alias, meant in ALIASES.items():
+        assert alias not in names
+        for name in re.findall(r"(?:^|--config\.)([\w.]+)", meant):
+            assert name in names, alias
 
 
 def test_a_misspelt_setting_of_a_config_file_is_refused():

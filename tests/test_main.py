@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from bertjax.command_line import expand_overrides
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -23,10 +25,10 @@ def command_line(*arguments):
     (["--config=configs/demo.py", "part-1.txt", "part-2.txt"], "quote wildcards"),
     (["--config=configs/large.py:tow_phase"], "Did you mean 'two_phase'"),
     (["--config=configs/miniatures.py:L=4"], "both sizes"),
-    (["--config=configs/absent.py"], "bertjax: No such file or directory: 'configs/absent.py'"),
+    (["--config=configs/absent.py"], "bertjax: --config=configs/absent.py: No such file"),
     (["--confg=configs/demo.py"], "config"),
     ([], "--config=configs/demo.py"),
-    (["--config=configs/large.py"], "bertjax.tools.build_corpus"),
+    (["--config=configs/large.py"], "bertjax build_corpus"),
     (["--config=configs/squad.py", "--config.task.options.files.dev=d.json"],
      "no 'files' to set a part of; give all of it"),
     (["--config=configs/glue.py:mrpc"], "config.init_from"),
@@ -122,3 +124,39 @@ def test_every_config_is_short_and_passes_the_checks(path):
     check_config(names["get_config"]())
     several = path.stem in ("recipes", "ablations")  # experiments in one file
     assert len(path.read_text().splitlines()) <= (100 if several else 60)
+
+
+@pytest.mark.parametrize("given, expected", [
+    (["--config.phases=((2,32),)", "--config.phases=((3,32),)"], ["--config.phases=((3,32),)"]),
+    (["-config.phases", "((2,32),)", "--config.phases=((3,32),)"], ["--config.phases=((3,32),)"]),
+    (["--config.task.predict=dev", "--config.task.predict=test"], ["--config.task.predict=test"]),
+    (["--config.task.options.a=1", "--config.task.options={'b': 2}"],
+     ["--config.task.options={'b': 2}"]),
+    (["--config.task.options={'b': 2}", "--config.task.options.b", "-3"],
+     ["--config.task.options={'b': 2}", "--config.task.options.b=-3"]),
+    (["--config.data.nsp", "--noconfig.data.nsp"], ["--config.data.nsp=false"]),
+    (["--config.data.nsp=false", "--config.data.nsp", "--config.seed", "-1"],
+     ["--config.data.nsp=true", "--config.seed=-1"]),
+    (["--config.seed=1", "--config=a.py", "--config", "b.py"],
+     ["--config=b.py", "--config.seed=1"]),
+    (["--config.mesh.auto=false", "--config.mesh=auto"], ["--config.mesh.auto=true"]),
+])
+def test_the_last_one_of_a_setting_that_is_given_twice_wins(given, expected):
+    assert expand_overrides(["bertjax", *given]) == ["bertjax", *expected]
+
+
+def test_a_script_s_defaults_in_a_file_of_flags_give_way_to_the_command_line(tmp_path):
+    (tmp_path / "flags").write_text("--config.phases=((2,32),)\n--config.seed=3\n")
+    assert expand_overrides(["bertjax", f"--flagfile={tmp_path / 'flags'}",
+                             "--config.phases=((3,32),)"])[1:] == [
+        "--config.seed=3", "--config.phases=((3,32),)"]
+
+
+def test_the_last_one_of_a_tool_s_flag_that_is_given_twice_wins():
+    from bertjax.tools.arguments import add_boolean, make_parser
+
+    parser = make_parser("tool", "")
+    parser.add_argument("--steps", type=int)
+    add_boolean(parser, "lower", True, "")
+    found = parser.parse_args(["--steps=1", "--lower=true", "--steps=2", "--no-lower"])
+    assert (found.steps, found.lower) == (2, False)

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from bertjax import markdown
-from bertjax.tools.arguments import make_parser, parse, refusals
+from bertjax.tools.arguments import make_parser, refusals
 from bertjax.tools.bench import jobs, transfer
 
 # Tables 5, 6 and 8 of the paper: scores on dev (table 6: perplexity of held-out text first).
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--seeds", type=int, default=5)
     add("--learning_rate", type=float, default=transfer.LEARNING_RATE, help="of the fine-tuning")
     add("--gpus", default=jobs.default_gpus(1), help="of the fine-tuning; '' = the CPU")
-    args = parse(parser, arguments[:cut])
+    args = parser.parse_args(arguments[:cut])
     with refusals("ablate"):
         ablate(args, arguments[cut + 1 :])
 

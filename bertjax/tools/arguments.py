@@ -1,51 +1,68 @@
-"""What the tools share of their command lines: the parser, refusals, wildcards, booleans."""
+"""What the tools share of their command lines: the parser, refusals, values of flags."""
 
 import argparse
-import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from bertjax.interruption import until_the_reader_leaves
+from bertjax.files import parse_json
+from bertjax.interruption import refusals as refusals
+from bertjax.interruption import refuse
+
+# Names of one meaning: a flag that a tool does not have is answered by the one that it has.
+SYNONYMS = (
+    {"out", "output", "output_dir", "to"}, {"model", "from", "init_from", "model_name_or_path"},
+    {"input", "file", "text", "data"}, {"batch_size", "bs"}, {"seeds", "seed"},
+    {"max_length", "seq_length", "max_seq_length"}, {"tokenizer", "vocab", "vocab_file"},
+    {"vocab_size", "size"}, {"store", "corpus"},
+)
 
 
-def make_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """argparse's, whose refusals are one line that names the remedy, with exit code 2."""
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """The flags (of sys.argv by default). Of a flag that is given twice the last one counts."""
+        found, left_over = self.parse_known_args(args, namespace)
+        if not left_over:
+            return found
+        if all(argument.startswith("-") for argument in left_over):
+            self.error(f"no such flag: {left_over[0]}{self._meant(left_over[0])}")
+        self.error(
+            f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}. The "
+            "shell has expanded a wildcard, so only its first file would be read. Quote the "
+            "wildcard: --input='corpus/*.txt'")
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with this line."""
+        hint = "" if "Did you mean" in message or "Quote" in message else "; --help lists the flags"
+        refuse(self.prog.rpartition(".")[2], message + hint, 2)
+
+    def _meant(self, unknown: str) -> str:
+        """'. Did you mean --input?' where a flag has a name like that, or of that meaning."""
+        known = [name for action in self._actions for name in action.option_strings]
+        name = unknown.partition("=")[0]
+        alike = [f"--{other}" for names in SYNONYMS if name.lstrip("-") in names
+                 for other in sorted(names) if f"--{other}" in known]
+        close = alike or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+        return f". Did you mean {close[0]}?" if close else ""
+
+
+def make_parser(name: str, doc: str | None) -> Parser:
     """The parser of `python -m bertjax.tools.NAME`, whose help is the docstring of its module."""
-    return argparse.ArgumentParser(
-        f"python -m bertjax.tools.{name}", description=doc, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    return Parser(f"python -m bertjax.tools.{name}", description=doc, allow_abbrev=False,
+                  formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-@contextlib.contextmanager
-def refusals(name: str) -> Iterator[None]:
-    """What a user can mend (ValueError, OSError) ends the tool with one line and exit code 1."""
+def json_object(text: str) -> dict[str, Any]:
+    """A value of a flag that is a JSON object."""
     try:
-        with until_the_reader_leaves():
-            yield
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"{name}: {error}") from error
-
-
-def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
-          ) -> argparse.Namespace:
-    """The flags (of sys.argv by default); SystemExit for what is none, which a wildcard explains.
-    """
-    flags, left_over = parser.parse_known_args(arguments)
-    if left_over:
-        positional = [a for a in left_over if not a.startswith("-")]
-        raise SystemExit(
-            f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}\n" + (
-                "The shell has expanded a wildcard, so only its first file would be read. Quote "
-                "the wildcard: --input='corpus/*.txt'" if positional else
-                f"No such option{_meant(parser, left_over[0])}; see --help"))
-    return flags
-
-
-def _meant(parser: argparse.ArgumentParser, unknown: str) -> str:
-    """'. Did you mean --input?' where an option has a name like that."""
-    known = [name for action in parser._actions for name in action.option_strings]
-    close = difflib.get_close_matches(unknown.partition("=")[0], known, n=1, cutoff=0.7)
-    return f". Did you mean {close[0]}?" if close else ""
+        found = parse_json(text, "it")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object: '{\"NAME\": VALUE}'")
+    return found
 
 
 def boolean(text: str) -> bool:
@@ -56,9 +73,9 @@ def boolean(text: str) -> bool:
     return values[text.lower()]
 
 
-def add_boolean(parser: argparse.ArgumentParser, name: str, default: Any, help: str) -> None:
+def add_boolean(parser: Parser, name: str, default: Any, help: str) -> None:
     """Adds `--name`, `--name=true|false` and `--no-name` (and `--noname`, as absl spells it)."""
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default, help=help)
-    group.add_argument(f"--no-{name}", f"--no{name}", dest=name, action="store_false",
-                       default=default, help=argparse.SUPPRESS)
+    parser.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default,
+                        help=help)
+    parser.add_argument(f"--no-{name}", f"--no{name}", dest=name, action="store_false",
+                        default=default, help=argparse.SUPPRESS)

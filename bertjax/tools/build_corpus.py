@@ -24,7 +24,7 @@ from bertjax.data.sentences import UNSPACED
 from bertjax.data.sources import FORMATS, Reading, resolve
 from bertjax.data.store import SPLITS, TokenStore
 from bertjax.interruption import Interrupted
-from bertjax.tools.arguments import make_parser, parse, refusals
+from bertjax.tools.arguments import make_parser, refusals
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,11 +71,12 @@ def main(arguments: list[str] | None = None) -> None:
     if "--" in arguments:
         cut = arguments.index("--")
         arguments, beam_options = arguments[:cut], arguments[cut + 1 :]
-    flags = parse(parser(), arguments)
-    if not flags.input and not flags.inspect:
-        raise SystemExit("nothing to do: give --input='PATTERN' to build, --inspect to look")
+    flags = parser().parse_args(arguments)
     try:
         with refusals("build_corpus"):
+            if not flags.input and not flags.inspect:
+                raise ValueError(
+                    "nothing to do: give --input='PATTERN' to build, --inspect to look")
             if flags.input:
                 build(flags, beam_options)
             if flags.inspect:
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
     if not flags.tokenizer:
-        raise SystemExit("--tokenizer is missing: a directory with vocab.txt; make one with "
+        raise ValueError("--tokenizer is missing: a directory with vocab.txt; make one with "
                          "python -m bertjax.tools.train_vocab")
     reading = Reading(
         format=flags.format, field=flags.field or "text", language=flags.language or "auto",

@@ -19,7 +19,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from bertjax.tools.arguments import make_parser, parse, refusals
+from bertjax.tools.arguments import json_object, make_parser, refusals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--task", help="cola, sst2, ..., ax, squad1.1, ner, table, ...; default: the model's own")
     add("--data", required=True,
         help="directory of the task's files, one file that is read as the split, or tfds:NAME")
-    add("--options", type=json.loads, default={},
+    add("--options", type=json_object, default={},
         help="of the task, as a JSON object; the others are those that it was fine-tuned with")
     add("--labels", type=lambda names: tuple(names.split(",")), default=(), help="names of the "
         "head's classes in its order, with commas: for a model that does not store them")
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--max_length", type=int, help="tokens of a row; default: what it was fine-tuned with")
     add("--batch_size", type=int, default=128, help="rows (default 128)")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="arithmetic")
-    flags = parse(made, arguments)
+    flags = made.parse_args(arguments)
     with refusals("evaluate"):
         print(json.dumps(evaluate(flags), indent=1))
 

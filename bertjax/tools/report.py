@@ -5,18 +5,20 @@
 A RUN is a work directory; what is read of it stands in bertjax/training/report/runs.py.
 """
 
+from collections.abc import Sequence
+
 from bertjax.tools.arguments import make_parser, refusals
 from bertjax.training.report import write_report
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("report", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
     parser.add_argument("--output", help="default: report.html in the first directory")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     with refusals("report"):
-        print(write_report(arguments.runs, arguments.output))
+        print(write_report(options.runs, options.output))
 
 
 if __name__ == "__main__":

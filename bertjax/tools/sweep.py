@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertjax.tasks.sweep import PAPER_GRID
-from bertjax.tools.arguments import make_parser, parse, refusals
+from bertjax.tools.arguments import json_object, make_parser, refusals
 
 if TYPE_CHECKING:  # jax is set up before they are imported
     from bertjax.tasks.finetune import FineTuner, Run
@@ -33,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add("--data", required=True, help="directory of the task's files, or tfds:NAME")
     add("--init_from", required=True, metavar="DIR", help="model to start from")
     add("--workdir", required=True, type=_directory, help="where runs.jsonl, sweep.md, best/ go")
-    add("--options", type=json.loads, default={}, help="of the task, as a JSON object")
+    add("--options", type=json_object, default={}, help="of the task, as a JSON object")
     for name, kind in (("batch_size", int), ("learning_rate", float), ("epochs", int)):
         add(f"--{name}", type=_list_of(kind), default=PAPER_GRID[name], metavar="N,N",
             help=f"default {','.join(f'{value:g}' for value in PAPER_GRID[name])}")
@@ -59,7 +58,7 @@ def _list_of(kind: type) -> Callable[[str], list[Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs or resumes the search."""
-    flags = parse(parser(), arguments)
+    flags = parser().parse_args(arguments)
     if flags.seeds < 1:
         raise SystemExit(f"sweep: --seeds={flags.seeds} must be at least 1")
     with refusals("sweep"):

@@ -13,10 +13,10 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
+from bertjax.files import directory_for_work
 from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
-from bertjax.tools.arguments import add_boolean, make_parser, parse, refusals
+from bertjax.tools.arguments import add_boolean, make_parser, refusals
 
 _KEPT_OUT_EVERY = 100  # without --heldout, every hundredth line is measured on, not trained on
 _MEASURED_LINES = 20_000
@@ -53,9 +53,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, save, measure."""
-    flags = parse(parser(), arguments)
+    flags = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with refusals("train_vocab"):
+    with refusals("train_vocab"), directory_for_work(flags.output):
         train(flags)
 
 
@@ -64,7 +64,6 @@ def train(flags: argparse.Namespace) -> None:
 
     # Before hours of counting: is there anything wrong with what is needed only afterwards?
     other = load_tokenizer(flags.compare) if flags.compare else None
-    Path(flags.output).expanduser().mkdir(parents=True, exist_ok=True)
     if flags.heldout:
         measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES))
     else:

@@ -4,12 +4,15 @@ In: the directory of a run's checkpoints. Out: nothing, or an error with the rem
 is trained that could not be saved.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
+import pathlib
 import platform
 import threading
 import time
+from collections.abc import Iterator
 from typing import IO
 
 import jax
@@ -17,6 +20,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from bertjax.files import remove_empty
 from bertjax.training import manifest
 from bertjax.training.manifest import CheckpointError
 
@@ -76,6 +80,26 @@ def _lock(directory: epath.Path) -> None:
         file.write(f"another process ({os.getpid()} on {platform.node()})\n")
         file.flush()
     _LOCKS[path] = file
+
+
+@contextlib.contextmanager
+def withdrawn_after_errors(workdir: str) -> Iterator[None]:
+    """A start that is refused in this block leaves no lock and no empty directory that it made."""
+    if "://" in workdir:  # a bucket has no directories
+        yield
+        return
+    checkpoints = pathlib.Path(workdir).absolute() / "checkpoints"
+    lock = checkpoints.with_name(f"{checkpoints.name}.lock")
+    made = [path for path in (lock, checkpoints, *checkpoints.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for held in [path for path in _LOCKS if os.path.abspath(path) == str(lock)]:
+            if lock in made:
+                lock.unlink(missing_ok=True)
+                _LOCKS.pop(held).close()
+        remove_empty(made[lock in made:])
+        raise
 
 
 def require_shared(directory: epath.Path) -> None:

@@ -42,16 +42,12 @@ from bertjax.training.workdir import (
     step_to_resume,
 )
 
-NO_CORPUS = """this run needs a corpus: --config.data.corpus=STORE names a token store.
-
-Make one from your own text (plain text, JSONL, Parquet, WikiExtractor output, TFDS):
-
-  1. a vocabulary   python -m bertjax.tools.train_vocab --input='corpus/*.txt' --output=vocab
-  2. the store      python -m bertjax.tools.build_corpus --input='corpus/*.txt' \\
-                        --tokenizer=vocab --output=store
-  3. this command again with --config.data.corpus=store
-
-No text at hand? Try the program on the embedded demo corpus: --config=configs/demo.py"""
+NO_CORPUS = (
+    "config.data.corpus is empty: a run needs a token store. Make one of your own text (plain, "
+    "JSONL, Parquet, WikiExtractor output, TFDS) with bertjax train_vocab --input='corpus/*.txt' "
+    "--output=vocab, then bertjax build_corpus --input='corpus/*.txt' --tokenizer=vocab "
+    "--output=store, and give --config.data.corpus=store; or try the embedded demo corpus: "
+    "--config=configs/demo.py")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -262,8 +262,8 @@ def test_a_boolean_that_is_neither_is_refused(capsys):
 
 @pytest.mark.parametrize("extra, message", [
     (["other.txt"], "Quote the wildcard"),
-    (["--vocab_sise=9"], "No such option. Did you mean --vocab_size\\?; see --help"),
-    (["--colour=9"], "No such option; see --help"),
+    (["--vocab_sise=9"], "no such flag: --vocab_sise=9. Did you mean --vocab_size\\?"),
+    (["--colour=9"], "no such flag: --colour=9; --help lists the flags"),
     (["--compare=/nowhere/vocab.txt"], "no tokenizer at /nowhere/vocab.txt"),
 ])
 def test_bad_arguments_are_refused_before_any_work(tmp_path, extra, message):

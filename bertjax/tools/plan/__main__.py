@@ -19,20 +19,22 @@ import pathlib
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from bertjax.command_line import check_override_names, expand_overrides
+from bertjax.command_line import ARGUMENTS, parse_flags
 from bertjax.config_checks import check_config
+from bertjax.interruption import refusals
 from bertjax.tools.plan import chips, page
 from bertjax.tools.plan.compilation import Cache
 from bertjax.tools.plan.cost import Cost
-from bertjax.tools.plan.planner import Planner
+from bertjax.tools.plan.planner import Plan, Planner
 
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Experiment: a file of configs/, with variants after a colon.")
+    "config", None, "Experiment: a file of configs/, with variants after a colon.",
+    sys_argv=ARGUMENTS)
 _TOPOLOGY = flags.DEFINE_string(
     "topology", "local", "Where it is to run: v5e:4x4, v4-32, ... or local = this machine.")
 _QUICK = flags.DEFINE_bool(
@@ -49,12 +51,12 @@ _JSON = flags.DEFINE_string("json", "", "File for the numbers of the plan.")
 def main(arguments: Sequence[str]) -> None:
     """Prints the plan that the flags ask for."""
     logging.set_verbosity(logging.WARNING)
-    if len(arguments) > 1:
-        _refuse(f"unexpected arguments {' '.join(arguments[1:])}")
-    config = _CONFIG.value
-    if config is None:
-        _refuse("no experiment given; try --config=configs/large.py")
-    try:
+    with refusals("plan", 2, RuntimeError):
+        if len(arguments) > 1:
+            raise ValueError(f"unexpected arguments {' '.join(arguments[1:])}")
+        config = _CONFIG.value
+        if config is None:
+            raise ValueError("no experiment given; try --config=configs/large.py")
         check_config(config)
         piece = None if _TOPOLOGY.value == "local" else chips.parse(_TOPOLOGY.value)
         if piece is not None:
@@ -64,9 +66,11 @@ def main(arguments: Sequence[str]) -> None:
             plans = planner.search(config, _CANDIDATES.value)
         else:
             plans = [planner.plan(config)]
-    except (ValueError, RuntimeError) as error:
-        _refuse(str(error))
+        _show(plans, piece)
 
+
+def _show(plans: Sequence[Plan], piece: chips.Slice | None) -> None:
+    """Prints the plans, the best first; ends with exit code 1 if it does not fit."""
     name = config_flags.get_config_filename(flags.FLAGS["config"])
     best = plans[0]
     print("\n" + page.heading(name, piece, best.stages[0], _versions(piece)))
@@ -105,24 +109,9 @@ def _say(text: str) -> None:
     print(f"[{time.monotonic() - _BEGAN:5.0f} s] {text}", file=sys.stderr, flush=True)
 
 
-def _refuse(message: str) -> NoReturn:
-    print(f"plan: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
 def _parse_flags(arguments: Sequence[str]) -> list[str]:
-    """Parses the flags; a bad name, value or config file is one message, not a traceback."""
-    try:
-        # config_flags finds the overrides in sys.argv, whatever is parsed.
-        sys.argv[:] = arguments = expand_overrides(arguments)
-        check_override_names(arguments[1:])
-        remaining = flags.FLAGS(arguments)
-        if _CONFIG.value is not None:
-            _ = _CONFIG.value.job  # a config file that cannot be read shows only at its first use
-        return remaining
-    except (flags.Error, ValueError, TypeError, AttributeError, OSError) as error:
-        lines = str(error).strip().splitlines()
-        _refuse(lines[-1] if "Traceback" in str(error) else " ".join(map(str.strip, lines)))
+    with refusals("plan", 2):
+        return parse_flags(arguments)
 
 
 if __name__ == "__main__":
