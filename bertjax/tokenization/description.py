@@ -171,8 +171,10 @@ def piece_ids(description: Mapping[str, Any], source: Path) -> dict[str, int]:
         return {entry[0]: i for i, entry in enumerate(vocab)}
     if not isinstance(vocab, dict) or not vocab:
         raise ValueError(f"{source}: model.vocab must map pieces to ids")
-    if bad := next((piece for piece, i in vocab.items() if not is_id(i)), None):
-        raise ValueError(f"{source}: the id of {bad!r} is {vocab[bad]!r}; it must be a number")
+    numbers = vocab.values()
+    if set(map(type, numbers)) != {int} or min(numbers) < 0:  # fast: this is part of every start
+        bad = next(piece for piece, i in vocab.items() if not is_id(i))
+        raise ValueError(f"{source}: the id of {bad!r} is {vocab[bad]!r:.100}; it must be a number")
     return dict(vocab)
 
 
@@ -221,7 +223,8 @@ def with_added_tokens(description: dict[str, Any], stored: Mapping[str, Any], di
         if token not in added:
             add(_entry(entry, ids.get(token, max(places, default=-1) + 1), config), config)
     ordered = sorted(added.values(), key=lambda entry: entry["id"])
-    if gap := next((i for i in range(len(places)) if i not in places), None):
+    if max(places) >= len(places):
+        gap = next(i for i in range(len(places)) if i not in places)
         raise ValueError(f"{source}: ids are not 0 to {len(places) - 1}, each once: no piece has "
                          f"the id {gap}")
     return {**description, "added_tokens": ordered}

@@ -1,6 +1,7 @@
 """The converter: comparison, vocabulary extension, StableHLO, refusals."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -36,6 +37,36 @@ def test_tf1_to_hugging_face_is_exact(tmp_path):
     expected = load_model(GOLDEN).params
     jax.tree.map(np.testing.assert_array_equal, load_model(tmp_path / "out").params, expected)
     assert "BertForPreTraining" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("stored, expected", [(None, None), (1e30, None), (8, 8), (4096, None)])
+def test_the_longest_input_of_the_source_is_kept_or_is_the_number_of_positions(
+        with_tokenizer, tmp_path, stored, expected):
+    source = tmp_path / "source"
+    shutil.copytree(with_tokenizer, source)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    positions = settings.pop("model_max_length")
+    assert positions == load_model(GOLDEN).config.max_position_embeddings
+    if stored is not None:
+        settings["model_max_length"] = stored
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    convert(source, "hf", tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert written["model_max_length"] == (expected or positions)
+
+
+def test_added_tokens_stay_in_a_conversion(with_tokenizer, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(with_tokenizer, source)
+    pieces = (source / "vocab.txt").read_text().splitlines()
+    (source / "vocab.txt").write_text("\n".join(pieces[:-1]) + "\n")
+    (source / "added_tokens.json").write_text(json.dumps({"[E1]": len(pieces) - 1}))
+    convert(source, "hf", tmp_path / "out")
+    for directory in (source, tmp_path / "out"):
+        tokenizer = load_model(directory).tokenizer
+        assert tokenizer.encode("the [e1]cat [E1]s") == [5, *tokenizer.encode("[e1]"), 6, 36, 1]
+    with pytest.raises(ValueError, match="without added tokens"):
+        extend_vocabulary(load_model(source), ["mouse"])
 
 
 def test_new_words_are_means_of_their_old_pieces_and_old_ids_stay(with_tokenizer):
