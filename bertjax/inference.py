@@ -257,7 +257,8 @@ def tag_words(model, sentences, batch_size=32):
     a list of sentences.
 
     A sentence longer than the model's positions is read in windows that overlap by half; a word's
-    label is that of the window which shows most around it.
+    label is that of the window which shows most around it. A word of characters that the tokenizer
+    drops is O; where the model has no such label, it is read at an unknown token.
     """
     loaded = opened(model, "token-classification", heads.BertForTokenClassification,
                     purpose="tagging")
@@ -268,10 +269,14 @@ def tag_words(model, sentences, batch_size=32):
                  _strings(_listed(words, *takes), "word") for words in _listed(sentences, *takes)]
     tokenizer = loaded.tokenizer
     room = loaded.config.max_position_embeddings - 2
+    outside = "O" if "O" in (loaded.labels or {}).values() else ""
     rows, wanted = [], []  # wanted: of each row, (sentence, its words, their positions in the row)
     for number, words in enumerate(sentences):
-        # A word of characters that the tokenizer drops still needs a position of its own.
-        pieces = [ids or [tokenizer.unk_id] for ids in tokenizer.encode_batch(words)]
+        pieces = tokenizer.encode_batch(words)
+        if not outside:
+            pieces = [ids or [tokenizer.unk_id] for ids in pieces]
+        present = np.flatnonzero([len(ids) > 0 for ids in pieces])
+        pieces = [ids for ids in pieces if ids]
         ids = [token_id for word in pieces for token_id in word]
         firsts = np.cumsum([0, *map(len, pieces)])[: len(pieces)]
         starts = window_starts(len(ids), room, max(1, room // 2))
@@ -280,8 +285,8 @@ def tag_words(model, sentences, batch_size=32):
             mine = np.flatnonzero(owner == window)
             row = [tokenizer.cls_id, *ids[start : start + room], tokenizer.sep_id]
             rows.append(Row(row, [0] * len(row)))
-            wanted.append((number, mine, firsts[mine] - start + 1))
-    tags = [[""] * len(words) for words in sentences]
+            wanted.append((number, present[mine], firsts[mine] - start + 1))
+    tags = [[outside] * len(words) for words in sentences]
     outputs = run(loaded, rows, batch_size)
     for logits, (number, words, positions) in zip(outputs, wanted, strict=True):
         for word, best in zip(words, logits[positions].argmax(-1), strict=True):

@@ -147,20 +147,26 @@ def test_tags_and_classes_and_answers(directory):
     assert context[answer.start : answer.end] == answer.text != ""
 
 
-def test_a_long_sentence_is_tagged_as_the_task_tags_it(directory, tmp_path):
+@pytest.mark.parametrize("labels", [("LABEL_0", "LABEL_1"), ("O", "B-X")])
+def test_a_long_sentence_is_tagged_as_the_task_tags_it(directory, tmp_path, labels):
+    """Also its words of characters that the tokenizer drops: O, or read at an unknown token."""
     from bertjax.tasks.ner import NerTask
 
-    tagger = head(directory, "token-classification")
+    tagger = dataclasses.replace(head(directory, "token-classification"),
+                                 labels=dict(enumerate(labels)))
     rng = np.random.default_rng(0)
     words = [str(word) for word in rng.choice(["the", "cats", "sat", "mat", "\u200b"], 100)]
     (tmp_path / "test.conll").write_text("\n".join(words) + "\n", encoding="utf-8")
-    task = NerTask(tmp_path, labels=("LABEL_0", "LABEL_1"), files={"test": "test.conll"})
+    task = NerTask(tmp_path, labels=labels, files={"test": "test.conll"})
     split = task.read("test")
     rows = task.features(split, tagger.tokenizer, 16, training=False)
     outputs = [np.asarray(tagger(ids[None], np.ones_like(ids[None])))[0]
                for ids in (row["input_ids"] for row in rows)]
-    assert inference.tag_words(tagger, [words]) == task.predict(split, rows, outputs)
-    assert len(set(inference.tag_words(tagger, [words])[0])) == 2
+    [tags] = inference.tag_words(tagger, [words])
+    assert [tags] == task.predict(split, rows, outputs) and len(set(tags)) == 2
+    if "O" in labels:
+        assert {tag for tag, word in zip(tags, words, strict=True) if word == "\u200b"} == {"O"}
+        assert inference.tag_words(tagger, [["\u200b"], []]) == [["O"], []]
 
 
 def test_labels_that_may_hold_together_have_probabilities_of_their_own(directory):

@@ -10,6 +10,7 @@ none of the three is needed at run time.
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,8 @@ from functools import partial
 import numpy as np
 
 CONSTANT = "constant"  # a correlation with constant predictions or gold is undefined: 0.0
+NOT_FINITE = "non-finite predictions"  # no correlation or error is defined: 0.0
+OVERFLOW = "mse overflows"  # it is above the largest float, which stands for it
 ONE_CLASS_ONLY = "one class only"  # every prediction is the same class: a failed run, usually
 
 
@@ -105,11 +108,17 @@ def pearson(gold, predicted) -> float:
         return 0.0
     if _is_constant(gold) or _is_constant(predicted):
         return 0.0
-    gold, predicted = gold - gold.mean(), predicted - predicted.mean()
-    # Scaling before the product keeps values near 1e-200 or 1e200 from under- or overflowing.
-    gold, predicted = gold / np.abs(gold).max(), predicted / np.abs(predicted).max()
+    gold, predicted = _centred(gold), _centred(predicted)
     norm = math.sqrt((gold @ gold) * (predicted @ predicted))
     return float(np.clip(_ratio(gold @ predicted, norm), -1.0, 1.0))
+
+
+def _centred(values: np.ndarray) -> np.ndarray:
+    """Around 0 and at most 1, so that values near 1e-200 or 1e308 neither under- nor overflow."""
+    if np.abs(values).max() > 1e150:  # their sum might
+        values = values * 2.0**-600
+    values = values - values.mean()
+    return values / (np.abs(values).max() or 1.0)
 
 
 def ranks(values) -> np.ndarray:
@@ -155,11 +164,16 @@ def regression_scores(gold, predicted) -> Scores:
     flags = []
     if _is_constant(gold) or _is_constant(predicted):
         flags.append(CONSTANT)
-    if not np.isfinite(predicted).all():
-        flags.append("non-finite predictions")
+    finite = np.isfinite(gold).all() and np.isfinite(predicted).all()
+    if not finite:
+        flags.append(NOT_FINITE)
+    with np.errstate(over="ignore"):
+        mse = float(np.mean((gold - predicted) ** 2)) if finite else 0.0
+    if math.isinf(mse):
+        flags.append(OVERFLOW)
     values = {"pearson": pearson(gold, predicted), "spearman": spearman(gold, predicted)}
     values["pearson_spearman"] = (values["pearson"] + values["spearman"]) / 2
-    values["mse"] = float(np.mean((gold - predicted) ** 2))
+    values["mse"] = min(mse, sys.float_info.max)
     return Scores(values, tuple(flags))
 
 

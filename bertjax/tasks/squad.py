@@ -171,7 +171,8 @@ class SquadTask:
         """The windows of every question; with training=True also the first answer's span.
 
         Raises ValueError before any work if a question could leave no room for the passage, and
-        when more than 1 % of the training answers are not where the file says (each is dropped).
+        when more than 1 % of the training answers are not where the file says, or of characters
+        that the tokenizer drops (each is left out).
         """
         if max_length <= self.max_query_length + 3:
             raise ValueError(
@@ -183,21 +184,22 @@ class SquadTask:
             split.require_labels("training")
         rows: list[Features] = []
         dropped: list[Question] = []
-        passage: tuple[str, Any, Any] = ("", [], [])
+        passage = ("", *passage_tokens(tokenizer, ""))
         queries = tokenizer.encode_batch([question.question for question in split.records])
         for number, (question, query) in enumerate(zip(split.records, queries, strict=True)):
-            if training and question.answers and not answer_is_there(question):
-                dropped.append(question)
-                continue
             if passage[0] != question.context:  # consecutive questions share their passage
                 passage = (question.context, *passage_tokens(tokenizer, question.context))
+            if training and question.answers and not (
+                    answer_is_there(question) and _answer_tokens(question, passage[2])):
+                dropped.append(question)
+                continue
             query = query[: self.max_query_length]
             for ids, types, window in passage_windows(
                     tokenizer, query, *passage[1:], max_length, self.doc_stride):
                 row = {"input_ids": ids, "token_type_ids": types, "window": window,
                        "example": number}
                 if training:
-                    row |= _answer_tokens(question, window)
+                    row |= _gold(question, window, passage[2])
                 rows.append(row)
         self.dropped = len(dropped)
         if dropped and len(dropped) > MAX_DROPPED * len(split.records):
@@ -366,22 +368,29 @@ def answer_is_there(question: Question) -> bool:
     return bool(text.strip()) and blank[0] == blank[1]
 
 
-def _answer_tokens(question: Question, window: Window) -> Features:
-    """The first answer's first and last token in the row; 0, 0 if the window lacks part of it."""
-    nothing = {"start_positions": 0, "end_positions": 0}
-    if not question.answers or not len(window.offsets):
-        return nothing
+def _answer_tokens(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
+    """The first answer's first and last token among those at `offsets` [n, 2].
+
+    None if the tokenizer drops all of its characters.
+    """
     text, start = question.answers[0]
     stripped = text.strip()
     start += text.index(stripped)
-    begins, ends = window.offsets[:, 0], window.offsets[:, 1]
-    if not (begins[0] <= start and start + len(stripped) <= ends[-1]):
-        return nothing
-    first = int(np.searchsorted(begins, start, side="right")) - 1
-    last = int(np.searchsorted(ends, start + len(stripped), side="left"))
-    if last < first:  # nothing but characters that the tokenizer drops
-        return nothing
-    return {"start_positions": window.first + first, "end_positions": window.first + last}
+    first = int(np.searchsorted(offsets[:, 1], start, side="right"))
+    last = int(np.searchsorted(offsets[:, 0], start + len(stripped), side="left")) - 1
+    return (first, last) if first <= last else None
+
+
+def _gold(question: Question, window: Window, offsets: np.ndarray) -> Features:
+    """The first answer's tokens in the row; 0, 0 if the window lacks part of it."""
+    positions = (0, 0)
+    tokens = _answer_tokens(question, offsets) if question.answers else None
+    if tokens is not None and len(window.offsets):
+        (begin, _), (_, end) = offsets[tokens[0]], offsets[tokens[1]]
+        if window.offsets[0, 0] <= begin and end <= window.offsets[-1, 1]:
+            inside = _answer_tokens(question, window.offsets)
+            positions = tuple(window.first + token for token in inside)
+    return {"start_positions": positions[0], "end_positions": positions[1]}
 
 
 def with_null_threshold(task: SquadTask, scores: Scores) -> None:

@@ -1,8 +1,9 @@
 """The official SQuAD scores: predictions and gold articles in, exact match and F1 in percent out.
 
 Source: evaluate-v1.1.py and evaluate-v2.0.py of the SQuAD site, re-implemented; every returned
-number agrees with theirs to the last digit, but for the threshold of a model that scores best if it
-never answers. `data` is the list under "data" of a SQuAD file.
+number agrees with theirs to the last digit, but for the best thresholds: the score beside one is
+what it gives (theirs can be higher where null odds are equal). `data` is the list under "data" of a
+SQuAD file.
 """
 
 import math
@@ -121,29 +122,31 @@ def score_v2(
     result["missing"] = len(has_answer) - len(raw_exact)
     if null_odds is not None:
         for name, scores in (("exact", raw_exact), ("f1", raw_f1)):
-            best, at = _best_threshold(predictions, scores, null_odds, has_answer)
+            best, at = _best_threshold(scores, null_odds, has_answer)
             result[f"best_{name}"], result[f"best_{name}_thresh"] = best, at
     return result
 
 
-def _best_threshold(predictions, scores, null_odds, has_answer) -> tuple[float, float]:
+def _best_threshold(
+    scores: Mapping[str, float], null_odds: Mapping[str, float], has_answer: Mapping[str, bool]
+) -> tuple[float, float]:
     """Best score in percent, and the odds up to which an answer is kept to reach it.
 
-    Starts from leaving every question empty, then admits answers by rising odds. Questions whose
-    odds are equal are admitted one by one, as in the official script.
+    Starts from leaving every question empty, then admits answers by rising odds; those of equal
+    odds all at once, since no threshold tells them apart.
     """
-    current = best = sum(not answerable for answerable in has_answer.values())
-    # Officially 0.0, which leaves every question empty if odds are probabilities. Where they are
-    # scores, "never an answer" is the first number below all of them.
-    lowest = min(null_odds.values(), default=0.0)
-    at = 0.0 if lowest >= 0 else math.nextafter(lowest, -math.inf)
-    for key in sorted(null_odds, key=null_odds.__getitem__):
-        if key not in scores:
-            continue
-        if has_answer[key]:
-            current += scores[key]
-        elif predictions[key]:
-            current -= 1
-        if current > best:
+    current = best = float(sum(not has_answer[key] for key in scores))
+    at, at_zero = None, best
+    order = sorted(scores, key=null_odds.__getitem__)
+    for number, key in enumerate(order):
+        current += scores[key] - (not has_answer[key])
+        last = number + 1 == len(order) or null_odds[order[number + 1]] > null_odds[key]
+        if last and current > best:
             best, at = current, null_odds[key]
+        if last and null_odds[key] <= 0:
+            at_zero = current
+    if at is None:
+        # Officially 0.0, which leaves every question empty if odds are probabilities. Where they
+        # are not, "never an answer" is the first number below all of them.
+        at = 0.0 if at_zero == best else math.nextafter(null_odds[order[0]], -math.inf)
     return 100.0 * best / len(scores), at

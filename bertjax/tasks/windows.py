@@ -21,9 +21,33 @@ class Window:
 
 
 def passage_tokens(tokenizer: Any, passage: str) -> tuple[np.ndarray, np.ndarray]:
-    """(ids int32 [n], the code points [start, end) of each, int32 [n, 2])."""
+    """(ids int32 [n], the code points [start, end) of each, int32 [n, 2]).
+
+    Characters that the tokenizer drops (combining marks, vowel signs, variation selectors, joiners)
+    belong to the token that they touch, the one before them where it touches both: an answer that
+    ends in one is found whole.
+    """
     ids, offsets = tokenizer.encode_with_offsets(passage)
-    return np.array(ids, np.int32), np.array(offsets, np.int32).reshape(-1, 2)
+    spans = np.array(offsets, np.int32).reshape(-1, 2)
+    if not len(spans):
+        return np.array(ids, np.int32), spans
+    reached = np.maximum.accumulate(spans[:, 1])  # a token of no width may end before others
+    edges = np.concatenate([[0], reached]), np.concatenate([spans[:, 0], [len(passage)]])
+    for number in np.flatnonzero(edges[0] < edges[1]):  # between two tokens, and at the ends
+        gap = passage[edges[0][number] : edges[1][number]]
+        if gap.isspace():
+            continue
+        after = 0 if number == 0 else _leading(gap)
+        if number > 0:
+            spans[number - 1, 1] += after
+        if number < len(spans):
+            spans[number, 0] -= _leading(gap[after:][::-1])
+    return np.array(ids, np.int32), spans
+
+
+def _leading(gap: str) -> int:
+    """How many characters come before the first white space."""
+    return next((i for i, char in enumerate(gap) if char.isspace()), len(gap))
 
 
 def passage_windows(

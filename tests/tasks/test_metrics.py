@@ -1,6 +1,7 @@
 """Metrics against scikit-learn, scipy and seqeval, on random and on degenerate inputs."""
 
 import math
+import sys
 import warnings
 
 import numpy as np
@@ -165,3 +166,22 @@ def test_tags_outside_the_scheme_are_refused():
 def test_tagging_nothing_at_all_is_flagged():
     assert metrics.entity_scores([["B-X"]], [["O"]]).degenerate
     assert not metrics.entity_scores([["O"]], [["O"]]).degenerate
+
+
+@pytest.mark.parametrize("predicted, flag", [
+    ([1.0, math.nan, 2.0], "non-finite predictions"), ([math.inf, 1.0, 2.0], "non-finite predict"),
+    ([1e200, -1e200, 3e200], "mse overflows"), ([1.7e308, -1.7e308, 1e308], "mse overflows"),
+])
+def test_no_number_of_a_regression_is_ever_nan_or_infinite_and_a_flag_says_why(predicted, flag):
+    scores = metrics.regression_scores([1.0, 2.0, 3.0], predicted)
+    assert all(math.isfinite(value) for value in scores.values.values())
+    assert any(found.startswith(flag) for found in scores.flags)
+    if "mse" in flag:
+        assert scores["mse"] == sys.float_info.max
+        smaller = np.array(predicted) / 1e200
+        assert scores["pearson"] == pytest.approx(metrics.pearson([1.0, 2.0, 3.0], smaller))
+
+
+def test_numbers_that_are_as_they_should_be_are_not_flagged():
+    scores = metrics.regression_scores([1.0, 2.0, 3.0], [1e150, 2e150, 3e150])
+    assert scores.flags == () and scores["pearson"] == pytest.approx(1) and scores["mse"] < 1e302

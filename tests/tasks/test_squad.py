@@ -9,6 +9,7 @@ import pytest
 from bertjax.tasks import squad, windows
 from bertjax.tasks.squad import Question, SquadTask
 from bertjax.tasks.task import Split
+from bertjax.tokenization import WordPieceTokenizer
 
 
 class Words:
@@ -102,6 +103,50 @@ def test_an_answer_with_a_no_break_space_is_kept_and_a_wrong_one_dropped_and_cou
     assert task.dropped == 1 and len(rows) == 199 and rows[0]["example"] == 1
     with pytest.raises(ValueError, match="2 of 101 training answers.*'c' in f.json"):
         task.features(split_of(wrong, wrong, *many[:99]), Words(), 16, training=True)
+
+
+FOLDED = WordPieceTokenizer(
+    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "##s", "is", "open", ".", "was"],
+    do_lower_case=True)
+_KITAB = "\u0643\u0650\u062a\u064e\u0627\u0628\u064c"  # Arabic with vowel signs, the last one final
+
+
+@pytest.mark.parametrize("context, answer", [
+    ("The cafe\u0301 is open.", "cafe\u0301"),  # a combining accent
+    ("The cafe\u0301 is open.", "The cafe\u0301"),
+    ("It was cafe\u0301. Open", "cafe\u0301."),
+    ("I \u2764\ufe0f the cafe", "\u2764\ufe0f"),  # an emoji's variation selector
+    ("The \U0001f469\u200d\U0001f680 is open", "\U0001f469\u200d\U0001f680"),
+    (f"The {_KITAB} is open", _KITAB), (f"The {_KITAB}", _KITAB),
+    ("The \u0939\u0948\u0902 is", "\u0939\u0948\u0902"),  # Hindi, signs at the end
+    ("The cafe\u00ad\u200b is", "cafe\u00ad\u200b"),  # soft hyphen, space of no width
+    ("The \u200fcafe\u200f is", "\u200fcafe\u200f"),  # marks of direction around a word
+    ("The is\u0301 \u0301 \u0301open is", "\u0301open"),
+    ("\u0301cafe is", "\u0301cafe"), ("The \ud55c\uae00 is", "\ud55c\uae00"),
+    ("The cafe\u0301s is", "cafe\u0301"),
+])  # fmt: skip
+def test_an_answer_with_characters_that_the_tokenizer_drops_is_labelled_and_predicted_whole(
+        context, answer):
+    task = SquadTask("nowhere", max_query_length=4)
+    split = split_of(Question("q", "the", context, ((answer, context.index(answer)),)))
+    [row] = task.features(split, FOLDED, 64, training=True)
+    start, end = row["start_positions"], row["end_positions"]
+    offsets = row["window"].offsets
+    first = row["window"].first
+    assert task.dropped == 0
+    assert context[offsets[start - first, 0] : offsets[end - first, 1]] == answer
+    found = task.answers(split, [row], [logits(row, start=(start, 9), end=(end, 9))])
+    assert found.spans == {"q": answer}
+
+
+def test_an_answer_of_nothing_but_dropped_characters_is_left_out_and_counted():
+    task = SquadTask("nowhere", max_query_length=4)
+    good = Question("g", "the", "The cafe", (("cafe", 4),))
+    lost = Question("l", "the", "The \u200b cafe", (("\u200b", 4),))
+    rows = task.features(split_of(*[good] * 99, lost), FOLDED, 64, training=True)
+    assert len(rows) == 99 and task.dropped == 1
+    with pytest.raises(ValueError, match="1 of 1 training answers are not at their answer_start"):
+        task.features(split_of(lost), FOLDED, 64, training=True)
 
 
 def test_answers_are_the_original_characters_between_the_offsets():

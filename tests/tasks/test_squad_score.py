@@ -5,6 +5,7 @@ import json
 import re
 import string
 
+import numpy as np
 import pytest
 
 from bertjax.tasks import squad_score
@@ -82,7 +83,7 @@ def test_version_1_1_equals_an_independent_reading_of_the_definition(shared_data
 
 
 @pytest.mark.real_data
-def test_best_thresholds_equal_the_official_script_with_the_same_odds(shared_data):
+def test_best_thresholds_are_those_of_the_official_script_and_their_scores_what_they_give(shared_data):
     data = read(shared_data, "dev-v2.0.rebuilt.json")["data"]
     predictions = read(shared_data, "predictions-2.0-bidaf-elmo.json")
 
@@ -95,8 +96,13 @@ def test_best_thresholds_equal_the_official_script_with_the_same_odds(shared_dat
     # evaluate-v2.0.py --na-prob-file with the same odds and -t 0.4.
     assert result["exact"] == 57.75288469636992
     assert result["f1"] == 58.903235541090325
-    assert (result["best_exact"], result["best_exact_thresh"]) == (65.71211993598922, 0.7)
-    assert (result["best_f1"], result["best_f1_thresh"]) == (67.88491168566655, 0.7)
+    # Its search, which parts questions of equal odds, says 65.71211993598922 and 67.88491168566655
+    # at this threshold; what it gives when it is applied is this.
+    assert result["best_exact_thresh"] == result["best_f1_thresh"] == 0.7
+    applied = squad_score.score_v2(data, predictions, null_odds, threshold=0.7)
+    assert result["best_exact"] == applied["exact"] == 65.70369746483618
+    assert result["best_f1"] == pytest.approx(applied["f1"], abs=1e-9)
+    assert 0 <= 67.88491168566655 - applied["f1"] < 0.02
 
 
 def test_threshold_search_uses_the_null_odds():
@@ -108,6 +114,25 @@ def test_threshold_search_uses_the_null_odds():
     # Zeros in place of the odds, a known mistake, find nothing.
     zeros = squad_score.score_v2(data, predictions, {"q1": 0.0, "q2": 0.0}, threshold=0.0)
     assert zeros["best_exact_thresh"] == 0.0
+
+
+def test_the_best_score_is_what_its_threshold_gives_also_where_odds_are_equal():
+    """Between questions of equal odds there is no threshold, though the official search stops."""
+    data = one_paragraph(q1=["Rome"], q2=["Rome"], q3=[], q4=[], q5=["Rome"], q6=[], q7=[], q8=[])
+    predictions = {f"q{i}": "Rome" for i in range(1, 9)}
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        odds = {key: float(rng.integers(-2, 3)) for key in predictions}
+        found = squad_score.score_v2(data, predictions, odds, threshold=0.0)
+        for name in ("exact", "f1"):
+            applied = squad_score.score_v2(
+                data, predictions, odds, threshold=found[f"best_{name}_thresh"])
+            assert applied[name] == found[f"best_{name}"]
+            assert found[f"best_{name}"] == max(
+                squad_score.score_v2(data, predictions, odds, threshold=t)[name]
+                for t in (-3, -2, -1, 0, 1, 2))
+    tied = dict.fromkeys(predictions, 1.0)
+    assert squad_score.score_v2(data, predictions, tied)["best_exact"] == 62.5
 
 
 def test_the_threshold_of_a_model_that_should_never_answer_leaves_every_question_empty():
