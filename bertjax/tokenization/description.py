@@ -120,19 +120,16 @@ def read_object(path: Path) -> dict[str, Any]:
 def of_vocab(pieces: list[str], stored: Mapping[str, Any], source: Path) -> dict[str, Any]:
     """BERT's rules over the pieces of a vocab.txt."""
     names = special_names(stored, source)
-    unk = names.get("unk_token", "[UNK]")
-    ids = {piece: i for i, piece in enumerate(pieces)}
-    cls, sep = names.get("cls_token", "[CLS]"), names.get("sep_token", "[SEP]")
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
         "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
                        "strip_accents": None, "lowercase": None},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {"type": "BertProcessing", "sep": [sep, ids.get(sep, 0)],
-                           "cls": [cls, ids.get(cls, 0)]},
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
-        "model": {"type": "WordPiece", "unk_token": unk, "continuing_subword_prefix": "##",
-                  "max_input_chars_per_word": _LIBRARY_WORD_CHARS, "vocab": ids}}
+        "post_processor": None, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
+        "model": {"type": "WordPiece", "unk_token": names.get("unk_token", "[UNK]"),
+                  "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": _LIBRARY_WORD_CHARS,
+                  "vocab": {piece: i for i, piece in enumerate(pieces)}}}
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -309,6 +306,7 @@ def is_plain_bert(description: Mapping[str, Any], special_tokens: Mapping[str, s
     return (
         model.get("type") == "WordPiece" and model.get("continuing_subword_prefix") == "##"
         and model.get("unk_token") == special_tokens["unk_token"]
+        and model.get("max_input_chars_per_word") in (_LIBRARY_WORD_CHARS, MAX_WORD_CHARS)
         and set(model) <= {"type", "unk_token", "continuing_subword_prefix",
                            "max_input_chars_per_word", "vocab"}
         and normalizer.get("type") == "BertNormalizer" and normalizer.get("clean_text") is True
@@ -318,12 +316,10 @@ def is_plain_bert(description: Mapping[str, Any], special_tokens: Mapping[str, s
         and all(entry["content"] in names for entry in description["added_tokens"]))
 
 
-def word_limit(description: Mapping[str, Any], stored: Mapping[str, Any]) -> int:
-    """The longest word of a plain BERT description that is not unknown, in characters."""
-    if (limit := stored.get("max_input_chars_per_word")) is not None:
-        return limit
-    limit = description["model"].get("max_input_chars_per_word")
-    return MAX_WORD_CHARS if limit in (None, _LIBRARY_WORD_CHARS) else limit
+def bert_template(special_tokens: Mapping[str, str], ids: Mapping[str, int]) -> dict[str, Any]:
+    """The post-processor that puts BERT's special tokens around texts."""
+    cls, sep = special_tokens["cls_token"], special_tokens["sep_token"]
+    return {"type": "BertProcessing", "sep": [sep, ids[sep]], "cls": [cls, ids[cls]]}
 
 
 def check_template(description: Mapping[str, Any], special_tokens: Mapping[str, str],

@@ -156,7 +156,9 @@ class HubTokenizer(Tokenizer):
 
 def check_content(content: dict[str, Any], source: str) -> None:
     """Raises ValueError where the library refuses the content of a tokenizer.json."""
-    model = {**content["model"], "vocab": {}}  # a vocabulary takes the library long
+    model = dict(content["model"])
+    if isinstance(model["vocab"], dict):  # a vocabulary takes the library long
+        model |= {"vocab": {}} | ({"merges": []} if "merges" in model else {})
     _parse(json.dumps({**content, "model": model, "added_tokens": []}), source)
 
 

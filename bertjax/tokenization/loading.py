@@ -24,7 +24,7 @@ from bertjax.tokenization.tokenizer import (
     Tokenizer,
     check_special_tokens,
 )
-from bertjax.tokenization.wordpiece import WordPieceTokenizer
+from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer
 
 _GOOGLE_NAME = re.compile(r"(?:^|_)(uncased|cased|multilingual|chinese)_L-\d+_H-\d+_A-\d+")
 _CASING_WORD = re.compile(r"(?:^|[^a-z])(uncased|cased)(?:[^a-z]|$)", re.IGNORECASE)
@@ -119,10 +119,14 @@ def _described(vocab_file: Path, named: Path, directory: Path, stored: Mapping[s
     pieces = sorted(ids, key=ids.get)
     specials = _special_tokens(described, stored, ids, vocab_file, directory)
     files.check_template(described, specials, ids.get, vocab_file)
+    if described["post_processor"] is None:  # for whoever reads what is saved
+        described["post_processor"] = files.bert_template(specials, ids)
 
     if (described["normalizer"] or {}).get("type") != "BertNormalizer":
         return _other_rules(described, specials, vocab_file, named, stored, do_lower_case,
                             strip_accents)
+    if vocab_file.suffix == ".json":
+        check_content(described, str(vocab_file))
     options = _stored_options(stored, directory, described["normalizer"], vocab_file)
     for name, value in (("do_lower_case", do_lower_case), ("strip_accents", strip_accents)):
         kept = options.get(name)
@@ -132,10 +136,8 @@ def _described(vocab_file: Path, named: Path, directory: Path, stored: Mapping[s
     strips = strip_accents if strip_accents is not None else options.get("strip_accents")
     chinese = options.get("tokenize_chinese_chars", True)
     if files.is_plain_bert(described, specials):
-        if vocab_file.suffix == ".json":
-            check_content(described, str(vocab_file))
-        return WordPieceTokenizer(pieces, casing, strips, chinese,
-                                  max_word_chars=files.word_limit(described, stored), **specials)
+        limit = stored.get("max_input_chars_per_word") or MAX_WORD_CHARS
+        return WordPieceTokenizer(pieces, casing, strips, chinese, max_word_chars=limit, **specials)
     described["normalizer"] = {**described["normalizer"], "lowercase": casing,
                                "strip_accents": strips, "handle_chinese_chars": chinese}
     if (limit := stored.get("max_input_chars_per_word")) is not None:

@@ -206,6 +206,21 @@ def test_added_tokens_of_every_file_are_matched_first(tmp_path, where):
 
 
 @pytest.mark.parity
+@pytest.mark.parametrize("content", [
+    description(["h", "@@ello", "wor", "@@ld"], "@@"), added_description(), description(limit=3),
+    description(normalizer=None)], ids=["prefix", "added", "limit", "cased"])
+def test_transformers_reads_what_we_save_of_other_rules_also_beside_a_model(tmp_path, content):
+    transformers = pytest.importorskip("transformers")
+    ours = load_tokenizer(write(tmp_path / "a", content))
+    ours.save(tmp_path / "b")
+    (tmp_path / "b" / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "b")
+    for text in ["Hello world", "the cats abc abcd", *ADDED_TEXTS]:
+        ids = ours.encode(text, keep_special_tokens=True)
+        assert theirs.encode(text) == [ours.cls_id, *ids, ours.sep_id]
+
+
+@pytest.mark.parity
 def test_transformers_gives_the_same_ids_before_and_after_conversion(tmp_path):
     transformers = pytest.importorskip("transformers")
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, *WORDS]))
@@ -299,9 +314,10 @@ def changed(**model):
     (changed(unk_token="<u>"), "lacks the special tokens unk_token='<u>'"),
     (changed(max_input_chars_per_word="9"), "max_input_chars_per_word is '9'"),
     (changed(max_input_chars_per_word=0), "max_input_chars_per_word is 0"),
+    (description(normalizer={**BERT, "handle_chinese_chars": None}), "tokenizer.json: "),
     (changed(type="Strange"), "tokenizer.json: "), (changed(continuing_subword_prefix=5), "json: "),
     (description(normalizer={"type": "Other"}), "tokenizer.json: "),
-    (description(normalizer={**BERT, "lowercase": "yes"}), "normalizer.lowercase is 'yes'"),
+    (description(normalizer={**BERT, "lowercase": "yes"}), "tokenizer.json: "),
     (description(normalizer=[]), "normalizer must be an object"),
     (description(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed",
                                 "invert": False}), "tokenizer.json: "),
