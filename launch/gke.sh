@@ -72,11 +72,22 @@ done
   fail "'$NAME' cannot name a job: lower-case letters, digits and hyphens, a letter first"
 [[ -n $IMAGE ]] || fail "no container: give --image=IMAGE, built from launch/Dockerfile"
 for number in "$SLICES" "$CHIPS_PER_HOST" "$RUN_AS" "$MAX_RESTARTS"; do
-  [[ $number =~ ^[0-9]+$ ]] || fail "'$number' is not a whole number"
+  [[ $number =~ ^(0|[1-9][0-9]{0,8})$ ]] || fail "$(printf '%q' "$number") is not a whole number"
+done
+# What goes into the manifest as it is must not be able to end its line.
+[[ $IMAGE =~ ^[A-Za-z0-9][A-Za-z0-9._/:@-]*$ ]] ||
+  fail "--image=$(printf '%q' "$IMAGE") is no name of an image: HOST/PATH:TAG or HOST/PATH@sha256:..."
+for name in "namespace=$NAMESPACE" "service_account=$SERVICE_ACCOUNT"; do
+  [[ ${name#*=} =~ ^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$ ]] || fail "--$(printf '%q' "$name") is no name" \
+    "of Kubernetes: lower-case letters, digits, hyphens and dots"
+done
+for word in "$@"; do
+  [[ ! $word =~ [[:cntrl:]] ]] ||
+    fail "$(printf '%q' "$word") has a line end or another control character in it"
 done
 [[ " $* " == *" --workdir=gs://"* ]] ||
   fail "give --workdir=gs://BUCKET/RUN after --: what a container writes to its own disk is lost with it"
-[[ $TOPOLOGY =~ ^[0-9]+x[0-9]+(x[0-9]+)?$ ]] || fail "--topology='$TOPOLOGY' is not like 4x4 or 2x2x2"
+[[ $TOPOLOGY =~ ^[1-9][0-9]{0,3}x[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})?$ ]] || fail "--topology='$TOPOLOGY' is not like 4x4 or 2x2x2"
 
 case $TYPE in # https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
   v4) ACCELERATOR=tpu-v4-podslice ;;

@@ -110,7 +110,7 @@ parse_flags() { # NAME [--flag=value ...] [-- COMMAND ...]; sets the variables a
           "(values are written --flag=value; --help lists the flags)"
         ;;&
       __slices | __max_failures | __max_restarts | __max_wait)
-        [[ $value =~ ^[0-9]+$ ]] || die "$EXIT_USAGE" "$argument: not a whole number"
+        [[ $value =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$EXIT_USAGE" "$argument: not a whole number"
         ;;&
       __zone) ZONE=$value ;;
       __project) PROJECT=$value ;;

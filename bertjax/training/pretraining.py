@@ -282,6 +282,16 @@ def _initial_params(job: Job) -> dict[str, Any] | None:
         job.config.reinitialise_head)
 
 
+def optimizer_text(o: ml_collections.ConfigDict) -> str:
+    """What changes the parameters, with a word on what is not as its paper has it."""
+    text = (f"{o.name}, learning rate {o.learning_rate:g}, {o.warmup_steps:,} steps of warm-up, "
+            f"{o.schedule}")
+    if o.name == "lamb" and not o.bias_correction:  # You et al. 2019, algorithm 2
+        text += (", without the bias correction of LAMB's paper "
+                 "(--config.optimizer.bias_correction=true)")
+    return text
+
+
 def summary(job: Job, step: int) -> str:
     """The start-up screen: what will run, on what, over how much data."""
     config, phases = job.config, job.phases
@@ -305,6 +315,7 @@ def summary(job: Job, step: int) -> str:
     else:
         lines.append(("length", f"{settings.total_steps(config):,} steps, "
                                 f"{job.epochs:,.1f} epochs of the corpus"))
+    lines.append(("optimizer", optimizer_text(config.optimizer)))
     if job.resumed_from is not None:
         origin = f"resumed from the checkpoint of step {step:,}"
         if config.init_from:

@@ -72,6 +72,16 @@ def test_the_manifest_goes_to_kubectl(cloud):
     (FLAGS, "", "--workdir=gs://"),
     (FLAGS + " --colour=red", TRAIN, "unknown flag --colour"),
     (FLAGS + " --slices=two", TRAIN, "not a whole number"),
+    (FLAGS + " --chips_per_host=08", TRAIN, "not a whole number"),
+    ("--image=i --type=v5e --topology=08x08", TRAIN, "not like 4x4"),
+    (FLAGS + " --service_account=$'a\\n hostNetwork: true'", TRAIN, "service_account"),
+    (FLAGS + " --namespace=$'a\\nb: c'", TRAIN, "namespace"),
+    (FLAGS + " '--namespace=a: b'", TRAIN, "namespace"),
+    (FLAGS + " '--namespace={a}'", TRAIN, "namespace"),
+    ("--type=v5e --topology=4x4 --image='i\" # '", TRAIN, "no name of an image"),
+    ("--type=v5e --topology=4x4 --image=$'i\\nb: c'", TRAIN, "no name of an image"),
+    (FLAGS + " --user=$'1\\n0'", TRAIN, "not a whole number"),
+    (FLAGS, TRAIN + " $'--config.init_from=a\\nb'", "control character"),
 ])
 def test_wrong_usage_is_refused(cloud, flags, train, message):
     done = cloud.run(f"gke.sh bert {flags} --dry_run {train}")

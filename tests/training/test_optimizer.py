@@ -194,3 +194,15 @@ def test_state_of_an_optax_optimizer_is_sharded_like_its_parameters():
     specs = {leaf.spec for leaf in jax.tree.leaves(state) if any(leaf.spec)}
     wanted = sharding.tree_shardings(params, mesh)["encoder"]["layer_0"]["intermediate"]["kernel"]
     assert specs == {wanted.spec} and any(wanted.spec)
+
+
+def test_lamb_without_its_bias_correction_is_said_at_the_start():
+    from bertjax.config import default_config
+    from bertjax.training.pretraining import optimizer_text
+
+    settings = default_config().optimizer
+    assert "bias" not in optimizer_text(settings)
+    settings.name = "lamb"
+    assert "bias_correction=true" in optimizer_text(settings)
+    settings.bias_correction = True
+    assert "bias" not in optimizer_text(settings)

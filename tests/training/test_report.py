@@ -56,6 +56,16 @@ def test_scores_of_a_run_that_keeps_its_best_step_are_those_of_that_step(tmp_pat
     assert "held-out</small>90.0 %" in page and "which is kept</small>4<" in page
 
 
+@pytest.mark.parametrize("text", ["{{data}}", "{{tables}} {{title}}", "{{absent}}", "\\1 \\g"])
+def test_the_name_of_a_place_of_the_page_stays_text(tmp_path, text):
+    run = make_run(tmp_path / "run")
+    (run / "examples.json").write_text(json.dumps([{"text": text, "predictions": [[text, 0.5]]}]))
+    (run / "config.json").write_text(json.dumps({text: text}))
+    page = write_report([run]).read_text()
+    assert page.count(text) == 4
+    assert page.count("<html") == 1 and data_of(page)["charts"]
+
+
 def test_text_of_examples_cannot_break_the_page(tmp_path):
     page = write_report([make_run(tmp_path / "run")]).read_text()
     assert page.count("</script>") == 1

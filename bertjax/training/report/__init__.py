@@ -14,6 +14,7 @@ import html
 import json
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 
 from bertjax.files import write_whole
@@ -36,15 +37,15 @@ def write_report(directories: Sequence[str | os.PathLike[str]],
     """
     runs = load(directories)
     data = {"runs": [run.name for run in runs], "charts": charts(runs)}
-    page = PAGE
-    for place, content in {
+    contents = {
         "title": html.escape(" vs ".join(run.name for run in runs)),
         "summary": summary(runs),
         "tables": "\n".join(filter(None, [section(runs), *details(runs)])),
         # '<' escaped: the data must not be able to end the script element it stands in.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-    }.items():
-        page = page.replace(f"{{{{{place}}}}}", content)
+    }
+    # In one pass: a content that holds the name of a place, as a text may, stays as it is.
+    page = re.sub(r"{{(\w+)}}", lambda place: contents[place[1]], PAGE)
     path = pathlib.Path(output or pathlib.Path(directories[0]) / "report.html")
     write_whole(path, page)
     return path
