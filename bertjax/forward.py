@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bertjax import jax_settings
 from bertjax.interop.loading import LoadedModel
 from bertjax.tasks.task import require_segments, trim_lengths
 
@@ -152,7 +153,8 @@ def run(
         loaded.config.max_position_embeddings,
         CPU_TOKENS if jax.default_backend() == "cpu" else None,
     ):
-        result = loaded(**inputs, **options)
+        with jax_settings.fixed():
+            result = loaded(**inputs, **options)
         if waiting is not None:
             fetch(*waiting)
         waiting = indices, result

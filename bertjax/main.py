@@ -23,6 +23,7 @@ with ended_by_ctrl_c():
     from absl import app, flags, logging
     from ml_collections import config_flags
 
+    from bertjax import jax_settings
     from bertjax.command_line import ARGUMENTS, parse_flags
     from bertjax.config import describe
     from bertjax.config_checks import check_config
@@ -49,6 +50,7 @@ _HELP_CONFIG = flags.DEFINE_bool("help_config", False, "Print every setting, the
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the job that the flags describe."""
+    jax_settings.clear()
     logging.set_verbosity(logging.WARNING)  # libraries report every file that they write
     if _HELP_CONFIG.value:
         print(describe())
@@ -119,6 +121,10 @@ def run() -> None:
     """Parses the command line and runs its job."""
     try:
         app.run(main, flags_parser=_parse_flags)
+    except SystemExit as end:  # not waiting for a thread that still compiles or writes
+        if isinstance(end.code, int) and end.code:
+            leave(end.code)
+        raise
     except KeyboardInterrupt:  # outside the loop of steps, which saves
         print("bertjax: interrupted; the same command goes on from the newest checkpoint",
               file=sys.stderr)

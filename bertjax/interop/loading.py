@@ -19,6 +19,7 @@ import numpy as np
 from bertjax.interop.names import LoadError, heads_in, match, match_headers
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.interop.source import Source, open_source
+from bertjax.jax_settings import with_fixed
 from bertjax.model import heads
 from bertjax.model.kernels import compiler_options
 from bertjax.model.paths import flatten, unflatten
@@ -249,6 +250,7 @@ class LoadedModel:
                                  f"({setting} is {size})")
 
 
+@with_fixed
 def load_model(
     path: str | Path,
     task: str | None = None,

@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from bertjax import config as settings
+from bertjax import jax_settings
 from bertjax.training.distributed import wait_for_all
 from bertjax.version import source_digest
 
@@ -28,7 +29,8 @@ def require_same_command(config: ml_collections.ConfigDict, workdir: str) -> Non
     require_same({
         **{f"--config.{name}": value for name, value in settings.flatten(config).items()
            if name not in LOCAL_SETTINGS},
-        "--workdir": workdir, "the code of bertjax": source_digest(), "jax": jax.__version__})
+        "--workdir": workdir, **jax_settings.environment(), "the code of bertjax": source_digest(),
+        "jax": jax.__version__})
 
 
 def require_same(facts: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from bertjax import jax_settings
 from bertjax.version import source_version
 
 # FLOP/s in bfloat16; the first name found in jax's lower-cased device_kind counts.
@@ -76,4 +77,4 @@ def describe() -> dict[str, Any]:
             "memory_per_device_gib": round(size / 2**30, 1) if (size := device_bytes()) else None,
             "peak_bf16_tflops_per_device": peak / 1e12 if (peak := peak_flops()) else None,
             "host": host.node(), "python": host.python_version(), "jax": jax.__version__,
-            "bertjax": source_version()}
+            "bertjax": source_version(), "environment": jax_settings.environment()}

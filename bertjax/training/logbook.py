@@ -21,6 +21,7 @@ import jax
 from etils import epath
 
 from bertjax.files import write_whole
+from bertjax.jax_settings import changes
 from bertjax.training.budget import process_age
 from bertjax.training.hardware import describe
 from bertjax.training.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
@@ -66,19 +67,32 @@ class Logbook:
         for name in (METRICS_FILE, CSV_FILE, WANDB_FILE) if self._remote else ():
             if (self._remote / name).exists():
                 (self.directory / name).write_text((self._remote / name).read_text())
-        truncate_records(path, start_step)
-        (self.directory / HARDWARE_FILE).write_text(json.dumps(describe(), indent=1) + "\n")
+        truncate_records(path, start_step, self._write)
+        self._record_machine(told=start_step > 0)
         self._file = open(path, "a", encoding="utf-8")
         self._complained = False
         self._sinks: list[Sink] = []
         if tensorboard:
             self._sinks.append(TensorBoardSink(self.directory / "tensorboard", start_step))
         if csv:
-            self._sinks.append(CsvSink(self.directory / CSV_FILE, start_step))
+            self._sinks.append(CsvSink(self.directory / CSV_FILE, start_step, self._write))
         if wandb:
             name = os.path.basename(os.fspath(directory).rstrip("/"))
             self._sinks.append(
                 WandbSink(self.directory, start_step, wandb, name, settings))
+
+    def _record_machine(self, told: bool) -> None:
+        """Writes hardware.json; what may change a resumed run's numbers is told."""
+        place = (self._remote or self.directory) / HARDWARE_FILE
+        try:
+            before = json.loads(place.read_text())["environment"]
+        except (OSError, ValueError, KeyError, TypeError):  # a first start, or an earlier version
+            before = None
+        now = describe()
+        if told and before is not None and (differing := changes(before, now["environment"])):
+            self._write("The environment is another one than at the start before, so the run goes "
+                        f"on, but perhaps not bit for bit: {'; '.join(differing)}")
+        write_whole(self.directory / HARDWARE_FILE, json.dumps(now, indent=1) + "\n")
 
     def train(self, step: int, last_step: int, metrics: Mapping[str, float | None]) -> None:
         """Records the metrics of a training step and prints the progress line."""
@@ -175,18 +189,28 @@ class _Pauses:
         return self._seconds / self._steps if self._steps else 0.0
 
 
-def truncate_records(path: pathlib.Path, last_step: int) -> int:
+def truncate_records(path: pathlib.Path, last_step: int,
+                     say: Callable[[str], None] = lambda line: None) -> int:
     """Removes records beyond `last_step` and broken lines, all at once; returns how many.
 
-    A kill leaves the old file or the new one, never a part.
+    A kill leaves the old file or the new one, never a part. Broken lines go to a file beside it and
+    are said, but for a last one that was not finished.
     """
     if not path.exists():
         return 0
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.split("\n")
+    unfinished = lines.pop()
     kept = [line for line in lines if _step_of(line) <= last_step]
-    if len(kept) < len(lines):
+    damaged = [line for line in lines if _step_of(line) == sys.maxsize]
+    if damaged:
+        aside = path.with_name(f"{path.name}.damaged")
+        write_whole(aside, "".join(f"{line}\n" for line in damaged))
+        say(f"{path.name}: {counted(len(damaged), 'line')} of {len(lines):,} could not be read and "
+            f"went to {aside.name}")
+    if len(kept) < len(lines) or unfinished:
         write_whole(path, "".join(f"{line}\n" for line in kept))
-    return len(lines) - len(kept)
+    return len(lines) - len(kept) + bool(unfinished)
 
 
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -267,5 +291,5 @@ def _step_of(line: str) -> int:
     """The step of a record; of a broken line, a step that is beyond all others."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return sys.maxsize

@@ -1,4 +1,4 @@
-"""What must be set before jax touches a device: signals, other processes, the compilation cache."""
+"""What must be set before jax touches a device: signals, settings, processes, caches."""
 
 import faulthandler
 import pathlib
@@ -7,6 +7,7 @@ import signal
 import jax
 import ml_collections
 
+from bertjax import jax_settings
 from bertjax.training import distributed, preemption
 
 
@@ -28,6 +29,7 @@ def start(config: ml_collections.ConfigDict, coordinator: str = "", processes: i
     # A kernel holds the paths of its source; without this, another place of installation would make
     # another program of it, and programs that were kept would be compiled anew.
     jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")
+    jax_settings.fix()
     jax.config.update("jax_debug_nans", config.execution.debug_nans)
     distributed.initialize(coordinator, processes, process_id, wait_s)
     if preemption.on_compute_engine():

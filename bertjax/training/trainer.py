@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bertjax.jax_settings import with_fixed
 from bertjax.model.kernels import compiler_options
 from bertjax.model.rows import rows_on
 from bertjax.training import sharding
@@ -127,6 +128,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------ state
 
+    @with_fixed
     def init(self, objective: Objective, params: Any = None) -> TrainState:
         """A fresh state, sharded over the mesh; from `params` (arrays) where given."""
         if params is None:
@@ -279,6 +281,7 @@ class Trainer:
         key = jax.random.fold_in(jax.random.key(self.seed, impl=self.prng), EVALUATION_STREAM)
         return jax.random.fold_in(key, number)
 
+    @with_fixed
     def evaluate(self, objective: Objective, params: Any,
                  batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, float]:
         """Ratios of the objective's sums over all `batches`, without dropout.
@@ -317,6 +320,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- loop
 
+    @with_fixed
     def fit(
         self,
         state: TrainState,
