@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from bertjax.files import write_whole
 from bertjax.tasks.metrics import Scores, is_better
+from bertjax.training.manifest import CheckpointError
 
 if TYPE_CHECKING:  # orbax takes a second to import
     from bertjax.training.checkpoint import Checkpoints
@@ -53,8 +54,13 @@ class Best:
     def recall(self, until: int) -> None:
         """The evaluations of the part of the run that is not repeated, up to step `until`."""
         if self._kept is not None and self._kept.exists():
-            found = json.loads(self._kept.read_text())
-            self.history = [(step, value) for step, value in found if step <= until]
+            try:
+                found = json.loads(self._kept.read_text())
+                self.history = [(int(step), float(value)) for step, value in found if step <= until]
+            except (ValueError, TypeError) as error:
+                raise CheckpointError(
+                    f"{self._kept} cannot be read ({error}), so early stopping would count anew: "
+                    "put a copy of it back, or delete it to go on like that") from None
             self.misses = sum(step > self.step for step, _ in self.history)
 
     def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:

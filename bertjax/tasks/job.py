@@ -48,6 +48,7 @@ from bertjax.training.logbook import Logbook, counted
 from bertjax.training.report import write_report
 from bertjax.training.starts import Starts
 from bertjax.training.summary import devices_lines, model_line, screen
+from bertjax.training.workdir import read_record
 
 log = logging.getLogger(__name__)
 
@@ -324,7 +325,7 @@ def _refuse_other_run(job: Job) -> None:
         if (job.workdir / "checkpoints").exists():
             raise ValueError(f"{job.workdir} holds a pre-training run; choose another workdir")
         return
-    before, now = json.loads(path.read_text(encoding="utf-8")), _identity(job)
+    before, now = read_record(epath.Path(path)), _identity(job)
     # Earlier versions wrote down less.
     old, new = configuration.flatten(before), configuration.flatten(
         {name: value for name, value in now.items() if name in before})

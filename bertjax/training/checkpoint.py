@@ -18,8 +18,7 @@ place and the manifest, written last, is what commits it.
 import json
 import logging
 import os
-import pathlib
-import re
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -33,19 +32,12 @@ from jax.experimental import multihost_utils
 
 from bertjax.files import write_whole
 from bertjax.training import claim, manifest
-from bertjax.training.manifest import CheckpointError
+from bertjax.training.manifest import CheckpointError, remove_quietly, resolve_directory
 
 log = logging.getLogger(__name__)
 
 STATE = "state"
 _NONE, _FAILED = -1, -2  # what is sent in place of a step
-
-
-def resolve_directory(path: str | os.PathLike[str]) -> epath.Path:
-    """An absolute path: relative ones and ~ are resolved, URLs such as gs://bucket/x are kept."""
-    if re.match(r"^[a-z0-9]+://", os.fspath(path)):
-        return epath.Path(path)
-    return epath.Path(pathlib.Path(path).expanduser().absolute())
 
 
 class Checkpoints:
@@ -81,7 +73,9 @@ class Checkpoints:
         self._primary = jax.process_index() == 0
         # Beside the directory, so that emptying the directory does not erase that it was full.
         self._ledger = self.directory.parent / f"{self.directory.name}.committed.json"
-        self._saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=timeout_s)
+        # orbax measures by the wall clock, which may be set meanwhile; so the limit is ours.
+        self._saver = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=4 * 10**9)
+        self._timeout_s, self._begun = timeout_s, 0.0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._restored: int | None = None  # where the history of this process begins,
@@ -115,6 +109,7 @@ class Checkpoints:
             elif target.exists():
                 target.rmtree()
         _barrier("checkpoint_target_free")
+        self._begun = time.monotonic()
         self._saver.save(target / STATE, args=ocp.args.PyTreeSave(state))
         self._pending = self._worker.submit(self._finish, step, dict(metrics or {}))
 
@@ -122,11 +117,17 @@ class Checkpoints:
         """Returns when nothing is being written any more; raises what went wrong meanwhile."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            pending.result()
+            try:
+                pending.result(max(0.0, self._begun + self._timeout_s - time.monotonic()))
+            except TimeoutError:
+                raise CheckpointError(
+                    f"a checkpoint could not be written to {self.directory} in {self._timeout_s} s."
+                    f" Earlier checkpoints are untouched: {self.steps()}") from None
 
     def check(self) -> None:
         """Raises the error of a finished background save, without waiting for a running one."""
-        if self._pending is not None and self._pending.done():
+        if self._pending is not None and (
+                self._pending.done() or time.monotonic() > self._begun + self._timeout_s):
             self.wait()
 
     def clear(self) -> None:
@@ -168,7 +169,7 @@ class Checkpoints:
             self._retain(step)
         except Exception as error:
             if self._primary and not self._in_place:
-                _remove_quietly(written)  # a full disk gets its room back
+                remove_quietly(written)  # a full disk gets its room back
             raise CheckpointError(
                 f"checkpoint of step {step} could not be written to {final}: {error}. Earlier "
                 f"checkpoints are untouched: {self.steps()}") from error
@@ -234,10 +235,13 @@ class Checkpoints:
         if steps:
             return steps[-1]
         if self._ledger.exists():
+            try:
+                what = f"step {json.loads(self._ledger.read_text())['newest']} was saved"
+            except (ValueError, KeyError, TypeError):  # damaged, but it is there
+                what = "some were saved"
             raise CheckpointError(
-                f"{self.directory} holds no checkpoint, but {self._ledger.name} says that step "
-                f"{json.loads(self._ledger.read_text())['newest']} was saved. Put the checkpoints "
-                f"back, or delete {self._ledger} to start afresh.")
+                f"{self.directory} holds no checkpoint, but {self._ledger.name} says that {what}. "
+                f"Put the checkpoints back, or delete {self._ledger} to start afresh.")
         return None
 
     def metrics(self, step: int) -> dict[str, float]:
@@ -374,7 +378,7 @@ class Checkpoints:
                     path.rename(final)
             elif path.name.startswith("tmp."):
                 log.warning("removing %s, left by a save that was interrupted", path)
-                _remove_quietly(path)
+                remove_quietly(path)
 
 
 def _own_buffer(leaf: Any) -> Any:
@@ -386,13 +390,6 @@ def _own_buffer(leaf: Any) -> Any:
 def _by_name(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _remove_quietly(path: epath.Path) -> None:
-    try:
-        path.rmtree() if path.is_dir() else path.unlink()
-    except OSError as error:
-        log.warning("could not remove %s: %s", path, error)
 
 
 def _barrier(name: str) -> None:

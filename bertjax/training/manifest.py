@@ -5,6 +5,10 @@ size and crc32 of every file; later what differs from it.
 """
 
 import json
+import logging
+import os
+import pathlib
+import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -13,6 +17,8 @@ from typing import Any
 from etils import epath
 
 from bertjax.files import write_whole
+
+log = logging.getLogger(__name__)
 
 FILE = "manifest.json"
 
@@ -51,6 +57,21 @@ def problem(directory: epath.Path, step: int) -> str | None:
             return (f"{name} has {found[name][0]} bytes and checksum {found[name][1]}, not "
                     f"{size} and {checksum}")
     return None
+
+
+def resolve_directory(path: str | os.PathLike[str]) -> epath.Path:
+    """An absolute path: relative ones and ~ are resolved, URLs such as gs://bucket/x are kept."""
+    if re.match(r"^[a-z0-9]+://", os.fspath(path)):
+        return epath.Path(path)
+    return epath.Path(pathlib.Path(path).expanduser().absolute())
+
+
+def remove_quietly(path: epath.Path) -> None:
+    """Removes a file or a tree; a failure is only logged."""
+    try:
+        path.rmtree() if path.is_dir() else path.unlink()
+    except OSError as error:
+        log.warning("could not remove %s: %s", path, error)
 
 
 def is_remote(path: epath.Path) -> bool:

@@ -7,9 +7,11 @@ setting of config.log, and takes up again where an interrupted run was saved.
 import csv
 import io
 import pathlib
+import re
 import secrets
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from bertjax.files import write_whole
@@ -73,7 +75,8 @@ class WandbSink:
             raise ValueError(f"config.log.wandb={project} needs the package of Weights & Biases: "
                              "pip install wandb") from error
         path = directory / WANDB_FILE
-        if start_step == 0 or not path.exists():
+        if start_step == 0 or not path.exists() or not re.fullmatch(
+                r"[0-9A-Za-z_-]+\n?", path.read_text(errors="replace")):
             write_whole(path, secrets.token_hex(8) + "\n")
         self._run = wandb.init(project=project, name=name, id=path.read_text().strip(),
                                resume="allow", dir=str(directory), config=dict(settings or {}))
@@ -88,23 +91,16 @@ class WandbSink:
 class CsvSink:
     """metrics.csv: one row a record, one column a name; empty where a record lacks the name."""
 
-    def __init__(self, path: pathlib.Path, start_step: int):
-        self._path = path
+    def __init__(self, path: pathlib.Path, start_step: int,
+                 say: Callable[[str], None] = print):
+        self._path, self._say = path, say
         self._columns: list[str] = ["step"]
-        rows: list[dict[str, str]] = []
-        if path.exists():
-            with open(path, encoding="utf-8", newline="") as file:
-                reader = csv.DictReader(file)
-                self._columns = list(reader.fieldnames or ["step"])
-                rows = [row for row in reader
-                        if (row["step"] or "").isdigit() and int(row["step"]) <= start_step]
-        self._rewrite(rows)
+        self._rewrite(self._read(start_step) if path.exists() else [])
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         new = [name for name in values if name not in self._columns]
         if new:  # rare: the first training record, the first evaluation
-            with open(self._path, encoding="utf-8", newline="") as file:
-                rows = list(csv.DictReader(file))
+            rows = self._read()
             self._columns += new
             self._rewrite(rows)
         with open(self._path, "a", encoding="utf-8", newline="") as file:
@@ -112,6 +108,22 @@ class CsvSink:
 
     def close(self) -> None:
         """Nothing is buffered."""
+
+    def _read(self, last_step: int = sys.maxsize) -> list[dict[str, str]]:
+        """The rows up to `last_step`, and the columns; a damaged file is set aside, and said."""
+        content = self._path.read_bytes()
+        *lines, _ = content.decode("utf-8", errors="replace").split("\n")  # the last: unfinished
+        header, *rows = [_fields(line) for line in lines] or [["step"]]
+        if readable := header[:1] == ["step"] and len(set(header)) == len(header):
+            self._columns = header
+        kept = [dict(zip(header, row, strict=True)) for row in rows
+                if readable and len(row) == len(header) and row[0].isascii() and row[0].isdigit()]
+        if not readable or len(kept) < len(rows):
+            aside = self._path.with_name(f"{self._path.name}.damaged")
+            write_whole(aside, content)
+            self._say(f"{self._path.name}: {len(rows) - len(kept)} of {len(rows)} rows could not "
+                      f"be read; the file as it was is {aside.name}")
+        return [row for row in kept if int(row["step"]) <= last_step]
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         write_whole(self._path, self._text(rows, header=True))
@@ -123,3 +135,11 @@ class CsvSink:
             writer.writeheader()
         writer.writerows(rows)
         return text.getvalue()
+
+
+def _fields(line: str) -> list[str]:
+    """Of a row of CSV without line breaks; none where it is damaged."""
+    try:
+        return [] if set(line) & {"\0", "\ufffd"} else next(csv.reader([line.rstrip("\r")]), [])
+    except csv.Error:
+        return []

@@ -6,12 +6,15 @@ differs; or the old run deleted, where `config.resume` says so.
 
 import contextlib
 import json
+from typing import Any
 
 import jax
 import ml_collections
 from etils import epath
 
 from bertjax import config as settings
+from bertjax.files import parse_json
+from bertjax.tokenization import load_tokenizer
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.corpora import Corpus
 from bertjax.training.programs import DIRECTORY as PROGRAMS_DIRECTORY
@@ -52,6 +55,29 @@ def step_to_resume(config: ml_collections.ConfigDict, workdir: epath.Path) -> in
     return newest
 
 
+class DamagedRecord(ValueError):
+    """A file that tells which run a directory holds cannot be read; the message says what to do."""
+
+
+def read_record(path: epath.Path, *texts: str) -> dict[str, Any]:
+    """The JSON object that a run has written down of itself, with a text under each of `texts`.
+
+    Raises DamagedRecord naming the file.
+    """
+    try:
+        found = parse_json(path.read_bytes(), str(path))
+    except ValueError as error:
+        found, problem = None, str(error)
+    else:
+        problem = f"{path} holds no object" + (f" with {', '.join(texts)}" if texts else "")
+    if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in texts):
+        return found
+    raise DamagedRecord(
+        f"{problem}. It tells which run {path.parent} holds: put a copy of it back, or choose "
+        "another --workdir; in pre-training --config.resume=changed goes on without comparing the "
+        "run with this command, and --config.resume=overwrite deletes the run")
+
+
 def corpus_record(corpus: Corpus) -> str:
     """The text of CORPUS_FILE."""
     return json.dumps({**_identity(corpus), "numbers": corpus.numbers, "remarks": corpus.remarks},
@@ -71,7 +97,15 @@ def goes_on_with(config: ml_collections.ConfigDict, workdir: epath.Path, corpus:
     path = workdir / CORPUS_FILE
     if not path.exists():  # a run of an earlier version
         return True
-    before, now = json.loads(path.read_text()), _identity(corpus)
+    now = _identity(corpus)
+    try:
+        before = read_record(path, *now)
+    except DamagedRecord:
+        if config.resume == "overwrite":
+            return False
+        if config.resume != "changed":
+            raise
+        before = {**now, "vocabulary": load_tokenizer(str(workdir)).fingerprint}
     if config.resume == "overwrite":
         return {key: before.get(key) for key in now} == now
     name = f"config.data.corpus={config.data.corpus}"
@@ -89,7 +123,12 @@ def goes_on_with(config: ml_collections.ConfigDict, workdir: epath.Path, corpus:
 
 
 def _conflicts(config: ml_collections.ConfigDict, workdir: epath.Path) -> list[str]:
-    return settings.resume_conflicts(json.loads((workdir / SETTINGS_FILE).read_text()), config)
+    try:
+        return settings.resume_conflicts(read_record(workdir / SETTINGS_FILE), config)
+    except DamagedRecord as error:
+        if config.resume == "changed":
+            return [str(error)]
+        raise
 
 
 def _has_overwritten(config: ml_collections.ConfigDict, workdir: epath.Path) -> bool:
@@ -99,8 +138,11 @@ def _has_overwritten(config: ml_collections.ConfigDict, workdir: epath.Path) -> 
     """
     if (workdir / "model").exists() or not (workdir / SETTINGS_FILE).exists():
         return False
-    before = json.loads((workdir / SETTINGS_FILE).read_text())
-    return before.get("resume") == "overwrite" and not _conflicts(config, workdir)
+    try:
+        return (read_record(workdir / SETTINGS_FILE).get("resume") == "overwrite"
+                and not _conflicts(config, workdir))
+    except DamagedRecord:
+        return False
 
 
 def delete_run(workdir: epath.Path) -> None:

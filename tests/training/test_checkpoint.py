@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.training import manifest
 from bertjax.training.checkpoint import CheckpointError, Checkpoints, resolve_directory
 from bertjax.training.sharding import abstract, make_mesh, tree_shardings
 
@@ -421,3 +423,32 @@ def test_an_object_store_that_refuses_is_told_with_what_to_look_at(bucket, monke
     monkeypatch.setattr(type(bucket), "write_text", refuse)
     with pytest.raises(CheckpointError, match="gs://bucket/run: Forbidden, 403.*may this machine"):
         Checkpoints(bucket / "run")
+
+
+# ------------------------------------------------------------------------------------------ time
+
+
+def test_a_clock_that_is_set_forward_during_a_save_does_not_end_it(tmp_path, monkeypatch):
+    checkpoints, clock = Checkpoints(tmp_path / "run", timeout_s=60), time.time
+    write = manifest.write
+
+    def late(*arguments):
+        monkeypatch.setattr("time.time", clock)
+        write(*arguments)
+
+    monkeypatch.setattr(manifest, "write", late)
+    checkpoints.save(1, state_of(1))
+    monkeypatch.setattr("time.time", lambda: clock() + 1e6)
+    checkpoints.close()
+    assert checkpoints.steps() == [1]
+
+
+def test_a_save_that_does_not_end_in_time_is_an_error(tmp_path, monkeypatch):
+    checkpoints, stuck = Checkpoints(tmp_path / "run"), threading.Event()
+    monkeypatch.setattr(manifest, "write", lambda *_: stuck.wait(20))
+    checkpoints.save(1, state_of(1))
+    checkpoints._timeout_s = 0.1
+    time.sleep(0.2)
+    with pytest.raises(CheckpointError, match=r"could not be written to .* in 0.1 s"):
+        checkpoints.check()
+    stuck.set()

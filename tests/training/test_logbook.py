@@ -100,6 +100,18 @@ def test_truncation_replaces_the_file_in_one_operation(tmp_path, monkeypatch):
     assert truncate_records(tmp_path / "absent", 1) == 0
 
 
+def test_lines_of_metrics_that_are_no_records_are_counted_and_kept_aside(tmp_path):
+    path, said = tmp_path / "metrics.jsonl", []
+    lines = ['{"step": 1}', "\0\0\0", '{"step": 1e999}', "[" * 100_000, "7", '{"step": 2}']
+    path.write_text("\n".join(lines) + '\n{"step": 3, "lo')
+    assert truncate_records(path, 5, said.append) == 5
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert said == ["metrics.jsonl: 4 lines of 6 could not be read and went to "
+                    "metrics.jsonl.damaged"]
+    assert (tmp_path / "metrics.jsonl.damaged").read_text().splitlines() == lines[1:5]
+    assert truncate_records(path, 5, said.append) == 0 and len(said) == 1
+
+
 def test_tensorboard_reads_the_events_and_drops_what_a_resume_repeats(tmp_path):
     for start in (0, 2):
         with Logbook(tmp_path, start_step=start, write=lambda line: None) as book:

@@ -101,3 +101,30 @@ def test_csv_of_a_resumed_run_has_no_step_twice(tmp_path):
         ("1", "1.0"), ("2", "2.0"), ("3", "3.0"), ("4", "4.0")]
     book(tmp_path, 0, csv=True).close()  # a new run in the old place
     assert rows(tmp_path) == []
+
+
+@pytest.mark.parametrize(("content", "kept", "told"), [
+    (b"step,loss\n1,2.5\n\0\0\0\0\n2,2.25\n", ["1", "2"], "1 of 3 rows"),
+    (b"step,loss\n1,2.5\n2,2\0.25\n\xff\xff,1\nx,1\n", ["1"], "3 of 4 rows"),
+    (b"step,loss\n1,2.5,3\n2,2.25\n", ["2"], "1 of 2 rows"),
+    (b"\0" * 100 + b"\n1,2.5\n", [], "1 of 1 rows"),
+    (b"loss,loss\n1,2.5\n", [], "1 of 1 rows"),
+    (b"step,loss\n1,2.5\n2,2.2", ["1"], ""),  # the last row was being written
+    (b"", [], ""),
+])
+def test_a_damaged_metrics_csv_is_set_aside_and_said(tmp_path, content, kept, told):
+    path, said = tmp_path / "metrics.csv", []
+    path.write_bytes(content)
+    with Logbook(tmp_path, 5, tensorboard=False, csv=True, write=said.append) as logbook:
+        logbook.evaluation(6, {"loss": 2.0})
+    with open(path, newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == [*kept, "6"]
+    assert any(told in line and "metrics.csv.damaged" in line for line in said) == bool(told)
+    if told:
+        assert (tmp_path / "metrics.csv.damaged").read_bytes() == content
+
+
+def test_a_damaged_id_of_wandb_is_a_new_run(tmp_path, wandb):
+    (tmp_path / "wandb.id").write_bytes(b"\0\0\0")
+    book(tmp_path, 5, wandb="project").close()
+    assert len(wandb.runs[0].settings["id"]) == 16

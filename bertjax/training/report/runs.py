@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertjax.files import read_json
 from bertjax.model.paths import flatten
 from bertjax.training.logbook import HARDWARE_FILE, METRICS_FILE, read_records
 
@@ -55,7 +56,7 @@ def _load(directory: pathlib.Path) -> Run:
 
     def read(name: str, default: Any) -> Any:
         file = directory / name
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else default
+        return read_json(file) if file.exists() else default
 
     return Run(directory.resolve().name, records,
                _flat(read("config.json", {}) or read("finetune.json", {})),
