@@ -122,8 +122,10 @@ def run() -> None:
     try:
         app.run(main, flags_parser=_parse_flags)
     except SystemExit as end:  # not waiting for a thread that still compiles or writes
-        if isinstance(end.code, int) and end.code:
-            leave(end.code)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        if end.code:
+            leave(end.code if isinstance(end.code, int) else 1)
         raise
     except KeyboardInterrupt:  # outside the loop of steps, which saves
         print("bertjax: interrupted; the same command goes on from the newest checkpoint",

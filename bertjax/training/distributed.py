@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 EXIT_NO_PEERS = 77  # not all processes came in time, or one was lost later
 WAIT_S = 300  # for the others at the start
-FOLLOW_S = 2.0  # between two looks whether another process has ended
+FOLLOW_S = 0.5  # between two looks whether another process has ended
 WAITING_LINE_S = 30.0  # between two lines of a process that waits for others
 _ENDED = "bertjax/ended"  # key of the coordination service: who ended first, and why
 # What jax raises when another process is gone: a status, and what it is about.
@@ -186,14 +186,19 @@ def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
         if code in (0, EXIT_PREEMPTED):
             raise
         leaving.set()
-        if is_lost_peer(error):
+        if lost := lost_peer(error):
             time.sleep(1)  # a process that ended in good order has said why
             if (ended := _ended(client)) is None:
                 _end_with(f"process {jax.process_index()} of {jax.process_count()} has lost "
-                          f"another one ({_first_line(error)}). The same command goes on from the "
+                          f"another one ({_first_line(lost)}). The same command goes on from the "
                           "newest checkpoint.")
             _end_as(ended)
-        reason = error.__context__ if isinstance(error, SystemExit) else error
+        reason = error.__cause__ or error.__context__ or error
+        if not isinstance(error, SystemExit):
+            reason = error
+        elif isinstance(code, str):  # what the interpreter would print
+            print(code, file=sys.stderr)
+            code = 1
         with contextlib.suppress(Exception):  # another was first
             client.key_value_set(_ENDED, json.dumps(
                 {"process": jax.process_index(), "code": code, "reason": str(reason)}))
@@ -208,13 +213,13 @@ def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
         _libc_signal(signal.SIGABRT, None)
 
 
-def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, says that another process of the run is gone."""
+def lost_peer(error: BaseException | None) -> BaseException | None:
+    """The error, or one that it came from, that says that another process of the run is gone."""
     while error is not None and jax.distributed.is_initialized():
         if isinstance(error, Exception) and _LOST.match(str(error)):
-            return True
+            return error
         error = error.__cause__ or error.__context__
-    return False
+    return None
 
 
 _BARRIERS = itertools.count()  # their names, the same on all processes
@@ -242,7 +247,7 @@ def _follow(client: Any, leaving: threading.Event) -> None:
     while not leaving.wait(FOLLOW_S):
         ended = _ended(client)
         # The same error may be met here.
-        if ended and ended["process"] != jax.process_index() and not leaving.wait(2):
+        if ended and ended["process"] != jax.process_index() and not leaving.wait(1):
             _end_as(ended)
 
 

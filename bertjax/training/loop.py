@@ -16,7 +16,7 @@ import numpy as np
 
 from bertjax.training import sharding
 from bertjax.training.budget import Budget, Steps
-from bertjax.training.distributed import is_lost_peer
+from bertjax.training.distributed import lost_peer
 from bertjax.training.logbook import Logbook
 from bertjax.training.manifest import CheckpointError
 from bertjax.training.meter import Meter
@@ -221,7 +221,7 @@ class Loop:
 
     def _finish_save_after(self, error: Exception) -> None:
         """An error ends the run, but not the save that has begun; without its peers that hangs."""
-        if isinstance(error, CheckpointError) or is_lost_peer(error):
+        if isinstance(error, CheckpointError) or lost_peer(error):
             return
         try:
             self._wait_until_saved()

@@ -257,7 +257,7 @@ from bertjax.training import distributed
 coordinator, process_id, culprits, how = sys.argv[1:]
 distributed.initialize(coordinator, 2, int(process_id), timeout_s=60, heartbeat_s=10)
 from jax.experimental import multihost_utils
-with distributed.not_waiting_after_errors(grace_s=3):
+with distributed.not_waiting_after_errors(grace_s=6):
     if process_id in culprits:
         print("no store on this host", file=sys.stderr)
         sys.exit(2) if how == "refuses" else 1 / 0
