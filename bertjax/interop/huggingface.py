@@ -11,7 +11,7 @@ or not at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,20 @@ _SAFETENSORS_TYPES = {
 _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _LFS_POINTER = b"version https://git-lfs"
 _PARALLEL = "module."  # before every name, where torch's DataParallel was saved with its model
+# What the keys that do not describe the network have to look like.
+_OTHER_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "id2label": (lambda x: isinstance(x, dict) and all(
+        key.isdecimal() and len(key) < 10 and isinstance(name, str | int | float)
+        for key, name in x.items()), "map the numbers of the classes to their names"),
+    "label2id": (lambda x: isinstance(x, dict) and all(type(n) is int for n in x.values()),
+                 "map the names of the classes to their numbers"),
+    "architectures": (lambda x: isinstance(x, list) and all(isinstance(n, str) for n in x),
+                      "be a list of class names"),
+    "problem_type": (lambda x: x in ("regression", "single_label_classification",
+                                     "multi_label_classification"),
+                     "be regression, single_label_classification or multi_label_classification"),
+    "finetuned": (lambda x: isinstance(x, dict), "be an object"),
+}
 _BARE = ("embeddings.", "encoder.", "pooler.")  # a BertModel saved alone has no "bert." in front
 _OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias",
              "dense_act.weight": "dense.weight", "dense_act.bias": "dense.bias"}  # NVIDIA's
@@ -73,11 +87,9 @@ def config_of_file(path: Path) -> tuple[BertConfig, dict[str, Any]]:
         values = json.loads(path.read_text(encoding="utf-8-sig"))
         if not isinstance(values, dict):
             raise ValueError("not a JSON object")
-        if (not isinstance(names := values.get("id2label") or {}, dict)
-                or not all(str(key).isdecimal() for key in names)):
-            raise ValueError("id2label must map the numbers of the classes to their names")
-        if not isinstance(values.get("label2id") or {}, dict):
-            raise ValueError("label2id must map the names of the classes to their numbers")
+        for key, (fits, what) in _OTHER_KEYS.items():
+            if values.get(key) and not fits(values[key]):
+                raise ValueError(f"{key} must {what}")
         return BertConfig.from_dict(values), values
     except (ValueError, TypeError, RecursionError, OSError) as error:
         raise LoadError(f"{path}: {error}") from error

@@ -234,9 +234,9 @@ def _labels(settings: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
         if len(by_number) < len(numbers):
             raise LoadError(f"{directory}: label2id gives two labels the same number: {numbers}")
     names = {int(number): name for number, name in by_number.items()}
-    if sorted(names) != list(range(len(names))):
-        raise LoadError(f"{directory}: the labels are numbered {sorted(names)}, not from 0 to "
-                        f"{len(names) - 1}: give every class of the head a name in id2label")
+    if sorted(map(int, by_number)) != list(range(len(by_number))):
+        raise LoadError(f"{directory}: the labels are numbered {sorted(map(int, by_number))}, not "
+                        f"from 0 to {len(by_number) - 1}: give every class of the head a name")
     ordered = tuple(str(names[i]) for i in range(len(names)))
     if ordered == tuple(f"LABEL_{i}" for i in range(len(ordered))):
         return ()  # what transformers writes for no names

@@ -235,6 +235,8 @@ def read_index(path: str | Path) -> tuple[dict[str, Entry], int]:
                 shards = header.get(1, 1)
                 if header.get(2, 0) != 0:
                     raise LoadError("big-endian checkpoints are not supported")
+        if not entries:
+            raise LoadError("it names no variable")
         for name, entry in entries.items():
             if entry.slices:
                 entries[name] = _with_parts(name, entry, parts.get(name, []))

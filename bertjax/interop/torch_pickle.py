@@ -13,6 +13,7 @@ import io
 import math
 import os
 import pickle
+import pickletools
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -85,6 +86,16 @@ class _Tensor:
             writeable=False)
 
 
+def _check_sizes(stream: BinaryIO) -> None:
+    """Raises ValueError for a pickle that asks for more memory than its bytes hold: the unpickler
+    makes room for what a number says before it looks whether that is there."""
+    start = stream.tell()
+    for number, (operation, argument, _) in enumerate(pickletools.genops(stream)):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > number:
+            raise LoadError(f"the pickle puts an object at place {argument} of its memory")
+    stream.seek(start)
+
+
 def _rebuild_tensor(storage, offset, shape, strides, *_ignored) -> _Tensor:
     return _Tensor(storage, offset, shape, strides)
 
@@ -97,6 +108,7 @@ class _Unpickler(pickle.Unpickler):
     """Knows the names that a state dict consists of, and no other."""
 
     def __init__(self, stream: BinaryIO, source: str) -> None:
+        _check_sizes(stream)
         super().__init__(stream, encoding="utf-8")
         self.source = source
         self.storages: dict[str, _Storage] = {}
