@@ -42,12 +42,14 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             model = sentencepiece_model_pb2.ModelProto.FromString(content)
         except Exception as error:
-            raise ValueError(f"{source} is not a sentencepiece model: {error}") from error
+            raise ValueError(f"{source} is not a sentencepiece model: {error}") from None
         if not model.pieces:
             raise ValueError(f"{source} is not a sentencepiece model: it holds no pieces")
         self._model, self._source = content, source
         vocab = [piece.piece for piece in model.pieces]
-        unknown = next(p.piece for p in model.pieces if p.type == _PieceType.UNKNOWN)
+        unknown = next((p.piece for p in model.pieces if p.type == _PieceType.UNKNOWN), None)
+        if unknown is None:
+            raise ValueError(f"{source} has no unknown piece: the file is damaged")
         super().__init__(vocab, _find_specials(set(vocab), unknown, special_tokens, source))
         types = np.array([piece.type for piece in model.pieces])
         self._is_text &= np.isin(
@@ -57,9 +59,13 @@ class SentencePieceTokenizer(Tokenizer):
         for i in self.special_ids:
             if model.pieces[i].type == _PieceType.USER_DEFINED:
                 model.pieces[i].type = _PieceType.CONTROL
-        self._processor = sentencepiece.SentencePieceProcessor(
-            model_proto=model.SerializeToString())
-        self.do_lower_case = self._processor.normalize("ABC") == self._processor.normalize("abc")
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(
+                model_proto=model.SerializeToString())
+            self.do_lower_case = (
+                self._processor.normalize("ABC") == self._processor.normalize("abc"))
+        except Exception as error:
+            raise ValueError(f"{source} is damaged: {error}") from None
 
     def __reduce__(self) -> tuple:
         return (_rebuild, (self._model, self._source, self.special_tokens),

@@ -6,9 +6,11 @@ and unassigned characters, a final sigma, words of over 100 characters.
 """
 
 import copy
+import io
 import json
 
 import pytest
+import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,3 +178,33 @@ def test_settings_of_any_kind_are_obeyed_or_refused(path, config, words):
     again = load_tokenizer(path.parent / "again")
     assert again.fingerprint == tokenizer.fingerprint
     assert again.encode("ab [E1] a") == tokenizer.encode("ab [E1] a")
+
+
+@pytest.fixture(scope="module")
+def model():
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat on the mat"] * 50), model_writer=content,
+        vocab_size=30, pad_id=0, pad_piece="[PAD]", unk_id=1, bos_id=-1, eos_id=-1,
+        control_symbols=SPECIALS[2:], hard_vocab_limit=False, minloglevel=2)
+    return content.getvalue()
+
+
+@given(edits=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(max_size=3),
+                                st.integers(0, 9)), max_size=3), text=TEXTS)
+def test_damaged_sentencepiece_models_are_refused_or_read_as_by_the_library(
+        path, model, edits, text):
+    for place, new, removed in edits:
+        at = int(place * len(model))
+        model = model[:at] + new + model[at + removed:]
+    file = path.with_name("spiece.model")
+    file.write_bytes(model)
+    try:
+        ours = load_tokenizer(file)
+    except ValueError as error:
+        assert str(file) in str(error)
+        return
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model)
+    assert ours.vocab_size == theirs.get_piece_size()
+    if "\x00" not in text:
+        assert ours.encode(text) == ours.encode_with_offsets(text)[0] == theirs.encode(text)

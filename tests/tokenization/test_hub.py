@@ -6,7 +6,9 @@ import pickle
 import numpy as np
 import pytest
 
+from bertjax.data.build import build_store
 from bertjax.data.masking import MaskingSpec
+from bertjax.data.store import TokenStore
 from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
 from bertjax.tokenization.hub import HubTokenizer
 
@@ -253,6 +255,19 @@ def test_a_tokenizer_of_the_library_survives_pickling_and_saving(tmp_path):
     assert ours.decode([2, *ours.encode("cats"), 3], skip_special_tokens=True) == "cats"
     with pytest.raises(IndexError, match="outside the vocabulary"):
         ours.decode([99])
+
+
+def test_a_store_of_such_a_tokenizer_holds_its_ids(tmp_path):
+    tokenizer = load_tokenizer(write(tmp_path / "a", added_description()))
+    documents = [["[E1] the cat sat", "the cats COVID-19 sat", "the world"] for _ in range(12)]
+    manifest = build_store(None, tokenizer, tmp_path / "store", documents=documents)
+    assert manifest["tokenizer"]["fingerprint"] == tokenizer.fingerprint
+    store = TokenStore(tmp_path / "store", "train")
+    again = store.load_tokenizer()
+    assert again.fingerprint == tokenizer.fingerprint
+    ids = next(iter(store.documents()))[0].tolist()
+    assert again.decode(ids) == "[E1] the cat sat"
+    assert ids == tokenizer.encode(documents[0][0])
 
 
 def test_pieces_that_do_not_tell_words_refuse_whole_word_masking_only(tmp_path):
