@@ -9,5 +9,5 @@ The way of a text through the modules, in this order:
     rows, packing           a pair a row, or several
     batches, global_batch   rows of a step, as a function of (seed, step)
     masking                 on the device: what is to be predicted
-    bert_tfrecord           instead of all that: the original's masked records (tfrecord)
+    bert_tfrecord, tfrecord instead of all that: the original's masked records (bert_example)
 """

@@ -1,7 +1,7 @@
-"""The original's pre-training files: TFRecords of tf.train.Example, read and written here.
+"""The original's pre-training files: TFRecords of tf.train.Example (bert_example.py).
 
-In: files that `create_pretraining_data.py` of google-research/bert wrote, plain or GZIP, or masked
-batches to write. Out: `TFRecordBatches` and `TFRecordEvaluation`, batches whose masks are fixed:
+In: files that `create_pretraining_data.py` of google-research/bert wrote, plain or GZIP. Out:
+`TFRecordBatches` and `TFRecordEvaluation`, batches whose masks are fixed:
 
     input_ids, token_type_ids, attention_mask   int32 [B, T]    masked already
     mlm_positions, mlm_labels                   int32 [B, P]
@@ -22,48 +22,28 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
+from bertjax.data.bert_example import FIELDS, ExampleReader
+from bertjax.data.bert_example import examples_of_batch as examples_of_batch
 from bertjax.data.global_batch import FiniteBatches, Share
 from bertjax.data.pairs import combine, permute
 from bertjax.data.rows import Batch
 from bertjax.data.sources import resolve
 from bertjax.data.tfrecord import (
-    content_at,
+    gzip_errors,
     is_gzip,
-    make_example,
     masked_crc32c,
-    parse_example,
     read_records,
     record_offsets,
-    varint_at,
 )
 from bertjax.files import make_once, whole_file
 
-# The original's name of each field -> the name in a batch.
-FIELDS = {
-    "input_ids": "input_ids", "input_mask": "attention_mask", "segment_ids": "token_type_ids",
-    "masked_lm_positions": "mlm_positions", "masked_lm_ids": "mlm_labels",
-    "masked_lm_weights": "mlm_weights", "next_sentence_labels": "nsp_labels",
-}
-
-
-def examples_of_batch(batch: Mapping[str, np.ndarray]) -> Iterator[bytes]:
-    """Serialized examples, with the original's names, of a masked batch (see the module).
-
-    Rows without a pair (all padding) are left out. Packed rows have no place in that format.
-    """
-    if "position_ids" in batch:
-        raise ValueError("packed rows cannot be written: the original's format has one pair a row")
-    columns = {name: np.asarray(batch[ours]) for name, ours in FIELDS.items()}
-    columns["masked_lm_weights"] = columns["masked_lm_weights"].astype(np.float32)
-    for row in np.flatnonzero(columns["input_mask"].any(axis=1)):
-        yield make_example({name: column[row] for name, column in columns.items()})
+CHECKED = 2_000  # records that a start reads, in 0.1 s; each is checked when it is drawn
 
 
 class Records:
@@ -82,23 +62,15 @@ class Records:
     def __init__(self, patterns: str | Iterable[str],
                  cache_dir: str | os.PathLike[str] | None = None, tokenizer: Any = None):
         self.paths = resolve(patterns)
-        first = next((r for path in self.paths for r in read_records(path)), None)
+        path, first = next(((path, r) for path in self.paths for r in read_records(path)),
+                           (None, None))
         if first is None:
-            raise ValueError(f"0 examples from {len(self.paths)} files")
-        example = parse_example(first)
-        if missing := [name for name in FIELDS if name not in example]:
-            raise ValueError(f"{self.paths[0]}: no field {', '.join(missing)} (there is "
-                             f"{', '.join(sorted(example))}); not the original's pre-training data")
-        self.seq_length = len(example["input_ids"])
-        self.max_predictions = len(example["masked_lm_positions"])
-        self._expected = np.array([self.seq_length] * 3 + [self.max_predictions] * 3 + [1])
-        self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
+            raise ValueError(f"0 examples from {len(self.paths)} files, the first of which is "
+                             f"{self.paths[0]}")
+        self._reader = ExampleReader(first, path, tokenizer)
+        self.seq_length = self._reader.seq_length
+        self.max_predictions = self._reader.max_predictions
         self.pad_id = 0 if tokenizer is None else tokenizer.pad_id
-        if tokenizer is not None and example["input_ids"][0] != tokenizer.cls_id:
-            raise ValueError(
-                f"{self.paths[0]}: the first record begins with id {example['input_ids'][0]}, but "
-                f"[CLS] is {tokenizer.cls_id} in the tokenizer; give the vocabulary that the files "
-                "were made with")
         self._plain = [_unpack_gzip(path, cache_dir) if is_gzip(path) else path
                        for path in self.paths]
         self._maps = self._map()
@@ -133,7 +105,7 @@ class Records:
     def empty(self, rows: int) -> Batch:
         """A batch of padding rows with weight 0."""
         batch = {ours: np.zeros((rows, length), np.int32)
-                 for ours, length in zip(FIELDS.values(), self._expected.tolist(), strict=True)}
+                 for ours, length in zip(FIELDS.values(), self._reader.lengths, strict=True)}
         batch["input_ids"][:] = self.pad_id
         batch["mlm_weights"] = batch["mlm_weights"].astype(np.float32)
         batch["nsp_weights"] = np.zeros((rows, 1), np.float32)
@@ -143,41 +115,30 @@ class Records:
         """Write records to the first rows of a batch that `empty` made.
 
         Raises:
-          ValueError: a record that is damaged, of another shape than the first, or whose ids are
-            beyond the vocabulary.
+          ValueError: a record that is damaged, of another shape than the first, or has a value
+            that its field cannot have; with file and record.
         """
-        longest = max(self.seq_length, self.max_predictions)
-        values = np.empty((len(FIELDS), longest), np.int32)
-        names = list(FIELDS.values())
         for row, number in enumerate(numbers):
-            values[:] = 0
-            self._read_one(number, values, batch["mlm_weights"][row])
-            for field, name in enumerate(names):
-                if name != "mlm_weights":
-                    batch[name][row] = values[field, : self._expected[field]]
-            batch["nsp_weights"][row] = 1.0
+            self._reader.read(*self._record(number), batch, row)
 
-    def _read_one(self, number: int, values: np.ndarray, weights: np.ndarray) -> None:
+    def check(self) -> None:
+        """Read up to CHECKED records, evenly spread, to refuse before training. Raises as `read`.
+        """
+        batch = self.empty(1)
+        for number in range(0, len(self), -(-len(self) // CHECKED)):
+            self._reader.read(*self._record(number), batch, 0)
+
+    def _record(self, number: int) -> tuple[np.ndarray, str]:
+        """(bytes of a record, file and place for errors); ValueError at a wrong checksum."""
         file = int(np.searchsorted(self._ends, number, side="right"))
-        path = self.paths[file]
+        where = f"{self.paths[file]}, record {number - int(self._ends[file - 1]) * (file > 0)}"
         data, offset = self._maps[file], int(self._offsets[number])
         length = int.from_bytes(data[offset - 12 : offset - 4].tobytes(), "little")
         record = data[offset : offset + length]
         checksum = int.from_bytes(data[offset + length : offset + length + 4].tobytes(), "little")
         if checksum != masked_crc32c(record):
-            raise ValueError(f"{path}: the record at byte {offset} is damaged (wrong checksum)")
-        counts = np.zeros(len(FIELDS), np.int64)
-        well_formed = _read_example(record, _NAMES, values, weights, counts)
-        if not well_formed or not np.array_equal(counts, self._expected):
-            found = {name: len(v) for name, v in parse_example(record.tobytes()).items()}
-            raise ValueError(
-                f"{path}: a record has {found}, the first record of {self.paths[0]} has "
-                f"{dict(zip(FIELDS, self._expected.tolist(), strict=True))}; do not mix such files")
-        largest = max(values[0].max(), values[4].max())
-        if self._vocab_size is not None and largest >= self._vocab_size:
-            raise ValueError(
-                f"{path}: a record has the id {largest}, the tokenizer has {self._vocab_size} "
-                "entries; give the vocabulary that the files were made with")
+            raise ValueError(f"{where} is damaged (wrong checksum); copy or build the file again")
+        return record, where
 
 
 def split_records(count: int, heldout_fraction: float) -> tuple[np.ndarray, np.ndarray]:
@@ -274,64 +235,6 @@ def check_lengths(records: Records, seq_length: int | None, max_predictions: int
                 f"{wanted}; set it to {stored}, or build the data with {wanted}")
 
 
-_NAMES = np.zeros((len(FIELDS), 32), np.uint8)
-for _i, _name in enumerate(FIELDS):
-    _NAMES[_i, : len(_name)] = np.frombuffer(_name.encode(), np.uint8)
-
-
-@numba.njit(cache=True, nogil=True)
-def _read_example(data, names, values, weights, counts):
-    """`parse_example` for the fields `names` with packed lists, as TensorFlow writes them.
-
-    Writes integers to values [field, i], floats to weights [i], numbers of both to counts; False
-    where the bytes are anything else (`parse_example` then says what).
-    """
-    position, end = content_at(data, np.int64(0), np.int64(len(data)), 1)
-    while 0 <= position < end:
-        entry, entry_end = content_at(data, position, end, 1)
-        if entry < 0:
-            return False
-        position = entry_end
-        name, name_end = content_at(data, entry, entry_end, 1)
-        if name < 0 or name_end - name > names.shape[1]:
-            return False
-        field = 0
-        while field < len(names):
-            same = name_end - name == names.shape[1] or names[field, name_end - name] == 0
-            for i in range(name_end - name):
-                same &= data[name + i] == names[field, i]
-            if same:
-                break
-            field += 1
-        if field == len(names):
-            continue
-        feature, feature_end = content_at(data, name_end, entry_end, 2)
-        if feature < 0 or feature == feature_end:
-            return False
-        kind = np.int64(data[feature] >> 3)
-        content, content_end = content_at(data, feature, feature_end, kind)
-        if content < 0:
-            return False
-        content, content_end = content_at(data, content, content_end, 1)
-        if content < 0:
-            return False
-        count = 0
-        if kind == 2:
-            count = (content_end - content) // 4
-            if count > len(weights):
-                return False
-            weights[:count] = data[content : content + 4 * count].copy().view(np.float32)
-        elif kind == 3:
-            while content < content_end:
-                value, content = varint_at(data, content, content_end)
-                if content < 0 or count >= values.shape[1]:
-                    return False
-                values[field, count] = value
-                count += 1
-        counts[field] = count
-    return position == end
-
-
 def _unpack_gzip(path: str, cache_dir: str | os.PathLike[str] | None) -> str:
     """A plain copy of a GZIP file; one that is there already is taken if the file is unchanged."""
     status = os.stat(path)
@@ -339,12 +242,8 @@ def _unpack_gzip(path: str, cache_dir: str | os.PathLike[str] | None) -> str:
     name = f"{Path(path).stem}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def unpack(out: Path) -> None:
-        try:
-            with gzip.open(path, "rb") as source, whole_file(out, "wb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-        except EOFError as error:
-            raise ValueError(
-                f"{path}: the GZIP file is cut off ({error}); copy it again") from error
+        with gzip_errors(path), gzip.open(path, "rb") as source, whole_file(out, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
 
     return str(make_once(Path(cache_dir or _temporary_directory()) / name, unpack,
                          f"a plain copy of {path}"))

@@ -7,9 +7,12 @@ names to lists of numbers (tensorflow/core/example/feature.proto).
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import struct
+import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -83,20 +86,39 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
     Raises:
       ValueError: cut off or damaged, with file and record number.
     """
-    with _open(path) as file:
+    with _open(path) as file, gzip_errors(path):
         number = 0
         while head := file.read(12):
             if len(head) < 12 or struct.unpack("<I", head[8:])[0] != masked_crc32c(head[:8]):
                 raise ValueError(f"{path}: damaged before record {number} (wrong length checksum); "
                                  "is it a TFRecord file, and whole?")
             (length,) = struct.unpack("<Q", head[:8])
-            record, tail = file.read(length), file.read(4)
+            record, tail = _read_at_most(file, length), file.read(4)
             if len(record) < length or len(tail) < 4:
                 raise ValueError(f"{path}: cut off in record {number}; copy or build it again")
             if struct.unpack("<I", tail)[0] != masked_crc32c(record):
                 raise ValueError(f"{path}: record {number} is damaged (wrong checksum)")
             yield record
             number += 1
+
+
+def _read_at_most(file: Any, length: int) -> bytes:
+    """`length` bytes or all that are left; memory as for what is there, whatever `length` says."""
+    parts = []
+    while length and (part := file.read(min(length, 1 << 20))):
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+@contextlib.contextmanager
+def gzip_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """ValueError, with the file, for what the gzip module raises on damaged files."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: the GZIP file is cut off or damaged ({error}); copy it again"
+                         ) from None
 
 
 def is_gzip(path: str | os.PathLike[str]) -> bool:
@@ -149,6 +171,9 @@ def _walk(data, table):
 
 # --- tf.train.Example -------------------------------------------------------------------------
 
+NO_EXAMPLE = "it is no tf.train.Example"
+
+
 def make_example(features: Mapping[str, np.ndarray]) -> bytes:
     """A serialized tf.train.Example of integer and float lists."""
     entries = b""
@@ -164,17 +189,47 @@ def make_example(features: Mapping[str, np.ndarray]) -> bytes:
 
 
 def parse_example(record: bytes) -> dict[str, np.ndarray]:
-    """Features of a serialized tf.train.Example: int64 or float32 [n] (byte lists are left out)."""
+    """Features of a serialized tf.train.Example: int64 or float32 [n] (byte lists are left out).
+
+    As protocol buffers are read: unknown fields are skipped, the last entry of a name counts, and
+    numbers may be packed or not.
+
+    Raises:
+      ValueError: the bytes are no such message.
+    """
     features = {}
-    for _, group in _fields(record):
-        for _, entry in _fields(group):
-            parts = dict(_fields(entry))
-            for kind, values in _fields(parts.get(2, b"")):
-                if kind == 2:
-                    features[bytes(parts[1]).decode()] = _floats(values)
-                elif kind == 3:
-                    features[bytes(parts[1]).decode()] = _integers(values)
-    return features
+    for entry in _messages(_messages_merged(record, 1), 1):
+        if any(field[:2] not in ((1, 2), (2, 2)) for field in _fields(entry)):
+            raise ValueError(NO_EXAMPLE)  # readers differ in what they make of such an entry
+        name = [b"", *_messages(entry, 1)][-1].decode()
+        features[name] = _numbers(_messages_merged(entry, 2))
+    return {name: values for name, values in features.items() if values is not None}
+
+
+def _messages(data: bytes, number: int) -> list[bytes]:
+    """The length-delimited fields of this number."""
+    return [content for n, wire, content in _fields(data) if n == number and wire == 2]
+
+
+def _messages_merged(data: bytes, number: int) -> bytes:
+    """A message that is not repeated: if there are several, they are read as one."""
+    return b"".join(_messages(data, number))
+
+
+def _numbers(feature: bytes) -> np.ndarray | None:
+    """The list of a tf.train.Feature, a union of which the last one counts; None: of bytes."""
+    kind, parts = 0, []
+    for number, wire, content in _fields(feature):
+        if wire == 2 and number in (1, 2, 3):
+            parts = [*parts, content] if number == kind else [content]
+            kind = number
+    content = b"".join(parts)
+    if kind == 2:
+        return _floats(content)
+    if kind == 3:
+        return _integers(content)
+    deque(_fields(content), 0)  # must be well-formed too
+    return None
 
 
 def _varint(value: int) -> bytes:
@@ -191,64 +246,67 @@ def _field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 
-def _read_varint(data: memoryview | bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """(value below 2**64, position after it); ValueError where the bytes end first."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            break
         byte = data[position]
         position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, position
-        shift += 7
+            return value & (1 << 64) - 1, position
+    raise ValueError(NO_EXAMPLE)
 
 
-def _fields(data: memoryview | bytes) -> Iterator[tuple[int, Any]]:
-    """(number, content) of each field: a view of bytes, or an int for a varint."""
-    data, position = memoryview(data), 0
+def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
+    """(number, wire type, content) of each field; the content of a varint is an int.
+
+    Raises ValueError where `data` is no message. Groups, which nobody writes, are none here.
+    """
+    position = 0
     while position < len(data):
         tag, position = _read_varint(data, position)
-        wire = tag & 7
+        number, wire = tag >> 3, tag & 7
+        if not 0 < number < 1 << 29:
+            raise ValueError(NO_EXAMPLE)
         if wire == 0:
             value, position = _read_varint(data, position)
-            yield tag >> 3, value
+            yield number, wire, value
             continue
         if wire == 2:
             length, position = _read_varint(data, position)
         else:
-            length = {1: 8, 5: 4}[wire]
-        yield tag >> 3, data[position : position + length]
+            length = {1: 8, 5: 4}.get(wire, len(data))
+        if length > len(data) - position:
+            raise ValueError(NO_EXAMPLE)
+        yield number, wire, data[position : position + length]
         position += length
 
 
-def _floats(values: memoryview) -> np.ndarray:
-    return np.concatenate(
-        [np.empty(0, "<f4"), *(np.frombuffer(v, "<f4") for _, v in _fields(values))])
+def _floats(values: bytes) -> np.ndarray:
+    parts = []
+    for number, wire, content in _fields(values):
+        if number == 1 and wire in (2, 5):
+            if len(content) % 4:
+                raise ValueError(NO_EXAMPLE)
+            parts.append(content)
+    return np.frombuffer(b"".join(parts), "<f4")
 
 
-def _integers(values: memoryview) -> np.ndarray:
-    lists = []
-    for _, packed in _fields(values):
-        if isinstance(packed, int):  # not packed: one varint a field
-            lists.append(np.array([packed], np.uint64).astype(np.int64))
-        else:
-            out = np.empty(len(packed), np.int64)
-            lists.append(out[: _unpack(np.frombuffer(packed, np.uint8), out)])
-    return np.concatenate([np.empty(0, np.int64), *lists])
-
-
-@numba.njit(cache=True, nogil=True)
-def _unpack(data, out):
-    count = 0
-    value, shift = np.uint64(0), np.uint64(0)
-    for byte in data:
-        value |= np.uint64(byte & 127) << shift
-        if byte < 128:
-            out[count] = np.int64(value)
-            count += 1
-            value, shift = np.uint64(0), np.uint64(0)
-        else:
-            shift += np.uint64(7)
-    return count
+def _integers(values: bytes) -> np.ndarray:
+    lists = [np.empty(0, np.int64)]
+    for number, wire, content in _fields(values):
+        if number == 1 and wire == 0:  # not packed: one varint a field
+            lists.append(np.array([content], np.uint64).astype(np.int64))
+        elif number == 1 and wire == 2:
+            out = np.empty(len(content), np.int64)
+            count = _unpack(np.frombuffer(content, np.uint8), out)
+            if count < 0:
+                raise ValueError(NO_EXAMPLE)
+            lists.append(out[:count])
+    return np.concatenate(lists)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -263,6 +321,19 @@ def varint_at(data, position, end):
             return np.int64(value), position
         shift += np.uint64(7)
     return np.int64(0), np.int64(-1)
+
+
+@numba.njit(cache=True, nogil=True)
+def _unpack(data, out):
+    """Varints end to end -> out; their number, -1 where the bytes are anything else."""
+    count, position = 0, np.int64(0)
+    while position < len(data):
+        value, position = varint_at(data, position, np.int64(len(data)))
+        if position < 0:
+            return -1
+        out[count] = value
+        count += 1
+    return count
 
 
 @numba.njit(cache=True, nogil=True)

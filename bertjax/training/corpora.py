@@ -251,6 +251,7 @@ class RecordCorpus:
         if patterns not in self._opened:
             self._opened[patterns] = Records(
                 patterns, self._config.data.cache or None, self.tokenizer)
+            self._opened[patterns].check()
         records = self._opened[patterns]
         try:
             check_lengths(records, length, self._config.masking.max_predictions or None)

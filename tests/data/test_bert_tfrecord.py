@@ -185,6 +185,89 @@ def test_no_records_and_foreign_records_are_refused(tmp_path):
         TFRecordBatches(tmp_path / "b", 1)
 
 
+def changed_example(**fields):
+    """Example 1, whose fields have other values at some places."""
+    values = {name: array.copy() for name, array in parse_example(example(1)).items()}
+    for name, (place, value) in fields.items():
+        values[name][place] = value
+    return make_example(values)
+
+
+@pytest.mark.parametrize("field, place, value", [
+    ("input_ids", 3, -5), ("input_ids", 3, 2000), ("input_ids", 3, 2**32 + 7),
+    ("input_mask", 0, 2), ("input_mask", 0, -1), ("segment_ids", 4, 9), ("segment_ids", 4, -1),
+    ("masked_lm_positions", 1, T), ("masked_lm_positions", 1, -1), ("masked_lm_ids", 0, 2**31),
+    ("masked_lm_ids", 0, -1), ("masked_lm_weights", 0, 2.0), ("masked_lm_weights", 0, np.nan),
+    ("masked_lm_weights", 0, -1.0), ("next_sentence_labels", 0, 7),
+    ("next_sentence_labels", 0, -1)])
+def test_a_value_that_its_field_cannot_have_names_file_record_and_field(tmp_path, field, place,
+                                                                        value):
+    records = [changed_example(**{field: (place, value)}), example(2)]
+    write_records(tmp_path / "a", map(example, range(3)))
+    write_records(tmp_path / "b", [example(3), *records])
+    records = Records(f"{tmp_path}/a,{tmp_path}/b", tokenizer=Vocabulary(2000))
+    with pytest.raises(ValueError, match=rf"/b, record 1: {field} has the .*{value}, "):
+        records.check()
+    with pytest.raises(ValueError, match=rf"/b, record 1: {field} has the .*{value}, "):
+        TFRecordBatches(records, 6)[0]
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("content", [
+    b"", b"random bytes, no message", bytes(100), b"\xff" * 100, example(1)[:-1], b"\x0a\x80" * 9,
+    bytes(np.random.default_rng(1).integers(0, 256, 500, np.uint8))])
+def test_records_that_are_no_examples_are_refused(tmp_path, content, first):
+    write_records(tmp_path / "a", [content, example(0)] if first else [example(0), content])
+    with pytest.raises(ValueError, match="/a(, record 0)?: " if first else "/a, record 1: "):
+        Records(tmp_path / "a").check()
+
+
+def test_fields_of_another_kind_are_refused(tmp_path):
+    values = parse_example(example(0))
+    for name, kind in (("masked_lm_weights", np.int64), ("input_ids", np.float32)):
+        other = make_example(values | {name: values[name].astype(kind)})
+        write_records(tmp_path / name, [example(1), other])
+        with pytest.raises(ValueError, match=f"record 1: {name} is a list of"):
+            Records(tmp_path / name).check()
+
+
+def test_further_fields_and_unpacked_numbers_are_read_as_protocol_buffers_are(tmp_path):
+    values = parse_example(example(1))
+    more = make_example(values | {"seen": [1, 2]})
+    labels = bytes([8, 1])  # one varint with a field of its own
+    feature = bytes([0x1A, len(labels)]) + labels
+    name = b"next_sentence_labels"
+    entry = bytes([0x0A, len(name)]) + name + bytes([0x12, len(feature)]) + feature
+    del values["next_sentence_labels"]
+    unpacked = make_example(values) + bytes([0x0A, len(entry) + 2, 0x0A, len(entry)]) + entry
+    write_records(tmp_path / "a", [example(1), more, unpacked])
+    batch = TFRecordEvaluation(Records(tmp_path / "a"), 3)[0]
+    for column in batch.values():
+        assert np.array_equal(column, np.repeat(column[:1], 3, axis=0))
+
+
+@pytest.mark.parametrize("damage", [lambda d: d[:-9], lambda d: d[:60] + b"\x00" * 40 + d[100:],
+                                    lambda d: d[:2] + b"\x07" + d[3:], lambda d: d[:15]])
+def test_damaged_gzip_files_are_refused_by_name(tmp_path, damage):
+    write_records(tmp_path / "a.gz", map(example, range(30)), compressed=True)
+    data = (tmp_path / "a.gz").read_bytes()
+    (tmp_path / "a.gz").write_bytes(damage(data))
+    with pytest.raises(ValueError, match=r"a\.gz: .*(cut off|damaged)"):
+        Records(tmp_path / "a.gz")
+
+
+def test_a_length_of_which_little_is_there_takes_no_memory(tmp_path):
+    length = struct.pack("<Q", 1 << 60)
+    head = length + struct.pack("<I", masked_crc32c(length))
+    (tmp_path / "a").write_bytes(head + b"few")
+    with pytest.raises(ValueError, match="cut off in record 0"):
+        Records(tmp_path / "a")
+    write_records(tmp_path / "b", [example(0)])
+    (tmp_path / "b").write_bytes((tmp_path / "b").read_bytes() + head)
+    with pytest.raises(ValueError, match="cut off in record 1"):
+        Records(tmp_path / "b")
+
+
 # --- what a training run needs ------------------------------------------------------------------
 
 
