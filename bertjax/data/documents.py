@@ -315,49 +315,54 @@ def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator
         begin = max(extent.start - 1, 0)
         if begin:  # not every compressed file can be sought in
             file.seek(begin)
-        for start, data in _split_lines(file, begin, extent.path, reading.max_line_mb << 20):
-            if start < extent.start:
-                continue
-            if start == 0:
-                data = data.removeprefix(BOM)
-            try:
-                line = data.decode("utf-8")
-            except UnicodeDecodeError as error:
-                if reading.errors == "strict":
-                    raise ValueError(
-                        f"{extent.path}, line {_line_number(extent.path, start)}: byte "
-                        f"0x{data[error.start]:02x} at offset {start + error.start} of the file is "
-                        f"not valid UTF-8 ({error.reason}). Convert the file to UTF-8, or read it "
-                        "with errors=replace, which counts such lines") from None
-                line = data.decode("utf-8", "replace")
-                _count(counts, "undecodable_lines")
-            yield start, line.strip()
+        for offset, lines in _split_lines(file, begin, extent.path, reading.max_line_mb << 20):
+            for data in lines:
+                start = offset
+                offset += len(data) + 1
+                if start < extent.start:
+                    continue
+                if start == 0:
+                    data = data.removeprefix(BOM)
+                try:
+                    line = data.decode()
+                except UnicodeDecodeError as error:
+                    line = _replaced(data, error, extent.path, start, reading, counts)
+                yield start, line.strip()
+
+
+def _replaced(data: bytes, error: UnicodeDecodeError, path: str, start: int, reading: Reading,
+              counts: dict[str, int]) -> str:
+    """A line that is not UTF-8 with U+FFFD; ValueError when reading strictly."""
+    if reading.errors == "strict":
+        raise ValueError(
+            f"{path}, line {_line_number(path, start)}: byte 0x{data[error.start]:02x} at offset "
+            f"{start + error.start} of the file is not valid UTF-8 ({error.reason}). Convert the "
+            "file to UTF-8, or read it with errors=replace, which counts such lines") from None
+    _count(counts, "undecodable_lines")
+    return data.decode("utf-8", "replace")
 
 
 def _split_lines(file: IO[bytes], offset: int, path: str, longest: int
-                 ) -> Iterator[tuple[int, bytes]]:
-    """(byte offset, line without its end) from the file's position on, which is `offset`.
+                 ) -> Iterator[tuple[int, list[bytes]]]:
+    """(byte offset, lines from there on without their ends) from the file's position on.
 
     ValueError at a line of more than `longest` bytes, of which no more is held.
     """
     rest = b""
     while block := file.read(_BLOCK):
-        *lines, last = block.split(b"\n")
+        lines = block.split(b"\n")
+        lines[0], rest = rest + lines[0], b""
+        if len(lines[0]) > longest:
+            raise ValueError(
+                f"{path}, line {_line_number(path, offset)}: longer than {longest >> 20} MiB, and "
+                "a line is held in memory; is a line feed missing, or is this no text? Cut the "
+                "line, or raise max_line_mb")
+        rest = lines.pop()
         if lines:
-            lines[0], rest = rest + lines[0], last
-        else:
-            rest += last
-        for data in (*lines[:1], rest):
-            if len(data) > longest:
-                raise ValueError(
-                    f"{path}, line {_line_number(path, offset)}: longer than {longest >> 20} MiB, "
-                    "and a line is held in memory; is a line feed missing, or is this no text? "
-                    "Cut the line, or raise max_line_mb")
-        for data in lines:
-            yield offset, data
-            offset += len(data) + 1
+            yield offset, lines
+            offset += sum(map(len, lines)) + len(lines)
     if rest:
-        yield offset, rest
+        yield offset, [rest]
 
 
 def _line_number(path: str, offset: int) -> int:
