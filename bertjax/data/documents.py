@@ -219,28 +219,31 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
 def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
     tag, begun = "", extent.start == 0
     paragraphs: list[str] = []
-    title, size = "", 0
+    title, size, most = "", 0, MAX_CHARACTERS
     for offset, line in _lines(extent, reading, counts):
-        if line.startswith("<doc "):
+        if not line:
+            continue
+        if line[0] == "<" and line.startswith("<doc "):
             if tag:
                 _count(counts, "unclosed_documents")
                 yield _attribute(tag, "id"), paragraphs
             if 0 <= extent.end <= offset:
                 return
             tag, begun = line, True
-            title, paragraphs, size = _attribute(line, "title"), [], 0
+            title, paragraphs, size, most = _attribute(line, "title"), [], 0, MAX_CHARACTERS
         elif not tag:  # before the first tag of an extent it belongs to the one before
-            if line and begun:
+            if begun:
                 _count(counts, "lines_outside_documents")
-        elif line.startswith("</doc>"):
+        elif line[0] == "<" and line.startswith("</doc>"):
             yield _attribute(tag, "id"), paragraphs
             tag = ""
-        elif line and (paragraphs or size or line != title):  # the title stands first, once more
+        elif size or line != title:  # the title stands first, once more
             paragraphs.append(line)
             size += len(line)
-            if len(paragraphs) >= MAX_SENTENCES or size >= MAX_CHARACTERS:
+            if size >= most or len(paragraphs) >= MAX_SENTENCES:
                 yield _attribute(tag, "id"), paragraphs
-                paragraphs, size = [], 0
+                paragraphs = []
+                most = size + MAX_CHARACTERS
     if tag:
         _count(counts, "unclosed_documents")
         yield _attribute(tag, "id"), paragraphs
