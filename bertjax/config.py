@@ -202,7 +202,9 @@ SETTINGS: dict[str, Any] = {
                           "masking.rate", allowed=SHARE),
     },
     "log": {
-        "every_steps": S(100, "steps between log lines", allowed=AT_LEAST_1),
+        "every_steps": S(100, "steps between log lines, whose losses and accuracies are the means "
+                         "of the steps since the line before; 1 = every step's own",
+                         allowed=AT_LEAST_1),
         "tensorboard": S(True, "write TensorBoard events beside metrics.jsonl"),
         "csv": S(False, "write metrics.csv too, for a spreadsheet"),
         "wandb": S("", "project at Weights & Biases that the run reports to (pip install wandb)"),

@@ -95,7 +95,9 @@ class Logbook:
         write_whole(self.directory / HARDWARE_FILE, json.dumps(now, indent=1) + "\n")
 
     def train(self, step: int, last_step: int, metrics: Mapping[str, float | None]) -> None:
-        """Records the metrics of a training step and prints the progress line."""
+        """Records the metrics of a training step, which are means over the steps since the last
+        record, and prints the progress line.
+        """
         if self._active:
             self._record(step, metrics)
             pause = self._pauses.a_step(step, metrics.get("step_time"))

@@ -8,6 +8,7 @@ fetched, so that the device never waits for the log.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,9 +18,9 @@ import numpy as np
 from bertjax.training import sharding
 from bertjax.training.budget import Budget, Steps
 from bertjax.training.distributed import lost_peer
-from bertjax.training.logbook import Logbook
+from bertjax.training.logbook import Logbook, progress_line
 from bertjax.training.manifest import CheckpointError
-from bertjax.training.meter import Meter
+from bertjax.training.meter import Means, Meter
 from bertjax.training.preemption import (
     Preempted,
     StopSignal,
@@ -31,6 +32,9 @@ from bertjax.training.watchdog import PEERS, Watchdog
 if TYPE_CHECKING:
     from bertjax.training.checkpoint import Checkpoints
     from bertjax.training.trainer import Phase, Trainer, TrainState
+
+
+SIGN_OF_LIFE_S = 30.0  # the longest silence between two lines while steps are done
 
 
 class NotFiniteError(RuntimeError):
@@ -69,7 +73,8 @@ class Loop:
         self.saved_step = self.step if self.step else None  # a restored state is on disk already
         self.in_flight: tuple[int, Phase, dict[str, jax.Array]] | None = None
         self.profiling = False
-        self.meter = Meter(self.trainer.mesh)
+        self.meter, self.means = Meter(self.trainer.mesh), Means()
+        self.told_at = time.monotonic()
         self.watchdog = Watchdog(self.trainer.watchdog_s)
         self.stop = StopSignal()
 
@@ -98,7 +103,10 @@ class Loop:
         self.clock.begin_phase(number, self.step)
         train_step = self.trainer.train_step(phase.objective)
         self.watchdog.doing("compiling the step", "the compiler", patiently=True)
+        which = f" of phase {number + 1}" if len(self.phases) > 1 else ""
+        self.logbook.message(f"compiling the training step{which} ...")
         self.trainer.wait_for("train", phase.objective)
+        self.means = Means()  # rows of other lengths have other losses
         batches = phase.batches(self.step - self.clock.phase_start)
         self.meter.start(compiling=True)
 
@@ -163,12 +171,18 @@ class Loop:
             self.clock.compiled()
         self.meter.step_done()
         self.watchdog.doing(f"logging step {done}", "the disk of --workdir")
-        if done == 1 or done % self.log_every == 0 or self.place >= self.last_place:
-            values = {name: value.item() for name, value in jax.device_get(metrics).items()}
-            rates = self.meter.rates(phase.tokens_per_step, phase.flops_per_step)
+        self.means.add(metrics)
+        due = done == 1 or done % self.log_every == 0 or self.place >= self.last_place
+        if due or time.monotonic() - self.told_at > SIGN_OF_LIFE_S:
+            values = self.means.take(keep=not due)
+            rates = self.meter.rates(phase.tokens_per_step, phase.flops_per_step, keep=not due)
             # jit sorts the names; the loss belongs first.
-            self.logbook.train(done, self.clock.last_step(done),
-                               {"loss": values.pop("loss"), **values, **rates})
+            line = {"loss": values.pop("loss"), **values, **rates}
+            if due:
+                self.logbook.train(done, self.clock.last_step(done), line)
+            else:  # not recorded: which steps are is no matter of the clock
+                self.logbook.message(progress_line(done, self.clock.last_step(done), line))
+            self.told_at = time.monotonic()
         if skipped_in_row >= self.trainer.max_skipped_in_row:
             raise NotFiniteError(
                 f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient that is "

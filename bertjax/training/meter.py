@@ -1,16 +1,58 @@
-"""How fast a run is: seconds a step, tokens a second, MFU, and how long it waited for data.
+"""How a run goes between two lines of its log: the means of its metrics, and how fast it is.
 
-In: the end of each step, and what was not training (evaluation, saving). Out: rates over the steps
-since the last time they were asked for; compilation is left out.
+In: the metrics and the end of each step, and what was not training (evaluation, saving). Out:
+means, and rates (seconds a step, tokens a second, MFU, wait for data) over the steps since the last
+time they were asked for; compilation is left out of the rates.
 """
 
 import contextlib
+import math
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from bertjax.training.hardware import peak_flops
+
+_LAST = ("learning_rate",)  # the last step's, as are whole numbers, which count
+_ON_DEVICE = 256  # steps whose metrics wait there
+
+
+class Means:
+    """Metrics of the steps since the last line; they stay on the device until they are asked for,
+    so that it is never waited for.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[Mapping[str, Any]] = []
+
+    def add(self, metrics: Mapping[str, jax.Array]) -> None:
+        """Scalars of a step that has ended."""
+        self._steps.append(metrics)
+        if len(self._steps) % _ON_DEVICE == 0:
+            self._steps[-_ON_DEVICE:] = jax.device_get(self._steps[-_ON_DEVICE:])
+
+    def take(self, keep: bool = False) -> dict[str, float]:
+        """The mean of each, over the steps where it is finite; of one step, its own value.
+
+        Args:
+          keep: the next call gives the same steps again, and those after them.
+        """
+        steps = jax.device_get(self._steps)
+        if not keep:
+            self._steps = []
+        return {name: _mean([step[name] for step in steps], name) for name in steps[-1]}
+
+
+def _mean(values: list[np.ndarray], name: str) -> float:
+    if name in _LAST or np.issubdtype(values[-1].dtype, np.integer):
+        return values[-1].item()
+    finite = [number for value in values if math.isfinite(number := value.item())]
+    return statistics.fmean(finite) if finite else values[-1].item()
 
 
 class Meter:
@@ -47,8 +89,12 @@ class Meter:
         yield
         self._data += time.perf_counter() - begin
 
-    def rates(self, tokens_per_step: int, flops_per_step: float) -> dict[str, float | None]:
+    def rates(self, tokens_per_step: int, flops_per_step: float, keep: bool = False
+              ) -> dict[str, float | None]:
         """The rates since the last call; None where no step, or no peak of the device, is known.
+
+        Args:
+          keep: the interval goes on.
 
         Returns:
           tokens_per_second; mfu, model FLOPs over the peak of all devices, 0 to 1; step_time and
@@ -56,7 +102,8 @@ class Meter:
         """
         steps, elapsed = self._steps, time.perf_counter() - self._begin - self._pause
         data = self._data
-        self.start()
+        if not keep:
+            self.start()
         if not steps:
             return dict.fromkeys(("tokens_per_second", "mfu", "step_time", "data_wait"))
         step_time = elapsed / steps

@@ -118,7 +118,7 @@ class Book:
     def evaluation(self, step, metrics):
         self.evaluated.append(step)
 
-    def flush(self):
+    def flush(self, *text):
         pass
 
     message = close = flush

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import signal
+import statistics
 import threading
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from bertjax.training import loop
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logbook import Logbook
 from bertjax.training.loop import NotFiniteError
@@ -382,6 +384,32 @@ def test_log_evaluation_and_last_step():
     assert 0 <= book.records[1]["data_wait"] < book.records[1]["step_time"]
 
 
+def fit(log_every, book, steps=10):
+    trainer, objective = trainer_on((1, 1, 1)), regression()
+    trainer.fit(trainer.init(objective), [Phase(steps, objective, batches)], logbook=book,
+                log_every=log_every)
+    return {record["step"]: record for record in book.records}
+
+
+def test_a_line_has_the_means_of_the_steps_since_the_one_before():
+    single, some = fit(1, Memory()), fit(4, Memory())
+    assert list(some) == [1, 4, 8, 10]
+    for before, step in ((0, 1), (1, 4), (4, 8), (8, 10)):
+        since = [single[s] for s in range(before + 1, step + 1)]
+        for name in ("loss", "mse", "grad_norm"):
+            assert some[step][name] == statistics.fmean(line[name] for line in since)
+        assert some[step]["learning_rate"] == since[-1]["learning_rate"]
+
+
+def test_a_long_silence_is_ended_by_a_line_that_is_not_recorded(monkeypatch):
+    monkeypatch.setattr(loop, "SIGN_OF_LIFE_S", 0.0)
+    book = Memory()
+    assert list(fit(10, book)) == [1, 10]
+    assert book.messages[0] == "compiling the training step ..."
+    assert [line.split("  ")[0] for line in book.messages[1:]] == [
+        f"step {step}/10" for step in range(2, 10)]
+
+
 def test_the_next_step_is_dispatched_before_metrics_are_fetched():
     events = []
 
@@ -502,4 +530,4 @@ def test_profile_is_written_on_request(tmp_path):
     trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book,
                 profile_steps=(2, 3), profile_directory=str(tmp_path))
     assert list(tmp_path.rglob("*.xplane.pb"))
-    assert "steps 2 to 3" in book.messages[0]
+    assert "steps 2 to 3" in book.messages[-1]
