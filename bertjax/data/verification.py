@@ -183,9 +183,7 @@ def _tables_unit(
     unit = _parts_unit(path, manifest, names) if "parts" in manifest else None
     lengths = np.array([shard["tokens"] for shard in manifest["shards"]], np.int64)
 
-    def check() -> None:
-        for split, tables in splits.items():
-            check_tables(path / split, tables, lengths, manifest["splits"][split]["tokens"])
+    def check_content() -> None:
         if unit is not None:
             unit.check()
             return
@@ -196,8 +194,13 @@ def _tables_unit(
             for table in tables:
                 digest.update(table)
         if digest.hexdigest() != manifest["content_hash"]:
-            raise ValueError(f"{path}: {', '.join(names)} are not those that were built (their "
-                             f"content hash differs); {_REMEDY}")
+            raise ValueError(f"{path}: one of {', '.join(names)} is not the file that was built "
+                             f"(their content hash differs); {_REMEDY}")
+
+    def check() -> None:
+        check_content()  # first: where sentences and documents disagree it knows which is damaged
+        for split, tables in splits.items():
+            check_tables(path / split, tables, lengths, manifest["splits"][split]["tokens"])
 
     return _Unit([path / name for name in names],
                  unit.expected if unit else manifest["content_hash"], check)
