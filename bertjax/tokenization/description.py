@@ -134,6 +134,10 @@ def of_vocab(pieces: list[str], stored: Mapping[str, Any], source: Path) -> dict
 
 def read_description(path: Path) -> dict[str, Any]:
     """The content of a tokenizer.json; ValueError for what no reader can obey."""
+    with path.open("rb") as file:
+        if file.read(100).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in (b"{", b""):
+            raise ValueError(f"{path} is not valid JSON: it does not begin with {{. A list of "
+                             "pieces, one a line, is named vocab.txt")
     content = read_object(path)
     model = content.get("model")
     if not isinstance(model, dict):
@@ -141,6 +145,9 @@ def read_description(path: Path) -> dict[str, Any]:
     if unknown := sorted(set(content) - _JSON_KEYS):
         raise ValueError(f"{path}: unknown keys {', '.join(unknown)}: what they ask for would not "
                          "be done")
+    if not isinstance(model.get("unk_token"), str | None):
+        raise ValueError(f"{path}: model.unk_token is {model['unk_token']!r:.100}; it must be a "
+                         "token")
     if model.get("dropout"):
         raise ValueError(f"{path}: model.dropout={model['dropout']!r} gives a text other ids each "
                          "time; set it to null")

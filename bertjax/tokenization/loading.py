@@ -304,6 +304,9 @@ def _stored_options(stored: Mapping[str, Any], directory: Path, normalizer: Mapp
             raise ValueError(f"{vocab_file}: normalizer.{key} is {value!r:.100}; it must be true "
                              "or false")
         if stored.get(name) is not None or (name == "strip_accents" and name in stored):
+            if value not in (None, stored[name]):
+                log.warning("%s=%s of %s goes before %s=%s of %s", name, stored[name],
+                            directory / CONFIG_FILE, key, value, vocab_file.name)
             value = stored[name]
         if value is not None:
             options[name] = value

@@ -164,11 +164,12 @@ def _longest_piece(share: float, run: float) -> int:
         return _MAX_WORD
     log.warning(
         "%.0f %% of the text is in scripts without spaces between words (Thai, Lao, Khmer, "
-        "Burmese, kana), in runs of %.0f characters: to BERT's tokenizer each run is one word, "
-        "unknown if it is over %d characters long. Pieces are held to %d characters. Better: put "
-        "spaces between the words first with a segmenter (Japanese: fugashi or SudachiPy; Thai: "
-        "PyThaiNLP), also in all later text, or train a sentencepiece Unigram model and give its "
-        ".model file as the tokenizer", 100 * share, run, MAX_WORD_CHARS, _SPACELESS_PIECE)
+        "Burmese, kana, Chinese with tokenize_chinese_chars=false), in runs of %.0f characters: to "
+        "BERT's tokenizer each run is one word, unknown if it is over %d characters long. Pieces "
+        "are held to %d characters. Better: put spaces between the words first with a segmenter "
+        "(Japanese: fugashi or SudachiPy; Thai: PyThaiNLP), also in all later text, or train a "
+        "sentencepiece Unigram model and give its .model file as the tokenizer",
+        100 * share, run, MAX_WORD_CHARS, _SPACELESS_PIECE)
     return _SPACELESS_PIECE
 
 

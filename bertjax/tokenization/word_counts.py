@@ -14,8 +14,9 @@ from typing import NamedTuple
 from bertjax.tokenization.normalization import BertNormalizer, is_mark, split_chunks
 
 _BUFFER = 1 << 20  # characters counted at once in a small, cache-friendly dictionary
-# Thai, Lao, Burmese, Khmer, kana. Chinese characters stand alone in BERT's tokenization.
-_SPACELESS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff]")
+# Thai, Lao, Burmese, Khmer, kana; Chinese characters where they do not stand alone.
+_SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff"
+_CHINESE = "\u3400-\u4dbf\u4e00-\u9fff"
 # Scripts that can be read without their marks; in all others marks are vowels or consonants.
 _READABLE = ("LATIN", "GREEK", "CYRILLIC", "HEBREW", "ARABIC")
 # A spelling rarer than this share of the commonest with the same letters counts as a misspelling.
@@ -39,6 +40,8 @@ class WordCounts:
         self._buffer: list[str] = []
         self._buffered = 0
         self.forgotten = 0
+        self._find_spaceless = re.compile(
+            f"[{_SPACELESS}{'' if normalizer.tokenize_chinese_chars else _CHINESE}]").findall
         self._spaceless = [0, 0, 0]  # characters; those of spaceless scripts; their chunks' lengths
 
     def add(self, text: str) -> None:
@@ -73,13 +76,13 @@ class WordCounts:
 
     def _count_spaceless(self, chunk: str, count: int) -> None:
         self._spaceless[0] += len(chunk) * count
-        if not chunk.isascii() and (found := len(_SPACELESS.findall(chunk))):
+        if not chunk.isascii() and (found := len(self._find_spaceless(chunk))):
             self._spaceless[1] += found * count
             self._spaceless[2] += found * len(chunk) * count
 
     def spaceless(self) -> tuple[float, float]:
-        """(share of the characters of Thai, Lao, Khmer, Burmese and kana, mean length of the runs
-        without white space that they stand in), of what was counted. Call `ranked` first.
+        """(share of the characters that are of scripts without spaces between words, mean length of
+        the runs without white space that they stand in), of what was counted. Call `ranked` first.
         """
         total, found, lengths = self._spaceless
         return (found / total, lengths / found) if found else (0.0, 0.0)

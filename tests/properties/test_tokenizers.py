@@ -8,6 +8,8 @@ and unassigned characters, a final sigma, words of over 100 characters.
 import copy
 import io
 import json
+import random
+import unicodedata
 
 import pytest
 import sentencepiece
@@ -148,6 +150,31 @@ def test_damaged_tokenizer_files_are_refused_or_read_as_by_the_library(path, con
     check(path, content, texts)
 
 
+@pytest.mark.parity
+@given(seed=st.integers(0, 5), lower=booleans, chinese=booleans, texts=st.lists(TEXTS, max_size=4))
+def test_vocabularies_are_read_as_by_the_slow_tokenizer_of_transformers(
+        path, seed, lower, chinese, texts):
+    """It composes every text first (NFC), which the original does not."""
+    legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
+    directory = path.parent / f"slow{seed}-{lower}-{chinese}"
+    if not directory.exists():
+        choice = random.Random(seed)
+        pieces = [choice.choice(["", "##"]) + choice.choice([atom, atom.lower()])
+                  for atom in choice.choices(WORDS, k=60)]
+        directory.mkdir()
+        (directory / "vocab.txt").write_text("\n".join(dict.fromkeys(
+            piece for piece in [*SPECIALS, *pieces] if piece.strip())), encoding="utf-8")
+        (directory / "tokenizer_config.json").write_text(json.dumps(
+            {"do_lower_case": lower, "tokenize_chinese_chars": chinese}))
+        SLOW[directory] = load_tokenizer(directory), legacy.BertTokenizerLegacy(
+            str(directory / "vocab.txt"), do_lower_case=lower, tokenize_chinese_chars=chinese)
+    ours, theirs = SLOW[directory]
+    for text in texts:
+        text = unicodedata.normalize("NFC", text)
+        assert ours.tokenize(text) == theirs.tokenize(text)
+
+
+SLOW: dict = {}
 KEYS = ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "added_tokens_decoder",
         "additional_special_tokens", "extra_special_tokens", "never_split", "mask_token",
         "unk_token", "model_max_length", "max_input_chars_per_word", "auto_map", "tokenizer_class",

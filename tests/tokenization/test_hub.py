@@ -326,6 +326,7 @@ def changed(**model):
     (changed(type="BPE", dropout=0.1, merges=[]), "model.dropout=0.1"),
     (changed(vocab={"a": "b"}), "the id of 'a' is 'b'"), (changed(vocab=5), "must map pieces"),
     (changed(vocab={"a": 7}), "no piece has the id 5"), (changed(vocab=[["a"]]), "pairs"),
+    (changed(unk_token=["a"]), "model.unk_token is"),
     (changed(unk_token="<u>"), "lacks the special tokens unk_token='<u>'"),
     (changed(max_input_chars_per_word="9"), "max_input_chars_per_word is '9'"),
     (changed(max_input_chars_per_word=0), "max_input_chars_per_word is 0"),
@@ -381,6 +382,24 @@ def test_usual_settings_are_harmless_and_strange_ones_are_said(tmp_path, caplog)
     assert not caplog.text
     load_tokenizer(write(tmp_path, description(), {"split_on_emoji": True}))
     assert "tokenizer_config.json" in caplog.text and "split_on_emoji" in caplog.text
+
+
+def test_tokenizer_config_goes_before_tokenizer_json_as_in_transformers_and_it_is_said(
+        tmp_path, caplog):
+    write(tmp_path, description(["the", "The"]), {"do_lower_case": False})
+    assert load_tokenizer(tmp_path).tokenize("The the") == ["The", "the"]
+    assert "do_lower_case=False of" in caplog.text
+    assert "lowercase=True of tokenizer.json" in caplog.text
+    caplog.clear()
+    write(tmp_path, description(["the"], normalizer={**BERT, "strip_accents": False}),
+          {"do_lower_case": True, "strip_accents": None})
+    assert load_tokenizer(tmp_path).strip_accents is None and "strip_accents=None" in caplog.text
+
+
+def test_a_list_of_pieces_under_the_name_of_tokenizer_json_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("\n".join(SPECIALS))
+    with pytest.raises(ValueError, match="tokenizer.json is not valid JSON.*vocab.txt"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_vocabulary_of_another_class_is_refused(tmp_path):

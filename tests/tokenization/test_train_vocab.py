@@ -181,6 +181,8 @@ def test_scripts_without_spaces_get_a_hint_and_no_clauses_as_entries(clause, cap
     train_wordpiece([segmented] * 60, 200, strip_accents="auto")
     train_wordpiece(["中文没有空格" * 5] * 60, 200)  # stand alone anyway
     assert "without spaces" not in caplog.text
+    train_wordpiece(["中文没有空格" * 5] * 60, 200, tokenize_chinese_chars=False)
+    assert "without spaces" in caplog.text
 
 
 def test_many_characters_get_entries_where_a_text_needs_them():
