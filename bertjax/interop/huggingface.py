@@ -22,6 +22,7 @@ import safetensors.numpy
 
 from bertjax.files import whole_directory
 from bertjax.interop.names import Header, LoadError, hugging_face_place
+from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.interop.torch_pickle import read_torch_pickle, torch_headers
 from bertjax.model import heads
 from bertjax.model.paths import flatten
@@ -266,6 +267,7 @@ def write_directory(
     card: str | None = None,
     settings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    sentence: SentenceSettings | None = None,
 ) -> None:
     """Writes a model as Hugging Face does; transformers gives the same logits from it.
 
@@ -276,6 +278,7 @@ def write_directory(
       labels: class number -> name, for classifiers.
       card: text of README.md; see `model_card`.
       settings: more entries of config.json, e.g. problem_type.
+      sentence: written as a directory of sentence-transformers.
 
     Raises:
       ValueError: NaN in the weights, or a vocabulary larger than the embedding table.
@@ -303,6 +306,8 @@ def write_directory(
         (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
         if tokenizer is not None:
             tokenizer.save(directory, config.max_position_embeddings)
+        if sentence is not None:
+            sentence.write(directory, config.hidden_size)
         if card is not None:
             (directory / "README.md").write_text(card, encoding="utf-8")
 

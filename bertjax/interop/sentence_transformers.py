@@ -44,6 +44,21 @@ class SentenceSettings(NamedTuple):
     max_length: int | None = None
     lower_case: bool = False
 
+    def write(self, directory: Path, hidden_size: int) -> None:
+        """Writes the files that `read` reads, beside those of the encoder."""
+        kinds = ["Transformer", "Pooling", "Normalize"][: 3 if self.normalise else 2]
+        modules = [{"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "",
+                    "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
+        pooling = {"word_embedding_dimension": hidden_size} | {
+            key: mode in self.pooling for key, mode in _MODES.items()}
+        for name, values in (
+            ("modules.json", modules), ("1_Pooling/config.json", pooling),
+            ("sentence_bert_config.json",
+             {"max_seq_length": self.max_length, "do_lower_case": self.lower_case}),
+        ):
+            (directory / name).parent.mkdir(exist_ok=True)
+            (directory / name).write_text(json.dumps(values, indent=2) + "\n")
+
 
 def read(directory: Path) -> SentenceSettings | None:
     """The settings of a directory; None without modules.json.

@@ -143,6 +143,9 @@ class FineTuner:
                 f"max_length={settings.max_length} exceeds the {config.max_position_embeddings} "
                 "positions of the model; shorten it"
             )
+        if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+            raise ValueError(f"the tokenizer has {tokenizer.vocab_size} entries, the model "
+                             f"{config.vocab_size} rows: it is not this model's")
         self.task, self.tokenizer, self.config, self.settings = task, tokenizer, config, settings
         self.mesh = sharding.make_mesh() if mesh is None else mesh
         self.model = model_for(

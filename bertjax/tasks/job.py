@@ -104,6 +104,8 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
         raise ValueError(f"task {name!r}: {error.filename} does not exist; its files are looked "
                          f"for in {str(data)!r}; the task's option files={{'train': NAME, 'dev': "
                          "NAME}} names others") from None
+    if twice := sorted({label for label in task.labels if task.labels.count(label) > 1}):
+        raise ValueError(f"task {name!r}: its labels name {', '.join(twice)} twice")
     task.kind, task.options = name, options
     return task
 

@@ -161,7 +161,7 @@ def convert(
         write_directory(
             out, after.config, after.params, name, after.tokenizer, after.labels,
             _card(before, str(source)), {k: v for k, v in before.settings.items()
-                                         if k in _PASSED_ON}, overwrite)
+                                         if k in _PASSED_ON}, overwrite, before.sentence)
         again = load_model(out, task)
         _check_bits(after.params, again.params)
         difference = compare(before, again)

@@ -159,6 +159,11 @@ def test_names_that_do_not_fit_the_head_are_refused(tmp_path, names, message):
     load_model(model, "features")  # the encoder has nothing to do with them
 
 
+def test_a_task_with_a_label_twice_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="its labels name a twice"):
+        job.make_task("table", tmp_path, {"files": {"dev": "x.tsv"}, "labels": ["a", "b", "a"]})
+
+
 def test_names_are_read_from_label2id_where_it_stands_alone(tmp_path):
     model = classifier(tmp_path / "m", label2id={"b": 1, "c": 2, "a": 0})
     assert load_model(model).labels == {0: "a", 1: "b", 2: "c"}
@@ -504,6 +509,15 @@ def test_embeddings_are_those_that_the_directory_describes(tmp_path, pooling, ex
 def _lines(folder, texts):
     (folder / "texts.txt").write_text("\n".join(texts) + "\n")
     return folder / "texts.txt"
+
+
+def test_a_conversion_keeps_what_a_directory_says_about_embeddings(tmp_path):
+    model = directory(sentence_directory(tmp_path / "m", {"pooling_mode_cls_token": True}),
+                      config={"architectures": ["BertModel"]})
+    convert.main([f"--from={model}", f"--out={tmp_path / 'out'}"])
+    before, after = (open_source(path).sentence for path in (model, tmp_path / "out"))
+    assert after == before._replace(directory=tmp_path / "out")
+    assert before.pooling == ("cls",) and before.normalise and before.max_length == 6
 
 
 def test_the_callers_choice_comes_before_the_directorys(tmp_path):
