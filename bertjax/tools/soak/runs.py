@@ -27,7 +27,7 @@ from bertjax.training.starts import FILE as STARTS_FILE
 from bertjax.training.starts import read as read_starts
 
 # Of a record; these tell of time and not of the model.
-TIMES = {"tokens_per_second", "mfu", "step_time", "data_wait", "seconds"}
+TIMES = {"time", "tokens_per_second", "mfu", "step_time", "data_wait", "seconds"}
 IN_START = 0.2  # share of the kills that come before the first step
 
 
