@@ -39,13 +39,15 @@ class RunSoak:
         the compilation cache.
       command: arguments of bertjax.main.
       kills: how often the disturbed run is killed.
+      minutes: after so many, no further kill; what was killed until then is compared.
       records: a kill comes after up to so many logged steps of a start.
       seed: of the moments.
     """
 
-    def __init__(self, directory: pathlib.Path, command: Sequence[str], kills: int, records: int,
-                 seed: int):
+    def __init__(self, directory: pathlib.Path, command: Sequence[str], kills: int, minutes: float,
+                 records: int, seed: int):
         self.directory, self.kills, self.records = directory, kills, records
+        self.minutes = minutes
         self.cache = directory / "cache"
         self.command = [*command, f"--config.execution.compilation_cache={self.cache}",
                         "--config.log.every_steps=1"]
@@ -93,7 +95,9 @@ class RunSoak:
         shutil.rmtree(rough, ignore_errors=True)
         if (calm / PROGRAMS).exists():  # what each run compiles for itself may differ
             shutil.copytree(calm / PROGRAMS, rough / PROGRAMS)
-        for number in range(1, self.kills + 1):
+        deadline, number = time.monotonic() + 60 * self.minutes, 0
+        while number < self.kills and time.monotonic() < deadline:
+            number += 1
             if emptied := number % 2 == 0:
                 shutil.rmtree(self.cache, ignore_errors=True)
             print(f"kill {number}: {self.kill_once(rough)}"
@@ -105,7 +109,7 @@ class RunSoak:
                              f"{f' and {len(found) - 8} more' if len(found) > 8 else ''}")
         starts = read_starts(rough / STARTS_FILE)
         steps = len(read_records(rough / METRICS_FILE))
-        print(f"bit-equal after {self.kills} kills: {steps} records, all arrays of the last "
+        print(f"bit-equal after {number} kills: {steps} records, all arrays of the last "
               f"checkpoint; went on from steps {', '.join(str(s['step']) for s in starts)}")
 
 
