@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.opening import read_text
-from bertjax.files import write_whole
+from bertjax.files import parse_json, write_whole
 from bertjax.tasks import squad_score
 from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores
 from bertjax.tasks.task import Features, Split, check_split, file_fingerprint
@@ -116,8 +116,10 @@ class SquadTask:
             return self._read_tfds(split)
         path = pathlib.Path(self.source) / self.splits[split]
         try:
-            articles = json.loads(read_text(path))["data"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            articles = parse_json(read_text(path), str(path))["data"]
+            if not isinstance(articles, list):
+                raise TypeError(f"data is {str(articles):.60}, not a list")
+        except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{path} is not a SQuAD file (no data): {error}") from None
         questions: dict[str, Question] = {}
         labelled: list[bool] = []

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data.opening import plain_name
 from bertjax.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_table
@@ -36,6 +37,11 @@ class Choice:
     where: str
 
 
+def _gold(value: Any) -> str:
+    """The label of a cell, or of JSON lines: a number there is the same as its text."""
+    return "" if value is None or isinstance(value, bool) else str(value).strip()
+
+
 class MultipleChoiceTask:
     """Picks one of four continuations; head 'multiple_choice' (one logit a choice)."""
 
@@ -56,7 +62,7 @@ class MultipleChoiceTask:
         """Choices in file order. Raises ValueError with file and line for a bad label."""
         check_split(self, split)
         path = self.source / self.splits[split]
-        if path.suffix == ".tsv":
+        if plain_name(path.name).endswith(".tsv"):
             table = read_table(path, _CODAH[1:-1], headerless=_CODAH)
             columns = (None, "prompt", _CODAH[2:-1])
         else:
@@ -64,25 +70,18 @@ class MultipleChoiceTask:
             columns = ("sent2", "sent1", _ENDINGS)
         start, context, endings = columns
         # Test files have no label, or -1.
-        labelled = {row.get("label", "") for _, row in table.rows} - {"", "-1"} != set()
+        golds = [_gold(row.get("label")) for _, row in table.rows]
+        labelled = set(golds) - {"", "-1"} != set()
         records = []
-        for number, (line, row) in enumerate(table.rows):
+        for number, ((line, row), gold) in enumerate(zip(table.rows, golds, strict=True)):
             where = f"{path}:{line}"
-            label = None
-            if labelled:
-                if row["label"] not in map(str, range(CHOICES)):
-                    raise ValueError(f"{where}: label {row['label']!r} is not one of 0 to 3")
-                label = int(row["label"])
-            records.append(
-                Choice(
-                    row.get("fold-ind") or str(number),
-                    row[context],
-                    row[start] if start else "",
-                    tuple(row[name] for name in endings),
-                    label,
-                    where,
-                )
-            )
+            if labelled and gold not in map(str, range(CHOICES)):
+                raise ValueError(f"{where}: label {gold!r} is not one of 0 to 3")
+            texts = [row[context], row[start] if start else "", *(row[name] for name in endings)]
+            if strange := [text for text in texts if not isinstance(text, str)]:
+                raise ValueError(f"{where}: {str(strange[0])!r:.60} is not text")
+            records.append(Choice(str(row.get("fold-ind") or number), texts[0], texts[1],
+                                  tuple(texts[2:]), int(gold) if labelled else None, where))
         return Split(split, records, labelled, file_fingerprint(path))
 
     def features(

@@ -83,7 +83,7 @@ def test_version_1_1_equals_an_independent_reading_of_the_definition(shared_data
 
 
 @pytest.mark.real_data
-def test_best_thresholds_are_those_of_the_official_script_and_their_scores_what_they_give(shared_data):
+def test_best_thresholds_are_the_official_ones_and_their_scores_what_they_give(shared_data):
     data = read(shared_data, "dev-v2.0.rebuilt.json")["data"]
     predictions = read(shared_data, "predictions-2.0-bidaf-elmo.json")
 
