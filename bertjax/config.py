@@ -71,7 +71,8 @@ SETTINGS: dict[str, Any] = {
                         allowed=AT_LEAST_0),
     "batch_size": S(256, "rows of the global batch (sequences an optimizer step)", PAPER,
                     allowed=AT_LEAST_1),
-    "accumulation": S(1, "micro-batches an optimizer step; the update equals the large batch's",
+    "accumulation": S(1, "micro-batches an optimizer step; the update is the large batch's, except "
+                      "that each micro-batch draws dropout of its own",
                       allowed=AT_LEAST_1),
     "data": {
         "corpus": S("", "token store made by bertjax.tools.build_corpus (at gs:// too), or a "

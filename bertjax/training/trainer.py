@@ -99,7 +99,8 @@ class Trainer:
       optimizer: see optimizer.make_optimizer.
       mesh: see sharding.make_mesh.
       seed: of initial parameters, masks and dropout.
-      accumulation: micro-batches a step; the update equals the large batch's.
+      accumulation: micro-batches a step; the update equals the large batch's without dropout, of
+        which each micro-batch draws its own.
       prng: 'threefry2x32', 'rbg' or 'auto' (rbg on TPU). Initial parameters always use threefry,
         so that they are the same everywhere.
       max_skipped_in_row: `fit` raises after this many non-finite steps in a row.

@@ -108,3 +108,15 @@ def test_long_curves_are_thinned_without_losing_a_spike():
     assert len(kept) <= 1100 and (54_321, 9.0) in kept
     assert kept == sorted(kept) and kept[-1] == points[-1]
     assert thin(points[:500], 1000) == points[:500]
+
+
+def test_the_starts_of_a_run_are_listed_with_what_was_not_bit_for_bit(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert "Starts" not in write_report([run]).read_text()
+    start = {"step": 0, "time": "2026-01-02", "devices": 2, "device_kind": "A <card>", "jax": "1.0",
+             "bit_for_bit": True, "why": []}
+    later = {**start, "step": 40, "bit_for_bit": False, "why": ["jax '1.0' -> '1.1'"]}
+    (run / "starts.jsonl").write_text(json.dumps(start) + "\n" + json.dumps(later) + "\n")
+    page = write_report([run]).read_text()
+    assert "1. from step 0" in page and "2 x A &lt;card&gt;, jax 1.0: bit for bit" in page
+    assert "2. from step 40" in page and "not bit for bit: jax &#x27;1.0&#x27; -&gt;" in page

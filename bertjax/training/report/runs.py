@@ -10,6 +10,8 @@ from typing import Any
 from bertjax.files import read_json
 from bertjax.model.paths import flatten
 from bertjax.training.logbook import HARDWARE_FILE, METRICS_FILE, read_records
+from bertjax.training.starts import FILE as STARTS_FILE
+from bertjax.training.starts import read as read_starts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Run:
         finetune.json.
       hardware: of hardware.json.
       examples: of examples.json; see examples.py.
+      starts: of starts.jsonl.
       best_step: whose parameters a finished fine-tuning run has kept, of result.json.
     """
 
@@ -31,6 +34,7 @@ class Run:
     hardware: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     examples: Sequence[Mapping[str, Any]] = ()
     best_step: int | None = None
+    starts: Sequence[Mapping[str, Any]] = ()
 
 
 def load(directories: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -61,7 +65,8 @@ def _load(directory: pathlib.Path) -> Run:
     return Run(directory.resolve().name, records,
                _flat(read("config.json", {}) or read("finetune.json", {})),
                read(HARDWARE_FILE, {}), read("examples.json", []),
-               read("result.json", {}).get("best_step"))
+               read("result.json", {}).get("best_step"),
+               read_starts(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else ())
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, str]:

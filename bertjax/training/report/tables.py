@@ -62,7 +62,8 @@ def details(runs: Sequence[Run]) -> list[str]:
     """Settings and hardware, each only where a run has them; what differs comes first."""
     parts = []
     for title, of_runs in (("Settings", [run.settings for run in runs]),
-                           ("Hardware", [run.hardware for run in runs])):
+                           ("Hardware", [run.hardware for run in runs]),
+                           ("Starts", [_starts(run) for run in runs])):
         names = dict.fromkeys(name for values in of_runs for name in values)
         if not names:
             continue
@@ -73,6 +74,17 @@ def details(runs: Sequence[Run]) -> list[str]:
         parts.append(f"<details{' open' if len(runs) > 1 else ''}><summary>{title}{note}"
                      f"</summary>{_table(runs, ordered)}</details>")
     return parts
+
+
+def _starts(run: Run) -> dict[str, str]:
+    """Where and on what each start of a run went on; nothing for a run of one start."""
+    if len(run.starts) < 2:
+        return {}
+    return {f"{number}. from step {start['step']:,}": (
+        f"{start.get('time', MISSING)}, {start.get('devices')} x {start.get('device_kind')}, jax "
+        f"{start.get('jax')}: " + ("bit for bit" if start.get("bit_for_bit") else
+                                   f"not bit for bit: {'; '.join(map(str, start.get('why', ())))}"))
+        for number, start in enumerate(run.starts, 1)}
 
 
 def _table(runs: Sequence[Run], rows: Mapping[str, Sequence[str]],
