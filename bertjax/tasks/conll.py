@@ -149,7 +149,10 @@ def _check_first_column(
 
 
 def _is_count(sentence: Sentence) -> bool:
-    return all(word == str(place) for place, word in enumerate(sentence.words, 1))
+    """Whether the words are numbers that go up by one."""
+    first = sentence.words[0]
+    return first.isascii() and first.isdecimal() and len(first) < 10 and all(
+        word == str(place) for place, word in enumerate(sentence.words, int(first)))
 
 
 def check_tags(sentences: Sequence[Sentence]) -> None:

@@ -49,6 +49,10 @@ def examples_of(
     made = _MAKERS[task.head](task, split, features, outputs)
     for example in made:
         example["texts"] = [_cut(text) for text in example["texts"]]
+        # JSON has no NaN, and the end of a run whose weights became NaN is no place to fail.
+        example["score"] = float(np.nan_to_num(example["score"]))
+        for likely in example.get("predictions", ()):
+            likely[1] = float(np.nan_to_num(likely[1]))
     return made
 
 

@@ -99,6 +99,15 @@ def read_inputs(
     return Inputs(list(lines), [*range(1, len(lines) + 1)])
 
 
+def read_texts(file: str, columns: str | None = None) -> list[Input]:
+    """Texts and pairs, (first, second), of a file of lines or of a table; errors as `read_inputs`.
+    """
+    inputs = read_inputs(file, "classify", Remembered(), columns)
+    if inputs.kind != "lines":
+        return [texts[0] if len(texts) == 1 else texts for texts in inputs.texts]
+    return [tuple(line.split("\t")) if "\t" in line else line for line in read_lines(file)]
+
+
 def _check_parts(file: str, task: str, lines: Sequence[str], wanted: int | None) -> None:
     """ValueError for plain lines of another number of texts than the task, or the model, takes."""
     counts = [line.count("\t") + 1 for line in lines]

@@ -6,6 +6,7 @@ glue.py and custom.py. Label names are matched by name with the head's, never by
 """
 
 import json
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,11 @@ DEFAULT_METRIC = {
     "regression": "pearson_spearman",
     "multilabel": "micro_f1",
 }
+
+
+def _or_none(value: Any) -> Any:
+    """The value; None for NaN and infinities, which JSON lacks."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TextTask:
@@ -118,11 +124,12 @@ class TextTask:
         predicted = self.predict(outputs)
         with whole_file(path) as file:
             for record, value, logits in zip(split.records, predicted, outputs, strict=True):
-                row: dict[str, Any] = {"id": record.id, "prediction": self.readable(value)}
+                found = self.readable(value)
+                row: dict[str, Any] = {"id": record.id, "prediction": _or_none(found)}
                 if self.labels:
                     scores = self.probabilities(np.asarray(logits, np.float64))
                     row["scores"] = {
-                        name: round(float(p), 6)
+                        name: _or_none(round(float(p), 6))
                         for name, p in zip(self.labels, scores, strict=True)
                     }
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")

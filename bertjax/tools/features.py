@@ -3,7 +3,8 @@
     python -m bertjax.tools.features --model=DIR --file=in.txt --out=out.jsonl --layers=-1,-2,-3,-4
     python -m bertjax.tools.features --model=DIR --file=in.txt --out=out.npz --pooling=mean
 
-The input has one text a line (a tab separates the two of a pair). JSONL has the original's layout
+The input has one text a line (a tab separates the two of a pair), or is a table (.csv, .tsv,
+.jsonl) with a column of texts, or two. JSONL has the original's layout
 (extract_features.py): linex_index, features: [token, layers: [index, values]]. An npz has
 `embeddings` [N, H] with --pooling, else `tokens_i` and `layers_i` [layers, tokens, H] for line i.
 """
@@ -17,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from bertjax import inference
-from bertjax.data.opening import read_lines
 from bertjax.files import whole_file
 from bertjax.interop.loading import load_model
 from bertjax.interop.sentence_transformers import POOLINGS
 from bertjax.model.presets import DTYPES, Execution
+from bertjax.tasks.inputs import read_texts
 from bertjax.tools.arguments import make_parser, refusals
 
 
@@ -29,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("features", __doc__)
     parser.add_argument("--model", required=True, metavar="DIR")
-    parser.add_argument("--file", required=True, metavar="FILE", help="texts, one a line")
+    parser.add_argument("--file", required=True, metavar="FILE", help="lines, or a table")
+    parser.add_argument("--columns", metavar="NAME,NAME", help="of the texts in a .csv, .tsv or "
+                        ".jsonl file (default text)")
     parser.add_argument("--out", required=True, metavar="FILE", help=".jsonl or .npz")
     parser.add_argument("--layers", default="-1", help="list indices; 0 is the embeddings")
     parser.add_argument("--pooling", choices=("model", *POOLINGS), help="one vector a sentence "
@@ -41,8 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with refusals("features"):
         if out.suffix not in (".jsonl", ".npz"):
             raise ValueError(f"--out={out} must end in .jsonl or .npz")
-        texts = [tuple(line.split("\t", 1)) if "\t" in line else line
-                 for line in read_lines(options.file)]
+        texts = read_texts(options.file, options.columns)
         try:
             layers = [int(index) for index in options.layers.split(",")]
         except ValueError:

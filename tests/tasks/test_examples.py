@@ -126,3 +126,16 @@ def test_the_report_escapes_what_comes_from_data():
     ])])
     assert "<script" not in page and page.count("&lt;script") == 8
     assert "<mark>[MASK]</mark>" in page
+
+
+@pytest.mark.parametrize("head", ["classification", "regression"])
+def test_examples_of_a_model_that_gives_no_numbers_are_still_json(tmp_path, head):
+    (tmp_path / "dev.csv").write_text("text,label\na,1\nb,0\n")
+    labels = () if head == "regression" else ("0", "1")
+    task = TableTask(tmp_path, {"dev": "dev.csv"}, head=head, labels=labels)
+    split = task.read("dev")
+    outputs = [np.full(max(1, len(labels)), np.nan)] * 2
+    made = examples.choose(examples.examples_of(task, split, [], outputs))
+    assert len(made) == 2 and json.dumps(made, allow_nan=False)
+    [path] = task.write(split, [], outputs, tmp_path)
+    assert "NaN" not in path.read_text()

@@ -119,6 +119,7 @@ def test_a_part_of_speech_of_a_word_without_pieces_is_read_at_an_unknown_token(t
     ["1 EU NNP I-NP I-ORG", "2 rejects VBZ I-VP O", "", "4 German JJ I-NP I-MISC"],
     ["0\tEU\tB-ORG\tx", "0\tsays\tO\tx", "", "1\tNo\tO\tx"],
     ["1-1 EU NNP O", "1-2 is VBZ O"],
+    ["7 B-X", "8 O", "", "9 O", "10 O"],
     ["bc/cnn 0 In IN O", "bc/cnn 1 June NN O", "", "bc/cnn 0 we PRP O"],
 ])  # fmt: skip
 def test_a_first_column_of_places_beside_a_column_of_words_is_refused(tmp_path, lines):

@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from bertjax.tasks.inputs import read_texts
 from bertjax.tools import predict
 
 REVIEWS = {"task": "table", "options": {"text": "review", "label": "sentiment",
@@ -194,3 +195,16 @@ def test_strange_entries_of_a_config_are_refused_by_name(model, tmp_path):
         model.settings = {"finetuned": entry or ["x"]}
         with pytest.raises(SystemExit, match="predict: m: .*'finetuned'"):
             run(tmp_path / "a.txt", "x\n", "--task=classify")
+
+
+def test_features_reads_a_table_by_its_columns_too(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('id,text,other\n7,"a, b",c\n')
+    assert read_texts(str(path)) == ["a, b"]
+    assert read_texts(str(path), "text,other") == [("a, b", "c")]
+    path.write_text("review\na\n")
+    with pytest.raises(ValueError, match="a.csv:1: expected a header with 'text'.*--columns=NAME"):
+        read_texts(str(path))
+    lines = tmp_path / "a.txt"
+    lines.write_text("a\nb\tc\n\n")
+    assert read_texts(str(lines)) == ["a", ("b", "c"), ""]
