@@ -140,3 +140,11 @@ def test_rows_that_were_masked_before_are_measured_too():
         assert any(words in problem for problem in laws.row_problems(numbers, nsp=True)), change
 
 
+def test_rows_for_a_trial_are_not_held_against_the_text(tmp_path, tokenizer, documents):
+    build_store(None, tokenizer, tmp_path / "s", documents=documents(30, words=(10, 30)))
+    store = TokenStore(tmp_path / "s")
+    numbers = laws.measure(store, 16)
+    assert 0.2 < 1 - numbers["seen_ever"] < 0.5 and numbers["random_share"] > 0.9
+    assert not list(laws.problems(numbers, {}, {}))
+    assert [name for name, _ in laws.problems(numbers | {"seq_length": 64}, {}, {})] == [
+        "max_unseen_share", "max_random_share"]

@@ -198,3 +198,54 @@ def test_the_demo_corpus_is_built_in_the_workdir_and_only_on_a_local_disk(tmp_pa
     assert built == [(tmp_path / "corpus", 3.0, config.data.demo_vocab_size)]
     with pytest.raises(ValueError, match="not on a local disk"):
         open_corpus(config, epath.Path("gs://bucket/run"), (0, 1))
+
+
+def test_a_corpus_is_measured_at_the_start_and_refused_or_trained_on_with_a_word(tmp_path):
+    tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
+    rng = np.random.default_rng(0)
+    documents = [[" ".join(rng.choice(WORDS, 120 if i % 2 else 8)) for i in range(10)]
+                 for _ in range(12)]
+    build_store(None, tokenizer, tmp_path / "s", documents=documents)  # fits rows of 128
+    config = default_config()
+    config.data.corpus, config.phases = str(tmp_path / "s"), ((2, 128), (2, 64))
+    with pytest.raises(ValueError, match="s: .* are in no pair of 64 tokens.*corpus_limits=warn"):
+        open_corpus(config, epath.Path(tmp_path), (0, 1))
+    config.data.corpus_limits = "warn"
+    opened = open_corpus(config, epath.Path(tmp_path), (0, 1))
+    at_128, at_64 = opened.numbers[str(tmp_path / "s")]
+    assert at_128["seen_ever"] > 0.9 > 0.8 > at_64["seen_ever"]
+    assert len(opened.facts()) == 2 and "in rows of 64" in opened.facts()[1]
+    assert len(opened.remarks) == 1 and opened.remarks[0].startswith(str(tmp_path / "s"))
+    config.data.nsp, config.data.corpus_limits = False, "refuse"  # rows without NSP lose nothing
+    assert open_corpus(config, epath.Path(tmp_path), (0, 1)).remarks == []
+
+
+@pytest.mark.parametrize(("documents", "remark"), [(2, None), (3, "NSP is not evaluated")])
+def test_nsp_needs_another_document_in_training_and_says_where_none_is_held_out(
+        tmp_path, documents, remark):
+    tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
+    build_store(None, tokenizer, tmp_path / "s", documents=[
+        [f"w{i} w{j} w1" for j in range(6)] for i in range(documents)])
+    config = default_config()
+    config.data.corpus, config.phases = str(tmp_path / "s"), ((2, 64),)
+    if not remark:
+        with pytest.raises(ValueError, match="'train' has a single document.*data.nsp=false"):
+            open_corpus(config, epath.Path(tmp_path), (0, 1))
+        config.data.nsp = False
+    opened = open_corpus(config, epath.Path(tmp_path), (0, 1))
+    assert [found.startswith(remark) for found in opened.remarks] == [True] * bool(remark)
+    assert not opened.heldout(64).nsp
+
+
+def test_records_are_measured_at_the_start(tmp_path, config):
+    rng = np.random.default_rng(0)
+    examples = [masked_example(rng, 32, 5) for _ in range(300)]
+    write_records(tmp_path / "32.tfrecord", examples)
+    config.data.corpus, config.phases = f"{TFRECORD}{tmp_path}/32.tfrecord", ((4, 32),)
+    opened = open_corpus(config, epath.Path(tmp_path), (0, 1))
+    training = opened.numbers["training"][0]
+    assert 0.4 < training["random_share"] < 0.6 and training["rows"] == 297
+    assert opened.remarks == [] and "random pairs" in opened.facts()[0]
+    write_records(tmp_path / "32.tfrecord", examples[:20] * 20)
+    with pytest.raises(ValueError, match="equal to an earlier one.*corpus_limits=warn"):
+        open_corpus(config, epath.Path(tmp_path), (0, 1))
