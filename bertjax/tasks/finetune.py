@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,7 @@ from bertjax.tasks.task import (
 )
 from bertjax.tasks.transfer import pack
 from bertjax.training import sharding
-from bertjax.training.budget import process_age
+from bertjax.training.budget import Steps, process_age
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
 from bertjax.training.programs import Programs, batch_shapes
 from bertjax.training.trainer import Phase, Trainer, TrainState
@@ -341,13 +340,13 @@ class FineTuner:
 
         With `checkpoints` every evaluation is saved, and an interrupted run goes on.
         """
-        started = time.monotonic()
         sharding.check_batch(run.batch_size, self.mesh, self.settings.accumulation)
         objective, trainer = self.objective_and_trainer()
         batches = self._training_batches(run)
         steps = batches.steps_per_epoch * run.epochs
         every = max(1, batches.steps_per_epoch // self.settings.evaluations_per_epoch)
 
+        clock = Steps(steps)
         self.compile_ahead(run.batch_size)
         state = self.initial_state(run, steps)
         schedule = jax.device_get(state.opt_state["schedule"])
@@ -358,6 +357,7 @@ class FineTuner:
         best = Best(self.settings.early_stopping, checkpoints)
         if checkpoints is not None and checkpoints.latest() is not None:
             state = self._resume(checkpoints, trainer.abstract_state(objective), best)
+            clock.go_on(checkpoints.metrics(int(state.step)))
 
         def evaluate(state: TrainState) -> Mapping[str, float]:
             scores = self.evaluate(state.params)
@@ -376,7 +376,7 @@ class FineTuner:
                     state, [Phase(steps, objective, stream, tokens)],
                     logbook=book, checkpoints=checkpoints, evaluate=evaluate,
                     log_every=log_every, eval_every=every,
-                    checkpoint_every=every if checkpoints is not None else 0,
+                    checkpoint_every=every if checkpoints is not None else 0, budget=clock,
                 )  # fmt: skip
             except EarlyStop as stop:
                 log.info("%s", stop)
@@ -384,7 +384,7 @@ class FineTuner:
             raise NoFiniteScore("no evaluation gave a finite score; nothing can be chosen as best")
         return Run(
             run, best.params, best.scores, best.value, best.step, best.history[-1][0],
-            tuple(best.history), time.monotonic() - started,
+            tuple(best.history), clock.elapsed(),
         )  # fmt: skip
 
     def _training_batches(self, run: RunSettings) -> TrainingBatches:

@@ -10,6 +10,7 @@ Rows, masks and dropout of a step still derive from (seed, step) alone.
 
 Start-up and compilation use up time, but not schedule: warm-up would otherwise be over before the
 first update. After each of them the position goes on from where it was, over the time that is left.
+A run that has ended goes on if it is started again with more minutes (config.resume=changed).
 """
 
 from __future__ import annotations
@@ -44,6 +45,15 @@ class Steps:
 
     def __init__(self, total: int):
         self.total = total
+        self._used, self._started = 0.0, time.monotonic()
+
+    def go_on(self, record: Mapping[str, float]) -> None:
+        """Adds the time of the processes before; `record` is that of the checkpoint."""
+        self._used = record.get("run/seconds", 0.0)
+
+    def elapsed(self) -> float:
+        """Seconds since this was made, and those of the processes before."""
+        return self._used + time.monotonic() - self._started
 
     def begin_phase(self, phase: int, step: int) -> None:
         """As of Budget; so are the others."""
@@ -57,7 +67,7 @@ class Steps:
         return self.total
 
     def record(self, step: int) -> dict[str, float]:
-        return {}
+        return {"run/seconds": self.elapsed()}
 
     def mark(self, batch: Mapping[str, np.ndarray], place: int) -> Mapping[str, np.ndarray]:
         return batch
@@ -88,6 +98,11 @@ class Budget:
         self._phase = int(record.get("budget/phase", -1))
         self.phase_start = int(record.get("budget/phase_start", 0))
         self._position = record.get("budget/position", 0.0)  # where the line below begins
+        self._phase_position = record.get("budget/phase_position", 0.0)
+        if self._position >= total and self.seconds > self._used + 1:
+            # It was at its end, and is given more time: to where a run of that time would be, but
+            # not to an earlier phase, whose rows it has seen.
+            self._position = max(self._phase_position, total * self._used / self.seconds)
         self._anchor: float | None = None  # seconds used up there; None = compiling
         self._now = self.elapsed()
 
@@ -99,6 +114,7 @@ class Budget:
         """Phase `phase` is about to compile, after `step` steps of the run."""
         if phase != self._phase:
             self._phase, self.phase_start = phase, step
+            self._phase_position = float(self.position(step))
         self._position, self._anchor = self.position(step), None
 
     def compiled(self) -> None:
@@ -127,7 +143,8 @@ class Budget:
     def record(self, step: int) -> dict[str, float]:
         """What a checkpoint must keep for a resumed run to go on in the schedule."""
         return {"budget/seconds": self.elapsed(), "budget/position": float(self.position(step)),
-                "budget/phase": float(self._phase), "budget/phase_start": float(self.phase_start)}
+                "budget/phase_position": self._phase_position, "budget/phase": float(self._phase),
+                "budget/phase_start": float(self.phase_start)}
 
     def mark(self, batch: Mapping[str, np.ndarray], place: int) -> Mapping[str, np.ndarray]:
         """The batch with the place in the schedule that its step has."""

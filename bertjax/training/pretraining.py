@@ -259,7 +259,9 @@ def _clock(config: ml_collections.ConfigDict, record: dict[str, float] | None = 
     """What the schedule follows: the steps, or the time; `record` is that of the checkpoint."""
     steps = settings.total_steps(config)
     if not config.budget_minutes:
-        return Steps(steps)
+        clock = Steps(steps)
+        clock.go_on(record or {})
+        return clock
     return Budget(config.budget_minutes, steps, record, jax.process_count())
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.training.budget import Budget
+from bertjax.training.budget import Budget, Steps
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh
@@ -80,6 +80,40 @@ def test_a_resumed_run_goes_on_with_the_time_and_the_place_of_the_checkpoint():
     assert second.position(6) == 75  # half of what was left, in half of the time left
     second.now = 30
     assert second.position(7) == 100
+
+
+def test_a_run_that_has_ended_goes_on_with_more_minutes_and_only_then():
+    first = Clock(minutes=1, total=100)
+    first.begin_phase(0, 0)
+    first.compiled()
+    first.now = 45
+    first.begin_phase(1, 3)
+    first.compiled()
+    first.now = 61
+    record = first.record(9)
+    assert record["budget/position"] == 100 and record["budget/phase_position"] == 75
+    assert Clock(1, 100, record).position(9) == 100
+    longer = Clock(2, 100, record)
+    assert longer.position(9) == 75 and longer.phase_start == 3  # rows of phase 1 go on
+    much_longer = Clock(61 / 60 / 0.8, 100, record)
+    assert much_longer.position(9) == 80
+    much_longer.begin_phase(1, 9)
+    much_longer.compiled()
+    assert much_longer.phase_start == 3
+    much_longer.now = much_longer.seconds - 61
+    assert much_longer.position(10) == 100
+    assert Clock(2, 100, {**record, "budget/position": 100.0}).position(100) == 100  # all steps
+
+
+def test_the_seconds_of_a_run_are_those_of_all_its_processes():
+    first = Steps(10)
+    record = first.record(3)
+    assert 0 <= record["run/seconds"] < 5
+    second = Steps(10)
+    second.go_on({"run/seconds": 100.0})
+    assert 100 <= second.record(5)["run/seconds"] < 105
+    second.go_on({})  # of a checkpoint of an earlier version
+    assert second.elapsed() < 5
 
 
 def test_a_budget_of_nothing_is_refused():
