@@ -35,7 +35,7 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bertjax.files import whole_directory
+from bertjax.files import read_json, whole_directory
 from bertjax.interop.huggingface import read_safetensors
 from bertjax.interop.loading import LoadedModel
 from bertjax.model.paths import flatten, unflatten
@@ -114,7 +114,7 @@ def load_exported(directory: str | Path) -> tuple[Exported, dict[str, np.ndarray
     """(exported function, its weights): call as function.call(weights, ids, mask, types)."""
     directory = Path(directory)
     function = export.deserialize((directory / "model.stablehlo").read_bytes())
-    config = json.loads((directory / "export.json").read_text(encoding="utf-8"))["config"]
+    config = read_json(directory / "export.json")["config"]
     return (Exported(function, config["max_position_embeddings"]),
             read_safetensors(directory / "model.safetensors"))
 

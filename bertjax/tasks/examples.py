@@ -72,6 +72,12 @@ def _cut(text: str, limit: int = MAX_LETTERS) -> str:
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
 
+def _around(passage: str, answer: str) -> str:
+    """The part of a passage that an answer stands in."""
+    begin = max(0, passage.find(answer) - (MAX_LETTERS - len(answer)) // 2 if answer else 0)
+    return "…" * (begin > 0) + passage[begin:].lstrip()
+
+
 def _texts(record: Any) -> list[str]:
     return [text for text in (record.text_a, record.text_b) if text is not None]
 
@@ -121,7 +127,7 @@ def _of_spans(task: Any, split: Split, features: Any, outputs: Any) -> list[Exam
         predicted, rivals = decided[question.id], found.n_best[question.id]
         golds = list(dict.fromkeys(text for text, _ in question.answers)) or [""]
         made.append({
-            "texts": [question.question],
+            "texts": [question.question, _around(question.context, golds[0] or predicted)],
             "gold": " / ".join(_cut(text or "no answer", 80) for text in golds[:3]),
             "predicted": _cut(predicted or "no answer", 80),
             "right": any(squad_score.exact(gold, predicted) for gold in golds),

@@ -238,7 +238,7 @@ class GlueTask(TextTask):
             values["accuracy_f1"] = (values["accuracy"] + values["f1"]) / 2
         if "majority" in values and values["accuracy"] < values["majority"]:
             flags += ("below the majority baseline",)
-        details = {"note": _WNLI_NOTE} if self.name == "wnli" else {}
+        details = {**scores.details, **({"note": _WNLI_NOTE} if self.name == "wnli" else {})}
         return replace(scores, values=values, flags=flags, details=details)
 
     def write(

@@ -84,6 +84,27 @@ def macro_f1(gold, predicted) -> float:
     return float(np.mean([binary_f1(gold, predicted, c) for c in classes]))
 
 
+def by_class(gold, predicted, labels: Sequence[str]) -> dict[str, object]:
+    """For `details`: (precision, recall, F1, support) of each class, and the confusion matrix.
+
+    Args:
+      gold, predicted: class indices [N], or bool [N, C] where several hold, which have no matrix.
+    """
+    gold, predicted = _pair(gold, predicted)
+    if gold.ndim == 2:
+        hits, guessed, present = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
+        return {"by_class": _table(labels, hits, guessed, present)}
+    matrix = np.zeros((len(labels), len(labels)), int)
+    np.add.at(matrix, (gold, predicted), 1)
+    return {"by_class": _table(labels, matrix.diagonal(), matrix.sum(0), matrix.sum(1)),
+            "confusion": matrix.tolist()}  # a row a gold class, a column a predicted one
+
+
+def _table(labels, hits, guessed, present) -> dict[str, tuple[float, float, float, int]]:
+    return {name: (*precision_recall_f1(*map(int, counts)), int(counts[2]))
+            for name, counts in zip(labels, zip(hits, guessed, present, strict=True), strict=True)}
+
+
 def matthews(gold, predicted) -> float:
     """Matthews correlation for any number of classes (Gorodkin 2004); 0.0 for a constant side."""
     gold, predicted = _pair(gold, predicted)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from bertjax import markdown
-from bertjax.files import write_whole
+from bertjax.files import read_json, write_whole
 from bertjax.tasks.finetune import FineTuner, NoFiniteScore, RunSettings
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
 from bertjax.training.logbook import counted
@@ -136,7 +136,7 @@ def check_identity(directory: pathlib.Path, identity: dict[str, Any]) -> None:
     if not path.exists():
         write_whole(path, json.dumps(wanted, indent=1) + "\n")
         return
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_json(path)
     # Of what an earlier version did not write down nothing is known.
     if differing := sorted(k for k in found if found[k] != wanted.get(k)):
         changes = "; ".join(f"{k}: {found.get(k)!r} -> {wanted.get(k)!r}" for k in differing)

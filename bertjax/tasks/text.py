@@ -5,6 +5,7 @@ outputs to predictions, predictions to scores and to a file. What differs, readi
 glue.py and custom.py. Label names are matched by name with the head's, never by position.
 """
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -109,8 +110,12 @@ class TextTask:
         if self.head == "regression":
             return metrics.regression_scores([row["targets"] for row in features], predicted)
         if self.head == "multilabel":
-            return metrics.multilabel_scores([row["label_set"] > 0 for row in features], predicted)
-        return metrics.classification_scores([row["labels"] for row in features], predicted)
+            gold = [row["label_set"] > 0 for row in features]
+            scores = metrics.multilabel_scores(gold, predicted)
+        else:
+            gold = [row["labels"] for row in features]
+            scores = metrics.classification_scores(gold, predicted)
+        return dataclasses.replace(scores, details=metrics.by_class(gold, predicted, self.labels))
 
     def write(
         self,

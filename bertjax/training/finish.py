@@ -70,6 +70,7 @@ def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook:
     huggingface.write_directory(model, job.model_config, params, ARCHITECTURE, job.tokenizer,
                                 overwrite=True)
     examples = fill_masks(job, model, logbook)
+    write_whole(logbook.directory / "result.json", json.dumps({"results": told}, indent=1) + "\n")
     write_whole(model / "README.md", card(job, step, told, examples))
     logbook.message(f"model written to {job.workdir / 'model'} (loads in transformers and "
                     "bertjax.load_model)")

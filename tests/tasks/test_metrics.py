@@ -185,3 +185,17 @@ def test_no_number_of_a_regression_is_ever_nan_or_infinite_and_a_flag_says_why(p
 def test_numbers_that_are_as_they_should_be_are_not_flagged():
     scores = metrics.regression_scores([1.0, 2.0, 3.0], [1e150, 2e150, 3e150])
     assert scores.flags == () and scores["pearson"] == pytest.approx(1) and scores["mse"] < 1e302
+
+
+def test_scores_by_class_and_confusions_are_those_of_scikit_learn():
+    sklearn = pytest.importorskip("sklearn.metrics")
+    gold, predicted = np.random.default_rng(0).integers(0, 3, (2, 50))
+    found = metrics.by_class(gold, predicted, ("a", "b", "c", "never"))
+    columns = sklearn.precision_recall_fscore_support(
+        gold, predicted, labels=range(4), zero_division=0)
+    assert list(found["by_class"]) == ["a", "b", "c", "never"]
+    np.testing.assert_allclose(list(found["by_class"].values()), np.transpose(columns))
+    assert found["confusion"] == sklearn.confusion_matrix(
+        gold, predicted, labels=range(4)).tolist()
+    several = metrics.by_class(np.eye(3, dtype=bool)[gold], np.eye(3, dtype=bool)[predicted], "abc")
+    assert several["by_class"] == {k: v for k, v in found["by_class"].items() if k != "never"}

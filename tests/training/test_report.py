@@ -120,3 +120,37 @@ def test_the_starts_of_a_run_are_listed_with_what_was_not_bit_for_bit(tmp_path):
     page = write_report([run]).read_text()
     assert "1. from step 0" in page and "2 x A &lt;card&gt;, jax 1.0: bit for bit" in page
     assert "2. from step 40" in page and "not bit for bit: jax &#x27;1.0&#x27; -&gt;" in page
+
+
+def test_scores_of_classes_and_what_the_terminal_said_are_in_the_report(tmp_path):
+    run = make_run(tmp_path / "run")
+    (run / "result.json").write_text(json.dumps({
+        "best_step": 50, "flags": ["one class only"], "results": ["held-out MLM loss 3 (<b>)"],
+        "details": {"by_class": {"yes": [0.5, 1.0, 2 / 3, 1200], "<no>": [0, 0, 0, 1]},
+                    "confusion": [[1200, 0], [1, 0]]}}))
+    page = write_report([run]).read_text()
+    assert "doubtful: one class only" in page and "held-out MLM loss 3 (&lt;b&gt;)" in page
+    assert ("<th>yes</th><td>50.0</td><td>100.0</td><td>66.7</td><td>1,200</td><td>1,200</td>"
+            "<td>0</td>") in page
+    assert "as &lt;no&gt;" in page and "1970-01-01" in page
+
+
+def test_types_of_entities_have_no_matrix_and_f1_is_in_percent(tmp_path):
+    run = make_run(tmp_path / "run")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 50, "eval/f1": 0.135}\n')
+    (run / "result.json").write_text(json.dumps(
+        {"details": {"by_type": {"PER": [1, 0.5, 0.6667, 2], "LOC": [0, 0, 0, 3]}}}))
+    page = write_report([run]).read_text()
+    assert "<th>PER</th><td>100.0</td><td>50.0</td><td>66.7</td><td>2</td></tr>" in page
+    assert "held-out</small>13.5 %" in page and "as PER" not in page
+
+
+@pytest.mark.parametrize("name, text", [
+    ("config.json", "[" * 100_000), ("result.json", "[]"), ("examples.json", "{}"),
+    ("hardware.json", "1" * 10_000)])
+def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text):
+    run = make_run(tmp_path / "run")
+    (run / name).write_text(text)
+    with pytest.raises(ValueError, match=name):
+        write_report([run])

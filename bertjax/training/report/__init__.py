@@ -22,7 +22,7 @@ from bertjax.training.report.charts import charts
 from bertjax.training.report.examples import section
 from bertjax.training.report.page import PAGE
 from bertjax.training.report.runs import load
-from bertjax.training.report.tables import details, summary
+from bertjax.training.report.tables import classes, details, summary
 
 
 def write_report(directories: Sequence[str | os.PathLike[str]],
@@ -40,7 +40,7 @@ def write_report(directories: Sequence[str | os.PathLike[str]],
     contents = {
         "title": html.escape(" vs ".join(run.name for run in runs)),
         "summary": summary(runs),
-        "tables": "\n".join(filter(None, [section(runs), *details(runs)])),
+        "tables": "\n".join(filter(None, [*classes(runs), section(runs), *details(runs)])),
         # '<' escaped: the data must not be able to end the script element it stands in.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }

@@ -24,7 +24,9 @@ TITLES = {
     "skipped": "Skipped steps",
 }
 EXACT = ("learning_rate", "skipped")  # never smoothed
-PERCENT = ("mlm_accuracy", "nsp_accuracy", "mfu", "accuracy", "majority")
+PERCENT = ("mlm_accuracy", "nsp_accuracy", "mfu", "accuracy", "majority", "accuracy_f1",
+           "f1", "exact", "best_f1", "best_exact", "macro_f1", "precision", "recall",
+           "token_accuracy")
 
 
 def charts(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -42,6 +42,8 @@ svg text { fill:var(--soft); font-size:11px; font-variant-numeric:tabular-nums }
 .tiles { display:grid; grid-template-columns:repeat(auto-fill,minmax(150px,1fr)); gap:16px 20px }
 .tiles div { font-size:20px; font-weight:600; font-variant-numeric:tabular-nums }
 .tiles small { display:block; font-size:12px; line-height:1.35 }
+ul.told { margin:0 0 14px; padding-left:18px; overflow-wrap:anywhere }
+.classes td, .classes th + th { text-align:right }
 .gridline { stroke:var(--line) }
 .cross { stroke:var(--soft); stroke-dasharray:3 3 }
 table { border-collapse:collapse; font-variant-numeric:tabular-nums }

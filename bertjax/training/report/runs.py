@@ -24,8 +24,9 @@ class Run:
         finetune.json.
       hardware: of hardware.json.
       examples: of examples.json; see examples.py.
+      result: of result.json: of a finished fine-tuning run what tasks/results.py says, of a
+        pre-training run the lines of its end.
       starts: of starts.jsonl.
-      best_step: whose parameters a finished fine-tuning run has kept, of result.json.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Run:
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     hardware: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     examples: Sequence[Mapping[str, Any]] = ()
-    best_step: int | None = None
+    result: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     starts: Sequence[Mapping[str, Any]] = ()
 
 
@@ -58,14 +59,17 @@ def _load(directory: pathlib.Path) -> Run:
     if not records:
         raise ValueError(f"{path} has no record yet; the first comes with the first logged step")
 
-    def read(name: str, default: Any) -> Any:
+    def read(name: str, kind: type) -> Any:
         file = directory / name
-        return read_json(file) if file.exists() else default
+        found = read_json(file) if file.exists() else kind()
+        if not isinstance(found, kind):
+            raise ValueError(f"{file} holds no {kind.__name__}; move it away, and the report is "
+                             "made without it")
+        return found
 
     return Run(directory.resolve().name, records,
-               _flat(read("config.json", {}) or read("finetune.json", {})),
-               read(HARDWARE_FILE, {}), read("examples.json", []),
-               read("result.json", {}).get("best_step"),
+               _flat(read("config.json", dict) or read("finetune.json", dict)),
+               read(HARDWARE_FILE, dict), read("examples.json", list), read("result.json", dict),
                read_starts(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else ())
 
 

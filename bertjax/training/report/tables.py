@@ -3,6 +3,7 @@
 In: runs. Out: HTML. Everything that comes from data is escaped.
 """
 
+import datetime
 import html
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,18 +14,57 @@ from bertjax.training.report.charts import PERCENT, TITLES
 from bertjax.training.report.runs import Run
 
 MISSING = "–"
+MOST_CLASSES = 40  # that a table shows
 
 
 def summary(runs: Sequence[Run]) -> str:
     """The results: tiles for one run, a table with one column a run for several."""
-    results = [_results(run.records, run.best_step) for run in runs]
+    results = [_results(run.records, run.result.get("best_step")) for run in runs]
     names = dict.fromkeys(name for of_run in results for name in of_run)
     rows = {name: [of_run.get(name, MISSING) for of_run in results] for name in names}
     if len(runs) == 1:
         tiles = "".join(f"<div><small>{html.escape(name)}</small>{html.escape(value)}</div>"
                         for name, (value,) in rows.items())
-        return f'<div class="tiles">{tiles}</div>'
+        return f'{_in_words(runs[0])}<div class="tiles">{tiles}</div>'
     return _table(runs, rows, mark_differences=False)
+
+
+def _in_words(run: Run) -> str:
+    """What the terminal said at the end, and when that was."""
+    result = run.result
+    lines = [*result.get("results", ()), *result.get("notes", ())]
+    if flags := result.get("flags"):
+        lines.insert(0, f"doubtful: {'; '.join(map(str, flags))}")
+    if times := [record["time"] for record in run.records if record.get("time")]:
+        day = datetime.datetime.fromtimestamp(times[-1], datetime.UTC)
+        lines.append(f"last record {day:%Y-%m-%d %H:%M} UTC")
+    items = "".join(f"<li>{html.escape(str(line))}</li>" for line in lines)
+    return f'<ul class="told">{items}</ul>' if items else ""
+
+
+def classes(runs: Sequence[Run]) -> list[str]:
+    """Precision, recall and F1 of each class or type of entity, and who is taken for whom."""
+    parts = []
+    for run in runs:
+        details = run.result.get("details") or {}
+        table = details.get("by_class") or details.get("by_type")
+        if not isinstance(table, dict) or len(table) > MOST_CLASSES:
+            continue
+        matrix = details.get("confusion") if len(table) > 1 else None
+        head = ["", "precision", "recall", "F1", "rows"] + [
+            f"as {name}" for name in table if matrix]
+        body = [[name, *(f"{100 * value:.1f}" for value in numbers[:3]), f"{numbers[3]:,}",
+                 *(f"{count:,}" for count in (matrix[number] if matrix else ()))]
+                for number, (name, numbers) in enumerate(table.items())]
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+            for name, *cells in body)
+        titles = "".join(f"<th>{html.escape(title)}</th>" for title in head)
+        note = " <small>on dev, in %; a row a gold class, 'as' what it was predicted as</small>"
+        name = f" of {html.escape(run.name)}" if len(runs) > 1 else ""
+        parts.append(f'<h2>Classes{name}{note}</h2><div class="card scroll classes"><table>'
+                     f"<tr>{titles}</tr>{rows}</table></div>")
+    return parts
 
 
 def _results(records: Sequence[Mapping[str, Any]], best_step: int | None) -> dict[str, str]:
