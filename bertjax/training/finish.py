@@ -25,6 +25,7 @@ from bertjax.training import sharding
 from bertjax.training.corpora import random_share, token_entropy
 from bertjax.training.logbook import Logbook
 from bertjax.training.report import write_report
+from bertjax.training.summary import model_line
 
 if TYPE_CHECKING:
     from bertjax.training.pretraining import Job
@@ -70,7 +71,9 @@ def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook:
     huggingface.write_directory(model, job.model_config, params, ARCHITECTURE, job.tokenizer,
                                 overwrite=True)
     examples = fill_masks(job, model, logbook)
-    write_whole(logbook.directory / "result.json", json.dumps({"results": told}, indent=1) + "\n")
+    write_whole(logbook.directory / "result.json", json.dumps({
+        "about": [": ".join(model_line(job.model_config)), f"corpus: {job.corpus.describe()}"],
+        "results": told}, indent=1) + "\n")
     write_whole(model / "README.md", card(job, step, told, examples))
     logbook.message(f"model written to {job.workdir / 'model'} (loads in transformers and "
                     "bertjax.load_model)")

@@ -151,7 +151,7 @@ def delete_run(workdir: epath.Path) -> None:
         checkpoints.clear()
     if jax.process_index() == 0:
         for name in (SETTINGS_FILE, CORPUS_FILE, STARTS_FILE, "metrics.jsonl", "examples.json",
-                     "report.html"):
+                     "result.json", "report.html"):
             (workdir / name).unlink(missing_ok=True)
         for name in ("model", PROGRAMS_DIRECTORY):
             if (workdir / name).exists():

@@ -154,3 +154,21 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text):
     (run / name).write_text(text)
     with pytest.raises(ValueError, match=name):
         write_report([run])
+
+
+def test_runs_whose_losses_do_not_compare_are_told(tmp_path):
+    runs = [make_run(tmp_path / name) for name in ("a", "b")]
+    assert "do not compare" not in write_report(runs).read_text()
+    (runs[1] / "config.json").write_text(json.dumps({"masking": {"rate": 0.4}}))
+    assert "differ in masking.rate (–, 0.4)" in write_report(runs).read_text()
+
+
+def test_a_metric_with_one_value_has_no_chart(tmp_path):
+    charts = {chart["title"] for chart in data_of(
+        write_report([make_run(tmp_path / "run")]).read_text())["charts"]}
+    assert "MLM accuracy" in charts and "eval/f1" not in charts
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 50, "eval/f1": 0.135}\n')
+    page = write_report([tmp_path / "run"]).read_text()
+    assert "F1" not in {chart["title"] for chart in data_of(page)["charts"]}
+    assert "13.5 %" in page

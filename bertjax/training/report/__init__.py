@@ -37,10 +37,13 @@ def write_report(directories: Sequence[str | os.PathLike[str]],
     """
     runs = load(directories)
     data = {"runs": [run.name for run in runs], "charts": charts(runs)}
+    # One run's examples come first; of several runs the curves do.
+    examples = "\n".join(filter(None, [*classes(runs), section(runs)]))
     contents = {
         "title": html.escape(" vs ".join(run.name for run in runs)),
         "summary": summary(runs),
-        "tables": "\n".join(filter(None, [*classes(runs), section(runs), *details(runs)])),
+        "examples": examples * (len(runs) == 1),
+        "tables": "\n".join([examples * (len(runs) > 1), *details(runs)]),
         # '<' escaped: the data must not be able to end the script element it stands in.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }

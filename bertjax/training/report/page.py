@@ -1,4 +1,5 @@
-"""The page that __init__.py fills in: {{title}}, {{summary}}, {{tables}} and {{data}}.
+"""The page that __init__.py fills in: {{title}}, {{summary}}, {{examples}}, {{tables}}
+and {{data}}.
 
 The script draws each chart as SVG from the data: training curves as a faint line with a smoothed
 one over it, held-out values as dots; a cross-hair reads all values of a step.
@@ -44,6 +45,7 @@ svg text { fill:var(--soft); font-size:11px; font-variant-numeric:tabular-nums }
 .tiles small { display:block; font-size:12px; line-height:1.35 }
 ul.told { margin:0 0 14px; padding-left:18px; overflow-wrap:anywhere }
 .classes td, .classes th + th { text-align:right }
+.classes td, .classes th { white-space:nowrap }
 .gridline { stroke:var(--line) }
 .cross { stroke:var(--soft); stroke-dasharray:3 3 }
 table { border-collapse:collapse; font-variant-numeric:tabular-nums }
@@ -81,6 +83,7 @@ mark { background:var(--mark); color:inherit; border-radius:3px; padding:0 3px }
 </style>
 <h1>{{title}}</h1>
 <div class="card">{{summary}}</div>
+{{examples}}
 <div class="bar">
   <div class="legend" id="legend"></div>
   <label>Smoothing <input id="smooth" type="range" min="0" max="0.98" step="0.02"></label>
@@ -217,9 +220,10 @@ function draw(box, chart) {
     found.slice(0, 6).forEach(([s, value], i) => {
       const part = document.createElement("span");
       part.style.color = color(s.run);
-      part.textContent = (i ? "  " : "") + (s.kind === "eval" ? "○ " : "") + value;
+      part.textContent = (s.kind === "eval" ? "○ " : "") + value;
       part.style.whiteSpace = "pre";
-      reading.append(part);
+      part.style.marginLeft = i ? "6px" : 0;
+      reading.append(part, " ");  // a line may end there
     });
   };
   say(null);

@@ -26,20 +26,42 @@ def summary(runs: Sequence[Run]) -> str:
         tiles = "".join(f"<div><small>{html.escape(name)}</small>{html.escape(value)}</div>"
                         for name, (value,) in rows.items())
         return f'{_in_words(runs[0])}<div class="tiles">{tiles}</div>'
-    return _table(runs, rows, mark_differences=False)
+    return _remarks(runs) + _table(runs, rows, mark_differences=False)
+
+
+# Settings that make losses of two runs another quantity.
+OTHER_LOSSES = ("masking.rate", "masking.mask_prob", "masking.random_prob", "masking.whole_word",
+                "eval.masking_rate", "eval.seq_length", "phases", "data.nsp", "data.corpus",
+                "model.is_decoder", "task", "metric")
+
+
+def _remarks(runs: Sequence[Run]) -> str:
+    """Why the losses of these runs are not to be compared, where they are not."""
+    differing = [f"{name} ({', '.join(run.settings.get(name, MISSING) for run in runs)})"
+                 for name in OTHER_LOSSES
+                 if len({run.settings.get(name, MISSING) for run in runs}) > 1]
+    return _list([f"losses of these runs do not compare, since they differ in "
+                  f"{', '.join(differing)}"] if differing else [])
+
+
+def _list(lines: Sequence[object]) -> str:
+    items = "".join(f"<li>{html.escape(str(line))}</li>" for line in lines)
+    return f'<ul class="told">{items}</ul>' if items else ""
 
 
 def _in_words(run: Run) -> str:
-    """What the terminal said at the end, and when that was."""
+    """What was trained on what, what the terminal said at the end, and when that was."""
     result = run.result
-    lines = [*result.get("results", ()), *result.get("notes", ())]
+    lines = [*result.get("about", ()), *result.get("results", ()), *result.get("notes", ())]
+    if "checkpoint" in result:
+        rows = ", ".join(f"{split} {count:,}" for split, count in result.get("rows", {}).items())
+        lines.insert(0, f"{result.get('task')} from {result['checkpoint']}; rows: {rows}")
     if flags := result.get("flags"):
         lines.insert(0, f"doubtful: {'; '.join(map(str, flags))}")
     if times := [record["time"] for record in run.records if record.get("time")]:
         day = datetime.datetime.fromtimestamp(times[-1], datetime.UTC)
         lines.append(f"last record {day:%Y-%m-%d %H:%M} UTC")
-    items = "".join(f"<li>{html.escape(str(line))}</li>" for line in lines)
-    return f'<ul class="told">{items}</ul>' if items else ""
+    return _list(lines)
 
 
 def classes(runs: Sequence[Run]) -> list[str]:
