@@ -56,6 +56,9 @@ def place(tmp_path_factory):
     (model / "vocab.txt").write_text("\n".join(words) + "\n")
     for damage in ("deep", "digits", "list", "text", "nothing", "latin"):
         shutil.copytree(model, place / damage)
+    shutil.copytree(model, place / "shards")
+    (place / "shards" / "model.safetensors").unlink()
+    (place / "shards" / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5}}')
     (place / "deep" / "config.json").write_text("[" * 100_000)
     config = (model / "config.json").read_text()
     (place / "digits" / "config.json").write_text(config.replace("37", "3" * 10_000))
@@ -122,6 +125,9 @@ BAD = [
     (f"bertjax {GLUE} --config.init_from={{p}}/model --config.task.data={{p}}/absent "
      "--config.task.max_length=16", "absent"),
     (f"bertjax {GLUE} --config.init_from={{p}}/model", "config.task.data"),
+    ("bertjax --config=configs/classify.py --config.init_from={p}/model "
+     "--config.task.data={p}/train.csv", "train.csv is a file"),
+    (f"bertjax {GLUE} --config.init_from={{p}}/deep --config.task.data={{p}}", "deep/config.json"),
     ("evaluate --model={p}/model --task=table --data={p} --options=[", "--options"),
     ("evaluate --model={p}/model --task=table --data={p} --options=" + "[" * 100_000, "deep"),
     ("evaluate --model={p}/model --task=tabel --data={p}", "tabel"),
@@ -129,6 +135,7 @@ BAD = [
     ("evaluate --model={p}/model --task=mrpc --data={p} --split=nope --max_length=16", "{p}"),
     ("predict --model={p}/absent --task=fill-mask --text=a", "absent"),
     ("predict --model={p}/a.txt --task=fill-mask --text=a", "a.txt"),
+    ("predict --model={p}/deep --task=fill-mask --text=a --out={p}/new/o", "deep/config.json"),
     ("predict --model={p}/digits --task=fill-mask --text=a", "digits/config.json"),
     ("predict --model={p}/list --task=fill-mask --text=a", "list/config.json"),
     ("predict --model={p}/text --task=fill-mask --text=a", "text/config.json"),
@@ -155,6 +162,8 @@ BAD = [
     ("convert --from={p}/model --out={p}/locked", "locked"),
     ("convert --from={p}/model --out={p}/a.txt", "a.txt"),
     ("convert --from={p}/model --out={p}/new/out --add_vocab={p}/absent", "absent"),
+    ("convert --from={p}/deep --out={p}/new/out", "deep/config.json"),
+    ("convert --from={p}/shards --out={p}/new/out", "shards/model.safetensors.index.json"),
     ("report {p}/absent", "absent"),
     ("report {p}/model", "model"),
     ("report", "RUN"),
@@ -167,6 +176,7 @@ BAD = [
     ("train_vocab --input={p}/a.txt {p}/b.txt --output={p}/new", "wildcard"),
     ("train_vocab --input={p}/a.txt --output={p}/new --heldout={p}/absent", "absent"),
     ("build_corpus --input={p}/absent --tokenizer={p}/model --output={p}/new/s", "absent"),
+    ("train_vocab --input={p}/deep.jsonl --output={p}/new", "deep.jsonl"),
     ("build_corpus --input={p}/a.txt --tokenizer={p}/absent --output={p}/new/s", "absent"),
     ("build_corpus --input={p}/a.txt --output={p}/new/s", "--tokenizer"),
     ("build_corpus --output={p}/new/s", "--input"),
@@ -193,7 +203,7 @@ def contents(place):
 def test_a_wrong_command_ends_with_one_line_and_leaves_nothing(
         command, words, place, forks, tmp_path):
     before = contents(place)
-    code, _, errors = forks(command.format(p=place).split(), str(tmp_path / "out"))
+    code, _, errors = forks(command.replace("{p}", str(place)).split(), str(tmp_path / "out"))
     last = (errors.splitlines() or [""])[-1]
     assert code in (1, 2), errors[-2000:]
     assert "Traceback" not in errors, errors[-3000:]
