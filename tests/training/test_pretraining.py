@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from bertjax.config import default_config
 from bertjax.data.build import build_store
@@ -395,3 +396,17 @@ def test_a_sentence_that_cannot_be_filled_does_not_end_a_finished_run(tmp_path, 
     found = finish.fill_masks(job, tmp_path, book)
     assert [example["text"] for example in found] == ["the cat [MASK]"]
     assert "config.log.fill_mask: no [MASK] in 'cat'" in said[0]
+
+
+# ------------------------------------------------------------------------------------------ the end
+
+
+@pytest.mark.parametrize("error", [
+    OSError(28, "No space left on device"), PermissionError(13, "Permission denied"),
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")])
+def test_results_that_cannot_be_written_are_one_line_and_the_same_command_goes_on(error):
+    with pytest.raises(finish.OutputError, match="written to runs/x: .*the same command goes on"):
+        with finish.writing_results("runs/x"):
+            raise error
+    with pytest.raises(ValueError, match="a fault"), finish.writing_results("runs/x"):
+        raise ValueError("a fault")

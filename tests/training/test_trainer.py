@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import signal
 import statistics
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +15,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from bertjax.training import loop
+from bertjax.training import loop, manifest
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.logbook import Logbook
-from bertjax.training.loop import NotFiniteError
+from bertjax.training.loop import DataError, NotFiniteError
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.preemption import Preempted
 from bertjax.training.sharding import make_mesh, put_batch
@@ -335,6 +337,33 @@ def test_too_many_bad_steps_in_a_row_stop_the_run_with_an_explanation():
     with pytest.raises(NotFiniteError, match="3 steps in a row up to step 7 .* learning"):
         trainer.fit(trainer.init(objective), [Phase(20, objective, poisoned({1, *range(4, 20)}))],
                     logbook=Memory())
+
+
+@pytest.mark.parametrize(("error", "source"), [
+    (NotFiniteError, poisoned(range(3, 20))),
+    (DataError, lambda start: itertools.chain(itertools.islice(batches(start), 4), damaged())),
+])
+def test_an_error_in_the_loop_finishes_the_save_that_has_begun(
+        tmp_path, monkeypatch, error, source):
+    write = manifest.write
+
+    def slowly(*arguments):
+        time.sleep(0.2)
+        write(*arguments)
+
+    monkeypatch.setattr(manifest, "write", slowly)
+    trainer, objective = trainer_on(max_skipped_in_row=2), regression()
+    checkpoints = Checkpoints(tmp_path / "run")
+    with pytest.raises(error):
+        trainer.fit(trainer.init(objective), [Phase(20, objective, source)], logbook=Memory(),
+                    checkpoints=checkpoints, checkpoint_every=1)
+    assert checkpoints._pending is None and checkpoints.steps()[-1] >= 4
+    assert not list((tmp_path / "run").glob("tmp.*"))
+
+
+def damaged():
+    raise ValueError("store: the file is damaged")
+    yield
 
 
 def test_a_run_that_ends_in_an_error_is_no_longer_watched():
