@@ -26,7 +26,6 @@ def test_lines_longer_than_a_row_are_refused_with_the_files_and_the_ways_out(tmp
                        rf"{bad} \(100%\).*--split_lines=62.*raise max_unseen_share") as error:
         build_store(*arguments)
     assert "\n" not in str(error.value) and not (tmp_path / "s/manifest.json").exists()
-    # As they are: 44 % in an epoch and 63 % in 200, counted pair by pair over these files.
     kept = build_store(*arguments, overwrite=True, max_unseen_share=1, max_random_share=1)
     assert kept["seen_in_epoch"] < 0.6 and kept["seen_ever"] < 0.7
     split = build_store(*arguments, overwrite=True, split_lines=62)
