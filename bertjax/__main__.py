@@ -14,7 +14,7 @@ import pkgutil
 import runpy
 import sys
 
-from bertjax.interruption import ended_by_ctrl_c, leave_on_signals, until_the_reader_leaves
+from bertjax.interruption import ended_by_ctrl_c, leave_on_signals, refusals
 
 with ended_by_ctrl_c():
     import bertjax.tools
@@ -64,7 +64,7 @@ def run() -> None:
     """Entry point of the console script."""
     first = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if first in ("--help", "-h", "help"):
-        with until_the_reader_leaves():
+        with refusals("bertjax"):
             print(usage())
     elif first.startswith("-"):
         from bertjax import main

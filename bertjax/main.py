@@ -52,10 +52,10 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the job that the flags describe."""
     jax_settings.clear()
     logging.set_verbosity(logging.WARNING)  # libraries report every file that they write
-    if _HELP_CONFIG.value:
-        print(describe())
-        return
     with refusals("bertjax", 2):
+        if _HELP_CONFIG.value:
+            print(describe())
+            return
         if len(arguments) > 1:
             raise ValueError(f"unexpected arguments {' '.join(arguments[1:])}: quote wildcards, "
                              "and write settings as --config.NAME=VALUE")

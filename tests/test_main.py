@@ -160,3 +160,12 @@ def test_the_last_one_of_a_tool_s_flag_that_is_given_twice_wins():
     add_boolean(parser, "lower", True, "")
     found = parser.parse_args(["--steps=1", "--lower=true", "--steps=2", "--no-lower"])
     assert (found.steps, found.lower) == (2, False)
+
+
+@pytest.mark.parametrize("program", [["bertjax", "--help"], ["bertjax.main", "--help_config"]])
+def test_output_that_cannot_be_written_is_one_line(program):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", *program], cwd=ROOT, text=True, stdout=full,
+                              stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode in (1, 2)
+    assert done.stderr == ("bertjax: No space left on device; make room, then repeat the command\n")

@@ -12,6 +12,7 @@ import pathlib
 import sys
 
 from bertjax.config import nearest
+from bertjax.interruption import refusals
 
 DEFAULT = "step"
 
@@ -45,4 +46,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with refusals("bench"):
+        main(sys.argv[1:])
