@@ -235,7 +235,7 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
     if not t.data:
         raise ValueError("config.task.data is empty: name the directory of the task's files")
     start = Pretrained(config.init_from)  # before data are read
-    task = make_task(t.name, t.data, dict(t.options))
+    task = make_task(t.name, t.data, t.options.to_dict())
     if t.metric:
         task.metric = t.metric
     reason = ""

@@ -91,4 +91,11 @@ def to_remember(task: Any, result: Mapping[str, Any], max_length: int) -> dict[s
     }  # fmt: skip
     if task.name == "squad2.0":
         entry["null_threshold"] = result["details"]["best_f1_thresh"]
-    return json.loads(json.dumps(entry, default=str))
+    return json.loads(json.dumps(entry, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """A path as text, a mapping or set of another kind as JSON knows them."""
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        return dict(value.items())
+    return list(value) if isinstance(value, Collection) else str(value)

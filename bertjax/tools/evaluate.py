@@ -83,7 +83,8 @@ def evaluate(flags: Any) -> dict[str, Any]:
     found = {"scores": None} if scores is None else {
         "scores": dict(scores.values), "flags": list(scores.flags)}
     return {
-        "model": str(flags.model), "step": stored.step, "task": name, "data": flags.data,
+        "model": str(model.source.directory if model.source.kind == "huggingface" else flags.model),
+        "step": stored.step, "task": name, "data": flags.data,
         "split": flags.split,
         **({"null_threshold": task.null_threshold} if name == "squad2.0" else {}),
         **found, **({"out": str(flags.out)} if flags.out else {}),

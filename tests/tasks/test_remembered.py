@@ -2,6 +2,7 @@
 
 import types
 
+import ml_collections
 import pytest
 
 from bertjax.tasks import job
@@ -32,6 +33,13 @@ def test_a_table_made_in_python_is_remembered_too(tmp_path):
     found = remembered({"finetuned": to_remember(
         task, {"value": 1, "best_step": 2}, 8)}, "m")
     assert found.columns() == (("review",), None) and found.options["files"] == {"dev": "d.csv"}
+
+
+def test_options_of_a_config_file_are_remembered_as_they_are(tmp_path):
+    options = ml_collections.ConfigDict({"files": {"dev": "d.csv"}, "labels": ("a", "b")})
+    task = job.make_task("table", str(tmp_path), dict(options))
+    found = remembered({"finetuned": to_remember(task, {"value": 1, "best_step": 2}, 8)}, "m")
+    assert found.options == {"files": {"dev": "d.csv"}, "labels": ["a", "b"]}
 
 
 def test_a_config_that_says_nothing_is_no_memory():
