@@ -160,7 +160,7 @@ def refusals(name: str, code: int = 1, *more: type[BaseException]) -> Iterator[N
         text = one_line(error, more)
         if text is None:
             raise
-        _drop_output_that_cannot_be_written()
+        drop_unwritable_output()
         refuse(name, text, code, error)
 
 
@@ -197,8 +197,10 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
     return text or type(error).__name__
 
 
-def _drop_output_that_cannot_be_written() -> None:
-    """Else the end of the interpreter would try again, and complain below the last line."""
+def drop_unwritable_output() -> None:
+    """Standard output goes nowhere from now on, if it cannot be written: else each print, and the
+    end of the interpreter, would try again and complain below the last line.
+    """
     try:
         sys.stdout.flush()
     except OSError:

@@ -21,6 +21,7 @@ import jax
 from etils import epath
 
 from bertjax.files import write_whole
+from bertjax.interruption import drop_unwritable_output
 from bertjax.jax_settings import changes
 from bertjax.training.budget import process_age
 from bertjax.training.hardware import describe
@@ -57,7 +58,7 @@ class Logbook:
         self._active, self._pauses = jax.process_index() == 0, _Pauses()
         if not self._active:
             return
-        self._write = write or (lambda line: print(line, flush=True))
+        self._write = write or _print
         self._remote = epath.Path(directory) if "://" in str(directory) else None
         self._copied: dict[pathlib.Path, int] = {}  # file -> its time when it was copied
         self.directory = (pathlib.Path(tempfile.mkdtemp(prefix="bertjax-")) / self._remote.name
@@ -171,6 +172,14 @@ class Logbook:
                 self._write(f"{what} could not be written to {self.directory}: {error}. The run "
                             "goes on; what can be written later is")
             self._complained = True
+
+
+def _print(line: str) -> None:
+    """Where nobody reads any more (a connection that was cut), the run goes on without."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        drop_unwritable_output()
 
 
 class _Pauses:

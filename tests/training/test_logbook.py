@@ -194,3 +194,14 @@ def test_files_of_a_remote_run_are_written_here_and_copied_at_each_flush(bucket)
     assert not (bucket / "runs" / "base" / "model").exists()  # not changed, so not copied again
     with Logbook(bucket / "runs" / "base", 1, tensorboard=False, write=lambda _: None) as again:
         assert [r["step"] for r in read_records(again.directory / "metrics.jsonl")] == [1]
+
+
+def test_a_run_goes_on_where_nobody_reads_its_output_any_more(tmp_path, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as output, Logbook(tmp_path, tensorboard=False) as book:
+        monkeypatch.setattr("sys.stdout", output)
+        for step in (1, 2):
+            book.train(step, 2, {"loss": 1.0})
+        book.message("done")
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
