@@ -131,7 +131,7 @@ def initialize(coordinator: str = "", processes: int = 0, process_id: int = -1,
                 meeting.hold()
             except PortTaken as error:
                 _end_with(str(error))
-            meeting = None
+            meeting, status = None, "jax to join all processes, which are there"
         # jax itself aborts on its time-out with a C++ stack, so ours comes first.
         jax.distributed.initialize(
             cluster.coordinator, cluster.processes, cluster.process_id,

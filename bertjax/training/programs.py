@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 
 from bertjax.files import write_whole
 from bertjax.training import sharding
+from bertjax.training.distributed import wait_for_all
 
 DIRECTORY = "programs"  # of a run
 
@@ -141,6 +142,7 @@ class Kept:
         path = self.directory / f"{name}-{key}"
         kept = self._load(path, lowered)
         if jax.process_count() > 1:  # all load it, or all compile it
+            wait_for_all(f"loading {name}")
             kept = kept if multihost_utils.process_allgather(np.bool_(kept is not None)).all() \
                 else None
         if kept is not None:
@@ -152,6 +154,8 @@ class Kept:
         executable = lowered.compile()
         if jax.process_index() == 0:
             self._save(path, executable)
+        # The first exchange inside it has a time-out, which compilers of unequal speed may exceed.
+        wait_for_all(f"compiling {name}")
         return executable
 
     def _load(self, path: epath.Path, lowered: jax.stages.Lowered) -> Any:
