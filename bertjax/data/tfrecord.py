@@ -12,7 +12,6 @@ import gzip
 import os
 import struct
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -198,11 +197,12 @@ def parse_example(record: bytes) -> dict[str, np.ndarray]:
       ValueError: the bytes are no such message.
     """
     features = {}
-    for entry in _messages(_messages_merged(record, 1), 1):
-        if any(field[:2] not in ((1, 2), (2, 2)) for field in _fields(entry)):
-            raise ValueError(NO_EXAMPLE)  # readers differ in what they make of such an entry
-        name = [b"", *_messages(entry, 1)][-1].decode()
-        features[name] = _numbers(_messages_merged(entry, 2))
+    for group in _messages(record, 1):
+        for entry in _messages(group, 1):
+            if any(field[:2] not in ((1, 2), (2, 2)) for field in _fields(entry)):
+                raise ValueError(NO_EXAMPLE)  # readers differ in what they make of such an entry
+            name = ["", *map(bytes.decode, _messages(entry, 1))][-1]
+            features[name] = _numbers(_messages(entry, 2))
     return {name: values for name, values in features.items() if values is not None}
 
 
@@ -211,25 +211,19 @@ def _messages(data: bytes, number: int) -> list[bytes]:
     return [content for n, wire, content in _fields(data) if n == number and wire == 2]
 
 
-def _messages_merged(data: bytes, number: int) -> bytes:
-    """A message that is not repeated: if there are several, they are read as one."""
-    return b"".join(_messages(data, number))
+def _numbers(parts: list[bytes]) -> np.ndarray | None:
+    """The list of a tf.train.Feature, in parts that are read as one; None: of bytes or nothing.
 
-
-def _numbers(feature: bytes) -> np.ndarray | None:
-    """The list of a tf.train.Feature, a union of which the last one counts; None: of bytes."""
-    kind, parts = 0, []
-    for number, wire, content in _fields(feature):
-        if wire == 2 and number in (1, 2, 3):
-            parts = [*parts, content] if number == kind else [content]
-            kind = number
-    content = b"".join(parts)
-    if kind == 2:
-        return _floats(content)
-    if kind == 3:
-        return _integers(content)
-    deque(_fields(content), 0)  # must be well-formed too
-    return None
+    It is a union: of lists of different kinds the last one counts.
+    """
+    last, lists = 0, []
+    for part in parts:
+        for kind, wire, content in _fields(part):
+            if wire == 2 and kind in _LISTS:
+                values = _LISTS[kind](content)
+                lists = [*lists, values] if kind == last else [values]
+                last = kind
+    return np.concatenate(lists) if last in (2, 3) else None
 
 
 def _varint(value: int) -> bytes:
@@ -334,6 +328,9 @@ def _unpack(data, out):
         out[count] = value
         count += 1
     return count
+
+
+_LISTS = {1: lambda content: _messages(content, 1), 2: _floats, 3: _integers}
 
 
 @numba.njit(cache=True, nogil=True)
