@@ -8,7 +8,7 @@
 A setting that cannot work stops the program with one line and exit code 2, before anything is
 compiled; what goes wrong later (a disk, a loss that is not finite), with one and exit code 1. A run
 that was asked to stop (SIGTERM) saves, and exits with code 75 ("try again"); one in which something
-hangs ends with 76, one that does not find its other processes with 77.
+hangs ends with 76, one that does not find its other processes, or loses one, with 77.
 """
 
 import os
