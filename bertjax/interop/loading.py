@@ -21,7 +21,9 @@ from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.interop.source import Source, open_source
 from bertjax.jax_settings import with_fixed
 from bertjax.model import heads
+from bertjax.model.encoder import table_sizes
 from bertjax.model.kernels import compiler_options
+from bertjax.model.lookup import check_ids
 from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tokenization import Tokenizer
@@ -226,28 +228,11 @@ class LoadedModel:
           ValueError: ids that the tables do not have. (Within jax.jit they are clamped.)
         """
         names = ("token_type_ids", "position_ids")
-        self._check_ids({"input_ids": input_ids} | dict(zip(names, args, strict=False)) | kwargs)
+        inputs = {"input_ids": input_ids} | dict(zip(names, args, strict=False)) | kwargs
+        length = np.shape(input_ids)[-1]
+        check_ids(table_sizes(self.config) | {
+            "masked_positions": length, "cls_positions": length}, inputs)
         return self._apply(self.params, input_ids, attention_mask, *args, **kwargs)
-
-    def _check_ids(self, inputs: Mapping[str, Any]) -> None:
-        length = np.shape(inputs["input_ids"])[-1]
-        for name, size, setting in (
-            ("input_ids", self.config.vocab_size, "vocab_size"),
-            ("token_type_ids", self.config.type_vocab_size, "type_vocab_size"),
-            ("position_ids", self.config.max_position_embeddings, "max_position_embeddings"),
-            ("masked_positions", length, "the length of the rows"),
-            ("cls_positions", length, "the length of the rows"),
-        ):
-            ids = inputs.get(name)
-            if ids is None or isinstance(ids, jax.core.Tracer):
-                continue
-            ids = np.asarray(ids)
-            if ids.dtype.kind not in "iu":
-                raise ValueError(f"{name} must be integers, not {ids.dtype}")
-            if ids.size and not 0 <= ids.min() <= ids.max() < size:
-                wrong = ids[(ids < 0) | (ids >= size)]
-                raise ValueError(f"{name} has {wrong[0]}, which is not from 0 to {size - 1} "
-                                 f"({setting} is {size})")
 
 
 @with_fixed

@@ -214,9 +214,11 @@ def _run(workdir: Path, step: int | None = None) -> Source:
 
 def _tokenizer(source: Source) -> Tokenizer | None:
     """The tokenizer beside the weights, or None without vocabulary files."""
-    try:
-        tokenizer = load_tokenizer(source.directory)
-    except FileNotFoundError:
+    stamp = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size)
+                  for path in sorted(source.directory.iterdir())
+                  if path.suffix in (".txt", ".json", ".model"))
+    tokenizer = _read_tokenizer(source.directory, stamp)
+    if tokenizer is None:
         return None
     asked = source.settings.get("tokenizer_class")
     if asked not in (None, *_TOKENIZERS):
@@ -224,6 +226,14 @@ def _tokenizer(source: Source) -> Tokenizer | None:
             f"{source.directory}/config.json: tokenizer_class={asked!r} is not supported, only "
             f"{', '.join(_TOKENIZERS)}: its ids would not be those of this model")
     return tokenizer
+
+
+@functools.lru_cache(maxsize=4)  # a job opens its model several times
+def _read_tokenizer(directory: Path, stamp: tuple) -> Tokenizer | None:
+    try:
+        return load_tokenizer(directory)
+    except FileNotFoundError:
+        return None
 
 
 def _labels(settings: Mapping[str, Any], directory: Path) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ from bertjax.model.kernels.bias_gelu import bias_gelu
 from bertjax.model.kernels.dropout_bits import key_words
 from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
 from bertjax.model.kernels.residual_norm import residual_layer_norm
-from bertjax.model.lookup import small_table_lookup, table_lookup
+from bertjax.model.lookup import check_ids, small_table_lookup, table_lookup
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.model.rows import by_columns, gathered, keep_rows
 
@@ -202,6 +202,12 @@ def layer_norm(params: Params, x: jax.Array, epsilon: float) -> jax.Array:
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
     normalised = centred * jax.lax.rsqrt(variance + epsilon)
     return (normalised * params["scale"] + params["bias"]).astype(x.dtype)
+
+
+def table_sizes(config: BertConfig) -> dict[str, int]:
+    """The rows of the three tables, by the name of their ids."""
+    return {"input_ids": config.vocab_size, "token_type_ids": config.type_vocab_size,
+            "position_ids": config.max_position_embeddings}
 
 
 def embed(
@@ -401,7 +407,7 @@ class BertEncoder(nn.Module):
           [B, T, H] in `execution.dtype`, or a tuple of L+1 of them, the embeddings' first.
 
         Raises:
-          ValueError: T exceeds the position table.
+          ValueError: T exceeds the position table; ids exceed theirs (not while tracing).
         """
         config = self.config
         if input_ids.shape[1] > config.max_position_embeddings:
@@ -409,6 +415,8 @@ class BertEncoder(nn.Module):
                 f"rows of {input_ids.shape[1]} tokens exceed max_position_embeddings="
                 f"{config.max_position_embeddings}"
             )
+        check_ids(table_sizes(config), {"input_ids": input_ids, "token_type_ids": token_type_ids,
+                                        "position_ids": position_ids})
         count = config.num_hidden_layers
         embeddings, *layers = self._parameters()
         # Initialisation needs the shapes only, and kernels may refuse its toy inputs.

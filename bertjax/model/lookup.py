@@ -9,9 +9,11 @@ ids; small tables and positions use a product with a one-hot matrix.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from bertjax.model.rows import BATCH_AXES, HEADS_AXIS
@@ -152,3 +154,23 @@ def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """
     one_hot = jax.nn.one_hot(positions, hidden.shape[1], dtype=hidden.dtype)
     return jnp.einsum("BPT,BTH->BPH", one_hot, hidden, precision=jax.lax.Precision.HIGHEST)
+
+
+def check_ids(sizes: dict[str, int], inputs: dict[str, Any]) -> None:
+    """Raises ValueError for ids that a table does not have, and which its lookup would clamp.
+
+    Args:
+      sizes: name of an input -> rows of its table.
+      inputs: by name; None and what is traced, whose values nobody knows yet, are passed over.
+    """
+    for name, size in sizes.items():
+        ids = inputs.get(name)
+        if ids is None or isinstance(ids, jax.core.Tracer):
+            continue
+        ids = np.asarray(ids)
+        if ids.dtype.kind not in "iu":
+            raise ValueError(f"{name} must be integers, not {ids.dtype}")
+        if ids.size and not 0 <= ids.min() <= ids.max() < size:
+            wrong = ids[(ids < 0) | (ids >= size)][0]
+            raise ValueError(f"{name} has {wrong}, which is not from 0 to {size - 1}: there are "
+                             f"{size} rows for them")

@@ -185,6 +185,8 @@ def test_ids_beyond_their_tables_are_refused_by_name(tmp_path):
             model(**{"input_ids": ids, "attention_mask": ids * 0 + 1} | wrong)
     with pytest.raises(ValueError, match="token_type_ids has 2"):
         model(ids, ids * 0 + 1, ids)
+    with pytest.raises(ValueError, match="position_ids has 16, which is not from 0 to 15"):
+        model.model.apply({"params": model.params}, ids, ids * 0 + 1, None, ids * 0 + 16)
     with pytest.raises(ValueError, match="input_ids must be integers, not float64"):
         model(ids * 1.0, ids * 0 + 1)
     jax.eval_shape(lambda ids: model(ids, ids, ids), ids)  # within jit nothing can be compared
