@@ -4,6 +4,7 @@ from bertjax.interop.loading import (
     TASKS,
     LoadedModel,
     check_pretrained,
+    check_vocabulary,
     load_model,
     load_pretrained_params,
 )
@@ -15,6 +16,7 @@ __all__ = [
     "LoadError",
     "LoadedModel",
     "check_pretrained",
+    "check_vocabulary",
     "load_model",
     "load_pretrained_params",
     "open_source",

@@ -47,9 +47,22 @@ _FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_drop
          "initializer_range", "pad_token_id")
 
 
+def check_vocabulary(path: str | Path, tokenizer: Tokenizer) -> None:
+    """Refuses weights that were trained on other ids than the data have, as far as they say.
+
+    Raises:
+      LoadError: not a checkpoint, or its tokenizer is another one.
+    """
+    source = open_source(path)
+    if source.tokenizer is not None and source.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise LoadError(
+            f"{path} was trained with another vocabulary or casing than the data were made with, "
+            "so the same ids would mean other words. Build the corpus again with build_corpus "
+            f"--tokenizer={path} (for a model with more words: bertjax.tools.convert --add_vocab)")
+
+
 def check_pretrained(
-    path: str | Path, model: heads.BertNetwork, tokenizer: Tokenizer | None = None,
-    reinitialise_head: bool = False,
+    path: str | Path, model: heads.BertNetwork, reinitialise_head: bool = False
 ) -> Source:
     """Refuses a checkpoint that does not fit, before anything is built or its weights are read.
 
@@ -57,18 +70,12 @@ def check_pretrained(
 
     Args:
       model: that the weights are for.
-      tokenizer: that the data were made with; None is not compared.
+      reinitialise_head: whether heads may start afresh.
 
     Raises:
-      LoadError: not a checkpoint; its configuration, vocabulary or names and shapes differ.
+      LoadError: not a checkpoint; its configuration, or its names and shapes, differ.
     """
     source = open_source(path)
-    if tokenizer is not None and source.tokenizer is not None and (
-            source.tokenizer.fingerprint != tokenizer.fingerprint):
-        raise LoadError(
-            f"{path} was trained with another vocabulary or casing than the data were made with, "
-            "so the same ids would mean other words. Build the corpus again with build_corpus "
-            f"--tokenizer={path} (for a model with more words: bertjax.tools.convert --add_vocab)")
     differences = []
     theirs, ours = source.config.without_padding(), model.config.without_padding()
     for field in dataclasses.fields(BertConfig):

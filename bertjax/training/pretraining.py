@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from bertjax import config as settings
 from bertjax.data.batches import prefetch
 from bertjax.files import write_whole
-from bertjax.interop import check_pretrained, load_pretrained_params
+from bertjax.interop import check_pretrained, check_vocabulary, load_pretrained_params
 from bertjax.model.heads import BertForPreTraining
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.training import hardware, sharding
@@ -117,10 +117,12 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
         resumed_from = None
     tokenizer = corpus.tokenizer
     starts_from = config.init_from if resumed_from is None else ""
+    if starts_from:
+        check_vocabulary(starts_from, tokenizer)
     model_config = settings.model_config(config, tokenizer.vocab_size)
     execution = settings.execution(config, mesh.devices.flat[0].platform)
     if starts_from:
-        check_pretrained(starts_from, BertForPreTraining(model_config), tokenizer,
+        check_pretrained(starts_from, BertForPreTraining(model_config),
                          config.reinitialise_head)
 
     phases, batches, evaluations = _phases(config, corpus, model_config, execution)
