@@ -8,7 +8,6 @@ two runs that differ in it alone compute the same thing, so it is never stored w
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,8 +79,9 @@ class BertConfig:
                 raise ValueError(f"BertConfig.{name} must be in [0, 1), got {value!r:.40}")
         for name in ("layer_norm_eps", "initializer_range"):
             value = getattr(self, name)
-            if not _is_number(value) or not 0.0 < value < math.inf:
-                raise ValueError(f"BertConfig.{name} must be positive, got {value!r:.40}")
+            if not _is_number(value) or not 0.0 < value < 1e6:
+                raise ValueError(f"BertConfig.{name} must be positive and below a million, got "
+                                 f"{value!r:.40}")
         if not isinstance(self.is_decoder, bool):
             raise ValueError(f"BertConfig.is_decoder must be true or false, got "
                              f"{self.is_decoder!r:.40}")

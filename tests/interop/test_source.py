@@ -219,7 +219,8 @@ def test_pairs_are_refused_by_a_model_of_one_segment(tmp_path):
     ("is_encoder_decoder", True), ("auto_map", {"AutoModel": "x.Y"}),
     ("position_embedding_type", "relative_key"),
     ("tie_word_embeddings", False), ("is_decoder", "false"), ("layer_norm_eps", "small"),
-    ("layer_norm_eps", float("inf")), ("layer_norm_eps", [1]), ("classifier_dropout", 1.5),
+    ("layer_norm_eps", float("inf")), ("initializer_range", 2**70), ("layer_norm_eps", [1]),
+    ("classifier_dropout", 1.5),
     ("hidden_act", "quick_gelu"), ("num_hidden_layers", 10**30), ("pad_token_id", "x"),
 ])  # fmt: skip
 def test_a_key_that_would_change_the_network_is_refused_by_name(tmp_path, key, value):
