@@ -73,7 +73,7 @@ class Loop:
         self.saved_step = self.step if self.step else None  # a restored state is on disk already
         self.in_flight: tuple[int, Phase, dict[str, jax.Array]] | None = None
         self.profiling = False
-        self.meter, self.means = Meter(self.trainer.mesh), Means()
+        self.meter, self.means = Meter(self.trainer.mesh), Means(self._saved_record())
         self.told_at = time.monotonic()
         self.watchdog = Watchdog(self.trainer.watchdog_s)
         self.stop = StopSignal()
@@ -106,7 +106,8 @@ class Loop:
         which = f" of phase {number + 1}" if len(self.phases) > 1 else ""
         self.logbook.message(f"compiling the training step{which} ...")
         self.trainer.wait_for("train", phase.objective)
-        self.means = Means()  # rows of other lengths have other losses
+        if self.place == (self.phases[number - 1].until_step if number else 0):
+            self.means = Means()  # rows of other lengths have other losses
         batches = phase.batches(self.step - self.clock.phase_start)
         self.meter.start(compiling=True)
 
@@ -223,9 +224,19 @@ class Loop:
                             self._suspected_storage(), patiently=True)
         with self.meter.paused():
             self.checkpoints.save(
-                self.step, self.state, {**metrics, **self.clock.record(self.step)})
+                self.step, self.state,
+                {**metrics, **self.clock.record(self.step), **self.means.record()})
             self.logbook.flush()
         self.saved_step = self.step
+
+    def _saved_record(self) -> Mapping[str, float]:
+        """The numbers that were saved with the state that the run goes on from."""
+        if self.checkpoints is None or not self.step:
+            return {}
+        try:
+            return self.checkpoints.metrics(self.step)
+        except (OSError, ValueError, KeyError):  # a state from elsewhere
+            return {}
 
     def _wait_until_saved(self) -> None:
         if self.checkpoints is not None:

@@ -7,7 +7,6 @@ time they were asked for; compilation is left out of the rates.
 
 import contextlib
 import math
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,21 +19,31 @@ from bertjax.training.hardware import peak_flops
 
 _LAST = ("learning_rate",)  # the last step's, as are whole numbers, which count
 _ON_DEVICE = 256  # steps whose metrics wait there
+_SUM, _COUNT = "log/sum/", "log/count/"
 
 
 class Means:
     """Metrics of the steps since the last line; they stay on the device until they are asked for,
     so that it is never waited for.
+
+    Args:
+      record: what `record` gave when the run that goes on was saved.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, record: Mapping[str, float] | None = None) -> None:
         self._steps: list[Mapping[str, Any]] = []
+        self._sums: dict[str, tuple[float, float]] = {}  # name -> sum and number of finite values
+        for key, total in (record or {}).items():
+            if key.startswith(_SUM):
+                name = key.removeprefix(_SUM)
+                self._sums[name] = total, record.get(_COUNT + name, 0.0)
+        self._last: dict[str, float] = {}
 
     def add(self, metrics: Mapping[str, jax.Array]) -> None:
         """Scalars of a step that has ended."""
         self._steps.append(metrics)
-        if len(self._steps) % _ON_DEVICE == 0:
-            self._steps[-_ON_DEVICE:] = jax.device_get(self._steps[-_ON_DEVICE:])
+        if len(self._steps) >= _ON_DEVICE:
+            self._add_up()
 
     def take(self, keep: bool = False) -> dict[str, float]:
         """The mean of each, over the steps where it is finite; of one step, its own value.
@@ -42,17 +51,32 @@ class Means:
         Args:
           keep: the next call gives the same steps again, and those after them.
         """
-        steps = jax.device_get(self._steps)
+        self._add_up()
+        means = dict(self._last)
+        for name, (total, count) in self._sums.items():
+            if count:
+                means[name] = total / count
         if not keep:
-            self._steps = []
-        return {name: _mean([step[name] for step in steps], name) for name in steps[-1]}
+            self._sums = {}
+        return means
 
+    def record(self) -> dict[str, float]:
+        """What a checkpoint keeps, for the next line of a resumed run to be the mean that it would
+        have been."""
+        self._add_up()
+        return {_SUM + name: total for name, (total, _) in self._sums.items()} | {
+            _COUNT + name: count for name, (_, count) in self._sums.items()}
 
-def _mean(values: list[np.ndarray], name: str) -> float:
-    if name in _LAST or np.issubdtype(values[-1].dtype, np.integer):
-        return values[-1].item()
-    finite = [number for value in values if math.isfinite(number := value.item())]
-    return statistics.fmean(finite) if finite else values[-1].item()
+    def _add_up(self) -> None:
+        steps, self._steps = jax.device_get(self._steps), []
+        for step in steps:  # in this order, so that sums do not depend on when they were saved
+            for name, value in step.items():
+                self._last[name] = number = value.item()
+                if name in _LAST or np.issubdtype(value.dtype, np.integer):
+                    continue
+                if math.isfinite(number):
+                    total, count = self._sums.get(name, (0.0, 0.0))
+                    self._sums[name] = total + number, count + 1
 
 
 class Meter:

@@ -5,7 +5,6 @@ import functools
 import itertools
 import json
 import signal
-import statistics
 import threading
 import time
 
@@ -426,8 +425,36 @@ def test_a_line_has_the_means_of_the_steps_since_the_one_before():
     for before, step in ((0, 1), (1, 4), (4, 8), (8, 10)):
         since = [single[s] for s in range(before + 1, step + 1)]
         for name in ("loss", "mse", "grad_norm"):
-            assert some[step][name] == statistics.fmean(line[name] for line in since)
+            assert some[step][name] == sum(line[name] for line in since) / len(since)
         assert some[step]["learning_rate"] == since[-1]["learning_rate"]
+
+
+@pytest.mark.parametrize("saved_at", [3, 6, 7])
+def test_a_line_after_a_resume_is_the_mean_that_it_would_have_been(tmp_path, saved_at):
+    calm = Memory()
+    trainer, objective = trainer_on((1, 1, 1)), regression()
+    trainer.fit(trainer.init(objective), phases_of(objective, batches), logbook=calm, log_every=4)
+
+    def broken(start):
+        return itertools.chain(itertools.islice(batches(start), saved_at + 1 - start), [None])
+
+    rough, checkpoints = Memory(), Checkpoints(tmp_path)
+    with pytest.raises(DataError):
+        trainer.fit(trainer.init(objective), phases_of(objective, broken), logbook=rough,
+                    log_every=4, checkpoints=checkpoints, checkpoint_every=saved_at)
+    state, step = checkpoints.restore(trainer.abstract_state(objective))
+    assert step == saved_at
+    rough.records = [record for record in rough.records if record["step"] <= step]
+    trainer.fit(state, phases_of(objective, batches), logbook=rough, log_every=4,
+                checkpoints=checkpoints)
+    checkpoints.close()
+    lines = [[(r["step"], r["loss"], r["mse"], r["grad_norm"]) for r in book.records]
+             for book in (calm, rough)]
+    assert lines[0] == lines[1] and [line[0] for line in lines[0]] == [1, 4, 8, 10]
+
+
+def phases_of(objective, batches):
+    return [Phase(6, objective, batches), Phase(10, objective, batches)]
 
 
 def test_a_long_silence_is_ended_by_a_line_that_is_not_recorded(monkeypatch):
