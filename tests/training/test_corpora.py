@@ -126,7 +126,7 @@ def test_other_files_to_evaluate_on(config, files, tmp_path):
     ({"masking.whole_word": True}, r"whole_word=True would have no effect"),
     ({"data.heldout": "store"}, r"write tfrecord:PATTERN"),
     ({"data.corpus": "none-*"}, r"no file matches.*none-"),
-    ({"data.corpus": "*-a.*"}, r"max_seq_length=32, training is set to 48"),
+    ({"data.corpus": "*-a.*"}, r"do not mix such files"),
 ])
 def test_settings_that_do_not_go_with_the_files_are_refused(
         config, files, tmp_path, change, message):
