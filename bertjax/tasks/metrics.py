@@ -20,6 +20,7 @@ import numpy as np
 CONSTANT = "constant"  # a correlation with constant predictions or gold is undefined: 0.0
 NOT_FINITE = "non-finite predictions"  # no correlation or error is defined: 0.0
 OVERFLOW = "mse overflows"  # it is above the largest float, which stands for it
+CALIBRATION_BINS = 10
 ONE_CLASS_ONLY = "one class only"  # every prediction is the same class: a failed run, usually
 
 
@@ -98,6 +99,36 @@ def by_class(gold, predicted, labels: Sequence[str]) -> dict[str, object]:
     np.add.at(matrix, (gold, predicted), 1)
     return {"by_class": _table(labels, matrix.diagonal(), matrix.sum(0), matrix.sum(1)),
             "confusion": matrix.tolist()}  # a row a gold class, a column a predicted one
+
+
+def calibration(gold, probabilities) -> dict[str, object]:
+    """For `details`: how far the probability of the predicted class is from how often it is right.
+
+    The expected calibration error of Guo et al. 2017, "On Calibration of Modern Neural Networks",
+    equation 3: over CALIBRATION_BINS bins of equal width, each with its lower edge left out.
+
+    Args:
+      gold: class indices [N].
+      probabilities: [N, C], rows that add up to 1.
+
+    Returns:
+      `calibration`: {"ece": 0 to 1, "bins": [[rows, mean probability, accuracy], ...]} from the
+      lowest bin on; nothing if a probability is not finite.
+    """
+    probabilities = np.asarray(probabilities, np.float64)
+    gold, predicted = _pair(gold, probabilities.argmax(1))
+    if not np.isfinite(probabilities).all():
+        return {}
+    sure, right = probabilities.max(1), gold == predicted
+    places = np.clip(np.ceil(sure * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
+    rows, error = [], 0.0
+    for number in range(CALIBRATION_BINS):
+        inside = places == number
+        count = int(inside.sum())
+        confidence, share = _ratio(sure[inside].sum(), count), _ratio(right[inside].sum(), count)
+        error += count / len(gold) * abs(share - confidence)
+        rows.append([count, confidence, share])
+    return {"calibration": {"ece": error, "bins": rows}}
 
 
 def _table(labels, hits, guessed, present) -> dict[str, tuple[float, float, float, int]]:

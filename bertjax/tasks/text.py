@@ -115,7 +115,11 @@ class TextTask:
         else:
             gold = [row["labels"] for row in features]
             scores = metrics.classification_scores(gold, predicted)
-        return dataclasses.replace(scores, details=metrics.by_class(gold, predicted, self.labels))
+        details = metrics.by_class(gold, predicted, self.labels)
+        if self.head == "classification":
+            logits = np.asarray(outputs, np.float64).reshape(len(outputs), -1)
+            details |= metrics.calibration(gold, [self.probabilities(row) for row in logits])
+        return dataclasses.replace(scores, details=details)
 
     def write(
         self,

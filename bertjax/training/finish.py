@@ -62,7 +62,7 @@ def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook:
       step: how many the run has taken.
       metrics: of the last evaluation on held-out text.
     """
-    told = results(job, metrics)
+    told, numbers = results(job, metrics)
     logbook.message("\n".join(told))
     params = sharding.fetch(params, job.mesh)
     if jax.process_index() != 0:
@@ -73,7 +73,9 @@ def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook:
     examples = fill_masks(job, model, logbook)
     write_whole(logbook.directory / "result.json", json.dumps({
         "about": [": ".join(model_line(job.model_config)), f"corpus: {job.corpus.describe()}"],
-        "results": told}, indent=1) + "\n")
+        "results": told,
+        "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)}},
+        indent=1) + "\n")
     write_whole(model / "README.md", card(job, step, told, examples))
     logbook.message(f"model written to {job.workdir / 'model'} (loads in transformers and "
                     "bertjax.load_model)")
@@ -82,8 +84,10 @@ def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook:
     logbook.message(f"report: {job.workdir / report.name}")
 
 
-def results(job: Job, metrics: dict[str, float]) -> list[str]:
-    """A line for each objective on held-out text, beside the best guess without a model."""
+def results(job: Job, metrics: dict[str, float]) -> tuple[list[str], dict[str, float]]:
+    """A line for each objective on held-out text, beside the best guess without a model; and the
+    numbers that the report judges (report/verdicts.py).
+    """
     heldout = job.evaluations[-1].batches
     length = job.config.eval.seq_length or job.config.phases[-1][1]
     entropy = token_entropy(job.corpus.token_counts(length))
@@ -91,12 +95,14 @@ def results(job: Job, metrics: dict[str, float]) -> list[str]:
     told = [f"held-out {objective} loss {metrics['mlm_loss']:.3f}, accuracy "
             f"{metrics['mlm_accuracy']:.1%} (unigram entropy of the held-out tokens: "
             f"{entropy:.3f})"]
+    numbers = {"mlm_loss": metrics["mlm_loss"], "unigram_entropy": entropy}
     if "nsp_accuracy" in metrics:
         accuracy = metrics["nsp_accuracy"]
         error = math.sqrt(accuracy * (1 - accuracy) / heldout.num_pairs)
         # The larger class is not exactly half: single-sentence chunks are always 'random'.
         share = random_share(heldout)
         chance = max(share, 1 - share)
+        numbers |= {"nsp_accuracy": accuracy, "nsp_error": error, "nsp_chance": chance}
         distance = f"{(accuracy - chance) / error:+.1f} standard errors from" if error else "beside"
         told.append(
             f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} "
@@ -104,7 +110,7 @@ def results(job: Job, metrics: dict[str, float]) -> list[str]:
     told += [f"held-out {objective} loss of {name} {metrics[f'eval/{name}/mlm_loss']:.3f}, "
              f"accuracy {metrics[f'eval/{name}/mlm_accuracy']:.1%}"
              for name in job.evaluations[-1].others]
-    return told
+    return told, numbers
 
 
 def fill_masks(job: Job, model: pathlib.Path, logbook: Logbook) -> list[dict[str, Any]]:

@@ -73,6 +73,21 @@ def test_answers_are_right_by_the_official_normalisation(tmp_path):
     assert example["predictions"][0][0] == "Anna" and example["score"] > 0.9
 
 
+@pytest.mark.parametrize("before", ["", "who is bob . " * 100])
+def test_an_example_of_question_answering_shows_the_passage_around_the_answer(tmp_path, before):
+    passage = before + "anna is <b> there ."
+    split = Split("dev", [Question("q", "who is there", passage, (("anna", len(before)),), "q")],
+                  True, "")
+    task = SquadTask(tmp_path, "1.1")
+    features = task.features(split, TOKENIZER, 128, False)
+    logits = [np.zeros((len(row["input_ids"]), 2)) for row in features]
+    made = examples.examples_of(task, split, features, logits)
+    page = section([Run("run", [], examples=made)])
+    assert "<p>who is there</p>" in page and "anna is &lt;b&gt; there ." in page
+    assert len(made[0]["texts"][1]) <= examples.MAX_LETTERS
+    assert ("<p>…" in page) == bool(before)  # what stands far before is cut
+
+
 def test_an_answer_that_the_null_threshold_rules_out_is_shown_as_none(tmp_path):
     questions = [Question("q", "who is there", "anna is there .", (), "here")]
     split = Split("dev", questions, True, "")

@@ -1,5 +1,6 @@
 """Metrics against scikit-learn, scipy and seqeval, on random and on degenerate inputs."""
 
+import json
 import math
 import sys
 import warnings
@@ -199,3 +200,57 @@ def test_scores_by_class_and_confusions_are_those_of_scikit_learn():
         gold, predicted, labels=range(4)).tolist()
     several = metrics.by_class(np.eye(3, dtype=bool)[gold], np.eye(3, dtype=bool)[predicted], "abc")
     assert several["by_class"] == {k: v for k, v in found["by_class"].items() if k != "never"}
+
+
+def test_calibration_equals_a_computation_row_by_row():
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(500, 3)) * 2
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    gold = rng.integers(0, 3, 500)
+    found = metrics.calibration(gold, probabilities)["calibration"]
+    expected = 0.0
+    for number in range(10):  # Guo et al. 2017, equations 1 to 3
+        low, high = number / 10, (number + 1) / 10
+        inside = [(max(row), int(max(range(3), key=lambda c: row[c]) == label))
+                  for row, label in zip(probabilities.tolist(), gold.tolist(), strict=True)
+                  if low < max(row) <= high]
+        assert found["bins"][number][0] == len(inside)
+        if inside:
+            sure = math.fsum(p for p, _ in inside) / len(inside)
+            right = sum(hit for _, hit in inside) / len(inside)
+            assert found["bins"][number][1:] == pytest.approx([sure, right])
+            expected += len(inside) / 500 * abs(sure - right)
+    assert found["ece"] == pytest.approx(expected) and expected > 0.05
+
+
+def test_calibration_of_a_sure_and_right_model_is_zero_and_an_edge_belongs_to_the_lower_bin():
+    sure = metrics.calibration([0, 1], [[1.0, 0.0], [0.0, 1.0]])["calibration"]
+    assert sure["ece"] == 0 and sure["bins"][9] == [2, 1.0, 1.0]
+    half = metrics.calibration([0, 1], [[0.5, 0.5], [0.5, 0.5]])["calibration"]
+    assert half["ece"] == 0 and half["bins"][4] == [2, 0.5, 0.5]
+
+
+def test_calibration_of_probabilities_that_are_not_finite_is_left_out():
+    assert metrics.calibration([0], [[math.nan, 0.5]]) == {}
+
+
+def test_scores_of_a_classification_carry_its_calibration_and_those_of_other_heads_do_not(tmp_path):
+    from bertjax.tasks.custom import TableTask
+
+    def details(name, labels, outputs, **options):
+        (tmp_path / name).mkdir()
+        for split in ("train", "dev"):
+            (tmp_path / name / f"{split}.jsonl").write_text("".join(
+                json.dumps({"text": "a", "label": label}) + "\n" for label in labels))
+        task = TableTask(tmp_path / name, files={s: f"{s}.jsonl" for s in ("train", "dev")},
+                         **options)
+        split = task.read("dev")
+        rows = [task._gold(record) for record in split.records]
+        return task.score(split, rows, [np.array(row) for row in outputs]).details
+    found = details("classes", ["x", "y"], [[2.0, 0.0], [2.0, 0.0]])["calibration"]
+    sure = 1 / (1 + math.exp(-2))
+    assert found["ece"] == pytest.approx(sure - 0.5)
+    assert found["bins"][8] == [2, pytest.approx(sure), 0.5]
+    assert "calibration" not in details("sets", [["x"], ["y"]], [[2.0, 0.0]] * 2,
+                                        head="multilabel")
+    assert "calibration" not in details("numbers", [1.0, 2.0], [[2.0], [1.0]], head="regression")

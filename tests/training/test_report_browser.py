@@ -55,6 +55,25 @@ def test_every_curve_is_drawn_and_the_console_is_empty(tmp_path):
     assert "NaN" not in drawn and "undefined" not in drawn
 
 
+@pytest.mark.parametrize("axis, tick, farthest", [("x", "100", 100), ("tokens", "100k", 1e5),
+                                                  ("time", "50 min", 99 * 60)])
+def test_the_axis_is_switched_for_all_runs(tmp_path, axis, tick, farthest):
+    runs = [make_run(tmp_path / "slow", 0.02), make_run(tmp_path / "fast", 0.06)]
+    for run in runs:
+        settings = {"phases": [[100, 50]], "batch_size": 20}
+        (run / "config.json").write_text(json.dumps(settings))
+    page = write_report(runs, tmp_path / "report.html")
+    switch = f"<script>axis.value = '{axis}'; axis.dispatchEvent(new Event('change'))</script>"
+    page.write_text(page.read_text().replace("</html>", f"{switch}</html>"))
+    dom, console = chromium(page, tmp_path / "home", "--dump-dom")
+    assert console == []
+    assert re.findall(r'<option value="(\w+)"', dom) == ["x", "tokens", "time"]
+    data = json.loads(re.search(r"const data = (.*);\n", dom)[1])
+    assert all(s[axis][-1] == farthest for s in data["charts"][0]["series"])
+    loss = re.search(r'<svg [^>]*aria-label="Loss".*?</svg>', dom, re.DOTALL)[0]
+    assert f">{tick}</text>" in loss and "NaN" not in loss and loss.count("<circle") == 8
+
+
 def test_predictions_are_text_whatever_they_hold(tmp_path):
     run = make_run(tmp_path / "run", 0.02)
     bad = "<img src=x onerror=console.error(1)><script>console.error(2)</script>"

@@ -5,6 +5,7 @@ nothing is loaded.
 
     runs.py       what the files of a run say
     charts.py     curves of the metrics
+    verdicts.py   what the numbers say, in words
     tables.py     results, settings, hardware
     examples.py   what a model fills in, or predicts beside the gold
     page.py       the page that these are put into, with the script that draws
@@ -22,7 +23,7 @@ from bertjax.training.report.charts import charts
 from bertjax.training.report.examples import section
 from bertjax.training.report.page import PAGE
 from bertjax.training.report.runs import load
-from bertjax.training.report.tables import classes, details, summary
+from bertjax.training.report.tables import calibration, classes, details, summary
 
 
 def write_report(directories: Sequence[str | os.PathLike[str]],
@@ -38,7 +39,7 @@ def write_report(directories: Sequence[str | os.PathLike[str]],
     runs = load(directories)
     data = {"runs": [run.name for run in runs], "charts": charts(runs)}
     # One run's examples come first; of several runs the curves do.
-    examples = "\n".join(filter(None, [*classes(runs), section(runs)]))
+    examples = "\n".join(filter(None, [*classes(runs), *calibration(runs), section(runs)]))
     contents = {
         "title": html.escape(" vs ".join(run.name for run in runs)),
         "summary": summary(runs),

@@ -2,7 +2,8 @@
 and {{data}}.
 
 The script draws each chart as SVG from the data: training curves as a faint line with a smoothed
-one over it, held-out values as dots; a cross-hair reads all values of a step.
+one over it, held-out values as dots; a cross-hair reads all values of a step. The horizontal axis
+is the step, or the tokens or the time where these are known of every run.
 """
 
 PAGE = r"""<!doctype html>
@@ -26,12 +27,16 @@ small { color:var(--soft); font-weight:400 }
 .card, details, .example { background:var(--card); border:1px solid var(--line);
   border-radius:10px }
 .card { padding:14px 16px }
-.grid { display:grid; grid-template-columns:repeat(auto-fill,minmax(360px,1fr)); gap:14px }
+.grid { display:grid; grid-template-columns:repeat(auto-fill,minmax(min(360px,100%),1fr));
+  gap:14px }
 .bar { display:flex; gap:18px; flex-wrap:wrap; align-items:center; margin:22px 0 12px;
   color:var(--soft) }
 .bar label { display:flex; gap:7px; align-items:center }
 .bar input { accent-color:var(--c0) }
+.bar select { font:inherit; color:var(--ink); background:var(--card); padding:2px 6px;
+  border:1px solid var(--line); border-radius:6px }
 .legend { display:flex; gap:16px; flex-wrap:wrap; color:var(--ink) }
+.legend:empty { display:none }
 .dot { display:inline-block; width:10px; height:10px; border-radius:50%; margin-right:7px }
 .chart h3 { margin:0 0 2px; font-size:14px; font-weight:600; display:flex;
   justify-content:space-between; gap:10px }
@@ -43,9 +48,14 @@ svg text { fill:var(--soft); font-size:11px; font-variant-numeric:tabular-nums }
 .tiles { display:grid; grid-template-columns:repeat(auto-fill,minmax(150px,1fr)); gap:16px 20px }
 .tiles div { font-size:20px; font-weight:600; font-variant-numeric:tabular-nums }
 .tiles small { display:block; font-size:12px; line-height:1.35 }
+ul.verdicts { margin:0 0 12px; padding-left:18px; font-weight:600; overflow-wrap:anywhere }
 ul.told { margin:0 0 14px; padding-left:18px; overflow-wrap:anywhere }
 .classes td, .classes th + th { text-align:right }
 .classes td, .classes th { white-space:nowrap }
+.share { position:relative; width:140px; height:12px; margin-top:4px; border-radius:3px;
+  background:var(--line) }
+.share i { position:absolute; inset:0 auto 0 0; border-radius:3px; background:var(--c0) }
+.share b { position:absolute; top:-3px; bottom:-3px; width:2px; background:var(--ink) }
 .gridline { stroke:var(--line) }
 .cross { stroke:var(--soft); stroke-dasharray:3 3 }
 table { border-collapse:collapse; font-variant-numeric:tabular-nums }
@@ -77,6 +87,8 @@ details .scroll { margin-top:10px }
 .example li span { position:absolute; inset:0 auto 0 0; background:var(--c0); opacity:.16;
   border-radius:4px }
 mark { background:var(--mark); color:inherit; border-radius:3px; padding:0 3px }
+@media (max-width:500px) { body { padding:20px 14px 40px } th, td { padding-right:12px }
+  .share { width:64px } }
 .c0{background:var(--c0)} .c1{background:var(--c1)} .c2{background:var(--c2)}
 .c3{background:var(--c3)} .c4{background:var(--c4)} .c5{background:var(--c5)}
 .c6{background:var(--c6)} .c7{background:var(--c7)}
@@ -86,9 +98,10 @@ mark { background:var(--mark); color:inherit; border-radius:3px; padding:0 3px }
 {{examples}}
 <div class="bar">
   <div class="legend" id="legend"></div>
+  <label>Horizontal axis <select id="axis"></select></label>
   <label>Smoothing <input id="smooth" type="range" min="0" max="0.98" step="0.02"></label>
   <label><input id="log" type="checkbox"> logarithmic values</label>
-  <small>by step. Line: training, dots: held-out; the values at the pointer are above</small>
+  <small>Line: training, dots: held-out; the values at the pointer are above</small>
 </div>
 <div class="grid" id="charts"></div>
 {{tables}}
@@ -99,6 +112,13 @@ const svgNS = "http://www.w3.org/2000/svg", H = 210, L = 52, R = 12, T = 10, B =
 const color = run => `var(--c${run % 8})`;
 const smooth = document.getElementById("smooth"), log = document.getElementById("log");
 const longest = Math.max(...data.charts.flatMap(c => c.series.map(s => s.x.length)), 0);
+// Of a series: x = steps, tokens, time = seconds since the first record of its run.
+const axis = document.getElementById("axis");
+for (const [name, text] of [["x", "steps"], ["tokens", "tokens, with padding"],
+                            ["time", "time since first record"]])
+  if (name === "x" || data.charts.every(c => c.series.every(s => s[name])))
+    axis.append(new Option(text, name));
+const units = [["days", 86400, 3 * 86400], ["h", 3600, 3 * 3600], ["min", 60, 180], ["s", 1, 0]];
 smooth.value = longest > 60 ? 0.8 : longest > 20 ? 0.5 : 0;
 
 if (data.runs.length > 1) data.runs.forEach((name, i) => {
@@ -139,7 +159,8 @@ function logTicks(low, high) {
       if (m * 10 ** e >= low * 0.999 && m * 10 ** e <= high * 1.001) found.push(m * 10 ** e);
   return found.length > 1 ? found : [low, high];
 }
-// Exponential mean, started from the values themselves; gaps between steps count by their length.
+// Exponential mean, started from the values themselves; gaps between steps count by their length,
+// on every axis.
 function smoothed(s, weight) {
   const gap = s.x.length > 2 ? (s.x.at(-1) - s.x[0]) / (s.x.length - 1) : 1;
   let mean = 0, mass = 0;
@@ -162,8 +183,9 @@ function draw(box, chart) {
   const W = Math.max(240, box.clientWidth - 34), weight = chart.exact ? 0 : +smooth.value;
   const all = chart.series.flatMap(s => s.y).filter(v => !log.checked || v > 0);
   const useLog = log.checked && all.length && Math.min(...all) > 0;
-  let x0 = Math.min(...chart.series.map(s => s.x[0]));
-  let x1 = Math.max(...chart.series.map(s => s.x.at(-1)));
+  const by = axis.value;
+  let x0 = Math.min(...chart.series.map(s => s[by][0]));
+  let x1 = Math.max(...chart.series.map(s => s[by].at(-1)));
   let y0 = all.reduce((a, b) => Math.min(a, b)), y1 = all.reduce((a, b) => Math.max(a, b));
   if (x0 === x1) { x0 -= 1; x1 += 1; }
   if (y0 === y1) { const room = Math.abs(y0) * 0.1 || 1; y0 -= useLog ? 0 : room; y1 += room; }
@@ -173,6 +195,7 @@ function draw(box, chart) {
     if (y0 > 0 && y0 - room < 0) y0 = 0; else if (y0 !== 0) y0 -= room;
     y1 += room;
   }
+  const [unit, size] = by === "time" ? units.find(([, , least]) => x1 - x0 >= least) : ["", 1];
   const f = useLog ? Math.log : v => v;
   const X = v => L + (v - x0) / (x1 - x0) * (W - L - R);
   const Y = v => H - B - (f(v) - f(y0)) / (f(y1) - f(y0)) * (H - T - B);
@@ -189,9 +212,11 @@ function draw(box, chart) {
     element(svg, "line", {class: "gridline", x1: L, x2: W - R, y1: Y(v), y2: Y(v)});
     element(svg, "text", {x: L - 8, y: Y(v) + 4, "text-anchor": "end"}, short(v, chart.percent));
   }
-  for (const v of ticks(x0, x1, W > 420 ? 5 : 4)) if (Number.isInteger(v))
-    element(svg, "text", {x: X(v), y: H - 6, "text-anchor": "middle"}, short(v));
-  const path = (s, ys) => s.x.map((x, i) => !useLog || ys[i] > 0
+  for (const v of ticks(x0 / size, x1 / size, W > 420 ? 5 : 4))
+    if (by === "time" || Number.isInteger(v))
+      element(svg, "text", {x: X(v * size), y: H - 6, "text-anchor": "middle"},
+              short(v) + (unit && " " + unit));
+  const path = (s, ys) => s[by].map((x, i) => !useLog || ys[i] > 0
     ? `${i ? "L" : "M"}${X(x).toFixed(1)} ${Y(ys[i]).toFixed(1)}` : "").join("");
   for (const s of chart.series) {
     const stroke = color(s.run), line = {fill: "none", stroke, "stroke-linejoin": "round"};
@@ -200,23 +225,25 @@ function draw(box, chart) {
       if (weight) element(svg, "path", {...line, d: path(s, s.y), opacity: .22});
       element(svg, "path", {...line, d: path(s, s.shown), "stroke-width": 1.8});
       if (s.x.length === 1)
-        element(svg, "circle", {cx: X(s.x[0]), cy: Y(s.y[0]), r: 2, fill: stroke});
+        element(svg, "circle", {cx: X(s[by][0]), cy: Y(s.y[0]), r: 2, fill: stroke});
     } else {
       s.shown = s.y;
       element(svg, "path", {...line, d: path(s, s.y), "stroke-dasharray": "4 3", opacity: .7});
-      s.x.forEach((x, i) => element(svg, "circle", {cx: X(x), cy: Y(s.y[i]),
+      s[by].forEach((x, i) => element(svg, "circle", {cx: X(x), cy: Y(s.y[i]),
         r: s.x.length > 60 ? 2 : 3.5, fill: "var(--card)", stroke, "stroke-width": 1.8}));
     }
   }
   const cross = element(svg, "line", {class: "cross", y1: T, y2: H - B, visibility: "hidden"});
   const read = x => chart.series.map(s => {
-    const i = x === null ? s.x.length - 1 : nearest(s.x, x);
-    return [s, short(s.shown[i], chart.percent), s.x[i]];
+    const i = x === null ? s.x.length - 1 : nearest(s[by], x);
+    return [s, short(s.shown[i], chart.percent), s[by][i]];
   });
   const say = x => {
     const found = read(x);
     reading.innerHTML = "";
-    if (x !== null) reading.append(`step ${found[0][2].toLocaleString("en")}: `);
+    const place = found[0][2];
+    if (x !== null) reading.append(by === "x" ? `step ${place.toLocaleString("en")}: `
+      : by === "tokens" ? `${short(place)} tokens: ` : `${short(place / size)} ${unit}: `);
     found.slice(0, 6).forEach(([s, value], i) => {
       const part = document.createElement("span");
       part.style.color = color(s.run);
@@ -246,7 +273,7 @@ const boxes = data.charts.map(chart => {
   return [box, chart];
 });
 const redraw = () => boxes.forEach(([box, chart]) => draw(box, chart));
-smooth.oninput = log.onchange = redraw;
+smooth.oninput = log.onchange = axis.onchange = redraw;
 let pending;
 addEventListener("resize", () => {
   clearTimeout(pending);

@@ -12,6 +12,7 @@ from typing import Any
 from bertjax.training.logbook import human_count, human_time
 from bertjax.training.report.charts import PERCENT, TITLES
 from bertjax.training.report.runs import Run
+from bertjax.training.report.verdicts import verdicts
 
 MISSING = "–"
 MOST_CLASSES = 40  # that a table shows
@@ -25,8 +26,10 @@ def summary(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
         tiles = "".join(f"<div><small>{html.escape(name)}</small>{html.escape(value)}</div>"
                         for name, (value,) in rows.items())
-        return f'{_in_words(runs[0])}<div class="tiles">{tiles}</div>'
-    return _remarks(runs) + _table(runs, rows, mark_differences=False)
+        judged = _list(verdicts(runs[0]), "verdicts")
+        return f'{judged}{_in_words(runs[0])}<div class="tiles">{tiles}</div>'
+    judged = [f"{run.name}: {'; '.join(said)}" for run in runs if (said := verdicts(run))]
+    return _list(judged, "verdicts") + _remarks(runs) + _table(runs, rows, mark_differences=False)
 
 
 # Settings that make losses of two runs another quantity.
@@ -44,9 +47,9 @@ def _remarks(runs: Sequence[Run]) -> str:
                   f"{', '.join(differing)}"] if differing else [])
 
 
-def _list(lines: Sequence[object]) -> str:
+def _list(lines: Sequence[object], kind: str = "told") -> str:
     items = "".join(f"<li>{html.escape(str(line))}</li>" for line in lines)
-    return f'<ul class="told">{items}</ul>' if items else ""
+    return f'<ul class="{kind}">{items}</ul>' if items else ""
 
 
 def _in_words(run: Run) -> str:
@@ -86,6 +89,29 @@ def classes(runs: Sequence[Run]) -> list[str]:
         name = f" of {html.escape(run.name)}" if len(runs) > 1 else ""
         parts.append(f'<h2>Classes{name}{note}</h2><div class="card scroll classes"><table>'
                      f"<tr>{titles}</tr>{rows}</table></div>")
+    return parts
+
+
+def calibration(runs: Sequence[Run]) -> list[str]:
+    """How often predictions are right, by the probability that the model gave them."""
+    parts = []
+    for run in runs:
+        found = (run.result.get("details") or {}).get("calibration")
+        if not isinstance(found, dict):
+            continue
+        rows = ""
+        for number, (count, sure, right) in enumerate(bins := found["bins"]):
+            if count:
+                rows += (f"<tr><th>{100 * number // len(bins)} to {100 * (number + 1) // len(bins)}"
+                         f" %</th><td>{count:,}</td><td>{100 * sure:.1f}</td><td>{100 * right:.1f}"
+                         f'</td><td><div class="share"><i style="width:{100 * right:.1f}%"></i>'
+                         f'<b style="left:{100 * sure:.1f}%"></b></div></td></tr>')
+        note = (f" <small>expected calibration error {100 * found['ece']:.1f} %; on dev, in %; "
+                "bar: right, mark: mean probability</small>")
+        name = f" of {html.escape(run.name)}" if len(runs) > 1 else ""
+        parts.append(f'<h2>Calibration{name}{note}</h2><div class="card scroll classes"><table>'
+                     "<tr><th>probability</th><th>rows</th><th>mean</th><th>right</th><th></th></tr>"
+                     f"{rows}</table></div>")
     return parts
 
 
