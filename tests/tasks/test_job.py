@@ -97,6 +97,9 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(
     assert config["architectures"] == ["BertForSequenceClassification"]
     report = (workdir / "report.html").read_text()
     assert "Accuracy" in report and "predicted <b>" in report
+    found = stored["details"]["calibration"]
+    assert sum(rows for rows, _, _ in found["bins"]) == stored["rows"]["dev"]
+    assert f"expected calibration error {100 * found['ece']:.1f} %" in report
     examples = json.loads((workdir / "examples.json").read_text())
     assert {example["gold"] for example in examples} == {"good", "bad"}
     assert "eval/accuracy" in (workdir / "metrics.csv").read_text()

@@ -346,7 +346,12 @@ def test_model_and_report_of_a_remote_run_are_where_the_run_is(finished_run, run
     written = (bucket / "run" / "model" / "model.safetensors").read_bytes()
     assert written == (finished_run[1] / "model" / "model.safetensors").read_bytes()
     assert "bertjax" in (bucket / "run" / "model" / "README.md").read_text()
-    assert (bucket / "run" / "report.html").exists()
+    numbers = json.loads((bucket / "run" / "result.json").read_text())["numbers"]
+    assert (numbers["mlm_loss"], numbers["nsp_accuracy"]) == (4.0, 0.5)
+    gain = numbers["unigram_entropy"] - 4.0
+    kind = "better" if gain > 0 else "worse"
+    assert (f"predicted {kind} than from their frequencies alone, by {abs(gain):.2f} nats"
+            in (bucket / "run" / "report.html").read_text())
 
 
 def test_the_models_card_tells_data_training_and_results_but_no_path(finished_run, store):
