@@ -19,7 +19,8 @@ from bertjax.data.pairs import Tables, drawing_of, longest_sentence, mark, table
 from bertjax.data.store import TokenStore
 
 SAMPLE = 1 << 19  # tokens of whole documents that stand for a larger corpus
-JUDGED_DOCUMENTS = 100  # copies in a corpus of fewer are a trial
+# Copies in a corpus of less are a trial.
+JUDGED_DOCUMENTS, JUDGED_TOKENS = 100, 50_000
 TRIAL_LENGTH = 64  # shorter rows lose much of any text, which is then not the text's fault
 TRIAL_LIMITS = {"max_unseen_share": 0.5, "max_random_share": 1.0}
 LIMITS = {field.name: field.default for field in dataclasses.fields(BuildSettings)
@@ -32,7 +33,7 @@ def measure(store: TokenStore, seq_length: int, seed: int = 0, short_seq_prob: f
 
     Keys: seq_length; epochs; seen_in_epoch and seen_ever (share of the tokens that are in a pair in
     one epoch, in `epochs`); random_share of the pairs, None where there are none (no NSP, or a
-    single document); longest_line in tokens; documents; and what the build recorded:
+    single document); longest_line in tokens; documents; tokens; and what the build recorded:
     unknown_rate, duplicate_share (of the tokens; None in stores of an earlier version).
     """
     nsp = nsp and store.num_documents > 1
@@ -51,7 +52,7 @@ def measure(store: TokenStore, seq_length: int, seed: int = 0, short_seq_prob: f
         "seen_in_epoch": round(in_epoch, 6), "seen_ever": round(float(seen.mean()), 6),
         "random_share": round(random / pairs, 6) if nsp else None,
         "longest_line": int(longest_sentence(tables_of(store))),
-        "documents": store.num_documents,
+        "documents": store.num_documents, "tokens": store.num_tokens,
         "unknown_rate": store.manifest.get("unknown_rate"),
         "duplicate_share": store.manifest.get("duplicate_share"),
     }
@@ -137,7 +138,7 @@ def problems(
         yield "max_unknown_rate", (
             f"{numbers['unknown_rate']:.1%} of the tokens are unknown to the tokenizer."
             f"{files('unknown')}")
-    enough = numbers["documents"] >= JUDGED_DOCUMENTS
+    enough = numbers["documents"] >= JUDGED_DOCUMENTS and numbers["tokens"] >= JUDGED_TOKENS
     if enough and beyond("max_duplicate_share", numbers["duplicate_share"]):
         yield "max_duplicate_share", (
             f"{numbers['duplicate_share']:.0%} of the tokens are in documents whose text occurs "
