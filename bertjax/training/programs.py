@@ -180,6 +180,7 @@ class Kept:
             content, _, _ = serialize_executable.serialize(executable)
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(path, hashlib.sha256(content).digest() + content)
+        # NotImplementedError is jax's word for programs with large constants.
         except (ValueError, NotImplementedError, OSError, jax.errors.JaxRuntimeError) as error:
             self.tell(f"the program {path.name} could not be kept: {error}")
 
