@@ -77,8 +77,7 @@ def run() -> None:
         spec = importlib.util.find_spec(f"bertjax.tools.{first}")
         runpy.run_module(spec.name, run_name="__main__", alter_sys=True)
     else:
-        print(f"bertjax: no tool is called {first!r}.{nearest(first, list(known))}",
-              file=sys.stderr)
+        print(f"bertjax: no tool is called {first!r}.{nearest(first, list(known))}", file=sys.stderr)
         sys.exit(2)
 
 

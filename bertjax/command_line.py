@@ -17,49 +17,62 @@ from bertjax.config import nearest
 # The command line that config_flags looks for settings in, once parse_flags has read it.
 ARGUMENTS: list[str] = []
 # What other programs call the flags of this one.
-FLAG_ALIASES = {"output_dir": "workdir", "outdir": "workdir", "logdir": "workdir",
-                "save_dir": "workdir", "cfg": "config"}
+FLAG_ALIASES = {
+    "output_dir": "workdir",
+    "outdir": "workdir",
+    "logdir": "workdir",
+    "save_dir": "workdir",
+    "cfg": "config",
+}
 # What the original, transformers and others call the settings of this one.
 _PHASES = "phases=((STEPS, LENGTH),)"
-ALIASES = {alias: setting for setting, aliases in {
-    _PHASES: "steps max_steps num_steps total_steps train_steps num_train_steps training_steps "
-             "seq_length max_seq_len sequence_length",
-    f"task.epochs (fine-tuning), or --config.{_PHASES} (pre-training)":
-        "epoch epochs num_epochs num_train_epochs max_epochs",
-    f"task.max_length (fine-tuning), or --config.{_PHASES} (pre-training)":
-        "max_len max_seq_length model_max_length",
-    "optimizer.learning_rate": "lr peak_lr max_lr",
-    "optimizer.warmup_steps (pre-training), or --config.task.warmup (fine-tuning)":
-        "warmup num_warmup_steps warmup_ratio warmup_proportion",
-    "optimizer.schedule": "lr_scheduler_type lr_schedule",
-    "optimizer.weight_decay": "wd decay",
-    "optimizer.clip_norm": "max_grad_norm grad_clip clip clip_grad gradient_clip",
-    "optimizer.eps": "adam_epsilon epsilon",
-    "optimizer.b1": "adam_beta1 beta1",
-    "optimizer.b2": "adam_beta2 beta2",
-    "optimizer.name": "optim optimizer",
-    "batch_size": "bs train_batch_size global_batch_size per_device_train_batch_size",
-    "accumulation": "gradient_accumulation_steps accumulation_steps grad_accum",
-    "task.eval_batch_size": "per_device_eval_batch_size",
-    "task.name": "task_name",
-    "masking.rate": "mlm_probability masked_lm_prob mask_rate masking_rate",
-    "masking.max_predictions": "max_predictions_per_seq",
-    "masking.whole_word": "do_whole_word_mask",
-    "execution.dtype": "bf16 fp16 precision mixed_precision",
-    "execution.remat": "gradient_checkpointing",
-    "model.hidden_dropout_prob": "dropout",
-    "model.num_hidden_layers": "num_layers n_layers depth",
-    "model.num_attention_heads": "num_heads n_heads",
-    "checkpoint.every_steps": "save_steps save_every save_checkpoints_steps",
-    "checkpoint.keep_last": "save_total_limit keep_checkpoint_max",
-    "eval.every_steps": "eval_steps eval_every",
-    "log.every_steps": "logging_steps log_every",
-    "init_from": "init_checkpoint model_name_or_path pretrained model_path",
-    "data.corpus (pre-training), or --config.task.data (fine-tuning)":
-        "data_dir input_file train_file dataset dataset_name",
-    "data.tokenizer": "vocab_file tokenizer_name",
-    "seed": "random_seed rng",
-}.items() for alias in aliases.split()}
+ALIASES = {
+    alias: setting
+    for setting, aliases in {
+        _PHASES: "steps max_steps num_steps total_steps train_steps num_train_steps training_steps "
+        "seq_length max_seq_len sequence_length",
+        f"task.epochs (fine-tuning), or --config.{_PHASES} (pre-training)": (
+            "epoch epochs num_epochs num_train_epochs max_epochs"
+        ),
+        f"task.max_length (fine-tuning), or --config.{_PHASES} (pre-training)": (
+            "max_len max_seq_length model_max_length"
+        ),
+        "optimizer.learning_rate": "lr peak_lr max_lr",
+        "optimizer.warmup_steps (pre-training), or --config.task.warmup (fine-tuning)": (
+            "warmup num_warmup_steps warmup_ratio warmup_proportion"
+        ),
+        "optimizer.schedule": "lr_scheduler_type lr_schedule",
+        "optimizer.weight_decay": "wd decay",
+        "optimizer.clip_norm": "max_grad_norm grad_clip clip clip_grad gradient_clip",
+        "optimizer.eps": "adam_epsilon epsilon",
+        "optimizer.b1": "adam_beta1 beta1",
+        "optimizer.b2": "adam_beta2 beta2",
+        "optimizer.name": "optim optimizer",
+        "batch_size": "bs train_batch_size global_batch_size per_device_train_batch_size",
+        "accumulation": "gradient_accumulation_steps accumulation_steps grad_accum",
+        "task.eval_batch_size": "per_device_eval_batch_size",
+        "task.name": "task_name",
+        "masking.rate": "mlm_probability masked_lm_prob mask_rate masking_rate",
+        "masking.max_predictions": "max_predictions_per_seq",
+        "masking.whole_word": "do_whole_word_mask",
+        "execution.dtype": "bf16 fp16 precision mixed_precision",
+        "execution.remat": "gradient_checkpointing",
+        "model.hidden_dropout_prob": "dropout",
+        "model.num_hidden_layers": "num_layers n_layers depth",
+        "model.num_attention_heads": "num_heads n_heads",
+        "checkpoint.every_steps": "save_steps save_every save_checkpoints_steps",
+        "checkpoint.keep_last": "save_total_limit keep_checkpoint_max",
+        "eval.every_steps": "eval_steps eval_every",
+        "log.every_steps": "logging_steps log_every",
+        "init_from": "init_checkpoint model_name_or_path pretrained model_path",
+        "data.corpus (pre-training), or --config.task.data (fine-tuning)": (
+            "data_dir input_file train_file dataset dataset_name"
+        ),
+        "data.tokenizer": "vocab_file tokenizer_name",
+        "seed": "random_seed rng",
+    }.items()
+    for alias in aliases.split()
+}
 
 
 def parse_flags(arguments: Sequence[str]) -> list[str]:
@@ -91,8 +104,11 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
 def flag_hint(name: str) -> str:
     """'. Did you mean --workdir?' for the name of an unknown flag: a flag or a setting."""
     name = name.replace("-", "_").lower()
-    own = [known for known in flags.FLAGS if "." not in known
-           and not (flags.FLAGS.find_module_defining_flag(known) or "").startswith("absl.")]
+    own = [
+        known
+        for known in flags.FLAGS
+        if "." not in known and not (flags.FLAGS.find_module_defining_flag(known) or "").startswith("absl.")
+    ]
     close = FLAG_ALIASES.get(name) or next(iter(difflib.get_close_matches(name, own, 1, 0.7)), "")
     if close in own:
         return f". Did you mean --{close}?"
@@ -129,8 +145,7 @@ def expand_overrides(arguments: Sequence[str]) -> list[str]:
             continue
         if name == "config.mesh" and value == "auto":
             name, value = "config.mesh.auto", "true"
-        for earlier in [old for old in given
-                        if old == name or name != "config" and old.startswith(f"{name}.")]:
+        for earlier in [old for old in given if old == name or name != "config" and old.startswith(f"{name}.")]:
             del given[earlier]
         given[name] = config_file(value) if name == "config" else value
     first = {"config": given.pop("config")} if "config" in given else {}
@@ -155,23 +170,32 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
     """What is wrong with a command line that absl or a config file does not take."""
     if isinstance(error, KeyError):  # a part of an option that the config file does not have
         name = str(error.args[0]).strip("'\"")
-        return (f"there is no {name!r} to set a part of; give all of it, as --config.task.options."
-                f"{name}=\"{{'PART': VALUE}}\"")
-    file = next((argument.removeprefix("--config=").split(":")[0] for argument in arguments
-                 if argument.startswith("--config=")), "")
+        return (
+            f"there is no {name!r} to set a part of; give all of it, as --config.task.options."
+            f"{name}=\"{{'PART': VALUE}}\""
+        )
+    file = next(
+        (
+            argument.removeprefix("--config=").split(":")[0]
+            for argument in arguments
+            if argument.startswith("--config=")
+        ),
+        "",
+    )
     if not file:
         return "--config= names no file; try --config=configs/demo.py"
     if not pathlib.Path(file).exists():
-        return (f"--config={file}: No such file or directory; an experiment that came with the "
-                f"package is --config=bertjax:NAME, NAME one of {', '.join(config_names())}")
+        return (
+            f"--config={file}: No such file or directory; an experiment that came with the "
+            f"package is --config=bertjax:NAME, NAME one of {', '.join(config_names())}"
+        )
     causes = [error]  # absl and config_flags wrap what the file has raised
     while following := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(following)
     for cause in reversed(causes):
         if isinstance(cause, SyntaxError) and cause.filename == file:
             return f"{file}, line {cause.lineno}: {cause.msg}"
-        lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__)
-                 if frame.filename == file]
+        lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == file]
         if lines and not isinstance(cause, flags.Error):
             kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
             return f"{file}, line {lines[-1]}: {kind}{cause}"
@@ -201,8 +225,10 @@ def check_name(name: str) -> None:
     if name in dict(settings.walk()) or name.startswith("task.options."):
         return
     close = meant(name)
-    raise ValueError(f"unknown setting --config.{name}" + (
-        f". Did you mean --config.{close}?" if close else "; --help_config lists all"))
+    raise ValueError(
+        f"unknown setting --config.{name}"
+        + (f". Did you mean --config.{close}?" if close else "; --help_config lists all")
+    )
 
 
 def meant(name: str) -> str:
@@ -216,8 +242,10 @@ def meant(name: str) -> str:
         return ALIASES[last]
     same = [path for path in valid if path.rsplit(".", 1)[-1] == last]
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6) or [
-        path for path in valid  # 'lerning_rate' for 'optimizer.learning_rate'
-        if difflib.get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.75)]
+        path
+        for path in valid  # 'lerning_rate' for 'optimizer.learning_rate'
+        if difflib.get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.75)
+    ]
     return " or --config.".join(same) or next(iter(close), "")
 
 

@@ -198,8 +198,12 @@ def parse_json(content: str | bytes, source: str) -> Any:
         raise ValueError(f"{source} is not valid JSON: {error}") from None
 
 
-def make_once(target: str | os.PathLike[str], make: Callable[[Path], object], what: str,
-              is_there: Callable[[Path], bool] = Path.exists) -> Path:
+def make_once(
+    target: str | os.PathLike[str],
+    make: Callable[[Path], object],
+    what: str,
+    is_there: Callable[[Path], bool] = Path.exists,
+) -> Path:
     """Has one process call `make(target)`; others that ask meanwhile wait and find what it made.
 
     Also between processes that know nothing of each other, and on a file system that machines
@@ -222,8 +226,7 @@ def make_once(target: str | os.PathLike[str], make: Callable[[Path], object], wh
             locked, waited_for = _lock(lock, what)
             note = _read(lock)
             if waited_for and note.startswith(_FAILED):
-                raise ValueError(f"{waited_for} could not make {what}: "
-                                 f"{note.removeprefix(_FAILED)}")
+                raise ValueError(f"{waited_for} could not make {what}: {note.removeprefix(_FAILED)}")
             if locked and not _same_file(lock, path):
                 continue  # of a process that has finished, and removed its lock
             try:

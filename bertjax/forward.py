@@ -37,9 +37,7 @@ class Row(NamedTuple):
     positions: Sequence[int] = ()
 
 
-def make_rows(
-    loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], longest: int | None = None
-) -> list[Row]:
+def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], longest: int | None = None) -> list[Row]:
     """[CLS] first [SEP] (second [SEP]) of each text or pair; the tokenizer sees them all at once.
 
     The longer of two texts is cut until both fit `longest` tokens and the model's positions. Raises
@@ -72,8 +70,12 @@ def make_rows(
 
 def _pair(text: Any) -> tuple[str, str | None]:
     pair = (text, None) if isinstance(text, str) else text
-    if (not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str)
-            or not isinstance(pair[1], str | None)):
+    if (
+        not isinstance(pair, tuple | list)
+        or len(pair) != 2
+        or not isinstance(pair[0], str)
+        or not isinstance(pair[1], str | None)
+    ):
         raise ValueError(f"an input is a text or a pair of two texts, not {text!r:.80}")
     return pair[0], pair[1]
 
@@ -110,8 +112,7 @@ def batches_by_length(
         shape = (min(batch_size, max(1, tokens // widest)) if tokens else batch_size, widest)
         chosen = order[at : at + shape[0]]
         at += len(chosen)
-        inputs = {name: np.zeros(shape, np.int32)
-                  for name in ("input_ids", "attention_mask", "token_type_ids")}
+        inputs = {name: np.zeros(shape, np.int32) for name in ("input_ids", "attention_mask", "token_type_ids")}
         inputs["input_ids"][:] = pad_id
         real = np.zeros(shape, bool)
         real[: len(chosen)] = np.arange(shape[1]) < lengths[chosen, None]
@@ -127,8 +128,11 @@ def batches_by_length(
 
 
 def run(
-    loaded: LoadedModel, rows: Sequence[Row], batch_size: int = 32,
-    keep: Callable[[Row, Any], Any] = lambda row, output: output, **options: Any
+    loaded: LoadedModel,
+    rows: Sequence[Row],
+    batch_size: int = 32,
+    keep: Callable[[Row, Any], Any] = lambda row, output: output,
+    **options: Any,
 ) -> list[Any]:
     """What `keep` makes of each row and the model's outputs of it: numpy, padded to its bucket.
 
@@ -149,7 +153,9 @@ def run(
             outputs[i] = keep(rows[i], output)
 
     for indices, inputs in batches_by_length(
-        rows, min(batch_size, max(1, len(rows))), loaded.tokenizer.pad_id,
+        rows,
+        min(batch_size, max(1, len(rows))),
+        loaded.tokenizer.pad_id,
         loaded.config.max_position_embeddings,
         CPU_TOKENS if jax.default_backend() == "cpu" else None,
     ):

@@ -19,13 +19,7 @@ from bertjax.forward import Row, make_rows, run
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings
 from bertjax.model import heads
-from bertjax.tasks.windows import (
-    Window,
-    most_context,
-    passage_tokens,
-    passage_windows,
-    window_starts,
-)
+from bertjax.tasks.windows import Window, most_context, passage_tokens, passage_windows, window_starts
 
 # A text with more [MASK]s than this is read again for the others, so that the logits of a batch,
 # float32 [batch_size, P, V] on device and host, do not grow with the fullest text.
@@ -99,9 +93,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 @overload
-def fill_mask(
-    model: Model, text: str, top_k: int = ..., batch_size: int = ...
-) -> list[list[Filling]]: ...
+def fill_mask(model: Model, text: str, top_k: int = ..., batch_size: int = ...) -> list[list[Filling]]: ...
 
 
 @overload
@@ -121,8 +113,7 @@ def fill_mask(model, text, top_k=5, batch_size=32):
       ValueError: no [MASK] in a text, a text beyond the positions, top_k below 1, or a model
         without an MLM head.
     """
-    loaded = opened(model, "mlm", heads.BertForPreTraining, heads.BertForMaskedLM,
-                    purpose="fill-mask")
+    loaded = opened(model, "mlm", heads.BertForPreTraining, heads.BertForMaskedLM, purpose="fill-mask")
     if isinstance(text, str):
         return fill_mask(loaded, [text], top_k, batch_size)[0]
     if not isinstance(top_k, numbers.Integral) or top_k < 1:
@@ -152,8 +143,10 @@ def _ids_with_masks(loaded: LoadedModel, text: str) -> np.ndarray:
     if tokenizer.mask_id not in ids:
         raise ValueError(f"no {tokenizer.id_to_token(tokenizer.mask_id)} in {text!r:.200}")
     if len(ids) + 2 > longest:
-        raise ValueError(f"the text has {len(ids) + 2} tokens with [CLS] and [SEP], the model "
-                         f"reads {longest}: shorten it around the mask. It begins {text!r:.60}")
+        raise ValueError(
+            f"the text has {len(ids) + 2} tokens with [CLS] and [SEP], the model "
+            f"reads {longest}: shorten it around the mask. It begins {text!r:.60}"
+        )
     return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id], np.int32)
 
 
@@ -172,17 +165,20 @@ def next_sentence(model: Model, pairs: tuple[str, str], batch_size: int = ...) -
 
 
 @overload
-def next_sentence(
-    model: Model, pairs: Iterable[Iterable[str]], batch_size: int = ...
-) -> list[float]: ...
+def next_sentence(model: Model, pairs: Iterable[Iterable[str]], batch_size: int = ...) -> list[float]: ...
 
 
 def next_sentence(model, pairs, batch_size=32):
     """Probability that the second text of a pair, or of each pair, follows the first (class 0 of
     the head).
     """
-    loaded = opened(model, "next-sentence", heads.BertForPreTraining,
-                    heads.BertForNextSentencePrediction, purpose="next-sentence prediction")
+    loaded = opened(
+        model,
+        "next-sentence",
+        heads.BertForPreTraining,
+        heads.BertForNextSentencePrediction,
+        purpose="next-sentence prediction",
+    )
     if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(x, str) for x in pairs):
         return next_sentence(loaded, [pairs], batch_size)[0]
     takes = "next-sentence prediction", "[(first, second)], or one pair"
@@ -191,8 +187,12 @@ def next_sentence(model, pairs, batch_size=32):
     if isinstance(loaded.model, heads.BertForPreTraining):
         # One position each spares the MLM logits of every token.
         rows = [row._replace(positions=[0]) for row in rows]
-    return run(loaded, rows, batch_size, lambda row, output: float(_softmax(
-        output[1][0] if isinstance(output, tuple) else output)[0]))
+    return run(
+        loaded,
+        rows,
+        batch_size,
+        lambda row, output: float(_softmax(output[1][0] if isinstance(output, tuple) else output)[0]),
+    )
 
 
 @overload
@@ -200,9 +200,7 @@ def classify(model: Model, texts: str, batch_size: int = ...) -> dict[str, float
 
 
 @overload
-def classify(
-    model: Model, texts: Iterable[str | tuple[str, str]], batch_size: int = ...
-) -> list[dict[str, float]]: ...
+def classify(model: Model, texts: Iterable[str | tuple[str, str]], batch_size: int = ...) -> list[dict[str, float]]: ...
 
 
 def classify(model, texts, batch_size=32):
@@ -212,8 +210,7 @@ def classify(model, texts, batch_size=32):
     The probabilities of a text add up to 1, unless the model says that each of its labels may hold
     by itself (problem_type multi_label_classification in its config.json).
     """
-    loaded = opened(model, "sequence-classification", heads.BertForSequenceClassification,
-                    purpose="classification")
+    loaded = opened(model, "sequence-classification", heads.BertForSequenceClassification, purpose="classification")
     if isinstance(texts, str):
         return classify(loaded, [texts], batch_size)[0]
     texts = _listed(texts, "classification", "[text], or one text")
@@ -221,7 +218,8 @@ def classify(model, texts, batch_size=32):
         return []
     logits = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
     values = {"multi_label_classification": _sigmoid, "regression": lambda numbers: numbers}.get(
-        problem_type(loaded), _softmax)(logits)
+        problem_type(loaded), _softmax
+    )(logits)
     names = [label_name(loaded, i) for i in range(logits.shape[1])]
     return [dict(zip(names, row, strict=True)) for row in values.tolist()]
 
@@ -245,9 +243,7 @@ def tag_words(model: Model, sentences: str, batch_size: int = ...) -> list[str]:
 
 
 @overload
-def tag_words(
-    model: Model, sentences: Iterable[str | Iterable[str]], batch_size: int = ...
-) -> list[list[str]]: ...
+def tag_words(model: Model, sentences: Iterable[str | Iterable[str]], batch_size: int = ...) -> list[list[str]]: ...
 
 
 def tag_words(model, sentences, batch_size=32):
@@ -260,13 +256,14 @@ def tag_words(model, sentences, batch_size=32):
     label is that of the window which shows most around it. A word of characters that the tokenizer
     drops is O; where the model has no such label, it is read at an unknown token.
     """
-    loaded = opened(model, "token-classification", heads.BertForTokenClassification,
-                    purpose="tagging")
+    loaded = opened(model, "token-classification", heads.BertForTokenClassification, purpose="tagging")
     if isinstance(sentences, str):
         return tag_words(loaded, [sentences], batch_size)[0]
     takes = "tagging", "[[word, word]], or one text"
-    sentences = [words.split() if isinstance(words, str) else
-                 _strings(_listed(words, *takes), "word") for words in _listed(sentences, *takes)]
+    sentences = [
+        words.split() if isinstance(words, str) else _strings(_listed(words, *takes), "word")
+        for words in _listed(sentences, *takes)
+    ]
     tokenizer = loaded.tokenizer
     room = loaded.config.max_position_embeddings - 2
     outside = "O" if "O" in (loaded.labels or {}).values() else ""
@@ -296,23 +293,29 @@ def tag_words(model, sentences, batch_size=32):
 
 @overload
 def answer(
-    model: Model, question: str, context: str, max_answer_tokens: int = ...,
-    stride: int = ..., batch_size: int = ..., null_threshold: float | None = ...,
+    model: Model,
+    question: str,
+    context: str,
+    max_answer_tokens: int = ...,
+    stride: int = ...,
+    batch_size: int = ...,
+    null_threshold: float | None = ...,
 ) -> Answer: ...
 
 
 @overload
 def answer(
-    model: Model, question: Iterable[str], context: Iterable[str],
-    max_answer_tokens: int = ..., stride: int = ..., batch_size: int = ...,
+    model: Model,
+    question: Iterable[str],
+    context: Iterable[str],
+    max_answer_tokens: int = ...,
+    stride: int = ...,
+    batch_size: int = ...,
     null_threshold: float | None = ...,
 ) -> list[Answer]: ...
 
 
-def answer(
-    model, question, context, max_answer_tokens=30, stride=128, batch_size=32,
-    null_threshold=None,
-):
+def answer(model, question, context, max_answer_tokens=30, stride=128, batch_size=32, null_threshold=None):
     """The best span of the context over overlapping windows (original: run_squad.py).
 
     A span starts where its window shows more of the context than any other window.
@@ -325,11 +328,9 @@ def answer(
         than this (SQuAD 2.0). None takes what fine-tuning found and stored in config.json; a model
         without it always answers.
     """
-    loaded = opened(model, "question-answering", heads.BertForQuestionAnswering,
-                    purpose="question answering")
+    loaded = opened(model, "question-answering", heads.BertForQuestionAnswering, purpose="question answering")
     if isinstance(question, str) and isinstance(context, str):
-        return answer(loaded, [question], [context], max_answer_tokens, stride, batch_size,
-                      null_threshold)[0]
+        return answer(loaded, [question], [context], max_answer_tokens, stride, batch_size, null_threshold)[0]
     if max_answer_tokens < 1:
         raise ValueError(f"max_answer_tokens={max_answer_tokens} must be at least 1")
     if null_threshold is None:
@@ -338,8 +339,10 @@ def answer(
     questions = _strings(_listed(question, *takes), "question")
     contexts = _strings(_listed(context, *takes), "context")
     if len(questions) != len(contexts):
-        raise ValueError(f"{len(questions)} questions and {len(contexts)} contexts: give each "
-                         "question its context, the same one again where they share it")
+        raise ValueError(
+            f"{len(questions)} questions and {len(contexts)} contexts: give each "
+            "question its context, the same one again where they share it"
+        )
     rows, windows = [], []  # windows: of each row, (number of the question, Window)
     longest = loaded.config.max_position_embeddings
     tokens = functools.lru_cache(1)(passage_tokens)  # neighbours often share their context
@@ -347,8 +350,9 @@ def answer(
     for number, (query, passage) in enumerate(zip(queries, contexts, strict=True)):
         query, (ids, offsets) = query[:64], tokens(loaded.tokenizer, passage)
         if not len(ids) or len(query) + 3 >= longest:
-            raise ValueError("the context is empty or the question leaves it no room. The "
-                             f"question begins {questions[number]!r:.60}")
+            raise ValueError(
+                f"the context is empty or the question leaves it no room. The question begins {questions[number]!r:.60}"
+            )
         for *row, window in passage_windows(loaded.tokenizer, query, ids, offsets, longest, stride):
             rows.append(Row(*row))
             windows.append((number, window))
@@ -360,13 +364,13 @@ def answer(
         start, end, score = _best_span(window, starts, ends, max_answer_tokens)
         if score > best[number].score:
             best[number] = Answer(contexts[number][start:end], start, end, score)
-    return [Answer("", 0, 0, none) if none - span.score > null_threshold else span
-            for span, none in zip(best, null, strict=True)]
+    return [
+        Answer("", 0, 0, none) if none - span.score > null_threshold else span
+        for span, none in zip(best, null, strict=True)
+    ]
 
 
-def _best_span(
-    window: Window, starts: np.ndarray, ends: np.ndarray, max_tokens: int
-) -> tuple[int, int, float]:
+def _best_span(window: Window, starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> tuple[int, int, float]:
     """(first character, end character, score) from the logits [T] of one window's row.
 
     The score is -inf where no span may start in the window.
@@ -382,8 +386,7 @@ def _best_span(
 
 
 def layer_outputs(
-    model: Model, texts: Sequence[str | tuple[str, str]], layers: Sequence[int] = (-1,),
-    batch_size: int = 32,
+    model: Model, texts: Sequence[str | tuple[str, str]], layers: Sequence[int] = (-1,), batch_size: int = 32
 ) -> Iterator[tuple[list[str], np.ndarray]]:
     """Hidden states of chosen layers (original: extract_features.py).
 
@@ -406,14 +409,16 @@ def layer_outputs(
     def chosen(row: Row, output: tuple) -> np.ndarray:
         return np.stack([output[0][i][: len(row.ids)] for i in layers]).astype(np.float32)
 
-    for row, states in zip(rows, run(loaded, rows, batch_size, chosen, all_hidden=True),
-                           strict=True):
+    for row, states in zip(rows, run(loaded, rows, batch_size, chosen, all_hidden=True), strict=True):
         yield [loaded.tokenizer.id_to_token(int(i)) for i in row.ids], states
 
 
 def sentence_embeddings(
-    model: Model, texts: str | Iterable[str | tuple[str, str]], pooling: str | None = None,
-    normalise: bool | None = None, batch_size: int = 32,
+    model: Model,
+    texts: str | Iterable[str | tuple[str, str]],
+    pooling: str | None = None,
+    normalise: bool | None = None,
+    batch_size: int = 32,
 ) -> np.ndarray:
     """One vector a text, float32 [N, H], or [H] for one text, made of its last hidden states.
 

@@ -23,8 +23,15 @@ from typing import Any, NoReturn
 # What a user can cause: settings, files, disks. Anything else is a fault of the program, of which
 # the traceback tells.
 REFUSALS: tuple[type[BaseException], ...] = (
-    ValueError, OSError, MemoryError, ImportError, EOFError, zlib.error, lzma.LZMAError,
-    zipfile.BadZipFile)
+    ValueError,
+    OSError,
+    MemoryError,
+    ImportError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+)
 # Packages whose own classes of errors tell of a network, a bucket or a file.
 OUTSIDE = ("aiohttp", "gcsfs", "google", "safetensors", "wandb")
 REMEDIES = {
@@ -59,8 +66,9 @@ def leave_on_signals() -> None:
     def raise_again(ignored: Any) -> None:
         """Destructors and callbacks of the garbage collector swallow what is raised in them."""
         if isinstance(ignored.exc_value, Interrupted):
-            threading.Timer(0.05, signal.pthread_kill,
-                            (threading.main_thread().ident, ignored.exc_value.code - 128)).start()
+            threading.Timer(
+                0.05, signal.pthread_kill, (threading.main_thread().ident, ignored.exc_value.code - 128)
+            ).start()
         else:
             sys.__unraisablehook__(ignored)
 
@@ -104,6 +112,7 @@ def leave_signals_to_parent() -> None:
 
 def end_with_parent() -> None:
     """From now on this process ends when its parent does, also when that is killed."""
+
     def follow() -> None:
         multiprocessing.parent_process().join()
         os._exit(1)
@@ -179,13 +188,18 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
     if type(error).__module__.partition(".")[0] in OUTSIDE:
         return f"{type(error).__name__}: {text}"
     if text.startswith("RESOURCE_EXHAUSTED"):  # XlaRuntimeError
-        return (f"the device is out of memory: fewer rows at once, --config.accumulation=2 or "
-                f"--batch_size (README, 'Out of memory'). XLA says: {text[:300]}")
+        return (
+            f"the device is out of memory: fewer rows at once, --config.accumulation=2 or "
+            f"--batch_size (README, 'Out of memory'). XLA says: {text[:300]}"
+        )
     if not isinstance(error, (*REFUSALS, *more)):
         return None
     if isinstance(error, OSError) and error.strerror:
-        names = [os.fsdecode(file) for file in (error.filename, error.filename2)
-                 if isinstance(file, str | bytes | os.PathLike)]
+        names = [
+            os.fsdecode(file)
+            for file in (error.filename, error.filename2)
+            if isinstance(file, str | bytes | os.PathLike)
+        ]
         remedy = REMEDIES.get(error.errno)
         return ": ".join([*names[:1], error.strerror]) + (f"; {remedy}" if remedy else "")
     if isinstance(error, ImportError) and error.name:
@@ -212,8 +226,7 @@ def leave(code: int, at_once: bool = False) -> NoReturn:
 
     A machine that is taken away gives half a minute, a compilation may take several.
     """
-    if at_once or any(thread is not threading.main_thread() and not thread.daemon
-                      for thread in threading.enumerate()):
+    if at_once or any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
         for child in multiprocessing.active_children():  # data workers
             child.terminate()
         sys.stdout.flush()

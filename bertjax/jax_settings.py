@@ -49,20 +49,52 @@ FIXED: Mapping[str, Any] = {
 }
 # Variables of jax that do not change numbers.
 _HARMLESS = (
-    "JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE",
-    "JAX_PERSISTENT_CACHE", "JAX_RAISE_PERSISTENT", "JAX_EXPLAIN", "JAX_LOG", "JAX_DUMP",
-    "JAX_TRACEBACK", "JAX_INCLUDE", "JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
-    "JAX_LOCAL_DEVICE_IDS", "JAX_CUDA_VISIBLE", "JAX_ROCM_VISIBLE", "JAX_CHECK_PROXY",
-    "JAX_CPU_GET", "JAX_CROSS_HOST", "JAX_PPRINT", "JAX_DISTRIBUTED", "JAX_DEBUG_LOG",
-    "JAX_DEBUG_NANS", "JAX_ENABLE_PREEMPTION", "JAX_NUM_CPU_DEVICES", "JAX_CAPTURED",
-    "JAX_COMPILER_DETAILED")
+    "JAX_PLATFORMS",
+    "JAX_PLATFORM_NAME",
+    "JAX_COMPILATION_CACHE",
+    "JAX_ENABLE_COMPILATION_CACHE",
+    "JAX_PERSISTENT_CACHE",
+    "JAX_RAISE_PERSISTENT",
+    "JAX_EXPLAIN",
+    "JAX_LOG",
+    "JAX_DUMP",
+    "JAX_TRACEBACK",
+    "JAX_INCLUDE",
+    "JAX_COORDINATOR",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+    "JAX_LOCAL_DEVICE_IDS",
+    "JAX_CUDA_VISIBLE",
+    "JAX_ROCM_VISIBLE",
+    "JAX_CHECK_PROXY",
+    "JAX_CPU_GET",
+    "JAX_CROSS_HOST",
+    "JAX_PPRINT",
+    "JAX_DISTRIBUTED",
+    "JAX_DEBUG_LOG",
+    "JAX_DEBUG_NANS",
+    "JAX_ENABLE_PREEMPTION",
+    "JAX_NUM_CPU_DEVICES",
+    "JAX_CAPTURED",
+    "JAX_COMPILER_DETAILED",
+)
 # Read by XLA and by the libraries of GPUs and TPUs.
-_COMPILERS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
-              "TF_CUDNN_DETERMINISTIC", "NCCL_ALGO", "NCCL_PROTO")
+_COMPILERS = (
+    "XLA_FLAGS",
+    "LIBTPU_INIT_ARGS",
+    "NVIDIA_TF32_OVERRIDE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "TF_CUDNN_DETERMINISTIC",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+)
 # Flags of XLA that say where something is or is written, and not what is computed.
-_HARMLESS_FLAGS = ("--xla_dump", "--xla_gpu_cuda_data_dir",
-                   "--xla_force_host_platform_device_count",
-                   "--xla_gpu_per_fusion_autotune_cache_dir")
+_HARMLESS_FLAGS = (
+    "--xla_dump",
+    "--xla_gpu_cuda_data_dir",
+    "--xla_force_host_platform_device_count",
+    "--xla_gpu_per_fusion_autotune_cache_dir",
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,8 +106,7 @@ def clear(variables: MutableMapping[str, str] = os.environ) -> None:
 
 
 def fix() -> None:
-    """Gives jax the values of FIXED, whatever the environment says; for programs, at their start.
-    """
+    """Gives jax the values of FIXED, whatever the environment says; for programs, at their start."""
     import jax  # late: a tool that needs none clears its environment all the same
 
     for name, value in FIXED.items():
@@ -100,6 +131,7 @@ def fixed() -> Iterator[None]:
 
 def with_fixed(function: F) -> F:
     """A function of the library that computes under `fixed`."""
+
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
         with fixed():
@@ -113,10 +145,8 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     found = {}
     for name, value in sorted(variables.items()):
         if name == "XLA_FLAGS":
-            value = " ".join(sorted(flag for flag in value.split()
-                                    if not flag.startswith(_HARMLESS_FLAGS)))
-        unknown_jax = name.startswith("JAX_") and name.lower() not in FIXED and not (
-            name.startswith(_HARMLESS))
+            value = " ".join(sorted(flag for flag in value.split() if not flag.startswith(_HARMLESS_FLAGS)))
+        unknown_jax = name.startswith("JAX_") and name.lower() not in FIXED and not (name.startswith(_HARMLESS))
         if value and (name in _COMPILERS or unknown_jax):
             found[name] = value
     return found
@@ -124,5 +154,8 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What differs between two records of `environment`, a line each."""
-    return [f"{name}: {before.get(name, 'not set')} -> {now.get(name, 'not set')}"
-            for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    return [
+        f"{name}: {before.get(name, 'not set')} -> {now.get(name, 'not set')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]

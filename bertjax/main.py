@@ -29,22 +29,33 @@ with ended_by_ctrl_c():
     from bertjax.config_checks import check_config
 
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Experiment: a file of configs/, with variants after a colon "
+    "config",
+    None,
+    "Experiment: a file of configs/, with variants after a colon "
     "(configs/large.py:two_phase), or bertjax:NAME for one that came with the package "
     "(bertjax:large:two_phase). Any setting can be overridden: --config.batch_size=64.",
     # Options of a task are those of its class; all other names are checked.
-    lock_config=False, accept_new_attributes=True, sys_argv=ARGUMENTS)
+    lock_config=False,
+    accept_new_attributes=True,
+    sys_argv=ARGUMENTS,
+)
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Directory of the run: checkpoints, metrics.jsonl, report.html, model/. "
-    "Local or gs://. Default: runs/NAME of the config file.")
+    "workdir",
+    None,
+    "Directory of the run: checkpoints, metrics.jsonl, report.html, model/. "
+    "Local or gs://. Default: runs/NAME of the config file.",
+)
 _COORDINATOR = flags.DEFINE_string(
-    "coordinator", "", "HOST:PORT of process 0 of a run over several machines. Not needed on TPU "
-    "pods and under SLURM, where the processes find each other.")
+    "coordinator",
+    "",
+    "HOST:PORT of process 0 of a run over several machines. Not needed on TPU "
+    "pods and under SLURM, where the processes find each other.",
+)
 _PROCESSES = flags.DEFINE_integer("processes", 0, "With --coordinator: number of processes.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which one this is.")
 _WAIT_SECONDS = flags.DEFINE_integer(
-    "wait_seconds", 300, "How long to wait at the start for the other processes of the run.",
-    lower_bound=1)
+    "wait_seconds", 300, "How long to wait at the start for the other processes of the run.", lower_bound=1
+)
 _HELP_CONFIG = flags.DEFINE_bool("help_config", False, "Print every setting, then exit.")
 
 
@@ -57,11 +68,12 @@ def main(arguments: Sequence[str]) -> None:
             print(describe())
             return
         if len(arguments) > 1:
-            raise ValueError(f"unexpected arguments {' '.join(arguments[1:])}: quote wildcards, "
-                             "and write settings as --config.NAME=VALUE")
+            raise ValueError(
+                f"unexpected arguments {' '.join(arguments[1:])}: quote wildcards, "
+                "and write settings as --config.NAME=VALUE"
+            )
         if _CONFIG.value is None:
-            raise ValueError("no experiment given; try --config=configs/demo.py (all settings: "
-                             "--help_config)")
+            raise ValueError("no experiment given; try --config=configs/demo.py (all settings: --help_config)")
         config = _CONFIG.value
         workdir = os.path.expanduser(_WORKDIR.value or os.path.join("runs", _config_name()))
         check_config(config)
@@ -69,8 +81,7 @@ def main(arguments: Sequence[str]) -> None:
         with ended_by_ctrl_c():
             from bertjax.training import distributed, hardware, runtime
 
-        runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value,
-                      _WAIT_SECONDS.value)
+        runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value, _WAIT_SECONDS.value)
     hardware.wake()
     if config.job == "finetune" and config.task.name == "all":
         from bertjax.tasks import suite as jobs
@@ -128,8 +139,7 @@ def run() -> None:
             leave(end.code if isinstance(end.code, int) else 1)
         raise
     except KeyboardInterrupt:  # outside the loop of steps, which saves
-        print("bertjax: interrupted; the same command goes on from the newest checkpoint",
-              file=sys.stderr)
+        print("bertjax: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
         leave(130)
 
 

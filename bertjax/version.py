@@ -18,9 +18,12 @@ def source_version() -> str:
         return bertjax.__version__
     try:
         commit = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10",
-             "--exclude=*"],
-            check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):  # no git, or a checkout of somebody else's
         return bertjax.__version__
     return f"{bertjax.__version__} (commit {commit})"

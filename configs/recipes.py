@@ -88,8 +88,7 @@ def lamb_phase2(config):
     config.accumulation = 1024
 
 
-RECIPES = {"budget": budget, "roberta": roberta, "lamb_phase1": lamb_phase1,
-           "lamb_phase2": lamb_phase2}
+RECIPES = {"budget": budget, "roberta": roberta, "lamb_phase1": lamb_phase1, "lamb_phase2": lamb_phase2}
 
 
 def get_config(names="budget"):

@@ -27,8 +27,7 @@ for flag, value in flags.items():
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{flag}={value}".strip()
 # Several tests, and the programs that they start, compile the same step: once a checkout is enough.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR",
-                      str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -69,8 +68,11 @@ def bucket(monkeypatch):
         makedirs = mkdir
 
     filesystem = fsspec.filesystem
-    monkeypatch.setattr(fsspec, "filesystem", lambda protocol, **options: (
-        Storage() if protocol == "gcs" else filesystem(protocol, **options)))
+    monkeypatch.setattr(
+        fsspec,
+        "filesystem",
+        lambda protocol, **options: Storage() if protocol == "gcs" else filesystem(protocol, **options),
+    )
     found = epath.Path("gs://bucket")
     found._backend._get_filesystem.cache_clear()
     yield found
@@ -87,10 +89,11 @@ def random_store(tmp_path_factory):
 
     random = np.random.default_rng(0)
     words = [f"w{i}" for i in range(60)]
-    tokenizer = WordPieceTokenizer(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
-    documents = [[" ".join(random.choice(words, random.integers(3, 12)))
-                  for _ in range(random.integers(4, 12))] for _ in range(40)]
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
+    documents = [
+        [" ".join(random.choice(words, random.integers(3, 12))) for _ in range(random.integers(4, 12))]
+        for _ in range(40)
+    ]
     directory = tmp_path_factory.mktemp("random") / "store"
     build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.2)
     return directory

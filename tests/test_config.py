@@ -32,49 +32,57 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
     assert settings.max_predictions(settings.default_config(), length) == expected
 
 
-@pytest.mark.parametrize("values, words", [
-    (dict(phases=((10, 512), (5, 128))), "shrinks from 512 to 128"),
-    (dict(phases=((10, 600),)), "max_position_embeddings is 512"),
-    (dict(phases=((10, 4),)), "at least 5"),
-    (dict(phases=()), "must be"),
-    (dict(batch_size=10, accumulation=4), "next valid batch size is 12"),
-    (dict(optimizer__warmup_steps=-1), "warmup_steps=-1"),
-    (dict(optimizer__warmup_steps=2_000_000), "1,000,000 steps"),
-    (dict(optimizer__name="adamv"), "Did you mean 'adamw'"),
-    (dict(checkpoint__metric="mlm_loss"), "Did you mean 'eval/mlm_loss'"),
-    (dict(masking__mask_prob=0.95, masking__random_prob=0.2), "more than 1"),
-    (dict(masking__rate=0.0), "nothing would be predicted"),
-    (dict(model__num_attention_heads=7), "num_attention_heads=7"),
-    (dict(data__short_seq_prob=1.5), "not a probability"),
-    (dict(profile_steps=(5, 2)), "profile_steps"),
-    (dict(optimizer__learning_rate=float("nan")), "learning_rate=nan must be positive"),
-    (dict(optimizer__learning_rate=float("inf")), "learning_rate=inf must be positive"),
-    (dict(optimizer__eps=0.0), "eps=0.0 must be positive"),
-    (dict(optimizer__b2=1.0), "b2=1.0 must be at least 0 and below 1"),
-    (dict(optimizer__weight_decay=-0.01), "weight_decay=-0.01 must be at least 0"),
-    (dict(optimizer__no_decay="(bias"), "no_decay='(bias' is not a regular expression"),
-    (dict(seed=-1), "seed=-1 must be from 0"),
-    (dict(eval__rows=-1), "rows=-1 must be at least 0"),
-    (dict(masking__max_predictions=-1), "max_predictions=-1 must be at least 0"),
-    (dict(masking__max_predictions=129, phases=((9, 64), (1, 128)), optimizer__warmup_steps=0),
-     "max_predictions=129 is more than the 128 tokens"),
-    (dict(checkpoint__keep_last=0), "keep_last=0 must be at least 1"),
-    (dict(job="finetune", task__epochs=0), "task.epochs=0 must be at least 1"),
-    (dict(seed=2**31), "seed=2147483648 must be from 0 to 2,147,483,647"),
-    (dict(model__attention_probs_dropout_prob=1.0), "dropout_prob=1.0 must be"),
-])
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        (dict(phases=((10, 512), (5, 128))), "shrinks from 512 to 128"),
+        (dict(phases=((10, 600),)), "max_position_embeddings is 512"),
+        (dict(phases=((10, 4),)), "at least 5"),
+        (dict(phases=()), "must be"),
+        (dict(batch_size=10, accumulation=4), "next valid batch size is 12"),
+        (dict(optimizer__warmup_steps=-1), "warmup_steps=-1"),
+        (dict(optimizer__warmup_steps=2_000_000), "1,000,000 steps"),
+        (dict(optimizer__name="adamv"), "Did you mean 'adamw'"),
+        (dict(checkpoint__metric="mlm_loss"), "Did you mean 'eval/mlm_loss'"),
+        (dict(masking__mask_prob=0.95, masking__random_prob=0.2), "more than 1"),
+        (dict(masking__rate=0.0), "nothing would be predicted"),
+        (dict(model__num_attention_heads=7), "num_attention_heads=7"),
+        (dict(data__short_seq_prob=1.5), "not a probability"),
+        (dict(profile_steps=(5, 2)), "profile_steps"),
+        (dict(optimizer__learning_rate=float("nan")), "learning_rate=nan must be positive"),
+        (dict(optimizer__learning_rate=float("inf")), "learning_rate=inf must be positive"),
+        (dict(optimizer__eps=0.0), "eps=0.0 must be positive"),
+        (dict(optimizer__b2=1.0), "b2=1.0 must be at least 0 and below 1"),
+        (dict(optimizer__weight_decay=-0.01), "weight_decay=-0.01 must be at least 0"),
+        (dict(optimizer__no_decay="(bias"), "no_decay='(bias' is not a regular expression"),
+        (dict(seed=-1), "seed=-1 must be from 0"),
+        (dict(eval__rows=-1), "rows=-1 must be at least 0"),
+        (dict(masking__max_predictions=-1), "max_predictions=-1 must be at least 0"),
+        (
+            dict(masking__max_predictions=129, phases=((9, 64), (1, 128)), optimizer__warmup_steps=0),
+            "max_predictions=129 is more than the 128 tokens",
+        ),
+        (dict(checkpoint__keep_last=0), "keep_last=0 must be at least 1"),
+        (dict(job="finetune", task__epochs=0), "task.epochs=0 must be at least 1"),
+        (dict(seed=2**31), "seed=2147483648 must be from 0 to 2,147,483,647"),
+        (dict(model__attention_probs_dropout_prob=1.0), "dropout_prob=1.0 must be"),
+    ],
+)
 def test_impossible_settings_are_refused_with_the_reason(values, words):
     with pytest.raises(ValueError, match=re.escape(words).replace(r"\.\*", ".*")):
         check_config(changed(**values))
 
 
-@pytest.mark.parametrize("values, words", [
-    (dict(job="finetune", optimizer__name="lamb"), "optimizer.name='lamb' has no effect.*adamw"),
-    (dict(job="finetune", optimizer__warmup_steps=9), "warmup_steps=9 has no effect.*task.warmup"),
-    (dict(job="finetune", model__hidden_dropout_prob=0.0), "no effect.*that of config.init_from"),
-    (dict(job="finetune", resume="overwrite"), "no effect.*begin anew"),
-    (dict(task__epochs=9), "task.epochs=9 has no effect on config.job='pretrain'"),
-])
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        (dict(job="finetune", optimizer__name="lamb"), "optimizer.name='lamb' has no effect.*adamw"),
+        (dict(job="finetune", optimizer__warmup_steps=9), "warmup_steps=9 has no effect.*task.warmup"),
+        (dict(job="finetune", model__hidden_dropout_prob=0.0), "no effect.*that of config.init_from"),
+        (dict(job="finetune", resume="overwrite"), "no effect.*begin anew"),
+        (dict(task__epochs=9), "task.epochs=9 has no effect on config.job='pretrain'"),
+    ],
+)
 def test_what_would_be_ignored_is_refused(values, words):
     with pytest.raises(ValueError, match=words):
         check_config(changed(**values))
@@ -94,16 +102,19 @@ def test_vocabulary_larger_than_the_model_is_refused_with_both_numbers():
     assert settings.model_config(changed(model__vocab_multiple=64), 30522).vocab_size == 30528
 
 
-@pytest.mark.parametrize("argument, hint", [
-    ("--config.optimizer.lerning_rate=1", "optimizer.learning_rate"),
-    ("--config.learning_rate=1", "optimizer.learning_rate"),
-    ("--config.bach_size", "batch_size"),
-    ("--config.optimizer.lr=1", "learning_rate"),
-    ("--config.steps=1", "phases="),
-    ("--config.num_train_epochs=1", "task.epochs.*phases"),
-    ("--config.gradient_accumulation_steps=2", "accumulation"),
-    ("--config.every_steps=2", "checkpoint.every_steps or --config.eval.every_steps or"),
-])
+@pytest.mark.parametrize(
+    "argument, hint",
+    [
+        ("--config.optimizer.lerning_rate=1", "optimizer.learning_rate"),
+        ("--config.learning_rate=1", "optimizer.learning_rate"),
+        ("--config.bach_size", "batch_size"),
+        ("--config.optimizer.lr=1", "learning_rate"),
+        ("--config.steps=1", "phases="),
+        ("--config.num_train_epochs=1", "task.epochs.*phases"),
+        ("--config.gradient_accumulation_steps=2", "accumulation"),
+        ("--config.every_steps=2", "checkpoint.every_steps or --config.eval.every_steps or"),
+    ],
+)
 def test_unknown_setting_names_the_nearest_one(argument, hint):
     with pytest.raises(ValueError, match=hint):
         check_override_names([argument])
@@ -120,8 +131,10 @@ def test_every_alias_names_a_setting_and_is_none():
 def test_a_misspelt_setting_of_a_config_file_is_refused():
     config = settings.default_config()
     config.optimizer.lerning_rate = 3e-4
-    with pytest.raises(ValueError, match="unknown setting --config.optimizer.lerning_rate. Did you "
-                                         "mean --config.optimizer.learning_rate"):
+    with pytest.raises(
+        ValueError,
+        match="unknown setting --config.optimizer.lerning_rate. Did you mean --config.optimizer.learning_rate",
+    ):
         check_config(config)
 
 
@@ -141,8 +154,7 @@ def test_resume_conflicts_names_what_would_change_the_run():
 
 
 def test_every_number_says_what_it_may_be():
-    elsewhere = ("mesh.", "model.", "optimizer.warmup_steps", "data.demo_vocab_size",
-                 "task.max_length")
+    elsewhere = ("mesh.", "model.", "optimizer.warmup_steps", "data.demo_vocab_size", "task.max_length")
     for name, setting in settings.walk():
         number = isinstance(setting.default, int | float) and not isinstance(setting.default, bool)
         if number and not name.startswith(elsewhere):

@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax.files import (
-    make_once,
-    parse_json,
-    read_json,
-    whole_directory,
-    whole_file,
-    write_whole,
-)
+from bertjax.files import make_once, parse_json, read_json, whole_directory, whole_file, write_whole
 from bertjax.tasks.glue import GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.swag import MultipleChoiceTask
@@ -67,11 +60,14 @@ def test_the_home_directory_is_understood(tmp_path, monkeypatch):
     assert (tmp_path / "a" / "out.txt").exists() and (tmp_path / "d" / "y").exists()
 
 
-@pytest.mark.parametrize("task", [
-    pytest.param(lambda folder: GlueTask("sst2", folder), id="glue"),
-    pytest.param(lambda folder: NerTask(folder, labels=("O", "B-X")), id="ner"),
-    pytest.param(lambda folder: MultipleChoiceTask(folder), id="swag"),
-])
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(lambda folder: GlueTask("sst2", folder), id="glue"),
+        pytest.param(lambda folder: NerTask(folder, labels=("O", "B-X")), id="ner"),
+        pytest.param(lambda folder: MultipleChoiceTask(folder), id="swag"),
+    ],
+)
 def test_predictions_of_a_part_of_the_rows_are_not_left_behind(task, tmp_path):
     records = [SimpleNamespace(id="1"), SimpleNamespace(id="2", words=("a",), tags=None)]
     with pytest.raises((ValueError, AttributeError)):
@@ -113,15 +109,18 @@ def test_what_others_may_read_is_for_the_umask_to_say(tmp_path):
     assert modes == {"model": "0o755", "weights": "0o644", "more": "0o755", "text": "0o644"}
 
 
-@pytest.mark.parametrize("content, message", [
-    (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
-    (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
-    (b'{"a": ' + b"1" * 10_000 + b"}", "not valid JSON"),
-    (b'{"a": 1', "not valid JSON"),
-    (b"", "not valid JSON"),
-    (b'{"a": "\xff"}', "not UTF-8"),
-    ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
-])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"1" * 10_000 + b"}", "not valid JSON"),
+        (b'{"a": 1', "not valid JSON"),
+        (b"", "not valid JSON"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+    ],
+)
 def test_damaged_json_is_refused_with_the_name_of_the_file(tmp_path, content, message):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=f"config.json.*{message}"):
@@ -157,8 +156,9 @@ print((files.Path(target) / "b").read_text())
 
 
 def start_maker(target, text):
-    return subprocess.Popen([sys.executable, "-c", MAKER, target, text], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-c", MAKER, target, text], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def start_two(target, text):
@@ -191,8 +191,7 @@ def test_after_a_maker_was_killed_one_that_waits_makes_it(tmp_path):
 def test_those_that_wait_for_a_maker_that_fails_end_with_its_reason(tmp_path):
     first, other = start_two(tmp_path / "out", "fail")
     (tmp_path / "out.fail").touch()
-    assert other.communicate(timeout=60)[1].splitlines()[-1].endswith(
-        "could not make the thing: the disk is full")
+    assert other.communicate(timeout=60)[1].splitlines()[-1].endswith("could not make the thing: the disk is full")
     assert first.communicate(timeout=60)[1].splitlines()[-1] == "OSError: the disk is full"
     assert [path.name for path in tmp_path.iterdir()] == ["out.fail"]
     assert start_maker(tmp_path / "out", "now").communicate(timeout=60)[0] == "making\nnow\n"
@@ -206,8 +205,7 @@ def test_threads_of_a_process_make_it_once_too(tmp_path):
         made.append(target)
         target.write_text("x")
 
-    threads = [threading.Thread(target=make_once, args=(tmp_path / "out", make, "it"))
-               for _ in range(4)]
+    threads = [threading.Thread(target=make_once, args=(tmp_path / "out", make, "it")) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -229,11 +227,14 @@ def test_without_locks_the_first_rename_wins(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_process_left_of_a_directory_is_removed_by_the_next(tmp_path):
-    program = ("import sys, time\nfrom bertjax.files import whole_directory\n"
-               "with whole_directory(sys.argv[1], True) as directory:\n"
-               "    print(directory, flush=True)\n    time.sleep(600)")
-    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "m")], text=True,
-                          stdout=subprocess.PIPE) as process:
+    program = (
+        "import sys, time\nfrom bertjax.files import whole_directory\n"
+        "with whole_directory(sys.argv[1], True) as directory:\n"
+        "    print(directory, flush=True)\n    time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "m")], text=True, stdout=subprocess.PIPE
+    ) as process:
         try:
             left = type(tmp_path)(process.stdout.readline().strip())
             with whole_directory(tmp_path / "m") as directory:

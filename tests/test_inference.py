@@ -62,8 +62,11 @@ def test_many_texts_are_filled_as_each_alone(pretrained):
     for text, masks in zip(texts, together, strict=True):
         alone = inference.fill_mask(pretrained, text, 3)
         assert [[f.id for f in mask] for mask in masks] == [[f.id for f in mask] for mask in alone]
-        np.testing.assert_allclose([[f.probability for f in mask] for mask in masks],
-                                   [[f.probability for f in mask] for mask in alone], atol=1e-6)
+        np.testing.assert_allclose(
+            [[f.probability for f in mask] for mask in masks],
+            [[f.probability for f in mask] for mask in alone],
+            atol=1e-6,
+        )
 
 
 def test_only_the_masks_are_asked_for_their_logits(pretrained):
@@ -111,8 +114,7 @@ def test_a_batch_of_long_rows_has_fewer_where_tokens_are_limited_and_a_width_one
     lengths = [480, 470, 300, 100, 60, *[20] * 50]
     rows = [forward.Row([7] * n, [0] * n) for n in lengths]
     batches = list(forward.batches_by_length(rows, 32, pad_id=0, longest=512, tokens=1024))
-    assert [inputs["input_ids"].shape for _, inputs in batches] == [
-        (2, 480), (3, 320), *[(32, 32)] * 2]
+    assert [inputs["input_ids"].shape for _, inputs in batches] == [(2, 480), (3, 320), *[(32, 32)] * 2]
     assert [len(indices) for indices, _ in batches] == [2, 3, 32, 18]
     assert np.concatenate([indices for indices, _ in batches]).tolist() == list(range(55))
     alone = forward.batches_by_length(rows[:1], 1, pad_id=0, longest=512, tokens=64)
@@ -122,8 +124,7 @@ def test_a_batch_of_long_rows_has_fewer_where_tokens_are_limited_and_a_width_one
 @pytest.mark.parametrize("many", [1, 500])
 def test_rows_of_many_texts_are_those_of_each(pretrained, monkeypatch, many):
     monkeypatch.setattr(forward, "MANY", many)
-    texts = ["the cat", ("cat " * 30, "the mat ."), "", ("the", ""), "mat " * 40,
-             ("the cats", "sat " * 30)]  # fmt: skip
+    texts = ["the cat", ("cat " * 30, "the mat ."), "", ("the", ""), "mat " * 40, ("the cats", "sat " * 30)]
     tokenizer = pretrained.tokenizer
     for text, row in zip(texts, forward.make_rows(pretrained, texts), strict=True):
         a, *b = [tokenizer.encode(t) for t in ([text] if isinstance(text, str) else text)]
@@ -136,11 +137,9 @@ def test_rows_of_many_texts_are_those_of_each(pretrained, monkeypatch, many):
 
 
 def test_tags_and_classes_and_answers(directory):
-    tags = inference.tag_words(head(directory, "token-classification"),
-                               [["the", "cats", "sat"], ["mat"] * 20, []])
+    tags = inference.tag_words(head(directory, "token-classification"), [["the", "cats", "sat"], ["mat"] * 20, []])
     assert [len(t) for t in tags] == [3, 20, 0]
-    classes = inference.classify(head(directory, "sequence-classification"),
-                                 ["the cat", ("the cat", "sat")])
+    classes = inference.classify(head(directory, "sequence-classification"), ["the cat", ("the cat", "sat")])
     assert [sum(c.values()) for c in classes] == pytest.approx([1, 1])
     context = "the cats sat on the mat . " * 4
     answer = inference.answer(head(directory, "question-answering"), "the cat", context, stride=4)
@@ -152,16 +151,14 @@ def test_a_long_sentence_is_tagged_as_the_task_tags_it(directory, tmp_path, labe
     """Also its words of characters that the tokenizer drops: O, or read at an unknown token."""
     from bertjax.tasks.ner import NerTask
 
-    tagger = dataclasses.replace(head(directory, "token-classification"),
-                                 labels=dict(enumerate(labels)))
+    tagger = dataclasses.replace(head(directory, "token-classification"), labels=dict(enumerate(labels)))
     rng = np.random.default_rng(0)
     words = [str(word) for word in rng.choice(["the", "cats", "sat", "mat", "\u200b"], 100)]
     (tmp_path / "test.conll").write_text("\n".join(words) + "\n", encoding="utf-8")
     task = NerTask(tmp_path, labels=labels, files={"test": "test.conll"})
     split = task.read("test")
     rows = task.features(split, tagger.tokenizer, 16, training=False)
-    outputs = [np.asarray(tagger(ids[None], np.ones_like(ids[None])))[0]
-               for ids in (row["input_ids"] for row in rows)]
+    outputs = [np.asarray(tagger(ids[None], np.ones_like(ids[None])))[0] for ids in (row["input_ids"] for row in rows)]
     [tags] = inference.tag_words(tagger, [words])
     assert [tags] == task.predict(split, rows, outputs) and len(set(tags)) == 2
     if "O" in labels:
@@ -207,11 +204,17 @@ def spans_of(reader, question, context, longest, stride):
     found, none = {}, []
     for b, tokens in shown.items():
         row = [*first, *ids[b : b + room], 3]
-        inputs = {"input_ids": row, "attention_mask": [1] * len(row),
-                  "token_type_ids": [0] * len(first) + [1] * (len(row) - len(first))}
-        starts, ends = (np.asarray(logits)[0] for logits in reader(**{
-            name: np.array([values + [0] * (16 - len(row))], np.int32)
-            for name, values in inputs.items()}))
+        inputs = {
+            "input_ids": row,
+            "attention_mask": [1] * len(row),
+            "token_type_ids": [0] * len(first) + [1] * (len(row) - len(first)),
+        }
+        starts, ends = (
+            np.asarray(logits)[0]
+            for logits in reader(
+                **{name: np.array([values + [0] * (16 - len(row))], np.int32) for name, values in inputs.items()}
+            )
+        )
         none.append(starts[0] + ends[0])
         for i in tokens:
             if b == max(begins, key=lambda b, i=i: worth(b, i)):
@@ -223,9 +226,13 @@ def spans_of(reader, question, context, longest, stride):
 
 def test_many_questions_are_answered_as_each_alone(reader):
     rng = np.random.default_rng(1)
-    asked = [(" ".join(rng.choice(WORDS[5:7], rng.integers(1, 5))),
-              " ".join(rng.choice(["the", "cats", "sat", "on", "mat", "."], n)))
-             for n in (3, 60, 1, 25, 9)]
+    asked = [
+        (
+            " ".join(rng.choice(WORDS[5:7], rng.integers(1, 5))),
+            " ".join(rng.choice(["the", "cats", "sat", "on", "mat", "."], n)),
+        )
+        for n in (3, 60, 1, 25, 9)
+    ]
     asked.append((asked[0][0], asked[4][1]))  # shares the context of its neighbour
     for longest in (1, 3):
         options = {"max_answer_tokens": longest, "stride": 4}
@@ -236,8 +243,7 @@ def test_many_questions_are_answered_as_each_alone(reader):
             options["null_threshold"] = threshold
             together = inference.answer(reader, *zip(*asked, strict=True), batch_size=4, **options)
             assert sum(one.text != "" for one in together) == answered
-            for (question, context), (spans, none), found in zip(
-                    asked, expected, together, strict=True):
+            for (question, context), (spans, none), found in zip(asked, expected, together, strict=True):
                 best = max(spans, key=spans.get)
                 score = spans[best]
                 if threshold is not None and none - score > threshold:
@@ -248,21 +254,22 @@ def test_many_questions_are_answered_as_each_alone(reader):
                     assert one.score == pytest.approx(float(score), abs=1e-6)
 
 
-def test_one_input_is_answered_as_a_list_of_it_and_a_path_as_its_model(
-        pretrained, directory, tmp_path):
-    classifier, tagger, reader = (head(directory, f"{kind}") for kind in (
-        "sequence-classification", "token-classification", "question-answering"))
+def test_one_input_is_answered_as_a_list_of_it_and_a_path_as_its_model(pretrained, directory, tmp_path):
+    classifier, tagger, reader = (
+        head(directory, f"{kind}") for kind in ("sequence-classification", "token-classification", "question-answering")
+    )
     paths = {}
     for model in (classifier, tagger, reader):
         paths[id(model)] = path = tmp_path / type(model.model).__name__
         write_directory(path, model.config, model.params, path.name, model.tokenizer)
     for function, model, one in (
         (inference.fill_mask, pretrained, "the [MASK]"),
-        (inference.classify, classifier, "the cat"), (inference.tag_words, tagger, "the cats sat"),
+        (inference.classify, classifier, "the cat"),
+        (inference.tag_words, tagger, "the cats sat"),
         (inference.next_sentence, pretrained, ("the cat", "sat")),
         (inference.sentence_embeddings, pretrained, "the cat"),
         (inference.sentence_embeddings, tagger, "the cat"),
-    ):  # fmt: skip
+    ):
         [listed] = function(model, [one])
         assert np.array_equal(function(model, one), listed)
         path = paths.get(id(model), directory)
@@ -270,27 +277,28 @@ def test_one_input_is_answered_as_a_list_of_it_and_a_path_as_its_model(
             assert str(function(place, one))[:20] == str(listed)[:20]
         with pytest.raises(ValueError, match="needs a model of load_model or its path, not 5"):
             function(5, one)
-    assert inference.tag_words(tagger, "the  cats sat") == inference.tag_words(
-        tagger, [["the", "cats", "sat"]])[0]
-    assert inference.answer(paths[id(reader)], "the cat", "sat on the mat") == inference.answer(
-        reader, ["the cat"], ["sat on the mat"])[0]
+    assert inference.tag_words(tagger, "the  cats sat") == inference.tag_words(tagger, [["the", "cats", "sat"]])[0]
+    assert (
+        inference.answer(paths[id(reader)], "the cat", "sat on the mat")
+        == inference.answer(reader, ["the cat"], ["sat on the mat"])[0]
+    )
 
 
 def test_a_loaded_model_is_shown_in_one_line(pretrained, directory):
-    assert repr(pretrained) == ("<BertForPreTraining: 2 layers x 24, 0.0 M parameters, "
-                                "12 uncased words>")
+    assert repr(pretrained) == ("<BertForPreTraining: 2 layers x 24, 0.0 M parameters, 12 uncased words>")
     labelled = dataclasses.replace(head(directory, "token-classification"), labels={0: "O"})
     assert repr(labelled).endswith("12 uncased words, labels O>")
 
 
 def test_what_is_no_list_of_inputs_is_refused(pretrained, reader, directory):
-    classifier, tagger = (head(directory, f"{kind}-classification") for kind in
-                          ("sequence", "token"))
+    classifier, tagger = (head(directory, f"{kind}-classification") for kind in ("sequence", "token"))
     for function, model, value in (
-        (inference.classify, classifier, 5), (inference.sentence_embeddings, pretrained, 5),
-        (inference.tag_words, tagger, 5), (inference.tag_words, tagger, [5]),
+        (inference.classify, classifier, 5),
+        (inference.sentence_embeddings, pretrained, 5),
+        (inference.tag_words, tagger, 5),
+        (inference.tag_words, tagger, [5]),
         (inference.next_sentence, pretrained, ["the cat", "sat"]),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match="takes a list such as"):
             function(model, value)
     with pytest.raises(ValueError, match="takes a list such as .text., or one text, not 5"):
@@ -307,8 +315,7 @@ def test_what_is_no_list_of_inputs_is_refused(pretrained, reader, directory):
         inference.fill_mask(pretrained, "cat " * 30 + "[MASK]")
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), 5, b"cat", ("the", "cat", "sat"),
-                                   ("cat", 5), (None, "cat"), ()])
+@pytest.mark.parametrize("value", [None, float("nan"), 5, b"cat", ("the", "cat", "sat"), ("cat", 5), (None, "cat"), ()])
 def test_what_is_neither_a_text_nor_a_pair_is_named(pretrained, directory, value):
     with pytest.raises(ValueError, match="a text or a pair of two texts, not"):
         inference.classify(head(directory, "sequence-classification"), ["the cat", value])
@@ -322,12 +329,11 @@ def test_what_is_neither_a_text_nor_a_pair_is_named(pretrained, directory, value
 def test_inputs_may_come_from_any_iterable(pretrained, directory):
     texts = ["the cat", "sat on the mat"]
     classifier = head(directory, "sequence-classification")
-    assert inference.classify(classifier, (t for t in texts)) == inference.classify(
-        classifier, np.array(texts))
+    assert inference.classify(classifier, (t for t in texts)) == inference.classify(classifier, np.array(texts))
     pairs = [texts, texts[::-1]]
     assert inference.next_sentence(pretrained, zip(*pairs, strict=True)) == (
-        inference.next_sentence(pretrained, [("the cat", "sat on the mat"),
-                                             ("sat on the mat", "the cat")]))
+        inference.next_sentence(pretrained, [("the cat", "sat on the mat"), ("sat on the mat", "the cat")])
+    )
 
 
 def test_no_inputs_no_answers(pretrained, directory):
@@ -389,29 +395,28 @@ def test_the_tools_write_json_lines_and_npz(directory, tmp_path, capsys):
 
 @pytest.mark.parametrize("task", ["classify", "ner"])
 def test_every_line_of_a_file_has_an_answer_also_a_blank_one(directory, tmp_path, task):
-    model = head(directory, {"classify": "sequence-classification",
-                             "ner": "token-classification"}[task])
-    write_directory(tmp_path / "m", model.config, model.params, type(model.model).__name__,
-                    model.tokenizer, {0: "x", 1: "y"})
+    model = head(directory, {"classify": "sequence-classification", "ner": "token-classification"}[task])
+    write_directory(
+        tmp_path / "m", model.config, model.params, type(model.model).__name__, model.tokenizer, {0: "x", 1: "y"}
+    )
     (tmp_path / "in.txt").write_text("the cat\n\nsat\n\n\n")
     out = tmp_path / "deep" / "out.jsonl"
-    predict.main([f"--model={tmp_path / 'm'}", f"--task={task}", f"--file={tmp_path / 'in.txt'}",
-                  f"--out={out}"])
+    predict.main([f"--model={tmp_path / 'm'}", f"--task={task}", f"--file={tmp_path / 'in.txt'}", f"--out={out}"])
     answers = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [answer.get("text") or " ".join(answer.get("words", "")) for answer in answers] == [
-        "the cat", "", "sat"]
+    assert [answer.get("text") or " ".join(answer.get("words", "")) for answer in answers] == ["the cat", "", "sat"]
 
 
-@pytest.mark.parametrize("problem, chosen", [
-    (None, {"label": "b"}),
-    ("single_label_classification", {"label": "b"}),
-    ("multi_label_classification", {"chosen": ["b", "c"]}),
-    ("regression", {}),
-])
-def test_what_is_chosen_depends_on_the_kind_of_labels(
-        problem, chosen, directory, monkeypatch, capsys):
-    model = dataclasses.replace(head(directory, "sequence-classification"),
-                                settings={"problem_type": problem})
+@pytest.mark.parametrize(
+    "problem, chosen",
+    [
+        (None, {"label": "b"}),
+        ("single_label_classification", {"label": "b"}),
+        ("multi_label_classification", {"chosen": ["b", "c"]}),
+        ("regression", {}),
+    ],
+)
+def test_what_is_chosen_depends_on_the_kind_of_labels(problem, chosen, directory, monkeypatch, capsys):
+    model = dataclasses.replace(head(directory, "sequence-classification"), settings={"problem_type": problem})
     monkeypatch.setattr(predict, "load_model", lambda *_: model)
     labels = {"a": 0.1, "b": 0.8, "c": 0.7}
     monkeypatch.setattr(inference, "classify", lambda loaded, texts, _: [labels for _ in texts])
@@ -419,21 +424,17 @@ def test_what_is_chosen_depends_on_the_kind_of_labels(
     assert json.loads(capsys.readouterr().out) == {"text": "the cat", "labels": labels, **chosen}
 
 
-def test_lines_of_questions_and_of_masks_are_answered_in_order(
-        reader, pretrained, monkeypatch, capsys):
+def test_lines_of_questions_and_of_masks_are_answered_in_order(reader, pretrained, monkeypatch, capsys):
     models = {"r": reader, "p": pretrained}
     monkeypatch.setattr(predict, "load_model", lambda path, *_: models[path])
     asked = [("the", "cats sat on the mat " * 5), ("cat", "sat"), ("mat", "the cat . " * 3)]
-    predict.main(["--model=r", "--task=qa", "--batch_size=1",
-                  *("--text=" + "\t".join(one) for one in asked)])
+    predict.main(["--model=r", "--task=qa", "--batch_size=1", *("--text=" + "\t".join(one) for one in asked)])
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for (question, context), found in zip(asked, answers, strict=True):
         one = inference.answer(reader, question, context, batch_size=1)
-        assert found == {"question": question, **one._asdict(),
-                         "score": pytest.approx(one.score, abs=1e-6)}
+        assert found == {"question": question, **one._asdict(), "score": pytest.approx(one.score, abs=1e-6)}
     texts = ["[MASK] sat", "the cats sat on the [MASK] [MASK]", "the [MASK]"]
-    predict.main(["--model=p", "--task=fill-mask", "--batch_size=2",
-                  *("--text=" + text for text in texts)])
+    predict.main(["--model=p", "--task=fill-mask", "--batch_size=2", *("--text=" + text for text in texts)])
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [a["text"] for a in answers] == texts
     assert [len(a["masks"]) for a in answers] == [1, 2, 1]
@@ -449,8 +450,15 @@ def test_a_chunk_is_written_before_the_next_is_begun(monkeypatch, tmp_path):
     monkeypatch.setitem(predict.TASKS, "classify", (answer, None))
     monkeypatch.setattr(predict, "CHUNK", 4)
     monkeypatch.setattr(predict, "load_model", lambda *_: None)
-    predict.main(["--model=m", "--task=classify", "--batch_size=2", f"--out={tmp_path / 'out'}",
-                  *(f"--text={i}" for i in range(31))])
+    predict.main(
+        [
+            "--model=m",
+            "--task=classify",
+            "--batch_size=2",
+            f"--out={tmp_path / 'out'}",
+            *(f"--text={i}" for i in range(31)),
+        ]
+    )
     assert begun == [(2, 0), (4, 2), (8, 6), (8, 14), (9, 22)]
     found = [json.loads(line)["text"] for line in (tmp_path / "out").read_text().splitlines()]
     assert found == [str(i) for i in range(31)]
@@ -477,8 +485,7 @@ def test_chunks_hold_every_line_once_in_order(count):
 
 
 @pytest.mark.parametrize("tool", [predict, features])
-def test_a_place_that_cannot_be_written_shows_before_the_work(
-        tool, directory, tmp_path, monkeypatch):
+def test_a_place_that_cannot_be_written_shows_before_the_work(tool, directory, tmp_path, monkeypatch):
     def load_model(*_, **__):
         pytest.fail("the model was loaded")
 
@@ -487,7 +494,6 @@ def test_a_place_that_cannot_be_written_shows_before_the_work(
     (tmp_path / "out.jsonl").mkdir()
     arguments = [f"--model={directory}", f"--file={tmp_path / 'in.txt'}"]
     arguments += ["--task=fill-mask"] if tool is predict else []
-    for out, message in (("out.jsonl", "out.jsonl is a directory"),
-                         ("in.txt/out.jsonl", "in.txt")):
+    for out, message in (("out.jsonl", "out.jsonl is a directory"), ("in.txt/out.jsonl", "in.txt")):
         with pytest.raises(SystemExit, match=message):
             tool.main([*arguments, f"--out={tmp_path / out}"])

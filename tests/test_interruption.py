@@ -13,10 +13,15 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
 def start(*command, path=(), **options):
-    environment = {**os.environ, "PYTHONPATH": ":".join(map(str, [*path, *sys.path])),
-                   "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env=environment, **options)
+    environment = {**os.environ, "PYTHONPATH": ":".join(map(str, [*path, *sys.path])), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )
 
 
 def stop(process, number):
@@ -39,7 +44,8 @@ def slow_imports(tmp_path):
             "import time\nprint('importing', flush=True)\n"
             # Not one long sleep: a signal just before it would be seen only after it.
             "try:\n    for _ in range(600):\n        time.sleep(0.1)\n"
-            "except BaseException:\n    raise ImportError('as extensions do') from None\n")
+            "except BaseException:\n    raise ImportError('as extensions do') from None\n"
+        )
     return directory
 
 
@@ -52,8 +58,7 @@ def test_every_tool_ends_in_one_line_while_it_is_still_being_imported(name, slow
 
 @pytest.mark.parametrize("program", ["bertjax", "bertjax.main"])
 @pytest.mark.parametrize("imported", ["absl", "jax"])
-def test_a_run_ends_without_a_traceback_while_its_packages_are_being_imported(
-        program, imported, slow_imports):
+def test_a_run_ends_without_a_traceback_while_its_packages_are_being_imported(program, imported, slow_imports):
     for name in {"absl", "jax", "argparse"} - {imported}:
         (slow_imports / f"{name}.py").unlink()
     process = start("-m", program, "--config=bertjax:demo", path=[slow_imports])
@@ -74,8 +79,7 @@ def test_a_tool_of_the_bertjax_command_ends_in_one_line(slow_imports):
 def test_a_vocabulary_that_is_being_trained_leaves_no_file(number, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"word{i} other{i * i}\n" for i in range(1_000_000)))
-    process = start("-m", "bertjax.tools.train_vocab", f"--input={text}",
-                    f"--output={tmp_path}/vocab")
+    process = start("-m", "bertjax.tools.train_vocab", f"--input={text}", f"--output={tmp_path}/vocab")
     while "max_words" not in process.stdout.readline():
         pass
     assert stop(process, number) == one_line(number)
@@ -85,11 +89,19 @@ def test_a_vocabulary_that_is_being_trained_leaves_no_file(number, tmp_path):
 def test_a_corpus_that_is_being_built_by_processes_says_how_to_go_on(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("one sentence of words .\nanother one .\n\n" * 100_000)
-    (tmp_path / "vocab.txt").write_text("\n".join(
-        "[PAD] [UNK] [CLS] [SEP] [MASK] one another sentence of words .".split()) + "\n")
-    command = ["-m", "bertjax.tools.build_corpus", f"--input={text}", "--shard_bytes=20000",
-               f"--tokenizer={tmp_path}/vocab.txt", "--do_lower_case=true", "--workers=2",
-               f"--output={tmp_path}/store"]
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join("[PAD] [UNK] [CLS] [SEP] [MASK] one another sentence of words .".split()) + "\n"
+    )
+    command = [
+        "-m",
+        "bertjax.tools.build_corpus",
+        f"--input={text}",
+        "--shard_bytes=20000",
+        f"--tokenizer={tmp_path}/vocab.txt",
+        "--do_lower_case=true",
+        "--workers=2",
+        f"--output={tmp_path}/store",
+    ]
     process = start(*command, start_new_session=True)
     while "shard 1/" not in process.stdout.readline():
         pass
@@ -102,12 +114,14 @@ def test_a_corpus_that_is_being_built_by_processes_says_how_to_go_on(tmp_path):
 
 
 def test_what_was_being_written_vanishes(tmp_path):
-    script = ("import sys, time\nfrom bertjax.interruption import leave_on_signals\n"
-              "from bertjax.files import whole_directory, whole_file\nleave_on_signals()\n"
-              "place = sys.argv[1]\n"
-              "with whole_file(place + '/file') as f, whole_directory(place + '/dir'):\n"
-              "    f.write('half'); f.flush(); print('writing', flush=True)\n"
-              "    for _ in range(600): time.sleep(0.1)\n")
+    script = (
+        "import sys, time\nfrom bertjax.interruption import leave_on_signals\n"
+        "from bertjax.files import whole_directory, whole_file\nleave_on_signals()\n"
+        "place = sys.argv[1]\n"
+        "with whole_file(place + '/file') as f, whole_directory(place + '/dir'):\n"
+        "    f.write('half'); f.flush(); print('writing', flush=True)\n"
+        "    for _ in range(600): time.sleep(0.1)\n"
+    )
     process = start("-c", script, tmp_path)
     process.stdout.readline()
     assert len(list(tmp_path.iterdir())) == 2
@@ -116,42 +130,54 @@ def test_what_was_being_written_vanishes(tmp_path):
 
 
 def test_a_destructor_that_swallows_the_exception_only_delays_the_end():
-    script = ("import signal, time\nfrom bertjax.interruption import leave_on_signals\n"
-              "class Last:\n    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
-              "leave_on_signals()\nLast()\ntime.sleep(60)\n")
+    script = (
+        "import signal, time\nfrom bertjax.interruption import leave_on_signals\n"
+        "class Last:\n    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+        "leave_on_signals()\nLast()\ntime.sleep(60)\n"
+    )
     process = start("-c", script)
     assert (process.wait(30), process.communicate()[1]) == one_line(signal.SIGINT)
 
 
 def test_signals_that_a_process_was_started_to_ignore_stay_ignored():
-    script = ("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-              "from bertjax.interruption import leave_on_signals\nleave_on_signals()\n"
-              "signal.raise_signal(signal.SIGINT)\nprint('still here')")
+    script = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "from bertjax.interruption import leave_on_signals\nleave_on_signals()\n"
+        "signal.raise_signal(signal.SIGINT)\nprint('still here')"
+    )
     process = start("-c", script)
     assert process.communicate()[0] == "still here\n"
 
 
 def test_a_library_that_is_imported_leaves_signals_alone():
-    process = start("-c", "import signal, bertjax.tools.train_vocab\n"
-                    "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)")
+    process = start(
+        "-c",
+        "import signal, bertjax.tools.train_vocab\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)",
+    )
     assert process.communicate()[0] == "True\n"
 
 
 def test_a_second_signal_interrupts_what_cleans_up_after_the_first():
-    script = ("import signal, time\nfrom bertjax.interruption import leave_on_signals\n"
-              "leave_on_signals()\n"
-              "try:\n    signal.raise_signal(signal.SIGINT)\n"
-              "finally:\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(60)\n")
+    script = (
+        "import signal, time\nfrom bertjax.interruption import leave_on_signals\n"
+        "leave_on_signals()\n"
+        "try:\n    signal.raise_signal(signal.SIGINT)\n"
+        "finally:\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(60)\n"
+    )
     process = start("-c", script)
     assert (process.wait(30), process.communicate()[1]) == (143, "\ninterrupted by SIGINT\n")
 
 
 @pytest.mark.parametrize("inside", ["until_the_reader_leaves()", "refusals('tool')"])
 def test_a_reader_that_has_seen_enough_ends_a_program_in_silence(inside):
-    process = start("-c", "from bertjax.interruption import until_the_reader_leaves\n"
-                    "from bertjax.tools.arguments import refusals\n"
-                    f"with {inside}:\n    print('first')\n    input()\n    print('x' * 10 ** 6)",
-                    stdin=subprocess.PIPE)
+    process = start(
+        "-c",
+        "from bertjax.interruption import until_the_reader_leaves\n"
+        "from bertjax.tools.arguments import refusals\n"
+        f"with {inside}:\n    print('first')\n    input()\n    print('x' * 10 ** 6)",
+        stdin=subprocess.PIPE,
+    )
     assert process.stdout.readline() == "first\n"
     process.stdout.close()
     process.stdin.write("\n")

@@ -14,25 +14,35 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 def command_line(*arguments):
     """Runs python -m bertjax.main in the checkout."""
-    return subprocess.run([sys.executable, "-m", "bertjax.main", *arguments], cwd=ROOT, text=True,
-                          capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return subprocess.run(
+        [sys.executable, "-m", "bertjax.main", *arguments],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--config=configs/demo.py", "--config.lerning_rate=3"], "optimizer.learning_rate"),
-    (["--config=configs/demo.py", "--config.batch_size=many"], "batch_size"),
-    (["--config=configs/demo.py", "--config.data.nsp=maybe"], "data.nsp"),
-    (["--config=configs/demo.py", "part-1.txt", "part-2.txt"], "quote wildcards"),
-    (["--config=configs/large.py:tow_phase"], "Did you mean 'two_phase'"),
-    (["--config=configs/miniatures.py:L=4"], "both sizes"),
-    (["--config=configs/absent.py"], "bertjax: --config=configs/absent.py: No such file"),
-    (["--confg=configs/demo.py"], "config"),
-    ([], "--config=configs/demo.py"),
-    (["--config=configs/large.py"], "bertjax build_corpus"),
-    (["--config=configs/squad.py", "--config.task.options.files.dev=d.json"],
-     "no 'files' to set a part of; give all of it"),
-    (["--config=configs/glue.py:mrpc"], "config.init_from"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--config=configs/demo.py", "--config.lerning_rate=3"], "optimizer.learning_rate"),
+        (["--config=configs/demo.py", "--config.batch_size=many"], "batch_size"),
+        (["--config=configs/demo.py", "--config.data.nsp=maybe"], "data.nsp"),
+        (["--config=configs/demo.py", "part-1.txt", "part-2.txt"], "quote wildcards"),
+        (["--config=configs/large.py:tow_phase"], "Did you mean 'two_phase'"),
+        (["--config=configs/miniatures.py:L=4"], "both sizes"),
+        (["--config=configs/absent.py"], "bertjax: --config=configs/absent.py: No such file"),
+        (["--confg=configs/demo.py"], "config"),
+        ([], "--config=configs/demo.py"),
+        (["--config=configs/large.py"], "bertjax build_corpus"),
+        (
+            ["--config=configs/squad.py", "--config.task.options.files.dev=d.json"],
+            "no 'files' to set a part of; give all of it",
+        ),
+        (["--config=configs/glue.py:mrpc"], "config.init_from"),
+    ],
+)
 def test_wrong_command_is_one_message_and_exit_code_2(arguments, words):
     done = command_line(*arguments)
     assert done.returncode == 2
@@ -43,13 +53,25 @@ def test_wrong_command_is_one_message_and_exit_code_2(arguments, words):
 
 def test_workdir_that_cannot_be_written_is_one_message(tmp_path):
     (tmp_path / "file").write_text("")
-    program = ("from bertjax import main; from bertjax.training import pretraining as job;"
-               "from bertjax.training.checkpoint import Checkpoints;"
-               "job.prepare = lambda config, workdir: workdir; job.run = Checkpoints; main.run()")
+    program = (
+        "from bertjax import main; from bertjax.training import pretraining as job;"
+        "from bertjax.training.checkpoint import Checkpoints;"
+        "job.prepare = lambda config, workdir: workdir; job.run = Checkpoints; main.run()"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program, "--config=configs/base.py", "--config.data.corpus=store",
-         f"--workdir={tmp_path / 'file' / 'run'}"],
-        cwd=ROOT, text=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        [
+            sys.executable,
+            "-c",
+            program,
+            "--config=configs/base.py",
+            "--config.data.corpus=store",
+            f"--workdir={tmp_path / 'file' / 'run'}",
+        ],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("bertjax: cannot write checkpoints to ")
     assert "Traceback" not in done.stderr
@@ -77,30 +99,51 @@ main.run()
 """
     done = subprocess.run(
         [sys.executable, "-c", program, "--config=configs/base.py", "--config.data.corpus=store"],
-        cwd=ROOT, text=True, capture_output=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)})
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 75, done.stderr
 
 
 @pytest.mark.parametrize("text, value", [("false", False), ("0", False), ("true", True)])
 def test_switch_that_is_on_by_default_can_be_switched_off(text, value):
-    program = ("from bertjax import main; from absl import app;"
-               "app.run(lambda _: print(main._CONFIG.value.data.nsp),"
-               "flags_parser=main._parse_flags)")
+    program = (
+        "from bertjax import main; from absl import app;"
+        "app.run(lambda _: print(main._CONFIG.value.data.nsp),"
+        "flags_parser=main._parse_flags)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program, "--config=configs/base.py", f"--config.data.nsp={text}"],
-        cwd=ROOT, text=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.stdout.strip() == str(value), done.stderr
 
 
 def test_options_of_a_task_need_not_stand_in_its_config_file():
-    program = ("import sys; from bertjax import main as m; m._parse_flags(sys.argv); "
-               "print(dict(m._CONFIG.value.task.options))")
+    program = (
+        "import sys; from bertjax import main as m; m._parse_flags(sys.argv); print(dict(m._CONFIG.value.task.options))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program, "--config=configs/squad.py:2.0",
-         "--config.task.options.doc_stride=64", "--config.task.options.null_threshold=-1.5",
-         "--config.task.options.files={'dev': 'd.json'}"],
-        cwd=ROOT, text=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        [
+            sys.executable,
+            "-c",
+            program,
+            "--config=configs/squad.py:2.0",
+            "--config.task.options.doc_stride=64",
+            "--config.task.options.null_threshold=-1.5",
+            "--config.task.options.files={'dev': 'd.json'}",
+        ],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     for option in ("'doc_stride': 64", "'null_threshold': -1.5", "d.json"):
         assert option in done.stdout, done.stderr
 
@@ -126,30 +169,36 @@ def test_every_config_is_short_and_passes_the_checks(path):
     assert len(path.read_text().splitlines()) <= (100 if several else 60)
 
 
-@pytest.mark.parametrize("given, expected", [
-    (["--config.phases=((2,32),)", "--config.phases=((3,32),)"], ["--config.phases=((3,32),)"]),
-    (["-config.phases", "((2,32),)", "--config.phases=((3,32),)"], ["--config.phases=((3,32),)"]),
-    (["--config.task.predict=dev", "--config.task.predict=test"], ["--config.task.predict=test"]),
-    (["--config.task.options.a=1", "--config.task.options={'b': 2}"],
-     ["--config.task.options={'b': 2}"]),
-    (["--config.task.options={'b': 2}", "--config.task.options.b", "-3"],
-     ["--config.task.options={'b': 2}", "--config.task.options.b=-3"]),
-    (["--config.data.nsp", "--noconfig.data.nsp"], ["--config.data.nsp=false"]),
-    (["--config.data.nsp=false", "--config.data.nsp", "--config.seed", "-1"],
-     ["--config.data.nsp=true", "--config.seed=-1"]),
-    (["--config.seed=1", "--config=a.py", "--config", "b.py"],
-     ["--config=b.py", "--config.seed=1"]),
-    (["--config.mesh.auto=false", "--config.mesh=auto"], ["--config.mesh.auto=true"]),
-])
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        (["--config.phases=((2,32),)", "--config.phases=((3,32),)"], ["--config.phases=((3,32),)"]),
+        (["-config.phases", "((2,32),)", "--config.phases=((3,32),)"], ["--config.phases=((3,32),)"]),
+        (["--config.task.predict=dev", "--config.task.predict=test"], ["--config.task.predict=test"]),
+        (["--config.task.options.a=1", "--config.task.options={'b': 2}"], ["--config.task.options={'b': 2}"]),
+        (
+            ["--config.task.options={'b': 2}", "--config.task.options.b", "-3"],
+            ["--config.task.options={'b': 2}", "--config.task.options.b=-3"],
+        ),
+        (["--config.data.nsp", "--noconfig.data.nsp"], ["--config.data.nsp=false"]),
+        (
+            ["--config.data.nsp=false", "--config.data.nsp", "--config.seed", "-1"],
+            ["--config.data.nsp=true", "--config.seed=-1"],
+        ),
+        (["--config.seed=1", "--config=a.py", "--config", "b.py"], ["--config=b.py", "--config.seed=1"]),
+        (["--config.mesh.auto=false", "--config.mesh=auto"], ["--config.mesh.auto=true"]),
+    ],
+)
 def test_the_last_one_of_a_setting_that_is_given_twice_wins(given, expected):
     assert expand_overrides(["bertjax", *given]) == ["bertjax", *expected]
 
 
 def test_a_script_s_defaults_in_a_file_of_flags_give_way_to_the_command_line(tmp_path):
     (tmp_path / "flags").write_text("--config.phases=((2,32),)\n--config.seed=3\n")
-    assert expand_overrides(["bertjax", f"--flagfile={tmp_path / 'flags'}",
-                             "--config.phases=((3,32),)"])[1:] == [
-        "--config.seed=3", "--config.phases=((3,32),)"]
+    assert expand_overrides(["bertjax", f"--flagfile={tmp_path / 'flags'}", "--config.phases=((3,32),)"])[1:] == [
+        "--config.seed=3",
+        "--config.phases=((3,32),)",
+    ]
 
 
 def test_the_last_one_of_a_tool_s_flag_that_is_given_twice_wins():
@@ -165,7 +214,13 @@ def test_the_last_one_of_a_tool_s_flag_that_is_given_twice_wins():
 @pytest.mark.parametrize("program", [["bertjax", "--help"], ["bertjax.main", "--help_config"]])
 def test_output_that_cannot_be_written_is_one_line(program):
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", *program], cwd=ROOT, text=True, stdout=full,
-                              stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        done = subprocess.run(
+            [sys.executable, "-m", *program],
+            cwd=ROOT,
+            text=True,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
     assert done.returncode in (1, 2)
     assert done.stderr == ("bertjax: No space left on device; make room, then repeat the command\n")

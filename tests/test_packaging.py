@@ -25,10 +25,10 @@ def setup_lines(section: str, name: str) -> list[str]:
 
 
 def test_setup_cfg_names_every_package():
-    on_disk = {".".join(path.parent.relative_to(ROOT).parts)
-               for path in (ROOT / "bertjax").rglob("*.py")}
-    assert set(setup_lines("options", "packages")) == on_disk | {"bertjax.configs"}, \
+    on_disk = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "bertjax").rglob("*.py")}
+    assert set(setup_lines("options", "packages")) == on_disk | {"bertjax.configs"}, (
         "add the new package to [options] packages, or a wheel lacks it"
+    )
 
 
 def test_every_public_name_is_where_the_package_looks_for_it():
@@ -57,19 +57,26 @@ def canonical(name: str) -> str:
 def test_help_of_the_command_names_every_tool():
     from bertjax import __main__ as command
 
-    runnable = {path.parent.name if path.name == "__main__.py" else path.stem
-                for path in (ROOT / "bertjax" / "tools").rglob("*.py")
-                if 'if __name__ == "__main__"' in path.read_text()
-                and (path.parent.name == "tools" or path.name == "__main__.py")}
+    runnable = {
+        path.parent.name if path.name == "__main__.py" else path.stem
+        for path in (ROOT / "bertjax" / "tools").rglob("*.py")
+        if 'if __name__ == "__main__"' in path.read_text()
+        and (path.parent.name == "tools" or path.name == "__main__.py")
+    }
     assert set(command.tools()) == runnable
     assert all(text for text in command.tools().values()), "a tool without a docstring"
     for name in runnable:
         assert f"\n  {name} " in command.usage()
 
 
-@pytest.mark.parametrize("value, file", [
-    ("bertjax:large", "large.py"), ("bertjax:large:two_phase", "large.py:two_phase"),
-    ("bertjax:miniatures:L=4,H=256", "miniatures.py:L=4,H=256")])
+@pytest.mark.parametrize(
+    "value, file",
+    [
+        ("bertjax:large", "large.py"),
+        ("bertjax:large:two_phase", "large.py:two_phase"),
+        ("bertjax:miniatures:L=4,H=256", "miniatures.py:L=4,H=256"),
+    ],
+)
 def test_a_named_experiment_is_a_file_that_exists(value, file):
     from bertjax.command_line import config_file
 
@@ -90,8 +97,7 @@ def test_an_unknown_experiment_or_tool_is_answered_with_the_nearest(capsys, monk
     assert "Did you mean 'build_corpus'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word, said", [
-    ("memroy", "Did you mean 'memory'"), ("base-128", "not MODEL-LENGTHxROWS")])
+@pytest.mark.parametrize("word, said", [("memroy", "Did you mean 'memory'"), ("base-128", "not MODEL-LENGTHxROWS")])
 def test_an_unknown_benchmark_or_workload_is_named(word, said, capsys):
     from bertjax.tools.bench import __main__ as bench
 
@@ -109,8 +115,10 @@ def wheel(tmp_path_factory) -> pathlib.Path:
     for name in ("bertjax", "configs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     isolation = [] if importlib.util.find_spec("setuptools") is None else ["--no-build-isolation"]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", *isolation,
-                    f"--wheel-dir={source}", str(source)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", *isolation, f"--wheel-dir={source}", str(source)],
+        check=True,
+    )
     return next(source.glob("*.whl"))
 
 
@@ -126,16 +134,13 @@ def installed(wheel, tmp_path_factory):
     python = str(home / "venv" / "bin" / "python")
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
     # Only now, or pip would see a bertjax that is installed here, and be content with it.
-    (site / "dependencies.pth").write_text(
-        "".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
-    environment = {name: value for name, value in os.environ.items()
-                   if name not in ("PYTHONPATH", "XLA_FLAGS")}
+    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
     environment["PATH"] = f"{home / 'venv' / 'bin'}:{environment['PATH']}"
     (home / "empty").mkdir()
 
     def command(*words: str, code: int = 0) -> str:
-        done = subprocess.run(words, cwd=home / "empty", env=environment, text=True,
-                              capture_output=True)
+        done = subprocess.run(words, cwd=home / "empty", env=environment, text=True, capture_output=True)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -165,21 +170,40 @@ def test_experiments_of_the_wheel_are_found_by_name(installed):
 
 @pytest.mark.slow
 def test_from_text_to_an_answer_with_the_installed_commands(installed, tmp_path):
-    sentences = [f"the {a} {b} near the {c} ." for a in ("red", "old", "small")
-                 for b in ("house", "tree", "river") for c in ("bridge", "market", "station")]
-    text = "\n\n".join("\n".join(sentences[i:i + 9]) for i in range(0, 27, 3))
+    sentences = [
+        f"the {a} {b} near the {c} ."
+        for a in ("red", "old", "small")
+        for b in ("house", "tree", "river")
+        for c in ("bridge", "market", "station")
+    ]
+    text = "\n\n".join("\n".join(sentences[i : i + 9]) for i in range(0, 27, 3))
     (tmp_path / "text.txt").write_text("\n\n".join([text] * 20))
-    installed("bertjax", "train_vocab", f"--input={tmp_path}/text.txt", "--vocab_size=100",
-              f"--output={tmp_path}/vocab")
-    installed("bertjax", "build_corpus", f"--input={tmp_path}/text.txt", "--workers=2",
-              f"--tokenizer={tmp_path}/vocab", f"--output={tmp_path}/store",
-              "--heldout_fraction=0.2")
-    installed("bertjax", "--config=bertjax:demo", f"--config.data.corpus={tmp_path}/store",
-              "--config.phases=((2,32),)", "--config.batch_size=8", "--config.log.every_steps=1",
-              "--config.optimizer.warmup_steps=1", "--config.log.fill_mask=()",
-              f"--workdir={tmp_path}/run")
-    answer = installed("bertjax", "predict", f"--model={tmp_path}/run/model", "--task=fill-mask",
-                       "--text=the red [MASK] .")
+    installed(
+        "bertjax", "train_vocab", f"--input={tmp_path}/text.txt", "--vocab_size=100", f"--output={tmp_path}/vocab"
+    )
+    installed(
+        "bertjax",
+        "build_corpus",
+        f"--input={tmp_path}/text.txt",
+        "--workers=2",
+        f"--tokenizer={tmp_path}/vocab",
+        f"--output={tmp_path}/store",
+        "--heldout_fraction=0.2",
+    )
+    installed(
+        "bertjax",
+        "--config=bertjax:demo",
+        f"--config.data.corpus={tmp_path}/store",
+        "--config.phases=((2,32),)",
+        "--config.batch_size=8",
+        "--config.log.every_steps=1",
+        "--config.optimizer.warmup_steps=1",
+        "--config.log.fill_mask=()",
+        f"--workdir={tmp_path}/run",
+    )
+    answer = installed(
+        "bertjax", "predict", f"--model={tmp_path}/run/model", "--task=fill-mask", "--text=the red [MASK] ."
+    )
     assert '"token"' in answer
     assert (tmp_path / "run" / "report.html").exists()
 
@@ -188,6 +212,5 @@ def test_type_checkers_see_every_name_of_the_package_where_it_is():
     tree = ast.parse(pathlib.Path(bertjax.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     assert block.test.id == "TYPE_CHECKING"
-    assert {name.asname: node.module for node in block.body for name in node.names} == (
-        bertjax._HOMES)
+    assert {name.asname: node.module for node in block.body for name in node.names} == (bertjax._HOMES)
     assert isinstance(bertjax.LoadedModel, type)

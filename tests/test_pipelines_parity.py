@@ -26,23 +26,29 @@ def model_of(transformers, directory, kind, labels=(), **config):
     (directory / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
     transformers.BertTokenizer(str(directory / "vocab.txt")).save_pretrained(directory)
     if labels:
-        config |= {"id2label": dict(enumerate(labels)),
-                   "label2id": {name: number for number, name in enumerate(labels)}}
+        config |= {
+            "id2label": dict(enumerate(labels)),
+            "label2id": {name: number for number, name in enumerate(labels)},
+        }
     made = transformers.BertConfig(
-        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=64, initializer_range=0.3, **config,
-    )  # fmt: skip
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        **config,
+    )
     getattr(transformers, kind)(made).save_pretrained(directory)
     return str(directory)
 
 
-@pytest.mark.parametrize("problem", ("single_label_classification", "multi_label_classification",
-                                     "regression"))  # fmt: skip
+@pytest.mark.parametrize("problem", ("single_label_classification", "multi_label_classification", "regression"))
 @pytest.mark.parametrize("pairs", (False, True))
 def test_classes_and_values(transformers, tmp_path, problem, pairs):
     labels = ("score",) if problem == "regression" else ("good", "bad", "ugly")
-    path = model_of(transformers, tmp_path / "m", "BertForSequenceClassification", labels,
-                    problem_type=problem)
+    path = model_of(transformers, tmp_path / "m", "BertForSequenceClassification", labels, problem_type=problem)
     # An empty second text is a segment of its own here, as in the original; transformers drops it.
     texts = list(zip(TEXTS[1:], TEXTS[-2::-1], strict=True)) if pairs else TEXTS
     asked = [{"text": a, "text_pair": b} for a, b in texts] if pairs else TEXTS
@@ -53,8 +59,7 @@ def test_classes_and_values(transformers, tmp_path, problem, pairs):
 
 
 def test_tags(transformers, tmp_path):
-    path = model_of(transformers, tmp_path / "m", "BertForTokenClassification",
-                    ("O", "B-X", "I-X", "B-Y", "I-Y"))
+    path = model_of(transformers, tmp_path / "m", "BertForTokenClassification", ("O", "B-X", "I-X", "B-Y", "I-Y"))
     pipeline = transformers.pipeline("token-classification", path, ignore_labels=[])
     found = inference.tag_words(load_model(path), SENTENCES)
     tags = set()
@@ -82,8 +87,7 @@ def test_answers(transformers, tmp_path):
             output = theirs(**encoded)
         starts, ends = output.start_logits[0].tolist(), output.end_logits[0].tolist()
         passage = [i for i, segment in enumerate(encoded["token_type_ids"][0]) if segment][:-1]
-        score, first, last = max((starts[i] + ends[j], i, j) for i in passage for j in passage
-                                 if 0 <= j - i < 5)
+        score, first, last = max((starts[i] + ends[j], i, j) for i in passage for j in passage if 0 <= j - i < 5)
         ours = inference.answer(load_model(path), question, context, max_answer_tokens=5)
         assert (ours.start, ours.end) == (offsets[first][0], offsets[last][1])
         assert ours.text == context[ours.start : ours.end]

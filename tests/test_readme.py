@@ -13,8 +13,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def commands() -> list[str]:
     """Every `python -m bertjax...` of the README, in blocks and in running text."""
     text = re.sub(r"\\\n", " ", README)
-    return sorted({found.strip() for found in re.findall(r"python -m bertjax[^`\n#]*", text)
-                   if "lerning_rate" not in found})  # the example of a mistake
+    return sorted(
+        {found.strip() for found in re.findall(r"python -m bertjax[^`\n#]*", text) if "lerning_rate" not in found}
+    )  # the example of a mistake
 
 
 @pytest.mark.parametrize("command", commands())
@@ -38,14 +39,17 @@ def test_settings_named_in_the_text_exist():
     from bertjax.command_line import check_override_names, expand_overrides
 
     found = set(re.findall(r"--config\.[a-z_.]+=\w*", README))
-    check_override_names(expand_overrides(
-        [each for each in sorted(found) if not each.startswith("--config.lerning_rate")]))
+    check_override_names(
+        expand_overrides([each for each in sorted(found) if not each.startswith("--config.lerning_rate")])
+    )
     assert len(found) > 15
 
 
 def test_links_lead_somewhere():
-    titles = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
-              for title in re.findall(r"^#+ (.*)$", README, re.MULTILINE)}
+    titles = {
+        re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", README, re.MULTILINE)
+    }
     for target in re.findall(r"\]\(([^)\s]+)\)", README):
         if target.startswith("#"):
             assert target[1:] in titles, target

@@ -19,8 +19,9 @@ from bertjax.training import pretraining
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 EXPERIMENTS = [("recipes", name) for name in ("budget", "roberta", "lamb_phase1", "lamb_phase2")]
-EXPERIMENTS += [("ablations", name) for name in (
-    "base", "no_nsp", "ltr", "size=3/768/12", "masking=80/20/0", "masking=0/0/100")]
+EXPERIMENTS += [
+    ("ablations", name) for name in ("base", "no_nsp", "ltr", "size=3/768/12", "masking=80/20/0", "masking=0/0/100")
+]
 
 
 @functools.cache
@@ -48,8 +49,9 @@ def test_the_experiment_is_accepted(file, name):
 def test_the_experiment_trains_at_miniature_size(file, name, store, tmp_path):
     config = module(file).get_config(name)
     config.data.corpus = str(store)
-    config.model.update(num_hidden_layers=1, hidden_size=24, num_attention_heads=2,
-                        intermediate_size=32, max_position_embeddings=64)
+    config.model.update(
+        num_hidden_layers=1, hidden_size=24, num_attention_heads=2, intermediate_size=32, max_position_embeddings=64
+    )
     config.phases, config.batch_size = ((2, 32),), 16
     config.accumulation = min(2, config.accumulation)
     config.optimizer.warmup_steps = 1
@@ -70,16 +72,16 @@ def test_checkpoints_of_a_curve_are_kept_and_opened_by_step(store, tmp_path):
 
     config = module("ablations").get_config("base")
     config.data.corpus = str(store)
-    config.model.update(num_hidden_layers=1, hidden_size=24, num_attention_heads=2,
-                        intermediate_size=32, max_position_embeddings=64)
+    config.model.update(
+        num_hidden_layers=1, hidden_size=24, num_attention_heads=2, intermediate_size=32, max_position_embeddings=64
+    )
     config.phases, config.batch_size, config.optimizer.warmup_steps = ((5, 32),), 16, 0
     config.checkpoint.update(every_steps=1, keep_every=2, keep_last=1, keep_best=0)
     config.log.tensorboard, config.execution.compilation_cache = False, ""
     pretraining.run(pretraining.prepare(config, str(tmp_path / "run")))
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["2", "4", "5"]
-    early, late = (jax.tree.leaves(load_model(tmp_path / f"run{step}").params)
-                   for step in ("@2", "@5"))
+    early, late = (jax.tree.leaves(load_model(tmp_path / f"run{step}").params) for step in ("@2", "@5"))
     newest = jax.tree.leaves(load_model(tmp_path / "run").params)
     assert all(np.array_equal(a, b) for a, b in zip(late, newest, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(early, newest, strict=True))
@@ -130,8 +132,7 @@ def test_its_classifier_reads_the_last_token():
         if beyond:
             changed = IDS.copy()
             changed[row, beyond:] = 7
-            np.testing.assert_array_equal(
-                model.apply({"params": params}, changed, mask)[row], logits[row])
+            np.testing.assert_array_equal(model.apply({"params": params}, changed, mask)[row], logits[row])
 
 
 def test_every_position_predicts_the_token_after_it_within_its_text():

@@ -83,9 +83,14 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def forks():
     """Runs one command in a fork; returns its exit code, standard output and standard error."""
-    server = subprocess.Popen([sys.executable, "-c", FORKS], text=True, cwd=ROOT,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                              env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""})
+    server = subprocess.Popen(
+        [sys.executable, "-c", FORKS],
+        text=True,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
+    )
 
     def run(command, out):
         server.stdin.write(json.dumps([command, out]) + "\n")
@@ -122,11 +127,15 @@ BAD = [
     ("bertjax --config={p}/latin.txt", "latin.txt"),
     ("bertjax --flagfile={p}/absent", "absent"),
     (f"bertjax {GLUE} --config.init_from={{p}}/absent --config.task.data={{p}}", "{p}"),
-    (f"bertjax {GLUE} --config.init_from={{p}}/model --config.task.data={{p}}/absent "
-     "--config.task.max_length=16", "absent"),
+    (
+        f"bertjax {GLUE} --config.init_from={{p}}/model --config.task.data={{p}}/absent --config.task.max_length=16",
+        "absent",
+    ),
     (f"bertjax {GLUE} --config.init_from={{p}}/model", "config.task.data"),
-    ("bertjax --config=configs/classify.py --config.init_from={p}/model "
-     "--config.task.data={p}/train.csv", "train.csv is a file"),
+    (
+        "bertjax --config=configs/classify.py --config.init_from={p}/model --config.task.data={p}/train.csv",
+        "train.csv is a file",
+    ),
     (f"bertjax {GLUE} --config.init_from={{p}}/deep --config.task.data={{p}}", "deep/config.json"),
     ("evaluate --model={p}/model --task=table --data={p} --options=[", "--options"),
     ("evaluate --model={p}/model --task=table --data={p} --options=" + "[" * 100_000, "deep"),
@@ -185,8 +194,7 @@ BAD = [
     ("build_corpus --input={p}/a.txt --tokenizer={p}/model --output={p}/s --shard=9", "--shard"),
     ("build_corpus --input={p}/n*.txt --tokenizer={p}/model --output={p}/new/s", ""),
     ("sweep --task=mrpc --data={p} --init_from={p}/absent --workdir={p}/new/w", "{p}"),
-    ("sweep --task=mrpc --data={p}/absent --init_from={p}/model --workdir={p}/new/w "
-     "--max_length=16", "absent"),
+    ("sweep --task=mrpc --data={p}/absent --init_from={p}/model --workdir={p}/new/w --max_length=16", "absent"),
     ("sweep --task=nope --data={p} --init_from={p}/model --workdir={p}/new/w", "nope"),
     ("sweep --task=mrpc --data={p} --init_from={p}/model --workdir={p}/new/w --seeds=0", "--seeds"),
     ("sweep --task=mrpc --data={p} --init_from={p}/model --workdir={p}/w --epochs=x", "--epochs"),
@@ -195,13 +203,13 @@ BAD = [
 
 
 def contents(place):
-    return {path: path.stat().st_mtime_ns for path in sorted(place.rglob("*")) if path.is_file()
-            } | {path: 0 for path in sorted(place.rglob("*")) if path.is_dir()}
+    return {path: path.stat().st_mtime_ns for path in sorted(place.rglob("*")) if path.is_file()} | {
+        path: 0 for path in sorted(place.rglob("*")) if path.is_dir()
+    }
 
 
 @pytest.mark.parametrize("command, words", BAD, ids=[text[:90] for text, _ in BAD])
-def test_a_wrong_command_ends_with_one_line_and_leaves_nothing(
-        command, words, place, forks, tmp_path):
+def test_a_wrong_command_ends_with_one_line_and_leaves_nothing(command, words, place, forks, tmp_path):
     before = contents(place)
     code, _, errors = forks(command.replace("{p}", str(place)).split(), str(tmp_path / "out"))
     last = (errors.splitlines() or [""])[-1]

@@ -16,8 +16,9 @@ def test_the_commit_is_named_in_a_checkout_and_only_there(tmp_path, monkeypatch)
 
     def git(*arguments):
         identity = ("-c", "user.name=n", "-c", "user.email=e")
-        done = subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True,
-                              capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True, text=True
+        )
         return done.stdout.strip()
 
     git("init", "-q")

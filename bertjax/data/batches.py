@@ -77,21 +77,25 @@ class PretrainingBatches:
             if problem := single_document(store):
                 warnings.warn(f"{store.path}: {problem}", stacklevel=2)
         self._options = dict(
-            weights=weights, packed=packed, pairs_per_row=pairs_per_row,
-            process_index=process_index, process_count=process_count,
-            short_seq_prob=short_seq_prob, nsp=nsp, tokenizer=tokenizer)
+            weights=weights,
+            packed=packed,
+            pairs_per_row=pairs_per_row,
+            process_index=process_index,
+            process_count=process_count,
+            short_seq_prob=short_seq_prob,
+            nsp=nsp,
+            tokenizer=tokenizer,
+        )
         self.seq_length, self.batch_size, self.seed = seq_length, batch_size, seed
         special = Special.of(tokenizer) if tokenizer is not None else stored_special(self.stores)
 
         def rows_of(store: TokenStore, seed: int) -> Rows:
             if packed:
-                return PackedRows(store, seq_length, seed, special, short_seq_prob, nsp,
-                                  pairs_per_row)
+                return PackedRows(store, seq_length, seed, special, short_seq_prob, nsp, pairs_per_row)
             return PaddedRows(store, seq_length, seed, special, short_seq_prob, nsp)
 
         self._rows = [
-            rows_of(store, int(combine(np.uint64(seed % 2**64), np.uint64(i))))
-            for i, store in enumerate(self.stores)
+            rows_of(store, int(combine(np.uint64(seed % 2**64), np.uint64(i)))) for i, store in enumerate(self.stores)
         ]
         if weights is None:
             weights = [store.num_tokens for store in self.stores]
@@ -115,10 +119,16 @@ class PretrainingBatches:
             return np.zeros(len(rows), np.int64), rows
         # Each block of rows holds every corpus exactly in proportion, in an order of its own.
         block = rows // MIXTURE_BLOCK
-        order = np.array([
-            permute(row % MIXTURE_BLOCK, MIXTURE_BLOCK, np.uint64(
-                combine(np.uint64(self.seed % 2**64), np.uint64(row // MIXTURE_BLOCK))))
-            for row in rows.tolist()])
+        order = np.array(
+            [
+                permute(
+                    row % MIXTURE_BLOCK,
+                    MIXTURE_BLOCK,
+                    np.uint64(combine(np.uint64(self.seed % 2**64), np.uint64(row // MIXTURE_BLOCK))),
+                )
+                for row in rows.tolist()
+            ]
+        )
         starts = np.cumsum(self._counts) - self._counts
         corpora = np.searchsorted(starts, order, side="right") - 1
         return corpora, block * self._counts[corpora] + order - starts[corpora]
@@ -135,8 +145,7 @@ class PretrainingBatches:
     def epochs(self, steps: int) -> float:
         """How often `steps` batches go through the corpus (of a mixture, through each: mean)."""
         share = self._counts / self._counts.sum()
-        each = [steps * self.batch_size * s / rows.rows_per_epoch
-                for s, rows in zip(share, self._rows, strict=True)]
+        each = [steps * self.batch_size * s / rows.rows_per_epoch for s, rows in zip(share, self._rows, strict=True)]
         return float(np.dot(share, each))
 
 
@@ -148,8 +157,7 @@ def mixture_counts(weights: Sequence[float], corpora: int) -> np.ndarray:
     """Rows of each corpus in a block of MIXTURE_BLOCK rows, int64 [corpora]; largest remainder."""
     share = np.asarray(weights, float)
     if share.shape != (corpora,) or not (share > 0).all() or not np.isfinite(share).all():
-        raise ValueError(f"weights {list(weights)}: give one positive number for each of the "
-                         f"{corpora} corpora")
+        raise ValueError(f"weights {list(weights)}: give one positive number for each of the {corpora} corpora")
     exact = share / share.sum() * MIXTURE_BLOCK
     counts = np.floor(exact).astype(np.int64)
     counts[np.argsort(counts - exact, kind="stable")[: MIXTURE_BLOCK - counts.sum()]] += 1
@@ -170,9 +178,17 @@ class EvaluationBatches(FiniteBatches):
     """
 
     def __init__(
-        self, store: TokenStore | str | os.PathLike[str], seq_length: int, batch_size: int,
-        seed: int = 0, *, process_index: int = 0, process_count: int = 1,
-        short_seq_prob: float = 0.1, nsp: bool = True, tokenizer: Any = None,
+        self,
+        store: TokenStore | str | os.PathLike[str],
+        seq_length: int,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        process_index: int = 0,
+        process_count: int = 1,
+        short_seq_prob: float = 0.1,
+        nsp: bool = True,
+        tokenizer: Any = None,
         max_batches: int | None = None,
     ):
         check_length(seq_length, nsp)
@@ -180,8 +196,7 @@ class EvaluationBatches(FiniteBatches):
         self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
         self.nsp = nsp and self.store.num_documents > 1
         special = Special.of(tokenizer) if tokenizer is not None else stored_special([self.store])
-        self._rows = PaddedRows(self.store, seq_length, seed, special, short_seq_prob, nsp,
-                                shuffle=False)
+        self._rows = PaddedRows(self.store, seq_length, seed, special, short_seq_prob, nsp, shuffle=False)
         super().__init__(share, self._rows.rows_per_epoch, max_batches)
 
     def read(self, numbers: np.ndarray, rows: int) -> Batch:
@@ -193,8 +208,13 @@ class EvaluationBatches(FiniteBatches):
 
 
 def prefetch(
-    batches: Any, start_step: int = 0, stop_step: int | None = None, *, threads: int = 1,
-    buffer: int = 4, workers: int = 0,
+    batches: Any,
+    start_step: int = 0,
+    stop_step: int | None = None,
+    *,
+    threads: int = 1,
+    buffer: int = 4,
+    workers: int = 0,
 ) -> Iterator[Batch]:
     """Batches from `start_step` on, made ahead by Grain.
 
@@ -209,11 +229,13 @@ def prefetch(
 
     length = (1 << 62) - start_step if stop_step is None else stop_step - start_step
     dataset = grain.MapDataset.source(_Steps(batches, start_step, length)).to_iter_dataset(
-        grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer))
+        grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)
+    )
     if workers:
         dataset = dataset.mp_prefetch(
             grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=buffer),
-            worker_init_fn=lambda index, count: leave_signals_to_parent())
+            worker_init_fn=lambda index, count: leave_signals_to_parent(),
+        )
     return iter(dataset)
 
 

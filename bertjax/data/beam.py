@@ -27,19 +27,18 @@ def beam_run(options: Sequence[str] = ()) -> Run:
     except ImportError as error:
         raise ValueError("Apache Beam is not installed: pip install 'bertjax[beam]'") from error
 
-    def run(
-        tasks: list[tuple], tokenizer: Any, stop: Callable[[], bool]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+    def run(tasks: list[tuple], tokenizer: Any, stop: Callable[[], bool]) -> Iterator[tuple[int, dict[str, Any]]]:
         if not tasks or stop():
             return
         with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
-            _ = (pipeline | beam.Create(tasks) | beam.Reshuffle()
-                 | beam.Map(_make, tokenizer=tokenizer))
+            _ = pipeline | beam.Create(tasks) | beam.Reshuffle() | beam.Map(_make, tokenizer=tokenizer)
         for _, number, directory, dtype, *_ in tasks:
             if (record := stores.read_shard_record(directory, number, dtype)) is None:
-                raise ValueError(f"{directory}: a Beam worker reported shard {number} as made, but "
-                                 "it is not here; input and output must be on a file system that "
-                                 "all workers share")
+                raise ValueError(
+                    f"{directory}: a Beam worker reported shard {number} as made, but "
+                    "it is not here; input and output must be on a file system that "
+                    "all workers share"
+                )
             yield number, record
 
     return run

@@ -17,9 +17,13 @@ from bertjax.data.tfrecord import content_at, make_example, parse_example, varin
 
 # The original's name of each field -> the name in a batch.
 FIELDS = {
-    "input_ids": "input_ids", "input_mask": "attention_mask", "segment_ids": "token_type_ids",
-    "masked_lm_positions": "mlm_positions", "masked_lm_ids": "mlm_labels",
-    "masked_lm_weights": "mlm_weights", "next_sentence_labels": "nsp_labels",
+    "input_ids": "input_ids",
+    "input_mask": "attention_mask",
+    "segment_ids": "token_type_ids",
+    "masked_lm_positions": "mlm_positions",
+    "masked_lm_ids": "mlm_labels",
+    "masked_lm_weights": "mlm_weights",
+    "next_sentence_labels": "nsp_labels",
 }
 
 
@@ -52,13 +56,16 @@ class ExampleReader:
         self._first = path
         example = _parse(first, f"{path}, record 0")
         if missing := [name for name in FIELDS if not len(example.get(name, ()))]:
-            raise ValueError(f"{path}: no field {', '.join(missing)} (there is "
-                             f"{', '.join(sorted(example))}); not the original's pre-training data")
+            raise ValueError(
+                f"{path}: no field {', '.join(missing)} (there is "
+                f"{', '.join(sorted(example))}); not the original's pre-training data"
+            )
         if tokenizer is not None and example["input_ids"][0] != tokenizer.cls_id:
             raise ValueError(
                 f"{path}: the first record begins with id {example['input_ids'][0]}, but "
                 f"[CLS] is {tokenizer.cls_id} in the tokenizer; give the vocabulary that the files "
-                "were made with")
+                "were made with"
+            )
         self.seq_length = len(example["input_ids"])
         self.max_predictions = len(example["masked_lm_positions"])
         self._lengths = np.array([self.seq_length] * 3 + [self.max_predictions] * 3 + [1])
@@ -76,42 +83,46 @@ class ExampleReader:
         values = np.zeros((len(FIELDS), max(self.seq_length, self.max_predictions)), np.int64)
         weights = np.zeros(self.max_predictions, np.float32)
         counts = np.full(len(FIELDS), -1, np.int64)
-        if not (_read_example(record, _NAMES, values, weights, counts)
-                and np.array_equal(counts, self._lengths)):
+        if not (_read_example(record, _NAMES, values, weights, counts) and np.array_equal(counts, self._lengths)):
             self._read_slowly(record.tobytes(), where, values, weights)
         field, place = _out_of_range(values, weights, self._lengths, self._limits)
         if field >= 0:
             value = weights[place] if field == _WEIGHTS else values[field, place]
             raise ValueError(f"{where}: " + self._problem(list(FIELDS)[field], value))
         for field, name in enumerate(FIELDS.values()):
-            batch[name][row] = (weights if field == _WEIGHTS
-                                else values[field, : self._lengths[field]])
+            batch[name][row] = weights if field == _WEIGHTS else values[field, : self._lengths[field]]
         batch["nsp_weights"][row] = 1.0
 
     def _problem(self, name: str, value: Any) -> str:
         if name in ("input_ids", "masked_lm_ids"):
-            return (f"{name} has the id {value}, the tokenizer has {self._limits[0]} entries; give "
-                    "the vocabulary that the files were made with, or build the file again")
-        allowed = {"masked_lm_positions": f"a row has {self.seq_length} tokens",
-                   "masked_lm_weights": "weights are from 0 to 1"}.get(name, "it must be 0 or 1")
-        return (f"{name} has the value {value}, but {allowed}; it is not the original's "
-                "pre-training data, or damaged: build the file again")
+            return (
+                f"{name} has the id {value}, the tokenizer has {self._limits[0]} entries; give "
+                "the vocabulary that the files were made with, or build the file again"
+            )
+        allowed = {
+            "masked_lm_positions": f"a row has {self.seq_length} tokens",
+            "masked_lm_weights": "weights are from 0 to 1",
+        }.get(name, "it must be 0 or 1")
+        return (
+            f"{name} has the value {value}, but {allowed}; it is not the original's "
+            "pre-training data, or damaged: build the file again"
+        )
 
-    def _read_slowly(
-        self, record: bytes, where: str, values: np.ndarray, weights: np.ndarray
-    ) -> None:
+    def _read_slowly(self, record: bytes, where: str, values: np.ndarray, weights: np.ndarray) -> None:
         """As `_read_example`, for what TensorFlow does not write but a reader has to accept."""
         example = _parse(record, where)
         expected = dict(zip(FIELDS, self._lengths.tolist(), strict=True))
         if (found := {name: len(v) for name, v in example.items() if name in FIELDS}) != expected:
             raise ValueError(
                 f"{where}: a record has {found}, the first record of {self._first} has "
-                f"{expected}; do not mix such files")
+                f"{expected}; do not mix such files"
+            )
         values[:] = 0
         for field, name in enumerate(FIELDS):
             if (example[name].dtype.kind == "f") != (field == _WEIGHTS):
-                raise ValueError(f"{where}: {name} is a list of {example[name].dtype} numbers; not "
-                                 "the original's pre-training data")
+                raise ValueError(
+                    f"{where}: {name} is a list of {example[name].dtype} numbers; not the original's pre-training data"
+                )
             if field == _WEIGHTS:
                 weights[:] = example[name]
             else:
@@ -122,8 +133,9 @@ def _parse(record: bytes, where: str) -> dict[str, np.ndarray]:
     try:
         return parse_example(record)
     except ValueError as error:
-        raise ValueError(f"{where}: it is not the original's pre-training data, but other bytes "
-                         f"({error}); build the file again") from None
+        raise ValueError(
+            f"{where}: it is not the original's pre-training data, but other bytes ({error}); build the file again"
+        ) from None
 
 
 _NAMES = np.zeros((len(FIELDS), 32), np.uint8)

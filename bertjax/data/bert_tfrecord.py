@@ -34,13 +34,7 @@ from bertjax.data.global_batch import FiniteBatches, Share
 from bertjax.data.pairs import combine, permute
 from bertjax.data.rows import Batch
 from bertjax.data.sources import resolve
-from bertjax.data.tfrecord import (
-    gzip_errors,
-    is_gzip,
-    masked_crc32c,
-    read_records,
-    record_offsets,
-)
+from bertjax.data.tfrecord import gzip_errors, is_gzip, masked_crc32c, read_records, record_offsets
 from bertjax.files import make_once, whole_file
 
 CHECKED = 2_000  # records that a start reads, in 0.1 s; each is checked when it is drawn
@@ -59,29 +53,31 @@ class Records:
       ValueError: no records, a missing field, a damaged file, ids of another vocabulary.
     """
 
-    def __init__(self, patterns: str | Iterable[str],
-                 cache_dir: str | os.PathLike[str] | None = None, tokenizer: Any = None):
+    def __init__(
+        self, patterns: str | Iterable[str], cache_dir: str | os.PathLike[str] | None = None, tokenizer: Any = None
+    ):
         self.paths = resolve(patterns)
-        path, first = next(((path, r) for path in self.paths for r in read_records(path)),
-                           (None, None))
+        path, first = next(((path, r) for path in self.paths for r in read_records(path)), (None, None))
         if first is None:
-            raise ValueError(f"0 examples from {len(self.paths)} files, the first of which is "
-                             f"{self.paths[0]}")
+            raise ValueError(f"0 examples from {len(self.paths)} files, the first of which is {self.paths[0]}")
         self._reader = ExampleReader(first, path, tokenizer)
         self.seq_length = self._reader.seq_length
         self.max_predictions = self._reader.max_predictions
         self.pad_id = 0 if tokenizer is None else tokenizer.pad_id
-        self._plain = [_unpack_gzip(path, cache_dir) if is_gzip(path) else path
-                       for path in self.paths]
+        self._plain = [_unpack_gzip(path, cache_dir) if is_gzip(path) else path for path in self.paths]
         self._maps = self._map()
-        offsets = [record_offsets(data, path) if len(data) else np.empty(0, np.int64)
-                   for data, path in zip(self._maps, self.paths, strict=True)]
+        offsets = [
+            record_offsets(data, path) if len(data) else np.empty(0, np.int64)
+            for data, path in zip(self._maps, self.paths, strict=True)
+        ]
         self._offsets = np.concatenate(offsets)
         self._ends = np.cumsum([len(o) for o in offsets])
 
     def _map(self) -> list[np.ndarray]:
-        return [np.asarray(np.memmap(path, np.uint8, "r")) if os.path.getsize(path)
-                else np.empty(0, np.uint8) for path in self._plain]
+        return [
+            np.asarray(np.memmap(path, np.uint8, "r")) if os.path.getsize(path) else np.empty(0, np.uint8)
+            for path in self._plain
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_maps"}
@@ -104,8 +100,10 @@ class Records:
 
     def empty(self, rows: int) -> Batch:
         """A batch of padding rows with weight 0."""
-        batch = {ours: np.zeros((rows, length), np.int32)
-                 for ours, length in zip(FIELDS.values(), self._reader.lengths, strict=True)}
+        batch = {
+            ours: np.zeros((rows, length), np.int32)
+            for ours, length in zip(FIELDS.values(), self._reader.lengths, strict=True)
+        }
         batch["input_ids"][:] = self.pad_id
         batch["mlm_weights"] = batch["mlm_weights"].astype(np.float32)
         batch["nsp_weights"] = np.zeros((rows, 1), np.float32)
@@ -122,8 +120,7 @@ class Records:
             self._reader.read(*self._record(number), batch, row)
 
     def check(self) -> None:
-        """Read up to CHECKED records, evenly spread, to refuse before training. Raises as `read`.
-        """
+        """Read up to CHECKED records, evenly spread, to refuse before training. Raises as `read`."""
         batch = self.empty(1)
         for number in range(0, len(self), -(-len(self) // CHECKED)):
             self._reader.read(*self._record(number), batch, 0)
@@ -150,8 +147,7 @@ def split_records(count: int, heldout_fraction: float) -> tuple[np.ndarray, np.n
     if not heldout_fraction:
         return np.arange(count), np.empty(0, np.int64)
     if count < 2:
-        raise ValueError(f"{count} record cannot be split into a training and a held-out part; "
-                         "name held-out files")
+        raise ValueError(f"{count} record cannot be split into a training and a held-out part; name held-out files")
     held = min(max(round(count * heldout_fraction), 1), count - 1)
     heldout = (np.arange(held) * 2 + 1) * count // (2 * held)
     training = np.ones(count, bool)
@@ -177,9 +173,16 @@ class TFRecordBatches:
     pairs_per_row = 1
 
     def __init__(
-        self, records: Records | str | os.PathLike[str], batch_size: int, seed: int = 0, *,
-        numbers: np.ndarray | None = None, seq_length: int | None = None,
-        max_predictions: int | None = None, process_index: int = 0, process_count: int = 1,
+        self,
+        records: Records | str | os.PathLike[str],
+        batch_size: int,
+        seed: int = 0,
+        *,
+        numbers: np.ndarray | None = None,
+        seq_length: int | None = None,
+        max_predictions: int | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
     ):
         self._share = Share(batch_size, process_index, process_count)
         self.batch_size, self.seed = batch_size, seed
@@ -211,8 +214,16 @@ class TFRecordEvaluation(FiniteBatches):
 
     nsp = True  # the records have labels
 
-    def __init__(self, records: Records, batch_size: int, *, numbers: np.ndarray | None = None,
-                 process_index: int = 0, process_count: int = 1, max_batches: int | None = None):
+    def __init__(
+        self,
+        records: Records,
+        batch_size: int,
+        *,
+        numbers: np.ndarray | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
+        max_batches: int | None = None,
+    ):
         self.records = records
         self._numbers = np.arange(len(records)) if numbers is None else numbers
         share = Share(batch_size, process_index, process_count)
@@ -227,12 +238,14 @@ class TFRecordEvaluation(FiniteBatches):
 def check_lengths(records: Records, seq_length: int | None, max_predictions: int | None) -> None:
     """ValueError, with both values, where the files have another T or P than the training."""
     for name, stored, wanted in (
-            ("max_seq_length", records.seq_length, seq_length),
-            ("max_predictions_per_seq", records.max_predictions, max_predictions)):
+        ("max_seq_length", records.seq_length, seq_length),
+        ("max_predictions_per_seq", records.max_predictions, max_predictions),
+    ):
         if wanted is not None and wanted != stored:
             raise ValueError(
                 f"{records.paths[0]} was built with {name}={stored}, training is set to "
-                f"{wanted}; set it to {stored}, or build the data with {wanted}")
+                f"{wanted}; set it to {stored}, or build the data with {wanted}"
+            )
 
 
 def _unpack_gzip(path: str, cache_dir: str | os.PathLike[str] | None) -> str:
@@ -245,8 +258,7 @@ def _unpack_gzip(path: str, cache_dir: str | os.PathLike[str] | None) -> str:
         with gzip_errors(path), gzip.open(path, "rb") as source, whole_file(out, "wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
 
-    return str(make_once(Path(cache_dir or _temporary_directory()) / name, unpack,
-                         f"a plain copy of {path}"))
+    return str(make_once(Path(cache_dir or _temporary_directory()) / name, unpack, f"a plain copy of {path}"))
 
 
 @functools.cache

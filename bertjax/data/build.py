@@ -116,8 +116,7 @@ def build_store(
                 shards = len(plan)
                 todo = range(shards)[shard[0] :: shard[1]] if shard else range(shards)
                 run = run or functools.partial(run_here, workers=workers)
-                complete = _build_shards(plan, todo, tokenizer, out_dir, options, reading, run,
-                                         progress)
+                complete = _build_shards(plan, todo, tokenizer, out_dir, options, reading, run, progress)
                 if complete is not None:
                     shards = complete
                 elif shard is not None:
@@ -140,10 +139,10 @@ def load(tokenizer: Any) -> Any:
 
 
 def _describe_build(
-    tokenizer: Any, options: BuildSettings, reading: Reading, files: list[str],
-    plan: list[list[Extent]],
+    tokenizer: Any, options: BuildSettings, reading: Reading, files: list[str], plan: list[list[Extent]]
 ) -> dict[str, Any]:
     """Everything that decides the bytes of the store; two builds may mix only if this is equal."""
+
     def stat(path: str) -> tuple[int, int]:
         if path.startswith("tfds:"):
             return 0, 0
@@ -161,17 +160,13 @@ def _describe_build(
     }
 
 
-def _finished(
-    out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: bool
-) -> dict[str, Any] | None:
-    """The manifest if the same build is finished already; ValueError where `out_dir` is not ours.
-    """
+def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: bool) -> dict[str, Any] | None:
+    """The manifest if the same build is finished already; ValueError where `out_dir` is not ours."""
     ours = json.loads(stores.to_json(build))
     manifest, begun = out_dir / "manifest.json", out_dir / "build.json"
     held = [path for path in (manifest, begun) if path.exists()]
     if not held and out_dir.exists() and not all(map(_is_beginning, out_dir.iterdir())):
-        raise ValueError(f"{out_dir} is not empty and holds no token store; choose another "
-                         "directory")
+        raise ValueError(f"{out_dir} is not empty and holds no token store; choose another directory")
     if in_memory and manifest.exists() and not overwrite:  # no telling whether it is the same text
         raise ValueError(f"{out_dir} holds a token store; choose another directory, or overwrite")
     if not held or overwrite or in_memory:
@@ -180,20 +175,30 @@ def _finished(
     # A setting that is newer than the build had its default then.
     defaults = {**dataclasses.asdict(BuildSettings()), **dataclasses.asdict(Reading(language="en"))}
     theirs["settings"] = defaults | theirs.get("settings", {})
-    differing = [f"{key}: {_brief(theirs.get(key))} there, {_brief(ours[key])} now"
-                 for key in ours if theirs.get(key) != ours[key]]
+    differing = [
+        f"{key}: {_brief(theirs.get(key))} there, {_brief(ours[key])} now"
+        for key in ours
+        if theirs.get(key) != ours[key]
+    ]
     if differing:
         raise ValueError(
             f"{out_dir} holds {'a token store' if held[0] is manifest else 'a begun build'} "
-            "of other input or settings:\n  " + "\n  ".join(differing) +
-            "\nChoose another directory, or overwrite it (--overwrite)")
+            "of other input or settings:\n  "
+            + "\n  ".join(differing)
+            + "\nChoose another directory, or overwrite it (--overwrite)"
+        )
     return stores.TokenStore(out_dir).manifest if held[0] is manifest else None
 
 
 def _is_beginning(path: Path) -> bool:
     """Whether this is all that a build that was killed at once leaves."""
-    return (path.name == LOCK or path.name.startswith("build.json.")
-            or path.name == "shards" and path.is_dir() and not any(path.iterdir()))
+    return (
+        path.name == LOCK
+        or path.name.startswith("build.json.")
+        or path.name == "shards"
+        and path.is_dir()
+        and not any(path.iterdir())
+    )
 
 
 def _read_begun(path: Path) -> dict[str, Any]:
@@ -218,8 +223,10 @@ def _locked(out_dir: Path, shared: bool) -> Iterator[None]:
         try:
             alone = _lock(file, fcntl.LOCK_EX, 0 if shared else 1)
             if not alone and not (shared and _lock(file, fcntl.LOCK_SH)):
-                raise ValueError(f"another build is writing to {out_dir}; wait until it has ended, "
-                                 "or end it. (Several machines share a build with --shard=i/n)")
+                raise ValueError(
+                    f"another build is writing to {out_dir}; wait until it has ended, "
+                    "or end it. (Several machines share a build with --shard=i/n)"
+                )
         except OSError:  # a file system without locks: names of their own keep writers apart
             alone = False
         if alone:
@@ -269,8 +276,7 @@ def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Any, anew: bool) -
 
 def _contents(directory: Path) -> dict[Path, bytes]:
     """All files under a directory."""
-    return {path.relative_to(directory): path.read_bytes()
-            for path in directory.rglob("*") if path.is_file()}
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def _brief(value: Any) -> str:
@@ -279,8 +285,14 @@ def _brief(value: Any) -> str:
 
 
 def _build_shards(
-    plan: list[list[Extent]], todo: range, tokenizer: Any, out_dir: Path, options: BuildSettings,
-    reading: Reading, run: Run, progress: Callable[[Progress], None] | None,
+    plan: list[list[Extent]],
+    todo: range,
+    tokenizer: Any,
+    out_dir: Path,
+    options: BuildSettings,
+    reading: Reading,
+    run: Run,
+    progress: Callable[[Progress], None] | None,
 ) -> int | None:
     """Make the missing shards of `todo`; how many shards the store has, None if some are missing.
 
@@ -317,10 +329,18 @@ def _build_shards(
         done_bytes = sum(sizes[n] for n in records)
         rate = made_bytes / seconds if seconds and made_bytes else 0.0
         left = sum(sizes[n] for n in todo if n not in records)
-        progress(Progress(
-            len(records), len(plan), done_bytes, sum(sizes),
-            sum(r["tokens"] for r in records.values()), seconds,
-            made_tokens / seconds if seconds else 0.0, left / rate if rate else float("inf")))
+        progress(
+            Progress(
+                len(records),
+                len(plan),
+                done_bytes,
+                sum(sizes),
+                sum(r["tokens"] for r in records.values()),
+                seconds,
+                made_tokens / seconds if seconds else 0.0,
+                left / rate if rate else float("inf"),
+            )
+        )
 
     missing = [number for number in todo if number not in records]
     if records:
@@ -334,14 +354,15 @@ def _build_shards(
     if (count := enough()) is not None:
         return count
     # Other machines may have finished theirs meanwhile.
-    return len(plan) if all(
-        n in records or stores.read_shard_record(directory, n, dtype) for n in range(len(plan))
-    ) else None
+    return (
+        len(plan)
+        if all(n in records or stores.read_shard_record(directory, n, dtype) for n in range(len(plan)))
+        else None
+    )
 
 
 def _build_from_memory(
-    documents: Iterable[Document | Sequence[str]], tokenizer: Any, out_dir: Path,
-    options: BuildSettings,
+    documents: Iterable[Document | Sequence[str]], tokenizer: Any, out_dir: Path, options: BuildSettings
 ) -> int:
     """Documents of this process, cut into shards by their characters; the number of shards."""
     dtype = stores.ids_dtype(tokenizer.vocab_size)
@@ -359,7 +380,13 @@ def _build_from_memory(
         ended = True
 
     while not ended and (options.max_tokens is None or tokens < options.max_tokens):
-        record = write_shard(((0, document) for document in some()), shards, out_dir / "shards",
-                             dtype, tokenizer, split_lines=options.split_lines)
+        record = write_shard(
+            ((0, document) for document in some()),
+            shards,
+            out_dir / "shards",
+            dtype,
+            tokenizer,
+            split_lines=options.split_lines,
+        )
         shards, tokens = shards + 1, tokens + record["tokens"]
     return shards

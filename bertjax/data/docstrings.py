@@ -19,10 +19,33 @@ from etils import epath
 from bertjax.files import make_once, whole_directory
 
 # Packages of bertjax's own dependency tree with much prose in their docstrings, richest first.
-PACKAGES = ("numpy", "scipy", "jax", "matplotlib", "flax", "optax", "orbax", "numba",
-            "tensorflow_datasets", "grain", "pyarrow", "absl", "ml_collections")
-_SKIPPED_FOLDERS = {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "_vendor",
-                    "__pycache__", "turtledemo", "ensurepip"}
+PACKAGES = (
+    "numpy",
+    "scipy",
+    "jax",
+    "matplotlib",
+    "flax",
+    "optax",
+    "orbax",
+    "numba",
+    "tensorflow_datasets",
+    "grain",
+    "pyarrow",
+    "absl",
+    "ml_collections",
+)
+_SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "testing",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "_vendor",
+    "__pycache__",
+    "turtledemo",
+    "ensurepip",
+}
 _MIN_WORDS = 6  # shorter paragraphs are mostly titles and parameter names
 
 
@@ -49,33 +72,32 @@ def docstring_documents(megabytes: float) -> Iterator[tuple[str, list[str]]]:
                 return
 
 
-def build_docstring_store(
-    directory: epath.PathLike, megabytes: float, vocab_size: int
-) -> epath.Path:
+def build_docstring_store(directory: epath.PathLike, megabytes: float, vocab_size: int) -> epath.Path:
     """Trains a vocabulary on the corpus and builds its token store; does nothing if it is there.
 
     One process builds, others wait for it.
 
     Returns: the directory of the store, with 10 % of the documents held out.
     """
+
     def build(store: pathlib.Path) -> None:
         # Late: a run that finds its store needs none of these.
         from bertjax.data.build import build_store
         from bertjax.data.sentences import split_sentences
         from bertjax.tokenization.train_vocab import train_wordpiece
 
-        print("Gathering the demo corpus from installed documentation (under a minute) ...",
-              flush=True)
+        print("Gathering the demo corpus from installed documentation (under a minute) ...", flush=True)
         begun = (store / "build.json").exists()  # by an earlier version, which was killed
         with whole_directory(store, overwrite=begun) as directory:
-            documents = [[sentence for text in paragraphs for sentence in split_sentences(text)]
-                         for _, paragraphs in docstring_documents(megabytes)]
+            documents = [
+                [sentence for text in paragraphs for sentence in split_sentences(text)]
+                for _, paragraphs in docstring_documents(megabytes)
+            ]
             sentences = (sentence for document in documents for sentence in document)
             tokenizer = train_wordpiece(sentences, vocab_size=vocab_size, do_lower_case=True)
             build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.1)
 
-    return epath.Path(make_once(directory, build, "the demo corpus",
-                                lambda store: (store / "manifest.json").exists()))
+    return epath.Path(make_once(directory, build, "the demo corpus", lambda store: (store / "manifest.json").exists()))
 
 
 def _sources() -> Iterator[tuple[str, list[str]]]:
@@ -114,9 +136,11 @@ def _docstrings(path: pathlib.Path) -> list[str]:
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             if getattr(node.value.func, "id", "") == "add_newdoc":
                 # numpy attaches the documentation of its compiled functions this way.
-                texts.extend(inspect.cleandoc(constant.value) for constant in ast.walk(node)
-                             if isinstance(constant, ast.Constant)
-                             and isinstance(constant.value, str))
+                texts.extend(
+                    inspect.cleandoc(constant.value)
+                    for constant in ast.walk(node)
+                    if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+                )
     return [text for text in texts if text]
 
 
@@ -129,8 +153,7 @@ _RULES = (
     (re.compile(r"\s*\[[0-9, ]+\]_*"), ""),  # footnote marks
     (re.compile(r"\s+"), " "),
 )
-_NOT_PROSE = re.compile(
-    r">>>|\.\.\. |^\s*(\.\. |[-=~^*#+|]{3,}|:\w+|@)|[{}|\\]|://|__\w+__\(", re.M)
+_NOT_PROSE = re.compile(r">>>|\.\.\. |^\s*(\.\. |[-=~^*#+|]{3,}|:\w+|@)|[{}|\\]|://|__\w+__\(", re.M)
 
 
 def prose_paragraphs(text: str) -> Iterator[str]:

@@ -28,16 +28,7 @@ from typing import IO, Any, NamedTuple
 
 from bertjax.data.opening import open_lines
 from bertjax.data.sentences import guess_language, split_sentences
-from bertjax.data.sources import (
-    BOM,
-    Extent,
-    Reading,
-    detect_format,
-    open_parquet,
-    open_tfds,
-    plan_extents,
-    resolve,
-)
+from bertjax.data.sources import BOM, Extent, Reading, detect_format, open_parquet, open_tfds, plan_extents, resolve
 
 MAX_SENTENCES = 100_000  # of one document; a longer one goes on as the next document
 MAX_CHARACTERS = 1 << 24  # likewise
@@ -51,10 +42,7 @@ class Document(NamedTuple):
 
 
 def read_documents(
-    patterns: str | Iterable[str],
-    format: str = "auto",
-    counts: dict[str, int] | None = None,
-    **reading: Any,
+    patterns: str | Iterable[str], format: str = "auto", counts: dict[str, int] | None = None, **reading: Any
 ) -> Iterator[Document]:
     """Documents of all files in order; keywords as `Reading`, counts as `read_extent`."""
     files = resolve(patterns)
@@ -64,9 +52,7 @@ def read_documents(
             yield from read_extent(extent, options, counts)
 
 
-def read_extent(
-    extent: Extent, reading: Reading, counts: dict[str, int] | None = None
-) -> Iterator[Document]:
+def read_extent(extent: Extent, reading: Reading, counts: dict[str, int] | None = None) -> Iterator[Document]:
     """Documents of one extent; those without text are left out.
 
     `counts` receives what was noticed: 'empty_documents', 'long_documents_cut',
@@ -113,8 +99,7 @@ class Preview(NamedTuple):
 
 def preview(files: Sequence[str], reading: Reading) -> Preview:
     """Reads the first lines of some of the files; errors as of `read_extent`."""
-    formats = Counter(
-        detect_format(path) if reading.format == "auto" else reading.format for path in files)
+    formats = Counter(detect_format(path) if reading.format == "auto" else reading.format for path in files)
     lines: list[str] = []
     most_files, most_characters = PREVIEWED
     for number in range(0, len(files), -(-len(files) // most_files)):
@@ -136,9 +121,13 @@ def preview(files: Sequence[str], reading: Reading) -> Preview:
     reading = dataclasses.replace(reading, language=language)
     count = max(len(lines), 1)
     return Preview(
-        reading, dict(formats), len(lines), sum(len(line.split()) for line in lines) / count,
+        reading,
+        dict(formats),
+        len(lines),
+        sum(len(line.split()) for line in lines) / count,
         sum(len(split_sentences(line[:2000], language)) > 1 for line in lines) / count,
-        sum(line.count("\t") == 1 for line in lines) / count)
+        sum(line.count("\t") == 1 for line in lines) / count,
+    )
 
 
 def settled(files: Sequence[str], reading: Reading) -> Reading:
@@ -202,11 +191,15 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
             if isinstance(error, RecursionError):
                 problem = "the JSON is nested too deep"
             elif isinstance(error, json.JSONDecodeError):
-                problem = (f"not JSON ({error}); each line must hold one object, as `jq -c '.[]'` "
-                           "writes the elements of an array")
+                problem = (
+                    f"not JSON ({error}); each line must hold one object, as `jq -c '.[]'` "
+                    "writes the elements of an array"
+                )
             elif isinstance(error, UnicodeEncodeError):
-                problem = ("an escape \\ud... without its other half is no character; read it with "
-                           "errors=replace, which counts such lines")
+                problem = (
+                    "an escape \\ud... without its other half is no character; read it with "
+                    "errors=replace, which counts such lines"
+                )
             elif isinstance(error, ValueError):
                 problem = f"not readable as JSON ({error})"
             else:
@@ -252,8 +245,9 @@ def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]
 def _read_parquet(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
     file = open_parquet(extent.path)
     if reading.field not in file.schema_arrow.names:
-        raise ValueError(f"{extent.path}: no column {reading.field!r} (there is "
-                         f"{file.schema_arrow.names}); set the field's name")
+        raise ValueError(
+            f"{extent.path}: no column {reading.field!r} (there is {file.schema_arrow.names}); set the field's name"
+        )
     groups = range(extent.start, file.num_row_groups if extent.end < 0 else extent.end)
     try:
         for batch in file.iter_batches(256, row_groups=list(groups), columns=[reading.field]):
@@ -268,21 +262,27 @@ def _read_tfds(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw
     for index in range(extent.start, extent.end):
         record = source[index]
         if reading.field not in record:
-            raise ValueError(f"{extent.path}: no feature {reading.field!r} (there is "
-                             f"{sorted(record)}); set the field's name")
+            raise ValueError(
+                f"{extent.path}: no feature {reading.field!r} (there is {sorted(record)}); set the field's name"
+            )
         text = record[reading.field]
         if isinstance(text, bytes):
             try:
                 text = text.decode()
             except UnicodeDecodeError as error:
-                raise ValueError(f"{extent.path}, record {index}: not valid UTF-8 ({error})"
-                                 ) from None
+                raise ValueError(f"{extent.path}, record {index}: not valid UTF-8 ({error})") from None
         yield "", _paragraphs(text, lambda: extent.path)
 
 
-_READERS = {"text": _read_blocks, "blocks": _read_blocks, "prose": _read_prose,
-            "jsonl": _read_jsonl, "wikiextractor": _read_wikiextractor,
-            "parquet": _read_parquet, "tfds": _read_tfds}
+_READERS = {
+    "text": _read_blocks,
+    "blocks": _read_blocks,
+    "prose": _read_prose,
+    "jsonl": _read_jsonl,
+    "wikiextractor": _read_wikiextractor,
+    "parquet": _read_parquet,
+    "tfds": _read_tfds,
+}
 
 
 def _whole_characters(text: Any, reading: Reading, counts: dict[str, int]) -> Any:
@@ -299,12 +299,10 @@ def _whole_characters(text: Any, reading: Reading, counts: dict[str, int]) -> An
 
 
 def _paragraphs(text: str | Sequence[str] | None, where: Callable[[], str]) -> list[str]:
-    """Stripped, without empty ones; None is no text. ValueError for what is neither, with `where`.
-    """
+    """Stripped, without empty ones; None is no text. ValueError for what is neither, with `where`."""
     lines = text.split("\n") if isinstance(text, str) else [] if text is None else text
     if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
-        raise ValueError(f"{where()}: the text must be a string or a list of strings, this is "
-                         f"{text!r:.80}")
+        raise ValueError(f"{where()}: the text must be a string or a list of strings, this is {text!r:.80}")
     return [line for line in map(str.strip, lines) if line]
 
 
@@ -333,20 +331,21 @@ def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator
                 yield start, line.strip()
 
 
-def _replaced(data: bytes, error: UnicodeDecodeError, path: str, start: int, reading: Reading,
-              counts: dict[str, int]) -> str:
+def _replaced(
+    data: bytes, error: UnicodeDecodeError, path: str, start: int, reading: Reading, counts: dict[str, int]
+) -> str:
     """A line that is not UTF-8 with U+FFFD; ValueError when reading strictly."""
     if reading.errors == "strict":
         raise ValueError(
             f"{path}, line {_line_number(path, start)}: byte 0x{data[error.start]:02x} at offset "
             f"{start + error.start} of the file is not valid UTF-8 ({error.reason}). Convert the "
-            "file to UTF-8, or read it with errors=replace, which counts such lines") from None
+            "file to UTF-8, or read it with errors=replace, which counts such lines"
+        ) from None
     _count(counts, "undecodable_lines")
     return data.decode("utf-8", "replace")
 
 
-def _split_lines(file: IO[bytes], offset: int, path: str, longest: int
-                 ) -> Iterator[tuple[int, list[bytes]]]:
+def _split_lines(file: IO[bytes], offset: int, path: str, longest: int) -> Iterator[tuple[int, list[bytes]]]:
     """(byte offset, lines from there on without their ends) from the file's position on.
 
     ValueError at a line of more than `longest` bytes, of which no more is held.
@@ -359,7 +358,8 @@ def _split_lines(file: IO[bytes], offset: int, path: str, longest: int
             raise ValueError(
                 f"{path}, line {_line_number(path, offset)}: longer than {longest >> 20} MiB, and "
                 "a line is held in memory; is a line feed missing, or is this no text? Cut the "
-                "line, or raise max_line_mb")
+                "line, or raise max_line_mb"
+            )
         rest = lines.pop()
         if lines:
             yield offset, lines

@@ -63,8 +63,7 @@ class BuildSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.heldout_fraction < 1:
             raise ValueError(f"heldout_fraction {self.heldout_fraction}: must be in [0, 1)")
-        for name in ("max_unknown_rate", "max_random_share", "max_unseen_share",
-                     "max_duplicate_share"):
+        for name in ("max_unknown_rate", "max_random_share", "max_unseen_share", "max_duplicate_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be in [0, 1]")
         for name in ("shard_bytes", "max_tokens", "split_lines", "max_line_tokens"):
@@ -73,8 +72,7 @@ class BuildSettings:
 
 
 def check_unknown_rate(
-    records: Mapping[int, dict[str, Any]], options: BuildSettings, paths: list[list[str]],
-    at_least: int = 1,
+    records: Mapping[int, dict[str, Any]], options: BuildSettings, paths: list[list[str]], at_least: int = 1
 ) -> float:
     """Share of unknown tokens; ValueError over the limit once there are `at_least` tokens.
 
@@ -84,21 +82,20 @@ def check_unknown_rate(
     unknown = sum(record["unknown_tokens"] for record in records.values())
     rate = unknown / max(tokens, 1)
     if tokens >= at_least and rate > options.max_unknown_rate:
-        worst = ", ".join(f"{path} ({share:.0%})" for path, share in
-                          _worst(_by_path(records, paths), "unknown"))
+        worst = ", ".join(f"{path} ({share:.0%})" for path, share in _worst(_by_path(records, paths), "unknown"))
         raise ValueError(
             f"{rate:.1%} of {tokens:,} tokens are unknown to the tokenizer (limit "
             f"{options.max_unknown_rate:.1%}){f', most of them in {worst}' if worst else ''}. "
             "Usual causes: the vocabulary is lower-case but the "
             "text is not lower-cased (do_lower_case), a vocabulary of another language, or "
             "SentencePiece pieces in a WordPiece vocabulary. Train one on this text with "
-            "python -m bertjax.tools.train_vocab, or raise max_unknown_rate")
+            "python -m bertjax.tools.train_vocab, or raise max_unknown_rate"
+        )
     return rate
 
 
 def finish_store(
-    out_dir: Path, shards: int, build: dict[str, Any], options: BuildSettings,
-    paths: list[list[str]],
+    out_dir: Path, shards: int, build: dict[str, Any], options: BuildSettings, paths: list[list[str]]
 ) -> dict[str, Any]:
     """Write the tables and the manifest of the first `shards` shards; return the manifest.
 
@@ -118,7 +115,8 @@ def finish_store(
         raise ValueError(
             f"0 examples from {source}: no document has a token"
             + (f" ({dict(noticed)})" if noticed else "")
-            + "; check the input pattern, the format and the field name")
+            + "; check the input pattern, the format and the field name"
+        )
 
     kept, why, copies = _select(directory, records, options)
     dropped = {**noticed, **why}
@@ -130,8 +128,7 @@ def finish_store(
         "nsp_labels": stores.NSP_LABELS,
         "splits": splits,
         "unknown_rate": unknown_rate,
-        "duplicate_share": round(
-            duplicate_tokens / sum(split["tokens"] for split in splits.values()), 6),
+        "duplicate_share": round(duplicate_tokens / sum(split["tokens"] for split in splits.values()), 6),
         "worst": _responsible(records, paths, copies),
     }
     judged = _judge(out_dir, draft, options, records)
@@ -143,8 +140,7 @@ def finish_store(
         "dropped": dict(sorted(dropped.items())),
         "repaired": repaired,
         **judged,
-        "shards": [{key: record[key] for key in SHARD_FIELDS if key in record}
-                   for record in records],
+        "shards": [{key: record[key] for key in SHARD_FIELDS if key in record} for record in records],
         "parts": {name: hash_file(out_dir / name).hexdigest() for name in _parts(out_dir)},
         "content_hash": _content_hash(out_dir, records),
     }
@@ -166,8 +162,9 @@ def _read_records(directory: Path, shards: int, dtype: np.dtype) -> list[dict[st
 
 def _parts(out_dir: Path) -> list[str]:
     """Names of the tables and of the tokenizer's files."""
-    tokenizer = sorted(path.relative_to(out_dir).as_posix()
-                       for path in (out_dir / "tokenizer").rglob("*") if path.is_file())
+    tokenizer = sorted(
+        path.relative_to(out_dir).as_posix() for path in (out_dir / "tokenizer").rglob("*") if path.is_file()
+    )
     return [f"{split}.{name}" for split in stores.SPLITS for name in TABLES] + tokenizer
 
 
@@ -222,18 +219,23 @@ def _select(
         heldout[kept[np.argmax(hashes[kept])]] = False
     choice = np.where(keep, heldout.astype(np.int8), np.int8(-1))
     ends = np.cumsum([len(table) for table in tables])[:-1]
-    return (np.split(choice, ends), {reason: n for reason, n in why.items() if n},
-            np.split(np.where(copy & keep, tokens, 0), ends))
+    return (
+        np.split(choice, ends),
+        {reason: n for reason, n in why.items() if n},
+        np.split(np.where(copy & keep, tokens, 0), ends),
+    )
 
 
 def _write_tables(
     out_dir: Path, directory: Path, records: list[dict[str, Any]], kept: list[np.ndarray]
 ) -> dict[str, dict[str, int]]:
-    totals = {split: dict(documents=0, sentences=0, tokens=0, one_sentence_documents=0)
-              for split in stores.SPLITS}
+    totals = {split: dict(documents=0, sentences=0, tokens=0, one_sentence_documents=0) for split in stores.SPLITS}
     with contextlib.ExitStack() as stack:
-        paths = {(split, name): stores.temporary_name(out_dir / f"{split}.{name}")
-                 for split in stores.SPLITS for name in TABLES}
+        paths = {
+            (split, name): stores.temporary_name(out_dir / f"{split}.{name}")
+            for split in stores.SPLITS
+            for name in TABLES
+        }
         files = {key: stack.enter_context(open(path, "wb")) for key, path in paths.items()}
         for split in stores.SPLITS:
             files[split, "documents"].write(np.zeros(1, "<i8").tobytes())
@@ -250,8 +252,7 @@ def _write_tables(
                 files[split, "documents"].write(firsts.astype("<i8").tobytes())
                 addresses = (number << stores.ADDRESS_BITS) + token_starts[chosen]
                 files[split, "addresses"].write(addresses.astype("<i8").tobytes())
-                files[split, "sentences"].write(
-                    ends[np.repeat(chosen, sentences)].astype("<u4").tobytes())
+                files[split, "sentences"].write(ends[np.repeat(chosen, sentences)].astype("<u4").tobytes())
                 total["documents"] += int(np.count_nonzero(chosen))
                 total["sentences"] += int(sentences[chosen].sum())
                 total["tokens"] += int(tokens[chosen].sum())
@@ -265,7 +266,7 @@ def _write_tables(
 
 
 def _judge(
-    out_dir: Path, draft: dict[str, Any], options: BuildSettings, records: list[dict[str, Any]],
+    out_dir: Path, draft: dict[str, Any], options: BuildSettings, records: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The numbers of the training split; ValueError where one is beyond its limit."""
     from bertjax.data import laws  # late: the processes that make shards need no compiler
@@ -273,21 +274,24 @@ def _judge(
     store = stores.TokenStore.of_manifest(out_dir, "train", {**draft, "shards": records})
     numbers = laws.measure(store, JUDGED_LENGTH)
     single = draft["splits"]["train"]["one_sentence_documents"] / store.num_documents
-    found = [f"{problem}. To take the corpus as it is, raise {setting}" for setting, problem in
-             laws.problems(numbers, dataclasses.asdict(options), draft["worst"], single)]
+    found = [
+        f"{problem}. To take the corpus as it is, raise {setting}"
+        for setting, problem in laws.problems(numbers, dataclasses.asdict(options), draft["worst"], single)
+    ]
     if found:
         raise ValueError(". Also: ".join(found))
-    return {"random_share": numbers["random_share"], "one_sentence_share": round(single, 6),
-            **{name: numbers[name] for name in ("seen_in_epoch", "seen_ever", "longest_line")}}
+    return {
+        "random_share": numbers["random_share"],
+        "one_sentence_share": round(single, 6),
+        **{name: numbers[name] for name in ("seen_in_epoch", "seen_ever", "longest_line")},
+    }
 
 
-def _by_path(records: Mapping[int, dict[str, Any]], paths: list[list[str]]
-             ) -> dict[str, np.ndarray]:
+def _by_path(records: Mapping[int, dict[str, Any]], paths: list[list[str]]) -> dict[str, np.ndarray]:
     """SOURCE_NUMBERS of each file, int64."""
     found: dict[str, np.ndarray] = {}
     for number, record in records.items():
-        for path, row in zip(paths[number] if paths else (), record.get("sources", ()),
-                             strict=False):
+        for path, row in zip(paths[number] if paths else (), record.get("sources", ()), strict=False):
             found[path] = found.get(path, 0) + np.array(row, np.int64)
     return found
 
@@ -296,28 +300,30 @@ def _worst(by_path: dict[str, np.ndarray], kind: str) -> list[tuple[str, float]]
     """(file, its share) of those that hold most of one of SOURCE_NUMBERS."""
     column = {path: int(row[SOURCE_NUMBERS.index(kind)]) for path, row in by_path.items()}
     total = sum(column.values())
-    return [(path, round(column[path] / total, 4)) for path in
-            sorted(column, key=column.__getitem__, reverse=True)[:NAMED] if column[path]]
+    return [
+        (path, round(column[path] / total, 4))
+        for path in sorted(column, key=column.__getitem__, reverse=True)[:NAMED]
+        if column[path]
+    ]
 
 
-def _responsible(records: list[dict[str, Any]], paths: list[list[str]], copies: list[np.ndarray]
-                 ) -> dict[str, list[Any]]:
+def _responsible(
+    records: list[dict[str, Any]], paths: list[list[str]], copies: list[np.ndarray]
+) -> dict[str, list[Any]]:
     """Of each kind of loss the files that hold most of it, and the longest line."""
     by_path = _by_path(dict(enumerate(records)), paths)
-    worst: dict[str, list[Any]] = {
-        kind: _worst(by_path, kind) for kind in ("unknown", "long", "single")}
+    worst: dict[str, list[Any]] = {kind: _worst(by_path, kind) for kind in ("unknown", "long", "single")}
     duplicate: Counter[str] = Counter()
     for number, of_shard in enumerate(copies):
         documents = [row[0] for row in records[number].get("sources", ())]
         if paths and sum(documents) == len(of_shard) and of_shard.any():
-            for path, part in zip(paths[number],
-                                  np.split(of_shard, np.cumsum(documents)[:-1]), strict=False):
+            for path, part in zip(paths[number], np.split(of_shard, np.cumsum(documents)[:-1]), strict=False):
                 duplicate[path] += int(part.sum())
     total = sum(duplicate.values())
-    worst["duplicate"] = [
-        (path, round(n / total, 4)) for path, n in duplicate.most_common(NAMED) if n]
-    longest, number = max(((record.get("longest_line", [0, "", 0]), n)
-                           for n, record in enumerate(records)), key=lambda entry: entry[0][0])
+    worst["duplicate"] = [(path, round(n / total, 4)) for path, n in duplicate.most_common(NAMED) if n]
+    longest, number = max(
+        ((record.get("longest_line", [0, "", 0]), n) for n, record in enumerate(records)), key=lambda entry: entry[0][0]
+    )
     if longest[0]:
         path = paths[number][longest[2]] if paths else "memory"
         worst["longest"] = [(path, longest[1])]

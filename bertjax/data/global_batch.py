@@ -30,10 +30,10 @@ class Share:
         if self.batch_size < 1 or self.batch_size % self.process_count:
             raise ValueError(
                 f"batch_size {self.batch_size} does not divide over {self.process_count} "
-                "processes; use a multiple of their number")
+                "processes; use a multiple of their number"
+            )
         if not 0 <= self.process_index < self.process_count:
-            raise ValueError(f"process_index {self.process_index} of {self.process_count} "
-                             "processes")
+            raise ValueError(f"process_index {self.process_index} of {self.process_count} processes")
 
     @property
     def rows(self) -> int:
@@ -59,8 +59,7 @@ class FiniteBatches(abc.ABC):
 
     def __init__(self, share: Share, available: int, max_batches: int | None = None):
         self._share, self._available = share, available
-        self.num_pairs = available if max_batches is None else min(
-            available, max_batches * share.batch_size)
+        self.num_pairs = available if max_batches is None else min(available, max_batches * share.batch_size)
 
     @abc.abstractmethod
     def read(self, numbers: np.ndarray, rows: int) -> Batch:

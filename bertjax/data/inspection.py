@@ -34,11 +34,15 @@ def pair_statistics(store: TokenStore, seq_length: int, seed: int = 0) -> dict[s
     room = seq_length - 3
     packed = PackedEpoch(index, seq_length, PackedRows.default_pairs(seq_length))
     statistics = {
-        "pairs": len(index), "random": index.random_share,
-        "mean_length": float(lengths.mean()), "mean_a": float(pairs[:, 1].mean()),
-        "mean_b": float(pairs[:, 3].mean()), "full": float((lengths == room).mean()),
+        "pairs": len(index),
+        "random": index.random_share,
+        "mean_length": float(lengths.mean()),
+        "mean_a": float(pairs[:, 1].mean()),
+        "mean_b": float(pairs[:, 3].mean()),
+        "full": float((lengths == room).mean()),
         "padded_fill": float((lengths + seq_length - room).mean() / seq_length),
-        "packed_fill": packed.fill, "packed_rows": len(packed),
+        "packed_fill": packed.fill,
+        "packed_rows": len(packed),
     }
     if step == 1:
         statistics["coverage"] = covered(pairs) / store.num_tokens
@@ -56,15 +60,19 @@ def covered(pairs: np.ndarray) -> int:
 
 
 def decoded_examples(
-    store: TokenStore, tokenizer: Any, seq_length: int, count: int = 3, seed: int = 0,
-    packed: bool = False, colour: bool = True,
+    store: TokenStore,
+    tokenizer: Any,
+    seq_length: int,
+    count: int = 3,
+    seed: int = 0,
+    packed: bool = False,
+    colour: bool = True,
 ) -> Iterator[str]:
     """Some rows as text, a line a pair: NSP label, segments A and B, masked tokens.
 
     A masked token reads {what stands there -> what is to be predicted}.
     """
-    batch = PretrainingBatches(
-        store, seq_length, count, seed, packed=packed, tokenizer=tokenizer)[0]
+    batch = PretrainingBatches(store, seq_length, count, seed, packed=packed, tokenizer=tokenizer)[0]
     masked, labels = _draw_masks(batch, tokenizer, seed, max(round(seq_length * 0.15), 1))
 
     def paint(text: str, *codes: str) -> str:
@@ -102,8 +110,11 @@ def _draw_masks(
     from bertjax.data.masking import MaskingSpec, mask_tokens, packed_predictions
 
     packed = "position_ids" in batch
-    rows = (packed_predictions(batch["input_ids"].shape[1], batch["nsp_labels"].shape[1],
-                               MaskingSpec.rate) if packed else None)
+    rows = (
+        packed_predictions(batch["input_ids"].shape[1], batch["nsp_labels"].shape[1], MaskingSpec.rate)
+        if packed
+        else None
+    )
     spec = MaskingSpec.from_tokenizer(tokenizer, max_predictions, predictions_per_row=rows)
     draw = jax.jit(lambda ids, mask: mask_tokens(jax.random.key(seed), ids, mask, spec))
     masked = draw(batch["input_ids"], batch["attention_mask"])

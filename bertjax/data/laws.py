@@ -23,12 +23,12 @@ SAMPLE = 1 << 19  # tokens of whole documents that stand for a larger corpus
 JUDGED_DOCUMENTS, JUDGED_TOKENS = 100, 50_000
 TRIAL_LENGTH = 64  # shorter rows lose much of any text, which is then not the text's fault
 TRIAL_LIMITS = {"max_unseen_share": 0.5, "max_random_share": 1.0}
-LIMITS = {field.name: field.default for field in dataclasses.fields(BuildSettings)
-          if field.name.startswith("max_")}
+LIMITS = {field.name: field.default for field in dataclasses.fields(BuildSettings) if field.name.startswith("max_")}
 
 
-def measure(store: TokenStore, seq_length: int, seed: int = 0, short_seq_prob: float = 0.1,
-            nsp: bool = True) -> dict[str, Any]:
+def measure(
+    store: TokenStore, seq_length: int, seed: int = 0, short_seq_prob: float = 0.1, nsp: bool = True
+) -> dict[str, Any]:
     """Numbers of one split at a row length; of an even sample where it is large.
 
     Keys: seq_length; epochs; seen_in_epoch and seen_ever (share of the tokens that are in a pair in
@@ -48,11 +48,14 @@ def measure(store: TokenStore, seq_length: int, seed: int = 0, short_seq_prob: f
         if seen.all() and epoch >= 4 and pairs > 10_000:
             break
     return {
-        "seq_length": seq_length, "epochs": EPOCHS,
-        "seen_in_epoch": round(in_epoch, 6), "seen_ever": round(float(seen.mean()), 6),
+        "seq_length": seq_length,
+        "epochs": EPOCHS,
+        "seen_in_epoch": round(in_epoch, 6),
+        "seen_ever": round(float(seen.mean()), 6),
         "random_share": round(random / pairs, 6) if nsp else None,
         "longest_line": int(longest_sentence(tables_of(store))),
-        "documents": store.num_documents, "tokens": store.num_tokens,
+        "documents": store.num_documents,
+        "tokens": store.num_tokens,
         "unknown_rate": store.manifest.get("unknown_rate"),
         "duplicate_share": store.manifest.get("duplicate_share"),
     }
@@ -62,9 +65,11 @@ def single_document(store: TokenStore) -> str | None:
     """What is wrong with NSP where a split has only one document."""
     if store.num_documents != 1:
         return None
-    return (f"the split {store.split!r} has a single document, and a random next sentence is one "
-            "of another document. Add documents (in plain text a blank line ends one, in prose a "
-            "file), or train without NSP (config.data.nsp=false)")
+    return (
+        f"the split {store.split!r} has a single document, and a random next sentence is one "
+        "of another document. Add documents (in plain text a blank line ends one, in prose a "
+        "file), or train without NSP (config.data.nsp=false)"
+    )
 
 
 def _tokens(tables: Tables) -> np.ndarray:
@@ -82,15 +87,16 @@ def _sample(store: TokenStore) -> Tables:
         firsts, ends = tables.document_sentences[numbers], tables.document_sentences[numbers + 1]
         sentences = np.concatenate([[0], np.cumsum(ends - firsts)])
         within = np.arange(sentences[-1]) - np.repeat(sentences[:-1] - firsts, ends - firsts)
-        tables = tables._replace(
-            sentence_ends=tables.sentence_ends[within], document_sentences=sentences)
+        tables = tables._replace(sentence_ends=tables.sentence_ends[within], document_sentences=sentences)
     tokens = _tokens(tables)
     return tables._replace(document_addresses=np.cumsum(tokens) - tokens)
 
 
 def problems(
-    numbers: Mapping[str, Any], limits: Mapping[str, Any],
-    worst: Mapping[str, Sequence[Sequence[Any]]], one_sentence_share: float = 0.0,
+    numbers: Mapping[str, Any],
+    limits: Mapping[str, Any],
+    worst: Mapping[str, Sequence[Sequence[Any]]],
+    one_sentence_share: float = 0.0,
 ) -> Iterator[tuple[str, str]]:
     """(the setting of the limit, what is beyond it) for each number that is.
 
@@ -99,6 +105,7 @@ def problems(
       limits: the settings of the build; `LIMITS` are the defaults.
       worst: of each kind the files that hold most of it, as (path, share).
     """
+
     def beyond(name: str, value: float | None) -> bool:
         limit = limits.get(name, LIMITS[name])
         if numbers["seq_length"] < TRIAL_LENGTH:
@@ -112,54 +119,76 @@ def problems(
     length = numbers["seq_length"]
     unseen = 1 - numbers["seen_ever"]
     if beyond("max_unseen_share", unseen):
-        yield "max_unseen_share", (
-            f"{unseen:.0%} of the tokens are in no pair of {length} tokens in {EPOCHS} epochs, and "
-            f"{1 - numbers['seen_in_epoch']:.0%} are in none in one epoch: of a line longer than a "
-            f"row only the middle is ever seen.{files('long')} Lines that hold several sentences "
-            "are split by build_corpus --segment=true, all long lines by "
-            f"--split_lines={(length - 3) // 2}")
+        yield (
+            "max_unseen_share",
+            (
+                f"{unseen:.0%} of the tokens are in no pair of {length} tokens in {EPOCHS} epochs, and "
+                f"{1 - numbers['seen_in_epoch']:.0%} are in none in one epoch: of a line longer than a "
+                f"row only the middle is ever seen.{files('long')} Lines that hold several sentences "
+                "are split by build_corpus --segment=true, all long lines by "
+                f"--split_lines={(length - 3) // 2}"
+            ),
+        )
     if beyond("max_random_share", numbers["random_share"]):
         if one_sentence_share > 0.5:
             cause = (
                 f"{one_sentence_share:.0%} of the documents have a single sentence."
                 f"{files('single')} Most often the input has a blank line after every sentence: "
                 "blank lines separate documents, sentences go on lines of their own. If it holds "
-                "paragraphs, format=prose or format=blocks split them into sentences")
+                "paragraphs, format=prose or format=blocks split them into sentences"
+            )
         else:
             cause = (
                 f"most sentences fill a row of {length} tokens alone, so it has no room for the "
                 f"true next one.{files('long')} If lines are paragraphs, format=prose or "
-                "format=blocks split them into sentences")
-        yield "max_random_share", (
-            f"{numbers['random_share']:.0%} of the next-sentence pairs would be random (label 1; "
-            f"about half should be): {cause}. A corpus of single sentences can be trained on "
-            "without NSP (config.data.nsp=false)")
+                "format=blocks split them into sentences"
+            )
+        yield (
+            "max_random_share",
+            (
+                f"{numbers['random_share']:.0%} of the next-sentence pairs would be random (label 1; "
+                f"about half should be): {cause}. A corpus of single sentences can be trained on "
+                "without NSP (config.data.nsp=false)"
+            ),
+        )
     if beyond("max_unknown_rate", numbers["unknown_rate"]):
-        yield "max_unknown_rate", (
-            f"{numbers['unknown_rate']:.1%} of the tokens are unknown to the tokenizer."
-            f"{files('unknown')}")
+        yield (
+            "max_unknown_rate",
+            (f"{numbers['unknown_rate']:.1%} of the tokens are unknown to the tokenizer.{files('unknown')}"),
+        )
     enough = numbers["documents"] >= JUDGED_DOCUMENTS and numbers["tokens"] >= JUDGED_TOKENS
     if enough and beyond("max_duplicate_share", numbers["duplicate_share"]):
-        yield "max_duplicate_share", (
-            f"{numbers['duplicate_share']:.0%} of the tokens are in documents whose text occurs "
-            f"more than once.{files('duplicate')} build_corpus --deduplicate keeps the first "
-            "of each")
+        yield (
+            "max_duplicate_share",
+            (
+                f"{numbers['duplicate_share']:.0%} of the tokens are in documents whose text occurs "
+                f"more than once.{files('duplicate')} build_corpus --deduplicate keeps the first "
+                "of each"
+            ),
+        )
     if beyond("max_line_tokens", numbers["longest_line"]):
         longest = worst.get("longest") or [["", ""]]
         where = f" ({longest[0][0]}: {longest[0][1]!r}...)" if longest[0][0] else ""
-        yield "max_line_tokens", (
-            f"the longest line has {numbers['longest_line']:,} tokens{where}. format=prose splits "
-            "text into sentences, --split_lines=N cuts lines into N tokens or fewer")
+        yield (
+            "max_line_tokens",
+            (
+                f"the longest line has {numbers['longest_line']:,} tokens{where}. format=prose splits "
+                "text into sentences, --split_lines=N cuts lines into N tokens or fewer"
+            ),
+        )
 
 
 def describe(numbers: Mapping[str, Any]) -> str:
     """The numbers of `measure` in words."""
+
     def share(value: float) -> str:
         return f"{value:.2%}" if 0 < value < 0.001 or 0.999 < value < 1 else f"{value:.1%}"
 
     length = numbers["seq_length"]
-    told = [f"in rows of {length} {share(numbers['seen_in_epoch'])} of the tokens are seen in an "
-            f"epoch, {share(numbers['seen_ever'])} in {EPOCHS}"]
+    told = [
+        f"in rows of {length} {share(numbers['seen_in_epoch'])} of the tokens are seen in an "
+        f"epoch, {share(numbers['seen_ever'])} in {EPOCHS}"
+    ]
     if numbers["random_share"] is not None:
         told.append(f"{share(numbers['random_share'])} random pairs")
     told.append(f"longest line {numbers['longest_line']:,} tokens")
@@ -170,8 +199,9 @@ def describe(numbers: Mapping[str, Any]) -> str:
     return ", ".join(told)
 
 
-def measure_rows(batches: Iterable[Mapping[str, np.ndarray]], unk_id: int,
-                 special_ids: Sequence[int]) -> dict[str, Any]:
+def measure_rows(
+    batches: Iterable[Mapping[str, np.ndarray]], unk_id: int, special_ids: Sequence[int]
+) -> dict[str, Any]:
     """Numbers of masked rows (TFRecords), with the masks undone.
 
     Keys: rows, random_share (label 1), unknown_rate and duplicate_share (of the rows: those that
@@ -185,14 +215,16 @@ def measure_rows(batches: Iterable[Mapping[str, np.ndarray]], unk_id: int,
         there = batch["nsp_weights"][:, 0] > 0
         rows += int(there.sum())
         random += int(batch["nsp_labels"][there].sum())
-        text = there[:, None] & (batch["attention_mask"] > 0) & (
-            ~np.isin(ids, special_ids) | (ids == unk_id))
+        text = there[:, None] & (batch["attention_mask"] > 0) & (~np.isin(ids, special_ids) | (ids == unk_id))
         tokens += int(text.sum())
         unknown += int((text & (ids == unk_id)).sum())
         hashes.update(hashlib.blake2b(one.tobytes(), digest_size=16).digest() for one in ids[there])
-    return {"rows": rows, "random_share": round(random / max(rows, 1), 6),
-            "unknown_rate": round(unknown / max(tokens, 1), 6),
-            "duplicate_share": round(1 - len(hashes) / max(rows, 1), 6)}
+    return {
+        "rows": rows,
+        "random_share": round(random / max(rows, 1), 6),
+        "unknown_rate": round(unknown / max(tokens, 1), 6),
+        "duplicate_share": round(1 - len(hashes) / max(rows, 1), 6),
+    }
 
 
 def row_problems(numbers: Mapping[str, Any], nsp: bool) -> Iterator[str]:
@@ -201,8 +233,10 @@ def row_problems(numbers: Mapping[str, Any], nsp: bool) -> Iterator[str]:
         return
     share, limit = numbers["random_share"], LIMITS["max_random_share"]
     if nsp and not 1 - limit <= share <= limit:
-        yield (f"{share:.0%} of the next-sentence labels are 1 (random; about half should be): "
-               "train without NSP (config.data.nsp=false)")
+        yield (
+            f"{share:.0%} of the next-sentence labels are 1 (random; about half should be): "
+            "train without NSP (config.data.nsp=false)"
+        )
     if (rate := numbers["unknown_rate"]) > LIMITS["max_unknown_rate"]:
         yield f"{rate:.1%} of the tokens are unknown ([UNK]) in the vocabulary of the records"
     if (copies := numbers["duplicate_share"]) > LIMITS["max_duplicate_share"]:

@@ -89,9 +89,7 @@ class MaskingSpec:
                 "random_prob to 0 or give a larger vocabulary"
             )
         if self.whole_word and self.is_continuation is None:
-            raise ValueError(
-                "whole_word masking needs is_continuation, the tokenizer's mark of word pieces"
-            )
+            raise ValueError("whole_word masking needs is_continuation, the tokenizer's mark of word pieces")
 
     @property
     def slots(self) -> int:
@@ -133,9 +131,7 @@ def packed_predictions(seq_length: int, pairs: int, rate: float) -> int:
     return int(np.ceil(seq_length * rate + pairs * max(0.5, shortest)))
 
 
-def mask_tokens(
-    key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec
-) -> Masked:
+def mask_tokens(key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec) -> Masked:
     """Draws the predictions of every pair and replaces their tokens.
 
     Args:
@@ -153,9 +149,7 @@ def mask_tokens(
     draw = jax.random.randint(word_key, input_ids.shape, 0, max(1, len(spec.replacement_ids)))
     words = jnp.asarray(spec.replacement_ids, input_ids.dtype)[draw] if spec.random_prob else 0
     replaced = jnp.where(
-        share < spec.mask_prob,
-        spec.mask_id,
-        jnp.where(share < spec.mask_prob + spec.random_prob, words, input_ids),
+        share < spec.mask_prob, spec.mask_id, jnp.where(share < spec.mask_prob + spec.random_prob, words, input_ids)
     )
 
     length, slots = input_ids.shape[1], spec.slots
@@ -191,9 +185,7 @@ def next_tokens(input_ids: jax.Array, attention_mask: jax.Array) -> Masked:
     return Masked(input_ids, positions, labels.astype(jnp.int32), predicted.astype(jnp.float32))
 
 
-def choose(
-    key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec
-) -> jax.Array:
+def choose(key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec) -> jax.Array:
     """Which tokens are predicted -> bool [B, T].
 
     The original shuffles the words of a row (a word is one token unless whole_word), walks through
@@ -209,8 +201,7 @@ def choose(
     return _choose_words(order, candidate, input_ids, attention_mask, spec)
 
 
-def _choose_tokens(order: jax.Array, candidate: jax.Array, tokens: jax.Array, spec: MaskingSpec
-                   ) -> jax.Array:
+def _choose_tokens(order: jax.Array, candidate: jax.Array, tokens: jax.Array, spec: MaskingSpec) -> jax.Array:
     """`choose` for rows of one pair and single tokens: those of smallest random numbers.
 
     The same tokens, found by sorting one array instead of seven (a quarter of the time).
@@ -231,8 +222,9 @@ def _choose_tokens(order: jax.Array, candidate: jax.Array, tokens: jax.Array, sp
     return (take > 0) & (below | (equal & (jnp.cumsum(equal, axis=1) <= room)))
 
 
-def _choose_words(order: jax.Array, candidate: jax.Array, input_ids: jax.Array,
-                  attention_mask: jax.Array, spec: MaskingSpec) -> jax.Array:
+def _choose_words(
+    order: jax.Array, candidate: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec
+) -> jax.Array:
     """`choose` for rows of several pairs, and for whole words.
 
     The tokens are sorted by (pair, random number of their word, position), and the walk is done for
@@ -293,8 +285,9 @@ def _running_sums(group: jax.Array) -> Callable[[jax.Array], tuple[jax.Array, ja
     return running
 
 
-def _words(continues: jax.Array, candidate: jax.Array, attention_mask: jax.Array, index: jax.Array
-           ) -> tuple[jax.Array, jax.Array]:
+def _words(
+    continues: jax.Array, candidate: jax.Array, attention_mask: jax.Array, index: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """(position of the first piece, number of pieces) of each token's word, int32 [B, T].
 
     Args:
@@ -307,8 +300,7 @@ def _words(continues: jax.Array, candidate: jax.Array, attention_mask: jax.Array
     joined = continues & candidate & before & (pair_before == attention_mask)
     word = jax.lax.cummax(jnp.where(joined, -1, index), axis=1)
     followed = jnp.pad(joined[:, 1:], ((0, 0), (0, 1)))
-    end = jax.lax.cummin(
-        jnp.where(followed, index.shape[1], index), axis=1, reverse=True)
+    end = jax.lax.cummin(jnp.where(followed, index.shape[1], index), axis=1, reverse=True)
     return word, end - word + 1
 
 

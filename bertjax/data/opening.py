@@ -48,16 +48,20 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
             with pyarrow.CompressedInputStream(pyarrow.OSFile(path), "zstd") as file:
                 yield io.BufferedReader(file, 1 << 18)  # type: ignore[arg-type]
         else:
-            opener = next((module.open for suffix, module in
-                           ((".gz", gzip), (".bz2", bz2), (".xz", lzma)) if name.endswith(suffix)),
-                          None)
+            opener = next(
+                (
+                    module.open
+                    for suffix, module in ((".gz", gzip), (".bz2", bz2), (".xz", lzma))
+                    if name.endswith(suffix)
+                ),
+                None,
+            )
             with opener(path, "rb") if opener else open(path, "rb", buffering=1 << 18) as file:
                 yield file
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         if getattr(error, "errno", None):
             raise  # of the file system
-        raise ValueError(f"{path}: the compressed file is damaged or cut short ({error}); "
-                         "copy it again") from error
+        raise ValueError(f"{path}: the compressed file is damaged or cut short ({error}); copy it again") from error
 
 
 @contextlib.contextmanager
@@ -76,8 +80,10 @@ def refuse_other_text(head: bytes, path: str | os.PathLike[str]) -> None:
     marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
     # Without a mark: spaces, digits and line ends of UTF-16 have a zero byte, text in UTF-8 none.
     if marked or head.count(0) * 200 > len(head):
-        raise ValueError(f"{path}: this is text in UTF-16 or UTF-32, or no text (zero bytes among "
-                         "the first); convert it, as `iconv -f UTF-16 -t UTF-8` does")
+        raise ValueError(
+            f"{path}: this is text in UTF-16 or UTF-32, or no text (zero bytes among "
+            "the first); convert it, as `iconv -f UTF-16 -t UTF-8` does"
+        )
 
 
 class _LineFeeds(io.RawIOBase):
@@ -112,16 +118,13 @@ def read_text(path: str | os.PathLike[str]) -> str:
     path = os.path.expanduser(path)
     status = os.stat(path)
     # Readers of data open a file twice, for its text and for its hash.
-    if not stat.S_ISREG(status.st_mode) and not (
-            stat.S_ISDIR(status.st_mode) or str(path).startswith("/dev/")):
-        raise ValueError(f"{path} is a pipe, socket or device, not a file; write its content to a "
-                         "file first")
+    if not stat.S_ISREG(status.st_mode) and not (stat.S_ISDIR(status.st_mode) or str(path).startswith("/dev/")):
+        raise ValueError(f"{path} is a pipe, socket or device, not a file; write its content to a file first")
     limit = max(_LEAST, _EXPANSION * status.st_size) if is_compressed(str(path)) else -1
     with open_bytes(path) as file:
         data = file.read(limit)
         if limit > 0 and file.read(1):
-            raise ValueError(f"{path} unpacks to more than {_EXPANSION} times its size; unpack it "
-                             "and look at it")
+            raise ValueError(f"{path} unpacks to more than {_EXPANSION} times its size; unpack it and look at it")
     refuse_other_text(data[: 1 << 16], path)
     try:
         text = data.decode("utf-8-sig")
@@ -135,7 +138,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
     if "\0" in text:
         raise ValueError(
             f"{path}, line {data.count(10, 0, data.index(0)) + 1}: a NUL byte, so the file is not "
-            "UTF-8 text (UTF-16?); convert it, as `iconv -f UTF-16LE -t UTF-8` does")
+            "UTF-8 text (UTF-16?); convert it, as `iconv -f UTF-16LE -t UTF-8` does"
+        )
     return text
 
 

@@ -88,8 +88,9 @@ def _count_rows(pair_lengths, key, size, specials, capacity, most, out):
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill_row(tables, drawing, anchors, numbers, cls_id, sep_id,
-              ids, types, mask, positions, cls_positions, labels, weights):
+def _fill_row(
+    tables, drawing, anchors, numbers, cls_id, sep_id, ids, types, mask, positions, cls_positions, labels, weights
+):
     position = np.int64(0)
     for slot in range(len(numbers)):
         pair = locate(tables, drawing, anchors, numbers[slot])
@@ -110,11 +111,9 @@ class PackedEpoch:
         self._lengths = index.lengths()
         self._specials = 3 if index.nsp else 2
         counts = np.empty(-(-len(index) // WINDOW), np.int64)
-        _count_rows(self._lengths, index.drawing.key, WINDOW, self._specials, seq_length,
-                    pairs_per_row, counts)
+        _count_rows(self._lengths, index.drawing.key, WINDOW, self._specials, seq_length, pairs_per_row, counts)
         self._starts = np.concatenate([[0], np.cumsum(counts)])
-        self._windows: collections.OrderedDict[int, tuple[np.ndarray, np.ndarray]] = (
-            collections.OrderedDict())
+        self._windows: collections.OrderedDict[int, tuple[np.ndarray, np.ndarray]] = collections.OrderedDict()
         self.tokens = int(self._lengths.sum(dtype=np.int64)) + len(index) * self._specials
 
     def __len__(self) -> int:
@@ -130,16 +129,16 @@ class PackedEpoch:
         window = int(np.searchsorted(self._starts, row, side="right")) - 1
         numbers, firsts = self._window(window)
         rows = len(firsts) - 1
-        place = permute(row - int(self._starts[window]), rows,
-                        np.uint64(combine(self.index.drawing.key, np.uint64(window + 1))))
+        place = permute(
+            row - int(self._starts[window]), rows, np.uint64(combine(self.index.drawing.key, np.uint64(window + 1)))
+        )
         return numbers[firsts[place] : firsts[place + 1]]
 
     def _window(self, window: int) -> tuple[np.ndarray, np.ndarray]:
         """(pair numbers row by row, where each row begins among them)."""
         if (kept := self._windows.get(window)) is not None:
             return kept
-        numbers, lengths = _window_lengths(
-            self._lengths, self.index.drawing.key, window, WINDOW, self._specials)
+        numbers, lengths = _window_lengths(self._lengths, self.index.drawing.key, window, WINDOW, self._specials)
         rows, row_of = pack(lengths, self.seq_length, self.pairs_per_row)
         order = np.argsort(row_of, kind="stable")
         firsts = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=rows))])
@@ -155,17 +154,27 @@ class PackedEpoch:
 class PackedRows:
     """The endless packed rows of one corpus, for `PretrainingBatches`."""
 
-    def __init__(self, store: TokenStore, seq_length: int, seed: int, special: Special,
-                 short_seq_prob: float = 0.1, nsp: bool = True, pairs_per_row: int | None = None):
+    def __init__(
+        self,
+        store: TokenStore,
+        seq_length: int,
+        seed: int,
+        special: Special,
+        short_seq_prob: float = 0.1,
+        nsp: bool = True,
+        pairs_per_row: int | None = None,
+    ):
         if pairs_per_row is None:
             pairs_per_row = self.default_pairs(seq_length)
         if pairs_per_row < 1:
             raise ValueError(f"pairs_per_row {pairs_per_row}: must be at least 1")
         self.seq_length, self.special, self.pairs_per_row = seq_length, special, pairs_per_row
         self._store, self._tables = store, tables_of(store)
-        self.epochs = Epochs(lambda epoch: PackedEpoch(
-            index_epoch(store, seq_length, seed, epoch, short_seq_prob, nsp), seq_length,
-            pairs_per_row))
+        self.epochs = Epochs(
+            lambda epoch: PackedEpoch(
+                index_epoch(store, seq_length, seed, epoch, short_seq_prob, nsp), seq_length, pairs_per_row
+            )
+        )
 
     @staticmethod
     def default_pairs(seq_length: int) -> int:
@@ -184,10 +193,24 @@ class PackedRows:
 
     def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None:
         """Write rows `numbers` of the stream to the rows `into` of the batch."""
-        names = ("input_ids", "token_type_ids", "attention_mask", "position_ids", "cls_positions",
-                 "nsp_labels", "nsp_weights")
+        names = (
+            "input_ids",
+            "token_type_ids",
+            "attention_mask",
+            "position_ids",
+            "cls_positions",
+            "nsp_labels",
+            "nsp_weights",
+        )
         for epoch, chosen, places in self.epochs.split(numbers):
             index = epoch.index
             for row, place in zip(into[chosen].tolist(), places.tolist(), strict=True):
-                _fill_row(self._tables, index.drawing, index.anchors, epoch.pairs_of(place),
-                          self.special.cls, self.special.sep, *(batch[n][row] for n in names))
+                _fill_row(
+                    self._tables,
+                    index.drawing,
+                    index.anchors,
+                    epoch.pairs_of(place),
+                    self.special.cls,
+                    self.special.sep,
+                    *(batch[n][row] for n in names),
+                )

@@ -66,17 +66,15 @@ class Pair(NamedTuple):
 
 def tables_of(store: TokenStore) -> Tables:
     pointers = np.array([ids.ctypes.data for ids in store.shards], np.uint64)
-    return Tables(store.sentence_ends, store.document_sentences, store.document_addresses,
-                  pointers, np.empty(0, store.dtype))
+    return Tables(
+        store.sentence_ends, store.document_sentences, store.document_addresses, pointers, np.empty(0, store.dtype)
+    )
 
 
-def drawing_of(
-    seq_length: int, seed: int, epoch: int, short_seq_prob: float, nsp: bool
-) -> Drawing:
+def drawing_of(seq_length: int, seed: int, epoch: int, short_seq_prob: float, nsp: bool) -> Drawing:
     """Arguments as of `PairIndex`."""
     key = np.uint64(combine(np.uint64(seed % 2**64), np.uint64(epoch)))
-    return Drawing(key, np.int64(seq_length - (3 if nsp else 2)),
-                   np.uint64(round(short_seq_prob * 2**32)), nsp)
+    return Drawing(key, np.int64(seq_length - (3 if nsp else 2)), np.uint64(round(short_seq_prob * 2**32)), nsp)
 
 
 @numba.njit(cache=True)
@@ -170,8 +168,7 @@ def _resolve(tables, drawing, document, first, start, target):
     a_from = origin + start
     if not drawing.nsp:
         a_to = a_from + target if end == first else np.int64(ends[end - 1])
-        return Pair(tables.document_addresses[document] + a_from, a_to - a_from,
-                    np.int64(0), np.int64(0), np.int64(0))
+        return Pair(tables.document_addresses[document] + a_from, a_to - a_from, np.int64(0), np.int64(0), np.int64(0))
     a_to = np.int64(ends[a_end - 1])
     state += _GAMMA + _GAMMA
     b_document = document
@@ -182,15 +179,13 @@ def _resolve(tables, drawing, document, first, start, target):
             state += _GAMMA
             if b_document != document:
                 break
-        b_first = firsts[b_document] + _below(
-            mix(state), firsts[b_document + 1] - firsts[b_document])
+        b_first = firsts[b_document] + _below(mix(state), firsts[b_document + 1] - firsts[b_document])
         state += _GAMMA
         b_from = np.int64(0)
         if b_first > firsts[b_document]:
             b_from = np.int64(ends[b_first - 1])
         b_end = b_first + 1
-        while (b_end < firsts[b_document + 1]
-               and np.int64(ends[b_end - 1]) - b_from < target - (a_to - a_from)):
+        while b_end < firsts[b_document + 1] and np.int64(ends[b_end - 1]) - b_from < target - (a_to - a_from):
             b_end += 1
         b_to = np.int64(ends[b_end - 1])
     else:
@@ -212,9 +207,13 @@ def _resolve(tables, drawing, document, first, start, target):
             b_from += 1
         else:
             b_to -= 1
-    return Pair(tables.document_addresses[document] + a_from, a_to - a_from,
-                tables.document_addresses[b_document] + b_from, b_to - b_from,
-                np.int64(is_random))
+    return Pair(
+        tables.document_addresses[document] + a_from,
+        a_to - a_from,
+        tables.document_addresses[b_document] + b_from,
+        b_to - b_from,
+        np.int64(is_random),
+    )
 
 
 @numba.njit(cache=True, nogil=True)
@@ -236,8 +235,7 @@ def _index(tables, drawing, anchors, lengths):
             if len(lengths):
                 pair = _resolve(tables, drawing, document, first, start, target)
                 lengths[count] = pair.a_length + pair.b_length
-            _, _, is_random, first, start, _ = _chunk(
-                tables, drawing, document, first, start, target)
+            _, _, is_random, first, start, _ = _chunk(tables, drawing, document, first, start, target)
             random += np.int64(is_random)
             count += 1
     return count, random
@@ -310,7 +308,6 @@ def _pointer(typingctx, address, kind):
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(pointer))
 
-
     return pointer(types.uint64, kind), codegen
 
 
@@ -338,15 +335,21 @@ class PairIndex:
     """
 
     def __init__(
-        self, store: TokenStore, seq_length: int, seed: int, epoch: int = 0,
-        short_seq_prob: float = 0.1, nsp: bool = True,
+        self,
+        store: TokenStore,
+        seq_length: int,
+        seed: int,
+        epoch: int = 0,
+        short_seq_prob: float = 0.1,
+        nsp: bool = True,
     ):
         check_length(seq_length, nsp)
         if not store.num_documents:
             raise ValueError(
                 f"{store.path}: 0 examples in the split {store.split!r}; build the store with more "
                 "documents (in plain text a blank line ends one; two are the least, one of them "
-                "held out) or another heldout_fraction")
+                "held out) or another heldout_fraction"
+            )
         self.store, self.seq_length, self.nsp = store, seq_length, nsp
         self.tables = tables_of(store)
         self.drawing = drawing_of(seq_length, seed, epoch, short_seq_prob, nsp)
@@ -355,8 +358,7 @@ class PairIndex:
         if not nsp:  # but a long sentence fills several rows
             bound, _ = _index(self.tables, self.drawing, np.empty((0, 3), np.int64), nothing)
         anchors = np.empty((bound // STRIDE + 1, 3), np.int64)
-        self.num_pairs, self.num_random = map(
-            int, _index(self.tables, self.drawing, anchors, nothing))
+        self.num_pairs, self.num_random = map(int, _index(self.tables, self.drawing, anchors, nothing))
         self.anchors = anchors[: (self.num_pairs - 1) // STRIDE + 1].copy()
 
     @property
@@ -387,5 +389,7 @@ def check_length(seq_length: int, nsp: bool = True) -> None:
     """ValueError where a row cannot hold a pair."""
     shortest = SHORTEST if nsp else 3
     if seq_length < shortest:
-        raise ValueError(f"seq_length {seq_length}: must be at least {shortest} "
-                         + ("([CLS] a [SEP] b [SEP])" if nsp else "([CLS] a [SEP])"))
+        raise ValueError(
+            f"seq_length {seq_length}: must be at least {shortest} "
+            + ("([CLS] a [SEP] b [SEP])" if nsp else "([CLS] a [SEP])")
+        )

@@ -33,14 +33,17 @@ def local_store(url: str, cache: str = "") -> Path:
     except ImportError as error:
         raise ValueError(f"{url}: {error} (pip install gcsfs, which bertjax[tpu] brings)") from None
     except FileNotFoundError:
-        raise ValueError(f"{url}: no token store here (no manifest.json); make one with "
-                         "python -m bertjax.tools.build_corpus, and copy it there") from None
+        raise ValueError(
+            f"{url}: no token store here (no manifest.json); make one with "
+            "python -m bertjax.tools.build_corpus, and copy it there"
+        ) from None
     manifest = parse_manifest(content, url)
     target = Path(cache or CACHE).expanduser() / f"{source.name}-{manifest['content_hash'][:16]}"
 
     def copy_all(target: Path) -> None:
         print(f"copying {url} to {target}: a store is mapped into memory", flush=True)
         with whole_directory(target, overwrite=True) as directory:
+
             def copy(name: str) -> None:
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 with (source / name).open("rb") as read, open(directory / name, "wb") as write:

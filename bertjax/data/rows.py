@@ -37,9 +37,11 @@ def stored_special(stores: Sequence[TokenStore]) -> Special:
     """Special ids of the tokenizer beside the ids; ValueError where the stores' ones differ."""
     prints = {store.manifest["tokenizer"]["fingerprint"] for store in stores}
     if len(prints) > 1:
-        raise ValueError("the corpora of a mixture were built with different tokenizers: "
-                         + ", ".join(f"{s.path} ({s.manifest['tokenizer']['fingerprint'][:12]})"
-                                     for s in stores) + "; build them with the same one")
+        raise ValueError(
+            "the corpora of a mixture were built with different tokenizers: "
+            + ", ".join(f"{s.path} ({s.manifest['tokenizer']['fingerprint'][:12]})" for s in stores)
+            + "; build them with the same one"
+        )
     ids = stores[0].manifest["tokenizer"]
     return Special(ids["pad_id"], ids["cls_id"], ids["sep_id"])
 
@@ -101,8 +103,11 @@ def index_epoch(
     """The pairs of an epoch; warns once where their labels teach nothing."""
     index = PairIndex(store, seq_length, seed, epoch, short_seq_prob, nsp)
     if epoch == 0 and nsp and index.random_share > LIMITS["max_random_share"]:
-        warnings.warn(f"{store.path}: {index.random_share:.0%} of the next-sentence pairs would be "
-                      "random (label 1; about half should be)", stacklevel=2)
+        warnings.warn(
+            f"{store.path}: {index.random_share:.0%} of the next-sentence pairs would be "
+            "random (label 1; about half should be)",
+            stacklevel=2,
+        )
     return index
 
 
@@ -111,13 +116,20 @@ class PaddedRows:
 
     pairs_per_row = 1
 
-    def __init__(self, store: TokenStore, seq_length: int, seed: int, special: Special,
-                 short_seq_prob: float = 0.1, nsp: bool = True, shuffle: bool = True):
+    def __init__(
+        self,
+        store: TokenStore,
+        seq_length: int,
+        seed: int,
+        special: Special,
+        short_seq_prob: float = 0.1,
+        nsp: bool = True,
+        shuffle: bool = True,
+    ):
         self.seq_length, self.special, self.nsp, self.shuffle = seq_length, special, nsp, shuffle
         self._tables = tables_of(store)
         self._store = store  # keeps the memory maps alive
-        self.epochs = Epochs(
-            lambda epoch: index_epoch(store, seq_length, seed, epoch, short_seq_prob, nsp))
+        self.epochs = Epochs(lambda epoch: index_epoch(store, seq_length, seed, epoch, short_seq_prob, nsp))
 
     @property
     def rows_per_epoch(self) -> int:
@@ -129,10 +141,22 @@ class PaddedRows:
     def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None:
         """Write rows `numbers` of the stream to the rows `into` of the batch."""
         for index, chosen, places in self.epochs.split(numbers):
-            _fill(self._tables, index.drawing, index.anchors, index.num_pairs, places, self.shuffle,
-                  self.special.cls, self.special.sep, into[chosen], batch["input_ids"],
-                  batch["token_type_ids"], batch["attention_mask"], batch["nsp_labels"],
-                  batch["nsp_weights"])
+            _fill(
+                self._tables,
+                index.drawing,
+                index.anchors,
+                index.num_pairs,
+                places,
+                self.shuffle,
+                self.special.cls,
+                self.special.sep,
+                into[chosen],
+                batch["input_ids"],
+                batch["token_type_ids"],
+                batch["attention_mask"],
+                batch["nsp_labels"],
+                batch["nsp_weights"],
+            )
 
 
 def empty_batch(rows: int, seq_length: int, pairs_per_row: int, pad: int) -> Batch:
@@ -166,8 +190,9 @@ def write_pair(tables, pair, cls_id, sep_id, ids, types, mask, position, mark):
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill(tables, drawing, anchors, num_pairs, places, shuffle, cls_id, sep_id, into,
-          ids, types, mask, labels, weights):
+def _fill(
+    tables, drawing, anchors, num_pairs, places, shuffle, cls_id, sep_id, into, ids, types, mask, labels, weights
+):
     for i in range(len(places)):
         number = places[i]
         if shuffle:

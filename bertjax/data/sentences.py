@@ -50,17 +50,41 @@ _WORDS = {
 }
 # First and last letter of scripts that are mostly of one language, and that language.
 _SCRIPTS = (
-    ("ru", "\u0400", "\u052f"), ("el", "\u0370", "\u03ff"), ("hy", "\u0530", "\u058f"),
-    ("he", "\u0590", "\u05ff"), ("ar", "\u0600", "\u06ff"), ("hi", "\u0900", "\u097f"),
-    ("bn", "\u0980", "\u09ff"), ("pa", "\u0a00", "\u0a7f"), ("gu", "\u0a80", "\u0aff"),
-    ("ta", "\u0b80", "\u0bff"), ("te", "\u0c00", "\u0c7f"), ("kn", "\u0c80", "\u0cff"),
-    ("ml", "\u0d00", "\u0d7f"), ("si", "\u0d80", "\u0dff"), ("th", "\u0e00", "\u0e7f"),
-    ("lo", "\u0e80", "\u0eff"), ("bo", "\u0f00", "\u0fff"), ("my", "\u1000", "\u109f"),
-    ("ka", "\u10a0", "\u10ff"), ("am", "\u1200", "\u137f"), ("km", "\u1780", "\u17ff"),
-    ("ja", "\u3040", "\u30ff"), ("zh", "\u3400", "\u9fff"), ("ko", "\uac00", "\ud7a3"))
+    ("ru", "\u0400", "\u052f"),
+    ("el", "\u0370", "\u03ff"),
+    ("hy", "\u0530", "\u058f"),
+    ("he", "\u0590", "\u05ff"),
+    ("ar", "\u0600", "\u06ff"),
+    ("hi", "\u0900", "\u097f"),
+    ("bn", "\u0980", "\u09ff"),
+    ("pa", "\u0a00", "\u0a7f"),
+    ("gu", "\u0a80", "\u0aff"),
+    ("ta", "\u0b80", "\u0bff"),
+    ("te", "\u0c00", "\u0c7f"),
+    ("kn", "\u0c80", "\u0cff"),
+    ("ml", "\u0d00", "\u0d7f"),
+    ("si", "\u0d80", "\u0dff"),
+    ("th", "\u0e00", "\u0e7f"),
+    ("lo", "\u0e80", "\u0eff"),
+    ("bo", "\u0f00", "\u0fff"),
+    ("my", "\u1000", "\u109f"),
+    ("ka", "\u10a0", "\u10ff"),
+    ("am", "\u1200", "\u137f"),
+    ("km", "\u1780", "\u17ff"),
+    ("ja", "\u3040", "\u30ff"),
+    ("zh", "\u3400", "\u9fff"),
+    ("ko", "\uac00", "\ud7a3"),
+)
 # Languages without spaces between words; the original's tokenizer sets Chinese characters apart.
-UNSPACED = {"th": "Thai", "lo": "Lao", "km": "Khmer", "my": "Burmese", "bo": "Tibetan",
-            "ja": "Japanese", "zh": "Chinese"}
+UNSPACED = {
+    "th": "Thai",
+    "lo": "Lao",
+    "km": "Khmer",
+    "my": "Burmese",
+    "bo": "Tibetan",
+    "ja": "Japanese",
+    "zh": "Chinese",
+}
 # ISO 639-1.
 LANGUAGES = frozenset(
     "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy "
@@ -69,19 +93,24 @@ LANGUAGES = frozenset(
     "lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om "
     "or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv "
     "sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh "
-    "zu".split())
-_NAMES = dict(pair.split("=") for pair in (
-    "afrikaans=af albanian=sq amharic=am arabic=ar armenian=hy basque=eu belarusian=be bengali=bn "
-    "bulgarian=bg burmese=my catalan=ca chinese=zh croatian=hr czech=cs danish=da deutsch=de "
-    "dutch=nl english=en espanol=es estonian=et finnish=fi francais=fr french=fr galician=gl "
-    "georgian=ka german=de greek=el gujarati=gu hebrew=he hindi=hi hungarian=hu icelandic=is "
-    "indonesian=id irish=ga italian=it japanese=ja kannada=kn kazakh=kk khmer=km korean=ko lao=lo "
-    "latin=la latvian=lv lithuanian=lt macedonian=mk malay=ms malayalam=ml marathi=mr mongolian=mn "
-    "nepali=ne norwegian=no persian=fa polish=pl portuguese=pt punjabi=pa romanian=ro russian=ru "
-    "serbian=sr sinhala=si slovak=sk slovenian=sl spanish=es swahili=sw swedish=sv tamil=ta "
-    "telugu=te thai=th tibetan=bo turkish=tr ukrainian=uk urdu=ur vietnamese=vi welsh=cy "
-    "deu=de ger=de eng=en fra=fr fre=fr spa=es ita=it por=pt nld=nl rus=ru ukr=uk jpn=ja jp=ja "
-    "zho=zh chi=zh cn=zh kor=ko kr=ko ara=ar hin=hi tha=th gr=el cz=cs dk=da se=sv").split())
+    "zu".split()
+)
+_NAMES = dict(
+    pair.split("=")
+    for pair in (
+        "afrikaans=af albanian=sq amharic=am arabic=ar armenian=hy basque=eu belarusian=be bengali=bn "
+        "bulgarian=bg burmese=my catalan=ca chinese=zh croatian=hr czech=cs danish=da deutsch=de "
+        "dutch=nl english=en espanol=es estonian=et finnish=fi francais=fr french=fr galician=gl "
+        "georgian=ka german=de greek=el gujarati=gu hebrew=he hindi=hi hungarian=hu icelandic=is "
+        "indonesian=id irish=ga italian=it japanese=ja kannada=kn kazakh=kk khmer=km korean=ko lao=lo "
+        "latin=la latvian=lv lithuanian=lt macedonian=mk malay=ms malayalam=ml marathi=mr mongolian=mn "
+        "nepali=ne norwegian=no persian=fa polish=pl portuguese=pt punjabi=pa romanian=ro russian=ru "
+        "serbian=sr sinhala=si slovak=sk slovenian=sl spanish=es swahili=sw swedish=sv tamil=ta "
+        "telugu=te thai=th tibetan=bo turkish=tr ukrainian=uk urdu=ur vietnamese=vi welsh=cy "
+        "deu=de ger=de eng=en fra=fr fre=fr spa=es ita=it por=pt nld=nl rus=ru ukr=uk jpn=ja jp=ja "
+        "zho=zh chi=zh cn=zh kor=ko kr=ko ara=ar hin=hi tha=th gr=el cz=cs dk=da se=sv"
+    ).split()
+)
 
 
 def check_language(code: str) -> str:
@@ -94,8 +123,10 @@ def check_language(code: str) -> str:
     if near is None:
         close = difflib.get_close_matches(given, _NAMES, n=1, cutoff=0.6)
         near = _NAMES[close[0]] if close else None
-    raise ValueError(f"language {code!r} is no code of ISO 639-1"
-                     + (f"; did you mean {near!r}?" if near else " (en, de, ru, zh ...)"))
+    raise ValueError(
+        f"language {code!r} is no code of ISO 639-1"
+        + (f"; did you mean {near!r}?" if near else " (en, de, ru, zh ...)")
+    )
 
 
 def guess_language(text: str) -> str:
@@ -105,8 +136,9 @@ def guess_language(text: str) -> str:
     Ukrainian is told apart.
     """
     letters = Counter(character for character in text if character.isalpha())
-    by_script = {code: sum(n for letter, n in letters.items() if first <= letter <= last)
-                 for code, first, last in _SCRIPTS}
+    by_script = {
+        code: sum(n for letter, n in letters.items() if first <= letter <= last) for code, first, last in _SCRIPTS
+    }
     total = sum(letters.values())
     code = max(by_script, key=by_script.__getitem__)
     if by_script["ja"] * 10 > by_script["zh"] > 0 and by_script["ja"] + by_script["zh"] > total / 2:
@@ -115,8 +147,7 @@ def guess_language(text: str) -> str:
         ukrainian = sum(letters[letter] for letter in "іїєґІЇЄҐ")
         return "uk" if code == "ru" and ukrainian * 50 > by_script["ru"] else code
     words = Counter(re.findall(r"\w+", text.lower()))
-    share = {code: sum(words[word] for word in known.split()) / max(words.total(), 1)
-             for code, known in _WORDS.items()}
+    share = {code: sum(words[word] for word in known.split()) / max(words.total(), 1) for code, known in _WORDS.items()}
     best = max(share, key=share.__getitem__)
     return best if share[best] > max(0.05, 1.3 * share["en"]) else "en"
 

@@ -27,19 +27,30 @@ SOURCE_NUMBERS = ("documents", "tokens", "unknown", "long", "single")
 
 
 def build_shard(
-    extents: Sequence[Extent], number: int, directory: Path, dtype: np.dtype, reading: Reading,
-    split_lines: int | None = None, *, tokenizer: Any,
+    extents: Sequence[Extent],
+    number: int,
+    directory: Path,
+    dtype: np.dtype,
+    reading: Reading,
+    split_lines: int | None = None,
+    *,
+    tokenizer: Any,
 ) -> dict[str, Any]:
     """Read, tokenize and write one shard; return its record. Pure: same input, same bytes."""
     counts: Counter[str] = Counter()
-    documents = ((source, document) for source, extent in enumerate(extents)
-                 for document in read_extent(extent, reading, counts))
+    documents = (
+        (source, document) for source, extent in enumerate(extents) for document in read_extent(extent, reading, counts)
+    )
     return write_shard(documents, number, directory, dtype, tokenizer, counts, split_lines)
 
 
 def write_shard(
-    documents: Iterable[tuple[int, Document | Sequence[str]]], number: int, directory: Path,
-    dtype: np.dtype, tokenizer: Any, counts: Counter[str] | None = None,
+    documents: Iterable[tuple[int, Document | Sequence[str]]],
+    number: int,
+    directory: Path,
+    dtype: np.dtype,
+    tokenizer: Any,
+    counts: Counter[str] | None = None,
     split_lines: int | None = None,
 ) -> dict[str, Any]:
     """Tokenize documents and write them as one whole shard; return its record.
@@ -57,13 +68,14 @@ def write_shard(
             sentences = [s for document in batch for s in document]
             ids, lengths = encode(tokenizer, sentences)
             if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
-                raise ValueError(f"the tokenizer gave ids from {ids.min()} to {ids.max()}, and has "
-                                 f"{tokenizer.vocab_size} entries: its files do not fit together")
+                raise ValueError(
+                    f"the tokenizer gave ids from {ids.min()} to {ids.max()}, and has "
+                    f"{tokenizer.vocab_size} entries: its files do not fit together"
+                )
             if (most := int(lengths.max(initial=0))) > longest[0]:
                 text = sentences[int(lengths.argmax())]
                 begin = np.cumsum([len(document) for document in batch])
-                longest = (most, text[:LONGEST_SHOWN],
-                           origins[int(np.searchsorted(begin, lengths.argmax(), "right"))])
+                longest = (most, text[:LONGEST_SHOWN], origins[int(np.searchsorted(begin, lengths.argmax(), "right"))])
             first = np.cumsum([0] + [len(document) for document in batch])[:-1]
             pieces = lengths > 0
             counts["empty_sentences"] += int(np.count_nonzero(lengths == 0))
@@ -79,29 +91,41 @@ def write_shard(
             counts["empty_documents"] += len(table) - len(kept)
             lengths = _cut(lengths, pieces) if split_lines else lengths[pieces]
             writer.add(ids, lengths, kept)
-        rows = [[sources[source, i] for i in range(len(SOURCE_NUMBERS))]
-                for source in range(max((source for source, _ in sources), default=-1) + 1)]
-        return writer.finish({
-            "noticed": {k: v for k, v in sorted(counts.items()) if v},
-            "unknown_tokens": sum(row[SOURCE_NUMBERS.index("unknown")] for row in rows),
-            "sources": rows, "longest_line": list(longest)})
+        rows = [
+            [sources[source, i] for i in range(len(SOURCE_NUMBERS))]
+            for source in range(max((source for source, _ in sources), default=-1) + 1)
+        ]
+        return writer.finish(
+            {
+                "noticed": {k: v for k, v in sorted(counts.items()) if v},
+                "unknown_tokens": sum(row[SOURCE_NUMBERS.index("unknown")] for row in rows),
+                "sources": rows,
+                "longest_line": list(longest),
+            }
+        )
     except BaseException:
         writer.abandon()
         raise
 
 
-def _count_sources(sources: Counter[tuple[int, int]], origins: list[int], table: np.ndarray,
-                   first: np.ndarray, lengths: np.ndarray, unknown: np.ndarray) -> None:
+def _count_sources(
+    sources: Counter[tuple[int, int]],
+    origins: list[int],
+    table: np.ndarray,
+    first: np.ndarray,
+    lengths: np.ndarray,
+    unknown: np.ndarray,
+) -> None:
     """Add the numbers of a batch of documents to those of their sources."""
     tokens = table["tokens"].astype(np.int64)
     begin = np.cumsum(tokens) - tokens
     long = np.add.reduceat(np.maximum(lengths - ROOM, 0), first)
     unknown = np.add.reduceat(np.append(unknown, False), begin, dtype=np.int64)
-    numbers = np.stack([tokens > 0, tokens, np.where(tokens > 0, unknown, 0), long,
-                        table["sentences"] == 1], axis=1).astype(np.int64)
+    numbers = np.stack(
+        [tokens > 0, tokens, np.where(tokens > 0, unknown, 0), long, table["sentences"] == 1], axis=1
+    ).astype(np.int64)
     where = np.unique(origins, return_index=True)[1]  # a source's documents lie together
-    for origin, row in zip(np.array(origins)[where].tolist(),
-                           np.add.reduceat(numbers, where).tolist(), strict=True):
+    for origin, row in zip(np.array(origins)[where].tolist(), np.add.reduceat(numbers, where).tolist(), strict=True):
         for i, value in enumerate(row):
             sources[origin, i] += value
 
@@ -113,9 +137,7 @@ def _cut(lengths: np.ndarray, pieces: np.ndarray) -> np.ndarray:
     return lengths * (number + 1) // pieces - lengths * number // pieces
 
 
-def _batches(
-    documents: Iterable[tuple[int, Document | Sequence[str]]],
-) -> Iterator[tuple[list[list[str]], list[int]]]:
+def _batches(documents: Iterable[tuple[int, Document | Sequence[str]]]) -> Iterator[tuple[list[list[str]], list[int]]]:
     """Sentence lists of whole documents, about BATCH_CHARACTERS together, and their sources."""
     batch: list[list[str]] = []
     origins: list[int] = []
@@ -123,8 +145,10 @@ def _batches(
     for source, document in documents:
         sentences = document.sentences if isinstance(document, Document) else document
         if isinstance(sentences, str):
-            raise ValueError("a document is a list of sentences, this one is a string: "
-                             f"{sentences[:60]!r}; split it with bertjax.data.sentences")
+            raise ValueError(
+                "a document is a list of sentences, this one is a string: "
+                f"{sentences[:60]!r}; split it with bertjax.data.sentences"
+            )
         batch.append(list(sentences) or [""])
         origins.append(source)
         size += sum(map(len, sentences))

@@ -76,8 +76,7 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
     """
     if isinstance(patterns, (str, os.PathLike)):
         patterns = [str(patterns)]
-    parts = [part for given in map(str, patterns)
-             for part in ([given] if os.path.isfile(given) else given.split(","))]
+    parts = [part for given in map(str, patterns) for part in ([given] if os.path.isfile(given) else given.split(","))]
     files: dict[str, str] = {}  # by their real path
     for pattern in map(str.strip, parts):
         if pattern.startswith("tfds:"):
@@ -90,17 +89,25 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
                 if os.path.isfile(name):
                     matches.append(name)
                 elif not os.path.isdir(name) and glob.has_magic(path):
-                    raise ValueError(f"{name} matches the input pattern {pattern!r} and is no file "
-                                     "(a pipe, a device or a broken link); remove it, or name the "
-                                     "others")
+                    raise ValueError(
+                        f"{name} matches the input pattern {pattern!r} and is no file "
+                        "(a pipe, a device or a broken link); remove it, or name the "
+                        "others"
+                    )
         if "://" in pattern and not matches:
-            raise ValueError(f"{pattern}: text and TFRecords are read from a local disk; copy them "
-                             "there first, as `gcloud storage cp` does, and name the copies. (A "
-                             "token store may be at gs://)")
+            raise ValueError(
+                f"{pattern}: text and TFRecords are read from a local disk; copy them "
+                "there first, as `gcloud storage cp` does, and name the copies. (A "
+                "token store may be at gs://)"
+            )
         if not matches:
-            hint = (f"; it is a directory, write '{pattern}/*'" if os.path.isdir(path) else
-                    "; it is a pipe or a device, and a corpus is read more than once: write it to "
-                    "a file" if os.path.exists(path) else "")
+            hint = (
+                f"; it is a directory, write '{pattern}/*'"
+                if os.path.isdir(path)
+                else "; it is a pipe or a device, and a corpus is read more than once: write it to a file"
+                if os.path.exists(path)
+                else ""
+            )
             raise ValueError(f"no file matches the input pattern {pattern!r}{hint}")
         for match in matches:
             files.setdefault(match if match.startswith("tfds:") else os.path.realpath(match), match)
@@ -220,4 +227,5 @@ def open_tfds(path: str, reading: Reading) -> Any:
             f"{path}: TFDS cannot read this data set here ({error}). Without TensorFlow it reads "
             "what was prepared as ArrayRecord or Parquet: prepare it with "
             f"tfds.builder({name!r}, file_format='array_record').download_and_prepare(); for "
-            "TFRecord files, pip install tensorflow-cpu") from error
+            "TFRecord files, pip install tensorflow-cpu"
+        ) from error

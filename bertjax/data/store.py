@@ -34,14 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.verification import (
-    ADDRESS_BITS,
-    TABLES,
-    SplitTables,
-    hash_file,
-    map_file,
-    verify,
-)
+from bertjax.data.verification import ADDRESS_BITS, TABLES, SplitTables, hash_file, map_file, verify
 from bertjax.files import parse_json, read_json
 from bertjax.tokenization import load_tokenizer
 
@@ -79,8 +72,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name of this process alone: others that write the same file do not get in each other's way.
-    """
+    """A name of this process alone: others that write the same file do not get in each other's way."""
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
@@ -168,9 +160,7 @@ def shard_path(directory: Path, number: int, kind: str) -> Path:
     return Path(directory) / f"{number:05d}.{kind}"
 
 
-def read_shard_record(
-    directory: Path, number: int, dtype: np.dtype, verified: bool = False
-) -> dict[str, Any] | None:
+def read_shard_record(directory: Path, number: int, dtype: np.dtype, verified: bool = False) -> dict[str, Any] | None:
     """The record of a whole shard, None where it is not there yet.
 
     A shard whose files contradict its record (cut off, or edited) counts as not there. Contents are
@@ -179,8 +169,10 @@ def read_shard_record(
     try:
         record = read_json(shard_path(directory, number, "json"))
         size = shard_path(directory, number, "tokens").stat().st_size
-        tables = [np.load(shard_path(directory, number, k), mmap_mode="r") if record[k] else ()
-                  for k in ("sentences", "documents")]
+        tables = [
+            np.load(shard_path(directory, number, k), mmap_mode="r") if record[k] else ()
+            for k in ("sentences", "documents")
+        ]
         whole = size == record["tokens"] * np.dtype(dtype).itemsize
         whole &= len(tables[0]) == record["sentences"] and len(tables[1]) == record["documents"]
         if whole and verified:
@@ -195,8 +187,7 @@ def read_shard_record(
 
 def read_shard_tables(directory: Path, number: int) -> tuple[np.ndarray, np.ndarray]:
     """(sentence lengths uint32 [S], documents DOCUMENT_DTYPE [D]) of one whole shard."""
-    return (np.load(shard_path(directory, number, "sentences")),
-            np.load(shard_path(directory, number, "documents")))
+    return (np.load(shard_path(directory, number, "sentences")), np.load(shard_path(directory, number, "documents")))
 
 
 class TokenStore:
@@ -243,9 +234,12 @@ class TokenStore:
     def _tables(self, split: str) -> SplitTables:
         counts = self.manifest["splits"][split]
         sizes = (counts["sentences"], counts["documents"] + 1, counts["documents"])
-        return SplitTables(*(
-            map_file(self.path / f"{split}.{name}", np.dtype(dtype), size)
-            for name, dtype, size in zip(TABLES, ("<u4", "<i8", "<i8"), sizes, strict=True)))
+        return SplitTables(
+            *(
+                map_file(self.path / f"{split}.{name}", np.dtype(dtype), size)
+                for name, dtype, size in zip(TABLES, ("<u4", "<i8", "<i8"), sizes, strict=True)
+            )
+        )
 
     def other_split(self, split: str) -> TokenStore:
         """Another split of the same store."""
@@ -259,12 +253,16 @@ class TokenStore:
         except FileNotFoundError as error:
             raise ValueError(str(error)) from None
         found = {name: getattr(tokenizer, name) for name in TOKENIZER_FIELDS}
-        if differing := [f"{name} {found[name]!r}, was {recorded[name]!r}"
-                         for name in TOKENIZER_FIELDS if found[name] != recorded[name]]:
+        if differing := [
+            f"{name} {found[name]!r}, was {recorded[name]!r}"
+            for name in TOKENIZER_FIELDS
+            if found[name] != recorded[name]
+        ]:
             raise ValueError(
                 f"{self.tokenizer_directory} is not the tokenizer that the ids of the store were "
                 f"made with ({', '.join(differing)}); put the original files back, or build the "
-                "store again")
+                "store again"
+            )
         return tokenizer
 
     def __len__(self) -> int:
@@ -298,10 +296,12 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         unfinished = (path / "build.json").exists()
         raise ValueError(
-            f"{path}: " + ("the build of this token store is unfinished; run the same "
-                           "build_corpus command again to finish it" if unfinished else
-                           "no token store here (no manifest.json); make one with "
-                           "python -m bertjax.tools.build_corpus")
+            f"{path}: "
+            + (
+                "the build of this token store is unfinished; run the same build_corpus command again to finish it"
+                if unfinished
+                else "no token store here (no manifest.json); make one with python -m bertjax.tools.build_corpus"
+            )
         ) from None
     return parse_manifest(content, str(path))
 
@@ -322,7 +322,8 @@ def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise ValueError(
             f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, this "
-            f"program reads {FORMAT!r} version {VERSION}; build the store again")
+            f"program reads {FORMAT!r} version {VERSION}; build the store again"
+        )
     # Earlier versions had neither.
     if "parts" in manifest and manifest.get("manifest_hash") != manifest_hash(manifest):
         raise ValueError(damaged.format("its own hash differs"))
@@ -342,12 +343,18 @@ def _is_complete(manifest: dict[str, Any]) -> bool:
     try:
         tokenizer, shards = manifest["tokenizer"], manifest["shards"]
         fingerprint, size, *ids = (tokenizer[name] for name in TOKENIZER_FIELDS)
-        counts = [part[name] for part in [*(manifest["splits"][split] for split in SPLITS), *shards]
-                  for name in ("documents", "sentences", "tokens")]
+        counts = [
+            part[name]
+            for part in [*(manifest["splits"][split] for split in SPLITS), *shards]
+            for name in ("documents", "sentences", "tokens")
+        ]
         hashes = [manifest["content_hash"], *(shard["hash"] for shard in shards)]
-        return (all(type(n) is int and 0 <= n < 1 << 48 for n in [size, *ids, *counts])
-                and max(ids) < size <= 1 << 32 and manifest["dtype"] == ids_dtype(size).str
-                and all(len(bytes.fromhex(digest)) == 32 for digest in hashes)
-                and isinstance(fingerprint, str))
+        return (
+            all(type(n) is int and 0 <= n < 1 << 48 for n in [size, *ids, *counts])
+            and max(ids) < size <= 1 << 32
+            and manifest["dtype"] == ids_dtype(size).str
+            and all(len(bytes.fromhex(digest)) == 32 for digest in hashes)
+            and isinstance(fingerprint, str)
+        )
     except (KeyError, TypeError, ValueError):
         return False

@@ -20,6 +20,7 @@ import numpy as np
 
 # --- CRC-32C and frames -----------------------------------------------------------------------
 
+
 def _crc_tables() -> np.ndarray:
     """uint32 [8, 256]: tables for eight bytes at a time, polynomial 0x82F63B78 (Castagnoli)."""
     table = np.zeros((8, 256), np.uint32)
@@ -42,14 +43,22 @@ def _crc32c(data, table):
     n = len(data)
     i = 0
     while i + 8 <= n:
-        low = crc ^ (np.uint32(data[i]) | np.uint32(data[i + 1]) << np.uint32(8)
-                     | np.uint32(data[i + 2]) << np.uint32(16)
-                     | np.uint32(data[i + 3]) << np.uint32(24))
-        crc = (table[7, low & np.uint32(255)] ^ table[6, (low >> np.uint32(8)) & np.uint32(255)]
-               ^ table[5, (low >> np.uint32(16)) & np.uint32(255)]
-               ^ table[4, low >> np.uint32(24)]
-               ^ table[3, data[i + 4]] ^ table[2, data[i + 5]]
-               ^ table[1, data[i + 6]] ^ table[0, data[i + 7]])
+        low = crc ^ (
+            np.uint32(data[i])
+            | np.uint32(data[i + 1]) << np.uint32(8)
+            | np.uint32(data[i + 2]) << np.uint32(16)
+            | np.uint32(data[i + 3]) << np.uint32(24)
+        )
+        crc = (
+            table[7, low & np.uint32(255)]
+            ^ table[6, (low >> np.uint32(8)) & np.uint32(255)]
+            ^ table[5, (low >> np.uint32(16)) & np.uint32(255)]
+            ^ table[4, low >> np.uint32(24)]
+            ^ table[3, data[i + 4]]
+            ^ table[2, data[i + 5]]
+            ^ table[1, data[i + 6]]
+            ^ table[0, data[i + 7]]
+        )
         i += 8
     while i < n:
         crc = table[0, (crc ^ np.uint32(data[i])) & np.uint32(255)] ^ (crc >> np.uint32(8))
@@ -65,16 +74,16 @@ def masked_crc32c(data: bytes | np.ndarray) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def write_records(path: str | os.PathLike[str], records: Iterable[bytes],
-                  compressed: bool | None = None) -> int:
+def write_records(path: str | os.PathLike[str], records: Iterable[bytes], compressed: bool | None = None) -> int:
     """Write records as a TFRecord file, GZIP if `compressed` (default: by the name's .gz)."""
     compressed = str(path).endswith(".gz") if compressed is None else compressed
     count = 0
     with (gzip.open if compressed else open)(path, "wb") as file:
         for record in records:
             length = struct.pack("<Q", len(record))
-            file.write(length + struct.pack("<I", masked_crc32c(length)) + record
-                       + struct.pack("<I", masked_crc32c(record)))
+            file.write(
+                length + struct.pack("<I", masked_crc32c(length)) + record + struct.pack("<I", masked_crc32c(record))
+            )
             count += 1
     return count
 
@@ -89,8 +98,9 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
         number = 0
         while head := file.read(12):
             if len(head) < 12 or struct.unpack("<I", head[8:])[0] != masked_crc32c(head[:8]):
-                raise ValueError(f"{path}: damaged before record {number} (wrong length checksum); "
-                                 "is it a TFRecord file, and whole?")
+                raise ValueError(
+                    f"{path}: damaged before record {number} (wrong length checksum); is it a TFRecord file, and whole?"
+                )
             (length,) = struct.unpack("<Q", head[:8])
             record, tail = _read_at_most(file, length), file.read(4)
             if len(record) < length or len(tail) < 4:
@@ -116,8 +126,7 @@ def gzip_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: the GZIP file is cut off or damaged ({error}); copy it again"
-                         ) from None
+        raise ValueError(f"{path}: the GZIP file is cut off or damaged ({error}); copy it again") from None
 
 
 def is_gzip(path: str | os.PathLike[str]) -> bool:
@@ -135,8 +144,10 @@ def record_offsets(data: np.ndarray, path: str) -> np.ndarray:
     if end > len(data):
         raise ValueError(f"{path}: cut off in record {len(offsets) - 1}; copy it again")
     if end < len(data):
-        raise ValueError(f"{path}: damaged at byte {end}, record {len(offsets)} (wrong length "
-                         "checksum); is it a TFRecord file, and whole?")
+        raise ValueError(
+            f"{path}: damaged at byte {end}, record {len(offsets)} (wrong length "
+            "checksum); is it a TFRecord file, and whole?"
+        )
     return offsets
 
 

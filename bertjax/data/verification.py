@@ -65,8 +65,7 @@ def stat(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{path} is missing: the store is damaged or was copied in part; "
-                         f"{_REMEDY}") from None
+        raise ValueError(f"{path} is missing: the store is damaged or was copied in part; {_REMEDY}") from None
 
 
 def map_file(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
@@ -75,7 +74,8 @@ def map_file(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
     if size != length * dtype.itemsize:
         raise ValueError(
             f"{path} has {size:,} bytes, its manifest says {length * dtype.itemsize:,}: the store "
-            f"is damaged or was copied in part; {_REMEDY}")
+            f"is damaged or was copied in part; {_REMEDY}"
+        )
     if not length:
         return np.empty(0, dtype)
     with open(path, "rb") as file:  # np.memmap takes four times as long
@@ -92,23 +92,20 @@ def hash_file(path: Path) -> Any:
 
 
 def verify(
-    path: Path, manifest: Mapping[str, Any], shards: list[np.ndarray],
-    splits: Mapping[str, SplitTables],
+    path: Path, manifest: Mapping[str, Any], shards: list[np.ndarray], splits: Mapping[str, SplitTables]
 ) -> None:
     """Check what was not checked yet, or has changed since; see the module.
 
     Raises:
       ValueError: a file that is not the one that was built, or whose numbers are out of range.
     """
-    units = {f"shards/{number:05d}": _shard_unit(path, manifest, number, ids)
-             for number, ids in enumerate(shards)}
+    units = {f"shards/{number:05d}": _shard_unit(path, manifest, number, ids) for number, ids in enumerate(shards)}
     units["tables"] = _tables_unit(path, manifest, splits)
     if names := [name for name in manifest.get("parts", ()) if name.startswith("tokenizer/")]:
         units["tokenizer"] = _parts_unit(path, manifest, names)
     known = [_read_stamps(file) for file in _stamp_files(path)]
     stamps = {name: unit.stamp() for name, unit in units.items()}
-    pending = [unit for name, unit in units.items()
-               if all(stored.get(name) != stamps[name] for stored in known)]
+    pending = [unit for name, unit in units.items() if all(stored.get(name) != stamps[name] for stored in known)]
     if not pending:
         return
     size = sum(file.stat().st_size for unit in pending for file in unit.files)
@@ -117,22 +114,22 @@ def verify(
             unit.check()
     else:
         if size >= _ANNOUNCED:
-            print(f"checking {size / 1e9:.1f} GB of {path}, which is new here or has changed",
-                  flush=True)
+            print(f"checking {size / 1e9:.1f} GB of {path}, which is new here or has changed", flush=True)
         with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as threads:
             list(threads.map(lambda unit: unit.check(), pending))
     _write_stamps(path, stamps)
 
 
 def _changed(path: Path) -> ValueError:
-    return ValueError(f"{path} is not the file that was built (its content hash differs): it was "
-                      f"damaged, edited or replaced; {_REMEDY}")
+    return ValueError(
+        f"{path} is not the file that was built (its content hash differs): it was "
+        f"damaged, edited or replaced; {_REMEDY}"
+    )
 
 
 def _shard_unit(path: Path, manifest: Mapping[str, Any], number: int, ids: np.ndarray) -> _Unit:
     shard = manifest["shards"][number]
-    files = [path / "shards" / f"{number:05d}.{kind}"
-             for kind in ("tokens", "sentences", "documents")]
+    files = [path / "shards" / f"{number:05d}.{kind}" for kind in ("tokens", "sentences", "documents")]
     # Earlier versions recorded one hash over the ids and the two tables that a restart reads.
     expected = shard.get("tokens_hash")
     if expected is not None or not all(file.exists() for file in files[1:]):
@@ -145,14 +142,17 @@ def _shard_unit(path: Path, manifest: Mapping[str, Any], number: int, ids: np.nd
             digest.update(block)
             largest = max(largest, int(block.max()))
         if largest >= (size := manifest["tokenizer"]["vocab_size"]):
-            raise ValueError(f"{files[0]} has the id {largest}, its vocabulary {size} entries: it "
-                             f"was damaged or replaced; {_REMEDY}")
+            raise ValueError(
+                f"{files[0]} has the id {largest}, its vocabulary {size} entries: it was damaged or replaced; {_REMEDY}"
+            )
         for file, width, kind in zip(files[1:], (4, 20), ("sentences", "documents"), strict=False):
             digest.update(_tail(file, width * shard[kind]))
         if expected is None and len(files) == 1:
-            warnings.warn(f"{path}: built by an earlier version, and without the tables beside "
-                          f"{files[0].name}: its content cannot be compared with a hash",
-                          stacklevel=2)
+            warnings.warn(
+                f"{path}: built by an earlier version, and without the tables beside "
+                f"{files[0].name}: its content cannot be compared with a hash",
+                stacklevel=2,
+            )
         elif digest.hexdigest() != (expected or shard["hash"]):
             raise _changed(files[0])
 
@@ -162,7 +162,7 @@ def _shard_unit(path: Path, manifest: Mapping[str, Any], number: int, ids: np.nd
 def _tail(path: Path, size: int) -> bytes:
     """The last bytes of a file: the numbers of a .npy table, without its header."""
     data = path.read_bytes()
-    return data[max(len(data) - size, 0):]
+    return data[max(len(data) - size, 0) :]
 
 
 def _parts_unit(path: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> _Unit:
@@ -176,9 +176,7 @@ def _parts_unit(path: Path, manifest: Mapping[str, Any], names: Iterable[str]) -
     return _Unit(list(parts), " ".join(parts.values()), check)
 
 
-def _tables_unit(
-    path: Path, manifest: Mapping[str, Any], splits: Mapping[str, SplitTables]
-) -> _Unit:
+def _tables_unit(path: Path, manifest: Mapping[str, Any], splits: Mapping[str, SplitTables]) -> _Unit:
     names = [f"{split}.{table}" for split in splits for table in TABLES]
     unit = _parts_unit(path, manifest, names) if "parts" in manifest else None
     lengths = np.array([shard["tokens"] for shard in manifest["shards"]], np.int64)
@@ -194,16 +192,17 @@ def _tables_unit(
             for table in tables:
                 digest.update(table)
         if digest.hexdigest() != manifest["content_hash"]:
-            raise ValueError(f"{path}: one of {', '.join(names)} is not the file that was built "
-                             f"(their content hash differs); {_REMEDY}")
+            raise ValueError(
+                f"{path}: one of {', '.join(names)} is not the file that was built "
+                f"(their content hash differs); {_REMEDY}"
+            )
 
     def check() -> None:
         check_content()  # first: where sentences and documents disagree it knows which is damaged
         for split, tables in splits.items():
             check_tables(path / split, tables, lengths, manifest["splits"][split]["tokens"])
 
-    return _Unit([path / name for name in names],
-                 unit.expected if unit else manifest["content_hash"], check)
+    return _Unit([path / name for name in names], unit.expected if unit else manifest["content_hash"], check)
 
 
 def check_tables(prefix: Path, tables: SplitTables, shard_lengths: np.ndarray, tokens: int) -> None:
@@ -214,13 +213,13 @@ def check_tables(prefix: Path, tables: SplitTables, shard_lengths: np.ndarray, t
       shard_lengths: int64 [shards], tokens of each.
       tokens: that the split has.
     """
+
     def bad(name: str, what: str) -> ValueError:
         return ValueError(f"{prefix}.{name} is damaged: {what}; {_REMEDY}")
 
     ends, firsts, addresses = tables
     if firsts[0] != 0 or firsts[-1] != len(ends) or (firsts[1:] <= firsts[:-1]).any():
-        raise bad("documents", "the first sentences of the documents do not ascend from 0 to the "
-                  "number of sentences")
+        raise bad("documents", "the first sentences of the documents do not ascend from 0 to the number of sentences")
     shards, starts = addresses >> ADDRESS_BITS, addresses & ((1 << ADDRESS_BITS) - 1)
     if len(addresses) and not 0 <= shards.min() <= shards.max() < len(shard_lengths):
         raise bad("addresses", f"a document lies beyond the {len(shard_lengths)} shards")
@@ -242,6 +241,7 @@ def check_tables(prefix: Path, tables: SplitTables, shard_lengths: np.ndarray, t
 
 
 # --- what was checked before ----------------------------------------------------------------------
+
 
 def _stamp_files(path: Path) -> list[Path]:
     """Where the stamps of a store are, the preferred place first."""
@@ -267,8 +267,11 @@ def _write_stamps(path: Path, stamps: Mapping[str, list[Any]]) -> None:
             descriptor, temporary = tempfile.mkstemp(suffix=".tmp", dir=file.parent)
             with open(descriptor, "wb") as stream:
                 now = os.fstat(descriptor).st_mtime_ns  # by the clock of the file system
-                old = {name: stamp for name, stamp in stamps.items()
-                       if all(max(times) < now - _RECENT for _, *times in stamp[1:])}
+                old = {
+                    name: stamp
+                    for name, stamp in stamps.items()
+                    if all(max(times) < now - _RECENT for _, *times in stamp[1:])
+                }
                 if old:
                     stream.write(json.dumps(old).encode())
             os.chmod(temporary, 0o644)

@@ -30,8 +30,15 @@ from bertjax.model.presets import BertConfig
 from bertjax.version import source_version
 
 _SAFETENSORS_TYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
     "BOOL": np.bool_,
 }
 # Buffers that old versions of transformers stored beside the weights; they hold 0, 1, 2, ...
@@ -40,26 +47,44 @@ _LFS_POINTER = b"version https://git-lfs"
 _PARALLEL = "module."  # before every name, where torch's DataParallel was saved with its model
 # What the keys that do not describe the network have to look like.
 _OTHER_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "id2label": (lambda x: isinstance(x, dict) and all(
-        key.isdecimal() and len(key) < 10 and isinstance(name, str | int | float)
-        for key, name in x.items()), "map the numbers of the classes to their names"),
-    "label2id": (lambda x: isinstance(x, dict) and all(type(n) is int for n in x.values()),
-                 "map the names of the classes to their numbers"),
-    "architectures": (lambda x: isinstance(x, list) and all(isinstance(n, str) for n in x),
-                      "be a list of class names"),
-    "problem_type": (lambda x: x in ("regression", "single_label_classification",
-                                     "multi_label_classification"),
-                     "be regression, single_label_classification or multi_label_classification"),
+    "id2label": (
+        lambda x: (
+            isinstance(x, dict)
+            and all(
+                key.isdecimal() and len(key) < 10 and isinstance(name, str | int | float) for key, name in x.items()
+            )
+        ),
+        "map the numbers of the classes to their names",
+    ),
+    "label2id": (
+        lambda x: isinstance(x, dict) and all(type(n) is int for n in x.values()),
+        "map the names of the classes to their numbers",
+    ),
+    "architectures": (lambda x: isinstance(x, list) and all(isinstance(n, str) for n in x), "be a list of class names"),
+    "problem_type": (
+        lambda x: x in ("regression", "single_label_classification", "multi_label_classification"),
+        "be regression, single_label_classification or multi_label_classification",
+    ),
     "finetuned": (lambda x: isinstance(x, dict), "be an object"),
 }
 _BARE = ("embeddings.", "encoder.", "pooler.")  # a BertModel saved alone has no "bert." in front
-_OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias",
-             "dense_act.weight": "dense.weight", "dense_act.bias": "dense.bias"}  # NVIDIA's
-_TIED = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-         "cls.predictions.decoder.bias": "cls.predictions.bias"}
+_OLD_ENDS = {
+    "LayerNorm.gamma": "LayerNorm.weight",
+    "LayerNorm.beta": "LayerNorm.bias",
+    "dense_act.weight": "dense.weight",
+    "dense_act.bias": "dense.bias",
+}  # NVIDIA's
+_TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
 
-WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-                "pytorch_model.bin.index.json")
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 def is_hugging_face(directory: str | Path) -> bool:
@@ -121,8 +146,7 @@ def _safetensors_headers(path: str | Path) -> dict[str, Header]:
                 part = file.get_slice(name)
                 dtype = _SAFETENSORS_TYPES.get(part.get_dtype())
                 if dtype is None:
-                    raise LoadError(f"{path}: {name} has type {part.get_dtype()}, which is not "
-                                    "supported")
+                    raise LoadError(f"{path}: {name} has type {part.get_dtype()}, which is not supported")
                 headers[name] = Header(tuple(part.get_shape()), np.dtype(dtype))
     except (safetensors.SafetensorError, OSError) as error:
         raise LoadError(f"{path} is not a readable safetensors file: {error}") from error
@@ -181,8 +205,10 @@ def _shards(path: Path) -> list[Path]:
     for file in files:
         with open(file, "rb") as stream:
             if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                raise LoadError(f"{file} is a pointer of Git LFS and not the weights: run `git lfs "
-                                "pull` in the clone that it comes from")
+                raise LoadError(
+                    f"{file} is a pointer of Git LFS and not the weights: run `git lfs "
+                    "pull` in the clone that it comes from"
+                )
     return files
 
 
@@ -197,8 +223,10 @@ def normalise_names(state: Mapping[str, np.ndarray], source: str) -> dict[str, n
     for copy, original in ties.items():
         array, kept = state[copy], state[names[original]]
         if not np.array_equal(array, kept):
-            raise LoadError(f"{source}: {copy} {array.shape} differs from {original} {kept.shape}; "
-                            "BERT's decoder is tied to its embeddings")
+            raise LoadError(
+                f"{source}: {copy} {array.shape} differs from {original} {kept.shape}; "
+                "BERT's decoder is tied to its embeddings"
+            )
     return {name: state[old] for name, old in names.items()}
 
 
@@ -251,8 +279,7 @@ def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
         state[name] = np.ascontiguousarray(array.T if transposed else array)
     if broken:
         raise ValueError(
-            "the parameters hold NaN or infinite values and were not written:\n  "
-            + "\n  ".join(broken[:20])
+            "the parameters hold NaN or infinite values and were not written:\n  " + "\n  ".join(broken[:20])
         )
     return state
 
@@ -286,23 +313,14 @@ def write_directory(
     """
     config = config.without_padding()
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size} rows"
-        )
+        raise ValueError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size} rows")
     state = state_dict(heads.with_rows(flatten(params), config.vocab_size))
-    values = {
-        "architectures": [architecture],
-        **config.to_dict(),
-        "dtype": "float32",
-        **(settings or {}),
-    }
+    values = {"architectures": [architecture], **config.to_dict(), "dtype": "float32", **(settings or {})}
     if labels is not None:
         values["id2label"] = {str(i): name for i, name in sorted(labels.items())}
         values["label2id"] = {name: i for i, name in sorted(labels.items())}
     with whole_directory(target, overwrite) as directory:
-        safetensors.numpy.save_file(
-            state, directory / "model.safetensors", metadata={"format": "pt"}
-        )
+        safetensors.numpy.save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
         (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
         if tokenizer is not None:
             tokenizer.save(directory, config.max_position_embeddings)
@@ -333,22 +351,52 @@ def model_card(
     head = ["---", "library_name: transformers", "tags:", "- bert", "- bertjax"]
     head += ["pipeline_tag: fill-mask"] if fill_mask else []
     sentence = "The capital of France is [MASK]."
-    theirs = (["from transformers import pipeline", "",
-               'fill = pipeline("fill-mask", model="DIRECTORY")', f'fill("{sentence}")']
-              if fill_mask else
-              [f"from transformers import AutoTokenizer, {architecture}", "",
-               'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
-               f'model = {architecture}.from_pretrained("DIRECTORY")'])
+    theirs = (
+        [
+            "from transformers import pipeline",
+            "",
+            'fill = pipeline("fill-mask", model="DIRECTORY")',
+            f'fill("{sentence}")',
+        ]
+        if fill_mask
+        else [
+            f"from transformers import AutoTokenizer, {architecture}",
+            "",
+            'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
+            f'model = {architecture}.from_pretrained("DIRECTORY")',
+        ]
+    )
     ours = ["import bertjax", "", 'model = bertjax.load_model("DIRECTORY")']
     ours += [f'bertjax.fill_mask(model, "{sentence}")'] if fill_mask else []
-    lines = [*head, "---", "", f"# {name}", "", summary, "",
-             f"Written by bertjax {source_version()} as `{architecture}`.", "", "## Use", "",
-             "```python", *theirs, "```", "", "or, without torch,", "", "```python", *ours, "```"]
+    lines = [
+        *head,
+        "---",
+        "",
+        f"# {name}",
+        "",
+        summary,
+        "",
+        f"Written by bertjax {source_version()} as `{architecture}`.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        *theirs,
+        "```",
+        "",
+        "or, without torch,",
+        "",
+        "```python",
+        *ours,
+        "```",
+    ]
     if data:
         lines += ["", "## Data", "", data]
     if recipe:
-        rows = [f"| {what} | {value:.6g} |" if isinstance(value, float) else
-                f"| {what} | {value} |" for what, value in recipe.items()]
+        rows = [
+            f"| {what} | {value:.6g} |" if isinstance(value, float) else f"| {what} | {value} |"
+            for what, value in recipe.items()
+        ]
         lines += ["", "## Training", "", "| | |", "|---|---|", *rows]
     for title, text in (sections or {}).items():
         lines += ["", f"## {title}", "", text]

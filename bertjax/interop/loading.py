@@ -40,11 +40,17 @@ TASKS: dict[str, type[heads.BertNetwork]] = {
     "multiple-choice": heads.BertForMultipleChoice,
 }
 ARCHITECTURES = {model.__name__: model for model in TASKS.values()} | {
-    "BertLMHeadModel": heads.BertForMaskedLM}  # the same arrays; left to right if is_decoder
+    "BertLMHeadModel": heads.BertForMaskedLM
+}  # the same arrays; left to right if is_decoder
 _LABELLED = (heads.BertForSequenceClassification, heads.BertForTokenClassification)
 # Fields that the parameters do not depend on, so that they may differ from the checkpoint's.
-_FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout",
-         "initializer_range", "pad_token_id")
+_FREE = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "classifier_dropout",
+    "initializer_range",
+    "pad_token_id",
+)
 
 
 def check_vocabulary(path: str | Path, tokenizer: Tokenizer) -> None:
@@ -58,12 +64,11 @@ def check_vocabulary(path: str | Path, tokenizer: Tokenizer) -> None:
         raise LoadError(
             f"{path} was trained with another vocabulary or casing than the data were made with, "
             "so the same ids would mean other words. Build the corpus again with build_corpus "
-            f"--tokenizer={path} (for a model with more words: bertjax.tools.convert --add_vocab)")
+            f"--tokenizer={path} (for a model with more words: bertjax.tools.convert --add_vocab)"
+        )
 
 
-def check_pretrained(
-    path: str | Path, model: heads.BertNetwork, reinitialise_head: bool = False
-) -> Source:
+def check_pretrained(path: str | Path, model: heads.BertNetwork, reinitialise_head: bool = False) -> Source:
     """Refuses a checkpoint that does not fit, before anything is built or its weights are read.
 
     Activation, epsilon and heads have no shape, so nothing else would notice that they differ.
@@ -86,12 +91,12 @@ def check_pretrained(
             differences.append(f"  {field.name}: checkpoint {stored!r}, model {asked!r}")
     if differences:
         raise LoadError(
-            f"{path} is not a checkpoint of the configured model:\n" + "\n".join(differences)
+            f"{path} is not a checkpoint of the configured model:\n"
+            + "\n".join(differences)
             + "\nSet the model's configuration to the checkpoint's values. A larger vocabulary "
             "comes from `python -m bertjax.tools.convert --add_vocab`."
         )
-    match_headers(_shapes(source, model), source.headers, source.place, str(source.directory),
-                  reinitialise_head)
+    match_headers(_shapes(source, model), source.headers, source.place, str(source.directory), reinitialise_head)
     return source
 
 
@@ -141,8 +146,7 @@ def stored_parameters(
     Raises:
       LoadError: names or shapes do not fit.
     """
-    loaded, fresh = match(_shapes(source, model), source.read(), source.place,
-                          str(source.directory), reinitialise_head)
+    loaded, fresh = match(_shapes(source, model), source.read(), source.place, str(source.directory), reinitialise_head)
     return heads.with_rows(loaded, model.config.vocab_size), fresh
 
 
@@ -156,9 +160,7 @@ def _shapes(source: Source, model: heads.BertNetwork) -> dict[str, tuple[int, ..
     return {path: leaf.shape for path, leaf in flatten(heads.parameter_shapes(model)).items()}
 
 
-def draw(
-    model: heads.BertNetwork, paths: Sequence[str]
-) -> Callable[[jax.Array], dict[str, jax.Array]]:
+def draw(model: heads.BertNetwork, paths: Sequence[str]) -> Callable[[jax.Array], dict[str, jax.Array]]:
     """A compiled key -> {path: initial parameter} of these paths only.
 
     They are what `init_params` draws for them; to compile the drawing of a whole encoder would take
@@ -199,10 +201,15 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         static = ("all_hidden",)
-        object.__setattr__(self, "_apply", jax.jit(
-            lambda params, *args, **kwargs: self.model.apply({"params": params}, *args, **kwargs),
-            static_argnames=static, compiler_options=compiler_options(jax.default_backend()),
-        ))
+        object.__setattr__(
+            self,
+            "_apply",
+            jax.jit(
+                lambda params, *args, **kwargs: self.model.apply({"params": params}, *args, **kwargs),
+                static_argnames=static,
+                compiler_options=compiler_options(jax.default_backend()),
+            ),
+        )
 
     def __repr__(self) -> str:
         c, words = self.config, "no tokenizer"
@@ -211,8 +218,10 @@ class LoadedModel:
             words = f"{self.tokenizer.vocab_size:,} {casing} words"
         count = sum(x.size for x in jax.tree.leaves(self.params))
         labels = f", labels {', '.join(self.labels.values())}" if self.labels else ""
-        return (f"<{type(self.model).__name__}: {c.num_hidden_layers} layers x {c.hidden_size}, "
-                f"{count / 1e6:,.1f} M parameters, {words}{labels:.200}>")
+        return (
+            f"<{type(self.model).__name__}: {c.num_hidden_layers} layers x {c.hidden_size}, "
+            f"{count / 1e6:,.1f} M parameters, {words}{labels:.200}>"
+        )
 
     @property
     def config(self) -> BertConfig:
@@ -223,8 +232,7 @@ class LoadedModel:
     def encoder(self) -> LoadedModel:
         """The encoder and pooler alone; where the model has no pooler, one of zeros."""
         model = heads.BertModel(self.config, self.model.execution)
-        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32),
-                             heads.parameter_shapes(model)["pooler"])
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), heads.parameter_shapes(model)["pooler"])
         params = {"encoder": self.params["encoder"], "pooler": self.params.get("pooler", zeros)}
         return dataclasses.replace(self, model=model, params=params)
 
@@ -237,8 +245,7 @@ class LoadedModel:
         names = ("token_type_ids", "position_ids")
         inputs = {"input_ids": input_ids} | dict(zip(names, args, strict=False)) | kwargs
         length = np.shape(input_ids)[-1]
-        check_ids(table_sizes(self.config) | {
-            "masked_positions": length, "cls_positions": length}, inputs)
+        check_ids(table_sizes(self.config) | {"masked_positions": length, "cls_positions": length}, inputs)
         return self._apply(self.params, input_ids, attention_mask, *args, **kwargs)
 
 
@@ -279,14 +286,21 @@ def load_model(
         options["num_labels"] = num_labels or stored or len(labels) or 2
         if labels and len(labels) != options["num_labels"]:
             if not num_labels:
-                raise LoadError(f"{source.directory}: id2label names {len(labels)} classes, the "
-                                f"head has {stored}; correct config.json")
+                raise LoadError(
+                    f"{source.directory}: id2label names {len(labels)} classes, the "
+                    f"head has {stored}; correct config.json"
+                )
             labels = ()
     model = kind(source.config, execution or Execution(), **options)
     params, fresh = fit(source, model, jax.random.key(seed), reinitialise_head)
     return LoadedModel(
-        model, jax.tree.map(jax.numpy.asarray, params), source.tokenizer,
-        dict(enumerate(labels)) or None, source.settings, tuple(fresh), source.sentence,
+        model,
+        jax.tree.map(jax.numpy.asarray, params),
+        source.tokenizer,
+        dict(enumerate(labels)) or None,
+        source.settings,
+        tuple(fresh),
+        source.sentence,
     )
 
 

@@ -39,24 +39,40 @@ class Place(NamedTuple):
 
 # bertjax module -> (Hugging Face module, Google module). {i} is the layer.
 _MODULES: tuple[tuple[str, str, str], ...] = (
-    (r"encoder/embeddings/(word|position|token_type)_embeddings", r"bert.embeddings.\1_embeddings",
-     r"bert/embeddings/\1_embeddings"),
+    (
+        r"encoder/embeddings/(word|position|token_type)_embeddings",
+        r"bert.embeddings.\1_embeddings",
+        r"bert/embeddings/\1_embeddings",
+    ),
     (r"encoder/embeddings/LayerNorm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
-    (r"encoder/layer_(\d+)/attention/(query|key|value)", r"bert.encoder.layer.\1.attention.self.\2",
-     r"bert/encoder/layer_\1/attention/self/\2"),
-    (r"encoder/layer_(\d+)/attention/output", r"bert.encoder.layer.\1.attention.output.dense",
-     r"bert/encoder/layer_\1/attention/output/dense"),
-    (r"encoder/layer_(\d+)/attention/LayerNorm",
-     r"bert.encoder.layer.\1.attention.output.LayerNorm",
-     r"bert/encoder/layer_\1/attention/output/LayerNorm"),
-    (r"encoder/layer_(\d+)/(intermediate|output)", r"bert.encoder.layer.\1.\2.dense",
-     r"bert/encoder/layer_\1/\2/dense"),
-    (r"encoder/layer_(\d+)/LayerNorm", r"bert.encoder.layer.\1.output.LayerNorm",
-     r"bert/encoder/layer_\1/output/LayerNorm"),
+    (
+        r"encoder/layer_(\d+)/attention/(query|key|value)",
+        r"bert.encoder.layer.\1.attention.self.\2",
+        r"bert/encoder/layer_\1/attention/self/\2",
+    ),
+    (
+        r"encoder/layer_(\d+)/attention/output",
+        r"bert.encoder.layer.\1.attention.output.dense",
+        r"bert/encoder/layer_\1/attention/output/dense",
+    ),
+    (
+        r"encoder/layer_(\d+)/attention/LayerNorm",
+        r"bert.encoder.layer.\1.attention.output.LayerNorm",
+        r"bert/encoder/layer_\1/attention/output/LayerNorm",
+    ),
+    (
+        r"encoder/layer_(\d+)/(intermediate|output)",
+        r"bert.encoder.layer.\1.\2.dense",
+        r"bert/encoder/layer_\1/\2/dense",
+    ),
+    (
+        r"encoder/layer_(\d+)/LayerNorm",
+        r"bert.encoder.layer.\1.output.LayerNorm",
+        r"bert/encoder/layer_\1/output/LayerNorm",
+    ),
     (r"pooler", "bert.pooler.dense", "bert/pooler/dense"),
     (r"mlm/transform", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
-    (r"mlm/LayerNorm", "cls.predictions.transform.LayerNorm",
-     "cls/predictions/transform/LayerNorm"),
+    (r"mlm/LayerNorm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm"),
     (r"mlm", "cls.predictions", "cls/predictions"),
     (r"nsp", "cls.seq_relationship", "cls/seq_relationship"),
     (r"classifier", "classifier", ""),
@@ -153,7 +169,8 @@ def match(
     if broken := [place(path).name for path, array in copies.items() if array is None]:
         raise LoadError(
             f"{source}: {len(broken)} weights hold values that are NaN or infinite in float32: "
-            f"{', '.join(broken[:20])}. The training diverged, or the file is damaged")
+            f"{', '.join(broken[:20])}. The training diverged, or the file is damaged"
+        )
     return copies, fresh
 
 
@@ -196,15 +213,25 @@ def match_headers(
             foreign = [name for name in foreign if re.split("[./]", name)[0] not in heads]
         refused = [name for name in unexpected if name not in foreign]
     if found.missing or found.misshaped or refused:
-        raise LoadError(_complaint(
-            source, found, [f"{name} {available[name].shape}" for name in unexpected],
-            _remedy(found, unexpected, foreign, available, place, root)))
+        raise LoadError(
+            _complaint(
+                source,
+                found,
+                [f"{name} {available[name].shape}" for name in unexpected],
+                _remedy(found, unexpected, foreign, available, place, root),
+            )
+        )
     if foreign:
         log.info("%s: heads that are not used: %s", source, ", ".join(foreign[:20]))
-    if wrong := [f"{name} ({available[name].dtype})" for name in
-                 (place(path).name for path in found.loaded) if not _is_float(available[name])]:
-        raise LoadError(f"{source}: weights are floating-point numbers, but {len(wrong)} arrays "
-                        f"are not: {', '.join(wrong[:5])}; restore a quantised model first")
+    if wrong := [
+        f"{name} ({available[name].dtype})"
+        for name in (place(path).name for path in found.loaded)
+        if not _is_float(available[name])
+    ]:
+        raise LoadError(
+            f"{source}: weights are floating-point numbers, but {len(wrong)} arrays "
+            f"are not: {', '.join(wrong[:5])}; restore a quantised model first"
+        )
     return found.loaded, found.fresh
 
 
@@ -218,8 +245,9 @@ class _Compared(NamedTuple):
     heads: set[str]  # that the missing and misshaped are of; 'encoder' is one of them
 
 
-def _compare(wanted: Mapping[str, tuple[int, ...]], available: Mapping[str, Header],
-             place: Any, fresh_heads: bool) -> _Compared:
+def _compare(
+    wanted: Mapping[str, tuple[int, ...]], available: Mapping[str, Header], place: Any, fresh_heads: bool
+) -> _Compared:
     """Looks for every parameter of the model; arguments as of `match_headers`."""
     loaded, fresh, missing, misshaped, parts = found = _Compared([], [], [], [], set())
     for path, shape in wanted.items():
@@ -241,7 +269,8 @@ def _compare(wanted: Mapping[str, tuple[int, ...]], available: Mapping[str, Head
     heads = {part_of(path) for path in fresh}
     return found._replace(
         loaded=[path for path in loaded if part_of(path) not in heads],
-        fresh=[path for path in wanted if part_of(path) in heads])
+        fresh=[path for path in wanted if part_of(path) in heads],
+    )
 
 
 def _is_float(header: Header) -> bool:
@@ -263,47 +292,49 @@ def _names_of_other_heads(wanted: Iterable[str], place: Any) -> set[str]:
     """Foreign names of every parameter of the heads that the model lacks."""
     present = {part_of(path) for path in wanted}
     return {
-        place(f"{head}/{leaf}").name
-        for head, leaves in HEAD_PARTS.items()
-        if head not in present
-        for leaf in leaves
+        place(f"{head}/{leaf}").name for head, leaves in HEAD_PARTS.items() if head not in present for leaf in leaves
     }
 
 
 def heads_in(names: Iterable[str], place: Any) -> set[str]:
     """The heads of HEAD_PARTS of which a file has every array."""
     names = set(names)
-    return {head for head, leaves in HEAD_PARTS.items()
-            if all(place(f"{head}/{leaf}").name in names for leaf in leaves)}
+    return {
+        head for head, leaves in HEAD_PARTS.items() if all(place(f"{head}/{leaf}").name in names for leaf in leaves)
+    }
 
 
-def _remedy(found: _Compared, unexpected: list[str], foreign: list[str],
-            available: Mapping[str, Header], place: Any, root: str) -> str:
+def _remedy(
+    found: _Compared, unexpected: list[str], foreign: list[str], available: Mapping[str, Header], place: Any, root: str
+) -> str:
     """What can be done about a file that does not fit."""
     words = place("encoder/embeddings/word_embeddings").name
     inner = words.removeprefix(root)[1:]
-    if inside := [name for name in available
-                  if name.endswith(inner) and name != words and not name.startswith(root)]:
+    if inside := [name for name in available if name.endswith(inner) and name != words and not name.startswith(root)]:
         prefix = inside[0].removesuffix(inner).removesuffix(f"{root}.").removesuffix(f"{root}/")
-        return (f"The names differ by {prefix!r} in front: the file was saved from a program of "
-                "which the model is a part. Save that part alone, or write the arrays again "
-                f"without {prefix!r} in their names.")
+        return (
+            f"The names differ by {prefix!r} in front: the file was saved from a program of "
+            "which the model is a part. Save that part alone, or write the arrays again "
+            f"without {prefix!r} in their names."
+        )
     if found.heads and "encoder" not in found.heads:
         stored = ", ".join(sorted(heads_in(available, place))) or "none"
-        return (f"The encoder fits; the heads that the file has are: {stored}. To predict, take a "
-                "task that it has a head for, or fine-tune the model first (configs/glue.py, "
-                "squad.py, ner.py, classify.py ...). To train on, start the head afresh with "
-                "reinitialise_head=True (--config.reinitialise_head=True).")
+        return (
+            f"The encoder fits; the heads that the file has are: {stored}. To predict, take a "
+            "task that it has a head for, or fine-tune the model first (configs/glue.py, "
+            "squad.py, ner.py, classify.py ...). To train on, start the head afresh with "
+            "reinitialise_head=True (--config.reinitialise_head=True)."
+        )
     if foreign and len(foreign) == len(unexpected) and not found.heads:
-        return ("The encoder fits, but the file has parts beside it that belong to another program "
-                "and may be part of its answers. The encoder alone is read by task='features', by "
-                "fine-tuning, and with reinitialise_head=True (--config.reinitialise_head=True).")
-    return ("The encoder must fit in full: compare config.json with the file, or take the files "
-            "that belong together.")
+        return (
+            "The encoder fits, but the file has parts beside it that belong to another program "
+            "and may be part of its answers. The encoder alone is read by task='features', by "
+            "fine-tuning, and with reinitialise_head=True (--config.reinitialise_head=True)."
+        )
+    return "The encoder must fit in full: compare config.json with the file, or take the files that belong together."
 
 
-def _complaint(source: str, found: _Compared, unexpected: list[str], remedy: str,
-               limit: int = 100) -> str:
+def _complaint(source: str, found: _Compared, unexpected: list[str], remedy: str, limit: int = 100) -> str:
     lines = [f"{source} does not fit the model:"]
     for title, entries in (
         ("missing in the file", found.missing),

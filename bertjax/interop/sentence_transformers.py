@@ -17,14 +17,26 @@ from bertjax.interop.names import LoadError
 
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens")
 # Keys of 1_Pooling/config.json, old and new -> a pooling.
-_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max",
-          "pooling_mode_mean_tokens": "mean",
-          "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+}
 _HARMLESS_POOLING = ("word_embedding_dimension", "embedding_dimension", "include_prompt")
 # Of sentence_bert_config.json; the rest would change what the model gets to see.
-_HARMLESS_TRANSFORMER = ("model_args", "config_args", "tokenizer_args", "model_kwargs",
-                         "config_kwargs", "tokenizer_kwargs", "processor_kwargs",
-                         "transformer_task", "modality_config", "module_output_name")
+_HARMLESS_TRANSFORMER = (
+    "model_args",
+    "config_args",
+    "tokenizer_args",
+    "model_kwargs",
+    "config_kwargs",
+    "tokenizer_kwargs",
+    "processor_kwargs",
+    "transformer_task",
+    "modality_config",
+    "module_output_name",
+)
 
 
 class SentenceSettings(NamedTuple):
@@ -47,14 +59,22 @@ class SentenceSettings(NamedTuple):
     def write(self, directory: Path, hidden_size: int) -> None:
         """Writes the files that `read` reads, beside those of the encoder."""
         kinds = ["Transformer", "Pooling", "Normalize"][: 3 if self.normalise else 2]
-        modules = [{"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "",
-                    "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
+        modules = [
+            {
+                "idx": i,
+                "name": str(i),
+                "path": f"{i}_{kind}" if i else "",
+                "type": f"sentence_transformers.models.{kind}",
+            }
+            for i, kind in enumerate(kinds)
+        ]
         pooling = {"word_embedding_dimension": hidden_size} | {
-            key: mode in self.pooling for key, mode in _MODES.items()}
+            key: mode in self.pooling for key, mode in _MODES.items()
+        }
         for name, values in (
-            ("modules.json", modules), ("1_Pooling/config.json", pooling),
-            ("sentence_bert_config.json",
-             {"max_seq_length": self.max_length, "do_lower_case": self.lower_case}),
+            ("modules.json", modules),
+            ("1_Pooling/config.json", pooling),
+            ("sentence_bert_config.json", {"max_seq_length": self.max_length, "do_lower_case": self.lower_case}),
         ):
             (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_text(json.dumps(values, indent=2) + "\n")
@@ -82,11 +102,14 @@ def read(directory: Path) -> SentenceSettings | None:
             raise LoadError(
                 f"{directory / 'modules.json'}: module {number}, {kind or module}, is not "
                 "supported there; to use the encoder without it, copy the model's files without "
-                "modules.json")
+                "modules.json"
+            )
     prompts = directory / "config_sentence_transformers.json"
     if prompts.is_file() and (name := _json(prompts, dict).get("default_prompt_name")):
-        raise LoadError(f"{prompts}: default_prompt_name={name!r}: a text that stands before every "
-                        "input is not supported; set it to null and write it into your texts")
+        raise LoadError(
+            f"{prompts}: default_prompt_name={name!r}: a text that stands before every "
+            "input is not supported; set it to null and write it into your texts"
+        )
     return settings
 
 
@@ -101,8 +124,7 @@ def _transformer(directory: Path) -> dict[str, Any]:
         stored = _json(directory / "tokenizer_config.json", dict).get("model_max_length")
         length = stored if type(stored) is int and 3 <= stored < 10**6 else None
     if length is not None and (type(length) is not int or length < 3):
-        raise LoadError(f"{path}: max_seq_length={length!r:.40} must be a number of tokens, 3 or "
-                        "more, or null")
+        raise LoadError(f"{path}: max_seq_length={length!r:.40} must be a number of tokens, 3 or more, or null")
     return {"max_length": length, "lower_case": bool(values.get("do_lower_case"))}
 
 
@@ -117,8 +139,7 @@ def _pooling(path: Path) -> tuple[str, ...]:
         elif value and name not in (*_HARMLESS_POOLING, "pooling_mode"):
             chosen.append(name)
     if wrong := [mode for mode in chosen if mode not in POOLINGS]:
-        raise LoadError(f"{path}: pooling {', '.join(map(str, wrong))} is not supported, only "
-                        f"{', '.join(POOLINGS)}")
+        raise LoadError(f"{path}: pooling {', '.join(map(str, wrong))} is not supported, only {', '.join(POOLINGS)}")
     order = ("cls", "max", "mean", "mean_sqrt_len_tokens")  # in which they are joined
     return tuple(sorted(chosen, key=order.index)) or ("mean",)
 

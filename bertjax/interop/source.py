@@ -28,8 +28,11 @@ from bertjax.model.presets import BertConfig
 from bertjax.tokenization import Tokenizer, load_tokenizer
 
 # kind of source -> its weight files (of a run the manifests, which hold their checksums)
-_WEIGHTS = {"huggingface": ("*.safetensors", "*.bin"), "tf1": ("*.data-*",),
-            "bertjax": ("checkpoints/*/manifest.json",)}
+_WEIGHTS = {
+    "huggingface": ("*.safetensors", "*.bin"),
+    "tf1": ("*.data-*",),
+    "bertjax": ("checkpoints/*/manifest.json",),
+}
 # Weights in formats that are not read, and what turns them into one that is.
 _OTHER_WEIGHTS = {
     "flax_model.msgpack": "from_flax=True, with a transformers below 5",
@@ -76,7 +79,8 @@ class Source:
         if self.config.num_hidden_layers > len(headers):
             raise LoadError(
                 f"{self.directory}: the configuration says num_hidden_layers="
-                f"{self.config.num_hidden_layers}, the file holds {len(headers)} arrays in all")
+                f"{self.config.num_hidden_layers}, the file holds {len(headers)} arrays in all"
+            )
         return headers
 
     @property
@@ -91,8 +95,10 @@ class Source:
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises LoadError if the directory has none."""
         if self.tokenizer is None:
-            raise LoadError(f"{self.directory} holds no tokenizer: put the model's vocab.txt or "
-                            "tokenizer.json (with tokenizer_config.json) beside its weights")
+            raise LoadError(
+                f"{self.directory} holds no tokenizer: put the model's vocab.txt or "
+                "tokenizer.json (with tokenizer_config.json) beside its weights"
+            )
         return self.tokenizer
 
     def fingerprint(self) -> str:
@@ -119,15 +125,18 @@ def open_source(path: str | Path) -> Source:
       ValueError: its tokenizer files are damaged or contradict each other.
     """
     if "://" in str(path):
-        raise LoadError(f"{path} is not on a local disk; copy the model there first (for example "
-                        "gcloud storage cp -r) and name the copy")
+        raise LoadError(
+            f"{path} is not on a local disk; copy the model there first (for example "
+            "gcloud storage cp -r) and name the copy"
+        )
     path = Path(path).expanduser()
     source = _recognise(path)
     tokenizer = source.tokenizer or _tokenizer(source)
     if tokenizer is not None and tokenizer.vocab_size > source.config.vocab_size:
         raise LoadError(
             f"{source.directory}: the tokenizer has {tokenizer.vocab_size} entries, the model "
-            f"{source.config.vocab_size} rows: the vocabulary is not this checkpoint's")
+            f"{source.config.vocab_size} rows: the vocabulary is not this checkpoint's"
+        )
     return dataclasses.replace(source, tokenizer=tokenizer)
 
 
@@ -136,9 +145,16 @@ def _recognise(path: Path) -> Source:
     directory = path if sentence is None else sentence.directory
     if directory.is_dir() and huggingface.is_hugging_face(directory):
         config, settings = huggingface.read_config(directory)
-        return Source("huggingface", config, settings, hugging_face_place,
-                      lambda: huggingface.read_state_dict(directory),
-                      lambda: huggingface.read_headers(directory), directory, sentence=sentence)
+        return Source(
+            "huggingface",
+            config,
+            settings,
+            hugging_face_place,
+            lambda: huggingface.read_state_dict(directory),
+            lambda: huggingface.read_headers(directory),
+            directory,
+            sentence=sentence,
+        )
     if (path / "finetune.json").is_file():
         return _finetuned(path)
     if (path / "checkpoints").is_dir():
@@ -149,19 +165,29 @@ def _recognise(path: Path) -> Source:
     prefix = tf1.find_prefix(path)
     if prefix is not None:
         config, settings = tf1.read_config(prefix)
-        return Source("tf1", config, settings, google_place, lambda: tf1.read_variables(prefix),
-                      lambda: tf1.read_headers(prefix), prefix.parent)
+        return Source(
+            "tf1",
+            config,
+            settings,
+            google_place,
+            lambda: tf1.read_variables(prefix),
+            lambda: tf1.read_headers(prefix),
+            prefix.parent,
+        )
     if path.is_file():
         raise LoadError(f"{path} is a file; give the directory that it is in")
     if not path.exists():
-        raise LoadError(f"{path} does not exist. Nothing is downloaded here: a model of the hub "
-                        "comes with `hf download NAME --local-dir=DIR`")
+        raise LoadError(
+            f"{path} does not exist. Nothing is downloaded here: a model of the hub "
+            "comes with `hf download NAME --local-dir=DIR`"
+        )
     for name, how in _OTHER_WEIGHTS.items():
         if (directory / name).is_file():
             raise LoadError(
                 f"{directory} has its weights in {name} alone, which is not read. Convert them in "
                 f"torch: BertForPreTraining.from_pretrained(DIR, {how}).save_pretrained(OUT) "
-                "(or the class that config.json names), and copy the tokenizer files to OUT")
+                "(or the class that config.json names), and copy the tokenizer files to OUT"
+            )
     raise LoadError(
         f"{path} holds no model: expected config.json with {' or '.join(huggingface.WEIGHT_FILES)}"
         ", bert_config.json with bert_model.ckpt.index, or a bertjax workdir with checkpoints/"
@@ -171,8 +197,7 @@ def _recognise(path: Path) -> Source:
 def _finetuned(workdir: Path) -> Source:
     model = workdir / "model"
     if not huggingface.is_hugging_face(model):
-        raise LoadError(f"{workdir} is a fine-tuning run that has not finished: its best model "
-                        f"will be in {model}")
+        raise LoadError(f"{workdir} is a fine-tuning run that has not finished: its best model will be in {model}")
     return _recognise(model)
 
 
@@ -208,15 +233,16 @@ def _run(workdir: Path, step: int | None = None) -> Source:
         shapes = flatten(heads.parameter_shapes(heads.BertForPreTraining(config)))
         return {name: Header(leaf.shape, np.dtype(leaf.dtype)) for name, leaf in shapes.items()}
 
-    return Source("bertjax", config, run, lambda name: Place(name, False), read, read_headers,
-                  workdir, tokenizer)
+    return Source("bertjax", config, run, lambda name: Place(name, False), read, read_headers, workdir, tokenizer)
 
 
 def _tokenizer(source: Source) -> Tokenizer | None:
     """The tokenizer beside the weights, or None without vocabulary files."""
-    stamp = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size)
-                  for path in sorted(source.directory.iterdir())
-                  if path.suffix in (".txt", ".json", ".model"))
+    stamp = tuple(
+        (path.name, path.stat().st_mtime_ns, path.stat().st_size)
+        for path in sorted(source.directory.iterdir())
+        if path.suffix in (".txt", ".json", ".model")
+    )
     tokenizer = _read_tokenizer(source.directory, stamp)
     if tokenizer is None:
         return None
@@ -224,7 +250,8 @@ def _tokenizer(source: Source) -> Tokenizer | None:
     if asked not in (None, *_TOKENIZERS):
         raise LoadError(
             f"{source.directory}/config.json: tokenizer_class={asked!r} is not supported, only "
-            f"{', '.join(_TOKENIZERS)}: its ids would not be those of this model")
+            f"{', '.join(_TOKENIZERS)}: its ids would not be those of this model"
+        )
     return tokenizer
 
 
@@ -245,18 +272,22 @@ def _labels(settings: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
             raise LoadError(f"{directory}: label2id gives two labels the same number: {numbers}")
     names = {int(number): name for number, name in by_number.items()}
     if sorted(map(int, by_number)) != list(range(len(by_number))):
-        raise LoadError(f"{directory}: the labels are numbered {sorted(map(int, by_number))}, not "
-                        f"from 0 to {len(by_number) - 1}: give every class of the head a name")
+        raise LoadError(
+            f"{directory}: the labels are numbered {sorted(map(int, by_number))}, not "
+            f"from 0 to {len(by_number) - 1}: give every class of the head a name"
+        )
     ordered = tuple(str(names[i]) for i in range(len(names)))
     if ordered == tuple(f"LABEL_{i}" for i in range(len(ordered))):
         return ()  # what transformers writes for no names
     if twice := sorted({name for name in ordered if ordered.count(name) > 1}):
-        raise LoadError(f"{directory}: id2label names several classes {', '.join(twice)}; give "
-                        "each class a name of its own in config.json")
-    other = [name for name, number in numbers.items()
-             if name in ordered and str(number) != str(ordered.index(name))]
+        raise LoadError(
+            f"{directory}: id2label names several classes {', '.join(twice)}; give "
+            "each class a name of its own in config.json"
+        )
+    other = [name for name, number in numbers.items() if name in ordered and str(number) != str(ordered.index(name))]
     if other:
         raise LoadError(
             f"{directory}: label2id contradicts id2label about {', '.join(map(str, other))}; "
-            "correct the wrong one in config.json (transformers goes by id2label)")
+            "correct the wrong one in config.json (transformers goes by id2label)"
+        )
     return ordered

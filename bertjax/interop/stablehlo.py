@@ -45,10 +45,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def export_model(
-    loaded: LoadedModel,
-    target: str | Path,
-    platforms: Sequence[str] = PLATFORMS,
-    overwrite: bool = False,
+    loaded: LoadedModel, target: str | Path, platforms: Sequence[str] = PLATFORMS, overwrite: bool = False
 ) -> float:
     """Writes the directory and compares what it computes with the live model.
 
@@ -65,8 +62,7 @@ def export_model(
     model = loaded.model.clone(execution=Execution(attention="reference"), parent=None)
     weights = {path: np.asarray(x, np.float32) for path, x in flatten(loaded.params).items()}
 
-    def function(weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array,
-                 types: jax.Array) -> Any:
+    def function(weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array, types: jax.Array) -> Any:
         return model.apply({"params": unflatten(weights)}, ids, mask, types)
 
     batch, length = export.symbolic_shape(
@@ -75,20 +71,24 @@ def export_model(
     rows = jax.ShapeDtypeStruct((batch, length), jnp.int32)
     shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in weights.items()}
     with jax.default_matmul_precision("highest"):
-        exported = export.export(jax.jit(function), platforms=list(platforms))(
-            shapes, rows, rows, rows
-        )
+        exported = export.export(jax.jit(function), platforms=list(platforms))(shapes, rows, rows, rows)
     with whole_directory(target, overwrite) as directory:
         (directory / "model.stablehlo").write_bytes(exported.serialize())
         safetensors.numpy.save_file(weights, directory / "model.safetensors")
-        (directory / "export.json").write_text(json.dumps({
-            "model": type(model).__name__,
-            "inputs": ["weights", "input_ids", "attention_mask", "token_type_ids"],
-            "max_length": model.config.max_position_embeddings,
-            "platforms": list(platforms),
-            "jax": jax.__version__,
-            "config": dataclasses.asdict(model.config),
-        }, indent=2) + "\n")
+        (directory / "export.json").write_text(
+            json.dumps(
+                {
+                    "model": type(model).__name__,
+                    "inputs": ["weights", "input_ids", "attention_mask", "token_type_ids"],
+                    "max_length": model.config.max_position_embeddings,
+                    "platforms": list(platforms),
+                    "jax": jax.__version__,
+                    "config": dataclasses.asdict(model.config),
+                },
+                indent=2,
+            )
+            + "\n"
+        )
         if loaded.tokenizer is not None:
             loaded.tokenizer.save(directory, loaded.config.max_position_embeddings)
         difference = compare(dataclasses.replace(loaded, model=model), directory)
@@ -115,8 +115,7 @@ def load_exported(directory: str | Path) -> tuple[Exported, dict[str, np.ndarray
     directory = Path(directory)
     function = export.deserialize((directory / "model.stablehlo").read_bytes())
     config = read_json(directory / "export.json")["config"]
-    return (Exported(function, config["max_position_embeddings"]),
-            read_safetensors(directory / "model.safetensors"))
+    return (Exported(function, config["max_position_embeddings"]), read_safetensors(directory / "model.safetensors"))
 
 
 def compare(loaded: LoadedModel, directory: str | Path) -> float:

@@ -30,13 +30,25 @@ _TABLE_MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
 _BLOCK_TRAILER_BYTES = 5  # compression type, masked crc32c
 # tensorflow/core/framework/types.proto
-_TYPES = {1: np.float32, 2: np.float64, 3: np.int32, 4: np.uint8, 5: np.int16, 6: np.int8,
-          9: np.int64, 10: np.bool_, 14: ml_dtypes.bfloat16, 19: np.float16}
+_TYPES = {
+    1: np.float32,
+    2: np.float64,
+    3: np.int32,
+    4: np.uint8,
+    5: np.int16,
+    6: np.int8,
+    9: np.int64,
+    10: np.bool_,
+    14: ml_dtypes.bfloat16,
+    19: np.float16,
+}
 
 # What training left beside the weights (optimization.py of the original, and LAMB variants).
-_NOT_WEIGHTS = re.compile(r"(.*/)?(adam_[mv]|lamb_[mv]|[mv]|Adam(_1)?|"
-                          r"AdamWeightDecayOptimizer|global_step)(_\d+)?$|"
-                          r"^(global_step|beta[12]_power|loss_scale.*|good_steps)$")
+_NOT_WEIGHTS = re.compile(
+    r"(.*/)?(adam_[mv]|lamb_[mv]|[mv]|Adam(_1)?|"
+    r"AdamWeightDecayOptimizer|global_step)(_\d+)?$|"
+    r"^(global_step|beta[12]_power|loss_scale.*|good_steps)$"
+)
 
 
 class Entry(NamedTuple):
@@ -98,8 +110,10 @@ def _slice(message: bytes, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """TensorSliceProto: repeated Extent extent = 1 {start = 1, length = 2; all without length}."""
     extents = [dict(_fields(extent)) for number, extent in _fields(message) if number == 1]
     starts = [extent.get(1, 0) for extent in extents]
-    return tuple(slice(start, start + extent.get(2, size - start))
-                 for start, extent, size in zip(starts, extents, shape, strict=True))
+    return tuple(
+        slice(start, start + extent.get(2, size - start))
+        for start, extent, size in zip(starts, extents, shape, strict=True)
+    )
 
 
 def _entry(name: str, message: bytes) -> Entry:
@@ -110,9 +124,15 @@ def _entry(name: str, message: bytes) -> Entry:
         raise LoadError(f"variable {name} has TensorFlow type {number}, which is not supported")
     shape = _shape(values.get(2, b""))
     slices = [_slice(part, shape) for number, part in _fields(message) if number == 7]
-    return Entry(np.dtype(_TYPES[number]), shape, values.get(3, 0), values.get(4, 0),
-                 values.get(5, 0), values.get(6),
-                 tuple(sorted(slices, key=lambda one: [extent.start for extent in one])))
+    return Entry(
+        np.dtype(_TYPES[number]),
+        shape,
+        values.get(3, 0),
+        values.get(4, 0),
+        values.get(5, 0),
+        values.get(6),
+        tuple(sorted(slices, key=lambda one: [extent.start for extent in one])),
+    )
 
 
 def _sliced_name(key: bytes) -> str:
@@ -124,8 +144,7 @@ def _sliced_name(key: bytes) -> str:
 def _with_parts(name: str, entry: Entry, parts: list[Entry]) -> Entry:
     shapes = [tuple(extent.stop - extent.start for extent in one) for one in entry.slices]
     if shapes != [part.shape for part in parts]:
-        raise LoadError(f"variable {name} should be in slices {shapes}, there are "
-                        f"{[part.shape for part in parts]}")
+        raise LoadError(f"variable {name} should be in slices {shapes}, there are {[part.shape for part in parts]}")
     if sum(map(math.prod, shapes)) != math.prod(entry.shape):
         raise LoadError(f"the slices of variable {name} are not the whole of it")
     return entry._replace(parts=tuple(parts))
@@ -240,8 +259,7 @@ def read_index(path: str | Path) -> tuple[dict[str, Entry], int]:
         for name, entry in entries.items():
             if entry.slices:
                 entries[name] = _with_parts(name, entry, parts.get(name, []))
-    except (LoadError, IndexError, struct.error, ValueError, TypeError, AttributeError,
-            OverflowError) as error:
+    except (LoadError, IndexError, struct.error, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise LoadError(f"{path} is not a readable checkpoint index: {error}") from error
     return entries, shards
 
@@ -336,8 +354,10 @@ def _weights(prefix: Path) -> tuple[dict[str, list[Entry]], int]:
 def read_headers(prefix: str | Path) -> dict[str, Header]:
     """Variable name -> type and shape of what `read_variables` gives. Raises LoadError as it."""
     weights, _ = _weights(Path(prefix))
-    return {name: Header((sum(entry.shape[0] for entry in entries), *entries[0].shape[1:]),
-                         entries[0].dtype) for name, entries in weights.items()}
+    return {
+        name: Header((sum(entry.shape[0] for entry in entries), *entries[0].shape[1:]), entries[0].dtype)
+        for name, entries in weights.items()
+    }
 
 
 def read_variables(prefix: str | Path) -> dict[str, np.ndarray]:
@@ -377,8 +397,7 @@ def read_variables(prefix: str | Path) -> dict[str, np.ndarray]:
             arrays = [stored(name, entry) for entry in entries]
             variables[name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         except (ValueError, TypeError, OverflowError) as error:
-            raise LoadError(f"{prefix}: {name}: {error}" if name not in str(error) else
-                            str(error)) from error
+            raise LoadError(f"{prefix}: {name}: {error}" if name not in str(error) else str(error)) from error
     return variables
 
 

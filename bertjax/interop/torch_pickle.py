@@ -68,22 +68,22 @@ class _Tensor:
         self.shape, self.strides = tuple(shape), tuple(strides)
         if not all(type(n) is int and n >= 0 for n in (offset, *self.shape, *self.strides)):
             raise LoadError("a tensor with a negative offset or stride")
-        last = offset + sum(
-            (n - 1) * s for n, s in zip(self.shape, self.strides, strict=True) if n
-        )
+        last = offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True) if n)
         if 0 not in self.shape and last >= storage.size:
             raise LoadError(f"a tensor of shape {self.shape} reaches beyond its storage")
         if math.prod(self.shape) > storage.size:
-            raise LoadError(f"a tensor of shape {self.shape} repeats the {storage.size} elements "
-                            "of its storage; save it with .contiguous()")
+            raise LoadError(
+                f"a tensor of shape {self.shape} repeats the {storage.size} elements "
+                "of its storage; save it with .contiguous()"
+            )
 
     def resolve(self) -> np.ndarray:
         if self.storage.data is None:
             raise LoadError(f"a tensor of shape {self.shape} has no storage in the file")
         item = self.storage.dtype.itemsize
         return np.lib.stride_tricks.as_strided(
-            self.storage.data[self.offset :], self.shape, tuple(s * item for s in self.strides),
-            writeable=False)
+            self.storage.data[self.offset :], self.shape, tuple(s * item for s in self.strides), writeable=False
+        )
 
 
 def _check_sizes(stream: BinaryIO) -> None:
@@ -147,10 +147,11 @@ def _state_dict(value: Any, source: str) -> dict[str, _Tensor]:
         raise LoadError(f"{source} holds a {type(value).__name__}, not a dictionary of tensors")
     for name, tensor in value.items():
         if not isinstance(tensor, _Tensor):
-            remedy = (". It is the state of a training program; save the weights alone, in torch: "
-                      f"torch.save(torch.load(FILE)[{name!r}], 'pytorch_model.bin')")
-            raise LoadError(f"{source}: entry {name!r} is not a tensor"
-                            + (remedy if isinstance(tensor, dict) else ""))
+            remedy = (
+                ". It is the state of a training program; save the weights alone, in torch: "
+                f"torch.save(torch.load(FILE)[{name!r}], 'pytorch_model.bin')"
+            )
+            raise LoadError(f"{source}: entry {name!r} is not a tensor" + (remedy if isinstance(tensor, dict) else ""))
     return {str(name): tensor for name, tensor in value.items()}
 
 
@@ -165,8 +166,7 @@ def read_torch_pickle(path: str | Path) -> dict[str, np.ndarray]:
 
 def torch_headers(path: str | Path) -> dict[str, Header]:
     """State dict name -> type and shape; the numbers are not read. Raises LoadError as above."""
-    return {name: Header(tensor.shape, tensor.storage.dtype)
-            for name, tensor in _tensors(path, fill=False).items()}
+    return {name: Header(tensor.shape, tensor.storage.dtype) for name, tensor in _tensors(path, fill=False).items()}
 
 
 def _tensors(path: str | Path, fill: bool) -> dict[str, _Tensor]:
@@ -187,8 +187,10 @@ def _tensors(path: str | Path, fill: bool) -> dict[str, _Tensor]:
 def _read_zip(path: Path, source: str, fill: bool) -> dict[str, _Tensor]:
     with zipfile.ZipFile(path) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
-            raise LoadError(f"{source}: its entries are larger than the file. torch.save does not "
-                            "compress; unpack it, and pack it again with `zip -0`")
+            raise LoadError(
+                f"{source}: its entries are larger than the file. torch.save does not "
+                "compress; unpack it, and pack it again with `zip -0`"
+            )
         entries = archive.namelist()
         pickles = [name for name in entries if name.split("/")[-1] == "data.pkl"]
         if len(pickles) != 1:

@@ -62,9 +62,7 @@ def reference_attention(
     if dropout_key is not None and dropout_rate > 0.0:
         batch, length, heads, _ = query.shape
         # The bits that the fused kernels redraw tile by tile: same key, same mask.
-        keep = dropout_bits.keep_mask(
-            dropout_bits.stream_seeds(dropout_key, batch, heads), length, dropout_rate
-        )
+        keep = dropout_bits.keep_mask(dropout_bits.stream_seeds(dropout_key, batch, heads), length, dropout_rate)
         inverse = 1.0 / dropout_bits.keep_probability(dropout_rate)
         probabilities = jnp.where(keep, probabilities * inverse, 0.0)
     return jnp.einsum("BATS,BSAD->BTAD", probabilities.astype(dtype), value)
@@ -135,17 +133,13 @@ def joined_attention(
         return run(product, bias, attention_mask, dropout_rate, dropout_key, several_pairs)
     biased = add_bias(product, bias.reshape(-1))
     query, key, value = (x.reshape(shape) for x in jnp.split(biased, 3, axis=-1))
-    return attention(query, key, value, attention_mask, dropout_rate, dropout_key, name,
-                     several_pairs)
+    return attention(query, key, value, attention_mask, dropout_rate, dropout_key, name, several_pairs)
 
 
-def _resolved(implementation: str, shape: tuple[int, ...], dtype: jnp.dtype, dropout_rate: float,
-              platform: str) -> str:
+def _resolved(implementation: str, shape: tuple[int, ...], dtype: jnp.dtype, dropout_rate: float, platform: str) -> str:
     """The implementation's name, 'auto' being the kernels' own choice where they exist."""
     if implementation not in ("auto", *IMPLEMENTATIONS):
-        raise ValueError(
-            f"attention={implementation!r} is not one of auto, {', '.join(IMPLEMENTATIONS)}"
-        )
+        raise ValueError(f"attention={implementation!r} is not one of auto, {', '.join(IMPLEMENTATIONS)}")
     if implementation != "auto":
         return implementation
     platform = jax.default_backend() if platform == "auto" else platform

@@ -43,9 +43,7 @@ def random_words(key: jax.Array, shape: tuple[int, ...], generator: str = "auto"
     return _threefry_words(key, shape)
 
 
-def dropout(
-    x: jax.Array, rate: float, key: jax.Array | None, generator: str = "auto"
-) -> jax.Array:
+def dropout(x: jax.Array, rate: float, key: jax.Array | None, generator: str = "auto") -> jax.Array:
     """Zeroes elements of `x` [...] with probability `rate`; identity when `key` is None.
 
     The scale is the inverse of the true keep probability, applied in float32 and then rounded to

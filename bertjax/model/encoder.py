@@ -120,15 +120,9 @@ class EmbeddingParams(nn.Module):
         init = truncated_normal(c.initializer_range)
         h = c.hidden_size
         return {
-            "word_embeddings": self.param(
-                "word_embeddings", _zero_above(c.words, init), (c.vocab_size, h)
-            ),
-            "position_embeddings": self.param(
-                "position_embeddings", init, (c.max_position_embeddings, h)
-            ),
-            "token_type_embeddings": self.param(
-                "token_type_embeddings", init, (c.type_vocab_size, h)
-            ),
+            "word_embeddings": self.param("word_embeddings", _zero_above(c.words, init), (c.vocab_size, h)),
+            "position_embeddings": self.param("position_embeddings", init, (c.max_position_embeddings, h)),
+            "token_type_embeddings": self.param("token_type_embeddings", init, (c.type_vocab_size, h)),
             "LayerNorm": LayerNormParams(h, name="LayerNorm")(),
         }
 
@@ -206,8 +200,11 @@ def layer_norm(params: Params, x: jax.Array, epsilon: float) -> jax.Array:
 
 def table_sizes(config: BertConfig) -> dict[str, int]:
     """The rows of the three tables, by the name of their ids."""
-    return {"input_ids": config.vocab_size, "token_type_ids": config.type_vocab_size,
-            "position_ids": config.max_position_embeddings}
+    return {
+        "input_ids": config.vocab_size,
+        "token_type_ids": config.type_vocab_size,
+        "position_ids": config.max_position_embeddings,
+    }
 
 
 def embed(
@@ -278,9 +275,7 @@ def self_attention(
     return checkpoint_name(context.reshape(batch, length, hidden), "attention_context")
 
 
-def dense_activation(
-    params: Params, config: BertConfig, execution: Execution, x: jax.Array
-) -> jax.Array:
+def dense_activation(params: Params, config: BertConfig, execution: Execution, x: jax.Array) -> jax.Array:
     """The activation of `dense`, [B, T, H] -> [B, T, F]."""
     act = activation(config.hidden_act)
     if execution.pointwise == "fused" and act is gelu_tanh and config.intermediate_size % 128 == 0:
@@ -336,12 +331,8 @@ def layer(
     add_norm = functools.partial(dense_add_norm, config=config, execution=execution)
 
     residual, x = jax.tree.map(keep_rows, pair)
-    context = self_attention(
-        attend, config, execution, x, attention_mask, attention_key, several_pairs
-    )
-    pair = add_norm(
-        attend["output"], attend["LayerNorm"], x=context, residual=residual, key=output_key
-    )
+    context = self_attention(attend, config, execution, x, attention_mask, attention_key, several_pairs)
+    pair = add_norm(attend["output"], attend["LayerNorm"], x=context, residual=residual, key=output_key)
     residual, x = (checkpoint_name(y, "attention_normalised") for y in pair)
     inner = dense_activation(params["intermediate"], config, execution, x)
     return add_norm(params["output"], params["LayerNorm"], x=inner, residual=residual, key=ffn_key)
@@ -356,12 +347,8 @@ def rematerialised(function: Callable, remat: str) -> Callable:
     names = policies.save_only_these_names("attention_context", "attention_residuals")
     policy = {
         "full": policies.nothing_saveable,
-        "dots": policies.save_from_both_policies(
-            policies.dots_with_no_batch_dims_saveable, names
-        ),
-        "minimal": policies.save_only_these_names(
-            "attention_context", "attention_residuals", "attention_normalised"
-        ),
+        "dots": policies.save_from_both_policies(policies.dots_with_no_batch_dims_saveable, names),
+        "minimal": policies.save_only_these_names("attention_context", "attention_residuals", "attention_normalised"),
     }[remat]
     return jax.checkpoint(function, policy=policy, prevent_cse=True)
 
@@ -377,8 +364,10 @@ class BertEncoder(nn.Module):
 
     def _parameters(self) -> list[Params]:
         """Those of the embeddings and of each layer, declared or as they were given."""
-        modules = {"embeddings": EmbeddingParams, **{
-            f"layer_{i}": LayerParams for i in range(self.config.num_hidden_layers)}}
+        modules = {
+            "embeddings": EmbeddingParams,
+            **{f"layer_{i}": LayerParams for i in range(self.config.num_hidden_layers)},
+        }
         if self.is_initializing():
             return [module(self.config, name=name)() for name, module in modules.items()]
         # A module would evaluate all initialisers again, for the shapes: a quarter of a second.
@@ -412,11 +401,12 @@ class BertEncoder(nn.Module):
         config = self.config
         if input_ids.shape[1] > config.max_position_embeddings:
             raise ValueError(
-                f"rows of {input_ids.shape[1]} tokens exceed max_position_embeddings="
-                f"{config.max_position_embeddings}"
+                f"rows of {input_ids.shape[1]} tokens exceed max_position_embeddings={config.max_position_embeddings}"
             )
-        check_ids(table_sizes(config), {"input_ids": input_ids, "token_type_ids": token_type_ids,
-                                        "position_ids": position_ids})
+        check_ids(
+            table_sizes(config),
+            {"input_ids": input_ids, "token_type_ids": token_type_ids, "position_ids": position_ids},
+        )
         count = config.num_hidden_layers
         embeddings, *layers = self._parameters()
         # Initialisation needs the shapes only, and kernels may refuse its toy inputs.
@@ -424,21 +414,11 @@ class BertEncoder(nn.Module):
 
         keys = None if dropout_key is None else site_keys(dropout_key, head_site(config))
         x = embed(
-            embeddings,
-            config,
-            execution,
-            input_ids,
-            token_type_ids,
-            position_ids,
-            None if keys is None else keys[0],
+            embeddings, config, execution, input_ids, token_type_ids, position_ids, None if keys is None else keys[0]
         )
-        layer_keys = None if keys is None else keys[1:].reshape(
-            count, SITES_PER_LAYER, *keys.shape[1:]
-        )
+        layer_keys = None if keys is None else keys[1:].reshape(count, SITES_PER_LAYER, *keys.shape[1:])
         run = rematerialised(
-            functools.partial(
-                layer, config=config, execution=execution, several_pairs=position_ids is not None
-            ),
+            functools.partial(layer, config=config, execution=execution, several_pairs=position_ids is not None),
             execution.remat,
         )
         if isinstance(x, jax.core.Tracer):

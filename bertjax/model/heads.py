@@ -60,9 +60,7 @@ def _padded(table: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _product_forward(table: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple]:
-    logits = jnp.einsum(
-        "...H,VH->...V", x, _padded(table, x), preferred_element_type=jnp.float32
-    )
+    logits = jnp.einsum("...H,VH->...V", x, _padded(table, x), preferred_element_type=jnp.float32)
     return logits[..., : table.shape[0]], (table, x)
 
 
@@ -72,8 +70,9 @@ def _product_backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array
     widths = [(0, 0)] * (cotangent.ndim - 1) + [(0, -rows % 64)]
     g = jnp.pad(cotangent.astype(x.dtype), widths)
     dx = jnp.einsum("...V,VH->...H", g, _padded(table, x))
-    dtable = jnp.einsum("NV,NH->VH", g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1]),
-                        preferred_element_type=jnp.float32)
+    dtable = jnp.einsum(
+        "NV,NH->VH", g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1]), preferred_element_type=jnp.float32
+    )
     return dtable[:rows].astype(table.dtype), dx
 
 
@@ -94,8 +93,7 @@ def pool(params: Params, hidden: jax.Array, cls_positions: jax.Array | None) -> 
     return jnp.tanh(dense(params, cls))
 
 
-def pool_row(params: Params, config: BertConfig, hidden: jax.Array, attention_mask: jax.Array
-             ) -> jax.Array:
+def pool_row(params: Params, config: BertConfig, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
     """[B, H] for rows of one text: `pool` at [CLS], or at the last token of a left-to-right model,
     whose [CLS] sees nothing (as in GPT; the paper's ablation does not say)."""
     if not config.is_decoder:
@@ -125,16 +123,13 @@ class MlmHeadParams(nn.Module):
         }
 
 
-def mlm_inputs(encoder: BertEncoder, hidden: jax.Array, positions: jax.Array | None
-               ) -> tuple[jax.Array, jax.Array]:
+def mlm_inputs(encoder: BertEncoder, hidden: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """(word embeddings [V, H], hidden at `positions` [B, P]: [B, P, H]); None means all T."""
     words = encoder.get_variable("params", "embeddings")["word_embeddings"]
     return words, hidden if positions is None else gather_positions(hidden, positions)
 
 
-def mlm_logits(
-    params: Params, config: BertConfig, word_embeddings: jax.Array, hidden: jax.Array
-) -> jax.Array:
+def mlm_logits(params: Params, config: BertConfig, word_embeddings: jax.Array, hidden: jax.Array) -> jax.Array:
     """hidden [B, P, H] -> float32 logits [B, P, V] (original: get_masked_lm_output)."""
     x = activation(config.hidden_act)(dense(params["transform"], hidden))
     x = layer_norm(params["LayerNorm"], x, config.layer_norm_eps)
@@ -156,8 +151,7 @@ class BertNetwork(nn.Module):
 
     def _dense(self, name: str, features_out: int) -> Params:
         c = self.config
-        return DenseParams(c.hidden_size, features_out, c.initializer_range, self.head_init,
-                           name=name)()
+        return DenseParams(c.hidden_size, features_out, c.initializer_range, self.head_init, name=name)()
 
     def _pooler(self) -> Params:
         return self._dense("pooler", self.config.hidden_size)
@@ -195,9 +189,7 @@ class BertModel(BertNetwork):
         Returns:
           (hidden [B, T, H] or all L+1 of them, pooled [B, H] or [B, K, H] with cls_positions).
         """
-        hidden = self._encoder()(
-            input_ids, attention_mask, token_type_ids, position_ids, dropout_key, all_hidden
-        )
+        hidden = self._encoder()(input_ids, attention_mask, token_type_ids, position_ids, dropout_key, all_hidden)
         last = hidden[-1] if all_hidden else hidden
         return hidden, pool(self._pooler(), last, cls_positions)
 
@@ -271,9 +263,7 @@ class BertForNextSentencePrediction(BertNetwork):
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Float32 logits [B, 2] of a pair a row; class 0 is "is next"."""
-        hidden = self._encoder()(
-            input_ids, attention_mask, token_type_ids, position_ids, dropout_key
-        )
+        hidden = self._encoder()(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
         return dense_float32(self._dense("nsp", 2), pool(self._pooler(), hidden, None))
 
 
@@ -301,21 +291,16 @@ class TaskNetwork(BertNetwork):
         dropout_key: jax.Array | None = None,
     ) -> Any:
         """Arguments as in BertEncoder; float32 logits as the docstring of the model says."""
-        hidden = self._encoder()(
-            input_ids, attention_mask, token_type_ids, position_ids, dropout_key
-        )
+        hidden = self._encoder()(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
         for number in range(self.bilstm):
-            hidden = BiLstm(self.config.hidden_size // 2, name=f"bilstm_{number}")(
-                hidden, attention_mask)
+            hidden = BiLstm(self.config.hidden_size // 2, name=f"bilstm_{number}")(hidden, attention_mask)
         return self._head(hidden, attention_mask, dropout_key)
 
-    def _head(self, hidden: jax.Array, attention_mask: jax.Array, dropout_key: jax.Array | None
-              ) -> Any:
+    def _head(self, hidden: jax.Array, attention_mask: jax.Array, dropout_key: jax.Array | None) -> Any:
         """The logits of a subclass's task. (Not an abc method: flax makes its own classes.)"""
         raise NotImplementedError
 
-    def _classify(self, labels: int, features: jax.Array, dropout_key: jax.Array | None
-                  ) -> jax.Array:
+    def _classify(self, labels: int, features: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
         """features [..., H] -> [..., labels], behind dropout."""
         classifier = self._dense("classifier", labels)
         return dense_float32(classifier, self._drop(features, dropout_key))
@@ -343,10 +328,11 @@ class BertForMultipleChoice(TaskNetwork):
     Inputs int [B, C, T] -> [B, C]; [N, T] -> [N].
     """
 
-    def __call__(self, input_ids, attention_mask, token_type_ids=None, position_ids=None,
-                 dropout_key=None):
-        rows = (None if x is None else x.reshape(-1, x.shape[-1])
-                for x in (input_ids, attention_mask, token_type_ids, position_ids))
+    def __call__(self, input_ids, attention_mask, token_type_ids=None, position_ids=None, dropout_key=None):
+        rows = (
+            None if x is None else x.reshape(-1, x.shape[-1])
+            for x in (input_ids, attention_mask, token_type_ids, position_ids)
+        )
         return super().__call__(*rows, dropout_key).reshape(input_ids.shape[:-1])
 
     def _head(self, hidden, attention_mask, dropout_key):

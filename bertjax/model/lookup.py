@@ -61,8 +61,12 @@ def _lookup_backward(mesh, residuals, cotangent):
         return jax.lax.psum(_sums_by_id(own, cotangent, rows // parts), batch)
 
     gradient = jax.shard_map(
-        own, mesh=mesh, in_specs=(PartitionSpec(batch), PartitionSpec(batch, None, split)),
-        out_specs=PartitionSpec(HEADS_AXIS if parts > 1 else None, split), check_vma=False)
+        own,
+        mesh=mesh,
+        in_specs=(PartitionSpec(batch), PartitionSpec(batch, None, split)),
+        out_specs=PartitionSpec(HEADS_AXIS if parts > 1 else None, split),
+        check_vma=False,
+    )
     return gradient(ids, cotangent), None
 
 
@@ -76,8 +80,11 @@ def _sums_by_id(ids: jax.Array, x: jax.Array, size: int) -> jax.Array:
     """
     ids, x = ids.reshape(-1), x.reshape(-1, x.shape[-1])
     return jax.lax.platform_dependent(
-        ids, x, cuda=functools.partial(sums_by_id, size=size),
-        default=lambda ids, x: jnp.zeros((size, x.shape[1]), x.dtype).at[ids].add(x, mode="drop"))
+        ids,
+        x,
+        cuda=functools.partial(sums_by_id, size=size),
+        default=lambda ids, x: jnp.zeros((size, x.shape[1]), x.dtype).at[ids].add(x, mode="drop"),
+    )
 
 
 def sums_by_id(ids: jax.Array, x: jax.Array, size: int) -> jax.Array:
@@ -105,16 +112,17 @@ def sums_by_id(ids: jax.Array, x: jax.Array, size: int) -> jax.Array:
         within = (begins & (place % BLOCK != 0)).reshape(-1, BLOCK)
         run = jnp.cumsum(within, axis=1, dtype=jnp.int32)  # of each row, among those of its block
         one_hot = run[:, None, :] == jnp.arange(BLOCK)[:, None]  # [block, run, row]
-        runs = jnp.einsum("nrb,nbh->nrh", one_hot.astype(jnp.float32), blocks,
-                          precision=jax.lax.Precision.HIGHEST)
+        runs = jnp.einsum("nrb,nbh->nrh", one_hot.astype(jnp.float32), blocks, precision=jax.lax.Precision.HIGHEST)
         last = len(blocks) == 1
         whole = begins if last else within.reshape(-1)  # runs that are rows of the result
         # Where the result finds its rows: every id begins once, all others fall outside.
-        found = jnp.full(size, -1, jnp.int32).at[jnp.where(whole, ids, size + 1 + place)].set(
-            place // BLOCK * BLOCK + run.reshape(-1), mode="drop", unique_indices=True)
+        found = (
+            jnp.full(size, -1, jnp.int32)
+            .at[jnp.where(whole, ids, size + 1 + place)]
+            .set(place // BLOCK * BLOCK + run.reshape(-1), mode="drop", unique_indices=True)
+        )
         runs = runs.reshape(-1, x.shape[1])
-        total += jnp.where(found[:, None] >= 0,
-                           jnp.take(runs, jnp.maximum(found, 0), axis=0, mode="clip"), 0.0)
+        total += jnp.where(found[:, None] >= 0, jnp.take(runs, jnp.maximum(found, 0), axis=0, mode="clip"), 0.0)
         if last:
             return total
         ids, x = ids[::BLOCK], runs[::BLOCK]
@@ -134,11 +142,7 @@ def _small_table_backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.A
     ids, table = residuals
     one_hot = jax.nn.one_hot(ids, table.shape[0], dtype=cotangent.dtype)
     gradient = jnp.einsum(
-        "BTN,BTH->NH",
-        one_hot,
-        cotangent,
-        precision=jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
+        "BTN,BTH->NH", one_hot, cotangent, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )
     return gradient.astype(table.dtype), None
 
@@ -172,5 +176,4 @@ def check_ids(sizes: dict[str, int], inputs: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be integers, not {ids.dtype}")
         if ids.size and not 0 <= ids.min() <= ids.max() < size:
             wrong = ids[(ids < 0) | (ids >= size)][0]
-            raise ValueError(f"{name} has {wrong}, which is not from 0 to {size - 1}: there are "
-                             f"{size} rows for them")
+            raise ValueError(f"{name} has {wrong}, which is not from 0 to {size - 1}: there are {size} rows for them")

@@ -60,17 +60,14 @@ class BertConfig:
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-                raise ValueError(f"BertConfig.{name} must be a positive integer below 2**31, got "
-                                 f"{value!r:.40}")
+                raise ValueError(f"BertConfig.{name} must be a positive integer below 2**31, got {value!r:.40}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"BertConfig.num_attention_heads={self.num_attention_heads} must divide "
                 f"hidden_size={self.hidden_size}; BERT uses hidden_size / 64 heads"
             )
         if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
-            raise ValueError(
-                f"BertConfig.hidden_act={self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}"
-            )
+            raise ValueError(f"BertConfig.hidden_act={self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             value = getattr(self, name)
             if name == "classifier_dropout" and value is None:
@@ -80,18 +77,14 @@ class BertConfig:
         for name in ("layer_norm_eps", "initializer_range"):
             value = getattr(self, name)
             if not _is_number(value) or not 0.0 < value < 1e6:
-                raise ValueError(f"BertConfig.{name} must be positive and below a million, got "
-                                 f"{value!r:.40}")
+                raise ValueError(f"BertConfig.{name} must be positive and below a million, got {value!r:.40}")
         if not isinstance(self.is_decoder, bool):
-            raise ValueError(f"BertConfig.is_decoder must be true or false, got "
-                             f"{self.is_decoder!r:.40}")
+            raise ValueError(f"BertConfig.is_decoder must be true or false, got {self.is_decoder!r:.40}")
         if self.words is not None and not 0 < self.words <= self.vocab_size:
-            raise ValueError(f"BertConfig.words={self.words} must be from 1 to vocab_size="
-                             f"{self.vocab_size}")
+            raise ValueError(f"BertConfig.words={self.words} must be from 1 to vocab_size={self.vocab_size}")
         if type(self.pad_token_id) is not int or not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
-                f"BertConfig.pad_token_id={self.pad_token_id} is outside the vocabulary of "
-                f"{self.vocab_size}"
+                f"BertConfig.pad_token_id={self.pad_token_id} is outside the vocabulary of {self.vocab_size}"
             )
 
     @property
@@ -114,17 +107,19 @@ class BertConfig:
             raise ValueError(f"config model_type={model_type!r} is not 'bert'")
         for name, supported in _ONE_VALUE.items():
             if values.get(name) not in (None, supported):
-                raise ValueError(f"config {name}={values[name]!r:.80} is not supported, only "
-                                 f"{supported!r}")
+                raise ValueError(f"config {name}={values[name]!r:.80} is not supported, only {supported!r}")
         fields = {field.name for field in dataclasses.fields(cls)} - {"words"}
-        unknown = [name for name, value in values.items()
-                   if value and name not in (*fields, *_ONE_VALUE, *HARMLESS, "model_type")
-                   and not name.startswith(_PRIVATE)]
+        unknown = [
+            name
+            for name, value in values.items()
+            if value and name not in (*fields, *_ONE_VALUE, *HARMLESS, "model_type") and not name.startswith(_PRIVATE)
+        ]
         if unknown:
             raise ValueError(
                 f"config {', '.join(f'{name}={values[name]!r:.40}' for name in unknown[:10])} is "
                 "not known here and may change what the network computes; remove it from the file "
-                "if it does not")
+                "if it does not"
+            )
         known = {k: _number(v) for k, v in values.items() if k in fields and v is not None}
         act = known.setdefault("hidden_act", "gelu")
         known["hidden_act"] = _SAME_ACTIVATION.get(act, act) if isinstance(act, str) else act
@@ -157,7 +152,8 @@ _ONE_VALUE: dict[str, Any] = {
 # logits, how transformers runs or generates, the original's description of a pooler that its code
 # does not read. Heads are described by id2label, label2id, num_labels and problem_type, the
 # tokenizer by tokenizer_class, all of which interop/source.py and inference.py obey.
-HARMLESS = frozenset("""
+HARMLESS = frozenset(
+    """
     architectures id2label label2id num_labels problem_type tokenizer_class finetuned
     finetuning_task task_specific_params name name_or_path model_name language license author
     transformers_version torch_dtype dtype torchscript use_bfloat16 use_cache gradient_checkpointing
@@ -174,7 +170,8 @@ HARMLESS = frozenset("""
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
     prefix tf_legacy_loss base_model_tp_plan base_model_pp_plan is_composition
     sentence_transformers
-""".split())
+""".split()
+)
 _PRIVATE = ("_", "sbert_ce_")
 _SAME_ACTIVATION = {"gelu_python": "gelu", "gelu_fast": "gelu_new", "gelu_accurate": "gelu_new"}
 
@@ -236,16 +233,12 @@ class Execution:
             ("pointwise", POINTWISE_MODES),
         ):
             if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"Execution.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}"
-                )
+                raise ValueError(f"Execution.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
         if self.pointwise == "fused" and self.dropout_words != "hash":
             raise ValueError("Execution.pointwise='fused' needs dropout_words='hash'")
 
     @classmethod
-    def for_backend(
-        cls, backend: str, tensor_parallel: bool = False, **overrides: Any
-    ) -> Execution:
+    def for_backend(cls, backend: str, tensor_parallel: bool = False, **overrides: Any) -> Execution:
         """The fastest known execution on `backend` ('cpu', 'gpu', 'tpu').
 
         Args:
@@ -258,8 +251,7 @@ class Execution:
         if backend == "cpu":
             return cls(**{"dropout_words": "hash"} | overrides)  # compiles in half the time
         if backend == "gpu" and overrides["dtype"] != "float32":
-            fast = {"qkv": "separate" if tensor_parallel else "fused", "dropout_words": "hash",
-                    "pointwise": "fused"}
+            fast = {"qkv": "separate" if tensor_parallel else "fused", "dropout_words": "hash", "pointwise": "fused"}
             return cls(**fast | overrides)
         if backend == "tpu":
             # jax.random's bits are drawn for the global batch on every chip: a hash is split.
@@ -307,11 +299,7 @@ def parameter_count(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEA
     rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
     count = rows * h + 2 * h
     count += config.num_hidden_layers * (4 * (h * h + h) + 2 * h * f + f + h + 4 * h)
-    sizes = {
-        "pooler": h * h + h,
-        "mlm": h * h + h + 2 * h + config.vocab_size,
-        "nsp": 2 * h + 2,
-    }
+    sizes = {"pooler": h * h + h, "mlm": h * h + h + 2 * h + config.vocab_size, "nsp": 2 * h + 2}
     for head in heads:
         if head not in sizes:
             raise ValueError(f"unknown head {head!r}; known: {', '.join(sizes)}")
@@ -319,9 +307,7 @@ def parameter_count(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEA
     return count
 
 
-def flops_per_row(
-    config: BertConfig, seq_length: int, predictions: int = 0, nsp: bool = True
-) -> float:
+def flops_per_row(config: BertConfig, seq_length: int, predictions: int = 0, nsp: bool = True) -> float:
     """Model FLOPs of forward and backward for one row (backward = 2 x forward).
 
     6 * (T*(L*(4HH + 2HF) + L*2TH) + P*(HH + HV) + HH + 2H), a multiply-add being two FLOPs. It

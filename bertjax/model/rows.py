@@ -82,8 +82,7 @@ def _gathered_forward(mesh, kernel):
 def _gathered_backward(mesh, _, gradient):
     split = "fsdp" if gradient.shape[0] % mesh.shape["fsdp"] == 0 else None
     for axes in ((), (split,)):
-        gradient = jax.lax.with_sharding_constraint(
-            gradient, NamedSharding(mesh, PartitionSpec(*axes)))
+        gradient = jax.lax.with_sharding_constraint(gradient, NamedSharding(mesh, PartitionSpec(*axes)))
     return (gradient,)
 
 
@@ -91,9 +90,7 @@ _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
 def by_columns(
-    look_up: Callable[[jax.Array, jax.Array, Mesh | None], jax.Array],
-    table: jax.Array,
-    ids: jax.Array,
+    look_up: Callable[[jax.Array, jax.Array, Mesh | None], jax.Array], table: jax.Array, ids: jax.Array
 ) -> jax.Array:
     """look_up(table [V, H], ids [B, T], mesh) -> [B, T, H], the table's columns split over fsdp.
 
@@ -133,28 +130,33 @@ def copies(table: jax.Array, rows: int, dtype: jax.typing.DTypeLike) -> jax.Arra
     return _copies(mesh, split, dtype, table)
 
 
-def with_copies(
-    function: Callable[[jax.Array, jax.Array], jax.Array], table: jax.Array, x: jax.Array
-) -> jax.Array:
+def with_copies(function: Callable[[jax.Array, jax.Array], jax.Array], table: jax.Array, x: jax.Array) -> jax.Array:
     """function(table [V, H], x [B, ...]) -> [B, ...]; if `table` is `copies`, each device calls it
     with its own copy and rows."""
     if table.ndim == 2:
         return function(table, x)
     mesh = _MESH.get()
     split = PartitionSpec(mesh.axis_names)
-    run = jax.shard_map(lambda own, x: function(own[0], x), mesh=mesh, in_specs=(split, split),
-                        out_specs=split, check_vma=False)
+    run = jax.shard_map(
+        lambda own, x: function(own[0], x), mesh=mesh, in_specs=(split, split), out_specs=split, check_vma=False
+    )
     return run(table, x)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _copies(mesh: Mesh, split: bool, dtype: jax.typing.DTypeLike, table: jax.Array) -> jax.Array:
     """split: whether each device of the fsdp axis holds some columns of the table only."""
+
     def whole(part: jax.Array) -> jax.Array:
         return (jax.lax.all_gather(part, "fsdp", axis=1, tiled=True) if split else part)[None]
 
-    return jax.shard_map(whole, mesh=mesh, in_specs=PartitionSpec(None, "fsdp" if split else None),
-                         out_specs=PartitionSpec(mesh.axis_names), check_vma=False)(table)
+    return jax.shard_map(
+        whole,
+        mesh=mesh,
+        in_specs=PartitionSpec(None, "fsdp" if split else None),
+        out_specs=PartitionSpec(mesh.axis_names),
+        check_vma=False,
+    )(table)
 
 
 def _copies_forward(mesh, split, dtype, table):
@@ -169,9 +171,15 @@ def _copies_backward(mesh, split, dtype, _, gradient):
         others = [axis for axis in BATCH_AXES[: 1 if split else 2] if mesh.shape[axis] > 1]
         return jax.lax.psum(part, others).astype(own.dtype)
 
-    return (jax.shard_map(add_up, mesh=mesh, in_specs=PartitionSpec(mesh.axis_names),
-                          out_specs=PartitionSpec(None, "fsdp" if split else None),
-                          check_vma=False)(gradient),)
+    return (
+        jax.shard_map(
+            add_up,
+            mesh=mesh,
+            in_specs=PartitionSpec(mesh.axis_names),
+            out_specs=PartitionSpec(None, "fsdp" if split else None),
+            check_vma=False,
+        )(gradient),
+    )
 
 
 _copies.defvjp(_copies_forward, _copies_backward)
@@ -199,6 +207,4 @@ def on_each_share(
     def run(*args):
         return tuple(function(*args))
 
-    return jax.shard_map(
-        run, mesh=mesh, in_specs=specs(takes), out_specs=specs(gives), check_vma=False
-    )
+    return jax.shard_map(run, mesh=mesh, in_specs=specs(takes), out_specs=specs(gives), check_vma=False)

@@ -38,8 +38,10 @@ class Best:
     def __init__(self, patience: int, checkpoints: Checkpoints | None = None):
         self.patience, self.misses = patience, 0
         # Beside the checkpoints, which do not stay all: every evaluation so far.
-        self._kept = None if checkpoints is None else (
-            checkpoints.directory.parent / f"{checkpoints.directory.name}.evaluations.json"
+        self._kept = (
+            None
+            if checkpoints is None
+            else (checkpoints.directory.parent / f"{checkpoints.directory.name}.evaluations.json")
         )
         self.params: Any = None
         self.scores: Scores | None = None
@@ -60,7 +62,8 @@ class Best:
             except (ValueError, TypeError) as error:
                 raise CheckpointError(
                     f"{self._kept} cannot be read ({error}), so early stopping would count anew: "
-                    "put a copy of it back, or delete it to go on like that") from None
+                    "put a copy of it back, or delete it to go on like that"
+                ) from None
             self.misses = sum(step > self.step for step, _ in self.history)
 
     def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:

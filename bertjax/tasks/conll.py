@@ -36,8 +36,10 @@ def read_tagged(path: pathlib.Path) -> list[Sentence]:
     if name.endswith(".jsonl"):
         return _read_json_sentences(path)
     if name.endswith((".json", ".ndjson", ".csv", ".parquet", ".xls", ".xlsx")):
-        raise ValueError(f"{path}: words with tags are a file in columns (.conll), or .jsonl with "
-                         '{"tokens": [...], "tags": [...]} a line; save it as one of these')
+        raise ValueError(
+            f"{path}: words with tags are a file in columns (.conll), or .jsonl with "
+            '{"tokens": [...], "tags": [...]} a line; save it as one of these'
+        )
     return read_conll(path)
 
 
@@ -47,20 +49,21 @@ def _read_json_sentences(path: pathlib.Path) -> list[Sentence]:
         where = f"{path}:{number}"
         found = [[key for key in keys if row.get(key) is not None] for keys in (_WORDS, _TAGS)]
         if len(found[0]) != 1 or len(found[1]) > 1:
-            raise ValueError(f"{where}: expected one key of {', '.join(_WORDS)} and at most one of "
-                             f"{', '.join(_TAGS)}; found {', '.join(row)}")
+            raise ValueError(
+                f"{where}: expected one key of {', '.join(_WORDS)} and at most one of "
+                f"{', '.join(_TAGS)}; found {', '.join(row)}"
+            )
         words, tags = row[found[0][0]], row[found[1][0]] if found[1] else None
         for values, what in ((words, "words"), (tags, "tags")):
-            if values is not None and not (isinstance(values, list) and all(
-                    isinstance(value, str) and value for value in values)):
+            if values is not None and not (
+                isinstance(values, list) and all(isinstance(value, str) and value for value in values)
+            ):
                 names = " (names of tags, not their numbers)" * (what == "tags")
-                raise ValueError(f"{where}: the {what} are {str(values):.80}, not a list of text"
-                                 + names)
+                raise ValueError(f"{where}: the {what} are {str(values):.80}, not a list of text" + names)
         if tags is not None and len(tags) != len(words):
             raise ValueError(f"{where}: {len(words)} words, but {len(tags)} tags")
         if words:
-            sentences.append(Sentence(tuple(words), None if tags is None else tuple(tags),
-                                      len(sentences), where))
+            sentences.append(Sentence(tuple(words), None if tags is None else tuple(tags), len(sentences), where))
     return _same_kind(sentences)
 
 
@@ -69,8 +72,7 @@ def _same_kind(sentences: list[Sentence]) -> list[Sentence]:
     for sentence in sentences:
         if (sentence.tags is None) != (sentences[0].tags is None):
             has = "without" if sentence.tags is None else "with"
-            raise ValueError(f"{sentence.where}: a sentence {has} tags, unlike that of "
-                             f"{sentences[0].where}")
+            raise ValueError(f"{sentence.where}: a sentence {has} tags, unlike that of {sentences[0].where}")
     return sentences
 
 
@@ -118,8 +120,7 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
         if width > 1:
             tags.append(cells[-1].strip())
             if not tags[-1]:
-                raise ValueError(
-                    f"{path}:{number}: the last column, the tag, is empty: {line!r:.200}")
+                raise ValueError(f"{path}:{number}: the last column, the tag, is empty: {line!r:.200}")
     finish()
     _check_first_column(path, sentences, columns)
     if not document:  # nothing says which sentences belong together
@@ -127,32 +128,37 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
     return sentences
 
 
-def _check_first_column(
-    path: pathlib.Path, sentences: Sequence[Sentence], columns: Sequence[set[str]]
-) -> None:
+def _check_first_column(path: pathlib.Path, sentences: Sequence[Sentence], columns: Sequence[set[str]]) -> None:
     """ValueError where the first column says which word it is, or of which document, and not what.
 
     Beside a column of words numbers are no words; alone with the tags, only if they count.
     """
     numbers = bool(columns) and all(map(_PLACE.fullmatch, columns[0]))
-    beside = [seen for seen in columns[1:-1]
-              if any(any(c.isalpha() for c in cell) for cell in seen)]
-    counts = max((len(s.words) for s in sentences), default=0) > 1 and all(
-        map(_is_count, sentences))
-    same = len(columns) > 2 and len(columns[0]) == 1 and len(sentences) > 1 and any(
-        len(seen) > 2 for seen in columns[1:-1])
+    beside = [seen for seen in columns[1:-1] if any(any(c.isalpha() for c in cell) for cell in seen)]
+    counts = max((len(s.words) for s in sentences), default=0) > 1 and all(map(_is_count, sentences))
+    same = (
+        len(columns) > 2
+        and len(columns[0]) == 1
+        and len(sentences) > 1
+        and any(len(seen) > 2 for seen in columns[1:-1])
+    )
     if counts or (numbers and beside) or same:
         holds = "is the same in every line" if same else "numbers the words of a sentence"
         raise ValueError(
             f"{path}: its first column {holds}, but must hold the words: leave it out, as "
-            "`cut -f2-` does (`cut -d' ' -f2-` where blanks separate them)")
+            "`cut -f2-` does (`cut -d' ' -f2-` where blanks separate them)"
+        )
 
 
 def _is_count(sentence: Sentence) -> bool:
     """Whether the words are numbers that go up by one."""
     first = sentence.words[0]
-    return first.isascii() and first.isdecimal() and len(first) < 10 and all(
-        word == str(place) for place, word in enumerate(sentence.words, int(first)))
+    return (
+        first.isascii()
+        and first.isdecimal()
+        and len(first) < 10
+        and all(word == str(place) for place, word in enumerate(sentence.words, int(first)))
+    )
 
 
 def check_tags(sentences: Sequence[Sentence]) -> None:
@@ -164,7 +170,8 @@ def check_tags(sentences: Sequence[Sentence]) -> None:
             except ValueError as error:
                 raise ValueError(
                     f"{sentence.where}: in the sentence from this line on, {error} (tags that are "
-                    "no entities: configs/tag.py:tokens)") from None
+                    "no entities: configs/tag.py:tokens)"
+                ) from None
 
 
 def detect_scheme(tags: Sequence[Sequence[str]]) -> str:

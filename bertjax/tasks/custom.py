@@ -56,8 +56,14 @@ class TableTask(TextTask):
         self.source, self.splits = pathlib.Path(source), dict(files)
         self.text, self.label, self.separator = tuple(text), label, separator
         self.headerless = headerless
-        self.options = {"files": self.splits, "head": head, "text": self.text, "label": label,
-                        "separator": separator, "headerless": headerless}
+        self.options = {
+            "files": self.splits,
+            "head": head,
+            "text": self.text,
+            "label": label,
+            "separator": separator,
+            "headerless": headerless,
+        }
         if head != "regression" and not self.labels:
             self.labels = self._labels_of_train()
 
@@ -83,13 +89,14 @@ class TableTask(TextTask):
         check_split(self, split)
         path = self.source / self.splits[split]
         table = read_table(
-            path, self.text, headerless=self.headerless,
+            path,
+            self.text,
+            headerless=self.headerless,
             remedy=". The task's options 'text' and 'label' name other columns, 'headerless' those "
-            "of a file without a header")
+            "of a file without a header",
+        )
         if split == "train" and self.label not in table.columns:
-            raise ValueError(
-                f"{path}: no column {self.label!r} to train on; found {', '.join(table.columns)}"
-            )
+            raise ValueError(f"{path}: no column {self.label!r} to train on; found {', '.join(table.columns)}")
         records = []
         for number, (line, row) in enumerate(table.rows):
             where = f"{path}:{line}"
@@ -105,7 +112,8 @@ class TableTask(TextTask):
         if unlabelled and len(unlabelled) < len(records):
             raise ValueError(
                 f"{unlabelled[0].where}: no label, although other rows have one (-1 is no label, "
-                "as in GLUE's test files; write a class of that name in another way)")
+                "as in GLUE's test files; write a class of that name in another way)"
+            )
         labelled = bool(records) and not unlabelled
         notes = self._remarks(records) if labelled else ()
         return Split(split, records, labelled, file_fingerprint(path), notes)
@@ -118,16 +126,20 @@ class TableTask(TextTask):
             return ()
         names = {record.label for record in records}
         if lists := [r for r in records if r.label[0] in "[({" and _LIST.fullmatch(r.label)]:
-            raise ValueError(f"{lists[0].where}: {self.label} {lists[0].label!r} is a list of "
-                             "labels: set the option head='multilabel'")
+            raise ValueError(
+                f"{lists[0].where}: {self.label} {lists[0].label!r} is a list of "
+                "labels: set the option head='multilabel'"
+            )
         if len(names) < 2 or not all(map(_NUMBER.fullmatch, names)):
             return ()
         whole = all(float(name).is_integer() for name in names)
         if whole and len(names) <= MANY_NUMBERS:
             return ()
         by_value = sorted(names, key=lambda name: (float(name), name))
-        return (f"the {len(names)} classes are all numbers ({by_value[0]} to {by_value[-1]}); to "
-                "predict a number, set the option head='regression'",)
+        return (
+            f"the {len(names)} classes are all numbers ({by_value[0]} to {by_value[-1]}); to "
+            "predict a number, set the option head='regression'",
+        )
 
     def _check_separator(self, records: Sequence[Record]) -> None:
         """ValueError where another character than '|' seems to part the labels."""
@@ -137,19 +149,21 @@ class TableTask(TextTask):
         for mark in ",;":
             seen = Counter(part.strip() for name in names for part in name.split(mark))
             for record in records:
-                if record.label and any(seen[part.strip()] > 1
-                                        for part in record.label[0].split(mark)[1:]):
+                if record.label and any(seen[part.strip()] > 1 for part in record.label[0].split(mark)[1:]):
                     raise ValueError(
                         f"{record.where}: {self.label} {record.label[0]!r} looks like several "
-                        f"labels: set the option separator={mark!r}, or '|' to read it as one")
+                        f"labels: set the option separator={mark!r}, or '|' to read it as one"
+                    )
 
     def _label(self, value: Any, where: str) -> str | float | tuple[str, ...] | None:
         if self.head == "multilabel":
             # Empty text is a row without any of the labels; only a missing column is unlabelled.
             return None if value is None else self._names(value, where)
         if isinstance(value, list | dict):
-            raise ValueError(f"{where}: {self.label} {str(value)!r:.60} is not one label: set the "
-                             "option head='multilabel' for lists of them")
+            raise ValueError(
+                f"{where}: {self.label} {str(value)!r:.60} is not one label: set the "
+                "option head='multilabel' for lists of them"
+            )
         if isinstance(value, str):
             value = value.strip()
         if value is None or value == "":
@@ -172,7 +186,8 @@ class TableTask(TextTask):
             if value is None:
                 raise ValueError(
                     f"{where}: {self.label} {text!r:.60} is no list of names: write each in quotes "
-                    "and commas between them, as in ['a', 'b']")
+                    "and commas between them, as in ['a', 'b']"
+                )
         if isinstance(value, list):
             if strange := [name for name in value if isinstance(name, list | dict | None)]:
                 raise ValueError(f"{where}: {self.label} holds {strange[0]!r:.60}, not a name")

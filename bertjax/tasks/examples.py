@@ -42,9 +42,7 @@ def label_shares(task: Any, features: Sequence[Features]) -> str:
     return ", ".join(shares) + (f" and {more} more" if more else "")
 
 
-def examples_of(
-    task: Any, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-) -> list[Example]:
+def examples_of(task: Any, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> list[Example]:
     """One example a record of a split with gold, in file order."""
     made = _MAKERS[task.head](task, split, features, outputs)
     for example in made:
@@ -92,19 +90,30 @@ def _of_labels(task: Any, split: Split, features: Any, outputs: Any) -> list[Exa
             predicted, gold = (", ".join(names) or "none" for names in (predicted, gold))
         else:
             right, sure = predicted == gold, float(shares.max())
-        made.append({
-            "texts": _texts(record), "gold": gold, "predicted": predicted, "right": right,
-            "score": sure, "predictions": _likeliest(task.labels, shares),
-        })
+        made.append(
+            {
+                "texts": _texts(record),
+                "gold": gold,
+                "predicted": predicted,
+                "right": right,
+                "score": sure,
+                "predictions": _likeliest(task.labels, shares),
+            }
+        )
     return made
 
 
 def _of_values(task: Any, split: Split, features: Any, outputs: Any) -> list[Example]:
     return [
-        {"texts": _texts(record), "gold": f"{record.label:.2f}", "predicted": f"{value:.2f}",
-         "right": None, "score": abs(float(value) - record.label)}
+        {
+            "texts": _texts(record),
+            "gold": f"{record.label:.2f}",
+            "predicted": f"{value:.2f}",
+            "right": None,
+            "score": abs(float(value) - record.label),
+        }
         for record, value in zip(split.records, task.predict(outputs), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _of_tags(task: Any, split: Split, features: Any, outputs: Any) -> list[Example]:
@@ -114,8 +123,16 @@ def _of_tags(task: Any, split: Split, features: Any, outputs: Any) -> list[Examp
         if all(gold == predicted == OUTSIDE for _, gold, predicted in words):
             continue  # nothing to see
         misses = sum(gold != predicted for _, gold, predicted in words)
-        made.append({"texts": [], "gold": "", "predicted": "", "right": not misses,
-                     "score": float(misses), "words": [list(word) for word in words]})
+        made.append(
+            {
+                "texts": [],
+                "gold": "",
+                "predicted": "",
+                "right": not misses,
+                "score": float(misses),
+                "words": [list(word) for word in words],
+            }
+        )
     return made
 
 
@@ -126,16 +143,18 @@ def _of_spans(task: Any, split: Split, features: Any, outputs: Any) -> list[Exam
     for question in split.records:
         predicted, rivals = decided[question.id], found.n_best[question.id]
         golds = list(dict.fromkeys(text for text, _ in question.answers)) or [""]
-        made.append({
-            "texts": [question.question, _around(question.context, golds[0] or predicted)],
-            "gold": " / ".join(_cut(text or "no answer", 80) for text in golds[:3]),
-            "predicted": _cut(predicted or "no answer", 80),
-            "right": any(squad_score.exact(gold, predicted) for gold in golds),
-            "score": max((rival["probability"] for rival in rivals
-                          if rival["text"] == predicted), default=0.0),
-            "predictions": [[_cut(rival["text"] or "no answer", 80), rival["probability"]]
-                            for rival in rivals[:RIVALS]],
-        })  # fmt: skip
+        made.append(
+            {
+                "texts": [question.question, _around(question.context, golds[0] or predicted)],
+                "gold": " / ".join(_cut(text or "no answer", 80) for text in golds[:3]),
+                "predicted": _cut(predicted or "no answer", 80),
+                "right": any(squad_score.exact(gold, predicted) for gold in golds),
+                "score": max((rival["probability"] for rival in rivals if rival["text"] == predicted), default=0.0),
+                "predictions": [
+                    [_cut(rival["text"] or "no answer", 80), rival["probability"]] for rival in rivals[:RIVALS]
+                ],
+            }
+        )
     return made
 
 
@@ -146,13 +165,16 @@ def _of_choices(task: Any, split: Split, features: Any, outputs: Any) -> list[Ex
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()
         best = int(shares.argmax())
-        made.append({
-            "texts": [f"{record.context} {record.start}".strip()],
-            "gold": _cut(record.endings[record.label], 160),
-            "predicted": _cut(record.endings[best], 160), "right": best == record.label,
-            "score": float(shares.max()),
-            "predictions": _likeliest([_cut(e, 160) for e in record.endings], shares, len(shares)),
-        })  # fmt: skip
+        made.append(
+            {
+                "texts": [f"{record.context} {record.start}".strip()],
+                "gold": _cut(record.endings[record.label], 160),
+                "predicted": _cut(record.endings[best], 160),
+                "right": best == record.label,
+                "score": float(shares.max()),
+                "predictions": _likeliest([_cut(e, 160) for e in record.endings], shares, len(shares)),
+            }
+        )
     return made
 
 
@@ -162,6 +184,10 @@ def _likeliest(names: Sequence[str], shares: np.ndarray, count: int = RIVALS) ->
 
 
 _MAKERS: dict[str, Callable[..., list[Example]]] = {
-    "classification": _of_labels, "multilabel": _of_labels, "regression": _of_values,
-    "tagging": _of_tags, "spans": _of_spans, "multiple_choice": _of_choices,
-}  # fmt: skip
+    "classification": _of_labels,
+    "multilabel": _of_labels,
+    "regression": _of_values,
+    "tagging": _of_tags,
+    "spans": _of_spans,
+    "multiple_choice": _of_choices,
+}

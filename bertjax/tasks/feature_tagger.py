@@ -46,9 +46,7 @@ class BertFeatureTagger(BertNetwork):
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Float32 logits [B, T, labels]. The encoder never drops and gets no gradient."""
-        hidden = self._encoder()(
-            input_ids, attention_mask, token_type_ids, position_ids, None, True
-        )
+        hidden = self._encoder()(input_ids, attention_mask, token_type_ids, position_ids, None, True)
         mix = None
         if self.layers.startswith("weighted_sum"):
             count = len(hidden[LAYER_CHOICES[self.layers][0]])
@@ -60,9 +58,8 @@ class BertFeatureTagger(BertNetwork):
         x = self._drop(x, self._key(dropout_key, self.lstm_layers))
         scale = self.config.initializer_range
         kernel = self.param(
-            "classifier_kernel", nn.initializers.truncated_normal(scale),
-            (x.shape[-1], self.num_labels),
-        )  # fmt: skip
+            "classifier_kernel", nn.initializers.truncated_normal(scale), (x.shape[-1], self.num_labels)
+        )
         bias = self.param("classifier_bias", nn.initializers.zeros, (self.num_labels,))
         return dense_float32({"kernel": kernel, "bias": bias}, x)
 
@@ -74,9 +71,7 @@ class BertFeatureTagger(BertNetwork):
         return None if dropout_key is None else jax.random.fold_in(dropout_key, number)
 
 
-def combine(
-    hidden: Sequence[jax.Array], layers: str, mix: jax.Array | None = None
-) -> jax.Array:
+def combine(hidden: Sequence[jax.Array], layers: str, mix: jax.Array | None = None) -> jax.Array:
     """The L+1 hidden states [B, T, H] as features, by a name of LAYER_CHOICES, in float32.
 
     mix: logits of the weights of a sum, one a layer; None = equal weights.

@@ -26,12 +26,7 @@ from bertjax.model.rows import rows_on
 from bertjax.tasks.best import Best, EarlyStop, copy
 from bertjax.tasks.lengths import Buckets
 from bertjax.tasks.metrics import Scores
-from bertjax.tasks.objective import (
-    TaskObjective,
-    balanced_class_weights,
-    class_counts,
-    model_for,
-)
+from bertjax.tasks.objective import TaskObjective, balanced_class_weights, class_counts, model_for
 from bertjax.tasks.schedule import rate_at, set_schedule, with_schedule_in_state
 from bertjax.tasks.task import (
     Features,
@@ -143,13 +138,13 @@ class FineTuner:
                 "positions of the model; shorten it"
             )
         if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-            raise ValueError(f"the tokenizer has {tokenizer.vocab_size} entries, the model "
-                             f"{config.vocab_size} rows: it is not this model's")
+            raise ValueError(
+                f"the tokenizer has {tokenizer.vocab_size} entries, the model "
+                f"{config.vocab_size} rows: it is not this model's"
+            )
         self.task, self.tokenizer, self.config, self.settings = task, tokenizer, config, settings
         self.mesh = sharding.make_mesh() if mesh is None else mesh
-        self.model = model_for(
-            task, config, execution, settings.feature_layers, settings.bilstm,
-            settings.head_init)
+        self.model = model_for(task, config, execution, settings.feature_layers, settings.bilstm, settings.head_init)
         self.load_params, self.prng = load_params, prng
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
         self._prepared: tuple[TaskObjective, Trainer] | None = None
@@ -176,9 +171,7 @@ class FineTuner:
             records = self.read(split)
             for note in records.notes:
                 log.info("%s %s: %s", self.task.name, split, note)
-            features = self.task.features(
-                records, self.tokenizer, self.settings.max_length, training
-            )
+            features = self.task.features(records, self.tokenizer, self.settings.max_length, training)
             if self.config.type_vocab_size < 2 and any(map(has_pair, features)):
                 require_segments(self.config)
             self._splits[split, training] = records, features
@@ -208,15 +201,24 @@ class FineTuner:
             if s.layer_decay != 1.0:
                 rules += layerwise_decay_rules(self.config.num_hidden_layers, s.layer_decay)
             unit = make_optimizer(
-                1.0, b1=s.b1, b2=s.b2, eps=s.eps, weight_decay=s.weight_decay,
-                clip_norm=s.clip_norm, bias_correction=s.bias_correction,
+                1.0,
+                b1=s.b1,
+                b2=s.b2,
+                eps=s.eps,
+                weight_decay=s.weight_decay,
+                clip_norm=s.clip_norm,
+                bias_correction=s.bias_correction,
                 learning_rate_rules=rules,
-            )  # fmt: skip
+            )
             # Seeds travel with the batches, and schedules in the state: see TaskObjective.
             trainer = Trainer(
-                with_schedule_in_state(unit, s.schedule), self.mesh, seed=0,
-                accumulation=s.accumulation, prng=self.prng, programs=self.programs,
-            )  # fmt: skip
+                with_schedule_in_state(unit, s.schedule),
+                self.mesh,
+                seed=0,
+                accumulation=s.accumulation,
+                prng=self.prng,
+                programs=self.programs,
+            )
             self._prepared = objective, trainer
         return self._prepared
 
@@ -230,8 +232,7 @@ class FineTuner:
             weights = balanced_class_weights(counts, len(self.task.labels))
         if weights and len(weights) != len(self.task.labels):
             raise ValueError(
-                f"{len(weights)} class_weights for {len(self.task.labels)} labels "
-                f"{list(self.task.labels)}"
+                f"{len(weights)} class_weights for {len(self.task.labels)} labels {list(self.task.labels)}"
             )
         if not all(isinstance(w, int | float) and 0 <= w < math.inf for w in weights):
             raise ValueError(f"class_weights={weights!r} must be numbers from 0 on")
@@ -251,10 +252,14 @@ class FineTuner:
             with rows_on(self.mesh):
                 return objective.outputs(params, objective.prepare(batch, None))
 
-        return self.programs.wrap("predict", jax.jit(
-            predict, out_shardings=NamedSharding(self.mesh, PartitionSpec()),
-            compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
-        ))
+        return self.programs.wrap(
+            "predict",
+            jax.jit(
+                predict,
+                out_shardings=NamedSharding(self.mesh, PartitionSpec()),
+                compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
+            ),
+        )
 
     def compile_ahead(self, batch_size: int) -> None:
         """Starts to compile the steps of all buckets (programs.py); `run` waits for them.
@@ -267,12 +272,15 @@ class FineTuner:
         for length in reversed(self.training_buckets(batch_size)):
             batch = collate([shortest], length, batch_size, pad_id)
             batch["run"] = np.zeros(batch_size, np.int32)
-            self.programs.start(("train", length, batch_size), trainer.train_step(objective), state,
-                              batch_shapes(pack(batch), self.mesh))
+            self.programs.start(
+                ("train", length, batch_size),
+                trainer.train_step(objective),
+                state,
+                batch_shapes(pack(batch), self.mesh),
+            )
         for length, row in self._evaluated_lengths():
             batch = collate([_inputs(row)], length, self._evaluation_rows, pad_id)
-            self.programs.start(("predict", length), self._predict, state.params,
-                              batch_shapes(pack(batch), self.mesh))
+            self.programs.start(("predict", length), self._predict, state.params, batch_shapes(pack(batch), self.mesh))
         self.programs.start("copy", copy, state.params)
         self.programs.lowered_first()
 
@@ -294,9 +302,7 @@ class FineTuner:
         pending = []
         buckets = self.buckets(features)
         rows = [_inputs(row) for row in features]
-        for members, batch in evaluation_batches(
-            rows, batch_size, buckets, self.tokenizer.pad_id
-        ):
+        for members, batch in evaluation_batches(rows, batch_size, buckets, self.tokenizer.pad_id):
             batch = sharding.put_batch(pack(process_slice(batch, index, count)), self.mesh)
             pending.append((members, self._predict(params, batch)))
         outputs: list[Any] = [None] * len(features)
@@ -315,8 +321,7 @@ class FineTuner:
     def _value(self, scores: Scores) -> float:
         if self.task.metric not in scores.values:
             raise ValueError(
-                f"task {self.task.name!r} has no metric {self.task.metric!r}; it gives "
-                f"{', '.join(scores.values)}"
+                f"task {self.task.name!r} has no metric {self.task.metric!r}; it gives {', '.join(scores.values)}"
             )
         return scores[self.task.metric]
 
@@ -330,11 +335,7 @@ class FineTuner:
         return set_schedule(state, run.learning_rate, int(self.settings.warmup * steps), steps)
 
     def run(
-        self,
-        run: RunSettings,
-        logbook: Any = None,
-        checkpoints: Checkpoints | None = None,
-        log_every: int = 100,
+        self, run: RunSettings, logbook: Any = None, checkpoints: Checkpoints | None = None, log_every: int = 100
     ) -> Run:
         """Trains once and returns the best parameters on 'dev'.
 
@@ -373,28 +374,45 @@ class FineTuner:
         if int(state.step) < steps:
             try:
                 state = trainer.fit(
-                    state, [Phase(steps, objective, stream, tokens)],
-                    logbook=book, checkpoints=checkpoints, evaluate=evaluate,
-                    log_every=log_every, eval_every=every,
-                    checkpoint_every=every if checkpoints is not None else 0, budget=clock,
-                )  # fmt: skip
+                    state,
+                    [Phase(steps, objective, stream, tokens)],
+                    logbook=book,
+                    checkpoints=checkpoints,
+                    evaluate=evaluate,
+                    log_every=log_every,
+                    eval_every=every,
+                    checkpoint_every=every if checkpoints is not None else 0,
+                    budget=clock,
+                )
             except EarlyStop as stop:
                 log.info("%s", stop)
         if best.params is None:
             raise NoFiniteScore("no evaluation gave a finite score; nothing can be chosen as best")
         return Run(
-            run, best.params, best.scores, best.value, best.step, best.history[-1][0],
-            tuple(best.history), clock.elapsed(),
-        )  # fmt: skip
+            run,
+            best.params,
+            best.scores,
+            best.value,
+            best.step,
+            best.history[-1][0],
+            tuple(best.history),
+            clock.elapsed(),
+        )
 
     def _training_batches(self, run: RunSettings) -> TrainingBatches:
         """This process's rows of the batches of a run."""
         _, features = self.data("train", training=True)
         index, count = sharding.batch_slice(self.mesh)
         return TrainingBatches(
-            features, run.batch_size, run.seed, self.training_buckets(run.batch_size),
-            self.tokenizer.pad_id, GROUP if self.settings.group_by_length else 0, index, count,
-        )  # fmt: skip
+            features,
+            run.batch_size,
+            run.seed,
+            self.training_buckets(run.batch_size),
+            self.tokenizer.pad_id,
+            GROUP if self.settings.group_by_length else 0,
+            index,
+            count,
+        )
 
     def _reach(self, milestone: str) -> None:
         self.milestones.setdefault(milestone, process_age())

@@ -33,12 +33,8 @@ class GlueSpec:
     metric: str = "accuracy"  # picks the best checkpoint
     reported: tuple[str, ...] = ("accuracy",)  # what the benchmark reports
     submission: dict[str, str] = field(default_factory=dict)  # split -> file name
-    files: dict[str, str] = field(
-        default_factory=lambda: {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
-    )
-    tfds: dict[str, str] = field(
-        default_factory=lambda: {"train": "train", "dev": "validation", "test": "test"}
-    )
+    files: dict[str, str] = field(default_factory=lambda: {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"})
+    tfds: dict[str, str] = field(default_factory=lambda: {"train": "train", "dev": "validation", "test": "test"})
     tfds_text: tuple[str, ...] | None = None  # TFDS's names of the texts, where they differ
     headerless: tuple[str, ...] | None = None  # columns of labelled files without a header
     skip_short: bool = False  # the official loader leaves short rows out
@@ -53,53 +49,85 @@ _PREMISE = ("premise", "hypothesis")
 
 GLUE = {
     "cola": GlueSpec(
-        "CoLA", ("sentence",), "label", {"0": "unacceptable", "1": "acceptable"},
-        "matthews", ("matthews",), {"test": "CoLA.tsv"},
+        "CoLA",
+        ("sentence",),
+        "label",
+        {"0": "unacceptable", "1": "acceptable"},
+        "matthews",
+        ("matthews",),
+        {"test": "CoLA.tsv"},
         headerless=("source", "label", "star", "sentence"),
     ),
     "sst2": GlueSpec(
-        "SST-2", ("sentence",), "label", {"0": "negative", "1": "positive"},
-        submission={"test": "SST-2.tsv"}, headerless=("sentence", "label"),
+        "SST-2",
+        ("sentence",),
+        "label",
+        {"0": "negative", "1": "positive"},
+        submission={"test": "SST-2.tsv"},
+        headerless=("sentence", "label"),
     ),
     "mrpc": GlueSpec(
-        "MRPC", ("#1 String", "#2 String"), "Quality", {"0": "not_equivalent", "1": "equivalent"},
-        "accuracy_f1", ("f1", "accuracy"), {"test": "MRPC.tsv"}, tfds_text=_PAIR,
+        "MRPC",
+        ("#1 String", "#2 String"),
+        "Quality",
+        {"0": "not_equivalent", "1": "equivalent"},
+        "accuracy_f1",
+        ("f1", "accuracy"),
+        {"test": "MRPC.tsv"},
+        tfds_text=_PAIR,
         headerless=("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
     ),
-    "stsb": GlueSpec(
-        "STS-B", _PAIR, "score", {}, "pearson_spearman", ("pearson", "spearman"),
-        {"test": "STS-B.tsv"},
-    ),
+    "stsb": GlueSpec("STS-B", _PAIR, "score", {}, "pearson_spearman", ("pearson", "spearman"), {"test": "STS-B.tsv"}),
     "qqp": GlueSpec(
-        "QQP", ("question1", "question2"), "is_duplicate",
-        {"0": "not_duplicate", "1": "duplicate"}, "accuracy_f1", ("f1", "accuracy"),
-        {"test": "QQP.tsv"}, skip_short=True,
+        "QQP",
+        ("question1", "question2"),
+        "is_duplicate",
+        {"0": "not_duplicate", "1": "duplicate"},
+        "accuracy_f1",
+        ("f1", "accuracy"),
+        {"test": "QQP.tsv"},
+        skip_short=True,
     ),
     "mnli": GlueSpec(
-        "MNLI", _PAIR, "gold_label", _THREE,
+        "MNLI",
+        _PAIR,
+        "gold_label",
+        _THREE,
         submission={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
         files={
-            "train": "train.tsv", "dev": "dev_matched.tsv", "dev_mismatched": "dev_mismatched.tsv",
-            "test": "test_matched.tsv", "test_mismatched": "test_mismatched.tsv",
+            "train": "train.tsv",
+            "dev": "dev_matched.tsv",
+            "dev_mismatched": "dev_mismatched.tsv",
+            "test": "test_matched.tsv",
+            "test_mismatched": "test_mismatched.tsv",
         },
         tfds={
-            "train": "train", "dev": "validation_matched",
+            "train": "train",
+            "dev": "validation_matched",
             "dev_mismatched": "validation_mismatched",
-            "test": "test_matched", "test_mismatched": "test_mismatched",
+            "test": "test_matched",
+            "test_mismatched": "test_mismatched",
         },
-        tfds_text=_PREMISE, skip_label="-",
+        tfds_text=_PREMISE,
+        skip_label="-",
     ),
-    "qnli": GlueSpec(
-        "QNLI", ("question", "sentence"), "label", _NAMED_TWO, submission={"test": "QNLI.tsv"}
-    ),
+    "qnli": GlueSpec("QNLI", ("question", "sentence"), "label", _NAMED_TWO, submission={"test": "QNLI.tsv"}),
     "rte": GlueSpec("RTE", _PAIR, "label", _NAMED_TWO, submission={"test": "RTE.tsv"}),
     "wnli": GlueSpec("WNLI", _PAIR, "label", _TWO, submission={"test": "WNLI.tsv"}),
     # The diagnostic set has no training data: it is answered by a model trained on MNLI.
     "ax": GlueSpec(
-        "AX", _PAIR, "label", _THREE, "matthews", ("matthews",), {"test": "AX.tsv"},
-        {"test": "diagnostic.tsv"}, {"test": "test"}, tfds_text=_PREMISE,
+        "AX",
+        _PAIR,
+        "label",
+        _THREE,
+        "matthews",
+        ("matthews",),
+        {"test": "AX.tsv"},
+        {"test": "diagnostic.tsv"},
+        {"test": "test"},
+        tfds_text=_PREMISE,
     ),
-}  # fmt: skip
+}
 
 _QNLI_ROWS = {"train": 104_743, "dev": 5_463, "test": 5_463}
 _WNLI_NOTE = (
@@ -135,10 +163,7 @@ class GlueTask(TextTask):
         if self.name == "mrpc" and not path.exists():
             return _read_msr(self, folder, split)
         table = read_table(
-            path,
-            required=self.spec.text,
-            headerless=self._headerless(split),
-            skip_short=self.spec.skip_short,
+            path, required=self.spec.text, headerless=self._headerless(split), skip_short=self.spec.skip_short
         )
         notes = [f"{table.skipped} short rows skipped"] if table.skipped else []
         records = self._records(table, str(path), notes)
@@ -179,14 +204,10 @@ class GlueTask(TextTask):
         if value in ("-1", self.spec.skip_label):
             return None if value == "-1" else value
         if value not in self.spec.names:
-            raise ValueError(
-                f"{where}: {self.spec.label} {value!r} is not one of {', '.join(self.spec.names)}"
-            )
+            raise ValueError(f"{where}: {self.spec.label} {value!r} is not one of {', '.join(self.spec.names)}")
         return self.spec.names[value]
 
-    def _split(
-        self, split: str, records: list[Record], fingerprint: str, notes: list[str]
-    ) -> Split:
+    def _split(self, split: str, records: list[Record], fingerprint: str, notes: list[str]) -> Split:
         labels = [record.label for record in records]
         labelled = bool(labels) and all(label is not None for label in labels)
         if not labelled and any(label is not None for label in labels):
@@ -223,9 +244,7 @@ class GlueTask(TextTask):
         common = tuple(name for name in super().metric_names if name != "f1")
         return (*common, "f1", "accuracy_f1") if "f1" in self.spec.reported else common
 
-    def score(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-    ) -> Scores:
+    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> Scores:
         """The benchmark's scores; `accuracy_f1` and `pearson_spearman` are means of two."""
         scores = super().score(split, features, outputs)
         values, flags = dict(scores.values), scores.flags
@@ -242,11 +261,7 @@ class GlueTask(TextTask):
         return replace(scores, values=values, flags=flags, details=details)
 
     def write(
-        self,
-        split: Split,
-        features: Sequence[Features],
-        outputs: Sequence[np.ndarray],
-        directory: pathlib.Path,
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
     ) -> list[pathlib.Path]:
         """predictions_SPLIT.jsonl and, for test splits, the file that the GLUE site expects."""
         paths = super().write(split, features, outputs, directory)
@@ -257,9 +272,7 @@ class GlueTask(TextTask):
         with whole_file(path) as file:
             file.write("index\tprediction\n")
             for record, value in zip(split.records, self.predict(outputs), strict=True):
-                answer = f"{min(max(value, 0.0), 5.0):.3f}" if not self.labels else (
-                    in_file[self.labels[int(value)]]
-                )
+                answer = f"{min(max(value, 0.0), 5.0):.3f}" if not self.labels else (in_file[self.labels[int(value)]])
                 file.write(f"{record.id}\t{answer}\n")
         return [*paths, path]
 
@@ -279,11 +292,7 @@ def _read_msr(task: GlueTask, folder: pathlib.Path, split: str) -> Split:
     paths = [path]
     if split != "test":
         dev = {tuple(line.split()) for line in read_lines(ids_path) if line.strip()}
-        rows = [
-            (line, row)
-            for line, row in table.rows
-            if ((row["#1 ID"], row["#2 ID"]) in dev) == (split == "dev")
-        ]
+        rows = [(line, row) for line, row in table.rows if ((row["#1 ID"], row["#2 ID"]) in dev) == (split == "dev")]
         table = Table(table.columns, rows)
         paths.append(ids_path)
     records = task._records(table, str(path), [])

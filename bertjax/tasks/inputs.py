@@ -20,11 +20,29 @@ from bertjax.tasks.tables import TableWriter, check_tsv, read_table
 
 Input = str | tuple[str, ...]
 
-COLUMNS = {"fill-mask": ("text",), "classify": ("text",), "qa": ("question", "context"),
-           "next-sentence": ("first", "second")}
+COLUMNS = {
+    "fill-mask": ("text",),
+    "classify": ("text",),
+    "qa": ("question", "context"),
+    "next-sentence": ("first", "second"),
+}
 _TABLES = (".csv", ".tsv", ".jsonl")
-_OTHER = (".json", ".ndjson", ".parquet", ".arrow", ".xls", ".xlsx", ".ods", ".pdf", ".docx",
-          ".html", ".xml", ".zip", ".npz", ".pkl")
+_OTHER = (
+    ".json",
+    ".ndjson",
+    ".parquet",
+    ".arrow",
+    ".xls",
+    ".xlsx",
+    ".ods",
+    ".pdf",
+    ".docx",
+    ".html",
+    ".xml",
+    ".zip",
+    ".npz",
+    ".pkl",
+)
 _CONLL = (".conll", ".tsv", ".bio", ".iob", ".iob2", ".bioes", ".tags")
 
 
@@ -47,8 +65,7 @@ class Inputs:
 
 
 def read_inputs(
-    file: str, task: str, memory: Remembered, columns: str | None = None,
-    labels: Sequence[str] = (),
+    file: str, task: str, memory: Remembered, columns: str | None = None, labels: Sequence[str] = ()
 ) -> Inputs:
     """The inputs of a file for `task`, a name of COLUMNS or 'ner'.
 
@@ -62,17 +79,16 @@ def read_inputs(
     path, name = pathlib.Path(file).expanduser(), plain_name(file)
     suffix = pathlib.PurePath(name).suffix
     memory = memory if ASKED.get(memory.task) == task else Remembered()
-    own = {pathlib.PurePath(plain_name(str(f))).suffix
-           for f in dict(memory.options.get("files") or {}).values()}
-    if task == "ner" and (suffix in _CONLL or suffix == ".jsonl"
-                          or suffix in own - {".txt", "", ".csv"}):
+    own = {pathlib.PurePath(plain_name(str(f))).suffix for f in dict(memory.options.get("files") or {}).values()}
+    if task == "ner" and (suffix in _CONLL or suffix == ".jsonl" or suffix in own - {".txt", "", ".csv"}):
         return _sentences(path)
     if task == "qa" and suffix == ".json":
         return _squad(path)
     if suffix in _OTHER or (task, suffix) == ("ner", ".csv"):
-        raise ValueError(f"{file}: cannot be read for {task}; save it as "
-                         + (".conll, .jsonl or .txt" if task == "ner" else ".csv, .tsv, .jsonl or "
-                            ".txt"))
+        raise ValueError(
+            f"{file}: cannot be read for {task}; save it as "
+            + (".conll, .jsonl or .txt" if task == "ner" else ".csv, .tsv, .jsonl or .txt")
+        )
     if suffix in _TABLES:
         return _table(path, suffix[1:], task, memory, columns)
     lines = read_lines(path)
@@ -90,8 +106,7 @@ def read_inputs(
     wanted = _given(columns) or wanted
     if wanted and set(wanted) <= {cell.strip() for cell in first.split("\t")}:
         return _table(path, "tsv", task, memory, columns)
-    if wanted and "," in first and set(wanted) <= {
-            cell.strip() for cell in next(csv.reader([first]))}:
+    if wanted and "," in first and set(wanted) <= {cell.strip() for cell in next(csv.reader([first]))}:
         raise ValueError(f"{file}:1: looks like the header of a CSV table; call the file .csv")
     _check_parts(file, task, lines, len(wanted) if wanted else None)
     if task == "qa":  # an editor may have cut off the tab before an empty context
@@ -100,8 +115,7 @@ def read_inputs(
 
 
 def read_texts(file: str, columns: str | None = None) -> list[Input]:
-    """Texts and pairs, (first, second), of a file of lines or of a table; errors as `read_inputs`.
-    """
+    """Texts and pairs, (first, second), of a file of lines or of a table; errors as `read_inputs`."""
     inputs = read_inputs(file, "classify", Remembered(), columns)
     if inputs.kind != "lines":
         return [texts[0] if len(texts) == 1 else texts for texts in inputs.texts]
@@ -117,8 +131,7 @@ def _check_parts(file: str, task: str, lines: Sequence[str], wanted: int | None)
         takes = f"{wanted or '1 or 2'} text{'s' * (wanted != 1)}"
     elif task in ("next-sentence", "qa"):
         several = max(counts, default=1) > 1
-        wrong = next((i for i, count in enumerate(counts)
-                      if count < 2 and not (task == "qa" and several)), None)
+        wrong = next((i for i, count in enumerate(counts) if count < 2 and not (task == "qa" and several)), None)
         takes = "two texts separated by a tab"
     else:
         return
@@ -126,28 +139,32 @@ def _check_parts(file: str, task: str, lines: Sequence[str], wanted: int | None)
         raise ValueError(
             f"{file}:{wrong + 1}: {task} takes {takes} a line, found {counts[wrong]}: "
             f"{lines[wrong]!r:.80} (a table with a header is called .csv or .tsv, and read by its "
-            "columns)")
+            "columns)"
+        )
 
 
 def _given(columns: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in next(csv.reader([columns]))) if columns else None
 
 
-def _table(
-    path: pathlib.Path, kind: str, task: str, memory: Remembered, columns: str | None
-) -> Inputs:
+def _table(path: pathlib.Path, kind: str, task: str, memory: Remembered, columns: str | None) -> Inputs:
     remembered, headerless = memory.columns()
     wanted = _given(columns) or remembered or COLUMNS[task]
     if remembered and len(wanted) != len(remembered):
-        raise ValueError(f"--columns={columns} names {len(wanted)} columns; the model was "
-                         f"fine-tuned on {len(remembered)} ({', '.join(remembered)})")
+        raise ValueError(
+            f"--columns={columns} names {len(wanted)} columns; the model was "
+            f"fine-tuned on {len(remembered)} ({', '.join(remembered)})"
+        )
     if len(wanted) not in ((1, 2) if task == "classify" else (len(COLUMNS[task]),)):
         raise ValueError(f"--columns={columns}: {task} takes {len(COLUMNS[task])}")
     if kind == "tsv" and headerless is None and not columns and len(COLUMNS[task]) == 2:
         headerless = wanted  # two columns are a question and its context
     table = read_table(
-        path, wanted, headerless=headerless if set(wanted) <= set(headerless or ()) else None,
-        remedy=". --columns=NAME, or NAME,NAME for a pair, says which hold the texts")
+        path,
+        wanted,
+        headerless=headerless if set(wanted) <= set(headerless or ()) else None,
+        remedy=". --columns=NAME, or NAME,NAME for a pair, says which hold the texts",
+    )
     texts: list[Input] = []
     for line, row in table.rows:
         values = tuple(row[name] for name in wanted)
@@ -170,15 +187,15 @@ def _sentences(path: pathlib.Path) -> Inputs:
 
 def _squad(path: pathlib.Path) -> Inputs:
     questions = SquadTask(path.parent, "2.0", {"file": path.name}).read("file").records
-    return Inputs([(q.question, q.context) for q in questions], [1] * len(questions), "json",
-                  ids=[q.id for q in questions])
+    return Inputs(
+        [(q.question, q.context) for q in questions], [1] * len(questions), "json", ids=[q.id for q in questions]
+    )
 
 
 class Output:
     """Writes answers in the form of the suffix of `out`, or of the inputs where there is none."""
 
-    def __init__(self, stream: IO[str], out: str | None, task: str, inputs: Inputs,
-                 separator: str = "|"):
+    def __init__(self, stream: IO[str], out: str | None, task: str, inputs: Inputs, separator: str = "|"):
         """Raises ValueError for a form that cannot hold the answers, before any work."""
         self._stream, self._task, self._inputs, self._done = stream, task, inputs, 0
         self._separator, self._answers = separator, {}
@@ -187,18 +204,19 @@ class Output:
         kinds = ["jsonl", "csv", "tsv"]
         kinds += ["conll"] * (task == "ner") + ["json"] * bool(task == "qa" and inputs.ids)
         if self._kind not in kinds:
-            raise ValueError(f"--out={out}: the answers of {task} are written as "
-                             f"{', '.join('.' + kind for kind in kinds)}")
+            raise ValueError(
+                f"--out={out}: the answers of {task} are written as {', '.join('.' + kind for kind in kinds)}"
+            )
         if self._kind not in ("csv", "tsv"):
             return
-        two = any("\t" in text if isinstance(text, str) else len(text) > 1
-                  for text in inputs.texts)
-        self._columns = inputs.columns or {
-            "ner": ("words",), "classify": ("text_a", "text_b") if two else ("text",),
-        }.get(task) or COLUMNS[task]
+        two = any("\t" in text if isinstance(text, str) else len(text) > 1 for text in inputs.texts)
+        self._columns = (
+            inputs.columns
+            or {"ner": ("words",), "classify": ("text_a", "text_b") if two else ("text",)}.get(task)
+            or COLUMNS[task]
+        )
         if twice := [name for name in _ADDED[task] if name in self._columns]:
-            raise ValueError(f"the input has a column {twice[0]!r} already; rename it, or write "
-                             "--out=FILE.jsonl")
+            raise ValueError(f"the input has a column {twice[0]!r} already; rename it, or write --out=FILE.jsonl")
         if self._kind == "tsv":
             for number, row in enumerate(map(self._row, range(len(inputs.texts)))):
                 try:
@@ -255,11 +273,9 @@ class Output:
         values = answer["labels"]
         if "label" in answer:
             best = answer["label"]
-            return {"prediction": best, "probability": values[best],
-                    "probabilities": values}
+            return {"prediction": best, "probability": values[best], "probabilities": values}
         if "chosen" in answer:
-            return {"prediction": self._separator.join(answer["chosen"]),
-                    "probabilities": values}
+            return {"prediction": self._separator.join(answer["chosen"]), "probabilities": values}
         return {"prediction": next(iter(values.values())) if len(values) == 1 else values}
 
     def close(self) -> None:
@@ -273,6 +289,8 @@ class Output:
 
 _ADDED = {
     "classify": ("prediction", "probability", "probabilities"),
-    "ner": ("prediction",), "next-sentence": ("is_next",), "fill-mask": ("prediction", "masks"),
+    "ner": ("prediction",),
+    "next-sentence": ("is_next",),
+    "fill-mask": ("prediction", "masks"),
     "qa": ("prediction", "start", "end", "score"),
-}  # fmt: skip
+}

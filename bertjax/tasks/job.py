@@ -30,13 +30,7 @@ from bertjax.tasks.glue import GLUE, GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.pretrained import Pretrained
 from bertjax.tasks.remembered import remembered, task_name
-from bertjax.tasks.results import (
-    result_json,
-    save_model,
-    summary_line,
-    write_json,
-    write_predictions,
-)
+from bertjax.tasks.results import result_json, save_model, summary_line, write_json, write_predictions
 from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
@@ -84,26 +78,32 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     known = [option for option in parameters if option not in fixed]
     for option in options:
         if option not in known:
-            raise ValueError(f"task {name!r} has no option {option!r}."
-                             + configuration.nearest(option, known))
+            raise ValueError(f"task {name!r} has no option {option!r}." + configuration.nearest(option, known))
     if os.path.isfile(data):
-        raise ValueError(f"{data} is a file: name the directory that it is in, and which file is "
-                         "which split by the task's option files={'train': NAME, 'dev': NAME}")
-    if "files" in set(known) - set(options) and (
-            parameters["files"].default is inspect.Parameter.empty):
-        raise ValueError(f"task {name!r}: missing its option 'files', which file of {data} is "
-                         "which split: {'train': 'train.csv', 'dev': 'dev.csv'}")
+        raise ValueError(
+            f"{data} is a file: name the directory that it is in, and which file is "
+            "which split by the task's option files={'train': NAME, 'dev': NAME}"
+        )
+    if "files" in set(known) - set(options) and (parameters["files"].default is inspect.Parameter.empty):
+        raise ValueError(
+            f"task {name!r}: missing its option 'files', which file of {data} is "
+            "which split: {'train': 'train.csv', 'dev': 'dev.csv'}"
+        )
     if not hasattr(files := options.get("files", {}), "items"):
-        raise ValueError(f"files={files!r} does not say which file is which split: give it as "
-                         "{'train': 'train.csv', 'dev': 'dev.csv'}")
+        raise ValueError(
+            f"files={files!r} does not say which file is which split: give it as "
+            "{'train': 'train.csv', 'dev': 'dev.csv'}"
+        )
     try:
         task = make(data, **options)
     except TypeError as error:
         raise ValueError(f"task {name!r}: an option is of a wrong kind: {error}") from None
     except FileNotFoundError as error:  # label names are read from the training file
-        raise ValueError(f"task {name!r}: {error.filename} does not exist; its files are looked "
-                         f"for in {str(data)!r}; the task's option files={{'train': NAME, 'dev': "
-                         "NAME}} names others") from None
+        raise ValueError(
+            f"task {name!r}: {error.filename} does not exist; its files are looked "
+            f"for in {str(data)!r}; the task's option files={{'train': NAME, 'dev': "
+            "NAME}} names others"
+        ) from None
     if twice := sorted({label for label in task.labels if task.labels.count(label) > 1}):
         raise ValueError(f"task {name!r}: its labels name {', '.join(twice)} twice")
     task.kind, task.options = name, options
@@ -153,16 +153,20 @@ def prepare_task(
     Raises ValueError or LoadError naming the setting, or file and line, and the remedy.
     """
     if "://" in str(workdir):
-        raise ValueError(f"workdir={workdir}: fine-tuning writes to a local disk; name a directory "
-                         "there, and copy model/ from it when it is done")
+        raise ValueError(
+            f"workdir={workdir}: fine-tuning writes to a local disk; name a directory "
+            "there, and copy model/ from it when it is done"
+        )
     if "train" not in task.splits:
         raise ValueError(
             f"task {task.name!r} has no training split: score a fine-tuned model on it with "
             "python -m bertjax.tools.evaluate"
         )
     if task.metric not in task.metric_names:
-        raise ValueError(f"metric {task.metric!r} cannot say which checkpoint of {task.name!r} is "
-                         f"best; one of {', '.join(task.metric_names)} (higher is better)")
+        raise ValueError(
+            f"metric {task.metric!r} cannot say which checkpoint of {task.name!r} is "
+            f"best; one of {', '.join(task.metric_names)} (higher is better)"
+        )
     for split in predict:
         if split not in task.splits:
             raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
@@ -176,9 +180,7 @@ def prepare_task(
             task.labels = names
     config = start.config
     if dropout is not None:
-        config = dataclasses.replace(
-            config, hidden_dropout_prob=dropout[0], attention_probs_dropout_prob=dropout[1]
-        )
+        config = dataclasses.replace(config, hidden_dropout_prob=dropout[0], attention_probs_dropout_prob=dropout[1])
     tuner = FineTuner(task, start.tokenizer, config, start, settings, execution, mesh, prng)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
@@ -187,8 +189,9 @@ def prepare_task(
             tuner.read(split)  # what cannot be read shows now, not after the training
     objective, trainer = tuner.objective_and_trainer()
     trainer.abstract_state(objective)  # refuses rules for parameters that do not exist
-    job = Job(tuner, run, pathlib.Path(workdir), start.path, tuple(predict), log_every,
-              log or {}, mesh_reason, options or {})
+    job = Job(
+        tuner, run, pathlib.Path(workdir), start.path, tuple(predict), log_every, log or {}, mesh_reason, options or {}
+    )
     _refuse_other_run(job)
     return job
 
@@ -215,8 +218,7 @@ def finetune_settings(config: Any) -> FineTuneSettings:
         layer_decay=t.layer_decay,
         freeze=tuple(t.freeze),
         # One word on the command line arrives as a tuple of it.
-        class_weights="balanced" if t.class_weights in ("balanced", ("balanced",)) else
-        tuple(t.class_weights),
+        class_weights="balanced" if t.class_weights in ("balanced", ("balanced",)) else tuple(t.class_weights),
         feature_layers=t.feature_layers,
         bilstm=t.bilstm,
         head_init=t.head_init,
@@ -241,18 +243,29 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
     reason = ""
     if mesh is None:
         mesh, reason = sharding.mesh_of(
-            config.mesh, parameter_count(start.config), jax.devices(), hardware.device_bytes())
+            config.mesh, parameter_count(start.config), jax.devices(), hardware.device_bytes()
+        )
     execution = configuration.execution(config, mesh.devices.flat[0].platform)
     return prepare_task(
-        task, start, workdir, finetune_settings(config),
+        task,
+        start,
+        workdir,
+        finetune_settings(config),
         RunSettings(o.learning_rate, config.batch_size, t.epochs, config.seed),
-        execution=execution, mesh=mesh, prng=config.execution.prng,
+        execution=execution,
+        mesh=mesh,
+        prng=config.execution.prng,
         predict=tuple(name for names in t.predict for name in names.split(",") if name),
         log_every=config.log.every_steps,
-        log={"tensorboard": config.log.tensorboard, "csv": config.log.csv,
-             "wandb": config.log.wandb, "settings": config.to_dict()},
-        mesh_reason=reason, options=config.to_dict()["task"]["options"],
-    )  # fmt: skip
+        log={
+            "tensorboard": config.log.tensorboard,
+            "csv": config.log.csv,
+            "wandb": config.log.wandb,
+            "settings": config.to_dict(),
+        },
+        mesh_reason=reason,
+        options=config.to_dict()["task"]["options"],
+    )
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -273,13 +286,9 @@ def run(job: Job) -> dict[str, Any]:
 
     if jax.process_index() == 0:
         write_json(workdir / "finetune.json", _identity(job))
-    checkpoints = Checkpoints(
-        str(directory), keep_last=1, keep_best=1, metric=f"eval/{tuner.task.metric}", mode="max"
-    )
+    checkpoints = Checkpoints(str(directory), keep_last=1, keep_best=1, metric=f"eval/{tuner.task.metric}", mode="max")
     resumed_from = checkpoints.latest()
-    with contextlib.closing(checkpoints), Logbook(
-        str(workdir), resumed_from or 0, **job.log
-    ) as logbook:
+    with contextlib.closing(checkpoints), Logbook(str(workdir), resumed_from or 0, **job.log) as logbook:
         logbook.message(summary(job, resumed_from))
         starts.begin(resumed_from or 0, logbook)
         done = tuner.run(job.run, logbook, checkpoints, job.log_every)
@@ -292,9 +301,7 @@ def run(job: Job) -> dict[str, Any]:
                 write_json(workdir / "result.json", result)
             files = write_predictions(tuner, done.params, job.predict, workdir)
             save_model(tuner, done.params, workdir / "model", result)
-            logbook.message("\n".join([
-                *(f"predictions: {path}" for path in files), f"model: {workdir / 'model'}",
-            ]))
+            logbook.message("\n".join([*(f"predictions: {path}" for path in files), f"model: {workdir / 'model'}"]))
             logbook.flush()
             if jax.process_index() == 0:
                 logbook.message(f"report: {write_report([workdir])}")
@@ -309,8 +316,7 @@ def _identity(job: Job) -> dict[str, Any]:
         "task": tuner.task.name,
         "metric": tuner.task.metric,
         "options": job.options,
-        "data": {split: tuner.data(split, training=split == "train")[0].fingerprint
-                 for split in ("train", "dev")},
+        "data": {split: tuner.data(split, training=split == "train")[0].fingerprint for split in ("train", "dev")},
         "init_from": job.init_from,
         "weights": tuner.load_params.source.fingerprint(),
         "tokenizer": tuner.tokenizer.fingerprint,
@@ -329,10 +335,15 @@ def _refuse_other_run(job: Job) -> None:
         return
     before, now = read_record(epath.Path(path)), _identity(job)
     # Earlier versions wrote down less.
-    old, new = configuration.flatten(before), configuration.flatten(
-        {name: value for name, value in now.items() if name in before})
-    if changes := [f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
-                   for name in sorted(old.keys() | new) if old.get(name) != new.get(name)]:
+    old, new = (
+        configuration.flatten(before),
+        configuration.flatten({name: value for name, value in now.items() if name in before}),
+    )
+    if changes := [
+        f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
+        for name in sorted(old.keys() | new)
+        if old.get(name) != new.get(name)
+    ]:
         raise ValueError(
             f"{job.workdir} holds a fine-tuning run with other settings or other content of the "
             f"same files ({'; '.join(changes)}); choose another workdir, or delete it"
@@ -359,13 +370,19 @@ def summary(job: Job, resumed_from: int | None = None) -> str:
     per_epoch = -(-rows["train"] // run.batch_size)
     warmup = int(tuner.settings.warmup * per_epoch * run.epochs)
     lines += [
-        ("lengths", f"padded to {', '.join(map(str, tuner.training_buckets(run.batch_size)))} "
-                    "tokens"),
-        ("steps", f"{per_epoch * run.epochs:,}: {counted(run.epochs, 'epoch')} of {per_epoch:,} x "
-                  f"{run.batch_size} rows, learning rate {run.learning_rate:g}, "
-                  f"{warmup:,} of warm-up, seed {run.seed}"),
-        ("start", f"weights of {job.init_from}" if resumed_from is None else
-                  f"resumed from the checkpoint of step {resumed_from:,}"),
+        ("lengths", f"padded to {', '.join(map(str, tuner.training_buckets(run.batch_size)))} tokens"),
+        (
+            "steps",
+            f"{per_epoch * run.epochs:,}: {counted(run.epochs, 'epoch')} of {per_epoch:,} x "
+            f"{run.batch_size} rows, learning rate {run.learning_rate:g}, "
+            f"{warmup:,} of warm-up, seed {run.seed}",
+        ),
+        (
+            "start",
+            f"weights of {job.init_from}"
+            if resumed_from is None
+            else f"resumed from the checkpoint of step {resumed_from:,}",
+        ),
         ("workdir", str(job.workdir)),
     ]
     return screen(lines)
@@ -391,19 +408,17 @@ def evaluate(
     """
     source = Pretrained(model_directory)
     if labels and source.labels() not in ((), tuple(labels)):
-        raise ValueError(f"labels={list(labels)} contradict those that {model_directory} names, "
-                         f"{list(source.labels())}; leave them out")
+        raise ValueError(
+            f"labels={list(labels)} contradict those that {model_directory} names, "
+            f"{list(source.labels())}; leave them out"
+        )
     if task.labels and source.has_classifier():
         known = source.labels() or tuple(labels)
         task.labels = adopt_labels(task.labels, known, str(model_directory))
     stored = remembered(source.source.settings, str(model_directory)).null_threshold
-    if stored is not None and task.name == "squad2.0" and "null_threshold" not in getattr(
-            task, "options", {}):
+    if stored is not None and task.name == "squad2.0" and "null_threshold" not in getattr(task, "options", {}):
         task.null_threshold = float(stored)
-    tuner = FineTuner(
-        task, source.tokenizer, source.config, source, settings, execution,
-        mesh,
-    )  # fmt: skip
+    tuner = FineTuner(task, source.tokenizer, source.config, source, settings, execution, mesh)
     params = load_pretrained_params(model_directory, tuner.model, jax.random.key(0))
     records, features = tuner.data(split)
     outputs = tuner.predict(params, features)

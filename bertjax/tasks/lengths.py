@@ -65,10 +65,7 @@ def choose_buckets(lengths: Sequence[int], count: int = 3, multiple: int = 16) -
         best = [
             min(
                 [best[j]]
-                + [
-                    (best[i][0] + int((below[j + 1] - below[i + 1]) * c), (*best[i][1], int(c)))
-                    for i in range(j)
-                ]
+                + [(best[i][0] + int((below[j + 1] - below[i + 1]) * c), (*best[i][1], int(c))) for i in range(j)]
             )
             for j, c in enumerate(ceilings)
         ]

@@ -97,8 +97,10 @@ def by_class(gold, predicted, labels: Sequence[str]) -> dict[str, object]:
         return {"by_class": _table(labels, hits, guessed, present)}
     matrix = np.zeros((len(labels), len(labels)), int)
     np.add.at(matrix, (gold, predicted), 1)
-    return {"by_class": _table(labels, matrix.diagonal(), matrix.sum(0), matrix.sum(1)),
-            "confusion": matrix.tolist()}  # a row a gold class, a column a predicted one
+    return {
+        "by_class": _table(labels, matrix.diagonal(), matrix.sum(0), matrix.sum(1)),
+        "confusion": matrix.tolist(),
+    }  # a row a gold class, a column a predicted one
 
 
 def calibration(gold, probabilities) -> dict[str, object]:
@@ -132,8 +134,10 @@ def calibration(gold, probabilities) -> dict[str, object]:
 
 
 def _table(labels, hits, guessed, present) -> dict[str, tuple[float, float, float, int]]:
-    return {name: (*precision_recall_f1(*map(int, counts)), int(counts[2]))
-            for name, counts in zip(labels, zip(hits, guessed, present, strict=True), strict=True)}
+    return {
+        name: (*precision_recall_f1(*map(int, counts)), int(counts[2]))
+        for name, counts in zip(labels, zip(hits, guessed, present, strict=True), strict=True)
+    }
 
 
 def matthews(gold, predicted) -> float:
@@ -235,9 +239,7 @@ def multilabel_scores(gold, predicted) -> Scores:
     hit, guessed, present = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
     values = {
         "micro_f1": precision_recall_f1(hit.sum(), guessed.sum(), present.sum())[2],
-        "macro_f1": float(
-            np.mean([precision_recall_f1(*c)[2] for c in zip(hit, guessed, present, strict=True)])
-        ),
+        "macro_f1": float(np.mean([precision_recall_f1(*c)[2] for c in zip(hit, guessed, present, strict=True)])),
         "accuracy": float(np.mean((gold == predicted).all(1))),
     }
     constant = len(predicted) > 1 and bool(np.all(predicted == predicted[0]))
@@ -277,11 +279,7 @@ def lenient_entities(tags: Sequence[str]) -> list[Entity]:
 
 # Which neighbours (previous tag, this tag) begin, continue or close an entity, and whether their
 # types must agree: '=' same, '!' different, '*' any. seqeval 1.2.2, scheme.py.
-_BEGIN = {
-    "IOB1": "OI* II! BI* IB= BB=",
-    "IOB2": "OB* BB* IB*",
-    "BIOES": "OB* BB* IB* EB* SB* OS* BS* IS* ES* SS*",
-}
+_BEGIN = {"IOB1": "OI* II! BI* IB= BB=", "IOB2": "OB* BB* IB*", "BIOES": "OB* BB* IB* EB* SB* OS* BS* IS* ES* SS*"}
 _CONTINUE = {"IOB1": "BI= II=", "IOB2": "BI= II=", "BIOES": "BI= BE= II= IE="}
 _CLOSE = {
     "IOB1": "II! IO* IB* BO* BI! BB=",
@@ -327,10 +325,7 @@ def strict_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
 
 
 def entity_scores(
-    gold: Sequence[Sequence[str]],
-    predicted: Sequence[Sequence[str]],
-    scheme: str = "IOB2",
-    strict: bool = False,
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: str = "IOB2", strict: bool = False
 ) -> Scores:
     """Micro-averaged precision, recall and F1 over whole entities, and token accuracy.
 
@@ -345,9 +340,7 @@ def entity_scores(
     tokens = correct = 0
     for number, (gold_tags, predicted_tags) in enumerate(zip(gold, predicted, strict=True)):
         if len(gold_tags) != len(predicted_tags):
-            raise ValueError(
-                f"sentence {number}: {len(gold_tags)} gold tags but {len(predicted_tags)} predicted"
-            )
+            raise ValueError(f"sentence {number}: {len(gold_tags)} gold tags but {len(predicted_tags)} predicted")
         tokens += len(gold_tags)
         correct += sum(g == p for g, p in zip(gold_tags, predicted_tags, strict=True))
         present, guessed = set(extract(gold_tags)), set(extract(predicted_tags))

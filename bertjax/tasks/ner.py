@@ -15,14 +15,7 @@ import numpy as np
 from bertjax.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_scheme, read_tagged
-from bertjax.tasks.task import (
-    Features,
-    Split,
-    check_split,
-    file_fingerprint,
-    in_order,
-    label_index,
-)
+from bertjax.tasks.task import Features, Split, check_split, file_fingerprint, in_order, label_index
 from bertjax.tasks.windows import most_context, window_starts
 
 OUTSIDE = "O"
@@ -114,17 +107,12 @@ class NerTask:
             notes = (f"tags are {found}",)
             if self.scheme and found != self.scheme:
                 notes = (f"tags converted from {found} to {self.scheme}",)
-                records = [
-                    Sentence(s.words, convert_tags(s.tags, self.scheme), s.document, s.where)
-                    for s in records
-                ]
+                records = [Sentence(s.words, convert_tags(s.tags, self.scheme), s.document, s.where) for s in records]
         return Split(split, records, labelled, file_fingerprint(path), notes)
 
     # --- sentences -> rows
 
-    def features(
-        self, split: Split, tokenizer: Any, max_length: int, training: bool
-    ) -> list[Features]:
+    def features(self, split: Split, tokenizer: Any, max_length: int, training: bool) -> list[Features]:
         """Windows over documents (or sentences); every word is answered for in exactly one.
 
         Windows overlap by half, and a word belongs to the window that shows most around it. The
@@ -174,8 +162,7 @@ class NerTask:
             features = {
                 "input_ids": row,
                 "token_type_ids": np.zeros(len(row), np.int32),
-                "window": TaggedWindow(positions, sentence_of[mine], word_of[mine],
-                                       () if rows else outside),
+                "window": TaggedWindow(positions, sentence_of[mine], word_of[mine], () if rows else outside),
             }
             if split.labelled:
                 features["tags"] = np.zeros(len(row), np.int32)
@@ -192,9 +179,7 @@ class NerTask:
 
     # --- logits -> tags -> scores and files
 
-    def predict(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-    ) -> list[list[str]]:
+    def predict(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> list[list[str]]:
         """One tag a word, one list a sentence, from the [t, labels] logits of every row.
 
         A word without pieces, of characters that the tokenizer drops, is O.
@@ -211,9 +196,7 @@ class NerTask:
             raise ValueError("some words got no tag: the rows are not those of this split")
         return tags
 
-    def score(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-    ) -> metrics.Scores:
+    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> metrics.Scores:
         """Entity precision, recall and F1 (or token accuracy alone) over every word."""
         split.require_labels("scoring")
         predicted = self.predict(split, features, outputs)
@@ -228,16 +211,10 @@ class NerTask:
         ]
         accuracy = metrics.accuracy(*zip(*pairs, strict=True))
         constant = len({p for _, p in pairs}) == 1
-        return metrics.Scores(
-            {"token_accuracy": accuracy}, (metrics.ONE_CLASS_ONLY,) if constant else ()
-        )
+        return metrics.Scores({"token_accuracy": accuracy}, (metrics.ONE_CLASS_ONLY,) if constant else ())
 
     def write(
-        self,
-        split: Split,
-        features: Sequence[Features],
-        outputs: Sequence[np.ndarray],
-        directory: pathlib.Path,
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
     ) -> list[pathlib.Path]:
         """predictions_SPLIT.conll: word, gold tag (where there is one) and predicted tag."""
         path = directory / f"predictions_{split.name}.conll"

@@ -32,7 +32,11 @@ Batch = Mapping[str, jax.Array]
 
 
 def model_for(
-    task: Any, config: BertConfig, execution: Execution, feature_layers: str = "", bilstm: int = 0,
+    task: Any,
+    config: BertConfig,
+    execution: Execution,
+    feature_layers: str = "",
+    bilstm: int = 0,
     head_init: str = "truncated_normal",
 ) -> Any:
     """The model of the task's head, with as many outputs as the task has.
@@ -47,17 +51,12 @@ def model_for(
         if bilstm:
             raise ValueError(f"feature_layers={feature_layers!r} brings a BiLSTM: set bilstm=0")
         if head_init != "truncated_normal":
-            raise ValueError(f"feature_layers={feature_layers!r} draws its own head: head_init has "
-                             "no effect")
+            raise ValueError(f"feature_layers={feature_layers!r} draws its own head: head_init has no effect")
         if task.head != "tagging":
             raise ValueError(f"feature_layers={feature_layers!r} is for tagging, not {task.head}")
         if feature_layers not in LAYER_CHOICES:
-            raise ValueError(
-                f"feature_layers={feature_layers!r}; one of {', '.join(LAYER_CHOICES)}"
-            )
-        return BertFeatureTagger(
-            config, execution, num_labels=task.outputs, layers=feature_layers
-        )
+            raise ValueError(f"feature_layers={feature_layers!r}; one of {', '.join(LAYER_CHOICES)}")
+        return BertFeatureTagger(config, execution, num_labels=task.outputs, layers=feature_layers)
     common = (config, execution, bilstm, head_init)
     if task.head == "tagging":
         return BertForTokenClassification(*common, num_labels=task.outputs)
@@ -101,11 +100,7 @@ class TaskObjective:
         return {"loss": jnp.sum(self._weights(batch))}
 
     def loss(
-        self,
-        params: Any,
-        batch: Batch,
-        denominators: dict[str, jax.Array],
-        dropout_key: jax.Array | None,
+        self, params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array | None
     ) -> tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]:
         if dropout_key is not None and "run" in batch:
             dropout_key = jax.random.fold_in(dropout_key, batch["run"][0])
@@ -119,20 +114,14 @@ class TaskObjective:
             sums["accuracy"] = (jnp.sum(correct * counted), jnp.sum(counted))
         return losses.mean(total, denominators["loss"]), sums
 
-    def outputs(
-        self, params: Any, batch: Batch, dropout_key: jax.Array | None = None
-    ) -> jax.Array:
+    def outputs(self, params: Any, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
         """float32 logits: [B, labels], [B, C] choices, [B, T, tags], or [B, T, 2] start and end.
 
         Padding positions of spans are masked out, so that the result does not depend on the bucket.
         """
         mask = batch["attention_mask"]
         logits = self.model.apply(
-            {"params": params},
-            batch["input_ids"],
-            mask,
-            batch["token_type_ids"],
-            dropout_key=dropout_key,
+            {"params": params}, batch["input_ids"], mask, batch["token_type_ids"], dropout_key=dropout_key
         )
         if self.head == "spans":
             return jnp.where(mask[..., None] > 0, jnp.stack(logits, -1), -1e9)

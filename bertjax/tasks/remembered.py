@@ -13,19 +13,24 @@ from typing import Any
 from bertjax.tasks.glue import GLUE
 
 ALIASES = {
-    **dict.fromkeys(("classify", "classification", "text-classification",
-                     "sequence-classification"), "table"),
+    **dict.fromkeys(("classify", "classification", "text-classification", "sequence-classification"), "table"),
     **dict.fromkeys(("token-classification", "named-entities"), "ner"),
     **dict.fromkeys(("tagging", "pos"), "tag"),
-    "multiple-choice": "swag", "squad-v1": "squad1.1", "squad-v1.1": "squad1.1",
-    "squad-v2": "squad2.0", "squad-v2.0": "squad2.0",
-}  # fmt: skip
+    "multiple-choice": "swag",
+    "squad-v1": "squad1.1",
+    "squad-v1.1": "squad1.1",
+    "squad-v2": "squad2.0",
+    "squad-v2.0": "squad2.0",
+}
 _SQUAD = ("qa", "question-answering", "squad")
 # Fine-tuning task -> what tools/predict.py calls the question that such a model answers.
 ASKED = {
-    **dict.fromkeys((*GLUE, "xnli", "table"), "classify"), "ner": "ner", "tag": "ner",
-    "squad1.1": "qa", "squad2.0": "qa",
-}  # fmt: skip
+    **dict.fromkeys((*GLUE, "xnli", "table"), "classify"),
+    "ner": "ner",
+    "tag": "ner",
+    "squad1.1": "qa",
+    "squad2.0": "qa",
+}
 
 
 def task_name(name: str, known: Collection[str]) -> str:
@@ -71,13 +76,11 @@ def remembered(settings: Mapping[str, Any], source: str) -> Remembered:
     stored = settings.get("finetuned") or {}
     options = stored.get("options") or {} if isinstance(stored, Mapping) else None
     if not isinstance(options, Mapping):
-        raise ValueError(f"{source}: 'finetuned' in its config.json must be an object, and so must "
-                         "its 'options'")
+        raise ValueError(f"{source}: 'finetuned' in its config.json must be an object, and so must its 'options'")
     numbers = {name: stored.get(name) for name in ("max_length", "step", "null_threshold")}
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int | float | None):
-            raise ValueError(f"{source}: {name}={number!r} in 'finetuned' of its config.json is "
-                             "not a number")
+            raise ValueError(f"{source}: {name}={number!r} in 'finetuned' of its config.json is not a number")
     task = stored.get("task")
     known = task in ASKED or task == "swag"
     return Remembered(task if known else None, options if known else {}, **numbers)
@@ -86,9 +89,12 @@ def remembered(settings: Mapping[str, Any], source: str) -> Remembered:
 def to_remember(task: Any, result: Mapping[str, Any], max_length: int) -> dict[str, Any]:
     """The entry `finetuned` for the model of `result` (see results.py)."""
     entry = {
-        "task": getattr(task, "kind", task.name), "options": dict(getattr(task, "options", {})),
-        "value": result["value"], "step": result["best_step"], "max_length": max_length,
-    }  # fmt: skip
+        "task": getattr(task, "kind", task.name),
+        "options": dict(getattr(task, "options", {})),
+        "value": result["value"],
+        "step": result["best_step"],
+        "max_length": max_length,
+    }
     if task.name == "squad2.0":
         entry["null_threshold"] = result["details"]["best_f1_thresh"]
     return json.loads(json.dumps(entry, default=_plain))

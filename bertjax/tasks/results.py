@@ -101,9 +101,7 @@ def write_predictions(
     return paths
 
 
-def save_model(
-    tuner: FineTuner, params: Any, directory: pathlib.Path, result: Mapping[str, Any]
-) -> None:
+def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: Mapping[str, Any]) -> None:
     """Writes the model in Hugging Face's layout, with its label names."""
     if tuner.model.storable is not tuner.model:
         log.warning("no model directory: Hugging Face's layout has no place for a BiLSTM")
@@ -117,17 +115,23 @@ def save_model(
         "multilabel": "multi_label_classification",
         "classification": "single_label_classification",
     }
-    settings: dict[str, Any] = {
-        "finetuned": to_remember(task, result, tuner.settings.max_length)}
+    settings: dict[str, Any] = {"finetuned": to_remember(task, result, tuner.settings.max_length)}
     if task.head in kinds:
         settings["problem_type"] = kinds[task.head]
     labels = dict(enumerate(task.labels)) or None
     if task.head == "regression":
         labels = {0: "value"}
     write_directory(
-        directory, tuner.config, host, type(tuner.model).__name__, tuner.tokenizer, labels,
-        settings=settings, overwrite=True, card=card(tuner, result),
-    )  # fmt: skip
+        directory,
+        tuner.config,
+        host,
+        type(tuner.model).__name__,
+        tuner.tokenizer,
+        labels,
+        settings=settings,
+        overwrite=True,
+        card=card(tuner, result),
+    )
 
 
 def card(tuner: FineTuner, result: Mapping[str, Any]) -> str:
@@ -139,20 +143,23 @@ def card(tuner: FineTuner, result: Mapping[str, Any]) -> str:
     summary = (
         f"A BERT with {model.num_hidden_layers} layers of width {model.hidden_size} and "
         f"{parameter_count(model, heads=('pooler',)) / 1e6:.1f} M parameters, fine-tuned from the "
-        f"weights of `{start}` for the task {task.name} ({task.head.replace('_', ' ')}).")
+        f"weights of `{start}` for the task {task.name} ({task.head.replace('_', ' ')})."
+    )
     if task.labels:
         summary += f" Its labels are {', '.join(f'`{label}`' for label in task.labels)}."
-    data = "\n".join(f"* {split}: {rows:,} rows, sha256 {result['data'][split]}"
-                     for split, rows in result["rows"].items())
+    data = "\n".join(
+        f"* {split}: {rows:,} rows, sha256 {result['data'][split]}" for split, rows in result["rows"].items()
+    )
     recipe = {
-        "steps": f"{result['best_step']:,} (the best on dev) of {result['steps']:,}, "
-                 f"{run['batch_size']} rows each",
-        "learning rate": run["learning_rate"], "epochs": run["epochs"], "seed": run["seed"],
+        "steps": f"{result['best_step']:,} (the best on dev) of {result['steps']:,}, {run['batch_size']} rows each",
+        "learning rate": run["learning_rate"],
+        "epochs": run["epochs"],
+        "seed": run["seed"],
         "longest row": f"{result['settings']['max_length']} tokens",
         "hardware": f"{result['devices']}, {tuner.model.execution.dtype}",
     }
-    sections = {"Results": "On the development set:\n\n" + "\n".join(
-        f"* {name} {value:.4f}" for name, value in result["scores"].items())}
-    return model_card(
-        f"BERT fine-tuned on {task.name}", type(tuner.model).__name__, summary, data, recipe,
-        sections)
+    sections = {
+        "Results": "On the development set:\n\n"
+        + "\n".join(f"* {name} {value:.4f}" for name, value in result["scores"].items())
+    }
+    return model_card(f"BERT fine-tuned on {task.name}", type(tuner.model).__name__, summary, data, recipe, sections)

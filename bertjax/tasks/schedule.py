@@ -16,8 +16,7 @@ from bertjax.training.optimizer import SCHEDULES, Optimizer, share_of_peak
 
 def rate_at(name: str, schedule: Mapping[str, Any], step: Any) -> jax.Array:
     """The rate that optimizer.learning_rate_schedule gives, for traced numbers."""
-    return schedule["peak"] * share_of_peak(
-        name, step, schedule["warmup_steps"], schedule["total_steps"])
+    return schedule["peak"] * share_of_peak(name, step, schedule["warmup_steps"], schedule["total_steps"])
 
 
 def with_schedule_in_state(unit: Optimizer, name: str) -> Optimizer:
@@ -52,7 +51,5 @@ def set_schedule(state: Any, peak: float, warmup_steps: int, total_steps: int) -
         raise ValueError(f"warmup_steps={warmup_steps} must lie between 0 and {total_steps}")
     new = {"peak": peak, "warmup_steps": warmup_steps, "total_steps": total_steps}
     old = state.opt_state["schedule"]
-    placed = {
-        name: jax.device_put(np.float32(value), old[name].sharding) for name, value in new.items()
-    }
+    placed = {name: jax.device_put(np.float32(value), old[name].sharding) for name, value in new.items()}
     return state.replace(opt_state={**state.opt_state, "schedule": placed})

@@ -88,8 +88,11 @@ class SquadTask:
             raise ValueError(f"SQuAD version {version!r} is not 1.1 or 2.0")
         if doc_stride < 1:
             raise ValueError(f"doc_stride={doc_stride} must be at least 1, or no window advances")
-        for name, value in (("max_query_length", max_query_length), ("n_best", n_best),
-                            ("max_answer_length", max_answer_length)):  # fmt: skip
+        for name, value in (
+            ("max_query_length", max_query_length),
+            ("n_best", n_best),
+            ("max_answer_length", max_answer_length),
+        ):
             if value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
         self.source, self.version, self.data_dir = str(source), version, data_dir
@@ -98,8 +101,7 @@ class SquadTask:
         self.doc_stride, self.max_query_length = doc_stride, max_query_length
         self.max_answer_length, self.n_best = max_answer_length, n_best
         self.null_threshold = null_threshold
-        self.metric_names = ("exact", "f1") if version == "1.1" else (
-            "exact", "f1", "best_exact", "best_f1")
+        self.metric_names = ("exact", "f1") if version == "1.1" else ("exact", "f1", "best_exact", "best_f1")
         self.metric = self.metric_names[-1]
         self.dropped = 0  # training answers that the last `features` could not find
 
@@ -167,9 +169,7 @@ class SquadTask:
 
     # --- questions -> windows
 
-    def features(
-        self, split: Split, tokenizer: Any, max_length: int, training: bool
-    ) -> list[Features]:
+    def features(self, split: Split, tokenizer: Any, max_length: int, training: bool) -> list[Features]:
         """The windows of every question; with training=True also the first answer's span.
 
         Raises ValueError before any work if a question could leave no room for the passage, and
@@ -191,15 +191,16 @@ class SquadTask:
         for number, (question, query) in enumerate(zip(split.records, queries, strict=True)):
             if passage[0] != question.context:  # consecutive questions share their passage
                 passage = (question.context, *passage_tokens(tokenizer, question.context))
-            if training and question.answers and not (
-                    answer_is_there(question) and _answer_tokens(question, passage[2])):
+            if (
+                training
+                and question.answers
+                and not (answer_is_there(question) and _answer_tokens(question, passage[2]))
+            ):
                 dropped.append(question)
                 continue
             query = query[: self.max_query_length]
-            for ids, types, window in passage_windows(
-                    tokenizer, query, *passage[1:], max_length, self.doc_stride):
-                row = {"input_ids": ids, "token_type_ids": types, "window": window,
-                       "example": number}
+            for ids, types, window in passage_windows(tokenizer, query, *passage[1:], max_length, self.doc_stride):
+                row = {"input_ids": ids, "token_type_ids": types, "window": window, "example": number}
                 if training:
                     row |= _gold(question, window, passage[2])
                 rows.append(row)
@@ -215,9 +216,7 @@ class SquadTask:
 
     # --- span logits -> answers
 
-    def answers(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-    ) -> "Answers":
+    def answers(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> "Answers":
         """Best spans, n-best lists and null odds from the [t, 2] logits of every window."""
         windows: list[list[tuple[Window, np.ndarray]]] = [[] for _ in split.records]
         for row, logits in zip(features, outputs, strict=True):
@@ -268,9 +267,7 @@ class SquadTask:
         """The final answer of each question; with version 2.0 it may be empty (null_threshold)."""
         return found.decided(self.null_threshold if self.version == "2.0" else None)
 
-    def score(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-    ) -> Scores:
+    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> Scores:
         """Official EM and F1 as shares of 1; version 2.0 at the best threshold for F1 too.
 
         `details` holds the official numbers in percent; best_f1_thresh found on the development
@@ -284,26 +281,17 @@ class SquadTask:
             values = {"exact": official["exact"] / 100, "f1": official["f1"] / 100}
         else:
             official = squad_score.score_v2(gold, found.spans, found.null_odds, self.null_threshold)
-            values = {
-                name: official[name] / 100 for name in ("exact", "f1", "best_exact", "best_f1")
-            }
+            values = {name: official[name] / 100 for name in ("exact", "f1", "best_exact", "best_f1")}
         final = self.decided(found)
         flags = (ONE_CLASS_ONLY,) if len(final) > 1 and not any(final.values()) else ()
         return Scores(values, flags, official)
 
     def write(
-        self,
-        split: Split,
-        features: Sequence[Features],
-        outputs: Sequence[np.ndarray],
-        directory: pathlib.Path,
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
     ) -> list[pathlib.Path]:
         """predictions, nbest_predictions and (2.0) null_odds, each as _SPLIT.json."""
         found = self.answers(split, features, outputs)
-        contents: dict[str, Any] = {
-            "predictions": self.decided(found),
-            "nbest_predictions": found.n_best,
-        }
+        contents: dict[str, Any] = {"predictions": self.decided(found), "nbest_predictions": found.n_best}
         if self.version == "2.0":
             contents["null_odds"] = found.null_odds
         paths = []
@@ -326,12 +314,7 @@ class Answers:
     null_odds: dict[str, float]
 
     def add(
-        self,
-        question: Question,
-        candidates: list[tuple[str, float]],
-        null_score: float,
-        lowest: float,
-        null: bool,
+        self, question: Question, candidates: list[tuple[str, float]], null_score: float, lowest: float, null: bool
     ) -> None:
         """Records one question. Without any span the answer is empty and the odds stay finite."""
         key = question.id
@@ -355,10 +338,7 @@ class Answers:
 
 def as_articles(questions: Sequence[Question]) -> list[dict[str, Any]]:
     """The questions in the shape of a SQuAD file's 'data', for the official scores."""
-    entries = [
-        {"id": q.id, "answers": [{"text": t, "answer_start": s} for t, s in q.answers]}
-        for q in questions
-    ]
+    entries = [{"id": q.id, "answers": [{"text": t, "answer_start": s} for t, s in q.answers]} for q in questions]
     return [{"paragraphs": [{"qas": entries}]}]
 
 

@@ -62,12 +62,7 @@ def score_v1(data: Sequence[Mapping], predictions: Mapping[str, str]) -> dict[st
         golds = [gold["text"] for gold in question["answers"]]
         exact_sum += max(exact(gold, answer) for gold in golds)
         f1_sum += max(f1(gold, answer, "1.1") for gold in golds)
-    return {
-        "exact": 100.0 * exact_sum / total,
-        "f1": 100.0 * f1_sum / total,
-        "total": total,
-        "missing": missing,
-    }
+    return {"exact": 100.0 * exact_sum / total, "f1": 100.0 * f1_sum / total, "total": total, "missing": missing}
 
 
 def score_v2(
@@ -105,10 +100,7 @@ def score_v2(
         raise ValueError(f"{len(lacking)} questions without null odds, the first is {lacking[0]!r}")
 
     def decided(scores: Mapping[str, float]) -> dict[str, float]:
-        return {
-            key: float(not has_answer[key]) if odds[key] > threshold else value
-            for key, value in scores.items()
-        }
+        return {key: float(not has_answer[key]) if odds[key] > threshold else value for key, value in scores.items()}
 
     result: dict[str, float] = {}
     for name, scores in (("exact", decided(raw_exact)), ("f1", decided(raw_f1))):

@@ -37,18 +37,22 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Suite:
     """
     data = str(config.task.data)
     if not data or data.startswith("tfds:"):
-        raise ValueError(f"config.task.data={data!r}: the suite needs the folder that holds "
-                         "CoLA/, SST-2/, MRPC/ and so on")
-    folders = {name: pathlib.Path(data) / spec.folder for name, spec in GLUE.items()
-               if "train" in spec.files}
-    present = [name for name, folder in folders.items() if folder.is_dir()
-               and any(folder.glob("*train*"))]
+        raise ValueError(
+            f"config.task.data={data!r}: the suite needs the folder that holds CoLA/, SST-2/, MRPC/ and so on"
+        )
+    folders = {name: pathlib.Path(data) / spec.folder for name, spec in GLUE.items() if "train" in spec.files}
+    present = [name for name, folder in folders.items() if folder.is_dir() and any(folder.glob("*train*"))]
     if not present:
-        raise ValueError(f"{data} holds no training data of a GLUE task; expected a folder such as "
-                         f"{', '.join(folder.name for folder in folders.values())}")
+        raise ValueError(
+            f"{data} holds no training data of a GLUE task; expected a folder such as "
+            f"{', '.join(folder.name for folder in folders.values())}"
+        )
     missing = [name for name in folders if name not in present]
-    print(f"GLUE from {data}: {', '.join(present)}"
-          + (f"; not there, so left out: {', '.join(missing)}" if missing else ""), flush=True)
+    print(
+        f"GLUE from {data}: {', '.join(present)}"
+        + (f"; not there, so left out: {', '.join(missing)}" if missing else ""),
+        flush=True,
+    )
     jobs = {}
     for name in present:
         one = copy.deepcopy(config)
@@ -71,20 +75,23 @@ def run(suite: Suite) -> dict[str, dict[str, float]]:
             model = prepared.workdir / "model"
             tuner = prepared.tuner
             same = dict(settings=tuner.settings, execution=tuner.model.execution, mesh=tuner.mesh)
-            scores = job.evaluate(
-                job.make_task("mnli", suite.data), model, "dev_mismatched", **same)
+            scores = job.evaluate(job.make_task("mnli", suite.data), model, "dev_mismatched", **same)
             results["mnli_mm"] = dict(scores.values)
             if (pathlib.Path(suite.data) / GLUE["ax"].folder).is_dir():
-                job.evaluate(job.make_task("ax", suite.data), model, "test",
-                             write_to=prepared.workdir if first else None, **same)
+                job.evaluate(
+                    job.make_task("ax", suite.data), model, "test", write_to=prepared.workdir if first else None, **same
+                )
     if not first:
         return results
     table = glue_table(results)
     with writing_results(suite.workdir):
         write_whole(suite.workdir / "glue.md", table)
         draw(results, suite.workdir / "glue.png")
-    print(f"\nGLUE, development sets, percent:\n\n{table}\ntable: {suite.workdir / 'glue.md'}\n"
-          f"picture: {suite.workdir / 'glue.png'}", flush=True)
+    print(
+        f"\nGLUE, development sets, percent:\n\n{table}\ntable: {suite.workdir / 'glue.md'}\n"
+        f"picture: {suite.workdir / 'glue.png'}",
+        flush=True,
+    )
     return results
 
 
@@ -92,10 +99,15 @@ def draw(results: Mapping[str, Mapping[str, float]], path: pathlib.Path) -> None
     """A bar for every score that the benchmark reports; a line where the majority's accuracy is."""
     from matplotlib.figure import Figure
 
-    bars = [(f"{name}\n{metric}", 100 * scores[metric],
-             100 * scores["majority"] if metric == "accuracy" and "majority" in scores else None)
-            for name, scores in results.items()
-            for metric in GLUE[name.removesuffix("_mm")].reported]
+    bars = [
+        (
+            f"{name}\n{metric}",
+            100 * scores[metric],
+            100 * scores["majority"] if metric == "accuracy" and "majority" in scores else None,
+        )
+        for name, scores in results.items()
+        for metric in GLUE[name.removesuffix("_mm")].reported
+    ]
     figure = Figure(figsize=(8, 1.2 + 0.5 * len(bars)), layout="constrained")
     axes = figure.subplots()
     for place, (_, value, majority) in enumerate(reversed(bars)):

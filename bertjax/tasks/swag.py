@@ -51,9 +51,7 @@ class MultipleChoiceTask:
     metric_names = ("accuracy", "matthews", "macro_f1")
     outputs = 1
 
-    def __init__(
-        self, source: str | pathlib.Path, files: dict[str, str] | None = None, name: str = "swag"
-    ):
+    def __init__(self, source: str | pathlib.Path, files: dict[str, str] | None = None, name: str = "swag"):
         """`source` is a directory with `files` (split -> name; default SWAG's names)."""
         self.source, self.name = pathlib.Path(source), name
         self.splits = files or {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
@@ -80,13 +78,19 @@ class MultipleChoiceTask:
             texts = [row[context], row[start] if start else "", *(row[name] for name in endings)]
             if strange := [text for text in texts if not isinstance(text, str)]:
                 raise ValueError(f"{where}: {str(strange[0])!r:.60} is not text")
-            records.append(Choice(str(row.get("fold-ind") or number), texts[0], texts[1],
-                                  tuple(texts[2:]), int(gold) if labelled else None, where))
+            records.append(
+                Choice(
+                    str(row.get("fold-ind") or number),
+                    texts[0],
+                    texts[1],
+                    tuple(texts[2:]),
+                    int(gold) if labelled else None,
+                    where,
+                )
+            )
         return Split(split, records, labelled, file_fingerprint(path))
 
-    def features(
-        self, split: Split, tokenizer: Any, max_length: int, training: bool
-    ) -> list[Features]:
+    def features(self, split: Split, tokenizer: Any, max_length: int, training: bool) -> list[Features]:
         """One feature dict a question, whose input_ids are a list of four rows."""
         if training:
             split.require_labels("training")
@@ -98,29 +102,21 @@ class MultipleChoiceTask:
         for i, record in enumerate(split.records):
             mine = endings[i * CHOICES : (i + 1) * CHOICES]
             rows = [encode_segments(tokenizer, contexts[i], ids, max_length) for ids in mine]
-            feature: Features = {
-                name: [row[name] for row in rows] for name in ("input_ids", "token_type_ids")
-            }
+            feature: Features = {name: [row[name] for row in rows] for name in ("input_ids", "token_type_ids")}
             feature["example"] = i
             if split.labelled:
                 feature["labels"] = record.label
             features.append(feature)
         return features
 
-    def score(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-    ) -> metrics.Scores:
+    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> metrics.Scores:
         """Accuracy over the questions."""
         split.require_labels("scoring")
         gold = [record.label for record in split.records]
         return metrics.classification_scores(gold, np.asarray(outputs).argmax(-1))
 
     def write(
-        self,
-        split: Split,
-        features: Sequence[Features],
-        outputs: Sequence[np.ndarray],
-        directory: pathlib.Path,
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
     ) -> list[pathlib.Path]:
         """predictions_SPLIT.jsonl: id, chosen ending (0 to 3) and its text."""
         path = directory / f"predictions_{split.name}.jsonl"

@@ -24,11 +24,7 @@ from bertjax.training.loop import NotFiniteError
 log = logging.getLogger(__name__)
 
 FAILED = "failed: not finite"
-PAPER_GRID = {
-    "batch_size": (16, 32),
-    "learning_rate": (5e-5, 3e-5, 2e-5),
-    "epochs": (2, 3, 4),
-}
+PAPER_GRID = {"batch_size": (16, 32), "learning_rate": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +59,7 @@ def grid(
     seeds: Iterable[int] = range(1),
 ) -> Iterator[RunSettings]:
     """Runs ordered so that those of one batch size, which share compiled steps, are together."""
-    for size, rate, length, seed in itertools.product(
-        batch_size, learning_rate, epochs, tuple(seeds)
-    ):
+    for size, rate, length, seed in itertools.product(batch_size, learning_rate, epochs, tuple(seeds)):
         yield RunSettings(rate, size, length, seed)
 
 
@@ -106,8 +100,7 @@ def sweep(
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
         flags = "".join(f"  [{flag}]" for flag in outcome.flags)
-        say(f"run {number}/{len(runs)}: {described(outcome)}: {outcome.value:.4f}{flags}, "
-            f"{outcome.seconds:.1f} s")
+        say(f"run {number}/{len(runs)}: {described(outcome)}: {outcome.value:.4f}{flags}, {outcome.seconds:.1f} s")
         if run is not None and is_better(outcome.value, best):
             best = outcome.value
             if keep is not None:
@@ -203,8 +196,10 @@ def best_outcome(outcomes: Sequence[Outcome]) -> Outcome:
 
 def described(outcome: Outcome) -> str:
     """The settings of a run, as a line of text has them."""
-    return (f"batch {outcome.batch_size}, learning rate {outcome.learning_rate:g}, "
-            f"{counted(outcome.epochs, 'epoch')}, seed {outcome.seed}")
+    return (
+        f"batch {outcome.batch_size}, learning rate {outcome.learning_rate:g}, "
+        f"{counted(outcome.epochs, 'epoch')}, seed {outcome.seed}"
+    )
 
 
 def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
@@ -220,9 +215,18 @@ def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
     for row in rows(outcomes):
         size, rate, epochs = row.setting
         each = " ".join(f"{value:.4f}" for value in row.values)
-        cells.append((size, f"{rate:g}", epochs, len(row.values), f"{row.mean:.4f}",
-                      "-" if row.deviation is None else f"{row.deviation:.4f}", row.degenerate,
-                      each))
+        cells.append(
+            (
+                size,
+                f"{rate:g}",
+                epochs,
+                len(row.values),
+                f"{row.mean:.4f}",
+                "-" if row.deviation is None else f"{row.deviation:.4f}",
+                row.degenerate,
+                each,
+            )
+        )
     return f"{head}\n\n{markdown.table(columns, cells)}\n"
 
 
@@ -239,8 +243,7 @@ def picture(task: str, metric: str, outcomes: Sequence[Outcome], path: pathlib.P
             values = [o.value for o in group if o.degenerate is degenerate]
             axes.plot(values, [height] * len(values), marker, color=colour, alpha=0.7)
         axes.plot([row.mean], [height], "|", color="black", markersize=14)
-    names = [f"batch {b}, {r:g}, {counted(e, 'epoch')}"
-             for b, r, e in (row.setting for row in found[::-1])]
+    names = [f"batch {b}, {r:g}, {counted(e, 'epoch')}" for b, r, e in (row.setting for row in found[::-1])]
     axes.set_yticks(range(len(found)), names)
     axes.set_ylim(-0.6, len(found) - 0.4)
     axes.set_xlabel(f"{metric} on dev (bar: mean of the seeds; cross: degenerate run)")
@@ -249,9 +252,7 @@ def picture(task: str, metric: str, outcomes: Sequence[Outcome], path: pathlib.P
     figure.savefig(path, dpi=120)
 
 
-def write_report(
-    task: str, metric: str, outcomes: Sequence[Outcome], directory: pathlib.Path
-) -> str:
+def write_report(task: str, metric: str, outcomes: Sequence[Outcome], directory: pathlib.Path) -> str:
     """Writes sweep.md and sweep.png and returns the table."""
     text = table(task, metric, outcomes)
     write_whole(directory / "sweep.md", text)

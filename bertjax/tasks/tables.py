@@ -46,8 +46,9 @@ def read_table(
     """
     name = plain_name(path.name)
     if name.endswith((".json", ".parquet", ".xls", ".xlsx")):
-        raise ValueError(f"{path}: a table is a .csv, .tsv or .txt file, or .jsonl with an object "
-                         "a line; save it as one of these")
+        raise ValueError(
+            f"{path}: a table is a .csv, .tsv or .txt file, or .jsonl with an object a line; save it as one of these"
+        )
     if name.endswith(".jsonl"):
         return _read_json_lines(path, required)
     lines = _csv_lines(path) if name.endswith(".csv") else _tab_lines(path)
@@ -75,8 +76,7 @@ def read_table(
                 skipped += 1
                 continue
             raise ValueError(
-                f"{path}:{line}: expected {len(columns)} columns ({', '.join(columns)}), found "
-                f"{len(cells)}"
+                f"{path}:{line}: expected {len(columns)} columns ({', '.join(columns)}), found {len(cells)}"
             )
         rows.append((line, dict(zip(columns, cells, strict=True))))
     return Table(columns, rows, skipped)
@@ -86,8 +86,7 @@ def _other_separator(first: Sequence[str]) -> str:
     """What is wrong with a header of one column that holds several."""
     for character, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
         if len(first) == 1 and character in first[0]:
-            return (f". Its columns are separated by {name}: save it with commas as .csv, or with "
-                    "tabs as .tsv")
+            return f". Its columns are separated by {name}: save it with commas as .csv, or with tabs as .tsv"
     return ""
 
 
@@ -125,8 +124,9 @@ def read_objects(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{number}: expected an object, found {line.strip()[:40]}")
         if "\\u" in line and _half_a_pair(row):
-            raise ValueError(f"{path}:{number}: a text holds half a surrogate pair (\\ud800 to "
-                             "\\udfff), which is no character")
+            raise ValueError(
+                f"{path}:{number}: a text holds half a surrogate pair (\\ud800 to \\udfff), which is no character"
+            )
         rows.append((number, row))
     return rows
 
@@ -189,5 +189,7 @@ def check_tsv(columns: Sequence[str], cells: Sequence[str]) -> None:
     """Raises ValueError for a cell with a tab or a line break, which nothing quotes there."""
     for column, cell in zip(columns, cells, strict=True):
         if any(mark in cell for mark in "\t\n\r"):
-            raise ValueError(f"column {column!r} holds a tab or a line break, which a .tsv file "
-                             f"cannot hold ({cell!r:.60}); write a .csv or .jsonl file")
+            raise ValueError(
+                f"column {column!r} holds a tab or a line break, which a .tsv file "
+                f"cannot hold ({cell!r:.60}); write a .csv or .jsonl file"
+            )

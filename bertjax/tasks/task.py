@@ -32,9 +32,7 @@ from bertjax.tasks.metrics import Scores
 
 Features = dict[str, Any]
 
-GOLD_FIELDS = (
-    "labels", "targets", "label_set", "tags", "tag_weights", "start_positions", "end_positions",
-)  # fmt: skip
+GOLD_FIELDS = ("labels", "targets", "label_set", "tags", "tag_weights", "start_positions", "end_positions")
 
 
 @dataclass(frozen=True)
@@ -82,22 +80,14 @@ class Task(Protocol):
     def read(self, split: str) -> Split:
         """Reads a split. Errors name file and line."""
 
-    def features(
-        self, split: Split, tokenizer: Any, max_length: int, training: bool
-    ) -> list[Features]:
+    def features(self, split: Split, tokenizer: Any, max_length: int, training: bool) -> list[Features]:
         """Rows for the model, in record order; a record may give several (windows)."""
 
-    def score(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-    ) -> Scores:
+    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> Scores:
         """Scores the outputs, one array a row in feature order, without padding."""
 
     def write(
-        self,
-        split: Split,
-        features: Sequence[Features],
-        outputs: Sequence[np.ndarray],
-        directory: pathlib.Path,
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
     ) -> list[pathlib.Path]:
         """Writes the prediction (or submission) files and returns their paths."""
 
@@ -151,7 +141,8 @@ def adopt_labels(wanted: Sequence[str], known: Sequence[str], source: str) -> tu
         raise ValueError(
             f"{source} does not name the classes of its head, so their order is not known. Give "
             f"the names in the head's order (--labels={','.join(wanted)} if it is this one), or "
-            "write them to its config.json as id2label")
+            "write them to its config.json as id2label"
+        )
     if unknown := [name for name in wanted if name not in known]:
         raise ValueError(
             f"labels {unknown} are unknown to the head of {source}, which has {list(known)}; "
@@ -176,17 +167,14 @@ def trim_lengths(length_a: int, length_b: int, room: int) -> tuple[int, int]:
     return length_a, length_b
 
 
-def encode_segments(
-    tokenizer: Any, ids_a: Sequence[int], ids_b: Sequence[int] | None, max_length: int
-) -> Features:
+def encode_segments(tokenizer: Any, ids_a: Sequence[int], ids_b: Sequence[int] | None, max_length: int) -> Features:
     """[CLS] A [SEP] or [CLS] A [SEP] B [SEP], trimmed to max_length.
 
     The first [SEP] belongs to segment 0. An empty B stays a segment: [CLS] A [SEP] [SEP].
     """
     specials = 2 if ids_b is None else 3
     if max_length <= specials:
-        raise ValueError(f"max_length={max_length} has no room for text beside {specials} special "
-                         "tokens")
+        raise ValueError(f"max_length={max_length} has no room for text beside {specials} special tokens")
     keep_a, keep_b = trim_lengths(len(ids_a), len(ids_b or ()), max_length - specials)
     ids = [tokenizer.cls_id, *ids_a[:keep_a], tokenizer.sep_id]
     first = len(ids)
@@ -200,8 +188,10 @@ def encode_segments(
 def require_segments(config: BertConfig) -> None:
     """Raises ValueError for a model that cannot tell the two texts of a pair apart."""
     if config.type_vocab_size < 2:
-        raise ValueError("this model has one segment (type_vocab_size=1), so it cannot read pairs "
-                         "of texts; join the two into one text, or take another model")
+        raise ValueError(
+            "this model has one segment (type_vocab_size=1), so it cannot read pairs "
+            "of texts; join the two into one text, or take another model"
+        )
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str | None]) -> list[list[int] | None]:
@@ -238,9 +228,7 @@ def _bucket_of(features: Sequence[Features], buckets: Sequence[int]) -> np.ndarr
     return np.searchsorted(np.asarray(sorted(buckets)), lengths)
 
 
-def collate(
-    features: Sequence[Features], length: int, batch_size: int, pad_id: int
-) -> dict[str, np.ndarray]:
+def collate(features: Sequence[Features], length: int, batch_size: int, pad_id: int) -> dict[str, np.ndarray]:
     """Pads rows to [batch_size, length]; missing rows repeat the first with weight 0.
 
     Adds attention_mask (1 = token) and weights [B] float32 (0 = not a row of the data).
@@ -270,9 +258,7 @@ def collate(
     return batch
 
 
-def process_slice(
-    batch: dict[str, np.ndarray], process_index: int, process_count: int
-) -> dict[str, np.ndarray]:
+def process_slice(batch: dict[str, np.ndarray], process_index: int, process_count: int) -> dict[str, np.ndarray]:
     """The contiguous rows of one process."""
     size = len(batch["weights"]) // process_count
     return {k: v[process_index * size : (process_index + 1) * size] for k, v in batch.items()}

@@ -16,20 +16,9 @@ import numpy as np
 
 from bertjax.files import whole_file
 from bertjax.tasks import metrics
-from bertjax.tasks.task import (
-    Features,
-    Record,
-    Split,
-    encode_segments,
-    encode_texts,
-    label_index,
-)
+from bertjax.tasks.task import Features, Record, Split, encode_segments, encode_texts, label_index
 
-DEFAULT_METRIC = {
-    "classification": "accuracy",
-    "regression": "pearson_spearman",
-    "multilabel": "micro_f1",
-}
+DEFAULT_METRIC = {"classification": "accuracy", "regression": "pearson_spearman", "multilabel": "micro_f1"}
 
 
 def _or_none(value: Any) -> Any:
@@ -62,9 +51,7 @@ class TextTask:
 
     # --- records -> features
 
-    def features(
-        self, split: Split, tokenizer: Any, max_length: int, training: bool
-    ) -> list[Features]:
+    def features(self, split: Split, tokenizer: Any, max_length: int, training: bool) -> list[Features]:
         """One row a record: [CLS] A [SEP] (B [SEP]), the longer segment trimmed first."""
         if training:
             split.require_labels("training")
@@ -101,9 +88,7 @@ class TextTask:
             return logits[:, 0]
         return logits >= 0 if self.head == "multilabel" else logits.argmax(1)
 
-    def score(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-    ) -> metrics.Scores:
+    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> metrics.Scores:
         """The scores of metrics.py for this head."""
         split.require_labels("scoring")
         predicted = self.predict(outputs)
@@ -122,11 +107,7 @@ class TextTask:
         return dataclasses.replace(scores, details=details)
 
     def write(
-        self,
-        split: Split,
-        features: Sequence[Features],
-        outputs: Sequence[np.ndarray],
-        directory: pathlib.Path,
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
     ) -> list[pathlib.Path]:
         """predictions_SPLIT.jsonl: id, prediction and scores of each record, in file order."""
         path = directory / f"predictions_{split.name}.jsonl"
@@ -138,8 +119,7 @@ class TextTask:
                 if self.labels:
                     scores = self.probabilities(np.asarray(logits, np.float64))
                     row["scores"] = {
-                        name: _or_none(round(float(p), 6))
-                        for name, p in zip(self.labels, scores, strict=True)
+                        name: _or_none(round(float(p), 6)) for name, p in zip(self.labels, scores, strict=True)
                     }
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
         return [path]

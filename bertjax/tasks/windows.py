@@ -51,8 +51,7 @@ def _leading(gap: str) -> int:
 
 
 def passage_windows(
-    tokenizer: Any, query: Sequence[int], ids: np.ndarray, offsets: np.ndarray, max_length: int,
-    stride: int,
+    tokenizer: Any, query: Sequence[int], ids: np.ndarray, offsets: np.ndarray, max_length: int, stride: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, Window]]:
     """(ids, segment types, Window) of every row [CLS] query [SEP] part of the passage [SEP].
 

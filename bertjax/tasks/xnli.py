@@ -17,8 +17,7 @@ from bertjax.tasks.tables import read_table
 from bertjax.tasks.task import Features, Record, Split, check_split, file_fingerprint
 from bertjax.tasks.text import TextTask
 
-LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi",
-             "zh")
+LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 _LABELS = ("entailment", "neutral", "contradiction")
 _TRANSLATED = {"contradictory": "contradiction"}  # as the training files spell it
 _ROWS = {"train": 392_702, "dev": 2_490, "test": 5_010}  # of each language
@@ -49,8 +48,12 @@ class XnliRecord(Record):
 class XnliTask(TextTask):
     """Entailment, neutral or contradiction of a premise and a hypothesis; metric accuracy."""
 
-    def __init__(self, source: str | pathlib.Path, language: str | Sequence[str] = "en",
-                 train_language: str | Sequence[str] | None = None):
+    def __init__(
+        self,
+        source: str | pathlib.Path,
+        language: str | Sequence[str] = "en",
+        train_language: str | Sequence[str] | None = None,
+    ):
         """`language` is scored; training uses `train_language` (None: the same).
 
         Each is a language, several ('de,fr', or a list) or 'all'. Training on 'en' and scoring
@@ -83,24 +86,26 @@ class XnliTask(TextTask):
         if split == "train":
             wanted = self.train_languages
             paths = [self._find(_training_file(language)) for language in wanted]
-            records = [record for path, language in zip(paths, wanted, strict=True)
-                       for record in _records(path, _TRAINING, (language,))]
+            records = [
+                record
+                for path, language in zip(paths, wanted, strict=True)
+                for record in _records(path, _TRAINING, (language,))
+            ]
         else:
             wanted, paths = self.languages, [self._find(self.splits[split])]
             records = _records(paths[0], _SCORED, wanted)
-        counts = {language: sum(record.language == language for record in records)
-                  for language in wanted}
+        counts = {language: sum(record.language == language for record in records) for language in wanted}
         if empty := [language for language, count in counts.items() if not count]:
             raise ValueError(f"{paths[0]} holds no row of language {', '.join(map(repr, empty))}")
-        others = [f"{count:,} rows of {language}" for language, count in counts.items()
-                  if count != _ROWS[split]]
-        notes = (f"XNLI {split} has {', '.join(others)}, not the {_ROWS[split]:,} of the published "
-                 "files",) if others else ()
+        others = [f"{count:,} rows of {language}" for language, count in counts.items() if count != _ROWS[split]]
+        notes = (
+            (f"XNLI {split} has {', '.join(others)}, not the {_ROWS[split]:,} of the published files",)
+            if others
+            else ()
+        )
         return Split(split, records, True, file_fingerprint(*paths), notes)
 
-    def score(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-    ) -> metrics.Scores:
+    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> metrics.Scores:
         """The scores of a text task; of several languages the accuracy on each, too.
 
         The published files have as many rows of each language, so that `accuracy` is their mean.
@@ -108,9 +113,13 @@ class XnliTask(TextTask):
         scores = super().score(split, features, outputs)
         right = self.predict(outputs) == [row["labels"] for row in features]
         spoken = np.array([split.records[row["example"]].language for row in features])
-        return replace(scores, values={**scores.values, **{
-            name: float(right[spoken == language].mean())
-            for name, language in self._by_language().items()}})
+        return replace(
+            scores,
+            values={
+                **scores.values,
+                **{name: float(right[spoken == language].mean()) for name, language in self._by_language().items()},
+            },
+        )
 
     def _find(self, name: str) -> pathlib.Path:
         found = [path for folder in _FOLDERS if (path := self.source / folder / name).exists()]
@@ -118,7 +127,8 @@ class XnliTask(TextTask):
             raise ValueError(
                 f"{name} is neither in {self.source} nor in its {', '.join(_FOLDERS[1:])}: unpack "
                 "XNLI-1.0.zip (dev and test) and XNLI-MT-1.0.zip (training) into one folder, and "
-                "name that one")
+                "name that one"
+            )
         return found[0]
 
 
@@ -127,8 +137,10 @@ def _languages(given: str | Sequence[str]) -> tuple[str, ...]:
     codes = [part.strip() for part in given.split(",")] if isinstance(given, str) else list(given)
     codes = LANGUAGES if codes == ["all"] else tuple(dict.fromkeys(codes))
     if unknown := [code for code in codes if code not in LANGUAGES]:
-        raise ValueError(f"XNLI has no language {', '.join(map(repr, unknown))}; one of "
-                         f"{', '.join(LANGUAGES)}, several of them, or all")
+        raise ValueError(
+            f"XNLI has no language {', '.join(map(repr, unknown))}; one of "
+            f"{', '.join(LANGUAGES)}, several of them, or all"
+        )
     return codes
 
 
@@ -147,9 +159,16 @@ def _records(path: pathlib.Path, names: _Columns, languages: Sequence[str]) -> l
         label = _TRANSLATED.get(row[names.label], row[names.label])
         if label not in _LABELS:
             raise ValueError(f"{path}:{line}: label {label!r} is not one of {', '.join(_LABELS)}")
-        records.append(XnliRecord(
-            _key(row, number, language, len(languages) > 1), row[names.premise],
-            row[names.hypothesis], label, f"{path}:{line}", language))
+        records.append(
+            XnliRecord(
+                _key(row, number, language, len(languages) > 1),
+                row[names.premise],
+                row[names.hypothesis],
+                label,
+                f"{path}:{line}",
+                language,
+            )
+        )
     return records
 
 

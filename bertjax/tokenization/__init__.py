@@ -4,5 +4,4 @@ from bertjax.tokenization.loading import check_casing_matches_name, load_tokeniz
 from bertjax.tokenization.tokenizer import Tokenizer, unknown_rate
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
-__all__ = ["Tokenizer", "WordPieceTokenizer", "check_casing_matches_name", "load_tokenizer",
-           "unknown_rate"]
+__all__ = ["Tokenizer", "WordPieceTokenizer", "check_casing_matches_name", "load_tokenizer", "unknown_rate"]

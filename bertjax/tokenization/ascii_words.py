@@ -43,8 +43,9 @@ class AsciiVocabulary(NamedTuple):
     longest_word: int
 
 
-def ascii_vocabulary(begin: Mapping[str, int], inside: Mapping[str, int], unknown: int,
-                     do_lower_case: bool, longest_word: int) -> AsciiVocabulary:
+def ascii_vocabulary(
+    begin: Mapping[str, int], inside: Mapping[str, int], unknown: int, do_lower_case: bool, longest_word: int
+) -> AsciiVocabulary:
     """Tables of the pieces that can occur in ASCII words."""
     kinds = np.full(256, _OTHER, np.uint8)
     lower = np.arange(256, dtype=np.uint8)
@@ -56,8 +57,7 @@ def ascii_vocabulary(begin: Mapping[str, int], inside: Mapping[str, int], unknow
         if do_lower_case:
             lower[code] = ord(char.lower())
     kinds[[ord(char) for char in " \t\n\r"]] = _SPACE
-    return AsciiVocabulary(_table(begin), _table(inside), kinds, lower, punctuation, unknown,
-                           longest_word)
+    return AsciiVocabulary(_table(begin), _table(inside), kinds, lower, punctuation, unknown, longest_word)
 
 
 def _table(pieces: Mapping[str, int]) -> PieceTable:

@@ -20,32 +20,93 @@ ADDED_FILE = "added_tokens.json"
 # Keys of tokenizer_config.json that are obeyed, or do not change which ids a text has. Padding is
 # masked and on the right in any case; decoding is not a matter of ids.
 _OBEYED = {
-    *SPECIAL_NAMES, "bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens",
-    "added_tokens_decoder", "do_lower_case", "strip_accents", "tokenize_chinese_chars",
-    "max_input_chars_per_word", "model_max_length", "add_prefix_space", "do_basic_tokenize",
-    "do_subword_tokenize", "word_tokenizer_type", "subword_tokenizer_type", "never_split",
-    "auto_map", "tokenizer_class", "truncation_side"}
+    *SPECIAL_NAMES,
+    "bos_token",
+    "eos_token",
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "added_tokens_decoder",
+    "do_lower_case",
+    "strip_accents",
+    "tokenize_chinese_chars",
+    "max_input_chars_per_word",
+    "model_max_length",
+    "add_prefix_space",
+    "do_basic_tokenize",
+    "do_subword_tokenize",
+    "word_tokenizer_type",
+    "subword_tokenizer_type",
+    "never_split",
+    "auto_map",
+    "tokenizer_class",
+    "truncation_side",
+}
 _HARMLESS = {
-    "backend", "chat_template", "clean_up_tokenization_spaces", "device_map", "errors", "from_slow",
-    "init_inputs", "is_local", "jumanpp_kwargs", "legacy", "local_files_only", "max_len",
-    "max_length", "mecab_kwargs", "model_input_names", "model_specific_special_tokens",
-    "model_type", "name_or_path", "pad_to_multiple_of", "pad_token_type_id", "padding",
-    "padding_side", "processor_class", "revision", "sep_token_extra", "special_tokens_map_file",
-    "split_special_tokens", "stride", "sudachi_kwargs", "tokenizer_file", "torch_dtype",
-    "trust_remote_code", "truncation", "truncation_strategy", "unk_token_id", "use_fast",
-    "vocab_file", "_commit_hash"}
+    "backend",
+    "chat_template",
+    "clean_up_tokenization_spaces",
+    "device_map",
+    "errors",
+    "from_slow",
+    "init_inputs",
+    "is_local",
+    "jumanpp_kwargs",
+    "legacy",
+    "local_files_only",
+    "max_len",
+    "max_length",
+    "mecab_kwargs",
+    "model_input_names",
+    "model_specific_special_tokens",
+    "model_type",
+    "name_or_path",
+    "pad_to_multiple_of",
+    "pad_token_type_id",
+    "padding",
+    "padding_side",
+    "processor_class",
+    "revision",
+    "sep_token_extra",
+    "special_tokens_map_file",
+    "split_special_tokens",
+    "stride",
+    "sudachi_kwargs",
+    "tokenizer_file",
+    "torch_dtype",
+    "trust_remote_code",
+    "truncation",
+    "truncation_strategy",
+    "unk_token_id",
+    "use_fast",
+    "vocab_file",
+    "_commit_hash",
+}
 # Other rules than the original's for a vocab.txt: key -> the value that means the original's.
-_BERT_RULES = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece",
-               "do_basic_tokenize": True, "do_subword_tokenize": True}
+_BERT_RULES = {
+    "word_tokenizer_type": "basic",
+    "subword_tokenizer_type": "wordpiece",
+    "do_basic_tokenize": True,
+    "do_subword_tokenize": True,
+}
 # Classes of transformers that read a vocab.txt as BERT's; others (Esm, Bertweet, Phobert) do not.
 _BERT_CLASSES = re.compile(
     r"((Bert(Japanese)?|DistilBert|Electra|MobileBert|ConvBert|Funnel|LayoutLM(v2)?|Lxmert|MPNet|"
     r"RetriBert|Realm|Splinter|SqueezeBert|Nezha|DPR(Reader|QuestionEncoder|ContextEncoder)|"
-    r"PreTrained)Tokenizer(Fast)?|Tokenizer|TokenizersBackend)")
+    r"PreTrained)Tokenizer(Fast)?|Tokenizer|TokenizersBackend)"
+)
 
 # tokenizer.json: the caller cuts and pads, and a decoder makes text.
-_JSON_KEYS = {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
-              "post_processor", "decoder", "model"}
+_JSON_KEYS = {
+    "version",
+    "truncation",
+    "padding",
+    "added_tokens",
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "decoder",
+    "model",
+}
 _MATCHING = ("single_word", "lstrip", "rstrip", "normalized")  # change which text a token takes
 _FLAGS = (*_MATCHING, "special")
 _LONGEST_WORD = 1 << 16
@@ -67,18 +128,26 @@ def read_settings(directory: Path) -> dict[str, Any]:
         if stored.get(name, ours) not in (ours, None):
             raise ValueError(
                 f"{source}: {name}={stored[name]!r} is another tokenization than "
-                f"BERT's, which has {ours!r}: its ids would not be those of this model")
-    if kept_whole := (set(_strings(stored.get("never_split") or (), "never_split", source))
-                      - _usual_names(stored, source)):
-        raise ValueError(f"{source}: never_split={sorted(kept_whole)} is not supported; make them "
-                         "added tokens (add_tokens of transformers), which are kept whole")
+                f"BERT's, which has {ours!r}: its ids would not be those of this model"
+            )
+    if kept_whole := (
+        set(_strings(stored.get("never_split") or (), "never_split", source)) - _usual_names(stored, source)
+    ):
+        raise ValueError(
+            f"{source}: never_split={sorted(kept_whole)} is not supported; make them "
+            "added tokens (add_tokens of transformers), which are kept whole"
+        )
     if stored.get("truncation_side") == "left":
-        raise ValueError(f"{source}: truncation_side='left' is not supported: long texts are cut "
-                         "at their end; remove the key if that is right")
+        raise ValueError(
+            f"{source}: truncation_side='left' is not supported: long texts are cut "
+            "at their end; remove the key if that is right"
+        )
     code = stored.get("auto_map")
     if "AutoTokenizer" in code if isinstance(code, dict) else code:
-        raise ValueError(f"{source}: auto_map names the model's own Python code, which is not run: "
-                         "save its tokenizer.json, or remove the key if BERT's rules are right")
+        raise ValueError(
+            f"{source}: auto_map names the model's own Python code, which is not run: "
+            "save its tokenizer.json, or remove the key if BERT's rules are right"
+        )
     return stored
 
 
@@ -93,18 +162,17 @@ def check_class(stored: Mapping[str, Any], directory: Path) -> None:
     if name is not None and not _BERT_CLASSES.fullmatch(str(name)):
         raise ValueError(
             f"{directory / CONFIG_FILE}: tokenizer_class={name!r} does not read vocab.txt as BERT "
-            "does; save its tokenizer.json, or set BertTokenizer if BERT's rules are right")
+            "does; save its tokenizer.json, or set BertTokenizer if BERT's rules are right"
+        )
 
 
 def special_names(stored: Mapping[str, Any], source: Path) -> dict[str, str]:
     """{name of SPECIAL_NAMES: token}, as far as stored."""
-    return {key: _content(stored[key], key, source) for key in SPECIAL_NAMES
-            if stored.get(key) is not None}
+    return {key: _content(stored[key], key, source) for key in SPECIAL_NAMES if stored.get(key) is not None}
 
 
 def _usual_names(stored: Mapping[str, Any], source: Path) -> set[str]:
-    return {*special_names(stored, source).values(),
-            *(name for names in USUAL_NAMES.values() for name in names)}
+    return {*special_names(stored, source).values(), *(name for names in USUAL_NAMES.values() for name in names)}
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -121,40 +189,52 @@ def of_vocab(pieces: list[str], stored: Mapping[str, Any], source: Path) -> dict
     """BERT's rules over the pieces of a vocab.txt."""
     names = special_names(stored, source)
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
-        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
-                       "strip_accents": None, "lowercase": None},
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": None,
+        },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": None, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
-        "model": {"type": "WordPiece", "unk_token": names.get("unk_token", "[UNK]"),
-                  "continuing_subword_prefix": "##",
-                  "max_input_chars_per_word": _LIBRARY_WORD_CHARS,
-                  "vocab": {piece: i for i, piece in enumerate(pieces)}}}
+        "post_processor": None,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": names.get("unk_token", "[UNK]"),
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": _LIBRARY_WORD_CHARS,
+            "vocab": {piece: i for i, piece in enumerate(pieces)},
+        },
+    }
 
 
 def read_description(path: Path) -> dict[str, Any]:
     """The content of a tokenizer.json; ValueError for what no reader can obey."""
     with path.open("rb") as file:
         if file.read(100).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in (b"{", b""):
-            raise ValueError(f"{path} is not valid JSON: it does not begin with {{. A list of "
-                             "pieces, one a line, is named vocab.txt")
+            raise ValueError(
+                f"{path} is not valid JSON: it does not begin with {{. A list of pieces, one a line, is named vocab.txt"
+            )
     content = read_object(path)
     model = content.get("model")
     if not isinstance(model, dict):
-        raise ValueError(f"{path} is not a tokenizer.json: it has no \"model\"")
+        raise ValueError(f'{path} is not a tokenizer.json: it has no "model"')
     if unknown := sorted(set(content) - _JSON_KEYS):
-        raise ValueError(f"{path}: unknown keys {', '.join(unknown)}: what they ask for would not "
-                         "be done")
+        raise ValueError(f"{path}: unknown keys {', '.join(unknown)}: what they ask for would not be done")
     if not isinstance(model.get("unk_token"), str | None):
-        raise ValueError(f"{path}: model.unk_token is {model['unk_token']!r:.100}; it must be a "
-                         "token")
+        raise ValueError(f"{path}: model.unk_token is {model['unk_token']!r:.100}; it must be a token")
     if model.get("dropout"):
-        raise ValueError(f"{path}: model.dropout={model['dropout']!r} gives a text other ids each "
-                         "time; set it to null")
-    if isinstance(content.get("truncation"), dict) and (
-            content["truncation"].get("direction") == "Left"):
-        raise ValueError(f"{path}: truncation.direction=Left is not supported: long texts are cut "
-                         "at their end; set truncation to null if that is right")
+        raise ValueError(f"{path}: model.dropout={model['dropout']!r} gives a text other ids each time; set it to null")
+    if isinstance(content.get("truncation"), dict) and (content["truncation"].get("direction") == "Left"):
+        raise ValueError(
+            f"{path}: truncation.direction=Left is not supported: long texts are cut "
+            "at their end; set truncation to null if that is right"
+        )
     if not isinstance(content.get("added_tokens", []), list):
         raise ValueError(f"{path}: added_tokens must be a list")
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -169,8 +249,7 @@ def piece_ids(description: Mapping[str, Any], source: Path) -> dict[str, int]:
     """Piece -> id of the model alone, without added tokens."""
     vocab = description["model"].get("vocab")
     if isinstance(vocab, list):  # Unigram: [piece, score] by id
-        if not all(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
-                   for entry in vocab):
+        if not all(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) for entry in vocab):
             raise ValueError(f"{source}: model.vocab must list [piece, score] pairs")
         return {entry[0]: i for i, entry in enumerate(vocab)}
     if not isinstance(vocab, dict) or not vocab:
@@ -182,8 +261,9 @@ def piece_ids(description: Mapping[str, Any], source: Path) -> dict[str, int]:
     return dict(vocab)
 
 
-def with_added_tokens(description: dict[str, Any], stored: Mapping[str, Any], directory: Path,
-                      source: Path) -> dict[str, Any]:
+def with_added_tokens(
+    description: dict[str, Any], stored: Mapping[str, Any], directory: Path, source: Path
+) -> dict[str, Any]:
     """The description with the added tokens of all files in its added_tokens.
 
     transformers keeps them in tokenizer.json, in tokenizer_config.json (added_tokens_decoder, lists
@@ -199,16 +279,19 @@ def with_added_tokens(description: dict[str, Any], stored: Mapping[str, Any], di
         token, i = entry["content"], entry["id"]
         known = ids.get(token, added.get(token, {}).get("id", i))
         if known != i or places.get(i, token) != token:
-            raise ValueError(f"{file}: the added token {token!r} has the id {i}, which is "
-                             + (f"{known} in {source}" if known != i else
-                                f"that of {places[i]!r} in {source}"))
+            raise ValueError(
+                f"{file}: the added token {token!r} has the id {i}, which is "
+                + (f"{known} in {source}" if known != i else f"that of {places[i]!r} in {source}")
+            )
         other = added.setdefault(token, entry)
         # BERT's special tokens are not looked for in a text, and models in use differ there.
         differ = [flag for flag in _MATCHING if other[flag] != entry[flag]]
         if differ and token not in usual:
-            raise ValueError(f"{file}: {differ[0]} of the added token {token!r} is "
-                             f"{entry[differ[0]]} here and {other[differ[0]]} elsewhere; make them "
-                             "agree")
+            raise ValueError(
+                f"{file}: {differ[0]} of the added token {token!r} is "
+                f"{entry[differ[0]]} here and {other[differ[0]]} elsewhere; make them "
+                "agree"
+            )
         places[i] = token
 
     for entry in description["added_tokens"] or ():
@@ -221,16 +304,17 @@ def with_added_tokens(description: dict[str, Any], stored: Mapping[str, Any], di
     special = _further_specials(stored, config)
     for token, number in read_object(directory / ADDED_FILE).items():
         extra = added.get(token) or special.get(token)
-        add(_entry(extra or {"content": token, "normalized": True}, number,
-                   directory / ADDED_FILE), directory / ADDED_FILE)
+        add(
+            _entry(extra or {"content": token, "normalized": True}, number, directory / ADDED_FILE),
+            directory / ADDED_FILE,
+        )
     for token, entry in special.items():
         if token not in added:
             add(_entry(entry, ids.get(token, max(places, default=-1) + 1), config), config)
     ordered = sorted(added.values(), key=lambda entry: entry["id"])
     if max(places) >= len(places):
         gap = next(i for i in range(len(places)) if i not in places)
-        raise ValueError(f"{source}: ids are not 0 to {len(places) - 1}, each once: no piece has "
-                         f"the id {gap}")
+        raise ValueError(f"{source}: ids are not 0 to {len(places) - 1}, each once: no piece has the id {gap}")
     return {**description, "added_tokens": ordered}
 
 
@@ -262,8 +346,7 @@ def _further_specials(stored: Mapping[str, Any], source: Path) -> dict[str, dict
 def _entry(entry: Any, number: Any, source: Path) -> dict[str, Any]:
     """One added token with its id and all its flags, checked."""
     if not isinstance(entry, dict):
-        raise ValueError(f"{source}: an added token must be an object with its content, not "
-                         f"{entry!r:.100}")
+        raise ValueError(f"{source}: an added token must be an object with its content, not {entry!r:.100}")
     token = _content(entry, "an added token", source)
     if number is None:  # of tokenizer.json, where nothing may be left out
         number = entry.get("id")
@@ -272,8 +355,7 @@ def _entry(entry: Any, number: Any, source: Path) -> dict[str, Any]:
     if isinstance(number, str) and re.fullmatch("[0-9]{1,9}", number):
         number = int(number)
     if not is_id(number):
-        raise ValueError(f"{source}: the id of the added token {token!r} is {number!r:.100}; it "
-                         "must be a number")
+        raise ValueError(f"{source}: the id of the added token {token!r} is {number!r:.100}; it must be a number")
     flags = {flag: entry.get(flag, False) for flag in _FLAGS}
     if bad := [flag for flag, value in flags.items() if not isinstance(value, bool)]:
         raise ValueError(f"{source}: {bad[0]} of the added token {token!r} must be true or false")
@@ -301,26 +383,27 @@ def is_id(value: Any) -> bool:
 
 def _check_word_limit(value: Any, source: Path) -> None:
     if not is_id(value) or not 1 <= value <= _LONGEST_WORD:
-        raise ValueError(f"{source}: max_input_chars_per_word is {value!r:.100}; it must be a "
-                         f"number from 1 to {_LONGEST_WORD}")
+        raise ValueError(
+            f"{source}: max_input_chars_per_word is {value!r:.100}; it must be a number from 1 to {_LONGEST_WORD}"
+        )
 
 
 def is_plain_bert(description: Mapping[str, Any], special_tokens: Mapping[str, str]) -> bool:
-    """Whether wordpiece.py follows the description, and no token but BERT's special ones is added.
-    """
+    """Whether wordpiece.py follows the description, and no token but BERT's special ones is added."""
     model, normalizer = description["model"], description["normalizer"] or {}
     names = set(special_tokens.values())
     return (
-        model.get("type") == "WordPiece" and model.get("continuing_subword_prefix") == "##"
+        model.get("type") == "WordPiece"
+        and model.get("continuing_subword_prefix") == "##"
         and model.get("unk_token") == special_tokens["unk_token"]
         and model.get("max_input_chars_per_word") in (_LIBRARY_WORD_CHARS, MAX_WORD_CHARS)
-        and set(model) <= {"type", "unk_token", "continuing_subword_prefix",
-                           "max_input_chars_per_word", "vocab"}
-        and normalizer.get("type") == "BertNormalizer" and normalizer.get("clean_text") is True
-        and set(normalizer) <= {"type", "clean_text", "handle_chinese_chars", "strip_accents",
-                                "lowercase"}
+        and set(model) <= {"type", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"}
+        and normalizer.get("type") == "BertNormalizer"
+        and normalizer.get("clean_text") is True
+        and set(normalizer) <= {"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"}
         and description["pre_tokenizer"] == {"type": "BertPreTokenizer"}
-        and all(entry["content"] in names for entry in description["added_tokens"]))
+        and all(entry["content"] in names for entry in description["added_tokens"])
+    )
 
 
 def bert_template(special_tokens: Mapping[str, str], ids: Mapping[str, int]) -> dict[str, Any]:
@@ -329,8 +412,9 @@ def bert_template(special_tokens: Mapping[str, str], ids: Mapping[str, int]) -> 
     return {"type": "BertProcessing", "sep": [sep, ids[sep]], "cls": [cls, ids[cls]]}
 
 
-def check_template(description: Mapping[str, Any], special_tokens: Mapping[str, str],
-                   to_id: Callable[[str], int | None], source: Path) -> None:
+def check_template(
+    description: Mapping[str, Any], special_tokens: Mapping[str, str], to_id: Callable[[str], int | None], source: Path
+) -> None:
     """Raises ValueError where the post-processor puts other special tokens around texts than BERT:
     [CLS] a [SEP], [CLS] a [SEP] b [SEP] with segments 0 and 1. None of its own is BERT's.
     """
@@ -345,18 +429,23 @@ def check_template(description: Mapping[str, Any], special_tokens: Mapping[str, 
             continue
         elif kind == "BertProcessing":
             if step.get("cls") != [cls, to_id(cls)] or step.get("sep") != [sep, to_id(sep)]:
-                raise ValueError(f"{source}: post_processor has cls={step.get('cls')}, "
-                                 f"sep={step.get('sep')}, the vocabulary {cls!r} with id "
-                                 f"{to_id(cls)}, {sep!r} with id {to_id(sep)}")
-        elif kind == "TemplateProcessing" and _template_ids(step, "single") == [
-                (to_id(cls), 0), ("A", 0), (to_id(sep), 0)] and _template_ids(step, "pair") == [
-                (to_id(cls), 0), ("A", 0), (to_id(sep), 0), ("B", 1), (to_id(sep), 1)]:
+                raise ValueError(
+                    f"{source}: post_processor has cls={step.get('cls')}, "
+                    f"sep={step.get('sep')}, the vocabulary {cls!r} with id "
+                    f"{to_id(cls)}, {sep!r} with id {to_id(sep)}"
+                )
+        elif (
+            kind == "TemplateProcessing"
+            and _template_ids(step, "single") == [(to_id(cls), 0), ("A", 0), (to_id(sep), 0)]
+            and _template_ids(step, "pair") == [(to_id(cls), 0), ("A", 0), (to_id(sep), 0), ("B", 1), (to_id(sep), 1)]
+        ):
             continue
         else:
             raise ValueError(
                 f"{source}: post_processor ({kind}) puts other special tokens or segments around "
                 f"texts than BERT: {cls} A {sep} for one, {cls} A {sep} B {sep} with segments 0 "
-                "and 1 for two. A model trained so cannot be used; if it was not, set it to null")
+                "and 1 for two. A model trained so cannot be used; if it was not, set it to null"
+            )
 
 
 def _template_ids(step: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | None:
@@ -364,12 +453,11 @@ def _template_ids(step: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] |
     found: list[tuple[Any, Any]] = []
     try:
         for part in step[name]:
-            (kind, value), = part.items()
+            ((kind, value),) = part.items()
             if kind == "Sequence":
                 found.append((value["id"], value["type_id"]))
             else:
-                found += [(i, value["type_id"])
-                          for i in step["special_tokens"][value["id"]]["ids"]]
+                found += [(i, value["type_id"]) for i in step["special_tokens"][value["id"]]["ids"]]
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
     return found

@@ -41,22 +41,22 @@ class HubTokenizer(Tokenizer):
 
     VOCABULARY_FILE = "tokenizer.json"
 
-    def __init__(self, content: dict[str, Any], special_tokens: dict[str, str], source: str
-                 ) -> None:
+    def __init__(self, content: dict[str, Any], special_tokens: dict[str, str], source: str) -> None:
         self._file, self._source = content, source
         special = set(special_tokens.values())
         # The library can leave special tokens in a text unrecognised, as the interface wants it,
         # but not some of them: here only BERT's five are special.
-        added = [{**entry, "special": entry["content"] in special}
-                 for entry in content["added_tokens"]]
+        added = [{**entry, "special": entry["content"] in special} for entry in content["added_tokens"]]
         self._json = json.dumps({**content, "added_tokens": added})
         self._text = self._load()
         self._text.encode_special_tokens = True
         self._marked = None  # recognises BERT's special tokens too; made when first needed
         ids = self._text.get_vocab(with_added_tokens=True)
-        moved = [f"{entry['content']!r} has the id {entry['id']} in the file, "
-                 f"{ids.get(entry['content'])} in the library" for entry in added
-                 if ids.get(entry["content"]) != entry["id"]]
+        moved = [
+            f"{entry['content']!r} has the id {entry['id']} in the file, {ids.get(entry['content'])} in the library"
+            for entry in added
+            if ids.get(entry["content"]) != entry["id"]
+        ]
         if moved:
             raise ValueError(f"{source}: {len(moved)} added tokens get other ids: {moved[0]}")
         vocab = sorted(ids, key=ids.get)
@@ -67,8 +67,8 @@ class HubTokenizer(Tokenizer):
             self._is_text[entry["id"]] &= not entry["special"]
         normalize = self._text.normalizer
         self.do_lower_case = normalize is not None and (
-            self._guarded(normalize.normalize_str, "ABC")
-            == self._guarded(normalize.normalize_str, "abc"))
+            self._guarded(normalize.normalize_str, "ABC") == self._guarded(normalize.normalize_str, "abc")
+        )
 
     def _load(self) -> Any:
         library = _parse(self._json, self._source)
@@ -81,8 +81,11 @@ class HubTokenizer(Tokenizer):
             return call(*arguments, **options)
 
     def __reduce__(self) -> tuple:
-        return (HubTokenizer, (self._file, self.special_tokens, self._source),
-                {"model_max_length": self.model_max_length})
+        return (
+            HubTokenizer,
+            (self._file, self.special_tokens, self._source),
+            {"model_max_length": self.model_max_length},
+        )
 
     @property
     def is_continuation(self) -> np.ndarray | None:
@@ -100,8 +103,7 @@ class HubTokenizer(Tokenizer):
         """What the first piece of a word starts with."""
         before = self._file.get("pre_tokenizer") or {}
         steps = before.get("pretokenizers", [before])
-        return next((_WORD_MARKS[step["type"]] for step in steps
-                     if step.get("type") in _WORD_MARKS), None)
+        return next((_WORD_MARKS[step["type"]] for step in steps if step.get("type") in _WORD_MARKS), None)
 
     @property
     def fingerprint(self) -> str:
@@ -120,8 +122,7 @@ class HubTokenizer(Tokenizer):
         return self._encoding(text, keep_special_tokens).ids
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        found = self._guarded(self._text.encode_batch_fast, [_clean(text) for text in texts],
-                              add_special_tokens=False)
+        found = self._guarded(self._text.encode_batch_fast, [_clean(text) for text in texts], add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
     def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:

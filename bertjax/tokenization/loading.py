@@ -18,12 +18,7 @@ from bertjax.files import parse_json
 from bertjax.tokenization import description as files
 from bertjax.tokenization.description import CONFIG_FILE
 from bertjax.tokenization.hub import HubTokenizer, check_content
-from bertjax.tokenization.tokenizer import (
-    SPECIAL_NAMES,
-    USUAL_NAMES,
-    Tokenizer,
-    check_special_tokens,
-)
+from bertjax.tokenization.tokenizer import SPECIAL_NAMES, USUAL_NAMES, Tokenizer, check_special_tokens
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer
 
 _GOOGLE_NAME = re.compile(r"(?:^|_)(uncased|cased|multilingual|chinese)_L-\d+_H-\d+_A-\d+")
@@ -56,8 +51,9 @@ def load_tokenizer(
     named = directory if path.is_dir() else path
     stored = files.read_settings(directory)
     if unknown := files.unknown_settings(stored):
-        log.warning("%s: keys that nothing is known of are not obeyed: %s",
-                    directory / CONFIG_FILE, ", ".join(unknown[:10]))
+        log.warning(
+            "%s: keys that nothing is known of are not obeyed: %s", directory / CONFIG_FILE, ", ".join(unknown[:10])
+        )
     if vocab_file.suffix == ".model":
         tokenizer = _sentencepiece(vocab_file, stored, do_lower_case, strip_accents)
     else:
@@ -80,11 +76,13 @@ def _find(path: Path) -> tuple[Path, Path]:
         return path, models[0]
     raise FileNotFoundError(
         f"{path} holds no tokenizer: expected vocab.txt, tokenizer.json or one "
-        f"sentencepiece .model file (found {len(models)})")
+        f"sentencepiece .model file (found {len(models)})"
+    )
 
 
-def _sentencepiece(vocab_file: Path, stored: Mapping[str, Any], do_lower_case: bool | None,
-                   strip_accents: bool | None) -> Tokenizer:
+def _sentencepiece(
+    vocab_file: Path, stored: Mapping[str, Any], do_lower_case: bool | None, strip_accents: bool | None
+) -> Tokenizer:
     from bertjax.tokenization.sentencepiece import SentencePieceTokenizer  # late: protobuf
 
     source = vocab_file.parent / CONFIG_FILE
@@ -92,19 +90,26 @@ def _sentencepiece(vocab_file: Path, stored: Mapping[str, Any], do_lower_case: b
     if added := files.added_beyond(stored, vocab_file.parent, tokenizer.vocab):
         raise ValueError(
             f"{source}: the added tokens {', '.join(map(repr, added[:5]))} are not in "
-            f"{vocab_file.name}; save the tokenizer.json of this tokenizer, which holds them")
+            f"{vocab_file.name}; save the tokenizer.json of this tokenizer, which holds them"
+        )
     for name, value in (("the argument", do_lower_case), (source, stored.get("do_lower_case"))):
         if value not in (None, tokenizer.do_lower_case):
-            raise ValueError(_contradiction(
-                "do_lower_case", value, tokenizer.do_lower_case, vocab_file, name))
+            raise ValueError(_contradiction("do_lower_case", value, tokenizer.do_lower_case, vocab_file, name))
     if strip_accents is not None:
-        raise ValueError(f"strip_accents={strip_accents}: {vocab_file} brings its own "
-                         "normalisation; leave the argument out")
+        raise ValueError(
+            f"strip_accents={strip_accents}: {vocab_file} brings its own normalisation; leave the argument out"
+        )
     return tokenizer
 
 
-def _described(vocab_file: Path, named: Path, directory: Path, stored: Mapping[str, Any],
-               do_lower_case: bool | None, strip_accents: bool | None) -> Tokenizer:
+def _described(
+    vocab_file: Path,
+    named: Path,
+    directory: Path,
+    stored: Mapping[str, Any],
+    do_lower_case: bool | None,
+    strip_accents: bool | None,
+) -> Tokenizer:
     """The tokenizer of a vocab.txt or a tokenizer.json."""
     if vocab_file.suffix == ".json":
         described = files.read_description(vocab_file)
@@ -123,8 +128,7 @@ def _described(vocab_file: Path, named: Path, directory: Path, stored: Mapping[s
         described["post_processor"] = files.bert_template(specials, ids)
 
     if (described["normalizer"] or {}).get("type") != "BertNormalizer":
-        return _other_rules(described, specials, vocab_file, named, stored, do_lower_case,
-                            strip_accents)
+        return _other_rules(described, specials, vocab_file, named, stored, do_lower_case, strip_accents)
     if vocab_file.suffix == ".json":
         check_content(described, str(vocab_file))
     options = _stored_options(stored, directory, described["normalizer"], vocab_file)
@@ -138,35 +142,45 @@ def _described(vocab_file: Path, named: Path, directory: Path, stored: Mapping[s
     if files.is_plain_bert(described, specials):
         limit = stored.get("max_input_chars_per_word") or MAX_WORD_CHARS
         return WordPieceTokenizer(pieces, casing, strips, chinese, max_word_chars=limit, **specials)
-    described["normalizer"] = {**described["normalizer"], "lowercase": casing,
-                               "strip_accents": strips, "handle_chinese_chars": chinese}
+    described["normalizer"] = {
+        **described["normalizer"],
+        "lowercase": casing,
+        "strip_accents": strips,
+        "handle_chinese_chars": chinese,
+    }
     if (limit := stored.get("max_input_chars_per_word")) is not None:
         described["model"] = {**described["model"], "max_input_chars_per_word": limit}
     return HubTokenizer(described, specials, str(vocab_file))
 
 
-def _other_rules(described: dict[str, Any], specials: dict[str, str], vocab_file: Path,
-                 named: Path, stored: Mapping[str, Any], do_lower_case: bool | None,
-                 strip_accents: bool | None) -> Tokenizer:
+def _other_rules(
+    described: dict[str, Any],
+    specials: dict[str, str],
+    vocab_file: Path,
+    named: Path,
+    stored: Mapping[str, Any],
+    do_lower_case: bool | None,
+    strip_accents: bool | None,
+) -> Tokenizer:
     """The tokenizer of a tokenizer.json with another normalizer than BERT's."""
     source = vocab_file.parent / CONFIG_FILE
     if strip_accents is not None:
-        raise ValueError(f"strip_accents={strip_accents}: {vocab_file} brings its own "
-                         "normalisation; leave the argument out")
+        raise ValueError(
+            f"strip_accents={strip_accents}: {vocab_file} brings its own normalisation; leave the argument out"
+        )
     if "max_input_chars_per_word" in stored and described["model"].get("type") == "WordPiece":
-        described["model"] = {**described["model"],
-                              "max_input_chars_per_word": stored["max_input_chars_per_word"]}
+        described["model"] = {**described["model"], "max_input_chars_per_word": stored["max_input_chars_per_word"]}
     tokenizer = HubTokenizer(described, specials, str(vocab_file))
     for name, value in (("the argument", do_lower_case), (source, stored.get("do_lower_case"))):
         if value not in (None, tokenizer.do_lower_case):
-            raise ValueError(_contradiction(
-                "do_lower_case", value, tokenizer.do_lower_case, vocab_file, name))
+            raise ValueError(_contradiction("do_lower_case", value, tokenizer.do_lower_case, vocab_file, name))
     check_casing_matches_name(named, tokenizer.do_lower_case)
     return tokenizer
 
 
-def _special_tokens(described: Mapping[str, Any], stored: Mapping[str, Any], ids: Mapping[str, int],
-                    vocab_file: Path, directory: Path) -> dict[str, str]:
+def _special_tokens(
+    described: Mapping[str, Any], stored: Mapping[str, Any], ids: Mapping[str, int], vocab_file: Path, directory: Path
+) -> dict[str, str]:
     """{name of SPECIAL_NAMES: token}: as stored, the model's own unknown token, or usual names."""
     source, model = directory / CONFIG_FILE, described["model"]
     given = files.special_names(stored, source)
@@ -174,12 +188,15 @@ def _special_tokens(described: Mapping[str, Any], stored: Mapping[str, Any], ids
     if isinstance(model.get("vocab"), list) and files.is_id(model.get("unk_id")):
         unknown = next((piece for piece, i in ids.items() if i == model["unk_id"]), None)
     if unknown is not None and given.get("unk_token", unknown) != unknown:
-        raise ValueError(f"{source}: unk_token={given['unk_token']!r}, but unknown words become "
-                         f"{unknown!r} in {vocab_file}")
+        raise ValueError(
+            f"{source}: unk_token={given['unk_token']!r}, but unknown words become {unknown!r} in {vocab_file}"
+        )
     if unknown is not None:
         given["unk_token"] = unknown
-    names = {name: given.get(name) or next((usual for usual in USUAL_NAMES[name] if usual in ids),
-                                           USUAL_NAMES[name][0]) for name in SPECIAL_NAMES}
+    names = {
+        name: given.get(name) or next((usual for usual in USUAL_NAMES[name] if usual in ids), USUAL_NAMES[name][0])
+        for name in SPECIAL_NAMES
+    }
     check_special_tokens(ids, names, str(vocab_file))
     return names
 
@@ -187,14 +204,16 @@ def _special_tokens(described: Mapping[str, Any], stored: Mapping[str, Any], ids
 def _check_same_vocabulary(described: Mapping[str, Any], json_file: Path, text_file: Path) -> None:
     """Raises ValueError where a vocab.txt beside tokenizer.json holds other pieces."""
     ids = files.piece_ids(described, json_file)
-    ids |= {entry.get("content"): entry.get("id") for entry in described["added_tokens"] or ()
-            if isinstance(entry, dict)}
+    ids |= {
+        entry.get("content"): entry.get("id") for entry in described["added_tokens"] or () if isinstance(entry, dict)
+    }
     for i, piece in enumerate(read_vocab(text_file)):
         if ids.get(piece) != i:
             raise ValueError(
                 f"{text_file} and {json_file.name} disagree: {piece!r} is on line {i + 1}, and has "
                 f"the id {ids.get(piece)} in {json_file.name}; remove the one that is not this "
-                "model's")
+                "model's"
+            )
 
 
 def _model_max_length(stored: Mapping[str, Any], directory: Path) -> int | None:
@@ -203,8 +222,9 @@ def _model_max_length(stored: Mapping[str, Any], directory: Path) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
-        raise ValueError(f"{directory / CONFIG_FILE}: model_max_length is {value!r:.100}; it must "
-                         "be a number of tokens")
+        raise ValueError(
+            f"{directory / CONFIG_FILE}: model_max_length is {value!r:.100}; it must be a number of tokens"
+        )
     return int(value) if value < _UNLIMITED else None
 
 
@@ -222,7 +242,8 @@ def check_casing_matches_name(path: str | Path, do_lower_case: bool) -> None:
                 f"do_lower_case={do_lower_case} contradicts the name {name!r}, which is "
                 f"{'a cased' if match.group(1) == 'cased' else 'a lower-cased'} model: set "
                 f"do_lower_case={not do_lower_case} so that the text is read as in its "
-                "pre-training, or rename the directory if the name is wrong")
+                "pre-training, or rename the directory if the name is wrong"
+            )
 
 
 def read_vocab(path: str | Path) -> list[str]:
@@ -237,19 +258,19 @@ def read_vocab(path: str | Path) -> list[str]:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
     # Only line feeds end a line. Blanks at the ends go, as in the original, unless they are the
     # piece: some vocabularies list U+2028 or U+3000, which no text brings about.
-    lines = [line.strip() or line.removesuffix("\r")
-             for line in text.removesuffix("\n").split("\n")]
+    lines = [line.strip() or line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     seen: dict[str, int] = {}
     for number, piece in enumerate(lines, start=1):
         if not piece:
             raise ValueError(f"{path}, line {number} is empty; every line must hold one piece")
         if "\r" in piece:  # to some readers it ends a line, and ids after it move
-            raise ValueError(f"{path}, line {number} holds a carriage return; end every line with "
-                             "a line feed")
+            raise ValueError(f"{path}, line {number} holds a carriage return; end every line with a line feed")
         if piece in seen:
-            raise ValueError(f"{path}, line {number} repeats {piece!r} of line {seen[piece]}; "
-                             "a vocabulary lists each piece once. Rename one of them (say to "
-                             f"[unused{len(lines)}]): without its line all ids after it would move")
+            raise ValueError(
+                f"{path}, line {number} repeats {piece!r} of line {seen[piece]}; "
+                "a vocabulary lists each piece once. Rename one of them (say to "
+                f"[unused{len(lines)}]): without its line all ids after it would move"
+            )
         seen[piece] = number
     return lines
 
@@ -257,13 +278,15 @@ def read_vocab(path: str | Path) -> list[str]:
 def _other_format(content: bytes) -> str | None:
     """What a file that calls itself vocab.txt is instead, and where that belongs."""
     for start, name in (
-            (b"version https://git-lfs", "a Git LFS pointer, not the file: run git lfs pull"),
-            (b"#version:", "the merges.txt of a BPE tokenizer: save its tokenizer.json instead"),
-            (b"PK\x03\x04", "a zip archive: unpack it"), (b"\x1f\x8b", "a gzip file: unpack it"),
-            (b"\xff\xfe", "UTF-16 text: save it as UTF-8"),
-            (b"\xfe\xff", "UTF-16 text: save it as UTF-8"),
-            (b"<!DOCTYPE", "a web page, not the file that it links to: download that"),
-            (b"<html", "a web page, not the file that it links to: download that")):
+        (b"version https://git-lfs", "a Git LFS pointer, not the file: run git lfs pull"),
+        (b"#version:", "the merges.txt of a BPE tokenizer: save its tokenizer.json instead"),
+        (b"PK\x03\x04", "a zip archive: unpack it"),
+        (b"\x1f\x8b", "a gzip file: unpack it"),
+        (b"\xff\xfe", "UTF-16 text: save it as UTF-8"),
+        (b"\xfe\xff", "UTF-16 text: save it as UTF-8"),
+        (b"<!DOCTYPE", "a web page, not the file that it links to: download that"),
+        (b"<html", "a web page, not the file that it links to: download that"),
+    ):
         if content.startswith(start):
             return name
     text = content.lstrip(b"\xef\xbb\xbf \r\n\t")
@@ -275,19 +298,18 @@ def _other_format(content: bytes) -> str | None:
         if isinstance(value, dict) and "model" in value:
             return "a tokenizer.json: name it tokenizer.json"
         if isinstance(value, dict | list):
-            return ("JSON, not a list of pieces, one a line: a vocab.json is read with the rest of "
-                    "its tokenizer.json")
+            return "JSON, not a list of pieces, one a line: a vocab.json is read with the rest of its tokenizer.json"
     lines = content.split(b"\n", 4)[:4]
     if len(lines) == 4 and all(re.fullmatch(rb"[^\t]*\t-?[0-9.e+-]+\r?", line) for line in lines):
-        return ("the list of a sentencepiece model's pieces with their scores: give the .model "
-                "file beside it")
+        return "the list of a sentencepiece model's pieces with their scores: give the .model file beside it"
     if b"\x00" in content and content.startswith(b"\n"):
         return "a binary file, perhaps a sentencepiece model: name it spiece.model"
     return None
 
 
-def _stored_options(stored: Mapping[str, Any], directory: Path, normalizer: Mapping[str, Any],
-                    vocab_file: Path) -> dict[str, Any]:
+def _stored_options(
+    stored: Mapping[str, Any], directory: Path, normalizer: Mapping[str, Any], vocab_file: Path
+) -> dict[str, Any]:
     """do_lower_case, strip_accents, tokenize_chinese_chars as far as stored, and their source.
 
     tokenizer_config.json goes before the normalizer of tokenizer.json, as in transformers.
@@ -297,21 +319,29 @@ def _stored_options(stored: Mapping[str, Any], directory: Path, normalizer: Mapp
         if isinstance(beside, dict) and beside.get("type") == "BertNormalizer":
             normalizer, vocab_file = beside, directory / "tokenizer.json"
     options = {}
-    for name, key in (("do_lower_case", "lowercase"), ("strip_accents", "strip_accents"),
-                      ("tokenize_chinese_chars", "handle_chinese_chars")):
+    for name, key in (
+        ("do_lower_case", "lowercase"),
+        ("strip_accents", "strip_accents"),
+        ("tokenize_chinese_chars", "handle_chinese_chars"),
+    ):
         value = normalizer.get(key)
         if not isinstance(value, bool | None):
-            raise ValueError(f"{vocab_file}: normalizer.{key} is {value!r:.100}; it must be true "
-                             "or false")
+            raise ValueError(f"{vocab_file}: normalizer.{key} is {value!r:.100}; it must be true or false")
         if stored.get(name) is not None or (name == "strip_accents" and name in stored):
             if value not in (None, stored[name]):
-                log.warning("%s=%s of %s goes before %s=%s of %s", name, stored[name],
-                            directory / CONFIG_FILE, key, value, vocab_file.name)
+                log.warning(
+                    "%s=%s of %s goes before %s=%s of %s",
+                    name,
+                    stored[name],
+                    directory / CONFIG_FILE,
+                    key,
+                    value,
+                    vocab_file.name,
+                )
             value = stored[name]
         if value is not None:
             options[name] = value
-    options["source"] = (vocab_file if stored.get("do_lower_case") is None
-                         else directory / CONFIG_FILE)
+    options["source"] = vocab_file if stored.get("do_lower_case") is None else directory / CONFIG_FILE
     return options
 
 
@@ -329,8 +359,9 @@ def _resolve_casing(
         if argument is not None and argument != lower:
             raise ValueError(
                 f"do_lower_case={argument} contradicts the name {name!r}, which says "
-                f"do_lower_case={lower}; if the name is wrong, write {{\"do_lower_case\": "
-                f"{str(argument).lower()}}} to {directory / CONFIG_FILE}")
+                f'do_lower_case={lower}; if the name is wrong, write {{"do_lower_case": '
+                f"{str(argument).lower()}}} to {directory / CONFIG_FILE}"
+            )
         return lower
     if argument is not None:
         return argument
@@ -339,7 +370,11 @@ def _resolve_casing(
     log.warning(
         "no casing is stored beside %s: do_lower_case=%s, because %d of its %d pieces have "
         "upper-case letters. Pass do_lower_case, or save() the tokenizer, to store it",
-        named, lower, cased, len(vocab))
+        named,
+        lower,
+        cased,
+        len(vocab),
+    )
     return lower
 
 
@@ -359,7 +394,11 @@ def _names(path: str | Path) -> list[str]:
 
 def _contradiction(name: str, value: bool, stored: bool, source: Path, by: str | Path = "") -> str:
     if isinstance(by, Path):
-        return (f"{by}: {name}={value} contradicts {source}, whose own rules mean {name}={stored}; "
-                "remove the one that is wrong")
-    return (f"{name}={value} contradicts {name}={stored} stored in {source}; leave the argument "
-            "out, or change the stored value if it is wrong")
+        return (
+            f"{by}: {name}={value} contradicts {source}, whose own rules mean {name}={stored}; "
+            "remove the one that is wrong"
+        )
+    return (
+        f"{name}={value} contradicts {name}={stored} stored in {source}; leave the argument "
+        "out, or change the stored value if it is wrong"
+    )

@@ -25,8 +25,14 @@ _ASCII_WORD = re.compile(r"[0-9A-Za-z]+|[!-/:-@\[-`{-~]")
 _TABLE_LIMIT = 1 << 16
 
 _CJK_RANGES = (
-    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
 )
 
 
@@ -90,10 +96,7 @@ class BertNormalizer:
     """
 
     def __init__(
-        self,
-        do_lower_case: bool,
-        strip_accents: bool | None = None,
-        tokenize_chinese_chars: bool = True,
+        self, do_lower_case: bool, strip_accents: bool | None = None, tokenize_chinese_chars: bool = True
     ) -> None:
         self.do_lower_case = do_lower_case
         self.strip_accents = strip_accents

@@ -52,24 +52,20 @@ class SentencePieceTokenizer(Tokenizer):
             raise ValueError(f"{source} has no unknown piece: the file is damaged")
         super().__init__(vocab, _find_specials(set(vocab), unknown, special_tokens, source))
         types = np.array([piece.type for piece in model.pieces])
-        self._is_text &= np.isin(
-            types, (_PieceType.NORMAL, _PieceType.USER_DEFINED, _PieceType.BYTE))
+        self._is_text &= np.isin(types, (_PieceType.NORMAL, _PieceType.USER_DEFINED, _PieceType.BYTE))
         # A user-defined piece is recognised inside text. Special tokens must not be: a literal
         # [SEP] in a corpus would otherwise become a separator.
         for i in self.special_ids:
             if model.pieces[i].type == _PieceType.USER_DEFINED:
                 model.pieces[i].type = _PieceType.CONTROL
         try:
-            self._processor = sentencepiece.SentencePieceProcessor(
-                model_proto=model.SerializeToString())
-            self.do_lower_case = (
-                self._processor.normalize("ABC") == self._processor.normalize("abc"))
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+            self.do_lower_case = self._processor.normalize("ABC") == self._processor.normalize("abc")
         except Exception as error:
             raise ValueError(f"{source} is damaged: {error}") from None
 
     def __reduce__(self) -> tuple:
-        return (_rebuild, (self._model, self._source, self.special_tokens),
-                {"model_max_length": self.model_max_length})
+        return (_rebuild, (self._model, self._source, self.special_tokens), {"model_max_length": self.model_max_length})
 
     @property
     def is_continuation(self) -> np.ndarray:
@@ -102,7 +98,8 @@ class SentencePieceTokenizer(Tokenizer):
         pieces of one character, the character belongs to one of them; the others are empty.
         """
         parsed = sentencepiece_pb2.SentencePieceText.FromString(
-            self._processor.encode(text, out_type="serialized_proto"))
+            self._processor.encode(text, out_type="serialized_proto")
+        )
         # The library counts UTF-8 bytes.
         bounds = [0, *accumulate(len(char.encode("utf-8", "surrogatepass")) for char in text)]
         char_of = {byte: i for i, byte in enumerate(bounds)}
@@ -144,16 +141,13 @@ def _rebuild(content: bytes, source: str, special_tokens: dict) -> SentencePiece
     return tokenizer
 
 
-def _find_specials(
-    pieces: set[str], unknown: str, given: dict[str, str], source: str
-) -> dict[str, str]:
+def _find_specials(pieces: set[str], unknown: str, given: dict[str, str], source: str) -> dict[str, str]:
     """Name of each special token in the model."""
     strange = set(given) - set(SPECIAL_NAMES)
     if strange:
         raise TypeError(f"unknown arguments {sorted(strange)}; use {', '.join(SPECIAL_NAMES)}")
     if given.get("unk_token", unknown) != unknown:
-        raise ValueError(f"{source}: unk_token={given['unk_token']!r}, but the model's unknown "
-                         f"piece is {unknown!r}")
+        raise ValueError(f"{source}: unk_token={given['unk_token']!r}, but the model's unknown piece is {unknown!r}")
     found = {"unk_token": unknown}
     missing = []
     for name, usual in USUAL_NAMES.items():
@@ -169,5 +163,6 @@ def _find_specials(
         raise ValueError(
             f"{source} lacks the special tokens {', '.join(missing)}; name the pieces it uses "
             "instead (for example cls_token='<s>'), or train it with pad_id=0, pad_piece='[PAD]' "
-            "and control_symbols=['[CLS]', '[SEP]', '[MASK]']")
+            "and control_symbols=['[CLS]', '[SEP]', '[MASK]']"
+        )
     return {name: found[name] for name in SPECIAL_NAMES}

@@ -54,12 +54,12 @@ class Tokenizer(abc.ABC):
         self.special_tokens = special_tokens
         self._ids = {piece: i for i, piece in enumerate(self.vocab)}
         check_special_tokens(self._ids, special_tokens, "the vocabulary")
-        self.special_ids: tuple[int, ...] = tuple(
-            self._ids[special_tokens[name]] for name in SPECIAL_NAMES)
+        self.special_ids: tuple[int, ...] = tuple(self._ids[special_tokens[name]] for name in SPECIAL_NAMES)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
         # The longest first: a special token may begin like another.
-        self._special_pattern = re.compile("|".join(map(re.escape, sorted(
-            set(special_tokens.values()), key=len, reverse=True))))
+        self._special_pattern = re.compile(
+            "|".join(map(re.escape, sorted(set(special_tokens.values()), key=len, reverse=True)))
+        )
         self._is_text = np.ones(len(self.vocab), bool)
         self._is_text[list(self.special_ids)] = False
 
@@ -87,10 +87,8 @@ class Tokenizer(abc.ABC):
 
     @property
     def replacement_ids(self) -> np.ndarray:
-        """int32 [<V]: pieces of text, which may replace a masked token; no specials, `[unusedN]`.
-        """
-        return np.array([i for i in np.flatnonzero(self._is_text)
-                         if not _UNUSED.match(self.vocab[i])], dtype=np.int32)
+        """int32 [<V]: pieces of text, which may replace a masked token; no specials, `[unusedN]`."""
+        return np.array([i for i in np.flatnonzero(self._is_text) if not _UNUSED.match(self.vocab[i])], dtype=np.int32)
 
     @property
     @abc.abstractmethod
@@ -115,9 +113,7 @@ class Tokenizer(abc.ABC):
     def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """All texts in one array: (ids int32 [N], lengths int64 [number of texts])."""
 
-    def encode_with_offsets(
-        self, text: str, keep_special_tokens: bool = False
-    ) -> tuple[list[int], Offsets]:
+    def encode_with_offsets(self, text: str, keep_special_tokens: bool = False) -> tuple[list[int], Offsets]:
         """Ids as `encode`, and for each the (start, end) of its code points in `text`."""
         ids: list[int] = []
         offsets: Offsets = []
@@ -148,7 +144,7 @@ class Tokenizer(abc.ABC):
         done = 0
         for match in self._special_pattern.finditer(text):
             if match.start() > done:
-                yield text[done:match.start()], False
+                yield text[done : match.start()], False
             yield match.group(), True
             done = match.end()
         if done < len(text):
@@ -170,8 +166,7 @@ class Tokenizer(abc.ABC):
         lengths = [length for length in (self.model_max_length, max_length) if length is not None]
         config = self._config() | ({"model_max_length": min(lengths)} if lengths else {})
         # The vocabulary last: without it there is no tokenizer, without the casing a guess at one.
-        write_whole(directory / CONFIG_FILE,
-                    json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        write_whole(directory / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
         write_whole(directory / self.VOCABULARY_FILE, self._content())
 
     @abc.abstractmethod
@@ -183,15 +178,15 @@ class Tokenizer(abc.ABC):
         """The content of tokenizer_config.json."""
 
 
-def check_special_tokens(ids: Mapping[str, int], special_tokens: Mapping[str, str], source: str
-                         ) -> None:
+def check_special_tokens(ids: Mapping[str, int], special_tokens: Mapping[str, str], source: str) -> None:
     """Raises ValueError that lists all special tokens that a vocabulary lacks."""
     missing = [f"{name}={token!r}" for name, token in special_tokens.items() if token not in ids]
     if missing:
         raise ValueError(
             f"{source} ({len(ids)} entries) lacks the special tokens {', '.join(missing)}; add "
             "them, or give the names it uses instead (for example unk_token='<unk>'; beside the "
-            f"vocabulary they are keys of {CONFIG_FILE})")
+            f"vocabulary they are keys of {CONFIG_FILE})"
+        )
 
 
 def unknown_rate(tokenizer: Tokenizer, texts: Iterable[str]) -> float:

@@ -83,21 +83,22 @@ def train_wordpiece(
     specials = _special_names(special_tokens or {})
     if num_unused is None:
         num_unused = min(ORIGINAL_UNUSED, vocab_size // 30)
-    counts = WordCounts(
-        BertNormalizer(do_lower_case, False, tokenize_chinese_chars), max_words)
+    counts = WordCounts(BertNormalizer(do_lower_case, False, tokenize_chinese_chars), max_words)
     for sentence in sentences:
         counts.add(sentence)
     words = counts.ranked()
     if counts.forgotten:
-        log.info("%d occurrences of rare words were forgotten to stay within %d distinct words",
-                 counts.forgotten, max_words)
+        log.info(
+            "%d occurrences of rare words were forgotten to stay within %d distinct words", counts.forgotten, max_words
+        )
     longest = _longest_piece(*counts.spaceless())
     del counts  # large
     if not words:
         raise ValueError("no words to train a vocabulary on: the sentences are empty")
     if do_lower_case if strip_accents in (None, "auto") else strip_accents:
         words, strip_accents = _without_marks(
-            words, BertNormalizer(do_lower_case, True, tokenize_chinese_chars), strip_accents)
+            words, BertNormalizer(do_lower_case, True, tokenize_chinese_chars), strip_accents
+        )
     elif strip_accents == "auto":
         strip_accents = None
     if longest < _MAX_WORD:  # the words are clauses, of which parts are learnt
@@ -107,40 +108,44 @@ def train_wordpiece(
         min_char_count = 1 if few else 2
 
     head = _head(list(specials.values()), num_unused)
-    alphabet, chars = _characters(words, min_char_count, max_chars or max(
-        _MAX_CHARS, min(_covering(words), vocab_size // 3)))
+    alphabet, chars = _characters(
+        words, min_char_count, max_chars or max(_MAX_CHARS, min(_covering(words), vocab_size // 3))
+    )
     if not chars:
-        raise ValueError(f"{len(words)} words are too few to train a vocabulary on: no character "
-                         f"is seen min_char_count={min_char_count} times")
+        raise ValueError(
+            f"{len(words)} words are too few to train a vocabulary on: no character "
+            f"is seen min_char_count={min_char_count} times"
+        )
     fixed = list(dict.fromkeys(head + chars))
     wanted = vocab_size - len(fixed)
     if wanted < 0:
         raise ValueError(
             f"vocab_size={vocab_size} is too small: {len(head)} special and unused entries and "
             f"{len(chars)} for single characters need {len(fixed)}. Lower num_unused or max_chars, "
-            "or raise min_char_count")
+            "or raise min_char_count"
+        )
 
-    words = [(word, count) for word, count in words
-             if len(word) <= _MAX_WORD and alphabet.issuperset(word)]
-    pieces = _merge(words, math.ceil(_SURPLUS * vocab_size) + len(alphabet), longest) if (
-        wanted and words) else []
+    words = [(word, count) for word, count in words if len(word) <= _MAX_WORD and alphabet.issuperset(word)]
+    pieces = _merge(words, math.ceil(_SURPLUS * vocab_size) + len(alphabet), longest) if (wanted and words) else []
     taken = set(fixed)
     pieces = [piece for piece in pieces if piece not in taken]
     if len(pieces) < wanted:
         log.warning(
-            "the corpus gives only %d of the %d entries asked for: train on more text, or set "
-            "vocab_size=%d", len(fixed) + len(pieces), vocab_size, len(fixed) + len(pieces))
+            "the corpus gives only %d of the %d entries asked for: train on more text, or set vocab_size=%d",
+            len(fixed) + len(pieces),
+            vocab_size,
+            len(fixed) + len(pieces),
+        )
 
     def tokenizer(entries: list[str]) -> WordPieceTokenizer:
-        return WordPieceTokenizer(
-            entries, do_lower_case, strip_accents, tokenize_chinese_chars, **specials)
+        return WordPieceTokenizer(entries, do_lower_case, strip_accents, tokenize_chinese_chars, **specials)
 
     return tokenizer(fixed + _most_used(pieces, wanted, fixed, words, tokenizer))
 
 
-def _without_marks(words: list[tuple[str, int]], stripping: BertNormalizer,
-                   strip_accents: bool | str | None
-                   ) -> tuple[list[tuple[str, int]], bool | None]:
+def _without_marks(
+    words: list[tuple[str, int]], stripping: BertNormalizer, strip_accents: bool | str | None
+) -> tuple[list[tuple[str, int]], bool | None]:
     """(the words to train on, strip_accents of the tokenizer), and says what marks matter."""
     stripped, lost = strip_marks(words, stripping)
     harm = f"{lost.confused:.1%} of the words fall together with other words"
@@ -169,7 +174,11 @@ def _longest_piece(share: float, run: float) -> int:
         "are held to %d characters. Better: put spaces between the words first with a segmenter "
         "(Japanese: fugashi or SudachiPy; Thai: PyThaiNLP), also in all later text, or train a "
         "sentencepiece Unigram model and give its .model file as the tokenizer",
-        100 * share, run, MAX_WORD_CHARS, _SPACELESS_PIECE)
+        100 * share,
+        run,
+        MAX_WORD_CHARS,
+        _SPACELESS_PIECE,
+    )
     return _SPACELESS_PIECE
 
 
@@ -178,7 +187,7 @@ def _parts(words: list[tuple[str, int]]) -> list[tuple[str, int]]:
     counts: Counter[str] = Counter()
     for word, count in words:
         for start in range(0, len(word), _MAX_WORD):
-            counts[word[start:start + _MAX_WORD]] += count
+            counts[word[start : start + _MAX_WORD]] += count
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -204,8 +213,13 @@ def _special_names(given: dict[str, str]) -> dict[str, str]:
     return names | given
 
 
-def _most_used(pieces: list[str], wanted: int, fixed: list[str], words: list[tuple[str, int]],
-               tokenizer: Callable[[list[str]], WordPieceTokenizer]) -> list[str]:
+def _most_used(
+    pieces: list[str],
+    wanted: int,
+    fixed: list[str],
+    words: list[tuple[str, int]],
+    tokenizer: Callable[[list[str]], WordPieceTokenizer],
+) -> list[str]:
     """The `wanted` pieces that the greedy longest match uses most on `words`, the most used first.
 
     Args:
@@ -228,9 +242,7 @@ def _head(specials: list[str], num_unused: int) -> list[str]:
     return [pad, *unused[:_UNUSED_BEFORE_UNK], *others, *unused[_UNUSED_BEFORE_UNK:]]
 
 
-def _characters(
-    words: list[tuple[str, int]], min_count: int, limit: int
-) -> tuple[set[str], list[str]]:
+def _characters(words: list[tuple[str, int]], min_count: int, limit: int) -> tuple[set[str], list[str]]:
     """The alphabet, and its entries: each character, then `##` forms of those seen inside words."""
     counts: Counter[str] = Counter()
     inside: set[str] = set()
@@ -259,16 +271,29 @@ def _merge(words: list[tuple[str, int]], size: int, longest: int = _MAX_WORD) ->
         with path.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{word}\t{count}\n" for word, count in table if _SPACE not in word)
         sentencepiece.SentencePieceTrainer.train(
-            input=str(path), input_format="tsv", model_writer=model, model_type="bpe",
-            vocab_size=size, hard_vocab_limit=False, character_coverage=1.0,
-            normalization_rule_name="identity", remove_extra_whitespaces=False,
-            split_by_unicode_script=False, split_by_number=False,
+            input=str(path),
+            input_format="tsv",
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=size,
+            hard_vocab_limit=False,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            split_by_unicode_script=False,
+            split_by_number=False,
             max_sentencepiece_length=longest,
-            bos_id=-1, eos_id=-1, num_threads=1, minloglevel=2)
+            bos_id=-1,
+            eos_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return wordpiece_pieces(
-        processor.id_to_piece(i) for i in range(processor.get_piece_size())
-        if not (processor.is_unknown(i) or processor.is_control(i)))
+        processor.id_to_piece(i)
+        for i in range(processor.get_piece_size())
+        if not (processor.is_unknown(i) or processor.is_control(i))
+    )
 
 
 def wordpiece_pieces(pieces: Iterable[str]) -> list[str]:

@@ -41,7 +41,8 @@ class WordCounts:
         self._buffered = 0
         self.forgotten = 0
         self._find_spaceless = re.compile(
-            f"[{_SPACELESS}{'' if normalizer.tokenize_chinese_chars else _CHINESE}]").findall
+            f"[{_SPACELESS}{'' if normalizer.tokenize_chinese_chars else _CHINESE}]"
+        ).findall
         self._spaceless = [0, 0, 0]  # characters; those of spaceless scripts; their chunks' lengths
 
     def add(self, text: str) -> None:
@@ -108,8 +109,7 @@ class LostMarks(NamedTuple):
     examples: tuple[str, ...]
 
 
-def strip_marks(words: Iterable[tuple[str, int]], stripping: BertNormalizer
-                ) -> tuple[list[tuple[str, int]], LostMarks]:
+def strip_marks(words: Iterable[tuple[str, int]], stripping: BertNormalizer) -> tuple[list[tuple[str, int]], LostMarks]:
     """(ranked words without their marks, what was lost) of words counted with their marks."""
     stripped: dict[str, int] = {}
     spellings: dict[str, dict[str, int]] = {}  # of words with marks, by what is left
@@ -133,17 +133,22 @@ def strip_marks(words: Iterable[tuple[str, int]], stripping: BertNormalizer
         if len(common) > 1:
             confused.append((sum(common.values()), " = ".join(form for form, _ in _rank(common))))
     confused.sort(key=lambda item: (-item[0], item[1]))
-    lost = LostMarks(sum(count for count, _ in confused) / max(total, 1),
-                     unreadable / max(total, 1), tuple(names for _, names in confused[:5]))
+    lost = LostMarks(
+        sum(count for count, _ in confused) / max(total, 1),
+        unreadable / max(total, 1),
+        tuple(names for _, names in confused[:5]),
+    )
     return _rank(stripped), lost
 
 
 def _needs_marks(word: str) -> bool:
     """Whether a mark of the word stands on a letter of a script that cannot be read without."""
     decomposed = unicodedata.normalize("NFD", word)
-    return any(is_mark(mark) and not unicodedata.name(char, "").startswith(_READABLE)
-               for char, mark in zip(decomposed, decomposed[1:], strict=False)
-               if char.isalpha())
+    return any(
+        is_mark(mark) and not unicodedata.name(char, "").startswith(_READABLE)
+        for char, mark in zip(decomposed, decomposed[1:], strict=False)
+        if char.isalpha()
+    )
 
 
 def _rank(words: dict[str, int]) -> list[tuple[str, int]]:

@@ -86,28 +86,26 @@ class WordPieceTokenizer(Tokenizer):
         mask_token: str = "[MASK]",
     ) -> None:
         _refuse_repeated(vocab)
-        super().__init__(vocab, dict(zip(
-            SPECIAL_NAMES, (pad_token, unk_token, cls_token, sep_token, mask_token), strict=True)))
+        super().__init__(
+            vocab, dict(zip(SPECIAL_NAMES, (pad_token, unk_token, cls_token, sep_token, mask_token), strict=True))
+        )
         self.do_lower_case = bool(do_lower_case)
         self.strip_accents = strip_accents
         self.tokenize_chinese_chars = bool(tokenize_chinese_chars)
         self.max_word_chars = max_word_chars
 
-        self.normalizer = BertNormalizer(
-            self.do_lower_case, self.strip_accents, self.tokenize_chinese_chars)
+        self.normalizer = BertNormalizer(self.do_lower_case, self.strip_accents, self.tokenize_chinese_chars)
         self._inside = {p[2:]: i for p, i in self._ids.items() if p.startswith("##")}
         self._longest = max((len(piece) for piece in self.vocab), default=0)
         self._words = _BoundedCache(self._pack_word, _CACHED_WORDS)
         self._chunks = _BoundedCache(self._pack_chunk, _CACHED_CHUNKS)
-        self._mixed = _BoundedCache(
-            lambda chunk: self._packed(chunk.decode("utf-8", "surrogatepass")), _CACHED_WORDS)
+        self._mixed = _BoundedCache(lambda chunk: self._packed(chunk.decode("utf-8", "surrogatepass")), _CACHED_WORDS)
         self._aligned = _BoundedCache(self._align_chunk, _CACHED_ALIGNED)
         self._ascii = None  # tables of ascii_words.py, made when first needed
 
     def __reduce__(self) -> tuple:
         """Pickles what it was made of, so that a worker process starts with empty caches."""
-        return (_rebuild, (self.vocab, self._options()),
-                {"model_max_length": self.model_max_length})
+        return (_rebuild, (self.vocab, self._options()), {"model_max_length": self.model_max_length})
 
     def extended(self, pieces: Sequence[str]) -> "WordPieceTokenizer":
         """The same tokenizer with more pieces at the end of its vocabulary."""
@@ -138,8 +136,11 @@ class WordPieceTokenizer(Tokenizer):
 
     def encode(self, text: str, keep_special_tokens: bool = False) -> list[int]:
         if keep_special_tokens:
-            return [i for part, is_special in self._split_at_specials(text)
-                    for i in ([self._ids[part]] if is_special else self.encode(part))]
+            return [
+                i
+                for part, is_special in self._split_at_specials(text)
+                for i in ([self._ids[part]] if is_special else self.encode(part))
+            ]
         return memoryview(self._packed(text)).cast(_ID).tolist()
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
@@ -159,14 +160,20 @@ class WordPieceTokenizer(Tokenizer):
             return np.frombuffer(b"".join(rows), np.int32), lengths
         if self._ascii is None:
             self._ascii = ascii_words.ascii_vocabulary(
-                self._ids, self._inside, self.unk_id, self.do_lower_case, self.max_word_chars)
+                self._ids, self._inside, self.unk_id, self.do_lower_case, self.max_word_chars
+            )
         content = b"".join(parts)
         ids = np.empty(len(content), np.int32)
         lengths = np.empty(len(parts), np.int64)
         gaps = np.empty((len(content) // 2 + 1, 2), np.int64)
         count, num_gaps = ascii_words.encode(
-            self._ascii, np.frombuffer(content, np.uint8),
-            np.cumsum([len(part) for part in parts], dtype=np.int64), ids, lengths, gaps)
+            self._ascii,
+            np.frombuffer(content, np.uint8),
+            np.cumsum([len(part) for part in parts], dtype=np.int64),
+            ids,
+            lengths,
+            gaps,
+        )
         mixed = self._mixed
         chunks = [mixed[content[start:end]] for start, end in gaps[:num_gaps].tolist()]
         ends = np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64) // array(_ID).itemsize
@@ -269,5 +276,6 @@ def _refuse_repeated(vocab: Sequence[str]) -> None:
         if piece in seen:
             raise ValueError(
                 f"vocabulary line {line} repeats {piece!r} of line {seen[piece]}; remove one "
-                "(removing a line moves all ids after it: check that the file fits its checkpoint)")
+                "(removing a line moves all ids after it: check that the file fits its checkpoint)"
+            )
         seen[piece] = line

@@ -74,17 +74,22 @@ def pretrain(name: str, args: argparse.Namespace, extra: Sequence[str]) -> None:
     if (workdir / "model" / "config.json").exists():
         return
     experiment = f"ablations:{name.removesuffix(BILSTM)}"
-    command = jobs.pretraining(experiment, workdir, {
-        "data.corpus": args.store, "phases": ((args.steps, args.seq_length),),
-        "optimizer.warmup_steps": max(1, round(0.06 * args.steps)),
-        "eval.every_steps": args.steps, "checkpoint.every_steps": args.steps // args.points,
-        "checkpoint.keep_every": args.steps // args.points if args.points > 1 else 0,
-    })
+    command = jobs.pretraining(
+        experiment,
+        workdir,
+        {
+            "data.corpus": args.store,
+            "phases": ((args.steps, args.seq_length),),
+            "optimizer.warmup_steps": max(1, round(0.06 * args.steps)),
+            "eval.every_steps": args.steps,
+            "checkpoint.every_steps": args.steps // args.points,
+            "checkpoint.keep_every": args.steps // args.points if args.points > 1 else 0,
+        },
+    )
     try:
         subprocess.run([*command, *extra], check=True)
     except subprocess.CalledProcessError as error:  # it has said why
-        raise SystemExit(
-            f"ablate: the pre-training of {name} ended with code {error.returncode}") from None
+        raise SystemExit(f"ablate: the pre-training of {name} ended with code {error.returncode}") from None
 
 
 def models(names: Sequence[str], args: argparse.Namespace) -> dict[str, str]:
@@ -101,8 +106,7 @@ def models(names: Sequence[str], args: argparse.Namespace) -> dict[str, str]:
 def perplexity(workdir: pathlib.Path) -> float | None:
     """exp of the last held-out MLM loss (of the next token's for a left-to-right model)."""
     lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    losses = [record["eval/mlm_loss"] for record in map(json.loads, lines)
-              if "eval/mlm_loss" in record]
+    losses = [record["eval/mlm_loss"] for record in map(json.loads, lines) if "eval/mlm_loss" in record]
     return math.exp(losses[-1]) if losses else None
 
 
@@ -111,38 +115,50 @@ def table(names: Sequence[str], tasks: Sequence[str], out: pathlib.Path, found: 
     rows = []
     for name in names:
         score = perplexity(directory(out, name))
-        rows.append([name, f"{score:.2f}" if score is not None else "-",
-                     *(transfer.spread(found.get(task, {}).get(label(name))) for task in tasks),
-                     PAPER.get(name, "-")])
-    columns = ["ablation", "perplexity", *(transfer.WORK[task].title for task in tasks),
-               "the paper, 1,000,000 steps"]
+        rows.append(
+            [
+                name,
+                f"{score:.2f}" if score is not None else "-",
+                *(transfer.spread(found.get(task, {}).get(label(name))) for task in tasks),
+                PAPER.get(name, "-"),
+            ]
+        )
+    columns = ["ablation", "perplexity", *(transfer.WORK[task].title for task in tasks), "the paper, 1,000,000 steps"]
     return markdown.table(columns, rows) + "\n"
 
 
-def table_of_steps(
-    names: Sequence[str], tasks: Sequence[str], steps: Sequence[int], found: Scores
-) -> str:
+def table_of_steps(names: Sequence[str], tasks: Sequence[str], steps: Sequence[int], found: Scores) -> str:
     """A Markdown table: a task and an ablation a row, a column for each number of steps."""
-    rows = [[transfer.WORK[task].title, name,
-             *(transfer.spread(found.get(task, {}).get(label(name, step)))
-               for step in (*steps[:-1], 0))] for task in tasks for name in names]
+    rows = [
+        [
+            transfer.WORK[task].title,
+            name,
+            *(transfer.spread(found.get(task, {}).get(label(name, step))) for step in (*steps[:-1], 0)),
+        ]
+        for task in tasks
+        for name in names
+    ]
     return markdown.table(["task", "ablation", *(f"{step:,} steps" for step in steps)], rows) + "\n"
 
 
-def draw(path: pathlib.Path, names: Sequence[str], tasks: Sequence[str], steps: Sequence[int],
-         found: Scores) -> None:
+def draw(path: pathlib.Path, names: Sequence[str], tasks: Sequence[str], steps: Sequence[int], found: Scores) -> None:
     """A panel a task: mean over the seeds, with its standard deviation, after so many steps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1 + 4 * len(tasks), 4), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
         for name in names:
-            seeds = [(step, found.get(task, {}).get(label(name, step if step != steps[-1] else 0)))
-                     for step in steps]
+            seeds = [(step, found.get(task, {}).get(label(name, step if step != steps[-1] else 0))) for step in steps]
             had = [(step, values) for step, values in seeds if values]
             spreads = [statistics.stdev(v) if len(v) > 1 else 0.0 for _, v in had]
-            axes.errorbar([step for step, _ in had], [statistics.fmean(v) for _, v in had],
-                          spreads, marker="o", capsize=3, label=name)
+            axes.errorbar(
+                [step for step, _ in had],
+                [statistics.fmean(v) for _, v in had],
+                spreads,
+                marker="o",
+                capsize=3,
+                label=name,
+            )
         axes.set_title(transfer.WORK[task].title, fontsize=10)
         axes.set_xlabel("steps of pre-training")
         axes.set_xlim(left=0)
@@ -163,8 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--names", default="base,no_nsp,ltr", help="ablations, comma-separated")
     add("--steps", type=int, required=True, help="of each pre-training")
     add("--seq_length", type=int, default=128)
-    add("--points", type=int, default=1, help="checkpoints of each that are fine-tuned, the last "
-        "being the end (default 1)")
+    add(
+        "--points",
+        type=int,
+        default=1,
+        help="checkpoints of each that are fine-tuned, the last being the end (default 1)",
+    )
     add("--tasks", default="qnli,mrpc,sst2", help=", ".join(transfer.WORK))
     add("--seeds", type=int, default=5)
     add("--learning_rate", type=float, default=transfer.LEARNING_RATE, help="of the fine-tuning")
@@ -180,15 +200,18 @@ def ablate(args: argparse.Namespace, extra: Sequence[str]) -> None:
     if unknown := [task for task in tasks if task not in transfer.WORK]:
         raise ValueError(f"--tasks: {', '.join(unknown)}; one of {', '.join(transfer.WORK)}")
     if not (args.out / "data").is_dir():
-        raise ValueError(f"{args.out / 'data'} is missing: python -m bertjax.tools.bench transfer "
-                         f"prepare --data=SOURCE --out={args.out}")
+        raise ValueError(
+            f"{args.out / 'data'} is missing: python -m bertjax.tools.bench transfer "
+            f"prepare --data=SOURCE --out={args.out}"
+        )
     if not 1 <= args.points <= args.steps:
         raise ValueError(f"--points={args.points} must be from 1 to the {args.steps} steps")
     for name in names:
         pretrain(name, args, extra)
     asked = models(names, args)
-    failed = transfer.run_all(tasks, asked, args.out, args.gpus.split(","), [
-        f"--seeds={args.seeds}", f"--learning_rate={args.learning_rate}"])
+    failed = transfer.run_all(
+        tasks, asked, args.out, args.gpus.split(","), [f"--seeds={args.seeds}", f"--learning_rate={args.learning_rate}"]
+    )
     found = transfer.results(args.out, list(asked))
     text = table(names, tasks, args.out, found)
     if args.points > 1:

@@ -11,10 +11,15 @@ from bertjax.interruption import refuse
 
 # Names of one meaning: a flag that a tool does not have is answered by the one that it has.
 SYNONYMS = (
-    {"out", "output", "output_dir", "to"}, {"model", "from", "init_from", "model_name_or_path"},
-    {"input", "file", "text", "data"}, {"batch_size", "bs"}, {"seeds", "seed"},
-    {"max_length", "seq_length", "max_seq_length"}, {"tokenizer", "vocab", "vocab_file"},
-    {"vocab_size", "size"}, {"store", "corpus"},
+    {"out", "output", "output_dir", "to"},
+    {"model", "from", "init_from", "model_name_or_path"},
+    {"input", "file", "text", "data"},
+    {"batch_size", "bs"},
+    {"seeds", "seed"},
+    {"max_length", "seq_length", "max_seq_length"},
+    {"tokenizer", "vocab", "vocab_file"},
+    {"vocab_size", "size"},
+    {"store", "corpus"},
 )
 
 
@@ -31,7 +36,8 @@ class Parser(argparse.ArgumentParser):
         self.error(
             f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}. The "
             "shell has expanded a wildcard, so only its first file would be read. Quote the "
-            "wildcard: --input='corpus/*.txt'")
+            "wildcard: --input='corpus/*.txt'"
+        )
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with this line."""
@@ -42,16 +48,25 @@ class Parser(argparse.ArgumentParser):
         """'. Did you mean --input?' where a flag has a name like that, or of that meaning."""
         known = [name for action in self._actions for name in action.option_strings]
         name = unknown.partition("=")[0]
-        alike = [f"--{other}" for names in SYNONYMS if name.lstrip("-") in names
-                 for other in sorted(names) if f"--{other}" in known]
+        alike = [
+            f"--{other}"
+            for names in SYNONYMS
+            if name.lstrip("-") in names
+            for other in sorted(names)
+            if f"--{other}" in known
+        ]
         close = alike or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
         return f". Did you mean {close[0]}?" if close else ""
 
 
 def make_parser(name: str, doc: str | None) -> Parser:
     """The parser of `python -m bertjax.tools.NAME`, whose help is the docstring of its module."""
-    return Parser(f"python -m bertjax.tools.{name}", description=doc, allow_abbrev=False,
-                  formatter_class=argparse.RawDescriptionHelpFormatter)
+    return Parser(
+        f"python -m bertjax.tools.{name}",
+        description=doc,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -75,7 +90,7 @@ def boolean(text: str) -> bool:
 
 def add_boolean(parser: Parser, name: str, default: Any, help: str) -> None:
     """Adds `--name`, `--name=true|false` and `--no-name` (and `--noname`, as absl spells it)."""
-    parser.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default,
-                        help=help)
-    parser.add_argument(f"--no-{name}", f"--no{name}", dest=name, action="store_false",
-                        default=default, help=argparse.SUPPRESS)
+    parser.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default, help=help)
+    parser.add_argument(
+        f"--no-{name}", f"--no{name}", dest=name, action="store_false", default=default, help=argparse.SUPPRESS
+    )

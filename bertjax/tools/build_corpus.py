@@ -31,21 +31,33 @@ def parser() -> argparse.ArgumentParser:
     """The command line; defaults of settings are those of `BuildSettings` and `Reading`."""
     parser = make_parser("build_corpus", __doc__)
     add = parser.add_argument
-    add("--input", action="append", metavar="PATTERN",
-        help="files; wildcards in quotes; commas or repetition for several; tfds:name/config:split")
+    add(
+        "--input",
+        action="append",
+        metavar="PATTERN",
+        help="files; wildcards in quotes; commas or repetition for several; tfds:name/config:split",
+    )
     add("--tokenizer", help="directory or file (python -m bertjax.tools.train_vocab makes one)")
     add("--do_lower_case", choices=("true", "false"), help="only if the tokenizer does not say")
     add("--output", required=True, help="directory of the store")
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     add("--shard", metavar="i/n", help="make only every n-th shard from i on, i from 0")
-    add("--runner", default="local", choices=("local", "beam"),
-        help="beam: on Apache Beam; its options follow after --, such as --runner=FlinkRunner")
+    add(
+        "--runner",
+        default="local",
+        choices=("local", "beam"),
+        help="beam: on Apache Beam; its options follow after --, such as --runner=FlinkRunner",
+    )
     add("--overwrite", action="store_true", help="throw away what the output directory holds")
     add("--format", default="auto", choices=("auto", *FORMATS))
     add("--field", help="of JSONL, Parquet and TFDS records (default text)")
     add("--language", help="for splitting prose into sentences (ISO 639-1; default: a guess)")
-    add("--max_line_mb", type=int, default=Reading.max_line_mb,
-        help=f"refuse longer lines, MiB (default {Reading.max_line_mb})")
+    add(
+        "--max_line_mb",
+        type=int,
+        default=Reading.max_line_mb,
+        help=f"refuse longer lines, MiB (default {Reading.max_line_mb})",
+    )
     add("--segment", choices=("true", "false"), help="split into sentences; default by format")
     add("--errors", default="strict", choices=("strict", "replace"), help="for bytes not UTF-8")
     add("--data_dir", help="where TFDS data sets are prepared")
@@ -53,8 +65,12 @@ def parser() -> argparse.ArgumentParser:
         if field.type == "bool":
             add(f"--{field.name}", action="store_true")
         else:
-            add(f"--{field.name}", type=float if field.type == "float" else int,
-                default=field.default, help=f"default {field.default}")
+            add(
+                f"--{field.name}",
+                type=float if field.type == "float" else int,
+                default=field.default,
+                help=f"default {field.default}",
+            )
     add("--inspect", action="store_true", help="print statistics and decoded examples of the store")
     add("--seq_length", type=int, default=128, help="for --inspect")
     add("--examples", type=int, default=4, help="rows that --inspect shows")
@@ -75,8 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with refusals("build_corpus"):
             if not flags.input and not flags.inspect:
-                raise ValueError(
-                    "nothing to do: give --input='PATTERN' to build, --inspect to look")
+                raise ValueError("nothing to do: give --input='PATTERN' to build, --inspect to look")
             if flags.input:
                 build(flags, beam_options)
             if flags.inspect:
@@ -88,12 +103,18 @@ def main(arguments: list[str] | None = None) -> None:
 
 def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
     if not flags.tokenizer:
-        raise ValueError("--tokenizer is missing: a directory with vocab.txt; make one with "
-                         "python -m bertjax.tools.train_vocab")
+        raise ValueError(
+            "--tokenizer is missing: a directory with vocab.txt; make one with python -m bertjax.tools.train_vocab"
+        )
     reading = Reading(
-        format=flags.format, field=flags.field or "text", language=flags.language or "auto",
+        format=flags.format,
+        field=flags.field or "text",
+        language=flags.language or "auto",
         segment=None if flags.segment is None else flags.segment == "true",
-        errors=flags.errors, max_line_mb=flags.max_line_mb, data_dir=flags.data_dir)
+        errors=flags.errors,
+        max_line_mb=flags.max_line_mb,
+        data_dir=flags.data_dir,
+    )
     seen = preview(resolve(flags.input), reading)
     reading = seen.reading
     settings = {f.name: getattr(flags, f.name) for f in dataclasses.fields(BuildSettings)}
@@ -110,10 +131,18 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
 
         run = beam_run(beam_options)
     manifest = build_store(
-        flags.input, tokenizer, flags.output, workers=flags.workers, reading=reading,
-        overwrite=flags.overwrite, shard=parse_shard(flags.shard), progress=show_progress,
-        on_plan=lambda files, size: show_plan(files, size, reading_lines(seen, flags)), run=run,
-        **settings)
+        flags.input,
+        tokenizer,
+        flags.output,
+        workers=flags.workers,
+        reading=reading,
+        overwrite=flags.overwrite,
+        shard=parse_shard(flags.shard),
+        progress=show_progress,
+        on_plan=lambda files, size: show_plan(files, size, reading_lines(seen, flags)),
+        run=run,
+        **settings,
+    )
     print()
     if manifest:
         print(summary(manifest, flags.output, time.monotonic() - started))
@@ -136,40 +165,57 @@ MEANINGS = {
     "text": "a line is a sentence, a blank line ends a document",
     "prose": "paragraphs that are split into sentences, a file is a document",
     "blocks": "paragraphs that are split into sentences, a blank line ends a document",
-    "jsonl": "a line is a document", "parquet": "a record is a document",
-    "wikiextractor": "<doc> ... </doc> is a document", "tfds": "a record is a document"}
+    "jsonl": "a line is a document",
+    "parquet": "a record is a document",
+    "wikiextractor": "<doc> ... </doc> is a document",
+    "tfds": "a record is a document",
+}
 
 
 def reading_lines(seen: Preview, flags: argparse.Namespace) -> list[str]:
     """How the files will be read, and warnings where that is hardly what is meant."""
     reading, formats = seen.reading, seen.formats
     guessed = "a guess by names and first bytes" if flags.format == "auto" else "as set"
-    lines = [f"format {form} ({guessed}{f', {n:,} files' if len(formats) > 1 else ''}): "
-             f"{MEANINGS[form]}" for form, n in formats.items()]
+    lines = [
+        f"format {form} ({guessed}{f', {n:,} files' if len(formats) > 1 else ''}): {MEANINGS[form]}"
+        for form, n in formats.items()
+    ]
     splits = reading.segment or (reading.segment is None and set(formats) != {"text"})
-    lines.append(f"{seen.words:.1f} words a {'paragraph' if splits else 'sentence'} in the first "
-                 f"{seen.lines:,} lines" + (
-                     f", split into sentences by the rules of {reading.language!r} "
-                     f"({'as set' if flags.language else 'a guess'})" if splits else ""))
+    lines.append(
+        f"{seen.words:.1f} words a {'paragraph' if splits else 'sentence'} in the first "
+        f"{seen.lines:,} lines"
+        + (
+            f", split into sentences by the rules of {reading.language!r} ({'as set' if flags.language else 'a guess'})"
+            if splits
+            else ""
+        )
+    )
     if not splits and seen.several > 0.15:
-        lines.append(f"warning: {seen.several:.0%} of the lines hold several sentences, and a line "
-                     "is taken as one. --format=blocks (a blank line ends a document) or "
-                     "--format=prose (a file is a document) splits them")
+        lines.append(
+            f"warning: {seen.several:.0%} of the lines hold several sentences, and a line "
+            "is taken as one. --format=blocks (a blank line ends a document) or "
+            "--format=prose (a file is a document) splits them"
+        )
     if seen.tabs > 0.5:
-        lines.append(f"warning: {seen.tabs:.0%} of the lines are two columns with a tab between "
-                     "them, and a line is taken as one sentence. Put each sentence on a line of "
-                     "its own, with a blank line between documents")
+        lines.append(
+            f"warning: {seen.tabs:.0%} of the lines are two columns with a tab between "
+            "them, and a line is taken as one sentence. Put each sentence on a line of "
+            "its own, with a blank line between documents"
+        )
     if flags.language and not splits:
-        lines.append(f"warning: --language={flags.language} has no effect: lines are taken as "
-                     "sentences (--segment=true, --format=prose and --format=blocks split them)")
+        lines.append(
+            f"warning: --language={flags.language} has no effect: lines are taken as "
+            "sentences (--segment=true, --format=prose and --format=blocks split them)"
+        )
     if flags.field and not set(formats) & {"jsonl", "parquet", "tfds"}:
         lines.append(f"warning: --field={flags.field} has no effect: these files have no fields")
     if name := UNSPACED.get(reading.language):
-        apart = " (characters of Chinese are set apart by the tokenizer)" if name in (
-            "Chinese", "Japanese") else ""
-        lines.append(f"note: {name} has no spaces between words{apart}: separate the words by "
-                     "spaces with a segmenter first, or use a Unigram (SentencePiece) tokenizer, "
-                     "which needs none; otherwise whole clauses are taken as words")
+        apart = " (characters of Chinese are set apart by the tokenizer)" if name in ("Chinese", "Japanese") else ""
+        lines.append(
+            f"note: {name} has no spaces between words{apart}: separate the words by "
+            "spaces with a segmenter first, or use a Unigram (SentencePiece) tokenizer, "
+            "which needs none; otherwise whole clauses are taken as words"
+        )
     return lines
 
 
@@ -185,8 +231,10 @@ def show_plan(files: list[str], size: int, reading: Sequence[str] = ()) -> None:
 
 def show_progress(state: Progress) -> None:
     share = state.bytes_done / max(state.bytes, 1)
-    line = (f"shard {state.shards_done}/{state.shards}  {share:4.0%}  {state.tokens / 1e6:,.1f} M "
-            f"tokens  {state.tokens_per_second:,.0f} tokens/s  ETA {clock(state.eta_seconds)}")
+    line = (
+        f"shard {state.shards_done}/{state.shards}  {share:4.0%}  {state.tokens / 1e6:,.1f} M "
+        f"tokens  {state.tokens_per_second:,.0f} tokens/s  ETA {clock(state.eta_seconds)}"
+    )
     if sys.stdout.isatty():
         print(f"\r{line:<78}", end="", flush=True)
     else:
@@ -203,25 +251,27 @@ def clock(seconds: float) -> str:
 
 def summary(manifest: dict[str, Any], path: str, seconds: float) -> str:
     """The table that stands at the end of a build."""
-    lines = [f"token store {path}  ({clock(seconds)})",
-             f"{'':10}{'documents':>14}{'sentences':>14}{'tokens':>16}"]
+    lines = [f"token store {path}  ({clock(seconds)})", f"{'':10}{'documents':>14}{'sentences':>14}{'tokens':>16}"]
     for split in SPLITS:
         counts = manifest["splits"][split]
-        lines.append(f"{split:10}{counts['documents']:14,}{counts['sentences']:14,}"
-                     f"{counts['tokens']:16,}")
+        lines.append(f"{split:10}{counts['documents']:14,}{counts['sentences']:14,}{counts['tokens']:16,}")
     dropped, repaired = (
-        ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in manifest[key].items())
-        or "nothing" for key in ("dropped", "repaired"))
-    random = ("none (another document has them, this is one): train with config.data.nsp=false"
-              if manifest["random_share"] is None else
-              f"{manifest['random_share']:.1%} at 128 (label 1; 0 = is next)")
+        ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in manifest[key].items()) or "nothing"
+        for key in ("dropped", "repaired")
+    )
+    random = (
+        "none (another document has them, this is one): train with config.data.nsp=false"
+        if manifest["random_share"] is None
+        else f"{manifest['random_share']:.1%} at 128 (label 1; 0 = is next)"
+    )
     seen = []
     if "seen_ever" in manifest:  # not in a store of an earlier version
-        seen = [f"tokens seen      {manifest['seen_in_epoch']:.2%} in an epoch at 128, "
-                f"{manifest['seen_ever']:.2%} in {EPOCHS}",
-                f"longest line     {manifest['longest_line']:,} tokens",
-                f"copies           {manifest['duplicate_share']:.2%} of the tokens, in documents "
-                "whose text occurs before"]
+        seen = [
+            f"tokens seen      {manifest['seen_in_epoch']:.2%} in an epoch at 128, "
+            f"{manifest['seen_ever']:.2%} in {EPOCHS}",
+            f"longest line     {manifest['longest_line']:,} tokens",
+            f"copies           {manifest['duplicate_share']:.2%} of the tokens, in documents whose text occurs before",
+        ]
     if manifest["splits"]["heldout"]["documents"] == 1:
         seen.append("held out         a single document: NSP is not evaluated on it")
     lines += [
@@ -251,8 +301,8 @@ def inspect(flags: argparse.Namespace) -> None:
     print("\n{what stands there->what is to be predicted}, segment B in another colour")
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for line in decoded_examples(
-            store, store.load_tokenizer(), flags.seq_length, flags.examples, flags.seed,
-            packed=flags.packed, colour=colour):
+        store, store.load_tokenizer(), flags.seq_length, flags.examples, flags.seed, packed=flags.packed, colour=colour
+    ):
         print(line)
 
 

@@ -47,8 +47,9 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
 
     old = loaded.tokenizer
     if not isinstance(old, WordPieceTokenizer):
-        raise ValueError("extending a vocabulary needs BERT's own tokenizer (vocab.txt, without "
-                         "added tokens) beside the model")
+        raise ValueError(
+            "extending a vocabulary needs BERT's own tokenizer (vocab.txt, without added tokens) beside the model"
+        )
     vocabulary = [old.id_to_token(i) for i in range(old.vocab_size)]
     known = set(vocabulary)
     entries = _entries(old, [word for word in map(str.strip, words) if word])
@@ -77,13 +78,12 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
 def _entries(tokenizer: Any, words: Sequence[str]) -> list[str]:
     """The words as the tokenizer looks them up, normalised; ValueError for what it would split."""
     parts = [tokenizer.normalizer.words(word.removeprefix("##")) for word in words]
-    if split := [f"{word!r} ({' '.join(found)})"
-                 for word, found in zip(words, parts, strict=True) if len(found) != 1]:
+    if split := [f"{word!r} ({' '.join(found)})" for word, found in zip(words, parts, strict=True) if len(found) != 1]:
         raise ValueError(
             f"{len(split)} of the words to add are not one word to the tokenizer, so no text would "
-            f"ever give them: {', '.join(split[:5])}; give their parts, or leave them out")
-    return ["##" * word.startswith("##") + found[0]
-            for word, found in zip(words, parts, strict=True)]
+            f"ever give them: {', '.join(split[:5])}; give their parts, or leave them out"
+        )
+    return ["##" * word.startswith("##") + found[0] for word, found in zip(words, parts, strict=True)]
 
 
 def _pieces(tokenizer: Any, word: str) -> list[int]:
@@ -113,8 +113,7 @@ def compare(before: LoadedModel, after: LoadedModel) -> float:
     mask = np.ones(shape, np.int32)
     mask[1, shape[1] // 2 :] = 0
     differences = []
-    for a, b in zip(jax.tree.leaves(before(ids, mask)), jax.tree.leaves(after(ids, mask)),
-                    strict=True):
+    for a, b in zip(jax.tree.leaves(before(ids, mask)), jax.tree.leaves(after(ids, mask)), strict=True):
         common = vocabulary if a.shape[-1] != b.shape[-1] else a.shape[-1]
         differences.append(np.abs(np.asarray(a[..., :common]) - np.asarray(b[..., :common])).max())
     return float(max(differences))
@@ -146,8 +145,7 @@ def convert(
     before = load_model(source, task)
     count = sum(x.size for x in jax.tree.leaves(before.params))
     name = architecture(before)
-    say(f"read    {source}: {name}, {count / 1e6:,.1f} M parameters, "
-        f"{time.monotonic() - started:.1f} s")
+    say(f"read    {source}: {name}, {count / 1e6:,.1f} M parameters, {time.monotonic() - started:.1f} s")
     after = before
     if add_vocab is not None:
         words = read_lines(add_vocab)
@@ -159,9 +157,17 @@ def convert(
         difference = export_model(after, out, overwrite=overwrite)
     else:
         write_directory(
-            out, after.config, after.params, name, after.tokenizer, after.labels,
-            _card(before, str(source)), {k: v for k, v in before.settings.items()
-                                         if k in _PASSED_ON}, overwrite, before.sentence)
+            out,
+            after.config,
+            after.params,
+            name,
+            after.tokenizer,
+            after.labels,
+            _card(before, str(source)),
+            {k: v for k, v in before.settings.items() if k in _PASSED_ON},
+            overwrite,
+            before.sentence,
+        )
         again = load_model(out, task)
         _check_bits(after.params, again.params)
         difference = compare(before, again)
@@ -175,8 +181,9 @@ def architecture(loaded: LoadedModel) -> str:
     """transformers' class for a model: the one that its config.json names, where that has these
     parameters (BertLMHeadModel), else the class of heads.py."""
     kind = type(loaded.model)
-    return next((name for name in loaded.settings.get("architectures") or ()
-                 if ARCHITECTURES.get(name) is kind), kind.__name__)
+    return next(
+        (name for name in loaded.settings.get("architectures") or () if ARCHITECTURES.get(name) is kind), kind.__name__
+    )
 
 
 def _check_bits(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
@@ -193,9 +200,12 @@ def _card(loaded: LoadedModel, source: str) -> str:
     count = sum(x.size for x in jax.tree.leaves(loaded.params))
     masked = isinstance(loaded.model, BertForPreTraining | BertForMaskedLM)
     return model_card(
-        Path(source).name, architecture(loaded),
+        Path(source).name,
+        architecture(loaded),
         f"{count / 1e6:.1f} M parameters, converted from `{Path(source).name}`.",
-        recipe=recipe, fill_mask=masked and not loaded.config.is_decoder)
+        recipe=recipe,
+        fill_mask=masked and not loaded.config.is_decoder,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -209,8 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--overwrite", action="store_true")
     options = parser.parse_args(arguments)
     with refusals("convert"):
-        convert(options.source, options.to, options.out, options.add_vocab, options.task,
-                options.overwrite, print)
+        convert(options.source, options.to, options.out, options.add_vocab, options.task, options.overwrite, print)
 
 
 if __name__ == "__main__":

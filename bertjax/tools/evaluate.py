@@ -28,12 +28,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = made.add_argument
     add("--model", required=True, help="directory of a fine-tuned model")
     add("--task", help="cola, sst2, ..., ax, squad1.1, ner, table, ...; default: the model's own")
-    add("--data", required=True,
-        help="directory of the task's files, one file that is read as the split, or tfds:NAME")
-    add("--options", type=json_object, default={},
-        help="of the task, as a JSON object; the others are those that it was fine-tuned with")
-    add("--labels", type=lambda names: tuple(names.split(",")), default=(), help="names of the "
-        "head's classes in its order, with commas: for a model that does not store them")
+    add("--data", required=True, help="directory of the task's files, one file that is read as the split, or tfds:NAME")
+    add(
+        "--options",
+        type=json_object,
+        default={},
+        help="of the task, as a JSON object; the others are those that it was fine-tuned with",
+    )
+    add(
+        "--labels",
+        type=lambda names: tuple(names.split(",")),
+        default=(),
+        help="names of the head's classes in its order, with commas: for a model that does not store them",
+    )
     add("--split", default="dev", help="default dev")
     add("--out", type=pathlib.Path, help="directory for predictions and submission files")
     add("--max_length", type=int, help="tokens of a row; default: what it was fine-tuned with")
@@ -59,36 +66,45 @@ def evaluate(flags: Any) -> dict[str, Any]:
     model = Pretrained(flags.model)  # a model that cannot be used is refused before data are read
     stored = remembered(model.source.settings, flags.model)
     if flags.task is None and stored.task is None:
-        raise ValueError(f"{flags.model} does not say which task it was fine-tuned for: give "
-                         f"--task, one of {', '.join(job.TASKS)}")
+        raise ValueError(
+            f"{flags.model} does not say which task it was fine-tuned for: give --task, one of {', '.join(job.TASKS)}"
+        )
     name = job.task_name(flags.task or stored.task, job.TASKS)
     own = stored.options if name == stored.task else {}
     # The threshold that was found on dev counts, not the one that training began with.
     options = {**{k: v for k, v in own.items() if k != "null_threshold"}, **flags.options}
-    labels = flags.labels or (
-        () if model.labels() else tuple(flags.options.get("labels", ())))
+    labels = flags.labels or (() if model.labels() else tuple(flags.options.get("labels", ())))
     if name in ("table", "ner", "tag") and options.get("head") != "regression":
         # These would read their label names from a training file, which need not be there.
         options["labels"] = flags.options.get("labels", model.labels() or labels)
     settings = FineTuneSettings(
         max_length=flags.max_length or stored.max_length or FineTuneSettings.max_length,
-        eval_batch_size=flags.batch_size)
+        eval_batch_size=flags.batch_size,
+    )
     directory, options = _one_file(name, flags, options)
     task = job.make_task(name, directory, options)
     if flags.out:
         flags.out.mkdir(parents=True, exist_ok=True)
     scores = job.evaluate(
-        task, flags.model, flags.split, settings, write_to=flags.out, labels=labels,
-        execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype))
-    found = {"scores": None} if scores is None else {
-        "scores": dict(scores.values), "flags": list(scores.flags)}
+        task,
+        flags.model,
+        flags.split,
+        settings,
+        write_to=flags.out,
+        labels=labels,
+        execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype),
+    )
+    found = {"scores": None} if scores is None else {"scores": dict(scores.values), "flags": list(scores.flags)}
     return {
         "model": str(model.source.directory if model.source.kind == "huggingface" else flags.model),
-        "step": stored.step, "task": name, "data": flags.data,
+        "step": stored.step,
+        "task": name,
+        "data": flags.data,
         "split": flags.split,
         **({"null_threshold": task.null_threshold} if name == "squad2.0" else {}),
-        **found, **({"out": str(flags.out)} if flags.out else {}),
-    }  # fmt: skip
+        **found,
+        **({"out": str(flags.out)} if flags.out else {}),
+    }
 
 
 def _one_file(name: str, flags: Any, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -97,8 +113,7 @@ def _one_file(name: str, flags: Any, options: dict[str, Any]) -> tuple[str, dict
     if not os.path.isfile(data):
         return flags.data, options
     if name not in ("table", "ner", "tag", "swag", "squad1.1", "squad2.0"):
-        raise ValueError(f"--data={flags.data} is a file; task {name!r} takes the directory of its "
-                         "official files")
+        raise ValueError(f"--data={flags.data} is a file; task {name!r} takes the directory of its official files")
     directory, file = os.path.split(data)
     return directory or ".", {**options, "files": {flags.split: file}}
 

@@ -31,12 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser("features", __doc__)
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--file", required=True, metavar="FILE", help="lines, or a table")
-    parser.add_argument("--columns", metavar="NAME,NAME", help="of the texts in a .csv, .tsv or "
-                        ".jsonl file (default text)")
+    parser.add_argument(
+        "--columns", metavar="NAME,NAME", help="of the texts in a .csv, .tsv or .jsonl file (default text)"
+    )
     parser.add_argument("--out", required=True, metavar="FILE", help=".jsonl or .npz")
     parser.add_argument("--layers", default="-1", help="list indices; 0 is the embeddings")
-    parser.add_argument("--pooling", choices=("model", *POOLINGS), help="one vector a sentence "
-                        "instead; model: as its sentence-transformers files say (else the mean)")
+    parser.add_argument(
+        "--pooling",
+        choices=("model", *POOLINGS),
+        help="one vector a sentence instead; model: as its sentence-transformers files say (else the mean)",
+    )
     parser.add_argument("--batch_size", type=int, default=32, help="rows")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     options = parser.parse_args(arguments)
@@ -48,15 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             layers = [int(index) for index in options.layers.split(",")]
         except ValueError:
-            raise ValueError(f"--layers={options.layers}: give numbers, separated by commas, such "
-                             "as --layers=-1,-2") from None
+            raise ValueError(
+                f"--layers={options.layers}: give numbers, separated by commas, such as --layers=-1,-2"
+            ) from None
         with whole_file(out, "wb" if out.suffix == ".npz" else "w") as stream:
-            loaded = load_model(options.model, "features", Execution(dtype=options.dtype),
-                                reinitialise_head=True)  # the pooler is not used here
+            loaded = load_model(
+                options.model, "features", Execution(dtype=options.dtype), reinitialise_head=True
+            )  # the pooler is not used here
             if options.pooling:
                 results = inference.sentence_embeddings(
-                    loaded, texts, None if options.pooling == "model" else options.pooling,
-                    batch_size=options.batch_size)
+                    loaded,
+                    texts,
+                    None if options.pooling == "model" else options.pooling,
+                    batch_size=options.batch_size,
+                )
             else:
                 results = inference.layer_outputs(loaded, texts, layers, options.batch_size)
             if out.suffix == ".npz":
@@ -81,11 +90,18 @@ def _row(result: np.ndarray | tuple[list[str], np.ndarray], layers: Sequence[int
     if isinstance(result, np.ndarray):
         return {"embedding": result.tolist()}
     tokens, states = result
-    return {"features": [
-        {"token": token, "layers": [
-            {"index": index, "values": [round(float(x), 6) for x in states[k, t]]}
-            for k, index in enumerate(layers)]}
-        for t, token in enumerate(tokens)]}
+    return {
+        "features": [
+            {
+                "token": token,
+                "layers": [
+                    {"index": index, "values": [round(float(x), 6) for x in states[k, t]]}
+                    for k, index in enumerate(layers)
+                ],
+            }
+            for t, token in enumerate(tokens)
+        ]
+    }
 
 
 if __name__ == "__main__":

@@ -52,28 +52,30 @@ def _text(given: Input) -> str:
 def _fill(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
     texts = [_text(given) for given in inputs]
     filled = inference.fill_mask(loaded, texts, options.top_k, options.batch_size)
-    return [{"text": text, "masks": [[f._asdict() for f in mask] for mask in masks]}
-            for text, masks in zip(texts, filled, strict=True)]
+    return [
+        {"text": text, "masks": [[f._asdict() for f in mask] for mask in masks]}
+        for text, masks in zip(texts, filled, strict=True)
+    ]
 
 
 def _next(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
     pairs = [_pair(given, "next-sentence") for given in inputs]
     scores = inference.next_sentence(loaded, pairs, options.batch_size)
-    return [{"first": a, "second": b, "is_next": p}
-            for (a, b), p in zip(pairs, scores, strict=True)]
+    return [{"first": a, "second": b, "is_next": p} for (a, b), p in zip(pairs, scores, strict=True)]
 
 
 def _classify(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
-    texts = [given if isinstance(given, str) and "\t" not in given
-             else given[0] if len(given) == 1 else _pair(given, "") for given in inputs]
+    texts = [
+        given if isinstance(given, str) and "\t" not in given else given[0] if len(given) == 1 else _pair(given, "")
+        for given in inputs
+    ]
     answers = inference.classify(loaded, texts, options.batch_size)
     # What is chosen of the labels: one class, all that are likelier than not, of a number nothing.
     choose = {
         "regression": lambda values: {},
         "multi_label_classification": lambda p: {"chosen": [name for name in p if p[name] > 0.5]},
     }.get(inference.problem_type(loaded), lambda p: {"label": max(p, key=p.get)})
-    return [{"text": text, "labels": answer, **choose(answer)}
-            for text, answer in zip(texts, answers, strict=True)]
+    return [{"text": text, "labels": answer, **choose(answer)} for text, answer in zip(texts, answers, strict=True)]
 
 
 def _tag(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
@@ -86,8 +88,10 @@ def _answer(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict
     pairs = [_pair(given, "qa") for given in inputs]
     # A context of nothing, or of characters that the tokenizer drops, has no answer in it.
     full = [i for i, (_, context) in enumerate(pairs) if loaded.tokenizer.encode(context)]
-    rows = [{"question": q, "text": "", "start": 0, "end": 0, "score": None,
-             "note": "the context is empty"} for q, _ in pairs]
+    rows = [
+        {"question": q, "text": "", "start": 0, "end": 0, "score": None, "note": "the context is empty"}
+        for q, _ in pairs
+    ]
     if full:
         questions, contexts = zip(*(pairs[i] for i in full), strict=True)
         answers = inference.answer(loaded, questions, contexts, batch_size=options.batch_size)
@@ -104,8 +108,13 @@ TASKS: dict[str, tuple[Callable[..., list[dict]], str]] = {
     "ner": (_tag, "token-classification"),
     "qa": (_answer, "question-answering"),
 }
-_ALIASES = {"mlm": "fill-mask", "masked-lm": "fill-mask", "nsp": "next-sentence",
-            "squad": "qa", "question-answering": "qa"}
+_ALIASES = {
+    "mlm": "fill-mask",
+    "masked-lm": "fill-mask",
+    "nsp": "next-sentence",
+    "squad": "qa",
+    "question-answering": "qa",
+}
 
 
 def asked(name: str | None, model: str) -> str:
@@ -113,8 +122,7 @@ def asked(name: str | None, model: str) -> str:
     if name is None:
         name = remembered(open_source(model).settings, model).task
         if name is None:
-            raise ValueError(f"{model} does not say what it was fine-tuned for: give --task, one "
-                             f"of {', '.join(TASKS)}")
+            raise ValueError(f"{model} does not say what it was fine-tuned for: give --task, one of {', '.join(TASKS)}")
     found = task_name(_ALIASES.get(name, name), (*TASKS, *ASKED, "swag"))
     if found == "swag":
         raise ValueError("multiple choice is answered by bertjax.tools.evaluate --out=DIR")
@@ -125,15 +133,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("predict", __doc__)
     parser.add_argument("--model", required=True, metavar="DIR")
-    parser.add_argument("--task", help=f"{', '.join(TASKS)}, or the name of a fine-tuning task; "
-                        "default: what the model was fine-tuned for")
+    parser.add_argument(
+        "--task",
+        help=f"{', '.join(TASKS)}, or the name of a fine-tuning task; default: what the model was fine-tuned for",
+    )
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--text", action="append", help="an input; may be given several times")
     given.add_argument("--file", metavar="FILE", help="inputs: lines, a table, .conll or SQuAD")
-    parser.add_argument("--columns", metavar="NAME,NAME", help="of the texts in a table; default: "
-                        "those that the model was fine-tuned on")
-    parser.add_argument("--out", metavar="FILE", help=".csv, .tsv, .jsonl, .conll (ner) or .json "
-                        "(qa); default: the screen, in the form of the input")
+    parser.add_argument(
+        "--columns",
+        metavar="NAME,NAME",
+        help="of the texts in a table; default: those that the model was fine-tuned on",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help=".csv, .tsv, .jsonl, .conll (ner) or .json (qa); default: the screen, in the form of the input",
+    )
     parser.add_argument("--top_k", type=int, default=5, help="candidates for each [MASK]")
     parser.add_argument("--batch_size", type=int, default=32, help="rows")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
@@ -152,8 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             inputs = Inputs(options.text, [*range(1, len(options.text) + 1)])
         out = whole_file(options.out) if options.out else contextlib.nullcontext(sys.stdout)
         with out as stream:
-            output = Output(stream, options.out, task, inputs,
-                            memory.options.get("separator") or "|")
+            output = Output(stream, options.out, task, inputs, memory.options.get("separator") or "|")
             loaded = load_model(options.model, kind, execution)
             done = 0
             for chunk in chunks(inputs.texts, options.batch_size):

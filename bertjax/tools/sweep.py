@@ -34,14 +34,18 @@ def parser() -> argparse.ArgumentParser:
     add("--workdir", required=True, type=_directory, help="where runs.jsonl, sweep.md, best/ go")
     add("--options", type=json_object, default={}, help="of the task, as a JSON object")
     for name, kind in (("batch_size", int), ("learning_rate", float), ("epochs", int)):
-        add(f"--{name}", type=_list_of(kind), default=PAPER_GRID[name], metavar="N,N",
-            help=f"default {','.join(f'{value:g}' for value in PAPER_GRID[name])}")
+        add(
+            f"--{name}",
+            type=_list_of(kind),
+            default=PAPER_GRID[name],
+            metavar="N,N",
+            help=f"default {','.join(f'{value:g}' for value in PAPER_GRID[name])}",
+        )
     add("--seeds", type=int, default=1, help="seeds 0 to N-1 of every setting (default 1)")
     add("--max_length", type=int, default=128, help="tokens of a row (default 128)")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="arithmetic")
     add("--buckets", type=int, default=3, help="padded lengths, each one compilation (default 3)")
-    add("--compilation_cache", default="~/.cache/bertjax/xla",
-        help="directory of compiled programs; '' = off")
+    add("--compilation_cache", default="~/.cache/bertjax/xla", help="directory of compiled programs; '' = off")
     return parser
 
 
@@ -78,25 +82,39 @@ def search(flags: argparse.Namespace) -> str:
     settings = FineTuneSettings(max_length=flags.max_length, buckets=flags.buckets)
     task = job.make_task(flags.task, flags.data, flags.options)
     tuner = job.prepare_task(
-        task, flags.init_from, flags.workdir, settings, RunSettings(),
-        execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype)).tuner
+        task,
+        flags.init_from,
+        flags.workdir,
+        settings,
+        RunSettings(),
+        execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype),
+    ).tuner
     identity = {
         "task": task.name,
         "options": flags.options,
         "init_from": flags.init_from,
         "weights": tuner.load_params.source.fingerprint(),
         "settings": dataclasses.asdict(settings),
-        "data": {split: tuner.data(split, training=split == "train")[0].fingerprint
-                 for split in ("train", "dev")},
+        "data": {split: tuner.data(split, training=split == "train")[0].fingerprint for split in ("train", "dev")},
     }
     outcomes = sweep.sweep(
         tuner,
         sweep.grid(flags.batch_size, flags.learning_rate, flags.epochs, range(flags.seeds)),
-        flags.workdir, identity, keep=lambda run: _keep(tuner, run, flags),
-        say=functools.partial(print, file=sys.stderr, flush=True))
+        flags.workdir,
+        identity,
+        keep=lambda run: _keep(tuner, run, flags),
+        say=functools.partial(print, file=sys.stderr, flush=True),
+    )
     table = sweep.write_report(task.name, task.metric, outcomes, flags.workdir)
-    return "\n".join([table, *(f"{name}: {flags.workdir / file}" for name, file in (
-        ("table", "sweep.md"), ("picture", "sweep.png"), ("best model", "best")))])
+    return "\n".join(
+        [
+            table,
+            *(
+                f"{name}: {flags.workdir / file}"
+                for name, file in (("table", "sweep.md"), ("picture", "sweep.png"), ("best model", "best"))
+            ),
+        ]
+    )
 
 
 def _keep(tuner: FineTuner, run: Run, flags: argparse.Namespace) -> None:

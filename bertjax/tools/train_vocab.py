@@ -26,24 +26,48 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = make_parser("train_vocab", __doc__)
     add = parser.add_argument
-    add("--input", action="append", required=True, metavar="PATTERN",
-        help="files; wildcards in quotes; commas or repetition for several")
+    add(
+        "--input",
+        action="append",
+        required=True,
+        metavar="PATTERN",
+        help="files; wildcards in quotes; commas or repetition for several",
+    )
     add("--output", required=True, help="directory for vocab.txt and tokenizer_config.json")
     add("--vocab_size", type=int, default=VOCAB_SIZE, help=f"entries (default {VOCAB_SIZE})")
     add_boolean(parser, "do_lower_case", True, "an uncased vocabulary (default true)")
-    add_boolean(parser, "strip_accents", None,
-                "drop combining marks (default: as do_lower_case, unless words that differ would "
-                "become one: then they are kept, and it is said)")
+    add_boolean(
+        parser,
+        "strip_accents",
+        None,
+        "drop combining marks (default: as do_lower_case, unless words that differ would "
+        "become one: then they are kept, and it is said)",
+    )
     add_boolean(parser, "tokenize_chinese_chars", True, "isolate CJK ideographs (default true)")
     add("--num_unused", type=int, help="[unusedN] rows (default vocab_size / 30, at most 994)")
-    add("--min_char_count", type=int,
-        help="rarer characters get no entry (default 2; 1 in under 10000 characters of text)")
-    add("--max_chars", type=int, help="characters with entries (default 1000, or as many as cover "
-        "99.95 %% of the text, at most a third of vocab_size)")
-    add("--max_words", type=int, default=2_000_000,
-        help="distinct words held in memory, about 250 bytes each (default 2000000)")
-    add("--heldout", action="append", metavar="PATTERN",
-        help="text to measure on (default: every 100th line of the input, not trained on)")
+    add(
+        "--min_char_count",
+        type=int,
+        help="rarer characters get no entry (default 2; 1 in under 10000 characters of text)",
+    )
+    add(
+        "--max_chars",
+        type=int,
+        help="characters with entries (default 1000, or as many as cover "
+        "99.95 %% of the text, at most a third of vocab_size)",
+    )
+    add(
+        "--max_words",
+        type=int,
+        default=2_000_000,
+        help="distinct words held in memory, about 250 bytes each (default 2000000)",
+    )
+    add(
+        "--heldout",
+        action="append",
+        metavar="PATTERN",
+        help="text to measure on (default: every 100th line of the input, not trained on)",
+    )
     add("--compare", metavar="DIR_OR_VOCAB", help="a vocabulary to measure beside the new one")
     add("--format", default="auto", help="auto, or a format of bertjax.tools.build_corpus")
     add("--field", default="text", help="of JSONL, Parquet and TFDS records (default text)")
@@ -68,20 +92,33 @@ def train(flags: argparse.Namespace) -> None:
         measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES))
     else:
         measured = []
-    for name in ("vocab_size", "do_lower_case", "strip_accents", "tokenize_chinese_chars",
-                 "num_unused", "min_char_count", "max_chars", "max_words"):
+    for name in (
+        "vocab_size",
+        "do_lower_case",
+        "strip_accents",
+        "tokenize_chinese_chars",
+        "num_unused",
+        "min_char_count",
+        "max_chars",
+        "max_words",
+    ):
         value = getattr(flags, name)
         print(f"{name} = {'default' if value is None else value}")
     started = time.monotonic()
     lines = read_lines(flags.input, flags)
     tokenizer = train_wordpiece(
-        lines if flags.heldout else keep_out(lines, measured), flags.vocab_size,
-        flags.do_lower_case, "auto" if flags.strip_accents is None else flags.strip_accents,
-        flags.tokenize_chinese_chars, num_unused=flags.num_unused,
-        min_char_count=flags.min_char_count, max_chars=flags.max_chars, max_words=flags.max_words)
+        lines if flags.heldout else keep_out(lines, measured),
+        flags.vocab_size,
+        flags.do_lower_case,
+        "auto" if flags.strip_accents is None else flags.strip_accents,
+        flags.tokenize_chinese_chars,
+        num_unused=flags.num_unused,
+        min_char_count=flags.min_char_count,
+        max_chars=flags.max_chars,
+        max_words=flags.max_words,
+    )
     tokenizer.save(flags.output)
-    print(f"{tokenizer.vocab_size} entries in {flags.output}/vocab.txt, "
-          f"{time.monotonic() - started:.1f} s")
+    print(f"{tokenizer.vocab_size} entries in {flags.output}/vocab.txt, {time.monotonic() - started:.1f} s")
     rows = [(flags.output, tokenizer)] + ([(flags.compare, other)] if other else [])
     trained_on = "not " if measured else ""
     if not measured:  # under 51 lines
@@ -89,8 +126,7 @@ def train(flags: argparse.Namespace) -> None:
     print(f"on {len(measured)} lines that were {trained_on}trained on:")
     for name, one in rows:
         unknown, tokens_a_word = fit(one, measured)
-        print(f"  {name}: {one.vocab_size} entries, unknown rate {unknown:.4%}, "
-              f"{tokens_a_word:.4f} tokens a word")
+        print(f"  {name}: {one.vocab_size} entries, unknown rate {unknown:.4%}, {tokens_a_word:.4f} tokens a word")
 
 
 def fit(tokenizer, texts: list[str]) -> tuple[float, float]:
@@ -108,8 +144,7 @@ def read_lines(patterns: list[str], flags: argparse.Namespace) -> Iterator[str]:
     """Lines or paragraphs of the files; sentence boundaries do not matter to a vocabulary."""
     from bertjax.data.documents import read_documents
 
-    documents = read_documents(patterns, flags.format, segment=False, field=flags.field,
-                               errors=flags.errors)
+    documents = read_documents(patterns, flags.format, segment=False, field=flags.field, errors=flags.errors)
     return (line for document in documents for line in document.sentences)
 
 

@@ -86,8 +86,7 @@ class Budget:
       phase_start: steps done when the current phase began.
     """
 
-    def __init__(self, minutes: float, total: int, record: Mapping[str, float] | None = None,
-                 processes: int = 1):
+    def __init__(self, minutes: float, total: int, record: Mapping[str, float] | None = None, processes: int = 1):
         if minutes <= 0:
             raise ValueError(f"a budget of {minutes} minutes leaves no time to train")
         record = record or {}
@@ -142,9 +141,13 @@ class Budget:
 
     def record(self, step: int) -> dict[str, float]:
         """What a checkpoint must keep for a resumed run to go on in the schedule."""
-        return {"budget/seconds": self.elapsed(), "budget/position": float(self.position(step)),
-                "budget/phase_position": self._phase_position, "budget/phase": float(self._phase),
-                "budget/phase_start": float(self.phase_start)}
+        return {
+            "budget/seconds": self.elapsed(),
+            "budget/position": float(self.position(step)),
+            "budget/phase_position": self._phase_position,
+            "budget/phase": float(self._phase),
+            "budget/phase_start": float(self.phase_start),
+        }
 
     def mark(self, batch: Mapping[str, np.ndarray], place: int) -> Mapping[str, np.ndarray]:
         """The batch with the place in the schedule that its step has."""

@@ -58,12 +58,19 @@ class Checkpoints:
       ValueError: several processes do not share it.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep_last: int = 3,
-                 keep_best: int = 0, metric: str = "eval/loss", mode: str = "min",
-                 timeout_s: int = 1200, read_only: bool = False, keep_every: int = 0):
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep_last: int = 3,
+        keep_best: int = 0,
+        metric: str = "eval/loss",
+        mode: str = "min",
+        timeout_s: int = 1200,
+        read_only: bool = False,
+        keep_every: int = 0,
+    ):
         if keep_last < 1 or keep_best < 0:
-            raise ValueError(f"keep_last={keep_last} must be at least 1, keep_best={keep_best} at "
-                             "least 0")
+            raise ValueError(f"keep_last={keep_last} must be at least 1, keep_best={keep_best} at least 0")
         if mode not in ("min", "max"):
             raise ValueError(f"mode={mode!r}; 'min' or 'max'")
         self.directory = resolve_directory(directory)
@@ -122,12 +129,12 @@ class Checkpoints:
             except TimeoutError:
                 raise CheckpointError(
                     f"a checkpoint could not be written to {self.directory} in {self._timeout_s} s."
-                    f" Earlier checkpoints are untouched: {self.steps()}") from None
+                    f" Earlier checkpoints are untouched: {self.steps()}"
+                ) from None
 
     def check(self) -> None:
         """Raises the error of a finished background save, without waiting for a running one."""
-        if self._pending is not None and (
-                self._pending.done() or time.monotonic() > self._begun + self._timeout_s):
+        if self._pending is not None and (self._pending.done() or time.monotonic() > self._begun + self._timeout_s):
             self.wait()
 
     def clear(self) -> None:
@@ -172,14 +179,17 @@ class Checkpoints:
                 remove_quietly(written)  # a full disk gets its room back
             raise CheckpointError(
                 f"checkpoint of step {step} could not be written to {final}: {error}. Earlier "
-                f"checkpoints are untouched: {self.steps()}") from error
+                f"checkpoints are untouched: {self.steps()}"
+            ) from error
 
     def _make_room_in_place(self, step: int) -> None:
         if (self.directory / str(step) / manifest.FILE).exists() and not [
-                other for other in self.steps() if other != step]:
+            other for other in self.steps() if other != step
+        ]:
             raise CheckpointError(
                 f"step {step} is the only checkpoint in {self.directory}, and an object store "
-                "cannot replace it in one operation; save to another directory")
+                "cannot replace it in one operation; save to another directory"
+            )
         (self.directory / str(step)).rmtree()
 
     def _retain(self, newest: int) -> None:
@@ -188,9 +198,12 @@ class Checkpoints:
         History is linear: what is beyond the step just saved, or was beyond the one restored, is
         corrupt or abandoned, and a resume must not land on it.
         """
-        steps = [step for step in self.steps() if step <= newest and (
-            self._restored is None or step <= self._restored or step in self._saved)]
-        keep = set(steps[-self.keep_last:])
+        steps = [
+            step
+            for step in self.steps()
+            if step <= newest and (self._restored is None or step <= self._restored or step in self._saved)
+        ]
+        keep = set(steps[-self.keep_last :])
         if self.keep_best:
             keep |= set([step for step, _ in self.ranked() if step in steps][: self.keep_best])
         if self.keep_every:
@@ -209,8 +222,7 @@ class Checkpoints:
         """Committed steps in ascending order (intact or not)."""
         steps = [int(path.name) for path in self._entries() if path.name.isdigit()]
         if self._in_place:
-            steps = [step for step in steps
-                     if (self.directory / str(step) / manifest.FILE).exists()]
+            steps = [step for step in steps if (self.directory / str(step) / manifest.FILE).exists()]
         return sorted(steps)
 
     def _entries(self) -> list[epath.Path]:
@@ -241,7 +253,8 @@ class Checkpoints:
                 what = "some were saved"
             raise CheckpointError(
                 f"{self.directory} holds no checkpoint, but {self._ledger.name} says that {what}. "
-                f"Put the checkpoints back, or delete {self._ledger} to start afresh.")
+                f"Put the checkpoints back, or delete {self._ledger} to start afresh."
+            )
         return None
 
     def metrics(self, step: int) -> dict[str, float]:
@@ -286,10 +299,9 @@ class Checkpoints:
         path = self.directory / str(step) / STATE
         self._check_fits(target, step, cast)
         restore_args = jax.tree.map(
-            lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype,
-                                              global_shape=leaf.shape), target)
-        state = self._saver.restore(
-            path, args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args))
+            lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype, global_shape=leaf.shape), target
+        )
+        state = self._saver.restore(path, args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args))
         self._restored, self._saved = step, set()
         return jax.tree.map(_own_buffer, state), step
 
@@ -299,8 +311,7 @@ class Checkpoints:
         path = self.directory / str(step) / STATE
         tree = self._saver.metadata(path).item_metadata.tree
         restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        return self._saver.restore(
-            path, args=ocp.args.PyTreeRestore(restore_args=restore_args)), step
+        return self._saver.restore(path, args=ocp.args.PyTreeRestore(restore_args=restore_args)), step
 
     def _choose(self, step: int | None) -> int:
         """The step to restore: process 0 verifies, all others follow it."""
@@ -330,40 +341,38 @@ class Checkpoints:
         problems = []
         for candidate in candidates:
             if candidate not in self.steps():
-                raise CheckpointError(f"no checkpoint of step {candidate} in {self.directory}; "
-                                      f"there are {self.steps()}")
+                raise CheckpointError(
+                    f"no checkpoint of step {candidate} in {self.directory}; there are {self.steps()}"
+                )
             problem = self.problem(candidate)
             if problem is None:
                 if problems:
-                    log.error("falling back to the checkpoint of step %d: the work since then is "
-                              "repeated", candidate)
+                    log.error("falling back to the checkpoint of step %d: the work since then is repeated", candidate)
                 return candidate
             problems.append(f"step {candidate}: {problem}")
-            log.error("checkpoint of step %d in %s is CORRUPT: %s", candidate, self.directory,
-                      problem)
+            log.error("checkpoint of step %d in %s is CORRUPT: %s", candidate, self.directory, problem)
         raise CheckpointError(
             f"no intact checkpoint in {self.directory} ({'; '.join(problems)}). Restore one from a "
-            "backup, or delete the run to start afresh.")
+            "backup, or delete the run to start afresh."
+        )
 
     def _check_fits(self, target: Any, step: int, cast: bool) -> None:
-        saved = _by_name(self._saver.metadata(self.directory / str(step) / STATE)
-                         .item_metadata.tree)
+        saved = _by_name(self._saver.metadata(self.directory / str(step) / STATE).item_metadata.tree)
         wanted = _by_name(target)
         missing, extra = sorted(wanted.keys() - saved.keys()), sorted(saved.keys() - wanted.keys())
         problems = [f"not in the checkpoint: {name}" for name in missing]
         problems += [f"only in the checkpoint: {name}" for name in extra]
         for name in sorted(wanted.keys() & saved.keys()):
             if tuple(wanted[name].shape) != tuple(saved[name].shape):
-                problems.append(f"{name} is {tuple(saved[name].shape)} in the checkpoint and "
-                                f"{tuple(wanted[name].shape)} in this run")
+                problems.append(
+                    f"{name} is {tuple(saved[name].shape)} in the checkpoint and "
+                    f"{tuple(wanted[name].shape)} in this run"
+                )
             elif not cast and jnp.dtype(wanted[name].dtype) != jnp.dtype(saved[name].dtype):
-                problems.append(f"{name} is {saved[name].dtype} in the checkpoint and "
-                                f"{wanted[name].dtype} in this run")
+                problems.append(f"{name} is {saved[name].dtype} in the checkpoint and {wanted[name].dtype} in this run")
         if problems:
-            shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more"
-                                               if len(problems) > 8 else "")
-            raise ValueError(
-                f"checkpoint {self.directory / str(step)} is of another model: {shown}")
+            shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
+            raise ValueError(f"checkpoint {self.directory / str(step)} is of another model: {shown}")
 
     # ---------------------------------------------------------------------------------- start
 
@@ -388,8 +397,10 @@ def _own_buffer(leaf: Any) -> Any:
 
 
 def _by_name(tree: Any) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def _barrier(name: str) -> None:

@@ -52,8 +52,7 @@ def _try_writing(directory: epath.Path) -> None:
             remedy = "pip install gcsfs, which bertjax[tpu] brings."
         elif manifest.is_remote(directory):
             remedy = "Is that its name, and may this machine write there?"
-        raise CheckpointError(f"cannot write checkpoints to {directory}: {error}. "
-                              f"{remedy}") from error
+        raise CheckpointError(f"cannot write checkpoints to {directory}: {error}. {remedy}") from error
 
 
 def _lock(directory: epath.Path) -> None:
@@ -70,11 +69,12 @@ def _lock(directory: epath.Path) -> None:
         file.seek(0)
         holder = file.read().strip() or "another process"
         file.close()
-        raise CheckpointError(f"{holder} is training in {directory.parent} and holds {path}; wait "
-                              "for it, stop it, or choose another directory") from error
+        raise CheckpointError(
+            f"{holder} is training in {directory.parent} and holds {path}; wait "
+            "for it, stop it, or choose another directory"
+        ) from error
     except OSError as error:
-        log.warning("%s does not support locks (%s): nothing keeps a second process from "
-                    "training here", path, error)
+        log.warning("%s does not support locks (%s): nothing keeps a second process from training here", path, error)
     else:
         file.truncate(0)
         file.write(f"another process ({os.getpid()} on {platform.node()})\n")
@@ -98,7 +98,7 @@ def withdrawn_after_errors(workdir: str) -> Iterator[None]:
             if lock in made:
                 lock.unlink(missing_ok=True)
                 _LOCKS.pop(held).close()
-        remove_empty(made[lock in made:])
+        remove_empty(made[lock in made :])
         raise
 
 
@@ -120,4 +120,5 @@ def require_shared(directory: epath.Path) -> None:
         raise ValueError(
             f"{directory} is not the same directory for all processes: what process 0 writes there "
             f"is not seen by {', '.join(map(str, blind))}. --workdir must name storage that all "
-            "machines share, such as NFS or gs://")
+            "machines share, such as NFS or gs://"
+        )

@@ -18,13 +18,7 @@ from etils import epath
 from bertjax import config as settings
 from bertjax.data import laws
 from bertjax.data.batches import EvaluationBatches, PretrainingBatches
-from bertjax.data.bert_tfrecord import (
-    Records,
-    TFRecordBatches,
-    TFRecordEvaluation,
-    check_lengths,
-    split_records,
-)
+from bertjax.data.bert_tfrecord import Records, TFRecordBatches, TFRecordEvaluation, check_lengths, split_records
 from bertjax.data.docstrings import build_docstring_store
 from bertjax.data.remote import local_store
 from bertjax.data.store import TokenStore
@@ -72,8 +66,7 @@ class Corpus(Protocol):
         """`numbers` in words, a line each."""
 
 
-def open_corpus(config: ml_collections.ConfigDict, workdir: epath.Path, rows: tuple[int, int]
-                ) -> Corpus:
+def open_corpus(config: ml_collections.ConfigDict, workdir: epath.Path, rows: tuple[int, int]) -> Corpus:
     """The corpus of config.data; may build the embedded demo corpus in `workdir`.
 
     Args:
@@ -87,8 +80,10 @@ def open_corpus(config: ml_collections.ConfigDict, workdir: epath.Path, rows: tu
         return RecordCorpus(config, rows)
     for name in ("tokenizer", "heldout"):
         if config.data[name]:
-            raise ValueError(f"config.data.{name} is for TFRecords (config.data.corpus="
-                             f"{TFRECORD}PATTERN); a token store brings its own")
+            raise ValueError(
+                f"config.data.{name} is for TFRecords (config.data.corpus="
+                f"{TFRECORD}PATTERN); a token store brings its own"
+            )
     return StoreCorpus(config, workdir, rows)
 
 
@@ -97,8 +92,7 @@ class StoreCorpus:
 
     masked = False
 
-    def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path,
-                 rows: tuple[int, int]):
+    def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path, rows: tuple[int, int]):
         self._config, self.slice = config, rows
         self.stores, self.weights = _open_stores(config, workdir)
         self.tokenizer = self.stores[0].load_tokenizer()
@@ -121,38 +115,60 @@ class StoreCorpus:
         for store in self.stores:
             if data.nsp and (problem := laws.single_document(store)):
                 raise ValueError(f"{store.path}: {problem}")
-            found = [laws.measure(store, length, self._config.seed, data.short_seq_prob, data.nsp)
-                     for length in lengths]
+            found = [
+                laws.measure(store, length, self._config.seed, data.short_seq_prob, data.nsp) for length in lengths
+            ]
             self.numbers[str(store.path)] = found
             counts = store.manifest["splits"][store.split]
             for numbers in found:
-                _refuse(self._config, self.remarks, (
-                    f"{store.path}: {problem}" for _, problem in laws.problems(
-                        numbers, store.manifest["settings"], store.manifest.get("worst", {}),
-                        counts.get("one_sentence_documents", 0) / store.num_documents)))
+                _refuse(
+                    self._config,
+                    self.remarks,
+                    (
+                        f"{store.path}: {problem}"
+                        for _, problem in laws.problems(
+                            numbers,
+                            store.manifest["settings"],
+                            store.manifest.get("worst", {}),
+                            counts.get("one_sentence_documents", 0) / store.num_documents,
+                        )
+                    ),
+                )
         for name, heldout in {str(self.stores[0].path): self._heldout, **self._others}.items():
             if not len(heldout):
                 continue
-            found = [laws.measure(heldout, length, self._config.seed, data.short_seq_prob, data.nsp)
-                     for length in lengths]
+            found = [
+                laws.measure(heldout, length, self._config.seed, data.short_seq_prob, data.nsp) for length in lengths
+            ]
             self.numbers[f"{name}, held out"] = found
             if data.nsp and (problem := laws.single_document(heldout)):
                 self.remarks.append(f"NSP is not evaluated on {name}: {problem.partition('.')[0]}")
-            elif any((numbers["random_share"] or 0) > laws.LIMITS["max_random_share"]
-                     for numbers in found):
+            elif any((numbers["random_share"] or 0) > laws.LIMITS["max_random_share"] for numbers in found):
                 self.remarks.append(
                     f"the held-out pairs of {name} are nearly all random: their NSP accuracy says "
-                    "nothing. Hold out more documents (build_corpus --heldout_fraction)")
+                    "nothing. Hold out more documents (build_corpus --heldout_fraction)"
+                )
 
     def _options(self) -> dict[str, Any]:
         data, (index, count) = self._config.data, self.slice
-        return dict(process_index=index, process_count=count, nsp=data.nsp,
-                    short_seq_prob=data.short_seq_prob, tokenizer=self.tokenizer)
+        return dict(
+            process_index=index,
+            process_count=count,
+            nsp=data.nsp,
+            short_seq_prob=data.short_seq_prob,
+            tokenizer=self.tokenizer,
+        )
 
     def training(self, length: int) -> PretrainingBatches:
         return PretrainingBatches(
-            self.stores, length, self._config.batch_size, self._config.seed, weights=self.weights,
-            packed=self._config.data.packed, **self._options())
+            self.stores,
+            length,
+            self._config.batch_size,
+            self._config.seed,
+            weights=self.weights,
+            packed=self._config.data.packed,
+            **self._options(),
+        )
 
     def heldout(self, length: int) -> EvaluationBatches:
         return self._evaluation(self._heldout, length)
@@ -161,8 +177,14 @@ class StoreCorpus:
         return {name: self._evaluation(store, length) for name, store in self._others.items()}
 
     def _evaluation(self, store: TokenStore, length: int) -> EvaluationBatches:
-        return EvaluationBatches(store, length, self._config.batch_size, self._config.seed,
-                                 max_batches=_max_batches(self._config), **self._options())
+        return EvaluationBatches(
+            store,
+            length,
+            self._config.batch_size,
+            self._config.seed,
+            max_batches=_max_batches(self._config),
+            **self._options(),
+        )
 
     def token_counts(self, length: int) -> np.ndarray:
         counts = np.zeros(self._heldout.vocab_size, np.int64)
@@ -178,8 +200,11 @@ class StoreCorpus:
         return f"{documents:,} documents, {size} tokens"
 
     def facts(self) -> list[str]:
-        return [(f"{store.path}: " if len(self.stores) > 1 else "") + laws.describe(numbers)
-                for store in self.stores for numbers in self.numbers[str(store.path)]]
+        return [
+            (f"{store.path}: " if len(self.stores) > 1 else "") + laws.describe(numbers)
+            for store in self.stores
+            for numbers in self.numbers[str(store.path)]
+        ]
 
 
 class RecordPart(NamedTuple):
@@ -203,17 +228,21 @@ class RecordCorpus:
         if not data.tokenizer:
             raise ValueError(
                 f"config.data.corpus={data.corpus}: TFRecords hold ids only. Say which vocabulary "
-                "they were made with: --config.data.tokenizer=DIR (or its vocab.txt)")
+                "they were made with: --config.data.tokenizer=DIR (or its vocab.txt)"
+            )
         if data.heldout and not data.heldout.startswith(TFRECORD):
             raise ValueError(f"config.data.heldout={data.heldout}: write {TFRECORD}PATTERN")
         if data.packed:
-            raise ValueError("config.data.packed: TFRecords have one pair a row; build a token "
-                             "store from the text (bertjax.tools.build_corpus) to pack")
+            raise ValueError(
+                "config.data.packed: TFRecords have one pair a row; build a token "
+                "store from the text (bertjax.tools.build_corpus) to pack"
+            )
         for name, setting in settings.SETTINGS["masking"].items():
             if name != "max_predictions" and config.masking[name] != setting.default:
                 raise ValueError(
                     f"config.masking.{name}={config.masking[name]} would have no effect: "
-                    "TFRecords bring their masks. Build a token store from the text to choose them")
+                    "TFRecords bring their masks. Build a token store from the text to choose them"
+                )
         self.tokenizer = load_tokenizer(data.tokenizer)
         self._opened: dict[str, Records] = {}
         self.numbers, self.remarks = {}, []
@@ -225,32 +254,38 @@ class RecordCorpus:
 
     def _check(self, length: int) -> None:
         """Measures the records of a row length, or an even sample; refuses as `StoreCorpus`."""
-        for name, (records, numbers) in zip(("training", "held-out"), self._split(length),
-                                            strict=True):
+        for name, (records, numbers) in zip(("training", "held-out"), self._split(length), strict=True):
             sample = TFRecordEvaluation(records, SAMPLED_RECORDS, numbers=numbers, max_batches=1)
             found = laws.measure_rows(sample, self.tokenizer.unk_id, self.tokenizer.special_ids)
             self.numbers.setdefault(name, []).append({"seq_length": length, **found})
-            _refuse(self._config, self.remarks, (
-                f"{records.paths[0]} ({name} records of {length} tokens): {problem}"
-                for problem in laws.row_problems(found, self._config.data.nsp)))
+            _refuse(
+                self._config,
+                self.remarks,
+                (
+                    f"{records.paths[0]} ({name} records of {length} tokens): {problem}"
+                    for problem in laws.row_problems(found, self._config.data.nsp)
+                ),
+            )
 
     def facts(self) -> list[str]:
-        return [f"{name} records of {numbers['seq_length']}: {numbers['random_share']:.1%} random "
-                f"pairs, {numbers['unknown_rate']:.2%} unknown, {numbers['duplicate_share']:.1%} "
-                f"copies in a sample of {numbers['rows']:,}"
-                for name, found in self.numbers.items() for numbers in found]
+        return [
+            f"{name} records of {numbers['seq_length']}: {numbers['random_share']:.1%} random "
+            f"pairs, {numbers['unknown_rate']:.2%} unknown, {numbers['duplicate_share']:.1%} "
+            f"copies in a sample of {numbers['rows']:,}"
+            for name, found in self.numbers.items()
+            for numbers in found
+        ]
 
     @property
     def fingerprint(self) -> str:
-        return " ".join(dict.fromkeys(
-            part.records.fingerprint for _, length in self._config.phases
-            for part in self._split(length)))
+        return " ".join(
+            dict.fromkeys(part.records.fingerprint for _, length in self._config.phases for part in self._split(length))
+        )
 
     def _open(self, source: str, length: int) -> Records:
         patterns = source.removeprefix(TFRECORD).replace("{length}", str(length))
         if patterns not in self._opened:
-            self._opened[patterns] = Records(
-                patterns, self._config.data.cache or None, self.tokenizer)
+            self._opened[patterns] = Records(patterns, self._config.data.cache or None, self.tokenizer)
             self._opened[patterns].check()
         records = self._opened[patterns]
         try:
@@ -259,7 +294,8 @@ class RecordCorpus:
             raise ValueError(
                 f"{error}. The lengths are those of config.phases={self._config.phases} and "
                 f"config.masking.max_predictions={self._config.masking.max_predictions} (0 = as "
-                "in the files); {length} in the pattern stands for the length of a phase") from None
+                "in the files); {length} in the pattern stands for the length of a phase"
+            ) from None
         return records
 
     def _split(self, length: int) -> tuple[RecordPart, RecordPart]:
@@ -268,23 +304,33 @@ class RecordCorpus:
         records = self._open(data.corpus, length)
         if data.heldout:
             heldout = self._open(data.heldout, length)
-            return (RecordPart(records, np.arange(len(records))),
-                    RecordPart(heldout, np.arange(len(heldout))))
+            return (RecordPart(records, np.arange(len(records))), RecordPart(heldout, np.arange(len(heldout))))
         training, heldout = split_records(len(records), data.heldout_fraction)
         return RecordPart(records, training), RecordPart(records, heldout)
 
     def training(self, length: int) -> TFRecordBatches:
         (records, numbers), _ = self._split(length)
         index, count = self.slice
-        return TFRecordBatches(records, self._config.batch_size, self._config.seed, numbers=numbers,
-                               process_index=index, process_count=count)
+        return TFRecordBatches(
+            records,
+            self._config.batch_size,
+            self._config.seed,
+            numbers=numbers,
+            process_index=index,
+            process_count=count,
+        )
 
     def heldout(self, length: int) -> TFRecordEvaluation:
         _, (records, numbers) = self._split(length)
         index, count = self.slice
-        return TFRecordEvaluation(records, self._config.batch_size, numbers=numbers,
-                                  process_index=index, process_count=count,
-                                  max_batches=_max_batches(self._config))
+        return TFRecordEvaluation(
+            records,
+            self._config.batch_size,
+            numbers=numbers,
+            process_index=index,
+            process_count=count,
+            max_batches=_max_batches(self._config),
+        )
 
     def others(self, length: int) -> dict[str, Any]:
         return {}
@@ -303,11 +349,13 @@ class RecordCorpus:
 
     def describe(self) -> str:
         lengths = dict.fromkeys(length for _, length in self._config.phases)
-        sizes = [f"{len(self._split(length)[0].numbers):,} records of {length} tokens"
-                 for length in lengths]
-        shared = ("" if self._config.data.heldout else
-                  " (every n-th record is held out; where dupe_factor > 1, its text is trained on "
-                  "with other masks: config.data.heldout names files of other text)")
+        sizes = [f"{len(self._split(length)[0].numbers):,} records of {length} tokens" for length in lengths]
+        shared = (
+            ""
+            if self._config.data.heldout
+            else " (every n-th record is held out; where dupe_factor > 1, its text is trained on "
+            "with other masks: config.data.heldout names files of other text)"
+        )
         return ", ".join(sizes) + shared
 
 
@@ -330,8 +378,7 @@ def _refuse(config: ml_collections.ConfigDict, remarks: list[str], problems: Ite
     """ValueError with the problems, or remarks where config.data.corpus_limits says so."""
     found = list(problems)
     if found and config.data.corpus_limits == "refuse":
-        raise ValueError(". Also: ".join(found) + ". --config.data.corpus_limits=warn trains on it "
-                         "as it is")
+        raise ValueError(". Also: ".join(found) + ". --config.data.corpus_limits=warn trains on it as it is")
     remarks.extend(found)
 
 
@@ -339,24 +386,27 @@ def _max_batches(config: ml_collections.ConfigDict) -> int | None:
     return -(-config.eval.rows // config.batch_size) if config.eval.rows else None
 
 
-def _open_stores(config: ml_collections.ConfigDict, workdir: epath.Path
-                 ) -> tuple[list[TokenStore], Sequence[float] | None]:
+def _open_stores(
+    config: ml_collections.ConfigDict, workdir: epath.Path
+) -> tuple[list[TokenStore], Sequence[float] | None]:
     """The token stores of config.data.corpus and their weights, if any are given."""
     if config.data.corpus == "docstrings":
         return [_demo_store(config, workdir)], None
     stores, weights = [], []
     for path, weight in _mixture(config.data.corpus):
         if path.startswith(TFRECORD):
-            raise ValueError("config.data.corpus: TFRecords bring their masks and cannot be mixed "
-                             "with token stores; several patterns of TFRecords go after one "
-                             f"{TFRECORD}, separated by commas")
-        stores.append(TokenStore(
-            local_store(path, config.data.cache) if "://" in path else path))
+            raise ValueError(
+                "config.data.corpus: TFRecords bring their masks and cannot be mixed "
+                "with token stores; several patterns of TFRecords go after one "
+                f"{TFRECORD}, separated by commas"
+            )
+        stores.append(TokenStore(local_store(path, config.data.cache) if "://" in path else path))
         try:
             weights.append(float(weight) if weight else None)
         except ValueError:
-            raise ValueError(f"config.data.corpus: the weight {weight!r} of {path} is not a "
-                             "number; write DIR=2.5,DIR=1") from None
+            raise ValueError(
+                f"config.data.corpus: the weight {weight!r} of {path} is not a number; write DIR=2.5,DIR=1"
+            ) from None
     if any(weights) and None in weights:
         raise ValueError("config.data.corpus: give every corpus of the mixture a weight, or none")
     return stores, weights if any(weights) else None
@@ -383,7 +433,10 @@ def _is_directory(path: str) -> bool:
 def _demo_store(config: ml_collections.ConfigDict, workdir: epath.Path) -> TokenStore:
     """The embedded demo corpus, which is built in the workdir the first time."""
     if "://" in str(workdir):
-        raise ValueError(f"the embedded demo corpus is built in the workdir, and {workdir} is "
-                         "not on a local disk; choose another --workdir")
-    return TokenStore(build_docstring_store(
-        workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size))
+        raise ValueError(
+            f"the embedded demo corpus is built in the workdir, and {workdir} is "
+            "not on a local disk; choose another --workdir"
+        )
+    return TokenStore(
+        build_docstring_store(workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size)
+    )

@@ -35,9 +35,12 @@ FOLLOW_S = 0.5  # between two looks whether another process has ended
 WAITING_LINE_S = 30.0  # between two lines of a process that waits for others
 _ENDED = "bertjax/ended"  # key of the coordination service: who ended first, and why
 # What jax raises when another process is gone: a status, and what it is about.
-_LOST = re.compile(r"(UNAVAILABLE|UNKNOWN|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|"
-                   r"FAILED_PRECONDITION)\b.*(gloo|nccl|connection|socket|heartbeat|coordination|"
-                   r"barrier|task)", re.I | re.S)
+_LOST = re.compile(
+    r"(UNAVAILABLE|UNKNOWN|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|"
+    r"FAILED_PRECONDITION)\b.*(gloo|nccl|connection|socket|heartbeat|coordination|"
+    r"barrier|task)",
+    re.I | re.S,
+)
 
 
 class Cluster(NamedTuple):
@@ -49,9 +52,13 @@ class Cluster(NamedTuple):
     process_id: int | None = None
 
 
-def detect(coordinator: str = "", processes: int = 0, process_id: int = -1,
-           environment: Mapping[str, str] = os.environ,
-           tpu_devices: bool | None = None) -> Cluster | None:
+def detect(
+    coordinator: str = "",
+    processes: int = 0,
+    process_id: int = -1,
+    environment: Mapping[str, str] = os.environ,
+    tpu_devices: bool | None = None,
+) -> Cluster | None:
     """Where this process belongs, or None for a run of one process.
 
     Explicit arguments count first, then SLURM (a job step of several tasks), then a TPU VM.
@@ -68,27 +75,28 @@ def detect(coordinator: str = "", processes: int = 0, process_id: int = -1,
         if not coordinator or processes < 1 or process_id < 0:
             raise ValueError(
                 f"coordinator={coordinator!r}, processes={processes} and process_id={process_id} "
-                "belong together: give all three, for example 10.0.0.1:9876, 4 and 0 to 3")
+                "belong together: give all three, for example 10.0.0.1:9876, 4 and 0 to 3"
+            )
         if not re.search(r":[0-9]{1,5}$", coordinator):
-            raise ValueError(f"coordinator={coordinator!r} needs a port: "
-                             f"{coordinator.partition(':')[0]}:9876")
+            raise ValueError(f"coordinator={coordinator!r} needs a port: {coordinator.partition(':')[0]}:9876")
         if process_id >= processes:
             raise ValueError(f"process_id={process_id} must be below processes={processes}")
         return Cluster("flags", coordinator, processes, process_id)
     # SLURM_STEP_NUM_TASKS exists under srun only, not in a shell of salloc or sbatch.
     if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        return Cluster("SLURM", None, int(environment["SLURM_STEP_NUM_TASKS"]),
-                       int(environment["SLURM_PROCID"]))
+        return Cluster("SLURM", None, int(environment["SLURM_STEP_NUM_TASKS"]), int(environment["SLURM_PROCID"]))
     if tpu_devices is None:
         tpu_devices = any(pathlib.Path("/dev").glob("accel[0-9]*")) or (
-            pathlib.Path("/dev/vfio").is_dir() and "TPU_ACCELERATOR_TYPE" in environment)
+            pathlib.Path("/dev/vfio").is_dir() and "TPU_ACCELERATOR_TYPE" in environment
+        )
     if tpu_devices and environment.get("JAX_PLATFORMS", "tpu").startswith("tpu"):
         return Cluster("TPU metadata")
     return None
 
 
-def initialize(coordinator: str = "", processes: int = 0, process_id: int = -1,
-               timeout_s: int = WAIT_S, heartbeat_s: int = 100) -> Cluster | None:
+def initialize(
+    coordinator: str = "", processes: int = 0, process_id: int = -1, timeout_s: int = WAIT_S, heartbeat_s: int = 100
+) -> Cluster | None:
     """Waits until all processes of the run are there. Does nothing for a run of one process.
 
     A process that dies later stops the others: after `heartbeat_s` without a sign of life jax ends
@@ -121,9 +129,11 @@ def initialize(coordinator: str = "", processes: int = 0, process_id: int = -1,
         return meeting.status if meeting else status
 
     def give_up() -> None:
-        _end_with(f"{who} waited {timeout_s} s (--wait_seconds) for {waiting_for()}. Is every "
-                  "process started, with the same coordinator and number of processes and a "
-                  "process_id of its own, and can this machine reach that port?")
+        _end_with(
+            f"{who} waited {timeout_s} s (--wait_seconds) for {waiting_for()}. Is every "
+            "process started, with the same coordinator and number of processes and a "
+            "process_id of its own, and can this machine reach that port?"
+        )
 
     with _telling(lambda: f"{who} waits for {waiting_for()}", timeout_s, give_up, delay_s=1.0):
         if meeting:
@@ -134,10 +144,20 @@ def initialize(coordinator: str = "", processes: int = 0, process_id: int = -1,
             meeting, status = None, "jax to join all processes, which are there"
         # jax itself aborts on its time-out with a C++ stack, so ours comes first.
         jax.distributed.initialize(
-            cluster.coordinator, cluster.processes, cluster.process_id,
-            initialization_timeout=timeout_s + 60, heartbeat_timeout_seconds=heartbeat_s)
-    log.info("process %d of %d (found by %s), %d of %d devices here", jax.process_index(),
-             jax.process_count(), cluster.source, jax.local_device_count(), jax.device_count())
+            cluster.coordinator,
+            cluster.processes,
+            cluster.process_id,
+            initialization_timeout=timeout_s + 60,
+            heartbeat_timeout_seconds=heartbeat_s,
+        )
+    log.info(
+        "process %d of %d (found by %s), %d of %d devices here",
+        jax.process_index(),
+        jax.process_count(),
+        cluster.source,
+        jax.local_device_count(),
+        jax.device_count(),
+    )
     return cluster
 
 
@@ -176,8 +196,7 @@ def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
         return
     _say_why_aborted()
     leaving = threading.Event()
-    follower = threading.Thread(target=_follow, args=(client, leaving), name="follow the others",
-                                daemon=True)
+    follower = threading.Thread(target=_follow, args=(client, leaving), name="follow the others", daemon=True)
     follower.start()
     try:
         yield
@@ -189,9 +208,11 @@ def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
         if lost := lost_peer(error):
             time.sleep(1)  # a process that ended in good order has said why
             if (ended := _ended(client)) is None:
-                _end_with(f"process {jax.process_index()} of {jax.process_count()} has lost "
-                          f"another one ({_first_line(lost)}). The same command goes on from the "
-                          "newest checkpoint.")
+                _end_with(
+                    f"process {jax.process_index()} of {jax.process_count()} has lost "
+                    f"another one ({_first_line(lost)}). The same command goes on from the "
+                    "newest checkpoint."
+                )
             _end_as(ended)
         reason = error.__cause__ or error.__context__ or error
         if not isinstance(error, SystemExit):
@@ -200,8 +221,9 @@ def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
             print(code, file=sys.stderr)
             code = 1
         with contextlib.suppress(Exception):  # another was first
-            client.key_value_set(_ENDED, json.dumps(
-                {"process": jax.process_index(), "code": code, "reason": str(reason)}))
+            client.key_value_set(
+                _ENDED, json.dumps({"process": jax.process_index(), "code": code, "reason": str(reason)})
+            )
         if not isinstance(error, SystemExit | KeyboardInterrupt):
             traceback.print_exc()
         if jax.process_index() == 0:
@@ -254,8 +276,7 @@ def _follow(client: Any, leaving: threading.Event) -> None:
 def _end_as(ended: dict[str, Any]) -> None:
     code = 1 if ended["code"] in (1, 2) else EXIT_NO_PEERS
     sys.stdout.flush()
-    sys.stderr.write(f"bertjax: process {ended['process']} of {jax.process_count()} has ended: "
-                     f"{ended['reason']}\n")
+    sys.stderr.write(f"bertjax: process {ended['process']} of {jax.process_count()} has ended: {ended['reason']}\n")
     leave(code, at_once=True)
 
 
@@ -269,10 +290,14 @@ def _say_why_aborted() -> None:
     """Has the line of ours come last when jax aborts the process, which it does once its service
     finds another process gone; it has no other way to tell. The exit code is then EXIT_NO_PEERS.
     """
+
     def aborted(number: int) -> None:
-        os.write(2, f"bertjax: process {os.getpid()} was aborted by jax (above), as it is when "
-                 "another process of the run is gone. The same command goes on from the newest "
-                 f"checkpoint. Exit code {EXIT_NO_PEERS}.\n".encode())
+        os.write(
+            2,
+            f"bertjax: process {os.getpid()} was aborted by jax (above), as it is when "
+            "another process of the run is gone. The same command goes on from the newest "
+            f"checkpoint. Exit code {EXIT_NO_PEERS}.\n".encode(),
+        )
         os._exit(EXIT_NO_PEERS)
 
     # A handler of the module signal would run in the main thread, which has no turn any more.
@@ -294,8 +319,12 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _telling(text: Callable[[], str], timeout_s: float | None = None,
-             give_up: Callable[[], None] | None = None, delay_s: float = 0.0) -> Iterator[None]:
+def _telling(
+    text: Callable[[], str],
+    timeout_s: float | None = None,
+    give_up: Callable[[], None] | None = None,
+    delay_s: float = 0.0,
+) -> Iterator[None]:
     """Says on stderr what the block waits for, now and from time to time; then gives up."""
     done, begin = threading.Event(), time.monotonic()
 
@@ -305,8 +334,7 @@ def _telling(text: Callable[[], str], timeout_s: float | None = None,
             waited_s = time.monotonic() - begin
             if give_up and waited_s >= timeout_s:
                 give_up()
-            sys.stderr.write(f"{text()} ({waited_s:.0f} s"
-                             f"{f' of {timeout_s:g} s' if timeout_s else ''})\n")
+            sys.stderr.write(f"{text()} ({waited_s:.0f} s{f' of {timeout_s:g} s' if timeout_s else ''})\n")
             sys.stderr.flush()
             next_s += WAITING_LINE_S
             if give_up:

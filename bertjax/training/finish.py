@@ -33,9 +33,19 @@ if TYPE_CHECKING:
 ARCHITECTURE = "BertForPreTraining"
 # Settings that the table of the training leaves out: told elsewhere in the card, or about the run's
 # place and not the model.
-UNTOLD = (*settings.FREE_ON_RESUME, "data.corpus", "data.heldout", "data.tokenizer", "batch_size",
-          "phases", "budget_minutes", "model.num_hidden_layers", "model.hidden_size",
-          "model.num_attention_heads", "model.vocab_size")
+UNTOLD = (
+    *settings.FREE_ON_RESUME,
+    "data.corpus",
+    "data.heldout",
+    "data.tokenizer",
+    "batch_size",
+    "phases",
+    "budget_minutes",
+    "model.num_hidden_layers",
+    "model.hidden_size",
+    "model.num_attention_heads",
+    "model.vocab_size",
+)
 
 
 class OutputError(RuntimeError):
@@ -52,7 +62,8 @@ def writing_results(workdir: str | os.PathLike[str]) -> Iterator[None]:
             raise
         raise OutputError(
             f"the results could not be written to {workdir}: {error}. The trained state is in its "
-            "checkpoints: with room on the disk the same command goes on from there") from error
+            "checkpoints: with room on the disk the same command goes on from there"
+        ) from error
 
 
 def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook: Logbook) -> None:
@@ -68,17 +79,22 @@ def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook:
     if jax.process_index() != 0:
         return
     model = logbook.directory / "model"
-    huggingface.write_directory(model, job.model_config, params, ARCHITECTURE, job.tokenizer,
-                                overwrite=True)
+    huggingface.write_directory(model, job.model_config, params, ARCHITECTURE, job.tokenizer, overwrite=True)
     examples = fill_masks(job, model, logbook)
-    write_whole(logbook.directory / "result.json", json.dumps({
-        "about": [": ".join(model_line(job.model_config)), f"corpus: {job.corpus.describe()}"],
-        "results": told,
-        "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)}},
-        indent=1) + "\n")
+    write_whole(
+        logbook.directory / "result.json",
+        json.dumps(
+            {
+                "about": [": ".join(model_line(job.model_config)), f"corpus: {job.corpus.describe()}"],
+                "results": told,
+                "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
+            },
+            indent=1,
+        )
+        + "\n",
+    )
     write_whole(model / "README.md", card(job, step, told, examples))
-    logbook.message(f"model written to {job.workdir / 'model'} (loads in transformers and "
-                    "bertjax.load_model)")
+    logbook.message(f"model written to {job.workdir / 'model'} (loads in transformers and bertjax.load_model)")
     report = write_report([logbook.directory])
     logbook.flush()
     logbook.message(f"report: {job.workdir / report.name}")
@@ -92,9 +108,11 @@ def results(job: Job, metrics: dict[str, float]) -> tuple[list[str], dict[str, f
     length = job.config.eval.seq_length or job.config.phases[-1][1]
     entropy = token_entropy(job.corpus.token_counts(length))
     objective = "next-token" if job.model_config.is_decoder else "MLM"
-    told = [f"held-out {objective} loss {metrics['mlm_loss']:.3f}, accuracy "
-            f"{metrics['mlm_accuracy']:.1%} (unigram entropy of the held-out tokens: "
-            f"{entropy:.3f})"]
+    told = [
+        f"held-out {objective} loss {metrics['mlm_loss']:.3f}, accuracy "
+        f"{metrics['mlm_accuracy']:.1%} (unigram entropy of the held-out tokens: "
+        f"{entropy:.3f})"
+    ]
     numbers = {"mlm_loss": metrics["mlm_loss"], "unigram_entropy": entropy}
     if "nsp_accuracy" in metrics:
         accuracy = metrics["nsp_accuracy"]
@@ -106,10 +124,13 @@ def results(job: Job, metrics: dict[str, float]) -> tuple[list[str], dict[str, f
         distance = f"{(accuracy - chance) / error:+.1f} standard errors from" if error else "beside"
         told.append(
             f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} "
-            f"pairs: {distance} the best constant guess ({chance:.1%})")
-    told += [f"held-out {objective} loss of {name} {metrics[f'eval/{name}/mlm_loss']:.3f}, "
-             f"accuracy {metrics[f'eval/{name}/mlm_accuracy']:.1%}"
-             for name in job.evaluations[-1].others]
+            f"pairs: {distance} the best constant guess ({chance:.1%})"
+        )
+    told += [
+        f"held-out {objective} loss of {name} {metrics[f'eval/{name}/mlm_loss']:.3f}, "
+        f"accuracy {metrics[f'eval/{name}/mlm_accuracy']:.1%}"
+        for name in job.evaluations[-1].others
+    ]
     return told, numbers
 
 
@@ -141,19 +162,20 @@ def _words(predictions: list[tuple[str, float]]) -> str:
 def card(job: Job, step: int, told: list[str], examples: list[dict[str, Any]]) -> str:
     """README.md of the model: how to load it, data, training, results; no path of this machine."""
     config, model = job.config, job.model_config
-    start = (f"the weights of `{epath.Path(config.init_from).name}`" if config.init_from
-             else "random weights")
+    start = f"the weights of `{epath.Path(config.init_from).name}`" if config.init_from else "random weights"
     objective = "the next token of a text" if model.is_decoder else "masked words"
     objectives = f"{objective} and next sentences" if config.data.nsp else objective
     summary = (
         f"A BERT with {model.num_hidden_layers} layer{'s' * (model.num_hidden_layers > 1)} of "
         f"width {model.hidden_size}, {model.num_attention_heads} heads and "
         f"{parameter_count(model) / 1e6:.1f} M parameters, "
-        f"pre-trained from {start} to predict {objectives}.")
+        f"pre-trained from {start} to predict {objectives}."
+    )
     if not config.data.nsp:
         summary += " Its pooler and next-sentence head are untrained."
-    data = (f"{job.corpus.describe()}. The vocabulary has {job.tokenizer.vocab_size:,} entries"
-            + (" of lower-case text." if getattr(job.tokenizer, "do_lower_case", False) else "."))
+    data = f"{job.corpus.describe()}. The vocabulary has {job.tokenizer.vocab_size:,} entries" + (
+        " of lower-case text." if getattr(job.tokenizer, "do_lower_case", False) else "."
+    )
     device = job.mesh.devices.flat[0].device_kind
     default = settings.flatten(settings.default_config())
     recipe = {
@@ -161,16 +183,26 @@ def card(job: Job, step: int, told: list[str], examples: list[dict[str, Any]]) -
         "tokens a row": _lengths(config),
         **({"wall clock": f"{config.budget_minutes:g} minutes"} if config.budget_minutes else {}),
         "hardware": f"{job.mesh.devices.size} x {device}, {job.execution.dtype}",
-        **{f"`{name}`": value for name, value in settings.flatten(config).items()
-           if value != default[name] and not name.startswith(UNTOLD)},
+        **{
+            f"`{name}`": value
+            for name, value in settings.flatten(config).items()
+            if value != default[name] and not name.startswith(UNTOLD)
+        },
     }
     sections = {"Results": "\n".join(f"* {line}" for line in told)}
     if examples:
         sections["What it fills in"] = "\n".join(
-            f"* {example['text']}\n  {_words(example['predictions'])}" for example in examples)
+            f"* {example['text']}\n  {_words(example['predictions'])}" for example in examples
+        )
     return huggingface.model_card(
-        f"BERT pre-trained in {job.workdir.name}", ARCHITECTURE, summary, data, recipe, sections,
-        fill_mask=not model.is_decoder)
+        f"BERT pre-trained in {job.workdir.name}",
+        ARCHITECTURE,
+        summary,
+        data,
+        recipe,
+        sections,
+        fill_mask=not model.is_decoder,
+    )
 
 
 def _lengths(config: Any) -> str:
@@ -179,5 +211,4 @@ def _lengths(config: Any) -> str:
     of = "of the time" if config.budget_minutes else "of the steps"
     if len(config.phases) == 1:
         return str(config.phases[0][1])
-    return ", then ".join(f"{length} for {steps / total:.0%} {of}"
-                          for steps, length in config.phases)
+    return ", then ".join(f"{length} for {steps / total:.0%} {of}" for steps, length in config.phases)

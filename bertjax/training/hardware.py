@@ -16,22 +16,44 @@ from bertjax.version import source_version
 
 # FLOP/s in bfloat16; the first name found in jax's lower-cased device_kind counts.
 PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
-    ("gb200", 2.25e15), ("b200", 2.25e15),
-    ("h100 pcie", 756e12), ("h100", 989e12), ("h200", 989e12), ("gh200", 989e12),
-    ("a100", 312e12), ("l40s", 362e12), ("l4", 121e12), ("v100", 125e12), ("t4", 65e12),
-    ("tpu v6", 918e12), ("tpu v5p", 459e12), ("tpu v5 lite", 197e12), ("tpu v5e", 197e12),
+    ("gb200", 2.25e15),
+    ("b200", 2.25e15),
+    ("h100 pcie", 756e12),
+    ("h100", 989e12),
+    ("h200", 989e12),
+    ("gh200", 989e12),
+    ("a100", 312e12),
+    ("l40s", 362e12),
+    ("l4", 121e12),
+    ("v100", 125e12),
+    ("t4", 65e12),
+    ("tpu v6", 918e12),
+    ("tpu v5p", 459e12),
+    ("tpu v5 lite", 197e12),
+    ("tpu v5e", 197e12),
     ("tpu v5", 459e12),  # v5p reports itself as 'TPU v5'
-    ("tpu v4", 275e12), ("tpu v3", 123e12 / 2), ("tpu v2", 45e12 / 2),  # v2, v3: a device is a core
+    ("tpu v4", 275e12),
+    ("tpu v3", 123e12 / 2),
+    ("tpu v2", 45e12 / 2),  # v2, v3: a device is a core
 )
 
 
 # GiB of a TPU device; the first name found in the lower-cased device_kind counts.
-TPU_GIB = (("tpu v6", 32), ("tpu v5p", 95), ("tpu v5 lite", 16), ("tpu v5e", 16), ("tpu v5", 95),
-           ("tpu v4", 32), ("tpu v3", 16), ("tpu v2", 8))
+TPU_GIB = (
+    ("tpu v6", 32),
+    ("tpu v5p", 95),
+    ("tpu v5 lite", 16),
+    ("tpu v5e", 16),
+    ("tpu v5", 95),
+    ("tpu v4", 32),
+    ("tpu v3", 16),
+    ("tpu v2", 8),
+)
 
 
 def wake() -> None:
     """Starts the devices in the background: a GPU takes seconds, in which Python can import."""
+
     def start() -> None:
         with contextlib.suppress(RuntimeError):  # whoever needs a device next raises it again
             jax.devices()
@@ -72,9 +94,16 @@ def prng_implementation(name: str = "auto", platform: str | None = None) -> str:
 def describe() -> dict[str, Any]:
     """What a reader of the results needs to know of the machine, as `hardware.json` holds it."""
     device = jax.devices()[0]
-    return {"devices": jax.device_count(), "device_kind": device.device_kind,
-            "platform": device.platform, "processes": jax.process_count(),
-            "memory_per_device_gib": round(size / 2**30, 1) if (size := device_bytes()) else None,
-            "peak_bf16_tflops_per_device": peak / 1e12 if (peak := peak_flops()) else None,
-            "host": host.node(), "python": host.python_version(), "jax": jax.__version__,
-            "bertjax": source_version(), "environment": jax_settings.environment()}
+    return {
+        "devices": jax.device_count(),
+        "device_kind": device.device_kind,
+        "platform": device.platform,
+        "processes": jax.process_count(),
+        "memory_per_device_gib": round(size / 2**30, 1) if (size := device_bytes()) else None,
+        "peak_bf16_tflops_per_device": peak / 1e12 if (peak := peak_flops()) else None,
+        "host": host.node(),
+        "python": host.python_version(),
+        "jax": jax.__version__,
+        "bertjax": source_version(),
+        "environment": jax_settings.environment(),
+    }

@@ -51,18 +51,28 @@ class Logbook:
       write: prints a line; None = standard output.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], start_step: int = 0, *,
-                 tensorboard: bool = True, csv: bool = False, wandb: str = "",
-                 settings: Mapping[str, Any] | None = None,
-                 write: Callable[[str], None] | None = None):
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        start_step: int = 0,
+        *,
+        tensorboard: bool = True,
+        csv: bool = False,
+        wandb: str = "",
+        settings: Mapping[str, Any] | None = None,
+        write: Callable[[str], None] | None = None,
+    ):
         self._active, self._pauses = jax.process_index() == 0, _Pauses()
         if not self._active:
             return
         self._write = write or _print
         self._remote = epath.Path(directory) if "://" in str(directory) else None
         self._copied: dict[pathlib.Path, int] = {}  # file -> its time when it was copied
-        self.directory = (pathlib.Path(tempfile.mkdtemp(prefix="bertjax-")) / self._remote.name
-                          if self._remote else pathlib.Path(directory).expanduser())
+        self.directory = (
+            pathlib.Path(tempfile.mkdtemp(prefix="bertjax-")) / self._remote.name
+            if self._remote
+            else pathlib.Path(directory).expanduser()
+        )
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / METRICS_FILE
         for name in (METRICS_FILE, CSV_FILE, WANDB_FILE) if self._remote else ():
@@ -79,8 +89,7 @@ class Logbook:
             self._sinks.append(CsvSink(self.directory / CSV_FILE, start_step, self._write))
         if wandb:
             name = os.path.basename(os.fspath(directory).rstrip("/"))
-            self._sinks.append(
-                WandbSink(self.directory, start_step, wandb, name, settings))
+            self._sinks.append(WandbSink(self.directory, start_step, wandb, name, settings))
 
     def _record_machine(self, told: bool) -> None:
         """Writes hardware.json; what may change a resumed run's numbers is told."""
@@ -91,8 +100,10 @@ class Logbook:
             before = None
         now = describe()
         if told and before is not None and (differing := changes(before, now["environment"])):
-            self._write("The environment is another one than at the start before, so the run goes "
-                        f"on, but perhaps not bit for bit: {'; '.join(differing)}")
+            self._write(
+                "The environment is another one than at the start before, so the run goes "
+                f"on, but perhaps not bit for bit: {'; '.join(differing)}"
+            )
         write_whole(self.directory / HARDWARE_FILE, json.dumps(now, indent=1) + "\n")
 
     def train(self, step: int, last_step: int, metrics: Mapping[str, float | None]) -> None:
@@ -149,11 +160,13 @@ class Logbook:
         self.close()
 
     def _record(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        finite = {name: float(value) for name, value in metrics.items()
-                  if value is not None and math.isfinite(value)}
+        finite = {name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)}
         # JSON has no NaN: what is not finite, or not known, becomes null.
-        line = {"step": step, **{name: _plain(value) if name in finite else None
-                                 for name, value in metrics.items()}, "time": time.time()}
+        line = {
+            "step": step,
+            **{name: _plain(value) if name in finite else None for name, value in metrics.items()},
+            "time": time.time(),
+        }
         with self._going_on(f"metrics of step {step:,}"):
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
@@ -169,8 +182,10 @@ class Logbook:
             yield
         except OSError as error:
             if not self._complained:
-                self._write(f"{what} could not be written to {self.directory}: {error}. The run "
-                            "goes on; what can be written later is")
+                self._write(
+                    f"{what} could not be written to {self.directory}: {error}. The run "
+                    "goes on; what can be written later is"
+                )
             self._complained = True
 
 
@@ -200,8 +215,7 @@ class _Pauses:
         return self._seconds / self._steps if self._steps else 0.0
 
 
-def truncate_records(path: pathlib.Path, last_step: int,
-                     say: Callable[[str], None] = lambda line: None) -> int:
+def truncate_records(path: pathlib.Path, last_step: int, say: Callable[[str], None] = lambda line: None) -> int:
     """Removes records beyond `last_step` and broken lines, all at once; returns how many.
 
     A kill leaves the old file or the new one, never a part. Broken lines go to a file beside it and
@@ -217,8 +231,9 @@ def truncate_records(path: pathlib.Path, last_step: int,
     if damaged:
         aside = path.with_name(f"{path.name}.damaged")
         write_whole(aside, "".join(f"{line}\n" for line in damaged))
-        say(f"{path.name}: {counted(len(damaged), 'line')} of {len(lines):,} could not be read and "
-            f"went to {aside.name}")
+        say(
+            f"{path.name}: {counted(len(damaged), 'line')} of {len(lines):,} could not be read and went to {aside.name}"
+        )
     if len(kept) < len(lines) or unfinished:
         write_whole(path, "".join(f"{line}\n" for line in kept))
     return len(lines) - len(kept) + bool(unfinished)
@@ -226,24 +241,26 @@ def truncate_records(path: pathlib.Path, last_step: int,
 
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
     """The records of a metrics.jsonl, without a last line that is still being written."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()
-            if _step_of(line) < sys.maxsize]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < sys.maxsize]
 
 
-def progress_line(step: int, last_step: int, metrics: Mapping[str, float | None],
-                  pause: float = 0.0) -> str:
+def progress_line(step: int, last_step: int, metrics: Mapping[str, float | None], pause: float = 0.0) -> str:
     """'step 1,200/10,000  loss 7.123 (mlm 6.45, nsp 0.673)  lr 1.2e-05  410k tok/s  ETA 2 h'.
 
     Args:
       pause: seconds a step that are spent on something else, such as evaluation.
     """
     parts = [f"step {step:,}/{last_step:,}", f"loss {_number(metrics.get('loss'))}"]
-    inner = ", ".join(f"{name} {_number(metrics[f'{name}_loss'])}" for name in ("mlm", "nsp")
-                      if metrics.get(f"{name}_loss") is not None)
+    inner = ", ".join(
+        f"{name} {_number(metrics[f'{name}_loss'])}"
+        for name in ("mlm", "nsp")
+        if metrics.get(f"{name}_loss") is not None
+    )
     if inner:
         parts[-1] += f" ({inner})"
-    accuracies = [f"{name} {100 * value:.1f}" for name in ("mlm", "nsp")
-                  if (value := metrics.get(f"{name}_accuracy")) is not None]
+    accuracies = [
+        f"{name} {100 * value:.1f}" for name in ("mlm", "nsp") if (value := metrics.get(f"{name}_accuracy")) is not None
+    ]
     if accuracies:
         parts.append(f"acc % {', '.join(accuracies)}")
     if (rate := metrics.get("learning_rate")) is not None:

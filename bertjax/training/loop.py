@@ -21,12 +21,7 @@ from bertjax.training.distributed import lost_peer
 from bertjax.training.logbook import Logbook, progress_line
 from bertjax.training.manifest import CheckpointError
 from bertjax.training.meter import Means, Meter
-from bertjax.training.preemption import (
-    Preempted,
-    StopSignal,
-    must_stop,
-    stop_on_signals,
-)
+from bertjax.training.preemption import Preempted, StopSignal, must_stop, stop_on_signals
 from bertjax.training.watchdog import PEERS, Watchdog
 
 if TYPE_CHECKING:
@@ -115,8 +110,7 @@ class Loop:
             self._begin_profile()
             batch = self.clock.mark(self._next(batches, phase), self.place)
             self._watch_step(self.step + 1)
-            self.state, metrics = train_step(
-                self.state, sharding.put_batch(batch, self.trainer.mesh))
+            self.state, metrics = train_step(self.state, sharding.put_batch(batch, self.trainer.mesh))
             self.step += 1
             self._settle()  # the step before
             self.in_flight = self.step, phase, metrics
@@ -145,20 +139,19 @@ class Loop:
         self.logbook.close()
         raise stopped
 
-    def _next(self, batches: Iterator[Mapping[str, np.ndarray]], phase: Phase
-              ) -> Mapping[str, np.ndarray]:
-        self.watchdog.doing(f"the batch of step {self.step + 1}",
-                            "the disk of config.data.corpus, or a data worker",
-                            patiently=self.meter.compiling)  # the first makes the index of pairs
+    def _next(self, batches: Iterator[Mapping[str, np.ndarray]], phase: Phase) -> Mapping[str, np.ndarray]:
+        self.watchdog.doing(
+            f"the batch of step {self.step + 1}",
+            "the disk of config.data.corpus, or a data worker",
+            patiently=self.meter.compiling,
+        )  # the first makes the index of pairs
         with self.meter.waiting_for_data():
             try:
                 batch = next(batches, None)
             except (ValueError, OSError) as error:
-                raise DataError(f"the rows of step {self.step + 1} could not be read: {error}"
-                                ) from error
+                raise DataError(f"the rows of step {self.step + 1} could not be read: {error}") from error
         if batch is None:
-            raise DataError(f"the data ended after step {self.step}, but the phase runs to step "
-                             f"{phase.until_step}")
+            raise DataError(f"the data ended after step {self.step}, but the phase runs to step {phase.until_step}")
         return batch
 
     def _settle(self) -> None:
@@ -188,15 +181,15 @@ class Loop:
             raise NotFiniteError(
                 f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient that is "
                 "not finite. Parameters are those before them. Lower the learning rate, lengthen "
-                "the warm-up, or find the operation with --config.execution.debug_nans=True.")
+                "the warm-up, or find the operation with --config.execution.debug_nans=True."
+            )
 
     def _watch_step(self, step: int) -> None:
         self.watchdog.doing(f"step {step}", PEERS, patiently=self.meter.compiling)
 
     def _due(self, every: int, before: int) -> bool:
         """Whether the step that led from place `before` to here passed a multiple of `every`."""
-        return self.place >= self.last_place or (
-            every > 0 and self.place // every > before // every)
+        return self.place >= self.last_place or (every > 0 and self.place // every > before // every)
 
     def _evaluate(self, before: int) -> Mapping[str, float]:
         """The metrics of an evaluation, if one is due."""
@@ -211,8 +204,11 @@ class Loop:
         return metrics
 
     def _between_evaluated_batches(self, done: int) -> None:
-        self.watchdog.doing(f"the evaluation at step {self.step}, after {done} batches,",
-                            f"{PEERS}, or the disk of the held-out data", patiently=done == 0)
+        self.watchdog.doing(
+            f"the evaluation at step {self.step}, after {done} batches,",
+            f"{PEERS}, or the disk of the held-out data",
+            patiently=done == 0,
+        )
         if must_stop(self.stop):
             raise _StopRequested
 
@@ -220,12 +216,13 @@ class Loop:
         self._settle()
         if self.checkpoints is None or self.saved_step == self.step:
             return
-        self.watchdog.doing(f"saving step {self.step}, or the checkpoint before it",
-                            self._suspected_storage(), patiently=True)
+        self.watchdog.doing(
+            f"saving step {self.step}, or the checkpoint before it", self._suspected_storage(), patiently=True
+        )
         with self.meter.paused():
             self.checkpoints.save(
-                self.step, self.state,
-                {**metrics, **self.clock.record(self.step), **self.means.record()})
+                self.step, self.state, {**metrics, **self.clock.record(self.step), **self.means.record()}
+            )
             self.logbook.flush()
         self.saved_step = self.step
 
@@ -240,8 +237,9 @@ class Loop:
 
     def _wait_until_saved(self) -> None:
         if self.checkpoints is not None:
-            self.watchdog.doing(f"writing the checkpoint of step {self.saved_step}",
-                                self._suspected_storage(), patiently=True)
+            self.watchdog.doing(
+                f"writing the checkpoint of step {self.saved_step}", self._suspected_storage(), patiently=True
+            )
             self.checkpoints.wait()
 
     def _finish_save_after(self, error: Exception) -> None:
@@ -267,5 +265,6 @@ class Loop:
             self._settle()
             jax.profiler.stop_trace()
             self.profiling = False
-            self.logbook.message(f"profile of steps {self.profile_steps[0]} to {self.step} written "
-                                 f"to {self.profile_directory}")
+            self.logbook.message(
+                f"profile of steps {self.profile_steps[0]} to {self.step} written to {self.profile_directory}"
+            )

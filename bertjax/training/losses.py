@@ -66,9 +66,7 @@ def classification_sums(
     return jnp.sum(losses * weights), jnp.sum(correct * weights), jnp.sum(weights)
 
 
-def mlm_sums(
-    logits: jax.Array, labels: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def mlm_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sums of the masked language model: logits [B, P, V], labels and weights [B, P].
 
     Original: run_pretraining.py, get_masked_lm_output, without its 1e-5 in the denominator.
@@ -76,9 +74,7 @@ def mlm_sums(
     return classification_sums(logits, labels, weights)
 
 
-def nsp_sums(
-    logits: jax.Array, labels: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def nsp_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sums of next-sentence prediction: logits [B, K, 2], labels (0 is next) and weights [B, K]."""
     return classification_sums(logits, labels, weights)
 

@@ -29,10 +29,18 @@ class CheckpointError(RuntimeError):
 
 def write(directory: epath.Path, step: int, metrics: Mapping[str, float]) -> None:
     """Describes all files that are there now."""
-    write_whole(directory / FILE, json.dumps({
-        "step": step, "time": time.time(),
-        "metrics": {name: float(value) for name, value in metrics.items()},
-        "files": _fingerprints(directory)}, indent=1))
+    write_whole(
+        directory / FILE,
+        json.dumps(
+            {
+                "step": step,
+                "time": time.time(),
+                "metrics": {name: float(value) for name, value in metrics.items()},
+                "files": _fingerprints(directory),
+            },
+            indent=1,
+        ),
+    )
 
 
 def read(directory: epath.Path) -> dict[str, Any]:
@@ -54,8 +62,7 @@ def problem(directory: epath.Path, step: int) -> str | None:
         if name not in found:
             return f"{name} is missing"
         if found[name] != (size, checksum):
-            return (f"{name} has {found[name][0]} bytes and checksum {found[name][1]}, not "
-                    f"{size} and {checksum}")
+            return f"{name} has {found[name][0]} bytes and checksum {found[name][1]}, not {size} and {checksum}"
     return None
 
 

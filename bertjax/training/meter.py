@@ -65,7 +65,8 @@ class Means:
         have been."""
         self._add_up()
         return {_SUM + name: total for name, (total, _) in self._sums.items()} | {
-            _COUNT + name: count for name, (_, count) in self._sums.items()}
+            _COUNT + name: count for name, (_, count) in self._sums.items()
+        }
 
     def _add_up(self) -> None:
         steps, self._steps = jax.device_get(self._steps), []
@@ -113,8 +114,7 @@ class Meter:
         yield
         self._data += time.perf_counter() - begin
 
-    def rates(self, tokens_per_step: int, flops_per_step: float, keep: bool = False
-              ) -> dict[str, float | None]:
+    def rates(self, tokens_per_step: int, flops_per_step: float, keep: bool = False) -> dict[str, float | None]:
         """The rates since the last call; None where no step, or no peak of the device, is known.
 
         Args:
@@ -132,5 +132,9 @@ class Meter:
             return dict.fromkeys(("tokens_per_second", "mfu", "step_time", "data_wait"))
         step_time = elapsed / steps
         mfu = flops_per_step / step_time / self._peak if self._peak and flops_per_step else None
-        return {"tokens_per_second": tokens_per_step / step_time, "mfu": mfu,
-                "step_time": step_time, "data_wait": data / steps}
+        return {
+            "tokens_per_second": tokens_per_step / step_time,
+            "mfu": mfu,
+            "step_time": step_time,
+            "data_wait": data / steps,
+        }

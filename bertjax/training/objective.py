@@ -43,27 +43,36 @@ class PretrainingObjective:
             masked = next_tokens(batch["input_ids"], batch["attention_mask"])
         else:
             masked = mask_tokens(key, batch["input_ids"], batch["attention_mask"], self.masking)
-        return {**batch, "input_ids": masked.input_ids, "mlm_positions": masked.positions,
-                "mlm_labels": masked.labels, "mlm_weights": masked.weights}
+        return {
+            **batch,
+            "input_ids": masked.input_ids,
+            "mlm_positions": masked.positions,
+            "mlm_labels": masked.labels,
+            "mlm_weights": masked.weights,
+        }
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Masked tokens and pairs of the global batch."""
         return {"mlm": jnp.sum(batch["mlm_weights"]), "nsp": jnp.sum(batch["nsp_weights"])}
 
-    def loss(self, params: Any, batch: Batch, denominators: dict[str, jax.Array],
-             dropout_key: jax.Array | None) -> tuple[jax.Array, Sums]:
+    def loss(
+        self, params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array | None
+    ) -> tuple[jax.Array, Sums]:
         mlm_logits, nsp_logits = self.model.apply(
             {"params": self._with_copies(params, len(batch["input_ids"]))},
-            batch["input_ids"], batch["attention_mask"], batch["token_type_ids"],
-            batch.get("position_ids"), batch["mlm_positions"], batch.get("cls_positions"),
-            dropout_key)
-        loss, correct, count = losses.mlm_sums(
-            mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
+            batch["input_ids"],
+            batch["attention_mask"],
+            batch["token_type_ids"],
+            batch.get("position_ids"),
+            batch["mlm_positions"],
+            batch.get("cls_positions"),
+            dropout_key,
+        )
+        loss, correct, count = losses.mlm_sums(mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
         total = losses.mean(loss, denominators["mlm"])
         sums = {"mlm_loss": (loss, count), "mlm_accuracy": (correct, count)}
         if self.nsp:
-            loss, correct, count = losses.nsp_sums(
-                nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
+            loss, correct, count = losses.nsp_sums(nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
             total += losses.mean(loss, denominators["nsp"])
             sums |= {"nsp_loss": (loss, count), "nsp_accuracy": (correct, count)}
         return total, sums
@@ -73,21 +82,28 @@ class PretrainingObjective:
         encoder = params["encoder"]
         embeddings = encoder["embeddings"]
         words = copies(embeddings["word_embeddings"], rows, self.model.execution.dtype)
-        return {**params, "encoder": {**encoder,
-                "embeddings": {**embeddings, "word_embeddings": words}}}
+        return {**params, "encoder": {**encoder, "embeddings": {**embeddings, "word_embeddings": words}}}
 
 
-def make_objective(config: ml_collections.ConfigDict, model_config: BertConfig,
-                   execution: Execution, tokenizer: Any, length: int, pairs_per_row: int = 1
-                   ) -> PretrainingObjective:
+def make_objective(
+    config: ml_collections.ConfigDict,
+    model_config: BertConfig,
+    execution: Execution,
+    tokenizer: Any,
+    length: int,
+    pairs_per_row: int = 1,
+) -> PretrainingObjective:
     """What a phase with rows of `length` tokens trains."""
     return PretrainingObjective(
         BertForPreTraining(model_config, execution),
-        masking_spec(config, tokenizer, length, pairs_per_row), config.data.nsp)
+        masking_spec(config, tokenizer, length, pairs_per_row),
+        config.data.nsp,
+    )
 
 
-def masking_spec(config: ml_collections.ConfigDict, tokenizer: Any, length: int, pairs: int,
-                 rate: float | None = None) -> MaskingSpec:
+def masking_spec(
+    config: ml_collections.ConfigDict, tokenizer: Any, length: int, pairs: int, rate: float | None = None
+) -> MaskingSpec:
     """How rows of `length` tokens with up to `pairs` pairs are masked.
 
     rate: share of the tokens that is predicted; None = that of training.
@@ -96,7 +112,12 @@ def masking_spec(config: ml_collections.ConfigDict, tokenizer: Any, length: int,
     slots = settings.max_predictions(config, length, rate)
     per_row = packed_predictions(length, pairs, rate) if pairs > 1 else None
     return MaskingSpec.from_tokenizer(
-        tokenizer, slots, original_replacements=config.masking.replace_with_special,
-        predictions_per_row=per_row, rate=rate,
-        mask_prob=config.masking.mask_prob, random_prob=config.masking.random_prob,
-        whole_word=config.masking.whole_word)
+        tokenizer,
+        slots,
+        original_replacements=config.masking.replace_with_special,
+        predictions_per_row=per_row,
+        rate=rate,
+        mask_prob=config.masking.mask_prob,
+        random_prob=config.masking.random_prob,
+        whole_word=config.masking.whole_word,
+    )

@@ -32,9 +32,7 @@ NO_DECAY = r"(^|/)(bias|scale|gamma|beta)$|(?i:layer_?norm)"
 SCHEDULES = ("linear", "polynomial", "linear_after_warmup", "cosine", "constant")
 
 
-def learning_rate_schedule(
-    name: str, peak: float, warmup_steps: int, total_steps: int
-) -> Schedule:
+def learning_rate_schedule(name: str, peak: float, warmup_steps: int, total_steps: int) -> Schedule:
     """Learning rate as a function of the step (0 = the first update).
 
     Warm-up is `peak * step / warmup_steps` for every schedule, so that with warm-up the first
@@ -59,8 +57,7 @@ def learning_rate_schedule(
     if total_steps < 1:
         raise ValueError(f"total_steps={total_steps} must be at least 1")
     if not 0 <= warmup_steps <= total_steps:
-        raise ValueError(
-            f"warmup_steps={warmup_steps} must lie between 0 and total_steps={total_steps}")
+        raise ValueError(f"warmup_steps={warmup_steps} must lie between 0 and total_steps={total_steps}")
     if not peak >= 0:
         raise ValueError(f"learning rate {peak} must not be negative")
 
@@ -74,8 +71,7 @@ def share_of_peak(name: str, step: Any, warmup_steps: Any, total_steps: Any) -> 
     """`learning_rate_schedule` for peak 1, unchecked; all numbers may be traced."""
     step = jnp.asarray(step, jnp.float32)
     from_start = 1 - jnp.minimum(step, total_steps) / total_steps
-    from_peak = 1 - jnp.clip((step - warmup_steps) / jnp.maximum(total_steps - warmup_steps, 1),
-                             0, 1)
+    from_peak = 1 - jnp.clip((step - warmup_steps) / jnp.maximum(total_steps - warmup_steps, 1), 0, 1)
     decayed = {
         "linear": from_start,
         "polynomial": jnp.sqrt(from_start),
@@ -133,28 +129,37 @@ def make_optimizer(
     """
     if name not in ("adamw", "lamb"):
         raise ValueError(f"unknown optimizer {name!r}; one of adamw, lamb")
-    schedule = learning_rate if callable(learning_rate) else (
-        lambda step: jnp.full_like(jnp.asarray(step, jnp.float32), learning_rate))
+    schedule = (
+        learning_rate
+        if callable(learning_rate)
+        else (lambda step: jnp.full_like(jnp.asarray(step, jnp.float32), learning_rate))
+    )
     direction = _Direction(b1, b2, eps, weight_decay, bias_correction, lamb=name == "lamb")
     excluded = re.compile(no_decay)
 
     def trained(tree: Params) -> dict[str, Any]:
         """The flat {path: leaf} of what is not frozen."""
-        return {path: leaf for path, leaf in flatten(tree).items()
-                if first_match(learning_rate_rules, path, 1.0)}
+        return {path: leaf for path, leaf in flatten(tree).items() if first_match(learning_rate_rules, path, 1.0)}
 
     def init(params: Params) -> Params:
         check_rules(learning_rate_rules, flatten(params))
         # Two separate trees of zeros: shared buffers could not be donated.
-        return {moment: unflatten({path: jnp.zeros(leaf.shape, jnp.float32)
-                                   for path, leaf in trained(params).items()})
-                for moment in ("mean", "variance")}
+        return {
+            moment: unflatten({path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trained(params).items()})
+            for moment in ("mean", "variance")
+        }
 
     def gradient_norm(gradients: Params) -> jax.Array:
         return global_norm(trained(gradients))
 
-    def update(gradients: Params, state: Params, params: Params, *, step: jax.Array | int,
-               updates: jax.Array | int | None = None) -> tuple[Params, Params]:
+    def update(
+        gradients: Params,
+        state: Params,
+        params: Params,
+        *,
+        step: jax.Array | int,
+        updates: jax.Array | int | None = None,
+    ) -> tuple[Params, Params]:
         updates = jnp.asarray(step if updates is None else updates, jnp.float32)
         scale = jnp.float32(1)
         if clip_norm:
@@ -168,11 +173,10 @@ def make_optimizer(
                 changes[path] = jnp.zeros_like(flat_params[path])
                 continue
             step_direction, new_means[path], new_variances[path] = direction.of(
-                gradient, means[path], variances[path], flat_params[path], scale, updates,
-                not excluded.search(path))
+                gradient, means[path], variances[path], flat_params[path], scale, updates, not excluded.search(path)
+            )
             changes[path] = (-rate * multiplier * step_direction).astype(flat_params[path].dtype)
-        return unflatten(changes), {"mean": unflatten(new_means),
-                                    "variance": unflatten(new_variances)}
+        return unflatten(changes), {"mean": unflatten(new_means), "variance": unflatten(new_variances)}
 
     return Optimizer(init, update, schedule, gradient_norm)
 
@@ -190,8 +194,9 @@ class _Direction:
 
     # A function of its own, so that it is traced and lowered once for all arrays of a shape.
     @functools.partial(jax.jit, static_argnums=(0, 7))
-    def of(self, g: jax.Array, m: jax.Array, v: jax.Array, p: jax.Array, scale: jax.Array,
-           updates: jax.Array, decays: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def of(
+        self, g: jax.Array, m: jax.Array, v: jax.Array, p: jax.Array, scale: jax.Array, updates: jax.Array, decays: bool
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(direction, new m, new v) in float32; g is scaled first, `updates` were made before."""
         g, p = g.astype(jnp.float32) * scale, p.astype(jnp.float32)
         m = self.b1 * m + (1 - self.b1) * g
@@ -218,8 +223,10 @@ def from_optax(transform: "optax.GradientTransformation", learning_rate: Schedul
       transform: made with learning rate 1, so that the rate is the schedule's at the step (a count
         of its own would not see skipped steps); clipping belongs in its chain.
     """
-    def update(gradients: Params, state: Any, params: Params, *, step: jax.Array | int,
-               updates: jax.Array | int | None = None) -> tuple[Params, Any]:
+
+    def update(
+        gradients: Params, state: Any, params: Params, *, step: jax.Array | int, updates: jax.Array | int | None = None
+    ) -> tuple[Params, Any]:
         del updates
         changes, state = transform.update(gradients, state, params)
         rate = learning_rate(step)
@@ -259,5 +266,4 @@ def check_rules(rules: Rules, paths: Sequence[str] | Mapping[str, Any]) -> None:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
         if not any(re.search(pattern, path) for path in paths):
             shown = ", ".join(list(paths)[:5])
-            raise ValueError(f"the rule ({pattern!r}, {value}) matches no parameter path; paths "
-                             f"look like: {shown} ...")
+            raise ValueError(f"the rule ({pattern!r}, {value}) matches no parameter path; paths look like: {shown} ...")

@@ -47,8 +47,7 @@ class StopSignal:
 
 
 @contextlib.contextmanager
-def stop_on_signals(signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)
-                    ) -> Iterator[StopSignal]:
+def stop_on_signals(signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)) -> Iterator[StopSignal]:
     """Turns the first SIGTERM or SIGINT into a flag; a second SIGINT interrupts at once.
 
     Outside the main thread, where Python allows no handlers, the flag just stays unset. With
@@ -82,6 +81,7 @@ def leave_on_sigterm() -> None:
     Python runs handlers only once the main thread is back from the compiler or the restore.
     Of several processes, jax's pre-emption service takes the signal from when they have joined.
     """
+
     def handler(number: int, frame: object) -> None:
         """Only a signal that has a handler is written to the pipe."""
 
@@ -98,8 +98,9 @@ def leave_on_sigterm() -> None:
 
 
 def _leave_without_saving() -> NoReturn:
-    os.write(2, b"bertjax: stopped by SIGTERM while no step was running, so there is nothing to "
-                b"save; start again to go on\n")
+    os.write(
+        2, b"bertjax: stopped by SIGTERM while no step was running, so there is nothing to save; start again to go on\n"
+    )
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(EXIT_PREEMPTED)
@@ -108,8 +109,7 @@ def _leave_without_saving() -> NoReturn:
 def on_compute_engine() -> bool:
     """Whether this is a virtual machine of Google Compute Engine (TPU VMs are)."""
     with contextlib.suppress(OSError):
-        return "Google Compute Engine" in pathlib.Path(
-            "/sys/class/dmi/id/product_name").read_text()
+        return "Google Compute Engine" in pathlib.Path("/sys/class/dmi/id/product_name").read_text()
     return False
 
 
@@ -119,6 +119,7 @@ def watch_for_notice(url: str = PREEMPTED_URL, interval_s: float = 5) -> None:
     A spot machine is announced about 30 s ahead, but nothing signals a process that was started
     over ssh. Polls from a daemon thread; a metadata server that does not answer is asked again.
     """
+
     def poll() -> None:
         request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
         while True:

@@ -43,8 +43,13 @@ class Programs:
         self._started: dict[Hashable, Future[Future[Any]]] = {}
         self._kept: Kept | None = None
 
-    def keep_in(self, directory: epath.Path, devices: Sequence[jax.Device],
-                made_for: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+    def keep_in(
+        self,
+        directory: epath.Path,
+        devices: Sequence[jax.Device],
+        made_for: Mapping[str, Any],
+        tell: Callable[[str], None],
+    ) -> None:
         """Keeps what `wrap` compiles from now on in `directory`, and takes it from there.
 
         Args:
@@ -68,6 +73,7 @@ class Programs:
         Args:
           arguments: arrays, or their shapes with shardings.
         """
+
         def lower() -> Future[Any]:
             lowered = function.lower(*arguments)
             if isinstance(function, Program):
@@ -83,8 +89,7 @@ class Programs:
             program.result()
 
     def wait(self, key: Hashable | None = None) -> None:
-        """Returns when the program `key` is compiled, or all are, if any; raises what went wrong.
-        """
+        """Returns when the program `key` is compiled, or all are, if any; raises what went wrong."""
         wanted = self._started.values() if key is None else filter(None, [self._started.get(key)])
         for program in list(wanted):
             program.result().result()
@@ -126,12 +131,16 @@ class Kept:
     An executable can do whatever a program can, so the directory must be the run's own.
     """
 
-    def __init__(self, directory: epath.Path, devices: Sequence[jax.Device],
-                 made_for: Mapping[str, Any], tell: Callable[[str], None]):
+    def __init__(
+        self,
+        directory: epath.Path,
+        devices: Sequence[jax.Device],
+        made_for: Mapping[str, Any],
+        tell: Callable[[str], None],
+    ):
         self.directory, self.devices, self.tell = epath.Path(directory), list(devices), tell
         self._made_for = json.dumps(made_for, sort_keys=True)
-        self._before = ([path.name for path in self.directory.iterdir()]
-                        if self.directory.exists() else [])
+        self._before = [path.name for path in self.directory.iterdir()] if self.directory.exists() else []
 
     def executable(self, name: str, lowered: jax.stages.Lowered) -> Any:
         """The executable of a lowered program: the one that is kept, or a new one, kept now.
@@ -143,14 +152,11 @@ class Kept:
         kept = self._load(path, lowered)
         if jax.process_count() > 1:  # all load it, or all compile it
             wait_for_all(f"loading {name}")
-            kept = kept if multihost_utils.process_allgather(np.bool_(kept is not None)).all() \
-                else None
+            kept = kept if multihost_utils.process_allgather(np.bool_(kept is not None)).all() else None
         if kept is not None:
             return kept
-        if path.name not in self._before and any(
-                other.startswith(f"{name}-") for other in self._before):
-            self.tell(f"the program {name} was compiled anew, since it is not the one that is kept "
-                      f"in {self.directory}")
+        if path.name not in self._before and any(other.startswith(f"{name}-") for other in self._before):
+            self.tell(f"the program {name} was compiled anew, since it is not the one that is kept in {self.directory}")
         executable = lowered.compile()
         if jax.process_index() == 0:
             self._save(path, executable)
@@ -169,7 +175,8 @@ class Kept:
         if hashlib.sha256(content).digest() == digest:
             try:
                 return serialize_executable.deserialize_and_load(
-                    content, lowered.in_tree, lowered.out_tree, execution_devices=self.devices)
+                    content, lowered.in_tree, lowered.out_tree, execution_devices=self.devices
+                )
             except (ValueError, jax.errors.JaxRuntimeError) as error:
                 reason = str(error)
         self.tell(f"{path} could not be loaded ({reason}), so it was compiled anew")
@@ -188,5 +195,4 @@ class Kept:
 def batch_shapes(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """What compilation needs to know of a global batch on the mesh; values do not matter."""
     rows = sharding.batch_sharding(mesh)
-    return {name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=rows)
-            for name, value in batch.items()}
+    return {name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=rows) for name, value in batch.items()}

@@ -68,7 +68,8 @@ class Meeting:
             raise PortTaken(
                 f"port {self.port} of this machine is taken, by another program, another run or a "
                 "second process with --process_id=0: end that one, or choose another port with "
-                f"--coordinator={self.host}:PORT on all processes.") from None
+                f"--coordinator={self.host}:PORT on all processes."
+            ) from None
         with listener, contextlib.ExitStack() as stack:
             while len(met) < self.processes - 1:
                 peer = stack.enter_context(listener.accept()[0])
@@ -88,21 +89,27 @@ class Meeting:
 
     def _show_missing(self, met: dict[int, Any]) -> None:
         missing = [str(number) for number in range(1, self.processes) if number not in met]
-        self.status = (f"process{'es' * (len(missing) > 1)} {', '.join(missing[:20])}"
-                       f"{' ...' * (len(missing) > 20)} to come to port {self.port}")
+        self.status = (
+            f"process{'es' * (len(missing) > 1)} {', '.join(missing[:20])}"
+            f"{' ...' * (len(missing) > 20)} to come to port {self.port}"
+        )
 
     def _problem(self, hello: dict[str, Any], met: dict[int, Any]) -> str | None:
         number, who = hello["process_id"], hello["who"]
         if hello["processes"] != self.processes:
-            return (f"process_id={number} ({who}) was started with --processes="
-                    f"{hello['processes']}, process_id=0 ({self.who}) with --processes="
-                    f"{self.processes}; start all alike")
+            return (
+                f"process_id={number} ({who}) was started with --processes="
+                f"{hello['processes']}, process_id=0 ({self.who}) with --processes="
+                f"{self.processes}; start all alike"
+            )
         first = self.who if number == 0 else None
         if number in met and not _is_closed(met[number][0]):
             first = met[number][1]
         if first:
-            return (f"--process_id={number} was given twice, to {first} and {who}; each process of "
-                    f"the run at {self.coordinator} needs its own, 0 to {self.processes - 1}")
+            return (
+                f"--process_id={number} was given twice, to {first} and {who}; each process of "
+                f"the run at {self.coordinator} needs its own, 0 to {self.processes - 1}"
+            )
         return None
 
     # -------------------------------------------------------------------------------- the others
@@ -128,7 +135,8 @@ class Meeting:
                 problem = (
                     f"at {self.coordinator} answers another program, or a run that has begun "
                     f"without this process: is --process_id={self.process_id} there already, is "
-                    f"--processes={self.processes} another number there, or is the port taken?")
+                    f"--processes={self.processes} another number there, or is the port taken?"
+                )
                 self.status = f"process 0; {problem}"
                 if time.monotonic() - other_since > BEGUN_S:
                     raise PortTaken(problem)

@@ -11,8 +11,13 @@ from bertjax import jax_settings
 from bertjax.training import distributed, preemption
 
 
-def start(config: ml_collections.ConfigDict, coordinator: str = "", processes: int = 0,
-          process_id: int = -1, wait_s: int = distributed.WAIT_S) -> None:
+def start(
+    config: ml_collections.ConfigDict,
+    coordinator: str = "",
+    processes: int = 0,
+    process_id: int = -1,
+    wait_s: int = distributed.WAIT_S,
+) -> None:
     """Joins the other processes of the run and applies config.execution. Call it first.
 
     For programs only: SIGTERM ends the process from then on, as preemption.py says, and SIGUSR1

@@ -37,8 +37,7 @@ PARTITION_RULES: tuple[tuple[str, PartitionSpec], ...] = (
 )
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
-              devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A mesh with axes (data, fsdp, tensor) over all devices, in an order that suits the network.
 
     Args:
@@ -50,14 +49,17 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1,
     devices = list(jax.devices() if devices is None else devices)
     sizes = [data, fsdp, tensor]
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
-        raise ValueError(f"mesh data={data} fsdp={fsdp} tensor={tensor}: sizes must be at least 1, "
-                         "and at most one may be -1 (all devices that are left)")
+        raise ValueError(
+            f"mesh data={data} fsdp={fsdp} tensor={tensor}: sizes must be at least 1, "
+            "and at most one may be -1 (all devices that are left)"
+        )
     known = math.prod(size for size in sizes if size != -1)
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     if math.prod(sizes) != len(devices):
         raise ValueError(
             f"mesh data={data} fsdp={fsdp} tensor={tensor} does not fit {len(devices)} devices: "
-            f"their product must be {len(devices)}; data=-1 takes all that are left")
+            f"their product must be {len(devices)}; data=-1 takes all that are left"
+        )
     return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
@@ -85,22 +87,25 @@ def choose_mesh(parameters: int, device_bytes: int | None, devices: int) -> Mesh
     if not device_bytes:
         return MeshChoice(devices, 1, 1, "device memory unknown: data parallel")
     budget = 0.4 * device_bytes
-    fsdp = next((size for size in range(1, devices + 1)
-                 if devices % size == 0 and state / size <= budget), devices)
+    fsdp = next((size for size in range(1, devices + 1) if devices % size == 0 and state / size <= budget), devices)
     share = f"{state / fsdp / 2**30:.1f} of {device_bytes / 2**30:.1f} GiB a device"
     if fsdp == 1:
         reason = f"weights, gradients and moments take {share}: data parallel, no sharding needed"
     elif state / fsdp <= budget:
-        reason = (f"weights, gradients and moments take {state / 2**30:.1f} GiB: sharded over "
-                  f"fsdp={fsdp} they take {share}")
+        reason = (
+            f"weights, gradients and moments take {state / 2**30:.1f} GiB: sharded over fsdp={fsdp} they take {share}"
+        )
     else:
-        reason = (f"even sharded over all {devices} devices the state takes {share}, over 40 %: "
-                  "expect to need more devices, or remat and accumulation")
+        reason = (
+            f"even sharded over all {devices} devices the state takes {share}, over 40 %: "
+            "expect to need more devices, or remat and accumulation"
+        )
     return MeshChoice(devices // fsdp, fsdp, 1, reason)
 
 
-def mesh_of(settings: Mapping[str, Any], parameters: int, devices: Sequence[jax.Device],
-            device_bytes: int | None) -> tuple[Mesh, str]:
+def mesh_of(
+    settings: Mapping[str, Any], parameters: int, devices: Sequence[jax.Device], device_bytes: int | None
+) -> tuple[Mesh, str]:
     """The mesh that config.mesh asks for, and why it is so ('' if the sizes were given).
 
     Args:
@@ -122,9 +127,8 @@ def partition_spec(path: str, shape: Sequence[int], mesh: Mesh) -> PartitionSpec
     The axes are those of the last dimensions, the first ones are whole. A dimension that its axis
     does not divide is whole on every device; of two axes, the first may divide it alone.
     """
-    axes = next((tuple(spec) for pattern, spec in PARTITION_RULES
-                 if re.search(pattern, path)), ())
-    axes = (None,) * (len(shape) - len(axes)) + axes[max(0, len(axes) - len(shape)):]
+    axes = next((tuple(spec) for pattern, spec in PARTITION_RULES if re.search(pattern, path)), ())
+    axes = (None,) * (len(shape) - len(axes)) + axes[max(0, len(axes) - len(shape)) :]
     kept = [_dividing(axis, size, mesh) for axis, size in zip(axes, shape, strict=True)]
     while kept and kept[-1] is None:
         kept.pop()
@@ -149,6 +153,7 @@ def tree_shardings(tree: Any, mesh: Mesh) -> Any:
     Args:
       tree: arrays or ShapeDtypeStructs.
     """
+
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         return NamedSharding(mesh, partition_spec(path_name(path), leaf.shape, mesh))
 
@@ -163,8 +168,11 @@ def fetch(tree: Any, mesh: Mesh) -> Any:
 
 def abstract(tree: Any, mesh: Mesh) -> Any:
     """ShapeDtypeStructs with shardings: the target that a checkpoint is restored into."""
-    return jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding), tree, tree_shardings(tree, mesh))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        tree_shardings(tree, mesh),
+    )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -180,8 +188,7 @@ def batch_shards(mesh: Mesh) -> int:
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """This process's rows {name: [rows, ...]} as parts of global arrays [all rows, ...]."""
     sharding = batch_sharding(mesh)
-    return {name: jax.make_array_from_process_local_data(sharding, np.asarray(value))
-            for name, value in batch.items()}
+    return {name: jax.make_array_from_process_local_data(sharding, np.asarray(value)) for name, value in batch.items()}
 
 
 def batch_slice(mesh: Mesh) -> tuple[int, int]:
@@ -200,9 +207,11 @@ def batch_slice(mesh: Mesh) -> tuple[int, int]:
     count = shards // len(mine)
     first = min(mine)
     if mine != set(range(first, first + len(mine))) or first % len(mine):
-        raise ValueError(f"the mesh {dict(mesh.shape)} gives process {jax.process_index()} the "
-                         f"batch parts {sorted(mine)}, which are not one slice; put the larger "
-                         "axis over whole hosts (tensor and fsdp within a host)")
+        raise ValueError(
+            f"the mesh {dict(mesh.shape)} gives process {jax.process_index()} the "
+            f"batch parts {sorted(mine)}, which are not one slice; put the larger "
+            "axis over whole hosts (tensor and fsdp within a host)"
+        )
     return first // len(mine), count
 
 
@@ -220,7 +229,8 @@ def check_batch(batch_size: int, mesh: Mesh, accumulation: int = 1) -> None:
         raise ValueError(
             f"batch_size={batch_size} does not divide over {shards} devices "
             f"(data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}) x accumulation="
-            f"{accumulation}: it must be a multiple of {unit}; next valid: {nearest}")
+            f"{accumulation}: it must be a multiple of {unit}; next valid: {nearest}"
+        )
 
 
 def path_name(path: Sequence[Any]) -> str:

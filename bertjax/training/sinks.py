@@ -41,13 +41,15 @@ class TensorBoardSink:
         self._writer = EventFileWriter(str(directory))
         # Tells TensorBoard to drop what an interrupted run wrote from this step on.
         began = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._writer.add_event(
-            self._event(wall_time=time.time(), step=start_step + 1, session_log=began))
+        self._writer.add_event(self._event(wall_time=time.time(), step=start_step + 1, session_log=began))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        summary = self._summary(value=[
-            self._summary.Value(tag=name if "/" in name else f"train/{name}", simple_value=value)
-            for name, value in values.items()])
+        summary = self._summary(
+            value=[
+                self._summary.Value(tag=name if "/" in name else f"train/{name}", simple_value=value)
+                for name, value in values.items()
+            ]
+        )
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
@@ -67,19 +69,35 @@ class WandbSink:
     Whether it goes over the network is wandb's own affair: WANDB_MODE=offline, WANDB_API_KEY.
     """
 
-    def __init__(self, directory: pathlib.Path, start_step: int, project: str, name: str,
-                 settings: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        start_step: int,
+        project: str,
+        name: str,
+        settings: Mapping[str, Any] | None = None,
+    ):
         try:
             import wandb
         except ImportError as error:
-            raise ValueError(f"config.log.wandb={project} needs the package of Weights & Biases: "
-                             "pip install wandb") from error
+            raise ValueError(
+                f"config.log.wandb={project} needs the package of Weights & Biases: pip install wandb"
+            ) from error
         path = directory / WANDB_FILE
-        if start_step == 0 or not path.exists() or not re.fullmatch(
-                r"[0-9A-Za-z_-]+\n?", path.read_text(errors="replace")):
+        if (
+            start_step == 0
+            or not path.exists()
+            or not re.fullmatch(r"[0-9A-Za-z_-]+\n?", path.read_text(errors="replace"))
+        ):
             write_whole(path, secrets.token_hex(8) + "\n")
-        self._run = wandb.init(project=project, name=name, id=path.read_text().strip(),
-                               resume="allow", dir=str(directory), config=dict(settings or {}))
+        self._run = wandb.init(
+            project=project,
+            name=name,
+            id=path.read_text().strip(),
+            resume="allow",
+            dir=str(directory),
+            config=dict(settings or {}),
+        )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -91,8 +109,7 @@ class WandbSink:
 class CsvSink:
     """metrics.csv: one row a record, one column a name; empty where a record lacks the name."""
 
-    def __init__(self, path: pathlib.Path, start_step: int,
-                 say: Callable[[str], None] = print):
+    def __init__(self, path: pathlib.Path, start_step: int, say: Callable[[str], None] = print):
         self._path, self._say = path, say
         self._columns: list[str] = ["step"]
         self._rewrite(self._read(start_step) if path.exists() else [])
@@ -116,13 +133,18 @@ class CsvSink:
         header, *rows = [_fields(line) for line in lines] or [["step"]]
         if readable := header[:1] == ["step"] and len(set(header)) == len(header):
             self._columns = header
-        kept = [dict(zip(header, row, strict=True)) for row in rows
-                if readable and len(row) == len(header) and row[0].isascii() and row[0].isdigit()]
+        kept = [
+            dict(zip(header, row, strict=True))
+            for row in rows
+            if readable and len(row) == len(header) and row[0].isascii() and row[0].isdigit()
+        ]
         if not readable or len(kept) < len(rows):
             aside = self._path.with_name(f"{self._path.name}.damaged")
             write_whole(aside, content)
-            self._say(f"{self._path.name}: {len(rows) - len(kept)} of {len(rows)} rows could not "
-                      f"be read; the file as it was is {aside.name}")
+            self._say(
+                f"{self._path.name}: {len(rows) - len(kept)} of {len(rows)} rows could not "
+                f"be read; the file as it was is {aside.name}"
+            )
         return [row for row in kept if int(row["step"]) <= last_step]
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:

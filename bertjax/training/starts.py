@@ -31,9 +31,12 @@ MADE_FOR = ("device_kind", "devices", "processes", "jax", "jaxlib", "platform_ve
 
 def facts() -> dict[str, Any]:
     """The machine, and what else the order of sums depends on."""
-    return {**hardware.describe(), "jaxlib": jaxlib.__version__,
-            "platform_version": jax.devices()[0].client.platform_version,
-            "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+    return {
+        **hardware.describe(),
+        "jaxlib": jaxlib.__version__,
+        "platform_version": jax.devices()[0].client.platform_version,
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+    }
 
 
 class Starts:
@@ -89,25 +92,28 @@ class Starts:
                 self._say(reason)
 
     def _say(self, reason: str) -> None:
-        self._logbook.message(f"goes on from step {self.record['step']:,}, but not bit for bit: "
-                              f"{reason}")
+        self._logbook.message(f"goes on from step {self.record['step']:,}, but not bit for bit: {reason}")
 
     def _write(self) -> None:
         if jax.process_index() == 0:
             record = {**self.record, "bit_for_bit": not self.why, "why": self.why}
-            write_whole(self.path, "".join(
-                json.dumps(start) + "\n" for start in (*self.earlier, record)))
+            write_whole(self.path, "".join(json.dumps(start) + "\n" for start in (*self.earlier, record)))
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """'devices 8 -> 4' of what two starts have not in common, of what orders sums."""
+
     def flat(start: Mapping[str, Any]) -> dict[str, Any]:
         return {name: start.get(name) for name in MADE_FOR} | {
-            f"config.{name}": value for name, value in start.get("settings", {}).items()}
+            f"config.{name}": value for name, value in start.get("settings", {}).items()
+        }
 
     old, new = flat(before), flat(now)
-    return [f"{name} {old[name]!r} -> {new[name]!r}" for name in old
-            if name in new and old[name] is not None and old[name] != new[name]]
+    return [
+        f"{name} {old[name]!r} -> {new[name]!r}"
+        for name in old
+        if name in new and old[name] is not None and old[name] != new[name]
+    ]
 
 
 def read(path: epath.Path) -> list[dict[str, Any]]:

@@ -18,7 +18,8 @@ def model_line(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEADS) -
     return "model", (
         f"L={config.num_hidden_layers} H={config.hidden_size} A={config.num_attention_heads} "
         f"F={config.intermediate_size} V={config.vocab_size:,}: "
-        f"{parameter_count(config, heads) / 1e6:.1f} M parameters")
+        f"{parameter_count(config, heads) / 1e6:.1f} M parameters"
+    )
 
 
 def devices_lines(mesh: Mesh, dtype: str, reason: str = "") -> list[Line]:

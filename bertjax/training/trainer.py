@@ -71,8 +71,9 @@ class Objective(Protocol):
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Sums over the global batch by which its losses are divided."""
 
-    def loss(self, params: Any, batch: Batch, denominators: dict[str, jax.Array],
-             dropout_key: jax.Array | None) -> tuple[jax.Array, Sums]:
+    def loss(
+        self, params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array | None
+    ) -> tuple[jax.Array, Sums]:
         """Loss of a micro-batch, and {name: (numerator, denominator)} to report.
 
         Losses and sums of the micro-batches of one batch add up to the batch's. No dropout key
@@ -114,9 +115,18 @@ class Trainer:
     With jax_debug_nans set, the state is not donated, since jax runs a failing step again.
     """
 
-    def __init__(self, optimizer: Optimizer, mesh: Mesh, seed: int = 0, *, accumulation: int = 1,
-                 prng: str = "auto", max_skipped_in_row: int = 20, watchdog_s: float = 0,
-                 programs: Programs | None = None):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        mesh: Mesh,
+        seed: int = 0,
+        *,
+        accumulation: int = 1,
+        prng: str = "auto",
+        max_skipped_in_row: int = 20,
+        watchdog_s: float = 0,
+        programs: Programs | None = None,
+    ):
         self.optimizer, self.mesh, self.seed = optimizer, mesh, seed
         self.accumulation = accumulation
         self.prng = prng_implementation(prng, mesh.devices.flat[0].platform)
@@ -133,15 +143,26 @@ class Trainer:
     def init(self, objective: Objective, params: Any = None) -> TrainState:
         """A fresh state, sharded over the mesh; from `params` (arrays) where given."""
         if params is None:
-            initialise = self._jit("init", objective, lambda state_shardings: jax.jit(
-                lambda key: self._state_of(objective.init(key)), out_shardings=state_shardings))
+            initialise = self._jit(
+                "init",
+                objective,
+                lambda state_shardings: jax.jit(
+                    lambda key: self._state_of(objective.init(key)), out_shardings=state_shardings
+                ),
+            )
             return initialise(self._init_key())
         shardings = sharding.tree_shardings(params, self.mesh)
-        params = jax.tree.map(lambda leaf, where: jax.make_array_from_callback(
-            leaf.shape, where, lambda index, leaf=leaf: leaf[index]), params, shardings)
+        params = jax.tree.map(
+            lambda leaf, where: jax.make_array_from_callback(leaf.shape, where, lambda index, leaf=leaf: leaf[index]),
+            params,
+            shardings,
+        )
         # Not donated: a part of the result would alias the caller's arrays.
-        start = self._jit("init from parameters", objective, lambda state_shardings: jax.jit(
-            self._state_of, out_shardings=state_shardings))
+        start = self._jit(
+            "init from parameters",
+            objective,
+            lambda state_shardings: jax.jit(self._state_of, out_shardings=state_shardings),
+        )
         return start(params)
 
     def abstract_state(self, objective: Objective) -> TrainState:
@@ -152,41 +173,53 @@ class Trainer:
         return self._abstract[id(objective)][1]
 
     def _state_of(self, params: Any) -> TrainState:
-        return TrainState(step=jnp.int32(0), params=params, opt_state=self.optimizer.init(params),
-                          skipped=jnp.int32(0), skipped_in_row=jnp.int32(0))
+        return TrainState(
+            step=jnp.int32(0),
+            params=params,
+            opt_state=self.optimizer.init(params),
+            skipped=jnp.int32(0),
+            skipped_in_row=jnp.int32(0),
+        )
 
     def _init_key(self) -> jax.Array:
         return jax.random.fold_in(jax.random.key(self.seed, impl="threefry2x32"), INIT_STREAM)
 
     # ------------------------------------------------------------------------------------- step
 
-    def train_step(self, objective: Objective) -> Callable[[TrainState, Batch], tuple[
-            TrainState, dict[str, jax.Array]]]:
+    def train_step(
+        self, objective: Objective
+    ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
         """The compiled step (state, global batch) -> (state, metrics). The old state is donated."""
+
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
             return self._step(objective, state, batch)
 
         donate = () if jax.config.jax_debug_nans else (0,)
         options = compiler_options(self.mesh.devices.flat[0].platform)
-        return self._jit("train", objective, lambda state_shardings: jax.jit(
-            train_step, donate_argnums=donate, compiler_options=options,
-            in_shardings=(state_shardings, sharding.batch_sharding(self.mesh)),
-            out_shardings=(state_shardings, self._replicated())))
+        return self._jit(
+            "train",
+            objective,
+            lambda state_shardings: jax.jit(
+                train_step,
+                donate_argnums=donate,
+                compiler_options=options,
+                in_shardings=(state_shardings, sharding.batch_sharding(self.mesh)),
+                out_shardings=(state_shardings, self._replicated()),
+            ),
+        )
 
-    def _step(self, objective: Objective, state: TrainState, batch: Batch
-              ) -> tuple[TrainState, dict[str, jax.Array]]:
+    def _step(self, objective: Objective, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(self.seed, impl=self.prng), state.step)
         batch = dict(batch)
         place = batch.pop(POSITION)[0] if POSITION in batch else state.step
         batch = objective.prepare(batch, jax.random.fold_in(key, PREPARE))
-        (loss, sums), gradients = self._gradients(
-            objective, state.params, batch, jax.random.fold_in(key, DROPOUT))
+        (loss, sums), gradients = self._gradients(objective, state.params, batch, jax.random.fold_in(key, DROPOUT))
 
         norm = self.optimizer.gradient_norm(gradients)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         changes, opt_state = self.optimizer.update(
-            gradients, state.opt_state, state.params, step=place,
-            updates=state.step - state.skipped)
+            gradients, state.opt_state, state.params, step=place, updates=state.step - state.skipped
+        )
         params = jax.tree.map(jnp.add, state.params, changes)
 
         def if_finite(new: Any, old: Any) -> Any:
@@ -197,21 +230,29 @@ class Trainer:
             params=if_finite(params, state.params),
             opt_state=if_finite(opt_state, state.opt_state),
             skipped=state.skipped + ~finite,
-            skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1))
-        metrics = {"loss": loss, **ratios(sums), "grad_norm": norm,
-                   "learning_rate": self.optimizer.learning_rate(place),
-                   "skipped": new_state.skipped, "skipped_in_row": new_state.skipped_in_row}
+            skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
+        )
+        metrics = {
+            "loss": loss,
+            **ratios(sums),
+            "grad_norm": norm,
+            "learning_rate": self.optimizer.learning_rate(place),
+            "skipped": new_state.skipped,
+            "skipped_in_row": new_state.skipped_in_row,
+        }
         return new_state, metrics
 
-    def _gradients(self, objective: Objective, params: Any, batch: Batch, dropout_key: jax.Array
-                   ) -> tuple[tuple[jax.Array, Sums], Any]:
+    def _gradients(
+        self, objective: Objective, params: Any, batch: Batch, dropout_key: jax.Array
+    ) -> tuple[tuple[jax.Array, Sums], Any]:
         """((loss, sums), gradients) of the whole batch, added up over micro-batches."""
         denominators = objective.denominators(batch)
         shardings = sharding.tree_shardings(params, self.mesh)
 
         def of_micro_batch(index: jax.Array | int, micro_batch: Batch) -> Any:
             result, gradients = jax.value_and_grad(self._loss(objective), has_aux=True)(
-                params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
+                params, micro_batch, denominators, jax.random.fold_in(dropout_key, index)
+            )
             return result, jax.lax.with_sharding_constraint(gradients, shardings)
 
         if self.accumulation == 1:
@@ -237,14 +278,14 @@ class Trainer:
 
     def _loss(self, objective: Objective) -> Callable[..., tuple[jax.Array, Sums]]:
         """The objective's loss, traced with the mesh in mind."""
+
         def loss(*arguments: Any) -> tuple[jax.Array, Sums]:
             with rows_on(self.mesh):
                 return objective.loss(*arguments)
 
         return loss
 
-    def compile_ahead(self, kind: str, objective: Objective, batch: Mapping[str, np.ndarray]
-                      ) -> None:
+    def compile_ahead(self, kind: str, objective: Objective, batch: Mapping[str, np.ndarray]) -> None:
         """Starts to compile a step in the background (programs.py); its first use waits for that.
 
         Args:
@@ -283,8 +324,9 @@ class Trainer:
         return jax.random.fold_in(key, number)
 
     @with_fixed
-    def evaluate(self, objective: Objective, params: Any,
-                 batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, float]:
+    def evaluate(
+        self, objective: Objective, params: Any, batches: Iterable[Mapping[str, np.ndarray]]
+    ) -> dict[str, float]:
         """Ratios of the objective's sums over all `batches`, without dropout.
 
         Each row counts once, whatever the batch size (pad the last batch with weight 0). The key
@@ -298,8 +340,7 @@ class Trainer:
         for number, batch in enumerate(batches):
             if number >= EVALUATED_AHEAD:
                 jax.block_until_ready(parts[number - EVALUATED_AHEAD])
-            parts.append(
-                compiled(params, sharding.put_batch(batch, self.mesh), np.uint32(number)))
+            parts.append(compiled(params, sharding.put_batch(batch, self.mesh), np.uint32(number)))
             self.between_batches(number + 1)
         if not parts:
             raise ValueError("nothing to evaluate: the evaluation data has no batch")
@@ -311,13 +352,20 @@ class Trainer:
 
     def _evaluation(self, objective: Objective) -> Any:
         """The compiled (params, global batch, its number) -> sums."""
+
         def sums_of(params: Any, batch: Batch, number: jax.Array) -> Sums:
             batch = objective.prepare(batch, self.evaluation_key(number))
             return self._loss(objective)(params, batch, objective.denominators(batch), None)[1]
 
-        return self._jit("evaluate", objective, lambda state_shardings: jax.jit(
-            sums_of, out_shardings=self._replicated(),
-            in_shardings=(state_shardings.params, sharding.batch_sharding(self.mesh), None)))
+        return self._jit(
+            "evaluate",
+            objective,
+            lambda state_shardings: jax.jit(
+                sums_of,
+                out_shardings=self._replicated(),
+                in_shardings=(state_shardings.params, sharding.batch_sharding(self.mesh), None),
+            ),
+        )
 
     # ------------------------------------------------------------------------------------- loop
 
@@ -355,12 +403,27 @@ class Trainer:
           CheckpointError: a checkpoint could not be written.
         """
         clock = budget or Steps(phases[-1].until_step)
-        return Loop(self, state, phases, logbook, checkpoints, evaluate, log_every, eval_every,
-                    checkpoint_every, profile_steps, profile_directory, clock).run()
+        return Loop(
+            self,
+            state,
+            phases,
+            logbook,
+            checkpoints,
+            evaluate,
+            log_every,
+            eval_every,
+            checkpoint_every,
+            profile_steps,
+            profile_directory,
+            clock,
+        ).run()
 
 
 def ratios(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     """numerator / denominator of each; 0 where nothing was counted."""
-    return {name: numerator / jnp.where(denominator == 0, 1, denominator)
-            if isinstance(numerator, jax.Array) else numerator / (denominator or 1)
-            for name, (numerator, denominator) in sums.items()}
+    return {
+        name: numerator / jnp.where(denominator == 0, 1, denominator)
+        if isinstance(numerator, jax.Array)
+        else numerator / (denominator or 1)
+        for name, (numerator, denominator) in sums.items()
+    }

@@ -79,14 +79,14 @@ class Watchdog:
         limit = f"{SETTING}={self.limit_s:g}"
         if activity.limit_s > self.limit_s:
             limit = f"{activity.limit_s:g} s, more only by {SETTING}"
-        sys.stderr.write(f"\nwatchdog: {activity.what} hangs. Stacks of all threads, the main one "
-                         "last:\n")
+        sys.stderr.write(f"\nwatchdog: {activity.what} hangs. Stacks of all threads, the main one last:\n")
         sys.stderr.flush()
         faulthandler.dump_traceback(all_threads=True)
         # At the end, where who looks at the last lines of a log finds it.
         sys.stderr.write(
             f"watchdog: {self._who}: {activity.what} has not ended for {silent_s:.0f} s (limit: "
             f"{limit}). Suspect {activity.suspects}. Exit code {EXIT_HUNG}: the same command goes "
-            "on from the newest checkpoint.\n")
+            "on from the newest checkpoint.\n"
+        )
         sys.stderr.flush()
         os._exit(EXIT_HUNG)

@@ -39,19 +39,23 @@ def step_to_resume(config: ml_collections.ConfigDict, workdir: epath.Path) -> in
     if newest is None:
         return None
     if config.resume == "never":
-        raise ValueError(f"{workdir} already holds a run at step {newest:,} and config.resume is "
-                         "'never'; choose another --workdir")
+        raise ValueError(
+            f"{workdir} already holds a run at step {newest:,} and config.resume is 'never'; choose another --workdir"
+        )
     if not (workdir / SETTINGS_FILE).exists():
-        raise ValueError(f"{workdir} holds checkpoints, but no {SETTINGS_FILE} that tells of which "
-                         "run; choose another --workdir, or delete it with "
-                         "--config.resume=overwrite")
+        raise ValueError(
+            f"{workdir} holds checkpoints, but no {SETTINGS_FILE} that tells of which "
+            "run; choose another --workdir, or delete it with "
+            "--config.resume=overwrite"
+        )
     conflicts = _conflicts(config, workdir)
     if conflicts and config.resume != "changed":
         changes = "\n  ".join(conflicts)
         raise ValueError(
             f"{workdir} holds a run at step {newest:,} with other settings:\n  {changes}\n"
             "Choose another --workdir, or say what is meant: --config.resume=changed goes on from "
-            "that step with the new settings, --config.resume=overwrite deletes the old run.")
+            "that step with the new settings, --config.resume=overwrite deletes the old run."
+        )
     return newest
 
 
@@ -75,13 +79,18 @@ def read_record(path: epath.Path, *texts: str) -> dict[str, Any]:
     raise DamagedRecord(
         f"{problem}. It tells which run {path.parent} holds: put a copy of it back, or choose "
         "another --workdir; in pre-training --config.resume=changed goes on without comparing the "
-        "run with this command, and --config.resume=overwrite deletes the run")
+        "run with this command, and --config.resume=overwrite deletes the run"
+    )
 
 
 def corpus_record(corpus: Corpus) -> str:
     """The text of CORPUS_FILE."""
-    return json.dumps({**_identity(corpus), "numbers": corpus.numbers, "remarks": corpus.remarks},
-                      indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            {**_identity(corpus), "numbers": corpus.numbers, "remarks": corpus.remarks}, indent=1, ensure_ascii=False
+        )
+        + "\n"
+    )
 
 
 def _identity(corpus: Corpus) -> dict[str, str]:
@@ -113,12 +122,14 @@ def goes_on_with(config: ml_collections.ConfigDict, workdir: epath.Path, corpus:
         raise ValueError(
             f"{name} has another vocabulary or casing now than the run in {workdir} was trained "
             "with, so the same ids would mean other words. Choose another --workdir, or build the "
-            f"corpus again with build_corpus --tokenizer={workdir}")
+            f"corpus again with build_corpus --tokenizer={workdir}"
+        )
     if before["content"] != now["content"] and config.resume != "changed":
         raise ValueError(
             f"{name} holds other text now than the run in {workdir} was trained on. Choose another "
             "--workdir, or say what is meant: --config.resume=changed goes on with the new text, "
-            "--config.resume=overwrite deletes the old run.")
+            "--config.resume=overwrite deletes the old run."
+        )
     return True
 
 
@@ -139,8 +150,7 @@ def _has_overwritten(config: ml_collections.ConfigDict, workdir: epath.Path) -> 
     if (workdir / "model").exists() or not (workdir / SETTINGS_FILE).exists():
         return False
     try:
-        return (read_record(workdir / SETTINGS_FILE).get("resume") == "overwrite"
-                and not _conflicts(config, workdir))
+        return read_record(workdir / SETTINGS_FILE).get("resume") == "overwrite" and not _conflicts(config, workdir)
     except DamagedRecord:
         return False
 
@@ -150,8 +160,15 @@ def delete_run(workdir: epath.Path) -> None:
     with contextlib.closing(Checkpoints(str(workdir / "checkpoints"))) as checkpoints:
         checkpoints.clear()
     if jax.process_index() == 0:
-        for name in (SETTINGS_FILE, CORPUS_FILE, STARTS_FILE, "metrics.jsonl", "examples.json",
-                     "result.json", "report.html"):
+        for name in (
+            SETTINGS_FILE,
+            CORPUS_FILE,
+            STARTS_FILE,
+            "metrics.jsonl",
+            "examples.json",
+            "result.json",
+            "report.html",
+        ):
             (workdir / name).unlink(missing_ok=True)
         for name in ("model", PROGRAMS_DIRECTORY):
             if (workdir / name).exists():

@@ -44,8 +44,13 @@ class WordTokenizer:
 def make_documents(count, seed=0, sentences=(1, 30), words=(1, 40)):
     """Documents of random words; every sentence is different."""
     rng = np.random.default_rng(seed)
-    return [[" ".join(f"w{rng.integers(1 << 40)}" for _ in range(rng.integers(*words)))
-             for _ in range(rng.integers(*sentences))] for _ in range(count)]
+    return [
+        [
+            " ".join(f"w{rng.integers(1 << 40)}" for _ in range(rng.integers(*words)))
+            for _ in range(rng.integers(*sentences))
+        ]
+        for _ in range(count)
+    ]
 
 
 def write_text(path, documents):
@@ -80,6 +85,12 @@ def store_path(tmp_path_factory):
     from bertjax.data.build import build_store
 
     path = tmp_path_factory.mktemp("store") / "store"
-    build_store(None, WordTokenizer(vocab_size=50_000), path, documents=make_documents(200),
-                heldout_fraction=0.1, shard_bytes=50_000)
+    build_store(
+        None,
+        WordTokenizer(vocab_size=50_000),
+        path,
+        documents=make_documents(200),
+        heldout_fraction=0.1,
+        shard_bytes=50_000,
+    )
     return path

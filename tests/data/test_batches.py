@@ -16,29 +16,32 @@ def same(a, b):
 
 def rows(batch):
     """Each row as a tuple of its tokens."""
-    return [tuple(ids[mask > 0].tolist())
-            for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-            if mask.any()]
+    return [
+        tuple(ids[mask > 0].tolist())
+        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        if mask.any()
+    ]
 
 
 def test_rows_are_cls_a_sep_b_sep_and_padding(store_path):
     store = TokenStore(store_path)
     batch = PretrainingBatches(store, 64, 256, seed=1)[3]
     assert {k: (v.shape, v.dtype.name) for k, v in batch.items()} == {
-        "input_ids": ((256, 64), "int32"), "token_type_ids": ((256, 64), "int32"),
-        "attention_mask": ((256, 64), "int32"), "nsp_labels": ((256, 1), "int32"),
-        "nsp_weights": ((256, 1), "float32")}
+        "input_ids": ((256, 64), "int32"),
+        "token_type_ids": ((256, 64), "int32"),
+        "attention_mask": ((256, 64), "int32"),
+        "nsp_labels": ((256, 1), "int32"),
+        "nsp_weights": ((256, 1), "float32"),
+    }
     text = {d: np.concatenate(doc).tobytes() for d, doc in enumerate(store.documents())}
-    for ids, types, mask in zip(batch["input_ids"], batch["token_type_ids"],
-                                batch["attention_mask"], strict=True):
+    for ids, types, mask in zip(batch["input_ids"], batch["token_type_ids"], batch["attention_mask"], strict=True):
         n = mask.sum()
         assert (mask[:n] == 1).all() and not ids[n:].any() and not types[n:].any()
         separators = np.flatnonzero(ids == 3)
         assert ids[0] == 2 and len(separators) == 2 and separators[1] == n - 1
         assert types[:n].tolist() == [0] * (separators[0] + 1) + [1] * (n - separators[0] - 1)
         for segment in (ids[1 : separators[0]], ids[separators[0] + 1 : n - 1]):
-            assert len(segment) and any(
-                segment.astype(store.dtype).tobytes() in t for t in text.values())
+            assert len(segment) and any(segment.astype(store.dtype).tobytes() in t for t in text.values())
     assert (batch["nsp_weights"] == 1).all()
 
 
@@ -48,21 +51,25 @@ def test_any_number_of_processes_makes_the_same_global_batch(store_path, packed)
     whole = PretrainingBatches(store_path, **options)
     for step in (0, 7, 1000):
         for count in (2, 3, 8):
-            parts = [PretrainingBatches(store_path, **options, process_index=i,
-                                        process_count=count)[step] for i in range(count)]
+            parts = [
+                PretrainingBatches(store_path, **options, process_index=i, process_count=count)[step]
+                for i in range(count)
+            ]
             assert same(whole[step], {k: np.concatenate([p[k] for p in parts]) for k in parts[0]})
 
 
 def test_a_batch_is_a_function_of_seed_and_step_in_another_process_too(store_path):
     expected = PretrainingBatches(store_path, 64, 8, seed=5)[1234]["input_ids"]
-    code = ("import sys; from bertjax.data.batches import PretrainingBatches as P; "
-            "print(P(sys.argv[1], 64, 8, seed=5)[1234]['input_ids'].tolist()); "
-            "assert 'jax' not in sys.modules")
-    out = subprocess.run([sys.executable, "-c", code, store_path], capture_output=True, text=True,
-                         env={"PYTHONPATH": ":".join(sys.path)})
+    code = (
+        "import sys; from bertjax.data.batches import PretrainingBatches as P; "
+        "print(P(sys.argv[1], 64, 8, seed=5)[1234]['input_ids'].tolist()); "
+        "assert 'jax' not in sys.modules"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code, store_path], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
     assert out.stdout.strip() == str(expected.tolist()), out.stderr
-    assert not np.array_equal(PretrainingBatches(store_path, 64, 8, seed=6)[1234]["input_ids"],
-                              expected)
+    assert not np.array_equal(PretrainingBatches(store_path, 64, 8, seed=6)[1234]["input_ids"], expected)
 
 
 def test_an_epoch_has_every_pair_once_and_batches_cross_its_end(store_path):
@@ -82,9 +89,12 @@ def test_an_epoch_has_every_pair_once_and_batches_cross_its_end(store_path):
 
 def test_resume_with_other_readers_gives_the_remaining_batches_once(store_path):
     def run(first, last, processes):
-        readers = [prefetch(PretrainingBatches(store_path, 32, 8, seed=2, process_index=i,
-                                               process_count=processes), first, last)
-                   for i in range(processes)]
+        readers = [
+            prefetch(
+                PretrainingBatches(store_path, 32, 8, seed=2, process_index=i, process_count=processes), first, last
+            )
+            for i in range(processes)
+        ]
         return [r for parts in zip(*readers, strict=True) for part in parts for r in rows(part)]
 
     whole = run(0, 20, 1)
@@ -100,16 +110,17 @@ def test_prefetch_is_ordered_and_endless(store_path):
 
 
 def test_batches_travel_to_other_processes(store_path):
-    batches = PretrainingBatches(store_path, 32, 8, seed=2, packed=True, process_index=1,
-                                 process_count=2)
+    batches = PretrainingBatches(store_path, 32, 8, seed=2, packed=True, process_index=1, process_count=2)
     assert same(pickle.loads(pickle.dumps(batches))[3], batches[3])
 
 
 def test_evaluation_has_each_pair_once_for_any_batch_and_processes(store_path):
     expected = None
     for batch_size, processes in ((1, 1), (16, 1), (15, 3), (16, 8)):
-        parts = [EvaluationBatches(store_path, 64, batch_size, process_index=i,
-                                   process_count=processes) for i in range(processes)]
+        parts = [
+            EvaluationBatches(store_path, 64, batch_size, process_index=i, process_count=processes)
+            for i in range(processes)
+        ]
         assert len({len(p) for p in parts}) == 1
         got = [r for number in range(len(parts[0])) for p in parts for r in rows(p[number])]
         weights = sum(b["nsp_weights"].sum() for p in parts for b in p)
@@ -135,14 +146,17 @@ def test_evaluation_can_be_cut_to_evenly_spread_pairs(store_path):
     assert some[-1] not in whole[:16]
 
 
-def test_a_mixture_has_its_proportions_and_each_corpus_in_full(tmp_path, make_tokenizer,
-                                                               documents):
+def test_a_mixture_has_its_proportions_and_each_corpus_in_full(tmp_path, make_tokenizer, documents):
     for name, seed in (("a", 1), ("b", 2)):
-        build_store(None, make_tokenizer(vocab_size=60_000), tmp_path / name,
-                    documents=documents(20, seed=seed), heldout_fraction=0)
+        build_store(
+            None,
+            make_tokenizer(vocab_size=60_000),
+            tmp_path / name,
+            documents=documents(20, seed=seed),
+            heldout_fraction=0,
+        )
     of_a = {i for d in TokenStore(tmp_path / "a").documents() for s in d for i in s.tolist()}
-    mixture = PretrainingBatches([tmp_path / "a", tmp_path / "b"], 32, 100, seed=1,
-                                 weights=[0.25, 0.75])
+    mixture = PretrainingBatches([tmp_path / "a", tmp_path / "b"], 32, 100, seed=1, weights=[0.25, 0.75])
     from_a = []
     for step in range(100):
         for row in rows(mixture[step]):
@@ -156,8 +170,7 @@ def test_a_mixture_has_its_proportions_and_each_corpus_in_full(tmp_path, make_to
 
 def test_a_mixture_of_different_tokenizers_is_refused(tmp_path, make_tokenizer, documents):
     for size in (1000, 1001):
-        build_store(None, make_tokenizer(vocab_size=size), tmp_path / str(size),
-                    documents=documents(5))
+        build_store(None, make_tokenizer(vocab_size=size), tmp_path / str(size), documents=documents(5))
     with pytest.raises(ValueError, match="different tokenizers"):
         PretrainingBatches([tmp_path / "1000", tmp_path / "1001"], 32, 4)
 

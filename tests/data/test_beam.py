@@ -6,8 +6,7 @@ from bertjax.data.build import build_store
 
 
 def files_of(path):
-    return {p.relative_to(path): p.read_bytes() for p in sorted(pathlib.Path(path).rglob("*"))
-            if p.is_file()}
+    return {p.relative_to(path): p.read_bytes() for p in sorted(pathlib.Path(path).rglob("*")) if p.is_file()}
 
 
 def test_beam_gives_the_same_bytes_as_the_local_builder(tmp_path, tokenizer, documents, text_file):

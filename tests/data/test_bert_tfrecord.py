@@ -3,20 +3,8 @@ import struct
 import numpy as np
 import pytest
 
-from bertjax.data.bert_tfrecord import (
-    Records,
-    TFRecordBatches,
-    TFRecordEvaluation,
-    examples_of_batch,
-    split_records,
-)
-from bertjax.data.tfrecord import (
-    make_example,
-    masked_crc32c,
-    parse_example,
-    read_records,
-    write_records,
-)
+from bertjax.data.bert_tfrecord import Records, TFRecordBatches, TFRecordEvaluation, examples_of_batch, split_records
+from bertjax.data.tfrecord import make_example, masked_crc32c, parse_example, read_records, write_records
 
 T, P = 16, 3
 
@@ -24,19 +12,22 @@ T, P = 16, 3
 def example(number, seq_length=T, predictions=P):
     n = 5 + number % 9
     pad = [0] * (seq_length - n)
-    return make_example({
-        "input_ids": [2, *range(1000 + number, 1000 + number + n - 2), 3, *pad],
-        "input_mask": [1] * n + pad, "segment_ids": [0] * (n - 2) + [1, 1] + pad,
-        "masked_lm_positions": [1, 2] + [0] * (predictions - 2),
-        "masked_lm_ids": [300 + number, 7] + [0] * (predictions - 2),
-        "masked_lm_weights": np.array([1, 1] + [0] * (predictions - 2), np.float32),
-        "next_sentence_labels": [number % 2]})
+    return make_example(
+        {
+            "input_ids": [2, *range(1000 + number, 1000 + number + n - 2), 3, *pad],
+            "input_mask": [1] * n + pad,
+            "segment_ids": [0] * (n - 2) + [1, 1] + pad,
+            "masked_lm_positions": [1, 2] + [0] * (predictions - 2),
+            "masked_lm_ids": [300 + number, 7] + [0] * (predictions - 2),
+            "masked_lm_weights": np.array([1, 1] + [0] * (predictions - 2), np.float32),
+            "next_sentence_labels": [number % 2],
+        }
+    )
 
 
 def test_crc32c_of_published_vectors():
     # RFC 3720, appendix B.4: 32 bytes of zeros, of ones, ascending.
-    for data, crc in ((bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43),
-                      (bytes(range(32)), 0x46DD794E)):
+    for data, crc in ((bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43), (bytes(range(32)), 0x46DD794E)):
         assert masked_crc32c(data) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     # "123456789" is the usual check value of the polynomial; its length is not a multiple of 8.
     crc = 0xE3069283
@@ -53,26 +44,36 @@ def test_example_bytes_against_protocol_buffers():
     def message(name, *fields, parent=file.message_type):
         m = parent.add(name=name)
         for number, field, kind, repeated, type_name in fields:
-            m.field.add(name=field, number=number, type=kind, type_name=type_name,
-                        label=F.LABEL_REPEATED if repeated else F.LABEL_OPTIONAL)
+            m.field.add(
+                name=field,
+                number=number,
+                type=kind,
+                type_name=type_name,
+                label=F.LABEL_REPEATED if repeated else F.LABEL_OPTIONAL,
+            )
         return m
 
     message("FloatList", (1, "value", F.TYPE_FLOAT, True, None))
     message("Int64List", (1, "value", F.TYPE_INT64, True, None))
-    message("Feature", (2, "float_list", F.TYPE_MESSAGE, False, ".t.FloatList"),
-            (3, "int64_list", F.TYPE_MESSAGE, False, ".t.Int64List"))
+    message(
+        "Feature",
+        (2, "float_list", F.TYPE_MESSAGE, False, ".t.FloatList"),
+        (3, "int64_list", F.TYPE_MESSAGE, False, ".t.Int64List"),
+    )
     features = message("Features", (1, "feature", F.TYPE_MESSAGE, True, ".t.Features.Entry"))
-    entry = message("Entry", (1, "key", F.TYPE_STRING, False, None),
-                    (2, "value", F.TYPE_MESSAGE, False, ".t.Feature"),
-                    parent=features.nested_type)
+    entry = message(
+        "Entry",
+        (1, "key", F.TYPE_STRING, False, None),
+        (2, "value", F.TYPE_MESSAGE, False, ".t.Feature"),
+        parent=features.nested_type,
+    )
     entry.options.map_entry = True
     message("Example", (1, "features", F.TYPE_MESSAGE, False, ".t.Features"))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     Example = message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Example"))
 
-    ours = Example.FromString(make_example(
-        {"a": np.array([1, 300, -5, 2**40]), "w": np.array([0.5, 1.0], np.float32)}))
+    ours = Example.FromString(make_example({"a": np.array([1, 300, -5, 2**40]), "w": np.array([0.5, 1.0], np.float32)}))
     assert list(ours.features.feature["a"].int64_list.value) == [1, 300, -5, 2**40]
     assert list(ours.features.feature["w"].float_list.value) == [0.5, 1.0]
     theirs = Example()
@@ -122,36 +123,37 @@ def test_batches_of_plain_and_gzip_files_have_each_example_once_an_epoch(tmp_pat
     write_records(tmp_path / "0.tfrecord", map(example, range(20)))
     write_records(tmp_path / "1.tfrecord.gz", map(example, range(20, 33)))
     batches = TFRecordBatches(f"{tmp_path}/*", 11, seed=1, seq_length=T, max_predictions=P)
-    assert batches.examples_per_epoch == 33 and (batches.seq_length, batches.max_predictions) == (
-        T, P)
+    assert batches.examples_per_epoch == 33 and (batches.seq_length, batches.max_predictions) == (T, P)
     first = [batches[s] for s in range(3)]
-    assert sorted(np.concatenate([b["mlm_labels"][:, 0] for b in first])) == list(
-        range(300, 333))
+    assert sorted(np.concatenate([b["mlm_labels"][:, 0] for b in first])) == list(range(300, 333))
     shapes = {k: (v.shape, v.dtype.name) for k, v in first[0].items()}
     assert shapes["mlm_weights"] == ((11, P), "float32")
     assert shapes["input_ids"] == ((11, T), "int32") and shapes["nsp_labels"] == ((11, 1), "int32")
     second = np.concatenate([batches[s]["mlm_labels"][:, 0] for s in range(3, 6)])
     assert sorted(second) == list(range(300, 333))
     assert list(second) != list(np.concatenate([b["mlm_labels"][:, 0] for b in first]))
-    thirds = [TFRecordBatches(f"{tmp_path}/*", 33, seed=1, process_index=i, process_count=3)[0]
-              for i in range(3)]
-    assert np.array_equal(np.concatenate([b["input_ids"] for b in thirds]),
-                          np.concatenate([b["input_ids"] for b in first]))
+    thirds = [TFRecordBatches(f"{tmp_path}/*", 33, seed=1, process_index=i, process_count=3)[0] for i in range(3)]
+    assert np.array_equal(
+        np.concatenate([b["input_ids"] for b in thirds]), np.concatenate([b["input_ids"] for b in first])
+    )
 
 
 def test_the_compiled_reader_agrees_with_the_plain_one(tmp_path):
     write_records(tmp_path / "a", map(example, range(40)))
     batches = TFRecordBatches(tmp_path / "a", 40)
-    got = {row["mlm_labels"][0]: row for row in (
-        {k: v[i] for k, v in batches[0].items()} for i in range(40))}
+    got = {row["mlm_labels"][0]: row for row in ({k: v[i] for k, v in batches[0].items()} for i in range(40))}
     for record in read_records(tmp_path / "a"):
         plain = parse_example(record)
         row = got[plain["masked_lm_ids"][0]]
-        for ours, theirs in (("input_ids",) * 2, ("attention_mask", "input_mask"),
-                             ("token_type_ids", "segment_ids"),
-                             ("mlm_positions", "masked_lm_positions"),
-                             ("mlm_labels", "masked_lm_ids"), ("mlm_weights", "masked_lm_weights"),
-                             ("nsp_labels", "next_sentence_labels")):
+        for ours, theirs in (
+            ("input_ids",) * 2,
+            ("attention_mask", "input_mask"),
+            ("token_type_ids", "segment_ids"),
+            ("mlm_positions", "masked_lm_positions"),
+            ("mlm_labels", "masked_lm_ids"),
+            ("mlm_weights", "masked_lm_weights"),
+            ("nsp_labels", "next_sentence_labels"),
+        ):
             assert row[ours].tolist() == plain[theirs].tolist()
 
 
@@ -161,8 +163,7 @@ def test_written_batches_read_back(tmp_path):
     write_records(tmp_path / "b", examples_of_batch(batch))
     again = TFRecordBatches(tmp_path / "b", 8)[0]
     assert sorted(map(bytes, batch["input_ids"])) == sorted(map(bytes, again["input_ids"]))
-    assert {len(r) for r in read_records(tmp_path / "a")} == {
-        len(r) for r in read_records(tmp_path / "b")}
+    assert {len(r) for r in read_records(tmp_path / "a")} == {len(r) for r in read_records(tmp_path / "b")}
 
 
 def test_other_lengths_than_the_files_are_refused_naming_both(tmp_path):
@@ -193,15 +194,28 @@ def changed_example(**fields):
     return make_example(values)
 
 
-@pytest.mark.parametrize("field, place, value", [
-    ("input_ids", 3, -5), ("input_ids", 3, 2000), ("input_ids", 3, 2**32 + 7),
-    ("input_mask", 0, 2), ("input_mask", 0, -1), ("segment_ids", 4, 9), ("segment_ids", 4, -1),
-    ("masked_lm_positions", 1, T), ("masked_lm_positions", 1, -1), ("masked_lm_ids", 0, 2**31),
-    ("masked_lm_ids", 0, -1), ("masked_lm_weights", 0, 2.0), ("masked_lm_weights", 0, np.nan),
-    ("masked_lm_weights", 0, -1.0), ("next_sentence_labels", 0, 7),
-    ("next_sentence_labels", 0, -1)])
-def test_a_value_that_its_field_cannot_have_names_file_record_and_field(tmp_path, field, place,
-                                                                        value):
+@pytest.mark.parametrize(
+    "field, place, value",
+    [
+        ("input_ids", 3, -5),
+        ("input_ids", 3, 2000),
+        ("input_ids", 3, 2**32 + 7),
+        ("input_mask", 0, 2),
+        ("input_mask", 0, -1),
+        ("segment_ids", 4, 9),
+        ("segment_ids", 4, -1),
+        ("masked_lm_positions", 1, T),
+        ("masked_lm_positions", 1, -1),
+        ("masked_lm_ids", 0, 2**31),
+        ("masked_lm_ids", 0, -1),
+        ("masked_lm_weights", 0, 2.0),
+        ("masked_lm_weights", 0, np.nan),
+        ("masked_lm_weights", 0, -1.0),
+        ("next_sentence_labels", 0, 7),
+        ("next_sentence_labels", 0, -1),
+    ],
+)
+def test_a_value_that_its_field_cannot_have_names_file_record_and_field(tmp_path, field, place, value):
     records = [changed_example(**{field: (place, value)}), example(2)]
     write_records(tmp_path / "a", map(example, range(3)))
     write_records(tmp_path / "b", [example(3), *records])
@@ -213,9 +227,18 @@ def test_a_value_that_its_field_cannot_have_names_file_record_and_field(tmp_path
 
 
 @pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("content", [
-    b"", b"random bytes, no message", bytes(100), b"\xff" * 100, example(1)[:-1], b"\x0a\x80" * 9,
-    bytes(np.random.default_rng(1).integers(0, 256, 500, np.uint8))])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"random bytes, no message",
+        bytes(100),
+        b"\xff" * 100,
+        example(1)[:-1],
+        b"\x0a\x80" * 9,
+        bytes(np.random.default_rng(1).integers(0, 256, 500, np.uint8)),
+    ],
+)
 def test_records_that_are_no_examples_are_refused(tmp_path, content, first):
     write_records(tmp_path / "a", [content, example(0)] if first else [example(0), content])
     with pytest.raises(ValueError, match="/a(, record 0)?: " if first else "/a, record 1: "):
@@ -246,8 +269,10 @@ def test_further_fields_and_unpacked_numbers_are_read_as_protocol_buffers_are(tm
         assert np.array_equal(column, np.repeat(column[:1], 3, axis=0))
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:-9], lambda d: d[:60] + b"\x00" * 40 + d[100:],
-                                    lambda d: d[:2] + b"\x07" + d[3:], lambda d: d[:15]])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda d: d[:-9], lambda d: d[:60] + b"\x00" * 40 + d[100:], lambda d: d[:2] + b"\x07" + d[3:], lambda d: d[:15]],
+)
 def test_damaged_gzip_files_are_refused_by_name(tmp_path, damage):
     write_records(tmp_path / "a.gz", map(example, range(30)), compressed=True)
     data = (tmp_path / "a.gz").read_bytes()
@@ -304,8 +329,7 @@ def test_held_out_records_are_disjoint_from_the_trained_ones_and_spread(tmp_path
 def test_an_evaluation_has_each_record_once_whatever_the_processes(tmp_path, processes):
     write_records(tmp_path / "a", map(example, range(20)))
     records = Records(tmp_path / "a", tokenizer=Vocabulary(2000))
-    parts = [TFRecordEvaluation(records, 6, process_index=i, process_count=processes)
-             for i in range(processes)]
+    parts = [TFRecordEvaluation(records, 6, process_index=i, process_count=processes) for i in range(processes)]
     assert {len(part) for part in parts} == {4}
     batches = [b for part in parts for b in part]
     assert sorted(labels_of(batches)) == list(range(300, 320))
@@ -319,8 +343,10 @@ def test_the_stream_after_a_step_is_that_of_any_number_of_processes(tmp_path):
     write_records(tmp_path / "a.gz", map(example, range(30)), compressed=True)
     whole = TFRecordBatches(tmp_path / "a.gz", 8, seed=3)
     for processes in (2, 4):
-        parts = [TFRecordBatches(tmp_path / "a.gz", 8, seed=3, process_index=i,
-                                 process_count=processes) for i in range(processes)]
+        parts = [
+            TFRecordBatches(tmp_path / "a.gz", 8, seed=3, process_index=i, process_count=processes)
+            for i in range(processes)
+        ]
         for step in (5, 6):
             for name, column in whole[step].items():
                 assert np.array_equal(column, np.concatenate([p[step][name] for p in parts])), name

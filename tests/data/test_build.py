@@ -16,8 +16,7 @@ from bertjax.data.store import TokenStore
 
 
 def files_of(path):
-    return {p.relative_to(path): p.read_bytes() for p in sorted(pathlib.Path(path).rglob("*"))
-            if p.is_file()}
+    return {p.relative_to(path): p.read_bytes() for p in sorted(pathlib.Path(path).rglob("*")) if p.is_file()}
 
 
 def all_documents(path):
@@ -26,29 +25,24 @@ def all_documents(path):
 
 def test_every_token_comes_back_in_order(tmp_path, tokenizer, documents):
     docs = documents(30)
-    manifest = build_store(None, tokenizer, tmp_path / "s", documents=docs, heldout_fraction=0,
-                           shard_bytes=5000)
+    manifest = build_store(None, tokenizer, tmp_path / "s", documents=docs, heldout_fraction=0, shard_bytes=5000)
     store = TokenStore(tmp_path / "s")
     assert len(manifest["shards"]) > 3
-    assert [[s.tolist() for s in d] for d in store.documents()] == [
-        [tokenizer.encode(s) for s in d] for d in docs]
+    assert [[s.tolist() for s in d] for d in store.documents()] == [[tokenizer.encode(s) for s in d] for d in docs]
     assert store.num_tokens == sum(len(s.split()) for d in docs for s in d)
     assert manifest["nsp_labels"] == {"0": "is next", "1": "random"}
 
 
-def test_output_is_byte_identical_for_any_number_of_workers(tmp_path, tokenizer, documents,
-                                                            text_file):
+def test_output_is_byte_identical_for_any_number_of_workers(tmp_path, tokenizer, documents, text_file):
     for i in range(3):
         text_file(tmp_path / f"{i}.txt", documents(40, seed=i))
     for workers in (1, 4):
-        build_store(f"{tmp_path}/*.txt", tokenizer, tmp_path / f"s{workers}", workers=workers,
-                    shard_bytes=20_000)
+        build_store(f"{tmp_path}/*.txt", tokenizer, tmp_path / f"s{workers}", workers=workers, shard_bytes=20_000)
     assert len(list((tmp_path / "s1/shards").glob("*.json"))) >= 4
     assert files_of(tmp_path / "s1") == files_of(tmp_path / "s4")
 
 
-def test_machines_that_share_the_shards_give_the_same_bytes(tmp_path, tokenizer, documents,
-                                                            text_file):
+def test_machines_that_share_the_shards_give_the_same_bytes(tmp_path, tokenizer, documents, text_file):
     text_file(tmp_path / "a.txt", documents(60))
     arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, shard_bytes=10_000)
     build_store(**arguments, out_dir=tmp_path / "whole")
@@ -78,7 +72,8 @@ def start_slow_build(tmp_path, workers):
     (tmp_path / "run.py").write_text(_KILLED.format(here=str(pathlib.Path(__file__).parent)))
     return subprocess.Popen(
         [sys.executable, tmp_path / "run.py", tmp_path / "a.txt", tmp_path / "s", str(workers)],
-        env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
 
 
 def wait_for(condition, seconds=60):
@@ -88,8 +83,7 @@ def wait_for(condition, seconds=60):
         time.sleep(0.02)
 
 
-def test_a_killed_build_goes_on_without_redoing_finished_shards(tmp_path, tokenizer, documents,
-                                                                text_file):
+def test_a_killed_build_goes_on_without_redoing_finished_shards(tmp_path, tokenizer, documents, text_file):
     text_file(tmp_path / "a.txt", documents(80))
     process = start_slow_build(tmp_path, workers=1)
     shards = tmp_path / "s/shards"
@@ -107,14 +101,12 @@ def test_a_killed_build_goes_on_without_redoing_finished_shards(tmp_path, tokeni
     assert files_of(tmp_path / "s") == files_of(tmp_path / "again")
 
 
-def test_workers_of_a_killed_build_end_with_it_and_the_same_command_goes_on(
-        tmp_path, tokenizer, documents, text_file):
+def test_workers_of_a_killed_build_end_with_it_and_the_same_command_goes_on(tmp_path, tokenizer, documents, text_file):
     text_file(tmp_path / "a.txt", documents(80))
     shards = tmp_path / "s/shards"
     build = start_slow_build(tmp_path, workers=2)
     wait_for(lambda: len(list(shards.glob("*.tmp"))) >= 2)  # both are at work
-    workers = [int(pid) for pid in
-               pathlib.Path(f"/proc/{build.pid}/task/{build.pid}/children").read_text().split()]
+    workers = [int(pid) for pid in pathlib.Path(f"/proc/{build.pid}/task/{build.pid}/children").read_text().split()]
     assert len(workers) >= 2
     with pytest.raises(ValueError, match="another build is writing to"):
         build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", shard_bytes=10_000)
@@ -144,8 +136,7 @@ def test_a_build_that_was_killed_at_once_goes_on(tmp_path, tokenizer, documents,
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
-def test_a_damaged_record_of_a_begun_build_names_it_and_the_remedy(tmp_path, tokenizer, documents,
-                                                                  text_file, content):
+def test_a_damaged_record_of_a_begun_build_names_it_and_the_remedy(tmp_path, tokenizer, documents, text_file, content):
     text_file(tmp_path / "a.txt", documents(3))
     arguments = (tmp_path / "a.txt", tokenizer, tmp_path / "s")
     build_store(*arguments)
@@ -158,8 +149,7 @@ def test_a_damaged_record_of_a_begun_build_names_it_and_the_remedy(tmp_path, tok
 
 def test_a_shard_cut_short_is_made_again(tmp_path, tokenizer, documents, text_file):
     text_file(tmp_path / "a.txt", documents(40))
-    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s",
-                     shard_bytes=10_000)
+    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s", shard_bytes=10_000)
     build_store(**arguments)
     before = files_of(tmp_path / "s")
     (tmp_path / "s/manifest.json").unlink()
@@ -171,11 +161,9 @@ def test_a_shard_cut_short_is_made_again(tmp_path, tokenizer, documents, text_fi
 
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("change", ["setting", "corpus", "tokenizer"])
-def test_a_changed_build_is_refused_never_mixed(tmp_path, make_tokenizer, documents, text_file,
-                                                change, finished):
+def test_a_changed_build_is_refused_never_mixed(tmp_path, make_tokenizer, documents, text_file, change, finished):
     text_file(tmp_path / "a.txt", documents(20))
-    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=make_tokenizer(),
-                     out_dir=tmp_path / "s")
+    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=make_tokenizer(), out_dir=tmp_path / "s")
     build_store(**arguments)
     if not finished:
         (tmp_path / "s/manifest.json").unlink()
@@ -199,11 +187,9 @@ def test_a_foreign_directory_is_not_touched(tmp_path, tokenizer):
     assert os.listdir(tmp_path) == ["mine.txt"]
 
 
-def test_a_full_disk_is_a_clear_error_and_can_be_gone_on_from(tmp_path, tokenizer, documents,
-                                                              text_file, monkeypatch):
+def test_a_full_disk_is_a_clear_error_and_can_be_gone_on_from(tmp_path, tokenizer, documents, text_file, monkeypatch):
     text_file(tmp_path / "a.txt", documents(40))
-    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s",
-                     shard_bytes=10_000)
+    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s", shard_bytes=10_000)
     finish = stores.ShardWriter.finish
 
     def full(self, counts):
@@ -230,8 +216,7 @@ def test_replaced_bytes_are_counted_in_the_manifest(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_bytes(b"ok\ncaf\xe9\nok\n")
     with pytest.raises(ValueError, match="line 2: byte 0xe9"):
         build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s")
-    manifest = build_store(tmp_path / "a.txt", tokenizer, tmp_path / "r",
-                           reading=Reading(errors="replace"))
+    manifest = build_store(tmp_path / "a.txt", tokenizer, tmp_path / "r", reading=Reading(errors="replace"))
     assert manifest["repaired"] == {"undecodable_lines": 1} and manifest["sentences"] == 3
 
 
@@ -249,8 +234,9 @@ def test_blank_line_after_every_sentence_stops_with_the_explanation(tmp_path, to
     (tmp_path / "a.txt").write_text("\n\n".join(f"this is sentence {i}" for i in range(20)))
     with pytest.raises(ValueError, match="100% of the next-sentence pairs.*blank line after every"):
         build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", heldout_fraction=0)
-    manifest = build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", heldout_fraction=0,
-                           max_random_share=1.0, overwrite=True)
+    manifest = build_store(
+        tmp_path / "a.txt", tokenizer, tmp_path / "s", heldout_fraction=0, max_random_share=1.0, overwrite=True
+    )
     assert manifest["random_share"] == manifest["one_sentence_share"] == 1.0
 
 
@@ -278,8 +264,7 @@ def test_ids_that_the_vocabulary_does_not_have_are_refused(tmp_path, make_tokeni
         build_store(None, tokenizer, tmp_path / "s", documents=[["a b"]])
 
 
-def test_heldout_documents_are_chosen_by_their_text(tmp_path, tokenizer, make_tokenizer,
-                                                    documents):
+def test_heldout_documents_are_chosen_by_their_text(tmp_path, tokenizer, make_tokenizer, documents):
     docs = documents(400, sentences=(2, 4), words=(3, 6))
 
     def heldout(name, docs, tokenizer):
@@ -294,29 +279,34 @@ def test_heldout_documents_are_chosen_by_their_text(tmp_path, tokenizer, make_to
 
 @pytest.mark.parametrize("fraction", [1e-9, 0.999999])
 def test_either_split_has_a_document_where_there_are_two(tmp_path, tokenizer, documents, fraction):
-    manifest = build_store(None, tokenizer, tmp_path / "s", documents=documents(2),
-                           heldout_fraction=fraction)
+    manifest = build_store(None, tokenizer, tmp_path / "s", documents=documents(2), heldout_fraction=fraction)
     assert [manifest["splits"][s]["documents"] for s in stores.SPLITS] == [1, 1]
 
 
 def test_identical_documents_are_removed_on_request(tmp_path, tokenizer, documents):
     docs = documents(10)
     twice = docs + docs[:4]
-    manifest = build_store(None, tokenizer, tmp_path / "s", documents=twice, heldout_fraction=0,
-                           deduplicate=True, shard_bytes=3000)
+    manifest = build_store(
+        None, tokenizer, tmp_path / "s", documents=twice, heldout_fraction=0, deduplicate=True, shard_bytes=3000
+    )
     assert manifest["dropped"] == {"duplicate_documents": 4}
     build_store(None, tokenizer, tmp_path / "once", documents=docs, heldout_fraction=0)
-    for got, expected in zip(all_documents(tmp_path / "s"), all_documents(tmp_path / "once"),
-                             strict=True):
+    for got, expected in zip(all_documents(tmp_path / "s"), all_documents(tmp_path / "once"), strict=True):
         assert np.array_equal(np.concatenate(got), np.concatenate(expected))
 
 
-def test_max_tokens_stops_at_the_same_document_for_any_workers(tmp_path, tokenizer, documents,
-                                                               text_file):
+def test_max_tokens_stops_at_the_same_document_for_any_workers(tmp_path, tokenizer, documents, text_file):
     text_file(tmp_path / "a.txt", documents(100))
     for workers in (1, 3):
-        build_store(tmp_path / "a.txt", tokenizer, tmp_path / f"s{workers}", max_tokens=9000,
-                    shard_bytes=10_000, workers=workers, heldout_fraction=0)
+        build_store(
+            tmp_path / "a.txt",
+            tokenizer,
+            tmp_path / f"s{workers}",
+            max_tokens=9000,
+            shard_bytes=10_000,
+            workers=workers,
+            heldout_fraction=0,
+        )
     manifests = [json.loads((tmp_path / f"s{w}/manifest.json").read_text()) for w in (1, 3)]
     assert manifests[0] == manifests[1]
     lengths = [sum(map(len, d)) for d in TokenStore(tmp_path / "s1").documents()]
@@ -387,18 +377,25 @@ def test_peak_memory_does_not_grow_with_the_corpus(tmp_path, documents):
                 file.write(block)
         for workers in (1, 4):
             out = subprocess.run(
-                [sys.executable, tmp_path / "run.py", tmp_path / f"{megabytes}.txt",
-                 tmp_path / f"s{megabytes}-{workers}", str(workers)],
-                env={**os.environ, "PYTHONPATH": ":".join(sys.path)}, check=True,
-                capture_output=True, text=True)
+                [
+                    sys.executable,
+                    tmp_path / "run.py",
+                    tmp_path / f"{megabytes}.txt",
+                    tmp_path / f"s{megabytes}-{workers}",
+                    str(workers),
+                ],
+                env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+                check=True,
+                capture_output=True,
+                text=True,
+            )
             peaks[megabytes, workers] = int(out.stdout)
     assert files_of(tmp_path / "s200-1") == files_of(tmp_path / "s200-4")
     for workers in (1, 4):  # the largest process, MiB
         assert peaks[200, workers] < peaks[10, workers] + 100 < 400, peaks
 
 
-def test_home_is_understood_and_a_damaged_manifest_is_named(tmp_path, tokenizer, documents,
-                                                            monkeypatch):
+def test_home_is_understood_and_a_damaged_manifest_is_named(tmp_path, tokenizer, documents, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     build_store(None, tokenizer, "~/s", documents=documents(5))
     assert TokenStore("~/s").num_tokens == TokenStore(tmp_path / "s").num_tokens > 0
@@ -407,11 +404,20 @@ def test_home_is_understood_and_a_damaged_manifest_is_named(tmp_path, tokenizer,
         TokenStore("~/s")
 
 
-@pytest.mark.parametrize("settings", [
-    {"max_tokens": 0}, {"max_tokens": -1}, {"shard_bytes": 0}, {"max_unknown_rate": float("nan")},
-    {"max_random_share": -0.1}, {"max_unknown_rate": 5}, {"heldout_fraction": 1.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": -1},
+        {"shard_bytes": 0},
+        {"max_unknown_rate": float("nan")},
+        {"max_random_share": -0.1},
+        {"max_unknown_rate": 5},
+        {"heldout_fraction": 1.0},
+    ],
+)
 def test_settings_that_no_build_can_have_are_refused(settings):
-    (name, value), = settings.items()
+    ((name, value),) = settings.items()
     with pytest.raises(ValueError, match=f"{name} {value}: must be"):
         BuildSettings(**settings)
 

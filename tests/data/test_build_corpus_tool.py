@@ -20,7 +20,8 @@ def corpus(tmp_path):
     (tmp_path / "vocab/tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
     for i in range(3):
         (tmp_path / f"part-{i}.txt").write_text(
-            "\n\n".join("the cat sat .\non the mat .\nthe mat sat ." for _ in range(4 + i)))
+            "\n\n".join("the cat sat .\non the mat .\nthe mat sat ." for _ in range(4 + i))
+        )
     return tmp_path
 
 
@@ -39,8 +40,9 @@ def test_a_quoted_wildcard_reads_every_file_and_prints_them(corpus, capsys):
 
 def test_a_wildcard_that_the_shell_expanded_is_refused(corpus):
     with pytest.raises(SystemExit, match="Quote the wildcard"):
-        build_corpus.main(arguments(corpus, f"--input={corpus}/part-0.txt",
-                                    f"{corpus}/part-1.txt", f"{corpus}/part-2.txt"))
+        build_corpus.main(
+            arguments(corpus, f"--input={corpus}/part-0.txt", f"{corpus}/part-1.txt", f"{corpus}/part-2.txt")
+        )
     assert not (corpus / "store").exists()
     with pytest.raises(SystemExit, match="no such flag"):
         build_corpus.main(arguments(corpus, "--input=x", "--wrokers=3"))
@@ -52,8 +54,9 @@ def test_a_pattern_without_a_match_is_refused(corpus):
 
 
 def test_inspect_shows_statistics_and_decoded_pairs(corpus, capsys):
-    build_corpus.main(arguments(corpus, f"--input={corpus}/part-*.txt", "--inspect",
-                                "--seq_length=32", "--examples=3", "--packed"))
+    build_corpus.main(
+        arguments(corpus, f"--input={corpus}/part-*.txt", "--inspect", "--seq_length=32", "--examples=3", "--packed")
+    )
     out = capsys.readouterr().out
     assert "coverage" in out and "packed_fill" in out
     assert "[CLS]" in out and "cat" in out and "->" in out
@@ -73,9 +76,16 @@ def test_nothing_to_do_and_bad_shards_are_refused(corpus):
 
 def test_the_command_builds_with_two_processes(corpus):
     out = subprocess.run(
-        [sys.executable, "-m", "bertjax.tools.build_corpus",
-         *arguments(corpus, f"--input={corpus}/part-*.txt", "--shard_bytes=100", "--workers=2")],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+        [
+            sys.executable,
+            "-m",
+            "bertjax.tools.build_corpus",
+            *arguments(corpus, f"--input={corpus}/part-*.txt", "--shard_bytes=100", "--workers=2"),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
     assert out.returncode == 0, out.stderr
     assert "15" in out.stdout and "ETA 0:00:00" in out.stdout
 
@@ -94,8 +104,11 @@ def test_an_interrupt_is_one_message(corpus, monkeypatch, capsys):
 def built(corpus, capsys, text, *more):
     """What the tool prints for a file of this text."""
     (corpus / "in.txt").write_text(text)
-    build_corpus.main(arguments(corpus, f"--input={corpus}/in.txt", "--max_unknown_rate=1",
-                                "--max_random_share=1", "--overwrite", *more))
+    build_corpus.main(
+        arguments(
+            corpus, f"--input={corpus}/in.txt", "--max_unknown_rate=1", "--max_random_share=1", "--overwrite", *more
+        )
+    )
     return capsys.readouterr().out
 
 

@@ -26,27 +26,35 @@ def test_text_is_a_sentence_a_line_with_blank_lines_between_documents(tmp_path):
 def test_prose_is_one_document_a_file_and_blocks_one_a_paragraph_group(tmp_path):
     (tmp_path / "a.txt").write_text("One. Two is here.\nThree.\n\nFour.\n")
     assert sentences(tmp_path / "a.txt", "prose") == [["One.", "Two is here.", "Three.", "Four."]]
-    assert sentences(tmp_path / "a.txt", "blocks") == [["One.", "Two is here.", "Three."],
-                                                       ["Four."]]
+    assert sentences(tmp_path / "a.txt", "blocks") == [["One.", "Two is here.", "Three."], ["Four."]]
 
 
 def test_wikiextractor_documents_lose_their_repeated_title(tmp_path):
     (tmp_path / "wiki_00").write_text(
         '<doc id="7" url="u" title="Autism">\nAutism\n\nIt is. It was.\n\nSigns.\n</doc>\n'
-        '<doc id="8" url="u" title="B">\nB\n\nB.\n</doc>\n')
+        '<doc id="8" url="u" title="B">\nB\n\nB.\n</doc>\n'
+    )
     docs = list(read_documents(tmp_path / "wiki_00"))
     assert [d.id for d in docs] == ["7", "8"]
     assert docs[0].sentences == ["It is.", "It was.", "Signs."] and docs[1].sentences == ["B."]
 
 
-COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
-            ".zst": zstandard.compress, ".GZ": gzip.compress}  # fmt: skip
+COMPRESS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+    ".GZ": gzip.compress,
+}
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_jsonl_plain_and_compressed(tmp_path, suffix):
-    data = b"".join(json.dumps(r).encode() + b"\n" for r in [
-        {"body": "One. Two is here.\nThree."}, {"body": ["kept. whole", "b"], "id": 3}])
+    data = b"".join(
+        json.dumps(r).encode() + b"\n"
+        for r in [{"body": "One. Two is here.\nThree."}, {"body": ["kept. whole", "b"], "id": 3}]
+    )
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(COMPRESS[suffix](data))
     expected = [["One.", "Two is here.", "Three."], ["kept. whole", "b"]]
@@ -121,25 +129,25 @@ def test_parquet_row_groups_are_extents(tmp_path):
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("form", ["text", "wikiextractor", "jsonl"])
-def test_any_cut_of_a_file_into_extents_gives_every_document_once(
-        tmp_path, form, line_end, documents):
+def test_any_cut_of_a_file_into_extents_gives_every_document_once(tmp_path, form, line_end, documents):
     docs = documents(12, sentences=(1, 4), words=(1, 4))
     if form == "text":
         content = "\n\n\n".join("\n".join(d) for d in docs) + "\n"
     elif form == "jsonl":
         content = "".join(json.dumps({"text": d}) + "\n" for d in docs)
     else:
-        content = "".join(f'<doc id="{i}" title="T">\nT\n' + "\n".join(d) + "\n</doc>\n"
-                          for i, d in enumerate(docs))
+        content = "".join(f'<doc id="{i}" title="T">\nT\n' + "\n".join(d) + "\n</doc>\n" for i, d in enumerate(docs))
     path = tmp_path / "file"
     content = content.replace("\n", line_end)
     path.write_bytes(content.encode())
     reading = Reading(format=form, segment=False)
     for step in (1, 7, 50, 333, len(content)):
         cuts = [*range(0, len(content), step), len(content)]
-        read = [d.sentences for a, b in zip(cuts, cuts[1:], strict=False)
-                for d in read_extent(Extent(str(path), form, a, -1 if b == len(content) else b, 1),
-                                     reading)]
+        read = [
+            d.sentences
+            for a, b in zip(cuts, cuts[1:], strict=False)
+            for d in read_extent(Extent(str(path), form, a, -1 if b == len(content) else b, 1), reading)
+        ]
         assert read == docs, step
 
 
@@ -156,11 +164,22 @@ def test_bytes_that_are_not_utf8_name_file_line_and_byte(tmp_path):
 def test_utf8_under_the_c_locale_and_without_its_byte_order_mark(tmp_path):
     path = tmp_path / "bom.txt"
     path.write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9\n")
-    code = ("import sys; from bertjax.data.documents import read_documents; "
-            "print(ascii([d.sentences for d in read_documents(sys.argv[1])]))")
-    out = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True,
-                         env={"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0",
-                              "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ":".join(sys.path)})
+    code = (
+        "import sys; from bertjax.data.documents import read_documents; "
+        "print(ascii([d.sentences for d in read_documents(sys.argv[1])]))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code, path],
+        capture_output=True,
+        text=True,
+        env={
+            "LANG": "C",
+            "LC_ALL": "C",
+            "PYTHONUTF8": "0",
+            "PYTHONCOERCECLOCALE": "0",
+            "PYTHONPATH": ":".join(sys.path),
+        },
+    )
     assert out.stdout.strip() == r"[['caf\xe9']]", out.stderr
 
 
@@ -169,8 +188,7 @@ def test_a_pattern_without_a_match_is_an_error_and_files_come_once(tmp_path):
         (tmp_path / name).write_text("x\n")
     with pytest.raises(ValueError, match=r"no file matches .*none-\*"):
         resolve(f"{tmp_path}/*.txt,{tmp_path}/none-*")
-    assert resolve([f"{tmp_path}/*.txt", f"{tmp_path}/a.txt"]) == [
-        f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
+    assert resolve([f"{tmp_path}/*.txt", f"{tmp_path}/a.txt"]) == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
 
 
 def test_files_that_are_not_on_a_disk_are_refused_with_what_to_do(tmp_path):
@@ -212,16 +230,20 @@ def test_tfds_that_needs_tensorflow_says_what_to_install(monkeypatch):
 def test_tfds_records_are_documents(monkeypatch):
     import tensorflow_datasets as tfds
 
-    monkeypatch.setattr(tfds, "data_source", lambda name, **k: [
-        {"text": b"One. Two is here."}, {"text": "Three."}])
+    monkeypatch.setattr(tfds, "data_source", lambda name, **k: [{"text": b"One. Two is here."}, {"text": "Three."}])
     assert sentences("tfds:some/config:train") == [["One.", "Two is here."], ["Three."]]
 
 
 def test_sentences_of_several_languages():
     assert split_sentences('Hello Dr. Smith. "What?" he said. 3 of them.') == [
-        "Hello Dr. Smith.", '"What?" he said.', "3 of them."]
+        "Hello Dr. Smith.",
+        '"What?" he said.',
+        "3 of them.",
+    ]
     assert split_sentences("Am 3. Mai z. B. kam er. Dann ging er.", "de") == [
-        "Am 3. Mai z. B. kam er.", "Dann ging er."]
+        "Am 3. Mai z. B. kam er.",
+        "Dann ging er.",
+    ]
     assert split_sentences("他来了。她走了。", "zh") == ["他来了。", "她走了。"]
 
 
@@ -230,14 +252,21 @@ def test_patterns_may_be_repeated_and_separated_by_commas(tmp_path):
         (tmp_path / name).write_text("x\n")
     at = str(tmp_path)
     assert [f.removeprefix(at) for f in resolve([f"{at}/b.txt,{at}/a*", f"{at}/c.txt"])] == [
-        "/b.txt", "/a.txt", "/c.txt"]
+        "/b.txt",
+        "/a.txt",
+        "/c.txt",
+    ]
     assert resolve(f"{at}/a.txt,{at}/a.txt") == [f"{at}/a.txt"]
     assert resolve([f"{at}/d,e.txt"]) == [f"{at}/d,e.txt"]  # a file of that very name
 
 
-@pytest.mark.parametrize(("form", "suffix"), [
-    *(("text", suffix) for suffix in COMPRESS),
-    *((form, "") for form in ("prose", "blocks", "jsonl", "wikiextractor"))])
+@pytest.mark.parametrize(
+    ("form", "suffix"),
+    [
+        *(("text", suffix) for suffix in COMPRESS),
+        *((form, "") for form in ("prose", "blocks", "jsonl", "wikiextractor")),
+    ],
+)
 def test_a_line_without_end_is_refused_with_file_and_line(tmp_path, suffix, form):
     path = tmp_path / f"bomb{suffix}"
     path.write_bytes(COMPRESS[suffix](b'{"text": "a"}\n' + b"ab " * 400_000))
@@ -263,18 +292,22 @@ def test_a_long_line_is_refused_in_every_extent_without_reading_it(tmp_path):
 
 def test_documents_of_too_many_characters_go_on_as_the_next_one(tmp_path, monkeypatch):
     monkeypatch.setattr("bertjax.data.documents.MAX_CHARACTERS", 10)
-    for form, text in (("text", "abcde\n" * 5), ("prose", "abcde\n" * 5), (
-            "wikiextractor", '<doc id="1" title="t">\n' + "abcde\n" * 5 + "</doc>\n")):
+    for form, text in (
+        ("text", "abcde\n" * 5),
+        ("prose", "abcde\n" * 5),
+        ("wikiextractor", '<doc id="1" title="t">\n' + "abcde\n" * 5 + "</doc>\n"),
+    ):
         (tmp_path / "a").write_text(text)
         counts = {}
-        assert sentences(tmp_path / "a", form, counts=counts) == [
-            ["abcde", "abcde"], ["abcde", "abcde"], ["abcde"]]
+        assert sentences(tmp_path / "a", form, counts=counts) == [["abcde", "abcde"], ["abcde", "abcde"], ["abcde"]]
         assert counts == {"long_documents_cut": 2}
 
 
 def test_wikiextractor_documents_without_an_end_are_read_and_counted(tmp_path):
-    content = ('lost\n<doc id="1" url="u" title="A">\nA\na\n<doc id="2" url="u" title="B">\nB\nb\n'
-               '</doc>\nlost too\n<doc id="3" url="u" title="C">\nC\nc\n')
+    content = (
+        'lost\n<doc id="1" url="u" title="A">\nA\na\n<doc id="2" url="u" title="B">\nB\nb\n'
+        '</doc>\nlost too\n<doc id="3" url="u" title="C">\nC\nc\n'
+    )
     (tmp_path / "wiki_00").write_text(content)
     counts = {}
     docs = list(read_documents(tmp_path / "wiki_00", "wikiextractor", counts=counts))
@@ -309,25 +342,38 @@ def test_a_pipe_or_a_broken_link_among_the_matches_is_refused(tmp_path):
         resolve(f"{tmp_path}/*.txt")
 
 
-@pytest.mark.parametrize(("line", "problem"), [
-    ("[" * 100_000, "nested too deep"), ('{"text": ' + "1" * 5000 + "}", "not readable as JSON"),
-    ('{"text": 1}', "must be a string"), ('"text"', "no field 'text'"), ("[1]", "no field 'text'"),
-    ("null", "no field 'text'"), ('{"text": {"a": 1}}', "must be a string")])
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("[" * 100_000, "nested too deep"),
+        ('{"text": ' + "1" * 5000 + "}", "not readable as JSON"),
+        ('{"text": 1}', "must be a string"),
+        ('"text"', "no field 'text'"),
+        ("[1]", "no field 'text'"),
+        ("null", "no field 'text'"),
+        ('{"text": {"a": 1}}', "must be a string"),
+    ],
+)
 def test_strange_json_is_refused_with_file_and_line(tmp_path, line, problem):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + line + "\n")
     with pytest.raises(ValueError, match=rf"a\.jsonl, line 2: .*{problem}"):
         sentences(tmp_path / "a.jsonl")
 
 
-GERMAN = ("Am 3. Oktober kam der Mann mit dem Hund und ging nicht nach Hause. Das war ein "
-          "Feiertag.\n")
+GERMAN = "Am 3. Oktober kam der Mann mit dem Hund und ging nicht nach Hause. Das war ein Feiertag.\n"
 RUSSIAN = "Он родился в 1950 г. в Москве. Потом он уехал.\n"
 
 
-@pytest.mark.parametrize(("text", "language", "first"), [
-    (GERMAN, "de", GERMAN.split(" Das")[0]), (RUSSIAN, "ru", RUSSIAN.split(" Потом")[0]),
-    ("他来了。她走了。\n", "zh", "他来了。"), ("彼は来た。ボタンを押した。\n", "ja", "彼は来た。"),
-    ("The cat sat on the mat. It was there.\n", "en", "The cat sat on the mat.")])
+@pytest.mark.parametrize(
+    ("text", "language", "first"),
+    [
+        (GERMAN, "de", GERMAN.split(" Das")[0]),
+        (RUSSIAN, "ru", RUSSIAN.split(" Потом")[0]),
+        ("他来了。她走了。\n", "zh", "他来了。"),
+        ("彼は来た。ボタンを押した。\n", "ja", "彼は来た。"),
+        ("The cat sat on the mat. It was there.\n", "en", "The cat sat on the mat."),
+    ],
+)
 def test_the_language_is_guessed_from_script_and_words(tmp_path, text, language, first):
     (tmp_path / "a.txt").write_text(text * 3)
     seen = preview([str(tmp_path / "a.txt")], Reading(format="prose"))
@@ -335,9 +381,19 @@ def test_the_language_is_guessed_from_script_and_words(tmp_path, text, language,
     assert sentences(tmp_path / "a.txt", "prose")[0][0] == first
 
 
-@pytest.mark.parametrize(("given", "nearest"), [
-    ("german", "de"), ("German", "de"), ("de-DE", "de"), ("deu", "de"), ("pt_BR", "pt"),
-    ("chinese", "zh"), ("rusian", "ru"), ("jp", "ja")])
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("german", "de"),
+        ("German", "de"),
+        ("de-DE", "de"),
+        ("deu", "de"),
+        ("pt_BR", "pt"),
+        ("chinese", "zh"),
+        ("rusian", "ru"),
+        ("jp", "ja"),
+    ],
+)
 def test_an_unknown_language_is_refused_with_the_nearest(given, nearest):
     with pytest.raises(ValueError, match=f"{given}' is no code.*did you mean '{nearest}'"):
         Reading(language=given)

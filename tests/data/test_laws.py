@@ -13,17 +13,21 @@ from bertjax.data.store import TokenStore
 
 def mixed(rng, documents=30, long=300, short=8):
     """Documents in which lines of `long` and of `short` words alternate."""
-    return [[" ".join(f"w{rng.integers(1 << 40)}" for _ in range(long if i % 2 else short))
-             for i in range(20)] for _ in range(documents)]
+    return [
+        [" ".join(f"w{rng.integers(1 << 40)}" for _ in range(long if i % 2 else short)) for i in range(20)]
+        for _ in range(documents)
+    ]
 
 
-def test_lines_longer_than_a_row_are_refused_with_the_files_and_the_ways_out(tmp_path, tokenizer,
-                                                                             documents, text_file):
+def test_lines_longer_than_a_row_are_refused_with_the_files_and_the_ways_out(tmp_path, tokenizer, documents, text_file):
     bad = text_file(tmp_path / "bad.txt", mixed(np.random.default_rng(0)))
     text_file(tmp_path / "good.txt", documents(10, sentences=(5, 9), words=(8, 12)))
     arguments = (f"{tmp_path}/*.txt", tokenizer, tmp_path / "s")
-    with pytest.raises(ValueError, match=r"no pair of 128 tokens in 40 epochs.*only the middle.*"
-                       rf"{bad} \(100%\).*--split_lines=62.*raise max_unseen_share") as error:
+    with pytest.raises(
+        ValueError,
+        match=r"no pair of 128 tokens in 40 epochs.*only the middle.*"
+        rf"{bad} \(100%\).*--split_lines=62.*raise max_unseen_share",
+    ) as error:
         build_store(*arguments)
     assert "\n" not in str(error.value) and not (tmp_path / "s/manifest.json").exists()
     kept = build_store(*arguments, overwrite=True, max_unseen_share=1, max_random_share=1)
@@ -35,15 +39,21 @@ def test_lines_longer_than_a_row_are_refused_with_the_files_and_the_ways_out(tmp
 
 
 def test_the_share_ever_seen_is_what_the_pairs_of_as_many_epochs_hold(tmp_path, tokenizer):
-    build_store(None, tokenizer, tmp_path / "s", documents=mixed(np.random.default_rng(1), 8),
-                max_unseen_share=1, max_random_share=1, heldout_fraction=0)
+    build_store(
+        None,
+        tokenizer,
+        tmp_path / "s",
+        documents=mixed(np.random.default_rng(1), 8),
+        max_unseen_share=1,
+        max_random_share=1,
+        heldout_fraction=0,
+    )
     store = TokenStore(tmp_path / "s")
     pairs = [PairIndex(store, 128, 0, epoch) for epoch in range(laws.EPOCHS)]
     pairs = [index.describe(np.arange(len(index))) for index in pairs]
     numbers = laws.measure(store, 128)
     assert numbers["seen_in_epoch"] == pytest.approx(covered(pairs[0]) / store.num_tokens, abs=1e-6)
-    assert numbers["seen_ever"] == pytest.approx(
-        covered(np.concatenate(pairs)) / store.num_tokens, abs=1e-6)
+    assert numbers["seen_ever"] == pytest.approx(covered(np.concatenate(pairs)) / store.num_tokens, abs=1e-6)
     assert numbers["random_share"] == pytest.approx(np.concatenate(pairs)[:, 4].mean(), abs=1e-6)
     assert numbers["longest_line"] == 300
     assert laws.measure(store, 128, nsp=False)["seen_in_epoch"] == 1.0
@@ -101,8 +111,7 @@ def test_mostly_copies_are_refused_and_named(tmp_path, tokenizer, documents, tex
     copies = text_file(tmp_path / "twice.txt", docs * 200)
     with pytest.raises(ValueError, match=rf"100% of the tokens.*{copies} \(100%\).*--deduplicate"):
         build_store(f"{tmp_path}/*.txt", tokenizer, tmp_path / "s", heldout_fraction=0)
-    manifest = build_store(f"{tmp_path}/*.txt", tokenizer, tmp_path / "s", deduplicate=True,
-                           overwrite=True)
+    manifest = build_store(f"{tmp_path}/*.txt", tokenizer, tmp_path / "s", deduplicate=True, overwrite=True)
     assert manifest["duplicate_share"] == 0 and manifest["documents"] == 10
 
 
@@ -110,31 +119,36 @@ def test_unknown_words_are_refused_with_the_file(tmp_path, make_tokenizer):
     (tmp_path / "a.txt").write_text("the cat sat\n" * 20 + "\ncat sat\nthe cat\n")
     (tmp_path / "b.txt").write_text("le chat est assis\n" * 20)
     with pytest.raises(ValueError, match=rf"unknown.*most of them in {tmp_path}/b\.txt \(100%\)"):
-        build_store(f"{tmp_path}/*.txt", make_tokenizer(words=["the", "cat", "sat"]),
-                    tmp_path / "s")
+        build_store(f"{tmp_path}/*.txt", make_tokenizer(words=["the", "cat", "sat"]), tmp_path / "s")
 
 
 def test_a_line_of_a_whole_book_is_refused_with_its_first_words(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("a b c\nd e\n\n" + "call me word " * 40_000 + "\nd e\n")
     with pytest.raises(ValueError, match=r"longest line has 120,000 tokens \(.*a\.txt: 'call me"):
-        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", max_unseen_share=1,
-                    heldout_fraction=0)
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", max_unseen_share=1, heldout_fraction=0)
 
 
 def test_rows_that_were_masked_before_are_measured_too():
     rng = np.random.default_rng(0)
     ids = np.concatenate([np.full((200, 1), 2), rng.integers(5, 100, (200, 31))], 1)
-    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids),
-             "mlm_positions": np.full((200, 1), 3), "mlm_labels": ids[:, 3:4].copy(),
-             "mlm_weights": np.ones((200, 1)), "nsp_weights": np.ones((200, 1)),
-             "nsp_labels": rng.integers(0, 2, (200, 1))}
+    batch = {
+        "input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "mlm_positions": np.full((200, 1), 3),
+        "mlm_labels": ids[:, 3:4].copy(),
+        "mlm_weights": np.ones((200, 1)),
+        "nsp_weights": np.ones((200, 1)),
+        "nsp_labels": rng.integers(0, 2, (200, 1)),
+    }
     batch["input_ids"][:, 3] = 4  # [MASK]
     numbers = laws.measure_rows([batch], 1, (0, 1, 2, 3, 4))
     assert numbers["unknown_rate"] == numbers["duplicate_share"] == 0
     assert not list(laws.row_problems(numbers, nsp=True))
-    for change, words in (({"nsp_labels": np.zeros((200, 1), int)}, "0% of the next-sentence"),
-                          ({"input_ids": np.where(ids % 2, ids, 1)}, "tokens are unknown"),
-                          ({"input_ids": ids[:1].repeat(200, 0)}, "equal to an earlier")):
+    for change, words in (
+        ({"nsp_labels": np.zeros((200, 1), int)}, "0% of the next-sentence"),
+        ({"input_ids": np.where(ids % 2, ids, 1)}, "tokens are unknown"),
+        ({"input_ids": ids[:1].repeat(200, 0)}, "equal to an earlier"),
+    ):
         numbers = laws.measure_rows([batch | change], 1, (0, 1, 2, 3, 4))
         assert any(words in problem for problem in laws.row_problems(numbers, nsp=True)), change
 
@@ -146,4 +160,6 @@ def test_rows_for_a_trial_are_not_held_against_the_text(tmp_path, tokenizer, doc
     assert 0.2 < 1 - numbers["seen_ever"] < 0.5 and numbers["random_share"] > 0.9
     assert not list(laws.problems(numbers, {}, {}))
     assert [name for name, _ in laws.problems(numbers | {"seq_length": 64}, {}, {})] == [
-        "max_unseen_share", "max_random_share"]
+        "max_unseen_share",
+        "max_random_share",
+    ]

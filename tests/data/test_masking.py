@@ -7,14 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.data.masking import (
-    MaskingSpec,
-    _choose_tokens,
-    choose,
-    mask_tokens,
-    packed_predictions,
-    prediction_count,
-)
+from bertjax.data.masking import MaskingSpec, _choose_tokens, choose, mask_tokens, packed_predictions, prediction_count
 from bertjax.tokenization import WordPieceTokenizer
 
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -91,9 +84,7 @@ def kinds(settings, draws=20_000):
     """Masked id of `w1` in [CLS] w1 [SEP] over many keys; vocabulary: 5 specials, w1, w2."""
     ids, mask = jnp.array([[CLS, 5, SEP]]), jnp.ones((1, 3), jnp.int32)
     keys = jax.random.split(jax.random.key(2), draws)
-    return np.asarray(
-        jax.jit(jax.vmap(lambda k: mask_tokens(k, ids, mask, settings).input_ids[0, 1]))(keys)
-    )
+    return np.asarray(jax.jit(jax.vmap(lambda k: mask_tokens(k, ids, mask, settings).input_ids[0, 1]))(keys))
 
 
 def test_unknown_words_are_predicted_and_only_cls_sep_and_padding_are_not():
@@ -102,8 +93,7 @@ def test_unknown_words_are_predicted_and_only_cls_sep_and_padding_are_not():
     settings = MaskingSpec.from_tokenizer(tokenizer, 8, rate=0.99)
     assert settings.special_ids == (PAD, CLS, SEP)
     ids = jnp.array([[CLS, UNK, 5, MASK, 6, SEP, PAD, PAD]])
-    masked = jax.jit(lambda key: mask_tokens(key, ids, (ids != PAD).astype(jnp.int32), settings))(
-        jax.random.key(0))
+    masked = jax.jit(lambda key: mask_tokens(key, ids, (ids != PAD).astype(jnp.int32), settings))(jax.random.key(0))
     assert masked.labels[0, :4].tolist() == [UNK, 5, MASK, 6] and masked.weights.sum() == 4
 
 
@@ -155,8 +145,7 @@ def test_packed_predictions_bounds_every_packing():
 
 def test_row_with_more_predictions_than_slots_keeps_the_rest_unmasked():
     ids, mask = rows(60)
-    masked = masker(spec(20, predictions_per_row=4, mask_prob=1.0, random_prob=0.0))(
-        jax.random.key(0), ids, mask)
+    masked = masker(spec(20, predictions_per_row=4, mask_prob=1.0, random_prob=0.0))(jax.random.key(0), ids, mask)
     assert masked.weights.sum() == 4
     assert (np.asarray(masked.input_ids) == MASK).sum() == 4
 
@@ -235,19 +224,21 @@ def test_rows_of_one_pair_are_masked_as_by_the_general_method(length, prediction
     rng = np.random.default_rng(0)
     ids = rng.integers(100, 110, (64, length)).astype(np.int32)  # a third of them special
     mask = (np.arange(length) < rng.integers(0, length + 1, (64, 1))).astype(np.int32)
-    spec = MaskingSpec(mask_id=103, special_ids=(0, 100, 101, 102, 103),
-                       max_predictions=predictions, replacement_ids=np.arange(104, 110))
+    spec = MaskingSpec(
+        mask_id=103,
+        special_ids=(0, 100, 101, 102, 103),
+        max_predictions=predictions,
+        replacement_ids=np.arange(104, 110),
+    )
     general = masker(dataclasses.replace(spec, predictions_per_row=predictions))
     special = masker(spec)
     for seed in range(3):
         key = jax.random.key(seed)
-        jax.tree.map(np.testing.assert_array_equal, special(key, ids, mask),
-                     general(key, ids, mask))
+        jax.tree.map(np.testing.assert_array_equal, special(key, ids, mask), general(key, ids, mask))
 
 
 def test_equal_random_numbers_do_not_add_predictions():
-    spec = MaskingSpec(mask_id=4, special_ids=(0, 2, 3), replacement_ids=np.arange(5, 9),
-                       max_predictions=3)
+    spec = MaskingSpec(mask_id=4, special_ids=(0, 2, 3), replacement_ids=np.arange(5, 9), max_predictions=3)
     order = jnp.full((1, 20), 0xFFFFFFFF, jnp.uint32).at[0, 9].set(1)
     candidate = (jnp.arange(20) > 4)[None]
     chosen = _choose_tokens(order, candidate, jnp.array([20]), spec)

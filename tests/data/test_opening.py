@@ -21,8 +21,7 @@ def test_carriage_returns_end_the_lines_of_a_file_without_line_feeds(tmp_path, p
     assert [d.sentences for d in read_documents(path)] == [["a", "b"], ["c"]]
 
 
-def test_a_return_before_the_last_byte_looked_at_ends_lines_and_one_at_it_may_be_half_an_end(
-        tmp_path):
+def test_a_return_before_the_last_byte_looked_at_ends_lines_and_one_at_it_may_be_half_an_end(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"a\rb")
     assert [d.sentences for d in read_documents(path)] == [["a", "b"]]

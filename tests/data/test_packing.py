@@ -14,8 +14,7 @@ def unpacked(batch):
     for row in range(len(batch["input_ids"])):
         mask = batch["attention_mask"][row]
         held = int(mask.max())
-        assert batch["nsp_weights"][row].tolist() == [1.0] * held + [0.0] * (
-            batch["nsp_weights"].shape[1] - held)
+        assert batch["nsp_weights"][row].tolist() == [1.0] * held + [0.0] * (batch["nsp_weights"].shape[1] - held)
         position = 0
         for slot in range(1, held + 1):
             where = np.flatnonzero(mask == slot)
@@ -23,9 +22,13 @@ def unpacked(batch):
             assert batch["cls_positions"][row, slot - 1] == position
             assert batch["input_ids"][row, position] == 2
             assert batch["position_ids"][row, where].tolist() == list(range(len(where)))
-            pairs.append((tuple(batch["input_ids"][row, where].tolist()),
-                          tuple(batch["token_type_ids"][row, where].tolist()),
-                          int(batch["nsp_labels"][row, slot - 1])))
+            pairs.append(
+                (
+                    tuple(batch["input_ids"][row, where].tolist()),
+                    tuple(batch["token_type_ids"][row, where].tolist()),
+                    int(batch["nsp_labels"][row, slot - 1]),
+                )
+            )
             position += len(where)
         assert not mask[position:].any() and not batch["input_ids"][row, position:].any()
     return pairs
@@ -39,9 +42,13 @@ def test_a_packed_epoch_has_the_pairs_of_the_padded_one_each_once(store_path):
     for i in range(padded.examples_per_epoch):
         batch = padded[i]
         n = int(batch["attention_mask"].sum())
-        expected.append((tuple(batch["input_ids"][0, :n].tolist()),
-                         tuple(batch["token_type_ids"][0, :n].tolist()),
-                         int(batch["nsp_labels"][0, 0])))
+        expected.append(
+            (
+                tuple(batch["input_ids"][0, :n].tolist()),
+                tuple(batch["token_type_ids"][0, :n].tolist()),
+                int(batch["nsp_labels"][0, 0]),
+            )
+        )
     assert sorted(got) == sorted(expected)
     assert packed.examples_per_epoch < padded.examples_per_epoch
 
@@ -87,5 +94,4 @@ def test_single_segments_pack_too(store_path):
 def test_pairs_per_row_is_checked(store_path):
     with pytest.raises(ValueError, match="pairs_per_row 0"):
         PretrainingBatches(store_path, 64, 16, packed=True, pairs_per_row=0)
-    assert PretrainingBatches(store_path, 64, 16, packed=True,
-                              pairs_per_row=2)[0]["nsp_labels"].shape == (16, 2)
+    assert PretrainingBatches(store_path, 64, 16, packed=True, pairs_per_row=2)[0]["nsp_labels"].shape == (16, 2)

@@ -32,10 +32,13 @@ def counting_store(path, sentence_lengths, **settings):
     documents = []
     for d, lengths in enumerate(sentence_lengths):
         ends = np.cumsum(lengths)
-        documents.append([" ".join(map(str, range(PER_DOCUMENT * d + e - n, PER_DOCUMENT * d + e)))
-                          for n, e in zip(lengths, ends, strict=True)])
-    build_store(None, Counter(), path, documents=documents, heldout_fraction=0,
-                max_random_share=1.0, **settings)
+        documents.append(
+            [
+                " ".join(map(str, range(PER_DOCUMENT * d + e - n, PER_DOCUMENT * d + e)))
+                for n, e in zip(lengths, ends, strict=True)
+            ]
+        )
+    build_store(None, Counter(), path, documents=documents, heldout_fraction=0, max_random_share=1.0, **settings)
     return TokenStore(path)
 
 
@@ -52,8 +55,10 @@ def store(tmp_path_factory, lengths):
 
 def places(store, addresses):
     """(document, token in it) of addresses."""
-    ids = np.array([store.shards[a >> ADDRESS_BITS][a & ((1 << ADDRESS_BITS) - 1)]
-                    for a in addresses.tolist()], np.int64) - 5
+    ids = (
+        np.array([store.shards[a >> ADDRESS_BITS][a & ((1 << ADDRESS_BITS) - 1)] for a in addresses.tolist()], np.int64)
+        - 5
+    )
     return ids // PER_DOCUMENT, ids % PER_DOCUMENT
 
 
@@ -83,8 +88,10 @@ def test_next_segments_follow_and_random_ones_are_of_another_document(store, len
     assert (a_start + pairs[:, 1])[~random].tolist() == b_start[~random].tolist()
     assert (a_document[random] != b_document[random]).all()
     starts = [{0, *np.cumsum(n).tolist()} for n in lengths]
-    for document, first, length in [*zip(a_document, a_start, pairs[:, 1], strict=True),
-                                    *zip(b_document, b_start, pairs[:, 3], strict=True)]:
+    for document, first, length in [
+        *zip(a_document, a_start, pairs[:, 1], strict=True),
+        *zip(b_document, b_start, pairs[:, 3], strict=True),
+    ]:
         assert {int(first), int(first + length)} <= starts[document]
 
 

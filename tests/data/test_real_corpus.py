@@ -18,10 +18,20 @@ pytestmark = pytest.mark.real_data
 # error of the number of instances, the share of random next, the mean lengths of A and B, and the
 # share of the corpus's tokens in some instance of a run.
 ORIGINAL = {
-    128: {"pairs": (8239.4, 6.5), "random": (0.5037, 0.0010), "a": (60.269, 0.056),
-          "b": (64.188, 0.057), "coverage": (0.9011, 0.0002)},
-    512: {"pairs": (2314.2, 3.1), "random": (0.5022, 0.0016), "a": (238.79, 0.41),
-          "b": (255.86, 0.36), "coverage": (0.9750, 0.0002)},
+    128: {
+        "pairs": (8239.4, 6.5),
+        "random": (0.5037, 0.0010),
+        "a": (60.269, 0.056),
+        "b": (64.188, 0.057),
+        "coverage": (0.9011, 0.0002),
+    },
+    512: {
+        "pairs": (2314.2, 3.1),
+        "random": (0.5022, 0.0016),
+        "a": (238.79, 0.41),
+        "b": (255.86, 0.36),
+        "coverage": (0.9750, 0.0002),
+    },
 }
 
 
@@ -36,8 +46,7 @@ def store(shared_data, tmp_path_factory):
             if member.name.removeprefix("./") in names:
                 tar.extract(member, path, filter="data")
     tokenizer = load_tokenizer(shared_data / "vocab/bert-base-uncased-vocab.txt", True)
-    build_store(f"{path}/text/*", tokenizer, path / "store", heldout_fraction=0,
-                shard_bytes=1 << 20)
+    build_store(f"{path}/text/*", tokenizer, path / "store", heldout_fraction=0, shard_bytes=1 << 20)
     return TokenStore(path / "store")
 
 
@@ -53,11 +62,11 @@ def test_pairs_have_the_statistics_of_the_original_program(store, seq_length):
     for epoch in range(20):
         index = PairIndex(store, seq_length, seed=0, epoch=epoch, short_seq_prob=0.0)
         pairs = index.describe(np.arange(len(index)))
-        runs.append([len(index), index.random_share, pairs[:, 1].mean(), pairs[:, 3].mean(),
-                     covered(pairs) / store.num_tokens])
+        runs.append(
+            [len(index), index.random_share, pairs[:, 1].mean(), pairs[:, 3].mean(), covered(pairs) / store.num_tokens]
+        )
     mean, error = np.mean(runs, 0), np.std(runs, 0) / np.sqrt(len(runs))
-    for (name, (expected, its_error)), got, own in zip(
-            ORIGINAL[seq_length].items(), mean, error, strict=True):
+    for (name, (expected, its_error)), got, own in zip(ORIGINAL[seq_length].items(), mean, error, strict=True):
         assert abs(got - expected) < 4 * np.hypot(own, its_error), (name, got, expected)
 
 

@@ -34,14 +34,24 @@ def test_patterns_match_as_those_of_glob_where_there_are_no_links(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     folders = ["."]
     for _ in range(8):
-        folders.append(os.path.join(random.choice(folders),
-                                    random.choice(["a", "b", ".h", "x[1]", "c"])))
+        folders.append(os.path.join(random.choice(folders), random.choice(["a", "b", ".h", "x[1]", "c"])))
         os.makedirs(folders[-1], exist_ok=True)
     for _ in range(15):
         name = random.choice(["f.txt", "g.txt", ".k.txt", "h.md"])
         open(os.path.join(random.choice(folders), name), "w").close()
-    for pattern in ("**", "**/*.txt", "a/**", "./**/*.txt", "*/**/*.txt", "a/**/b/**/*", "**/a/*",
-                    "**/**/*.txt", f"{tmp_path}/**/*.txt", f"{tmp_path}//a/**", "**/x[[]1]/*"):
+    for pattern in (
+        "**",
+        "**/*.txt",
+        "a/**",
+        "./**/*.txt",
+        "*/**/*.txt",
+        "a/**/b/**/*",
+        "**/a/*",
+        "**/**/*.txt",
+        f"{tmp_path}/**/*.txt",
+        f"{tmp_path}//a/**",
+        "**/x[[]1]/*",
+    ):
         files = sorted({f for f in glob.glob(pattern, recursive=True) if os.path.isfile(f)})
         if files:
             assert resolve(pattern) == files

@@ -23,11 +23,9 @@ def built(tmp_path_factory, documents):
     """A store of several shards, of a vocabulary that it holds."""
     path = tmp_path_factory.mktemp("verification") / "s"
     words = [f"w{i}" for i in range(500)]
-    tokenizer = WordPieceTokenizer(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
     rng = np.random.default_rng(0)
-    docs = [[" ".join(rng.choice(words, rng.integers(1, 30)))
-             for _ in range(rng.integers(2, 12))] for _ in range(60)]
+    docs = [[" ".join(rng.choice(words, rng.integers(1, 30))) for _ in range(rng.integers(2, 12))] for _ in range(60)]
     build_store(None, tokenizer, path, documents=docs, heldout_fraction=0.2, shard_bytes=10_000)
     assert len(list(path.glob("shards/*.tokens"))) >= 3
     return path
@@ -35,8 +33,7 @@ def built(tmp_path_factory, documents):
 
 @pytest.fixture
 def store(built, tmp_path):
-    return shutil.copytree(built, tmp_path / "s",
-                           ignore=shutil.ignore_patterns(verification.STAMPS))
+    return shutil.copytree(built, tmp_path / "s", ignore=shutil.ignore_patterns(verification.STAMPS))
 
 
 def as_an_earlier_version_wrote_it(path):
@@ -60,17 +57,27 @@ def flip(data):
 
 
 def zero_tail(data):
-    data[len(data) // 2:] = bytes(len(data) - len(data) // 2)
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
 
 
 NO_HASHES = types.SimpleNamespace(sha256=hashlib.sha256, blake2b=None)  # of contents
-VERSIONS = pytest.mark.parametrize("prepare", [lambda path: None, as_an_earlier_version_wrote_it],
-                                   ids=["this", "earlier"])
+VERSIONS = pytest.mark.parametrize(
+    "prepare", [lambda path: None, as_an_earlier_version_wrote_it], ids=["this", "earlier"]
+)
 
 
 @VERSIONS
-@pytest.mark.parametrize("name", ["shards/00001.tokens", "train.documents", "train.sentences",
-                                  "train.addresses", "heldout.documents", "heldout.sentences"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shards/00001.tokens",
+        "train.documents",
+        "train.sentences",
+        "train.addresses",
+        "heldout.documents",
+        "heldout.sentences",
+    ],
+)
 @pytest.mark.parametrize("edit", [flip, zero_tail])
 def test_a_damaged_shard_or_table_is_refused_by_name(store, prepare, name, edit):
     prepare(store)
@@ -91,13 +98,19 @@ def test_ids_beyond_the_vocabulary_are_refused_also_where_the_hashes_fit(store):
         TokenStore(store)
 
 
-@pytest.mark.parametrize("name, place, value, problem", [
-    ("train.documents", 1, 1 << 40, "do not ascend"), ("train.documents", 2, 1, "do not ascend"),
-    ("train.sentences", 0, 1 << 30, "do not ascend"), ("train.addresses", 0, 9 << 40, "3 shards"),
-    ("train.addresses", 0, -1, "3 shards"), ("train.addresses", 0, 1 << 39, "ends beyond"),
-    ("heldout.addresses", 0, 1 << 39, "ends beyond")])
-def test_tables_that_lead_out_of_the_store_are_refused_also_where_the_hashes_fit(
-        built, name, place, value, problem):
+@pytest.mark.parametrize(
+    "name, place, value, problem",
+    [
+        ("train.documents", 1, 1 << 40, "do not ascend"),
+        ("train.documents", 2, 1, "do not ascend"),
+        ("train.sentences", 0, 1 << 30, "do not ascend"),
+        ("train.addresses", 0, 9 << 40, "3 shards"),
+        ("train.addresses", 0, -1, "3 shards"),
+        ("train.addresses", 0, 1 << 39, "ends beyond"),
+        ("heldout.addresses", 0, 1 << 39, "ends beyond"),
+    ],
+)
+def test_tables_that_lead_out_of_the_store_are_refused_also_where_the_hashes_fit(built, name, place, value, problem):
     split, table = name.split(".")
     store = TokenStore(built, split)
     tables = store._tables(split)
@@ -129,11 +142,19 @@ def test_another_tokenizer_than_the_ids_were_made_with_is_refused(store, prepare
         TokenStore(store).load_tokenizer()
 
 
-@pytest.mark.parametrize("edit", [
-    lambda m: m["tokenizer"].update(pad_id=7), lambda m: m.update(content_hash="00" * 32),
-    lambda m: m["splits"]["train"].update(documents=10), lambda m: m.pop("shards"),
-    lambda m: m["settings"].update(language="de"), lambda m: m.pop("manifest_hash"),
-    lambda m: m["shards"][0].update(tokens="many"), lambda m: m["tokenizer"].update(cls_id=10**30)])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: m["tokenizer"].update(pad_id=7),
+        lambda m: m.update(content_hash="00" * 32),
+        lambda m: m["splits"]["train"].update(documents=10),
+        lambda m: m.pop("shards"),
+        lambda m: m["settings"].update(language="de"),
+        lambda m: m.pop("manifest_hash"),
+        lambda m: m["shards"][0].update(tokens="many"),
+        lambda m: m["tokenizer"].update(cls_id=10**30),
+    ],
+)
 def test_an_edited_manifest_is_refused(store, edit):
     manifest = json.loads((store / "manifest.json").read_text())
     edit(manifest)
@@ -191,8 +212,7 @@ def test_a_damaged_record_of_earlier_checks_only_costs_another_check(store, cont
         TokenStore(store)
 
 
-def test_where_the_store_cannot_be_written_the_check_is_remembered_elsewhere(
-        store, tmp_path, monkeypatch):
+def test_where_the_store_cannot_be_written_the_check_is_remembered_elsewhere(store, tmp_path, monkeypatch):
     monkeypatch.setattr(verification, "_RECENT", -(10**18))
     monkeypatch.setattr(verification, "CACHE", str(tmp_path / "cache"))
     make = verification.tempfile.mkstemp
@@ -212,8 +232,7 @@ def test_where_the_store_cannot_be_written_the_check_is_remembered_elsewhere(
 
 def test_a_repeated_build_refuses_a_damaged_store(tmp_path, tokenizer, documents, text_file):
     text_file(tmp_path / "a.txt", documents(40))
-    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s",
-                     shard_bytes=10_000)
+    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s", shard_bytes=10_000)
     build_store(**arguments)
     change(tmp_path / "s/shards/00001.tokens", zero_tail)
     with pytest.raises(ValueError, match=r"00001\.tokens.*--overwrite"):
@@ -222,14 +241,19 @@ def test_a_repeated_build_refuses_a_damaged_store(tmp_path, tokenizer, documents
     TokenStore(tmp_path / "s")
 
 
-@pytest.mark.parametrize("name", ["shards/00001.tokens", "shards/00001.sentences",
-                                  "shards/00001.documents", "shards/00001.json",
-                                  "tokenizer/vocab.txt"])
-def test_a_build_that_goes_on_makes_damaged_parts_again(tmp_path, tokenizer, documents, text_file,
-                                                        name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shards/00001.tokens",
+        "shards/00001.sentences",
+        "shards/00001.documents",
+        "shards/00001.json",
+        "tokenizer/vocab.txt",
+    ],
+)
+def test_a_build_that_goes_on_makes_damaged_parts_again(tmp_path, tokenizer, documents, text_file, name):
     text_file(tmp_path / "a.txt", documents(40))
-    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s",
-                     shard_bytes=10_000)
+    arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s", shard_bytes=10_000)
     manifest = build_store(**arguments)
     (tmp_path / "s/manifest.json").unlink()
     (tmp_path / "s/tokenizer/vocab.txt").write_text("x\ny\n")

@@ -36,9 +36,13 @@ if __name__ == "__main__":
 def test_workers_work_on_after_sigterm_to_all_and_end_with_a_parent_that_is_killed(tmp_path):
     (tmp_path / "parent.py").write_text(PARENT)
     parent = subprocess.Popen(
-        [sys.executable, tmp_path / "parent.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        [sys.executable, tmp_path / "parent.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     try:
         workers = list(map(int, parent.stdout.readline().split()))
         assert len(workers) == 2

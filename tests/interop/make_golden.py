@@ -21,8 +21,13 @@ HERE = Path(__file__).resolve().parent / "golden"
 def main() -> None:
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=37, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
-        intermediate_size=40, max_position_embeddings=16, hidden_act="gelu",
+        vocab_size=37,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=40,
+        max_position_embeddings=16,
+        hidden_act="gelu",
     )
     model = transformers.BertForPreTraining(config).eval()
     with torch.no_grad():
@@ -36,13 +41,17 @@ def main() -> None:
     ids = rng.integers(1, 37, (3, 16)) * mask
     types = (np.arange(16) >= lengths[:, None] // 2) * mask
     with torch.no_grad():
-        out = model(torch.tensor(ids), torch.tensor(mask), torch.tensor(types),
-                    output_hidden_states=True)
+        out = model(torch.tensor(ids), torch.tensor(mask), torch.tensor(types), output_hidden_states=True)
         pooled = model.bert(torch.tensor(ids), torch.tensor(mask), torch.tensor(types))[1]
     np.savez_compressed(
-        HERE / "outputs.npz", input_ids=ids, attention_mask=mask, token_type_ids=types,
-        hidden=torch.stack(out.hidden_states).numpy(), pooled=pooled.numpy(),
-        mlm=out.prediction_logits.numpy(), nsp=out.seq_relationship_logits.numpy(),
+        HERE / "outputs.npz",
+        input_ids=ids,
+        attention_mask=mask,
+        token_type_ids=types,
+        hidden=torch.stack(out.hidden_states).numpy(),
+        pooled=pooled.numpy(),
+        mlm=out.prediction_logits.numpy(),
+        nsp=out.seq_relationship_logits.numpy(),
     )
     old = {}
     for name, tensor in model.state_dict().items():

@@ -54,9 +54,19 @@ def main() -> None:
         saver = tf.compat.v1.train.Saver(saved)
         saver.save(session, str(OUT / "bert_model.ckpt"), write_meta_graph=False, write_state=False)
     theirs = json.loads((HERE / "golden" / "config.json").read_text())
-    names = ("attention_probs_dropout_prob", "hidden_act", "hidden_dropout_prob", "hidden_size",
-             "initializer_range", "intermediate_size", "max_position_embeddings",
-             "num_attention_heads", "num_hidden_layers", "type_vocab_size", "vocab_size")
+    names = (
+        "attention_probs_dropout_prob",
+        "hidden_act",
+        "hidden_dropout_prob",
+        "hidden_size",
+        "initializer_range",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "type_vocab_size",
+        "vocab_size",
+    )
     values = {name: theirs[name] for name in names}
     (OUT / "bert_config.json").write_text(json.dumps(values, indent=2) + "\n")
 

@@ -14,8 +14,7 @@ from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools.convert import convert, extend_vocabulary, main
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "mo", "##use",
-         "a", "c", "##at", "."]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "mo", "##use", "a", "c", "##at", "."]
 VOCABULARY = WORDS + [f"filler{i}" for i in range(37 - len(WORDS))]
 
 
@@ -24,8 +23,9 @@ def with_tokenizer(tmp_path_factory):
     """The golden model with a vocabulary of its size."""
     path = tmp_path_factory.mktemp("model") / "m"
     golden = load_model(GOLDEN)
-    write_directory(path, golden.config, golden.params, "BertForPreTraining",
-                    WordPieceTokenizer(VOCABULARY, do_lower_case=True))
+    write_directory(
+        path, golden.config, golden.params, "BertForPreTraining", WordPieceTokenizer(VOCABULARY, do_lower_case=True)
+    )
     return path
 
 
@@ -41,7 +41,8 @@ def test_tf1_to_hugging_face_is_exact(tmp_path):
 
 @pytest.mark.parametrize("stored, expected", [(None, None), (1e30, None), (8, 8), (4096, None)])
 def test_the_longest_input_of_the_source_is_kept_or_is_the_number_of_positions(
-        with_tokenizer, tmp_path, stored, expected):
+    with_tokenizer, tmp_path, stored, expected
+):
     source = tmp_path / "source"
     shutil.copytree(with_tokenizer, source)
     settings = json.loads((source / "tokenizer_config.json").read_text())
@@ -99,8 +100,12 @@ def test_new_words_are_such_as_the_tokenizer_looks_for(with_tokenizer):
 
 def test_the_command_extends_writes_and_compares(with_tokenizer, tmp_path, capsys):
     (tmp_path / "words.txt").write_text("mouse\n")
-    arguments = [f"--from={with_tokenizer}", "--to=hf", f"--out={tmp_path / 'out'}",
-                 f"--add_vocab={tmp_path / 'words.txt'}"]
+    arguments = [
+        f"--from={with_tokenizer}",
+        "--to=hf",
+        f"--out={tmp_path / 'out'}",
+        f"--add_vocab={tmp_path / 'words.txt'}",
+    ]
     main(arguments)
     printed = capsys.readouterr().out
     assert "1 words added, 38 rows" in printed
@@ -128,7 +133,8 @@ def test_stablehlo_gives_the_live_models_outputs_at_any_shape_without_bertjax(tm
     start = 8 + int.from_bytes(raw[:8], "little")
     weights = {
         name: np.frombuffer(raw[start:][slice(*e["data_offsets"])], "<f4").reshape(e["shape"])
-        for name, e in json.loads(raw[8:start]).items() if name != "__metadata__"
+        for name, e in json.loads(raw[8:start]).items()
+        if name != "__metadata__"
     }
     function = jax.export.deserialize((tmp_path / "out" / "model.stablehlo").read_bytes())
     assert set(function.platforms) == {"cpu", "cuda", "tpu"}

@@ -71,8 +71,7 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(tmp_path, capsys)
 def test_the_state_of_a_training_program_says_how_its_weights_are_saved(tmp_path):
     path = tmp_path / "pytorch_model.bin"
     with path.open("wb") as stream:
-        for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True},
-                      {"model_state_dict": {}, "epoch": 3}, []):
+        for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, {"model_state_dict": {}, "epoch": 3}, []):
             pickle.dump(value, stream, protocol=2)
     with pytest.raises(LoadError, match=r"torch.save\(torch.load\(FILE\)\['model_state_dict'\]"):
         read_torch_pickle(path)
@@ -94,10 +93,15 @@ def test_truncated_files_are_refused(tmp_path):
 def test_safetensors_of_every_shape_and_type_are_read_as_their_own_library_does(tmp_path):
     from safetensors.numpy import load_file, save_file
 
-    arrays = {f"a.{dtype.__name__}": np.arange(6).reshape(3, 2).astype(dtype)
-              for dtype in (np.float64, np.float32, np.float16, np.int64, np.uint8, np.bool_)}
-    arrays |= {"scalar": np.array(2.5, np.float32), "empty": np.zeros((0, 4), np.float32),
-               "odd": np.arange(3, dtype=np.int8)}  # what follows it is not aligned
+    arrays = {
+        f"a.{dtype.__name__}": np.arange(6).reshape(3, 2).astype(dtype)
+        for dtype in (np.float64, np.float32, np.float16, np.int64, np.uint8, np.bool_)
+    }
+    arrays |= {
+        "scalar": np.array(2.5, np.float32),
+        "empty": np.zeros((0, 4), np.float32),
+        "odd": np.arange(3, dtype=np.int8),
+    }  # what follows it is not aligned
     save_file(arrays, tmp_path / "x.safetensors", metadata={"format": "pt"})
     found, expected = (read(tmp_path / "x.safetensors") for read in (read_safetensors, load_file))
     assert found.keys() == expected.keys()
@@ -129,13 +133,14 @@ def test_sharded_safetensors_and_a_missing_shard(tmp_path):
 def test_a_small_file_cannot_ask_for_much_memory(tmp_path):
     torch = pytest.importorskip("torch")
     for old in (False, True):
-        torch.save({"x": torch.zeros(1).expand(10**12)}, tmp_path / "x.bin",
-                   _use_new_zipfile_serialization=not old)
+        torch.save({"x": torch.zeros(1).expand(10**12)}, tmp_path / "x.bin", _use_new_zipfile_serialization=not old)
         for read in (read_torch_pickle, torch_headers):
             with pytest.raises(LoadError, match=r"x.bin: .*\(1000000000000,\) repeats the 1 elem"):
                 read(tmp_path / "x.bin")
-    with zipfile.ZipFile(GOLDEN / "zip.bin") as packed, zipfile.ZipFile(
-            tmp_path / "deflated.bin", "w", zipfile.ZIP_DEFLATED) as deflated:
+    with (
+        zipfile.ZipFile(GOLDEN / "zip.bin") as packed,
+        zipfile.ZipFile(tmp_path / "deflated.bin", "w", zipfile.ZIP_DEFLATED) as deflated,
+    ):
         for name in packed.namelist():
             deflated.writestr(name, packed.read(name) + bytes(10**6))
     with pytest.raises(LoadError, match="deflated.bin: its entries are larger than the file"):
@@ -145,5 +150,4 @@ def test_a_small_file_cannot_ask_for_much_memory(tmp_path):
 @pytest.mark.parametrize("name", ["zip.bin", "legacy.bin"])
 def test_headers_are_those_of_the_arrays(name):
     arrays = read_torch_pickle(GOLDEN / name)
-    assert torch_headers(GOLDEN / name) == {
-        name: (array.shape, array.dtype) for name, array in arrays.items()}
+    assert torch_headers(GOLDEN / name) == {name: (array.shape, array.dtype) for name, array in arrays.items()}

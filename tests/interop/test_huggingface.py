@@ -10,12 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bertjax.interop import LoadError, load_model, load_pretrained_params
-from bertjax.interop.huggingface import (
-    model_card,
-    read_safetensors,
-    read_state_dict,
-    write_directory,
-)
+from bertjax.interop.huggingface import model_card, read_safetensors, read_state_dict, write_directory
 from bertjax.model.heads import BertForPreTraining, BertForSequenceClassification
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
@@ -31,8 +26,7 @@ def golden():
 def directory_with(tmp_path, change, config=None):
     """A copy of the golden directory whose state dict went through `change`."""
     state = change(dict(read_safetensors(GOLDEN / "model.safetensors")))
-    save_file({k: np.ascontiguousarray(v) for k, v in state.items()},
-              tmp_path / "model.safetensors")
+    save_file({k: np.ascontiguousarray(v) for k, v in state.items()}, tmp_path / "model.safetensors")
     values = json.loads((GOLDEN / "config.json").read_text()) | (config or {})
     (tmp_path / "config.json").write_text(json.dumps(values))
     return tmp_path
@@ -97,8 +91,7 @@ def test_existing_directories_are_kept_unless_told_otherwise(golden, tmp_path):
 def test_old_names_buffers_and_a_missing_prefix(golden, tmp_path):
     def age(state):
         state = {
-            k.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-                "LayerNorm.bias", "LayerNorm.beta"): v
+            k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v
             for k, v in state.items()
         }
         return state | {"bert.embeddings.position_ids": np.arange(16)[None]}
@@ -108,8 +101,9 @@ def test_old_names_buffers_and_a_missing_prefix(golden, tmp_path):
 
     bare = tmp_path / "bare"
     bare.mkdir()
-    directory_with(bare, lambda s: {k[5:]: v for k, v in s.items() if k.startswith("bert.")},
-                   {"architectures": ["BertModel"]})
+    directory_with(
+        bare, lambda s: {k[5:]: v for k, v in s.items() if k.startswith("bert.")}, {"architectures": ["BertModel"]}
+    )
     encoder = load_model(bare).params["encoder"]
     jax.tree.map(np.testing.assert_array_equal, golden.params["encoder"], encoder)
 
@@ -132,8 +126,7 @@ def test_weights_without_architectures_are_what_they_hold(tmp_path):
 
     directory_with(tmp_path, only_mlm, {"architectures": None})
     assert type(load_model(tmp_path).model).__name__ == "BertForMaskedLM"
-    directory_with(tmp_path, lambda state: {k: v for k, v in state.items() if "cls" not in k},
-                   {"architectures": []})
+    directory_with(tmp_path, lambda state: {k: v for k, v in state.items() if "cls" not in k}, {"architectures": []})
     assert type(load_model(tmp_path).model).__name__ == "BertModel"
 
 
@@ -165,8 +158,9 @@ def test_head_of_another_size_is_refused_and_restarted_only_on_request(golden, t
     config = golden.config
     model = BertForSequenceClassification(config, num_labels=16)
     params = load_pretrained_params(GOLDEN, model, jax.random.key(0), reinitialise_head=True)
-    write_directory(tmp_path / "a", config, params, "BertForSequenceClassification",
-                    labels={i: f"class {i}" for i in range(16)})
+    write_directory(
+        tmp_path / "a", config, params, "BertForSequenceClassification", labels={i: f"class {i}" for i in range(16)}
+    )
     loaded = load_model(tmp_path / "a")
     assert loaded.model.num_labels == 16 and loaded.labels[3] == "class 3"
 
@@ -189,8 +183,12 @@ def test_a_head_that_the_file_lacks_is_refused_and_restarted_only_on_request():
 
 
 def test_networks_that_differ_without_a_shape_are_refused(golden):
-    for change in ({"num_attention_heads": 4}, {"hidden_act": "gelu_new"},
-                   {"layer_norm_eps": 1e-5}, {"vocab_size": 40}):
+    for change in (
+        {"num_attention_heads": 4},
+        {"hidden_act": "gelu_new"},
+        {"layer_norm_eps": 1e-5},
+        {"vocab_size": 40},
+    ):
         config = BertConfig.from_dict(golden.config.to_dict() | change)
         with pytest.raises(LoadError, match=next(iter(change))):
             load_pretrained_params(GOLDEN, BertForPreTraining(config), jax.random.key(0))
@@ -216,15 +214,21 @@ def test_a_directory_without_a_model_says_what_was_looked_for(tmp_path):
         load_model(GOLDEN, task="translation")
 
 
-@pytest.mark.parametrize("name, content, message", [
-    ("config.json", "[]", "config.json: not a JSON object"),
-    ("config.json", '{"id2label": {"a": "x"}}', "config.json: id2label must map the numbers"),
-    ("config.json", '{"id2label": ["x"]}', "config.json: id2label must map the numbers"),
-    ("model.safetensors", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-    ("model.safetensors", "", "not a readable safetensors file"),
-    ("vocab.txt", "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(33))]),
-     "tokenizer has 38 entries, the model 37 rows"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("config.json", "[]", "config.json: not a JSON object"),
+        ("config.json", '{"id2label": {"a": "x"}}', "config.json: id2label must map the numbers"),
+        ("config.json", '{"id2label": ["x"]}', "config.json: id2label must map the numbers"),
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("model.safetensors", "", "not a readable safetensors file"),
+        (
+            "vocab.txt",
+            "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(33))]),
+            "tokenizer has 38 entries, the model 37 rows",
+        ),
+    ],
+)
 def test_a_damaged_directory_is_refused_with_the_reason(tmp_path, name, content, message):
     directory_with(tmp_path, lambda state: state)
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
@@ -252,20 +256,30 @@ def test_vocabulary_larger_than_the_table_is_not_written(golden, tmp_path):
         vocab_size = 38
 
     with pytest.raises(ValueError, match="38 tokens, the model 37 rows"):
-        write_directory(tmp_path / "a", golden.config, golden.params, "BertForPreTraining",
-                        Tokenizer())
+        write_directory(tmp_path / "a", golden.config, golden.params, "BertForPreTraining", Tokenizer())
 
 
 def test_model_card_says_what_it_is_and_how_to_load_it():
-    card = model_card("demo", "BertForPreTraining", "A small BERT.", "docstrings",
-                      {"steps": 100, "`optimizer.b2`": 0.98}, {"Results": "* loss 2.5"}, True)
+    card = model_card(
+        "demo",
+        "BertForPreTraining",
+        "A small BERT.",
+        "docstrings",
+        {"steps": 100, "`optimizer.b2`": 0.98},
+        {"Results": "* loss 2.5"},
+        True,
+    )
     head, title = card.split("---\n")[1:3]
     assert "pipeline_tag: fill-mask\n" in head and "library_name: transformers\n" in head
     assert title.startswith("\n# demo\n\nA small BERT.\n")
-    for text in ("## Data\n\ndocstrings\n", "| steps | 100 |", "| `optimizer.b2` | 0.98 |",
-                 "## Results\n\n* loss 2.5\n", 'pipeline("fill-mask", model="DIRECTORY")',
-                 'bertjax.load_model("DIRECTORY")'):
+    for text in (
+        "## Data\n\ndocstrings\n",
+        "| steps | 100 |",
+        "| `optimizer.b2` | 0.98 |",
+        "## Results\n\n* loss 2.5\n",
+        'pipeline("fill-mask", model="DIRECTORY")',
+        'bertjax.load_model("DIRECTORY")',
+    ):
         assert text in card
     tagger = model_card("t", "BertForTokenClassification", "Tags.")
     assert "fill" not in tagger and "BertForTokenClassification.from_pretrained" in tagger
-

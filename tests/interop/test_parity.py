@@ -33,9 +33,17 @@ def torch_model(shape, kind="BertForPreTraining", **options):
     v, h, layers, heads, inner, positions, types, act, eps = SHAPES[shape]
     torch.manual_seed(sum(map(ord, shape)))
     config = transformers.BertConfig(
-        vocab_size=v, hidden_size=h, num_hidden_layers=layers, num_attention_heads=heads,
-        intermediate_size=inner, max_position_embeddings=positions, type_vocab_size=types,
-        hidden_act=act, layer_norm_eps=eps, attn_implementation="eager", **options,
+        vocab_size=v,
+        hidden_size=h,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=inner,
+        max_position_embeddings=positions,
+        type_vocab_size=types,
+        hidden_act=act,
+        layer_norm_eps=eps,
+        attn_implementation="eager",
+        **options,
     )
     model = getattr(transformers, kind)(config).eval()
     with torch.no_grad():
@@ -87,8 +95,7 @@ def test_hidden_states_pooled_mlm_and_nsp(shape, tmp_path, record_property):
 
 
 @pytest.mark.parametrize(
-    "kind", ["MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering",
-             "MultipleChoice"]
+    "kind", ["MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"]
 )
 def test_task_heads(kind, tmp_path, record_property):
     options = {"num_labels": 5} if kind in ("SequenceClassification", "TokenClassification") else {}
@@ -109,16 +116,18 @@ def test_task_heads(kind, tmp_path, record_property):
 
 
 @pytest.mark.parametrize(
-    "task, kind", [("pretraining", "BertForPreTraining"),
-                   ("sequence-classification", "BertForSequenceClassification")]
+    "task, kind", [("pretraining", "BertForPreTraining"), ("sequence-classification", "BertForSequenceClassification")]
 )
-def test_transformers_loads_what_we_write_and_gives_the_same_logits(
-    task, kind, tmp_path, record_property
-):
+def test_transformers_loads_what_we_write_and_gives_the_same_logits(task, kind, tmp_path, record_property):
     torch_model("tiny", kind).save_pretrained(tmp_path / "in")
     loaded = load_model(tmp_path / "in", task=task)
-    write_directory(tmp_path / "out", loaded.config, loaded.params, kind,
-                    labels={0: "bad", 1: "good"} if "Sequence" in kind else None)
+    write_directory(
+        tmp_path / "out",
+        loaded.config,
+        loaded.params,
+        kind,
+        labels={0: "bad", 1: "good"} if "Sequence" in kind else None,
+    )
     other, report = getattr(transformers, kind).from_pretrained(
         tmp_path / "out", output_loading_info=True, attn_implementation="eager"
     )
@@ -149,17 +158,14 @@ def test_loss_and_every_gradient_of_a_pretraining_step(shape, tmp_path, record_p
 
     everywhere = np.full(arrays[0].shape, -100)
     np.put_along_axis(everywhere, positions, labels, axis=1)
-    out = model(*tensors(arrays), labels=torch.tensor(everywhere),
-                next_sentence_label=torch.tensor(nsp_labels))
+    out = model(*tensors(arrays), labels=torch.tensor(everywhere), next_sentence_label=torch.tensor(nsp_labels))
     out.loss.backward()
     theirs = {name: p.grad.numpy() for name, p in model.named_parameters()}
 
     loaded = load_model(tmp_path)
 
     def objective(params):
-        mlm, nsp = loaded.model.apply(
-            {"params": params}, *arrays, masked_positions=jnp.asarray(positions)
-        )
+        mlm, nsp = loaded.model.apply({"params": params}, *arrays, masked_positions=jnp.asarray(positions))
         one = jnp.ones(positions.shape)
         mlm_loss, _, mlm_weight = mlm_sums(mlm, jnp.asarray(labels), one)
         nsp_loss, _, nsp_weight = nsp_sums(nsp, jnp.asarray(nsp_labels)[:, None], one[:, :1])

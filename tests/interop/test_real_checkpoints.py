@@ -26,8 +26,7 @@ def checkpoint(inside):
 
 def recorded(shared_data, name):
     values = dict(np.load(shared_data / "reference_outputs" / name))
-    arrays = [values[n].astype(np.int32)
-              for n in ("input_ids", "attention_mask", "token_type_ids")]
+    arrays = [values[n].astype(np.int32) for n in ("input_ids", "attention_mask", "token_type_ids")]
     return values, arrays, arrays[1] == 1
 
 

@@ -35,8 +35,7 @@ def directory(path, arrays=None, config=None, words=WORDS, without=()):
     arrays = state() if arrays is None else arrays
     save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, path / "model.safetensors")
     values = json.loads((GOLDEN / "config.json").read_text()) | (config or {})
-    (path / "config.json").write_text(json.dumps(
-        {k: v for k, v in values.items() if k not in without}))
+    (path / "config.json").write_text(json.dumps({k: v for k, v in values.items() if k not in without}))
     if words:
         (path / "vocab.txt").write_text("\n".join(words) + "\n")
         (path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
@@ -45,10 +44,15 @@ def directory(path, arrays=None, config=None, words=WORDS, without=()):
 
 def classifier(path, labels=3, **config):
     rng = np.random.default_rng(0)
-    return directory(path, state() | {
-        "classifier.weight": rng.normal(size=(labels, 24)).astype(np.float32),
-        "classifier.bias": np.zeros(labels, np.float32)},
-        {"architectures": ["BertForSequenceClassification"], **config})
+    return directory(
+        path,
+        state()
+        | {
+            "classifier.weight": rng.normal(size=(labels, 24)).astype(np.float32),
+            "classifier.bias": np.zeros(labels, np.float32),
+        },
+        {"architectures": ["BertForSequenceClassification"], **config},
+    )
 
 
 # --- vocabulary
@@ -59,18 +63,19 @@ def test_a_vocabulary_larger_than_the_model_is_refused_at_every_door_before_data
     message = "the tokenizer has 90 entries, the model 37 rows"
     nowhere = tmp_path / "nowhere"
     for door in (
-        lambda: load_model(model), lambda: open_source(model),
+        lambda: load_model(model),
+        lambda: open_source(model),
         lambda: check_pretrained(model, heads.BertForPreTraining(BertConfig())),
         lambda: job.Pretrained(model),
         lambda: inference.fill_mask(model, "the [MASK]"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(LoadError, match=message):
             door()
     for tool, arguments in (
         (evaluate, ["--task=cola", f"--data={nowhere}"]),
         (features, [f"--file={model / 'vocab.txt'}", f"--out={tmp_path / 'x.npz'}"]),
         (predict, ["--task=fill-mask", "--text=the [MASK]"]),
-    ):  # fmt: skip
+    ):
         with pytest.raises(SystemExit, match=message):
             tool.main([f"--model={model}", *arguments])
     with pytest.raises(SystemExit, match=message):
@@ -93,19 +98,33 @@ def test_fine_tuning_refuses_a_vocabulary_before_it_reads_the_data(tmp_path):
 def test_a_head_without_names_is_not_scored_in_an_order_that_nobody_stated(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
-    rows = [f"{text}\t{label}" for text, label in zip(
-        ("the cat", "sat on", "mat . the", "cats", "the mat sat"),
-        ("neutral", "entailment", "contradiction", "entailment", "neutral"), strict=True)]
+    rows = [
+        f"{text}\t{label}"
+        for text, label in zip(
+            ("the cat", "sat on", "mat . the", "cats", "the mat sat"),
+            ("neutral", "entailment", "contradiction", "entailment", "neutral"),
+            strict=True,
+        )
+    ]
     (data / "dev.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     options = json.dumps({"files": {"train": "dev.tsv", "dev": "dev.tsv"}})
 
     def scores(model, *arguments):
-        evaluate.main([f"--model={model}", "--task=table", f"--data={data}", "--max_length=16",
-                       f"--options={options}", *arguments])
+        evaluate.main(
+            [
+                f"--model={model}",
+                "--task=table",
+                f"--data={data}",
+                "--max_length=16",
+                f"--options={options}",
+                *arguments,
+            ]
+        )
 
-    for nameless in (classifier(tmp_path / "none"),
-                     classifier(tmp_path / "placeholders",
-                                id2label={str(i): f"LABEL_{i}" for i in range(3)})):
+    for nameless in (
+        classifier(tmp_path / "none"),
+        classifier(tmp_path / "placeholders", id2label={str(i): f"LABEL_{i}" for i in range(3)}),
+    ):
         with pytest.raises(SystemExit, match="does not name the classes of its head.*--labels="):
             scores(nameless)
     named = classifier(tmp_path / "named", id2label=LABELS)
@@ -117,11 +136,18 @@ def test_the_order_that_is_asked_for_is_the_heads(tmp_path, capsys):
     (tmp_path / "dev.tsv").write_text("text\tlabel\nthe cat\ta\nsat on\tb\nmat .\ta\n")
     options = json.dumps({"files": {"dev": "dev.tsv"}})
     model, accuracy = classifier(tmp_path / "m", labels=2), {}
-    predicted = [max(one, key=one.get) for one in inference.classify(
-        model, ["the cat", "sat on", "mat ."])]
+    predicted = [max(one, key=one.get) for one in inference.classify(model, ["the cat", "sat on", "mat ."])]
     for order in ("a,b", "b,a"):
-        evaluate.main([f"--model={model}", "--task=table", f"--data={tmp_path}", "--max_length=16",
-                       f"--options={options}", f"--labels={order}"])
+        evaluate.main(
+            [
+                f"--model={model}",
+                "--task=table",
+                f"--data={tmp_path}",
+                "--max_length=16",
+                f"--options={options}",
+                f"--labels={order}",
+            ]
+        )
         accuracy[order] = json.loads(capsys.readouterr().out)["scores"]["accuracy"]
         names = dict(zip(("LABEL_0", "LABEL_1"), order.split(","), strict=True))
         right = [names[p] == gold for p, gold in zip(predicted, "aba", strict=True)]
@@ -138,19 +164,23 @@ def test_numbers_are_their_own_order_and_a_nameless_head_is_not_trained_on(tmp_p
     (tmp_path / "t.tsv").write_text("text\tlabel\nthe cat\tx\nsat on\ty\n")
     task = job.make_task("table", tmp_path, {"files": {"train": "t.tsv", "dev": "t.tsv"}})
     start = job.Pretrained(classifier(tmp_path / "m", labels=2))
-    job.prepare_task(task, start, tmp_path / "run",
-                     job.FineTuneSettings(max_length=16), job.RunSettings())
+    job.prepare_task(task, start, tmp_path / "run", job.FineTuneSettings(max_length=16), job.RunSettings())
     assert not start.keep_head
 
 
-@pytest.mark.parametrize("names, message", [
-    ({"id2label": {0: "a", 1: "a", 2: "b"}}, "id2label names several classes a; give each"),
-    ({"id2label": {1: "a", 2: "b", 3: "c"}}, r"numbered \[1, 2, 3\], not from 0 to 2"),
-    ({"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 2, "c": 1}},
-     "label2id contradicts id2label about b, c"),
-    ({"label2id": {"a": 0, "b": 1, "c": 1}}, "label2id gives two labels the same number"),
-    ({"id2label": {0: "a", 1: "b"}}, "names 2 classes, the head has 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        ({"id2label": {0: "a", 1: "a", 2: "b"}}, "id2label names several classes a; give each"),
+        ({"id2label": {1: "a", 2: "b", 3: "c"}}, r"numbered \[1, 2, 3\], not from 0 to 2"),
+        (
+            {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 2, "c": 1}},
+            "label2id contradicts id2label about b, c",
+        ),
+        ({"label2id": {"a": 0, "b": 1, "c": 1}}, "label2id gives two labels the same number"),
+        ({"id2label": {0: "a", 1: "b"}}, "names 2 classes, the head has 3"),
+    ],
+)
 def test_names_that_do_not_fit_the_head_are_refused(tmp_path, names, message):
     model = classifier(tmp_path / "m", **names)
     for door in (lambda: load_model(model), lambda: inference.classify(model, ["the cat"])):
@@ -175,12 +205,13 @@ def test_names_are_read_from_label2id_where_it_stands_alone(tmp_path):
 def test_ids_beyond_their_tables_are_refused_by_name(tmp_path):
     model, ids = load_model(GOLDEN), np.array([[2, 5, 3]])
     for name, value, wrong in (
-        ("input_ids", 39, {"input_ids": ids + 34}), ("input_ids", -1, {"input_ids": ids - 3}),
+        ("input_ids", 39, {"input_ids": ids + 34}),
+        ("input_ids", -1, {"input_ids": ids - 3}),
         ("token_type_ids", 2, {"token_type_ids": ids}),
         ("position_ids", 16, {"position_ids": ids + 14}),
         ("masked_positions", 3, {"masked_positions": [[3]]}),
         ("cls_positions", 9, {"cls_positions": [[9]]}),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=f"{name} has {value}, which is not from 0 to"):
             model(**{"input_ids": ids, "attention_mask": ids * 0 + 1} | wrong)
     with pytest.raises(ValueError, match="token_type_ids has 2"):
@@ -194,45 +225,68 @@ def test_ids_beyond_their_tables_are_refused_by_name(tmp_path):
 
 def test_pairs_are_refused_by_a_model_of_one_segment(tmp_path):
     key = "bert.embeddings.token_type_embeddings.weight"
-    one = state() | {"classifier.weight": np.ones((2, 24), np.float32),
-                     "classifier.bias": np.zeros(2, np.float32)}
-    model = directory(tmp_path / "m", one | {key: one[key][:1]}, {
-        "type_vocab_size": 1, "architectures": ["BertForSequenceClassification"]})
+    one = state() | {"classifier.weight": np.ones((2, 24), np.float32), "classifier.bias": np.zeros(2, np.float32)}
+    model = directory(
+        tmp_path / "m",
+        one | {key: one[key][:1]},
+        {"type_vocab_size": 1, "architectures": ["BertForSequenceClassification"]},
+    )
     loaded = load_model(model)
     assert len(inference.classify(loaded, ["the cat"])) == 1
     with pytest.raises(ValueError, match="one segment .type_vocab_size=1., so it cannot read pair"):
         inference.classify(loaded, [("the cat", "sat")])
     (tmp_path / "t.tsv").write_text("text\tother\tlabel\nthe cat\tsat\tx\nsat on\tmat\ty\n")
-    task = job.make_task("table", tmp_path, {
-        "files": {"train": "t.tsv", "dev": "t.tsv"}, "text": ["text", "other"]})
+    task = job.make_task("table", tmp_path, {"files": {"train": "t.tsv", "dev": "t.tsv"}, "text": ["text", "other"]})
     with pytest.raises(ValueError, match="one segment"):
-        job.prepare_task(task, model, tmp_path / "run", job.FineTuneSettings(max_length=16),
-                         job.RunSettings())
+        job.prepare_task(task, model, tmp_path / "run", job.FineTuneSettings(max_length=16), job.RunSettings())
 
 
 # --- keys of config.json
 
 
-@pytest.mark.parametrize("key, value", [
-    ("embedding_size", 16), ("rotary", True), ("attention_head_size", 4), ("norm_type", "rms"),
-    ("pruned_heads", {"0": [1]}), ("quantization_config", {"bits": 8}),
-    ("is_encoder_decoder", True), ("auto_map", {"AutoModel": "x.Y"}),
-    ("position_embedding_type", "relative_key"),
-    ("tie_word_embeddings", False), ("is_decoder", "false"), ("layer_norm_eps", "small"),
-    ("layer_norm_eps", float("inf")), ("initializer_range", 2**70), ("layer_norm_eps", [1]),
-    ("classifier_dropout", 1.5),
-    ("hidden_act", "quick_gelu"), ("num_hidden_layers", 10**30), ("pad_token_id", "x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("embedding_size", 16),
+        ("rotary", True),
+        ("attention_head_size", 4),
+        ("norm_type", "rms"),
+        ("pruned_heads", {"0": [1]}),
+        ("quantization_config", {"bits": 8}),
+        ("is_encoder_decoder", True),
+        ("auto_map", {"AutoModel": "x.Y"}),
+        ("position_embedding_type", "relative_key"),
+        ("tie_word_embeddings", False),
+        ("is_decoder", "false"),
+        ("layer_norm_eps", "small"),
+        ("layer_norm_eps", float("inf")),
+        ("initializer_range", 2**70),
+        ("layer_norm_eps", [1]),
+        ("classifier_dropout", 1.5),
+        ("hidden_act", "quick_gelu"),
+        ("num_hidden_layers", 10**30),
+        ("pad_token_id", "x"),
+    ],
+)
 def test_a_key_that_would_change_the_network_is_refused_by_name(tmp_path, key, value):
     with pytest.raises(LoadError, match=f"config.json: .*{key}"):
         open_source(directory(tmp_path / "m", config={key: value}))
 
 
 def test_keys_that_change_nothing_are_read_over(tmp_path):
-    harmless = {"torch_dtype": "float16", "pooler_type": "first_token_transform", "use_cache": True,
-                "_name_or_path": "x", "gradient_checkpointing": True, "bos_token_id": 1,
-                "sbert_ce_default_activation_function": "torch.nn.Identity", "new_feature": False,
-                "layer_norm_eps": "1e-12", "pruned_heads": {}, "quantization_config": None}
+    harmless = {
+        "torch_dtype": "float16",
+        "pooler_type": "first_token_transform",
+        "use_cache": True,
+        "_name_or_path": "x",
+        "gradient_checkpointing": True,
+        "bos_token_id": 1,
+        "sbert_ce_default_activation_function": "torch.nn.Identity",
+        "new_feature": False,
+        "layer_norm_eps": "1e-12",
+        "pruned_heads": {},
+        "quantization_config": None,
+    }
     model = load_model(directory(tmp_path / "m", config=harmless))
     assert model.config == load_model(GOLDEN).config
     exact = directory(tmp_path / "e", config={"hidden_act": "gelu_python"})
@@ -246,11 +300,27 @@ def test_every_key_that_transformers_writes_is_known(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(vocab_size=37, id2label=LABELS)
     for values in (config.to_dict(), json.loads(config.to_json_string(use_diff=False))):
-        BertConfig.from_dict({k: v or "set" if k not in (
-            "add_cross_attention", "is_decoder", "is_encoder_decoder", "tie_encoder_decoder",
-            "pruned_heads", "cross_attention_hidden_size", "classifier_dropout", "pad_token_id",
-            "quantization_config", "auto_map", "position_embedding_type") else v
-            for k, v in values.items()})
+        BertConfig.from_dict(
+            {
+                k: v or "set"
+                if k
+                not in (
+                    "add_cross_attention",
+                    "is_decoder",
+                    "is_encoder_decoder",
+                    "tie_encoder_decoder",
+                    "pruned_heads",
+                    "cross_attention_hidden_size",
+                    "classifier_dropout",
+                    "pad_token_id",
+                    "quantization_config",
+                    "auto_map",
+                    "position_embedding_type",
+                )
+                else v
+                for k, v in values.items()
+            }
+        )
 
 
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
@@ -264,8 +334,11 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
 
 def test_sizes_that_the_file_cannot_have_are_refused_before_anything_is_made(tmp_path):
     model = directory(tmp_path / "m", config={"num_hidden_layers": 10**9})
-    for door in (lambda: load_model(model), lambda: inference.fill_mask(model, "[MASK]"),
-                 lambda: check_pretrained(model, heads.BertModel(open_source(model).config))):
+    for door in (
+        lambda: load_model(model),
+        lambda: inference.fill_mask(model, "[MASK]"),
+        lambda: check_pretrained(model, heads.BertModel(open_source(model).config)),
+    ):
         with pytest.raises(LoadError, match="num_hidden_layers=1000000000, the file holds 46 arr"):
             door()
 
@@ -293,8 +366,11 @@ def test_an_encoder_with_heads_of_another_program_is_usable(tmp_path, extra):
 def test_parts_that_may_belong_to_the_answer_are_refused_with_a_message_that_fits(tmp_path):
     model = classifier(tmp_path / "m")
     arrays = dict(read_safetensors(model / "model.safetensors"))
-    model = directory(model, arrays | {"crf.transitions": np.ones((3, 3), np.float32)},
-                      {"architectures": ["BertForTokenClassification"]})
+    model = directory(
+        model,
+        arrays | {"crf.transitions": np.ones((3, 3), np.float32)},
+        {"architectures": ["BertForTokenClassification"]},
+    )
     with pytest.raises(LoadError, match=r"(?s)crf.transitions \(3, 3\).*task='features'"):
         load_model(model)
     model = directory(model, state() | {"bert.adapter.weight": np.ones((3, 3), np.float32)})
@@ -310,8 +386,10 @@ def test_a_prefix_is_named_as_the_difference(tmp_path, prefix):
 
 
 def test_names_of_nvidia_are_read(tmp_path):
-    old = {k.replace("intermediate.dense.", "intermediate.dense_act.")
-           .replace("pooler.dense.", "pooler.dense_act."): v for k, v in state().items()}
+    old = {
+        k.replace("intermediate.dense.", "intermediate.dense_act.").replace("pooler.dense.", "pooler.dense_act."): v
+        for k, v in state().items()
+    }
     assert set(old) != set(state())
     found = load_model(directory(tmp_path / "m", old)).params
     jax.tree.map(np.testing.assert_array_equal, load_model(GOLDEN).params, found)
@@ -349,8 +427,7 @@ def test_rows_beyond_the_vocabulary_have_no_share_in_the_softmax(padded):
     wide, _ = jax.jit(lambda p: model.apply({"params": p}, ids, ids * 0 + 1))(params)
     narrow, _ = golden(ids, ids * 0 + 1)
     weights = np.ones(ids.shape, np.float32)
-    for ours, theirs in zip(mlm_sums(wide, ids, weights), mlm_sums(narrow, ids, weights),
-                            strict=True):
+    for ours, theirs in zip(mlm_sums(wide, ids, weights), mlm_sums(narrow, ids, weights), strict=True):
         assert float(ours) == pytest.approx(float(theirs), rel=1e-6)
     assert wide.shape[-1] == 64 and np.asarray(wide).argmax(-1).max() < 37
 
@@ -373,26 +450,27 @@ def test_a_padded_model_goes_on_from_an_export_and_an_export_from_padded_rows(pa
     table = params["encoder"]["embeddings"]["word_embeddings"]
     assert table.shape == (64, 24) and not table[37:].any()
     with pytest.raises(LoadError, match="vocab_size: checkpoint 37, model 64"):
-        check_pretrained(GOLDEN, heads.BertForPreTraining(
-            BertConfig(**{**golden.config.__dict__, "vocab_size": 64})))
+        check_pretrained(GOLDEN, heads.BertForPreTraining(BertConfig(**{**golden.config.__dict__, "vocab_size": 64})))
 
 
 def test_padding_changes_no_weight_that_is_drawn(padded):
     model, golden, _ = padded
     plain = heads.BertForPreTraining(golden.config)
-    wide, narrow = (jax.jit(heads.init_params, static_argnums=0)(m, jax.random.key(3))
-                    for m in (model, plain))
-    cut = heads.with_rows({"encoder/embeddings/word_embeddings":
-                           wide["encoder"]["embeddings"]["word_embeddings"]}, 37)
-    np.testing.assert_array_equal(
-        *cut.values(), narrow["encoder"]["embeddings"]["word_embeddings"])
+    wide, narrow = (jax.jit(heads.init_params, static_argnums=0)(m, jax.random.key(3)) for m in (model, plain))
+    cut = heads.with_rows({"encoder/embeddings/word_embeddings": wide["encoder"]["embeddings"]["word_embeddings"]}, 37)
+    np.testing.assert_array_equal(*cut.values(), narrow["encoder"]["embeddings"]["word_embeddings"])
     assert not np.asarray(wide["encoder"]["embeddings"]["word_embeddings"])[37:].any()
 
 
 def test_a_tokenizer_is_kept_for_the_copy(tmp_path):
     golden = load_model(GOLDEN)
-    write_directory(tmp_path / "m", golden.config, golden.params, "BertForPreTraining",
-                    WordPieceTokenizer(WORDS, do_lower_case=True))
+    write_directory(
+        tmp_path / "m",
+        golden.config,
+        golden.params,
+        "BertForPreTraining",
+        WordPieceTokenizer(WORDS, do_lower_case=True),
+    )
     shutil.copytree(tmp_path / "m", tmp_path / "copy")
     assert open_source(tmp_path / "copy").require_tokenizer().vocab == tuple(WORDS)
     with pytest.raises(LoadError, match="holds no tokenizer"):
@@ -410,37 +488,45 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("architecture, parts, asked, settings", [
-    ("BertModel", (), None, {}),
-    ("BertForMaskedLM", ("mlm",), "fill-mask", {}),
-    ("BertLMHeadModel", ("mlm",), "fill-mask", {"is_decoder": True}),
-    ("BertForPreTraining", ("mlm", "nsp"), "next-sentence", {}),
-    ("BertForNextSentencePrediction", ("nsp",), "next-sentence", {}),
-    ("BertForSequenceClassification", ("classifier",), "classify", {}),
-    ("BertForTokenClassification", ("classifier",), "ner", {}),
-    ("BertForMultipleChoice", ("choice",), None, {}),
-    ("BertForQuestionAnswering", ("qa",), "qa", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "architecture, parts, asked, settings",
+    [
+        ("BertModel", (), None, {}),
+        ("BertForMaskedLM", ("mlm",), "fill-mask", {}),
+        ("BertLMHeadModel", ("mlm",), "fill-mask", {"is_decoder": True}),
+        ("BertForPreTraining", ("mlm", "nsp"), "next-sentence", {}),
+        ("BertForNextSentencePrediction", ("nsp",), "next-sentence", {}),
+        ("BertForSequenceClassification", ("classifier",), "classify", {}),
+        ("BertForTokenClassification", ("classifier",), "ner", {}),
+        ("BertForMultipleChoice", ("choice",), None, {}),
+        ("BertForQuestionAnswering", ("qa",), "qa", {}),
+    ],
+)
 def test_every_class_of_transformers_predicts_and_converts_with_its_own_heads_alone(
-        tmp_path, capsys, architecture, parts, asked, settings):
+    tmp_path, capsys, architecture, parts, asked, settings
+):
     rng = np.random.default_rng(0)
     arrays = {k: v for k, v in state().items() if k.startswith("bert.")}
     arrays |= {k: v for k, v in state().items() if "mlm" in parts and "predictions" in k}
     for part in parts:
-        arrays |= {name: rng.normal(size=shape).astype(np.float32)
-                   for name, shape in HEADS.get(part, {}).items()}
+        arrays |= {name: rng.normal(size=shape).astype(np.float32) for name, shape in HEADS.get(part, {}).items()}
     model = directory(tmp_path / "m", arrays, {"architectures": [architecture]} | settings)
     convert.main([f"--from={model}", f"--out={tmp_path / 'out'}"])
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [
-        architecture]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [architecture]
     before, after = read_state_dict(model), read_state_dict(tmp_path / "out")
     assert {k: v.tolist() for k, v in after.items() if k in before} == {
-        k: v.tolist() for k, v in before.items() if k in after} and set(after) <= set(before)
+        k: v.tolist() for k, v in before.items() if k in after
+    } and set(after) <= set(before)
     capsys.readouterr()
     if asked is None:
         return
-    text = {"fill-mask": "the [MASK]", "next-sentence": "the cat\tsat", "classify": "the cat",
-            "ner": "the cat", "qa": "the cat\tsat on the mat"}[asked]
+    text = {
+        "fill-mask": "the [MASK]",
+        "next-sentence": "the cat\tsat",
+        "classify": "the cat",
+        "ner": "the cat",
+        "qa": "the cat\tsat on the mat",
+    }[asked]
     predict.main([f"--model={tmp_path / 'out'}", f"--task={asked}", f"--text={text}"])
     assert json.loads(capsys.readouterr().out)
     other = "classify" if asked == "qa" else "qa"
@@ -449,16 +535,17 @@ def test_every_class_of_transformers_predicts_and_converts_with_its_own_heads_al
 
 
 def test_classifier_dropout_is_obeyed_and_kept(tmp_path):
-    model = classifier(tmp_path / "m", classifier_dropout=0.4, hidden_dropout_prob=0.0,
-                       attention_probs_dropout_prob=0.0)
+    model = classifier(
+        tmp_path / "m", classifier_dropout=0.4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     convert.main([f"--from={model}", f"--out={tmp_path / 'out'}"])
     again = load_model(tmp_path / "out")
     assert again.config.classifier_dropout == 0.4
     row = np.array([[2, 5, 6, 3]])
-    apply = jax.jit(lambda model, key: model.apply(
-        {"params": again.params}, row, row * 0 + 1, dropout_key=key), static_argnums=0)
-    plain = again.model.clone(config=again.config.__class__(
-        **{**again.config.__dict__, "classifier_dropout": 0.0}))
+    apply = jax.jit(
+        lambda model, key: model.apply({"params": again.params}, row, row * 0 + 1, dropout_key=key), static_argnums=0
+    )
+    plain = again.model.clone(config=again.config.__class__(**{**again.config.__dict__, "classifier_dropout": 0.0}))
     keys = [jax.random.key(i) for i in range(2)]
     assert not np.array_equal(apply(again.model, keys[0]), apply(again.model, keys[1]))
     assert np.array_equal(apply(plain, keys[0]), apply(plain, keys[1]))
@@ -467,32 +554,41 @@ def test_classifier_dropout_is_obeyed_and_kept(tmp_path):
 # --- directories of sentence-transformers
 
 
-def sentence_directory(path, pooling=None, modules=("Transformer", "Pooling", "Normalize"),
-                       transformer=None, **more):
+def sentence_directory(path, pooling=None, modules=("Transformer", "Pooling", "Normalize"), transformer=None, **more):
     model = directory(path)
     names = ["", "1_Pooling", "2_Normalize", "3_Dense"]
-    (path / "modules.json").write_text(json.dumps([
-        {"idx": i, "path": names[i], "type": f"sentence_transformers.models.{kind}"}
-        for i, kind in enumerate(modules)]))
+    (path / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": i, "path": names[i], "type": f"sentence_transformers.models.{kind}"}
+                for i, kind in enumerate(modules)
+            ]
+        )
+    )
     (path / "1_Pooling").mkdir()
-    (path / "1_Pooling" / "config.json").write_text(json.dumps(
-        pooling or {"pooling_mode_mean_tokens": True}))
-    (path / "sentence_bert_config.json").write_text(json.dumps(
-        transformer or {"max_seq_length": 6, "do_lower_case": False}))
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling or {"pooling_mode_mean_tokens": True}))
+    (path / "sentence_bert_config.json").write_text(
+        json.dumps(transformer or {"max_seq_length": 6, "do_lower_case": False})
+    )
     for name, content in more.items():
         (path / f"{name}.json").write_text(json.dumps(content))
     return model
 
 
-@pytest.mark.parametrize("pooling, expected", [
-    ({"pooling_mode_mean_tokens": True}, lambda s: s.mean(0)),
-    ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, lambda s: s[0]),
-    ({"pooling_mode_max_tokens": True, "word_embedding_dimension": 24}, lambda s: s.max(0)),
-    ({"pooling_mode_mean_sqrt_len_tokens": True}, lambda s: s.sum(0) / len(s) ** 0.5),
-    ({"pooling_mode": "cls"}, lambda s: s[0]),
-    ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
-     lambda s: np.concatenate([s[0], s.mean(0)])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "pooling, expected",
+    [
+        ({"pooling_mode_mean_tokens": True}, lambda s: s.mean(0)),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, lambda s: s[0]),
+        ({"pooling_mode_max_tokens": True, "word_embedding_dimension": 24}, lambda s: s.max(0)),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, lambda s: s.sum(0) / len(s) ** 0.5),
+        ({"pooling_mode": "cls"}, lambda s: s[0]),
+        (
+            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+            lambda s: np.concatenate([s[0], s.mean(0)]),
+        ),
+    ],
+)
 def test_embeddings_are_those_that_the_directory_describes(tmp_path, pooling, expected):
     model = sentence_directory(tmp_path / "m", pooling)
     texts = ["the cat", "the cats sat on the mat . the cat"]
@@ -504,8 +600,9 @@ def test_embeddings_are_those_that_the_directory_describes(tmp_path, pooling, ex
         states = np.asarray(loaded(row, row * 0 + 1, row * 0)[0])[0]
         wanted = expected(states)
         np.testing.assert_allclose(vector, wanted / np.linalg.norm(wanted), atol=1e-5)
-    features.main([f"--model={model}", "--pooling=model", f"--out={tmp_path / 'x.npz'}",
-                   f"--file={_lines(tmp_path, texts)}"])
+    features.main(
+        [f"--model={model}", "--pooling=model", f"--out={tmp_path / 'x.npz'}", f"--file={_lines(tmp_path, texts)}"]
+    )
     np.testing.assert_allclose(np.load(tmp_path / "x.npz")["embeddings"], found, atol=1e-6)
 
 
@@ -515,8 +612,9 @@ def _lines(folder, texts):
 
 
 def test_a_conversion_keeps_what_a_directory_says_about_embeddings(tmp_path):
-    model = directory(sentence_directory(tmp_path / "m", {"pooling_mode_cls_token": True}),
-                      config={"architectures": ["BertModel"]})
+    model = directory(
+        sentence_directory(tmp_path / "m", {"pooling_mode_cls_token": True}), config={"architectures": ["BertModel"]}
+    )
     convert.main([f"--from={model}", f"--out={tmp_path / 'out'}"])
     before, after = (open_source(path).sentence for path in (model, tmp_path / "out"))
     assert after == before._replace(directory=tmp_path / "out")
@@ -530,15 +628,18 @@ def test_the_callers_choice_comes_before_the_directorys(tmp_path):
     np.testing.assert_allclose(cls, np.asarray(model(row, row * 0 + 1)[0])[0, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"modules": ("Transformer", "Pooling", "Normalize", "Dense")}, "module 3, Dense, is not supp"),
-    ({"modules": ("Pooling", "Transformer")}, "module 0, Pooling, is not supported there"),
-    ({"pooling": {"pooling_mode_lasttoken": True}}, "pooling pooling_mode_lasttoken is not supp"),
-    ({"pooling": {"pooling_mode": "weightedmean"}}, "pooling weightedmean is not supported, only"),
-    ({"transformer": {"max_seq_length": "long"}}, "max_seq_length='long' must be a number"),
-    ({"transformer": {"max_seq_length": 8, "chunks": 3}}, "chunks not supported"),
-    ({"config_sentence_transformers": {"default_prompt_name": "query"}}, "default_prompt_name="),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"modules": ("Transformer", "Pooling", "Normalize", "Dense")}, "module 3, Dense, is not supp"),
+        ({"modules": ("Pooling", "Transformer")}, "module 0, Pooling, is not supported there"),
+        ({"pooling": {"pooling_mode_lasttoken": True}}, "pooling pooling_mode_lasttoken is not supp"),
+        ({"pooling": {"pooling_mode": "weightedmean"}}, "pooling weightedmean is not supported, only"),
+        ({"transformer": {"max_seq_length": "long"}}, "max_seq_length='long' must be a number"),
+        ({"transformer": {"max_seq_length": 8, "chunks": 3}}, "chunks not supported"),
+        ({"config_sentence_transformers": {"default_prompt_name": "query"}}, "default_prompt_name="),
+    ],
+)
 def test_what_is_not_done_of_a_directory_is_refused_by_name(tmp_path, change, message):
     with pytest.raises(LoadError, match=message):
         load_model(sentence_directory(tmp_path / "m", **change))
@@ -547,8 +648,7 @@ def test_what_is_not_done_of_a_directory_is_refused_by_name(tmp_path, change, me
 def test_the_encoder_of_an_old_directory_is_in_its_own_folder(tmp_path):
     model = sentence_directory(tmp_path / "m")
     (model / "0_Transformer").mkdir()
-    for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json",
-                 "sentence_bert_config.json"):
+    for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json", "sentence_bert_config.json"):
         (model / name).rename(model / "0_Transformer" / name)
     modules = json.loads((model / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"

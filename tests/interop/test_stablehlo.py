@@ -21,9 +21,20 @@ def exported(tmp_path_factory):
     """A directory with `exported/`, written on the CPU as for any machine."""
     directory = tmp_path_factory.mktemp("stablehlo")
     done = subprocess.run(
-        [sys.executable, "-m", "bertjax.tools.convert", f"--from={GOLDEN}", "--to=stablehlo",
-         f"--out={directory / 'exported'}"], cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True, text=True, check=True)
+        [
+            sys.executable,
+            "-m",
+            "bertjax.tools.convert",
+            f"--from={GOLDEN}",
+            "--to=stablehlo",
+            f"--out={directory / 'exported'}",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert float(done.stdout.split()[-1]) < 1e-5  # the printed comparison
     return directory
 
@@ -39,14 +50,16 @@ def outputs_of_loader(directory, platform):
     """(platforms of the file, MLM and NSP logits) on the inputs that torch's were recorded for."""
     load, call = readme_loader().split("ids = np.array")
     program = (
-        "import sys\nsys.modules['bertjax'] = sys.modules['flax'] = None\n" + load
+        "import sys\nsys.modules['bertjax'] = sys.modules['flax'] = None\n"
+        + load
         + f"x = np.load({str(GOLDEN / 'outputs.npz')!r})\n"
         "ids, mask, types = (x[n].astype(np.int32) for n in\n"
         "                    ('input_ids', 'attention_mask', 'token_type_ids'))\n"
         "mlm, nsp = model.call(weights, ids, mask, types)\n"
         "import jax\nassert jax.default_backend() == sys.argv[1]\n"
         "np.savez('out.npz', mlm=mlm, nsp=nsp, platforms=model.platforms)\n"
-        "ids = np.array" + call)
+        "ids = np.array" + call
+    )
     env = {**os.environ, "JAX_PLATFORMS": platform}
     backend = "gpu" if platform == "cuda" else platform
     subprocess.run([sys.executable, "-c", program, backend], cwd=directory, env=env, check=True)

@@ -41,8 +41,7 @@ def test_optimizer_slots_and_the_step_are_left_out_by_rule():
     left_out = set(index) - set(variables)
     assert shards == 1
     assert left_out == {"global_step"} | {
-        f"bert/encoder/layer_{i}/attention/self/query/kernel/adam_{s}"
-        for i in range(2) for s in "mv"
+        f"bert/encoder/layer_{i}/attention/self/query/kernel/adam_{s}" for i in range(2) for s in "mv"
     }
 
 
@@ -107,6 +106,7 @@ def test_snappy():
 @pytest.fixture
 def rewritten(tmp_path):
     """A function that writes the golden checkpoint again with more variables, or in slices."""
+
     def write(more=(), partitioned=None, change=lambda variables: variables):
         variables = read_variables(GOLDEN_TF1 / "bert_model.ckpt") | dict(more)
         shutil.copy(GOLDEN_TF1 / "bert_config.json", tmp_path)
@@ -117,24 +117,35 @@ def rewritten(tmp_path):
 
 
 def same_as_golden(path):
-    jax.tree.map(np.testing.assert_array_equal, load_model(path).params,
-                 load_model(GOLDEN_TF1).params)
+    jax.tree.map(np.testing.assert_array_equal, load_model(path).params, load_model(GOLDEN_TF1).params)
 
 
-@pytest.mark.parametrize("slot", [
-    "BERTAdam", "BERTAdam_1", "AdamWeightDecayOptimizer_1", "Momentum", "RMSProp_1",
-    "ExponentialMovingAverage", "accumulator/0"])
+@pytest.mark.parametrize(
+    "slot",
+    [
+        "BERTAdam",
+        "BERTAdam_1",
+        "AdamWeightDecayOptimizer_1",
+        "Momentum",
+        "RMSProp_1",
+        "ExponentialMovingAverage",
+        "accumulator/0",
+    ],
+)
 def test_whatever_stands_below_a_weight_is_a_slot_of_an_optimizer(rewritten, slot):
     weights = read_variables(GOLDEN_TF1 / "bert_model.ckpt")
-    same_as_golden(rewritten({f"{name}/{slot}": array * 0 for name, array in weights.items()} | {
-        "global_step_7": np.array(3, np.int64), "learning_rate": np.array(0.1, np.float32)}))
+    same_as_golden(
+        rewritten(
+            {f"{name}/{slot}": array * 0 for name, array in weights.items()}
+            | {"global_step_7": np.array(3, np.int64), "learning_rate": np.array(0.1, np.float32)}
+        )
+    )
 
 
 @pytest.mark.parametrize("rows", [(37,), (13, 12, 12), (1, 36)])
 def test_partitioned_variables_are_read_whole(rewritten, rows):
     words = "bert/embeddings/word_embeddings"
-    same_as_golden(rewritten({f"{words}/Adam": np.ones((37, 24), np.float32)},
-                             {words: rows, f"{words}/Adam": rows}))
+    same_as_golden(rewritten({f"{words}/Adam": np.ones((37, 24), np.float32)}, {words: rows, f"{words}/Adam": rows}))
 
 
 def test_more_rows_than_one_byte_of_a_key_holds_keep_their_order(tmp_path):

@@ -42,13 +42,13 @@ def _entry(dtype, shape, offset=0, size=0, crc=None, slices=()):
     message += _number(4, offset) + _number(5, size)
     message += b"" if crc is None else varint(6 << 3 | 5) + struct.pack("<I", crc)
     for extents in slices:
-        message += _bytes(7, b"".join(_bytes(1, _number(1, start) + _number(2, length))
-                                      for start, length in extents))
+        message += _bytes(7, b"".join(_bytes(1, _number(1, start) + _number(2, length)) for start, length in extents))
     return message
 
 
 def table(records):
     """The bytes of an index with these (key, value) records, in one block."""
+
     def block(pairs):
         body = b"".join(b"\0" + varint(len(k)) + varint(len(v)) + k + v for k, v in pairs)
         body += struct.pack("<II", 0, 1) + b"\0"
@@ -74,8 +74,7 @@ def write(prefix, variables, partitioned=None):
         nonlocal data
         raw = np.ascontiguousarray(array).tobytes()
         data += raw
-        return _entry(array.dtype, array.shape, len(data) - len(raw), len(raw),
-                      _masked(crc32c(raw)))
+        return _entry(array.dtype, array.shape, len(data) - len(raw), len(raw), _masked(crc32c(raw)))
 
     for name, array in variables.items():
         if name not in (partitioned or {}):
@@ -85,8 +84,15 @@ def write(prefix, variables, partitioned=None):
         for rows in partitioned[name]:
             extents = [(start, rows)] + [(0, n) for n in array.shape[1:]]
             # A dimension that is whole has no length in the message, and -1 in the key.
-            key = b"\0" + name.encode() + b"\0\1" + bytes([1, array.ndim]) + _signed(start) + (
-                _signed(rows)) + (_signed(0) + b"\x7f") * (array.ndim - 1)
+            key = (
+                b"\0"
+                + name.encode()
+                + b"\0\1"
+                + bytes([1, array.ndim])
+                + _signed(start)
+                + (_signed(rows))
+                + (_signed(0) + b"\x7f") * (array.ndim - 1)
+            )
             records.append((key, stored(array[start : start + rows])))
             slices.append([extents[0], *[(0, 0)] * (array.ndim - 1)])
             start += rows

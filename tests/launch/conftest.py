@@ -43,8 +43,15 @@ class Cloud:
     def run(self, command: str | list[str], stdin: str = "", **environment: str):
         """Runs `launch/<command>`; the text is split as a shell would."""
         words = ["bash", "-c", f"exec launch/{command}"] if isinstance(command, str) else command
-        return subprocess.run(words, cwd=self.repo, text=True, capture_output=True, input=stdin,
-                              env={**self.environment, **environment}, timeout=60)
+        return subprocess.run(
+            words,
+            cwd=self.repo,
+            text=True,
+            capture_output=True,
+            input=stdin,
+            env={**self.environment, **environment},
+            timeout=60,
+        )
 
     @property
     def calls(self) -> list[list[str]]:
@@ -61,8 +68,7 @@ class Cloud:
 def short(words: list[str]) -> str:
     if words[3] != "ssh":
         return words[3]
-    command = next((word.removeprefix("--command=") for word in words
-                    if word.startswith("--command=")), "shell")
+    command = next((word.removeprefix("--command=") for word in words if word.startswith("--command=")), "shell")
     if "tar -xzf" in command:
         return "unpack"
     return command.split()[2] if "host.sh" in command else command.split()[0]
@@ -76,8 +82,7 @@ def cloud(tmp_path: pathlib.Path) -> Cloud:
     fake = HERE / "fake_gcloud.py"
     make_program(programs / "gcloud", f'#!/bin/sh\nexec "{sys.executable}" -S -I "{fake}" "$@"\n')
     environment = {
-        name: value for name, value in os.environ.items()
-        if not name.startswith(("BERTJAX_", "SLURM_", "CLOUDSDK_"))
+        name: value for name, value in os.environ.items() if not name.startswith(("BERTJAX_", "SLURM_", "CLOUDSDK_"))
     } | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(tmp_path),
@@ -94,8 +99,7 @@ def cloud(tmp_path: pathlib.Path) -> Cloud:
 def small_repo(tmp_path: pathlib.Path) -> pathlib.Path:
     """A git checkout with the launch scripts and one file of each kind that git tells apart."""
     repo = tmp_path / "checkout"
-    shutil.copytree(REPO / "launch", repo / "launch",
-                    ignore=shutil.ignore_patterns("colab", "__pycache__"))
+    shutil.copytree(REPO / "launch", repo / "launch", ignore=shutil.ignore_patterns("colab", "__pycache__"))
     for name in ("tracked.py", "deleted.py", "with space.txt"):
         (repo / name).write_text(name)
     (repo / ".gitignore").write_text("runs/\n")

@@ -20,8 +20,17 @@ import sys
 
 # Flags by verb, read off `gcloud compute tpus ... --help` of Google Cloud SDK 528.0.0.
 WIDE = {"--project", "--format", "--quiet", "--zone"}
-CREATE = {"--spot", "--reserved", "--network", "--subnetwork", "--service-account", "--metadata",
-          "--internal-ips", "--labels", "--accelerator-type"}
+CREATE = {
+    "--spot",
+    "--reserved",
+    "--network",
+    "--subnetwork",
+    "--service-account",
+    "--metadata",
+    "--internal-ips",
+    "--labels",
+    "--accelerator-type",
+}
 CONNECT = {"--worker", "--internal-ip", "--ssh-key-file", "--strict-host-key-checking"}
 FLAGS = {
     "tpu-vm create": CREATE | {"--version", "--preemptible"},
@@ -29,9 +38,16 @@ FLAGS = {
     "tpu-vm delete": {"--async"},
     "tpu-vm ssh": CONNECT | {"--command", "--ssh-flag", "--output-directory"},
     "tpu-vm scp": CONNECT | {"--recurse", "--compress", "--scp-flag"},
-    "queued-resources create": CREATE | {
-        "--runtime-version", "--node-id", "--node-count", "--node-prefix", "--guaranteed",
-        "--valid-until-duration", "--valid-after-duration"},
+    "queued-resources create": CREATE
+    | {
+        "--runtime-version",
+        "--node-id",
+        "--node-count",
+        "--node-prefix",
+        "--guaranteed",
+        "--valid-until-duration",
+        "--valid-after-duration",
+    },
     "queued-resources describe": set(),
     "queued-resources delete": {"--async", "--force"},
     "queued-resources ssh": CONNECT | {"--command", "--ssh-flag", "--node", "--batch-size"},
@@ -50,8 +66,7 @@ def main(words: list[str]) -> int:
         print(f"ERROR: (gcloud) {problem}", file=sys.stderr)
         return 2
 
-    command = next((word.removeprefix("--command=") for word in words
-                    if word.startswith("--command=")), None)
+    command = next((word.removeprefix("--command=") for word in words if word.startswith("--command=")), None)
     reply = next_reply(verb, kind_of_ssh(command) if verb.endswith("ssh") else verb)
     if reply is None:
         reply = default_reply(verb, words, command)
@@ -113,6 +128,7 @@ def set_slice(state: str | None) -> None:
         forget("started")
         if os.path.exists("hosts"):
             import shutil
+
             for name in os.listdir("hosts"):
                 shutil.rmtree(f"hosts/{name}")
                 os.mkdir(f"hosts/{name}")
@@ -128,8 +144,11 @@ def default_reply(verb: str, words: list[str], command: str | None) -> dict:
     if action == "create":
         return {"slice": "ACTIVE" if group == "queued-resources" else "READY"}
     if not os.path.exists("slice"):
-        return {"rc": 1, "stderr": f"ERROR: ({'.'.join(words[:4])}) NOT_FOUND: Resource "
-                                   f"'projects/p/locations/z/nodes/{words[4]}' was not found\n"}
+        return {
+            "rc": 1,
+            "stderr": f"ERROR: ({'.'.join(words[:4])}) NOT_FOUND: Resource "
+            f"'projects/p/locations/z/nodes/{words[4]}' was not found\n",
+        }
     if action == "delete":
         return {"slice": ""}
     if action == "describe":
@@ -142,6 +161,7 @@ def default_reply(verb: str, words: list[str], command: str | None) -> dict:
         return {"rc": 1, "stderr": "ERROR: NOT_FOUND: Resource was not found\n"}
     if action == "scp":
         import shutil
+
         shutil.copy(words[4], "copied.tar.gz")
         for name in os.listdir("hosts") if os.path.exists("hosts") else ():
             shutil.copy(words[4], f"hosts/{name}/{words[5].split(':', 1)[1]}")
@@ -153,11 +173,18 @@ def default_reply(verb: str, words: list[str], command: str | None) -> dict:
 
 def run_on_hosts(command: str) -> dict:
     import subprocess
+
     out, worst = "", 0
     for name in sorted(os.listdir("hosts")):
         home = os.path.abspath(f"hosts/{name}")
-        done = subprocess.run(["bash", "-c", command], cwd=home, text=True, capture_output=True,
-                              env={**os.environ, "HOME": home}, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=home,
+            text=True,
+            capture_output=True,
+            env={**os.environ, "HOME": home},
+            stdin=subprocess.DEVNULL,
+        )
         out, worst = out + done.stdout, max(worst, done.returncode)
         sys.stderr.write(done.stderr)
     return {"rc": worst, "stdout": out}
@@ -170,8 +197,7 @@ def imagined_host(kind: str) -> dict:
         open(mark, "w").close()
     if kind != "ssh status":
         return {}
-    state = ("exited 0" if os.path.exists("started")
-             else "idle" if os.path.exists("setup") else "bare")
+    state = "exited 0" if os.path.exists("started") else "idle" if os.path.exists("setup") else "bare"
     return {"stdout": f"bertjax-host w0 {state}\n"}
 
 

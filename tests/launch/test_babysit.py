@@ -31,7 +31,8 @@ RUNNING = {"stdout": "bertjax-host w0 running\n"}
 
 def unreachable(state=None):
     return {"rc": 255, "stderr": "ssh: connect to host: Connection timed out\n"} | (
-        {} if state is None else {"slice": state})
+        {} if state is None else {"slice": state}
+    )
 
 
 def test_an_undisturbed_run(cloud):
@@ -50,9 +51,14 @@ def test_a_spot_slice_pre_empted_in_the_middle_of_the_run_is_made_again_and_the_
     cloud.plays({"ssh status": [BARE, RUNNING, RUNNING, unreachable("PREEMPTED")]})
     done = babysit(cloud, "--spot")
     assert done.returncode == 0, done.stderr
-    assert cloud.story == (CREATE + START + ["status"] * 3  # running, running, no answer
-                           + ["describe", "describe", "delete", "create", "describe"]
-                           + START + DONE)
+    assert cloud.story == (
+        CREATE
+        + START
+        + ["status"] * 3  # running, running, no answer
+        + ["describe", "describe", "delete", "create", "describe"]
+        + START
+        + DONE
+    )
     starts = [words for words in cloud.calls if " start " in words[-1]]
     assert starts[0] == starts[1]  # the same command: bertjax.main resumes from its checkpoint
     creations = [words for words in cloud.calls if words[3] == "create"]
@@ -60,11 +66,17 @@ def test_a_spot_slice_pre_empted_in_the_middle_of_the_run_is_made_again_and_the_
 
 
 def test_a_suspended_queued_resource_is_deleted_with_its_nodes_and_asked_for_again(cloud):
-    cloud.plays({"ssh status": [BARE, RUNNING, unreachable("SUSPENDED")],
-                 "queued-resources describe": [
-                     {"rc": 1, "stderr": "ERROR: NOT_FOUND\n"},
-                     {"stdout": "WAITING_FOR_RESOURCES\n"}, {"stdout": "ACTIVE\n"},
-                     {"stdout": "ACTIVE\n"}]})
+    cloud.plays(
+        {
+            "ssh status": [BARE, RUNNING, unreachable("SUSPENDED")],
+            "queued-resources describe": [
+                {"rc": 1, "stderr": "ERROR: NOT_FOUND\n"},
+                {"stdout": "WAITING_FOR_RESOURCES\n"},
+                {"stdout": "ACTIVE\n"},
+                {"stdout": "ACTIVE\n"},
+            ],
+        }
+    )
     done = babysit(cloud, "--queued --spot")
     assert done.returncode == 0, done.stderr
     deletion = [words for words in cloud.calls if words[3] == "delete"]
@@ -157,9 +169,12 @@ def test_a_ready_slice_is_not_deleted_because_its_hosts_are_silent(cloud):
 
 def test_being_offline_is_waited_out_without_touching_the_slice(cloud):
     cloud.has_slice("READY", setup=True, started=True)
-    cloud.plays({
-        "ssh status": [RUNNING, *[{"rc": 1, "stderr": OFFLINE}] * 2],
-        "tpu-vm describe": [{"stdout": "READY\n"}, *[{"rc": 1, "stderr": OFFLINE}] * 8]})
+    cloud.plays(
+        {
+            "ssh status": [RUNNING, *[{"rc": 1, "stderr": OFFLINE}] * 2],
+            "tpu-vm describe": [{"stdout": "READY\n"}, *[{"rc": 1, "stderr": OFFLINE}] * 8],
+        }
+    )
     done = babysit(cloud)
     assert done.returncode == 0, done.stderr
     assert set(cloud.story) == {"describe", "true", "status", "log"}
@@ -168,8 +183,12 @@ def test_being_offline_is_waited_out_without_touching_the_slice(cloud):
 
 def test_being_offline_between_two_runs_is_waited_out(cloud):
     cloud.has_slice("READY", setup=True)
-    cloud.plays({"ssh status": [IDLE, *ended(75, 75, 0)],
-                 "tpu-vm describe": [{"stdout": "READY\n"}, *[{"rc": 1, "stderr": OFFLINE}] * 3]})
+    cloud.plays(
+        {
+            "ssh status": [IDLE, *ended(75, 75, 0)],
+            "tpu-vm describe": [{"stdout": "READY\n"}, *[{"rc": 1, "stderr": OFFLINE}] * 3],
+        }
+    )
     assert babysit(cloud).returncode == 0
     assert cloud.story.count("describe") == 5 and cloud.story.count("start") == 2
 
@@ -178,7 +197,7 @@ def test_a_copy_that_failed_is_not_unpacked(cloud):
     cloud.plays({"tpu-vm scp": [{"rc": 1, "stderr": "lost connection\n"}]})
     assert babysit(cloud).returncode == 0
     first = cloud.story.index("scp")
-    assert "unpack" not in cloud.story[first:cloud.story.index("scp", first + 1)]
+    assert "unpack" not in cloud.story[first : cloud.story.index("scp", first + 1)]
 
 
 def test_hosts_that_wait_for_a_dead_peer_are_stopped_and_all_start_again(cloud):
@@ -187,8 +206,7 @@ def test_hosts_that_wait_for_a_dead_peer_are_stopped_and_all_start_again(cloud):
     cloud.plays({"ssh status": [IDLE, half, half, half, *ended(134, 0)]})
     done = babysit(cloud, BERTJAX_GRACE="2")
     assert done.returncode == 0, done.stderr
-    assert cloud.story == ["describe", *AGAIN, *["status"] * 3, "stop", "complaint",
-                           "describe", *AGAIN, *DONE]
+    assert cloud.story == ["describe", *AGAIN, *["status"] * 3, "stop", "complaint", "describe", *AGAIN, *DONE]
 
 
 def test_hosts_that_end_well_one_after_the_other_are_given_their_time(cloud):
@@ -200,8 +218,9 @@ def test_hosts_that_end_well_one_after_the_other_are_given_their_time(cloud):
     assert "stop" not in cloud.story
 
 
-@pytest.mark.parametrize(("codes", "starts"), [
-    ((0, 0), 1), ((75, 75), 2), ((75, 134), 2), ((2, 75), 1), ((2, 134), 1), ((1, 0), 2)])
+@pytest.mark.parametrize(
+    ("codes", "starts"), [((0, 0), 1), ((75, 75), 2), ((75, 134), 2), ((2, 75), 1), ((2, 134), 1), ((1, 0), 2)]
+)
 def test_the_code_of_many_hosts_is_the_one_that_decides(cloud, codes, starts):
     cloud.has_slice("READY", setup=True)
     both = {"stdout": "".join(f"bertjax-host w{n} exited {c}\n" for n, c in enumerate(codes))}
@@ -225,15 +244,23 @@ def test_no_quota_at_first_is_final(cloud):
 
 
 def test_the_quota_of_a_slice_that_was_just_deleted_is_waited_for(cloud):
-    cloud.plays({"ssh status": [BARE, unreachable("PREEMPTED")],
-                 "tpu-vm create": [{"slice": "READY"}, *[{"rc": 1, "stderr": QUOTA}] * 2]})
+    cloud.plays(
+        {
+            "ssh status": [BARE, unreachable("PREEMPTED")],
+            "tpu-vm create": [{"slice": "READY"}, *[{"rc": 1, "stderr": QUOTA}] * 2],
+        }
+    )
     done = babysit(cloud, "--spot")
     assert (done.returncode, cloud.story.count("create")) == (0, 4)
 
 
 def test_no_capacity_for_the_new_slice_is_tried_again(cloud):
-    cloud.plays({"ssh status": [BARE, unreachable("PREEMPTED")],
-                 "tpu-vm create": [{"slice": "READY"}, *[{"rc": 1, "stderr": CAPACITY}] * 2]})
+    cloud.plays(
+        {
+            "ssh status": [BARE, unreachable("PREEMPTED")],
+            "tpu-vm create": [{"slice": "READY"}, *[{"rc": 1, "stderr": CAPACITY}] * 2],
+        }
+    )
     assert (babysit(cloud, "--spot").returncode, cloud.story.count("create")) == (0, 4)
 
 
@@ -264,8 +291,7 @@ def test_a_slice_that_its_owner_stopped_is_not_deleted(cloud):
 
 
 def test_a_missing_login_is_explained(cloud):
-    cloud.plays({"tpu-vm describe": [{"rc": 1, "stderr": "You do not currently have an active "
-                                                         "account selected\n"}]})
+    cloud.plays({"tpu-vm describe": [{"rc": 1, "stderr": "You do not currently have an active account selected\n"}]})
     done = babysit(cloud)
     assert (done.returncode, cloud.story) == (1, ["describe"])
     assert "gcloud auth login" in done.stderr
@@ -275,16 +301,31 @@ def test_a_dry_run_prints_the_whole_way_and_runs_nothing(cloud):
     done = babysit(cloud, "--spot --dry_run --delete_when_done")
     assert (done.returncode, cloud.calls) == (0, [])
     printed = [line.split()[4] for line in done.stdout.splitlines()]
-    assert printed == ["describe", "create", "describe", "ssh", "ssh", "scp", "ssh", "ssh", "ssh",
-                       "ssh", "ssh", "delete"]
+    assert printed == [
+        "describe",
+        "create",
+        "describe",
+        "ssh",
+        "ssh",
+        "scp",
+        "ssh",
+        "ssh",
+        "ssh",
+        "ssh",
+        "ssh",
+        "delete",
+    ]
 
 
-@pytest.mark.parametrize(("flags", "train", "message"), [
-    ("", "", "no command"),
-    ("", "-- python -m bertjax.main --workdir=runs/a", "gs://BUCKET/RUN"),
-    ("--max_failures=many", TRAIN, "not a whole number"),
-    ("", TRAIN + " --dry_run", "stands after --"),
-])
+@pytest.mark.parametrize(
+    ("flags", "train", "message"),
+    [
+        ("", "", "no command"),
+        ("", "-- python -m bertjax.main --workdir=runs/a", "gs://BUCKET/RUN"),
+        ("--max_failures=many", TRAIN, "not a whole number"),
+        ("", TRAIN + " --dry_run", "stands after --"),
+    ],
+)
 def test_wrong_usage_is_refused_before_any_call(cloud, flags, train, message):
     done = babysit(cloud, flags, train)
     assert (done.returncode, cloud.calls) == (2, [])
@@ -300,16 +341,22 @@ def test_real_hosts_through_a_stop_and_a_crash(cloud, small_repo):
     shared = cloud.root / "bucket"  # outlives the hosts
     shared.mkdir()
     script = small_repo / "job.sh"
-    script.write_text('n=$(cat "$1/$(basename "$HOME")" 2>/dev/null || echo 0); n=$((n + 1))\n'
-                      'echo "$n" >"$1/$(basename "$HOME")"; printf "%s|" "$2" tracked.py: \n'
-                      'cat tracked.py; echo\n'
-                      'case $n in 1) exit 75 ;; 2) exit 134 ;; esac\n')
+    script.write_text(
+        'n=$(cat "$1/$(basename "$HOME")" 2>/dev/null || echo 0); n=$((n + 1))\n'
+        'echo "$n" >"$1/$(basename "$HOME")"; printf "%s|" "$2" tracked.py: \n'
+        "cat tracked.py; echo\n"
+        "case $n in 1) exit 75 ;; 2) exit 134 ;; esac\n"
+    )
     uv = pathlib.Path(cloud.environment["PATH"].split(":")[0]) / "uv"
-    uv.write_text(f'#!/bin/sh\n[ "$1" != venv ] || {{ mkdir -p "$HOME/bertjax/venv/bin" && '
-                  f'ln -sf "{sys.executable}" "$HOME/bertjax/venv/bin/python"; }}\n')
+    uv.write_text(
+        f'#!/bin/sh\n[ "$1" != venv ] || {{ mkdir -p "$HOME/bertjax/venv/bin" && '
+        f'ln -sf "{sys.executable}" "$HOME/bertjax/venv/bin/python"; }}\n'
+    )
     uv.chmod(0o755)
-    done = cloud.run(["launch/babysit.sh", "bert", "--type=v5e-16", "--", "bash", "job.sh",
-                      str(shared), "it's \"quoted\" $HOME *"], BERTJAX_POLL="0.05")
+    done = cloud.run(
+        ["launch/babysit.sh", "bert", "--type=v5e-16", "--", "bash", "job.sh", str(shared), 'it\'s "quoted" $HOME *'],
+        BERTJAX_POLL="0.05",
+    )
     assert done.returncode == 0, done.stderr
     assert [(shared / name).read_text() for name in ("w0", "w1")] == ["3\n", "3\n"]
     log = (cloud.root / "hosts" / "w1" / "bertjax" / "run" / "log").read_text()

@@ -32,9 +32,13 @@ def hosts(cloud):
     cloud.has_slice("READY")
     cloud.environment |= {
         "PATH": f"{pathlib.Path(sys.executable).parent}:{cloud.environment['PATH']}",
-        "PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(REPO),
+        "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1"),
-        "BERTJAX_POLL": "1", "BERTJAX_GRACE": "2", "BERTJAX_STOP_SECONDS": "2"}
+        "BERTJAX_POLL": "1",
+        "BERTJAX_GRACE": "2",
+        "BERTJAX_STOP_SECONDS": "2",
+    }
     yield cloud.root / "hosts"
     for pid in (cloud.root / "hosts").glob("*/bertjax/run/pid"):
         try:
@@ -47,27 +51,43 @@ def babysitter(cloud, store, workdir):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    flags = ["--config=configs/base.py", f"--config.data.corpus={store}", f"--workdir={workdir}",
-             f"--config.phases=(({STEPS},32),)", "--config.batch_size=8",
-             "--config.model.num_hidden_layers=1", "--config.model.hidden_size=16",
-             "--config.model.num_attention_heads=2", "--config.model.intermediate_size=32",
-             "--config.optimizer.warmup_steps=10", "--config.eval.rows=16",
-             "--config.log.every_steps=1", "--config.log.tensorboard=false",
-             "--config.checkpoint.every_steps=20",
-             "--config.watchdog_seconds=8", f"--coordinator=127.0.0.1:{port}", "--processes=2"]
+    flags = [
+        "--config=configs/base.py",
+        f"--config.data.corpus={store}",
+        f"--workdir={workdir}",
+        f"--config.phases=(({STEPS},32),)",
+        "--config.batch_size=8",
+        "--config.model.num_hidden_layers=1",
+        "--config.model.hidden_size=16",
+        "--config.model.num_attention_heads=2",
+        "--config.model.intermediate_size=32",
+        "--config.optimizer.warmup_steps=10",
+        "--config.eval.rows=16",
+        "--config.log.every_steps=1",
+        "--config.log.tensorboard=false",
+        "--config.checkpoint.every_steps=20",
+        "--config.watchdog_seconds=8",
+        f"--coordinator=127.0.0.1:{port}",
+        "--processes=2",
+    ]
     # As on real hosts each finds out by itself which one it is; here by its home.
     command = 'exec python -m bertjax.main "$@" --process_id="${HOME: -1}"'
     return subprocess.Popen(
         ["launch/babysit.sh", "bert", "--type=v5e-16", "--", "bash", "-c", command, "main", *flags],
-        cwd=REPO, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=cloud.environment)
+        cwd=REPO,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=cloud.environment,
+    )
 
 
 def process_on(host):
     """The number of the Python process that trains there."""
     supervisor = (host / "bertjax" / "run" / "pid").read_text().strip()
-    return int(subprocess.run(["pgrep", "-P", supervisor], text=True, check=True,
-                              capture_output=True).stdout.split()[0])
+    return int(
+        subprocess.run(["pgrep", "-P", supervisor], text=True, check=True, capture_output=True).stdout.split()[0]
+    )
 
 
 def losses(workdir):
@@ -80,8 +100,7 @@ def weights(workdir):
 
 
 @pytest.mark.slow
-def test_a_frozen_process_is_named_the_other_ends_and_the_next_start_goes_on(
-        cloud, hosts, random_store, tmp_path):
+def test_a_frozen_process_is_named_the_other_ends_and_the_next_start_goes_on(cloud, hosts, random_store, tmp_path):
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     babysitting = babysitter(cloud, random_store, calm)
     said = babysitting.communicate(timeout=300)[0]
@@ -101,7 +120,9 @@ def test_a_frozen_process_is_named_the_other_ends_and_the_next_start_goes_on(
         assert re.search(
             rf"watchdog: process \d+ on \S+ \({left} of 2\): .* has not ended for \d+ s \(limit: "
             r"--config.watchdog_seconds=8\)\. Suspect .*another process of the run.*\. "
-            r"Exit code 76: the same command goes on", said), said
+            r"Exit code 76: the same command goes on",
+            said,
+        ), said
         assert f"failed: 76 (failure {failure}, 3 allowed in a row)" in said
     assert said.count("a host ended with code 76 and others did not follow: stopping them") == 2
     log = (hosts / "w0" / "bertjax" / "run" / "log").read_text()

@@ -15,8 +15,7 @@ class Host:
     def __init__(self, home: pathlib.Path):
         self.home, self.root = home, home / "bertjax"
         (self.root / "code" / "launch").mkdir(parents=True)
-        (self.root / "code" / "launch" / "host.sh").write_text(
-            (REPO / "launch" / "host.sh").read_text())
+        (self.root / "code" / "launch" / "host.sh").write_text((REPO / "launch" / "host.sh").read_text())
         self.programs = home / "bin"
         self.programs.mkdir()
         self.program("uv", f'echo "$*" >>{home}/uv.calls')
@@ -27,10 +26,19 @@ class Host:
 
     def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            ["bash", "bertjax/code/launch/host.sh", *words], cwd=self.home, text=True,
-            capture_output=True, timeout=30, stdin=subprocess.DEVNULL,
-            env={"HOME": str(self.home), "PATH": f"{self.programs}:{os.environ['PATH']}",
-                 "BERTJAX_BACKOFF": "0", **environment})
+            ["bash", "bertjax/code/launch/host.sh", *words],
+            cwd=self.home,
+            text=True,
+            capture_output=True,
+            timeout=30,
+            stdin=subprocess.DEVNULL,
+            env={
+                "HOME": str(self.home),
+                "PATH": f"{self.programs}:{os.environ['PATH']}",
+                "BERTJAX_BACKOFF": "0",
+                **environment,
+            },
+        )
 
     def state(self, run: str = "1") -> str:
         line = self("status", run).stdout.split(maxsplit=2)
@@ -72,12 +80,13 @@ def test_setup_installs_the_copied_tree_with_the_extra(host):
     venv, code = host.root / "venv", host.root / "code"
     assert (host.home / "uv.calls").read_text().splitlines() == [
         f"venv --quiet --allow-existing --python 3.12 {venv}",
-        f"pip install --quiet --python {venv}/bin/python -e {code}[tpu]"]
+        f"pip install --quiet --python {venv}/bin/python -e {code}[tpu]",
+    ]
     assert host.state() == "idle"
 
 
 def test_setup_is_tried_three_times_and_then_fails(host):
-    host.program("uv", f'echo call >>{host.home}/uv.calls; false')
+    host.program("uv", f"echo call >>{host.home}/uv.calls; false")
     done = host("setup", "tpu")
     assert (done.returncode, host.state()) == (1, "bare")
     assert len((host.home / "uv.calls").read_text().split()) == 3
@@ -142,8 +151,7 @@ def test_a_run_can_be_started_again_after_its_end(ready):
 
 
 def test_stop_lets_the_job_save(ready):
-    ready("start", "1", "--", "bash", "-c",
-          "trap 'echo saved; exit 75' TERM; echo up; while :; do sleep 0.05; done")
+    ready("start", "1", "--", "bash", "-c", "trap 'echo saved; exit 75' TERM; echo up; while :; do sleep 0.05; done")
     while "up\n" not in ready.log:
         time.sleep(0.02)
     assert ready("stop").returncode == 0
@@ -153,8 +161,7 @@ def test_stop_lets_the_job_save(ready):
 
 
 def test_stop_kills_what_does_not_stop(ready):
-    ready("start", "1", "--", "bash", "-c",
-          "trap 'echo no' TERM; echo up; while :; do sleep 0.05; done")
+    ready("start", "1", "--", "bash", "-c", "trap 'echo no' TERM; echo up; while :; do sleep 0.05; done")
     while "up\n" not in ready.log:
         time.sleep(0.02)
     done = ready("stop", BERTJAX_STOP_SECONDS="1")
@@ -202,12 +209,19 @@ def test_the_log_of_nothing_is_a_message(ready):
     assert "nothing has run here yet" in ready("log", "40").stderr
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    ((), "no command: one of setup, start"), (("begin",), "unknown command 'begin'"),
-    (("start",), "start needs an ID, -- and a command"), (("start", "1", "true"), "start needs"),
-    (("status",), "status takes one argument"), (("log", "many"), "log needs a number of lines"),
-    (("exec", "true"), "exec needs -- and a command"), (("setup",), "setup takes one argument"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "no command: one of setup, start"),
+        (("begin",), "unknown command 'begin'"),
+        (("start",), "start needs an ID, -- and a command"),
+        (("start", "1", "true"), "start needs"),
+        (("status",), "status takes one argument"),
+        (("log", "many"), "log needs a number of lines"),
+        (("exec", "true"), "exec needs -- and a command"),
+        (("setup",), "setup takes one argument"),
+    ],
+)
 def test_wrong_usage_is_one_line_and_changes_nothing(host, words, message):
     done = host(*words)
     assert done.returncode == 2 and message in done.stderr and "--help" in done.stderr

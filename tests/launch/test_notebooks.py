@@ -75,15 +75,18 @@ def test_it_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     shutil.copy(path, tmp_path)
     notebook = nbformat.read(tmp_path / path.name, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3",
-                            resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code"
-               for output in cell.outputs]
+    nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     pictures = [o for o in outputs if "image/png" in o.get("data", {})]
     printed = "".join(o.get("text", "") for o in outputs if o.output_type == "stream")
     compared = all(map(importlib.util.find_spec, ("torch", "transformers")))
     assert len(pictures) == {"pretrain": 2, "finetune": 2, "convert": int(compared)}[path.stem]
     # A shell command that fails does not stop a notebook.
-    assert not re.search(r"^(Traceback \(most recent|usage: |\w+: error: |"
-                         r"(bertjax|train_vocab|build_corpus|convert|predict|sweep): \w)", printed,
-                         re.MULTILINE), printed[-3000:]
+    assert not re.search(
+        r"^(Traceback \(most recent|usage: |\w+: error: |"
+        r"(bertjax|train_vocab|build_corpus|convert|predict|sweep): \w)",
+        printed,
+        re.MULTILINE,
+    ), printed[-3000:]

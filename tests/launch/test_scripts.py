@@ -16,8 +16,7 @@ COMMANDS = ["create", "setup", "copy", "run", "exec", "logs", "status", "stop", 
 def test_shellcheck_finds_nothing():
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed (Debian: apt-get install shellcheck)")
-    done = subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=LAUNCH, text=True,
-                          capture_output=True)
+    done = subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=LAUNCH, text=True, capture_output=True)
     assert done.stdout == ""
 
 
@@ -35,9 +34,21 @@ def test_scripts_stop_at_the_first_failure(script):
     assert (script.stat().st_mode & 0o111 != 0) == (script.name != "lib.sh")
 
 
-@pytest.mark.parametrize("command", [f"tpu.sh {name} --help" for name in COMMANDS] + [
-    "tpu.sh --help", "babysit.sh --help", "gke.sh --help", "slurm.sh --help", "host.sh --help",
-    "host.sh -h", "host.sh help", "slurm.sh -h", "slurm.sh help"])
+@pytest.mark.parametrize(
+    "command",
+    [f"tpu.sh {name} --help" for name in COMMANDS]
+    + [
+        "tpu.sh --help",
+        "babysit.sh --help",
+        "gke.sh --help",
+        "slurm.sh --help",
+        "host.sh --help",
+        "host.sh -h",
+        "host.sh help",
+        "slurm.sh -h",
+        "slurm.sh help",
+    ],
+)
 def test_usage_has_examples(cloud, command):
     done = cloud.run(command)
     assert (done.returncode, done.stderr) == (0, "")
@@ -59,8 +70,7 @@ def test_asking_a_command_of_a_host_for_help_does_nothing_else(cloud, command, t
 def readme_commands():
     blocks = re.findall(r"```bash\n(.*?)```", (LAUNCH / "README.md").read_text(), re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [line for line in lines if line.startswith(("launch/tpu.sh", "launch/babysit.sh",
-                                                       "launch/gke.sh"))]
+    return [line for line in lines if line.startswith(("launch/tpu.sh", "launch/babysit.sh", "launch/gke.sh"))]
 
 
 @pytest.mark.parametrize("line", readme_commands())
@@ -76,12 +86,10 @@ def stages():
     """{stage: (its parent, its instructions)} of the Dockerfile."""
     text = (LAUNCH / "Dockerfile").read_text().replace("\\\n", " ")
     parts = re.split(r"^FROM (\S+) AS (\S+)\n", text, flags=re.MULTILINE)[1:]
-    return {name: (parent, body) for parent, name, body in
-            zip(parts[::3], parts[1::3], parts[2::3], strict=True)}
+    return {name: (parent, body) for parent, name, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True)}
 
 
-@pytest.mark.parametrize(("target", "extra"), [
-    ("cpu", "."), ("cuda", "'.[cuda]'"), ("tpu", "'.[tpu]'")])
+@pytest.mark.parametrize(("target", "extra"), [("cpu", "."), ("cuda", "'.[cuda]'"), ("tpu", "'.[tpu]'")])
 def test_each_target_copies_its_own_environment_into_a_runtime_without_root(target, extra):
     known = stages()
     parent, body = known[target]
@@ -96,6 +104,10 @@ def test_a_build_without_a_target_is_for_the_cpu():
 
 def test_what_the_dockerfile_copies_is_in_its_context():
     ignore = (LAUNCH / "Dockerfile.dockerignore").read_text().splitlines()
-    copied = {name for line in (LAUNCH / "Dockerfile").read_text().splitlines()
-              if line.startswith("COPY ") and "--from" not in line for name in line.split()[1:-1]}
+    copied = {
+        name
+        for line in (LAUNCH / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for name in line.split()[1:-1]
+    }
     assert copied and "*" in ignore and {f"!{name}" for name in copied} <= set(ignore)

@@ -20,27 +20,43 @@ def sbatch(tmp_path):
     def run(code: int = 0, flags=FLAGS, cwd=tmp_path / "repo", **environment: str):
         for name, end in (("srun", f"exit {code}"), ("scontrol", "exit 0")):
             program = tmp_path / name
-            program.write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@" '
-                               f">>{tmp_path}/calls\n{end}\n")
+            program.write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@" >>{tmp_path}/calls\n{end}\n')
             program.chmod(0o755)
-        slurm = {"SLURM_JOB_ID": "7", "SLURM_NTASKS_PER_NODE": "8", "SLURM_GPUS_ON_NODE": "8",
-                 "SLURM_CPUS_PER_TASK": "6"} | environment
+        slurm = {
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS_PER_NODE": "8",
+            "SLURM_GPUS_ON_NODE": "8",
+            "SLURM_CPUS_PER_TASK": "6",
+        } | environment
         done = subprocess.run(
-            ["bash", SCRIPT, *flags], cwd=cwd, text=True, capture_output=True, timeout=30,
-            env={"PATH": f"{tmp_path}:{os.environ['PATH']}"} | {
-                name: value for name, value in slurm.items() if value})
+            ["bash", SCRIPT, *flags],
+            cwd=cwd,
+            text=True,
+            capture_output=True,
+            timeout=30,
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}"} | {name: value for name, value in slurm.items() if value},
+        )
         calls = tmp_path / "calls"
         words = calls.read_text().splitlines() if calls.exists() else []
         calls.unlink(missing_ok=True)
         return done, words
+
     return run
 
 
 def test_every_node_starts_bertjax_with_the_flags_as_given(sbatch):
     done, words = sbatch()
     assert done.returncode == 0
-    assert words == ["srun", "--kill-on-bad-exit=0", "--wait=120", "--cpus-per-task=6", "python",
-                     "-m", "bertjax.main", *FLAGS]
+    assert words == [
+        "srun",
+        "--kill-on-bad-exit=0",
+        "--wait=120",
+        "--cpus-per-task=6",
+        "python",
+        "-m",
+        "bertjax.main",
+        *FLAGS,
+    ]
 
 
 def test_a_job_that_saved_and_stopped_goes_back_into_the_queue(sbatch):
@@ -93,8 +109,7 @@ def test_outside_slurm_or_the_repository_it_says_how_to_submit(sbatch, tmp_path)
 
 
 def test_sbatch_options_let_a_run_save_and_come_back():
-    options = [line.split()[1] for line in SCRIPT.read_text().splitlines()
-               if line.startswith("#SBATCH ")]
+    options = [line.split()[1] for line in SCRIPT.read_text().splitlines() if line.startswith("#SBATCH ")]
     assert {"--signal=TERM@300", "--requeue", "--open-mode=append"} <= set(options)
     values = dict(option.partition("=")[::2] for option in options)
     assert values["--ntasks-per-node"] == values["--gpus-per-node"]
@@ -104,10 +119,16 @@ def test_sbatch_options_let_a_run_save_and_come_back():
 def test_jax_gives_each_slurm_process_the_gpu_of_its_number_on_the_node(monkeypatch):
     """Why the script starts one process a GPU. If this fails, JAX has changed: think again."""
     clusters = pytest.importorskip("jax._src.clusters")
-    for name, value in {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[3-4]",
-                        "SLURM_NTASKS": "16", "SLURM_PROCID": "13", "SLURM_LOCALID": "5",
-                        "SLURM_STEP_NUM_NODES": "2"}.items():
+    for name, value in {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_NODELIST": "node[3-4]",
+        "SLURM_NTASKS": "16",
+        "SLURM_PROCID": "13",
+        "SLURM_LOCALID": "5",
+        "SLURM_STEP_NUM_NODES": "2",
+    }.items():
         monkeypatch.setenv(name, value)
     address, count, process, devices = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-        None, None, None, None, "slurm", 10)
+        None, None, None, None, "slurm", 10
+    )
     assert (address.split(":")[0], count, process, devices) == ("node3", 16, 13, [5])

@@ -8,32 +8,45 @@ import pytest
 
 SSH = "--ssh-flag=-oConnectTimeout=30 --ssh-flag=-oServerAliveInterval=30 --quiet"
 # Messages as gcloud prints them (public bug reports of other projects).
-QUOTA = ("ERROR: (gcloud.compute.tpus.tpu-vm.create) HttpError 429: \"Quota limit "
-         "'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0 in region "
-         "us-east5.\", \"status\": \"RESOURCE_EXHAUSTED\"\n")
-CAPACITY = ('ERROR: (gcloud.compute.tpus.tpu-vm.create) {"code": 8, "message": "There is no more '
-            'capacity in the zone \\"us-west4-a\\"; you can try in another zone"}\n')
+QUOTA = (
+    'ERROR: (gcloud.compute.tpus.tpu-vm.create) HttpError 429: "Quota limit '
+    "'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0 in region "
+    'us-east5.", "status": "RESOURCE_EXHAUSTED"\n'
+)
+CAPACITY = (
+    'ERROR: (gcloud.compute.tpus.tpu-vm.create) {"code": 8, "message": "There is no more '
+    'capacity in the zone \\"us-west4-a\\"; you can try in another zone"}\n'
+)
 NOT_READY = "ssh: connect to host 10.0.0.2 port 22: Connection refused\n"
 PERMISSION = "ERROR: PERMISSION_DENIED: The caller does not have permission\n"
 TRAIN = "-- python -m bertjax.main --config=configs/base.py --workdir=gs://b/run"
 
 
-@pytest.mark.parametrize(("flags", "expected"), [
-    ("--type=v4-32",
-     "tpu-vm create bert --zone=us-west4-a --accelerator-type=v4-32 --version=tpu-ubuntu2204-base"),
-    ("--type=v5e-16 --spot",
-     "tpu-vm create bert --zone=us-west4-a --accelerator-type=v5litepod-16 "
-     "--version=v2-alpha-tpuv5-lite --spot"),
-    ("--type=v5p-16 --reserved --project=p",
-     "tpu-vm create bert --zone=us-west4-a --project=p --accelerator-type=v5p-16 "
-     "--version=v2-alpha-tpuv5 --reserved"),
-    ("--type=v6e-16 --queued --spot --valid_until=6h",
-     "queued-resources create bert --zone=us-west4-a --accelerator-type=v6e-16 "
-     "--runtime-version=v2-alpha-tpuv6e --node-id=bert --spot --valid-until-duration=6h"),
-    ("--type=v5p-16 --slices=2 --create_flag=--network=n",
-     "queued-resources create bert --zone=us-west4-a --accelerator-type=v5p-16 "
-     "--runtime-version=v2-alpha-tpuv5 --node-count=2 --node-prefix=bert --network=n"),
-])
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--type=v4-32", "tpu-vm create bert --zone=us-west4-a --accelerator-type=v4-32 --version=tpu-ubuntu2204-base"),
+        (
+            "--type=v5e-16 --spot",
+            "tpu-vm create bert --zone=us-west4-a --accelerator-type=v5litepod-16 --version=v2-alpha-tpuv5-lite --spot",
+        ),
+        (
+            "--type=v5p-16 --reserved --project=p",
+            "tpu-vm create bert --zone=us-west4-a --project=p --accelerator-type=v5p-16 "
+            "--version=v2-alpha-tpuv5 --reserved",
+        ),
+        (
+            "--type=v6e-16 --queued --spot --valid_until=6h",
+            "queued-resources create bert --zone=us-west4-a --accelerator-type=v6e-16 "
+            "--runtime-version=v2-alpha-tpuv6e --node-id=bert --spot --valid-until-duration=6h",
+        ),
+        (
+            "--type=v5p-16 --slices=2 --create_flag=--network=n",
+            "queued-resources create bert --zone=us-west4-a --accelerator-type=v5p-16 "
+            "--runtime-version=v2-alpha-tpuv5 --node-count=2 --node-prefix=bert --network=n",
+        ),
+    ],
+)
 def test_create_asks_for_the_slice_that_the_flags_describe(cloud, flags, expected):
     dry = cloud.run(f"tpu.sh create bert {flags} --dry_run")
     assert dry.stdout.splitlines()[0] == f"gcloud compute tpus {expected} --quiet"
@@ -44,17 +57,32 @@ def test_create_asks_for_the_slice_that_the_flags_describe(cloud, flags, expecte
 
 def test_commands_for_a_multislice_reach_every_host_of_every_slice(cloud):
     dry = cloud.run(f"tpu.sh run bert --queued --dry_run {TRAIN}").stdout
-    assert dry.startswith("gcloud compute tpus queued-resources ssh bert --zone=us-west4-a "
-                          f"--node=all --worker=all {SSH} '--command=bash ")
+    assert dry.startswith(
+        "gcloud compute tpus queued-resources ssh bert --zone=us-west4-a "
+        f"--node=all --worker=all {SSH} '--command=bash "
+    )
 
 
-@pytest.mark.parametrize("command", [
-    "create bert --type=v5e-16 --spot", "create bert --type=v4-16 --slices=2 --valid_until=1d",
-    "setup bert", "setup bert --queued", "copy bert", f"run bert {TRAIN}", "exec bert -- df -h",
-    "logs bert --follow", "logs bert --queued --node=1 --worker=2", "status bert",
-    "status bert --queued", "stop bert", "ssh bert --worker=2", "delete bert",
-    "delete bert --queued",
-])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "create bert --type=v5e-16 --spot",
+        "create bert --type=v4-16 --slices=2 --valid_until=1d",
+        "setup bert",
+        "setup bert --queued",
+        "copy bert",
+        f"run bert {TRAIN}",
+        "exec bert -- df -h",
+        "logs bert --follow",
+        "logs bert --queued --node=1 --worker=2",
+        "status bert",
+        "status bert --queued",
+        "stop bert",
+        "ssh bert --worker=2",
+        "delete bert",
+        "delete bert --queued",
+    ],
+)
 def test_a_dry_run_prints_commands_that_gcloud_parses_and_runs_none(cloud, command):
     first, _, rest = command.partition(" -- ")
     done = cloud.run(f"tpu.sh {first} --project=p --dry_run{' -- ' + rest if rest else ''}")
@@ -93,15 +121,19 @@ def test_pauses_double_up_to_the_longest(cloud):
     cloud.plays({"tpu-vm create": [{"rc": 1, "stderr": CAPACITY}] * 9})
     (cloud.root.parent / "bin" / "sleep").write_text(f'#!/bin/sh\necho "$1" >>{cloud.root}/slept\n')
     (cloud.root.parent / "bin" / "sleep").chmod(0o755)
-    cloud.run("tpu.sh create bert --type=v5e-16", BERTJAX_BACKOFF="15", BERTJAX_BACKOFF_MAX="100",
-              BERTJAX_ATTEMPTS="6")
+    cloud.run("tpu.sh create bert --type=v5e-16", BERTJAX_BACKOFF="15", BERTJAX_BACKOFF_MAX="100", BERTJAX_ATTEMPTS="6")
     assert (cloud.root / "slept").read_text().split() == ["15", "30", "60", "100", "100"]
 
 
 def test_a_creation_whose_answer_was_lost_counts(cloud):
-    cloud.plays({"tpu-vm create": [
-        {"rc": 1, "stderr": "ERROR: 503 UNAVAILABLE\n", "slice": "READY"},
-        {"rc": 1, "stderr": "ERROR: ALREADY_EXISTS: Resource bert already exists\n"}]})
+    cloud.plays(
+        {
+            "tpu-vm create": [
+                {"rc": 1, "stderr": "ERROR: 503 UNAVAILABLE\n", "slice": "READY"},
+                {"rc": 1, "stderr": "ERROR: ALREADY_EXISTS: Resource bert already exists\n"},
+            ]
+        }
+    )
     assert cloud.run("tpu.sh create bert --type=v5e-16").returncode == 0
 
 
@@ -120,8 +152,13 @@ def test_a_missing_permission_is_explained_and_not_tried_again(cloud):
 
 
 def test_create_waits_through_the_queue(cloud):
-    cloud.plays({"queued-resources describe": [
-        {"stdout": f"{state}\n"} for state in ("WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")]})
+    cloud.plays(
+        {
+            "queued-resources describe": [
+                {"stdout": f"{state}\n"} for state in ("WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
+            ]
+        }
+    )
     done = cloud.run("tpu.sh create bert --type=v5e-16 --queued")
     assert (done.returncode, cloud.story) == (0, ["create"] + ["describe"] * 3 + ["true"])
 
@@ -192,42 +229,43 @@ def test_copy_works_without_git(cloud, small_repo):
         assert "./runs/model.bin" not in archive.getnames()
 
 
-@pytest.mark.parametrize("workdir", [
-    "", "--workdir=runs/a", "--workdir runs/a", "--workdir=./a", "--workdir="])
+@pytest.mark.parametrize("workdir", ["", "--workdir=runs/a", "--workdir runs/a", "--workdir=./a", "--workdir="])
 def test_a_work_directory_on_the_hosts_own_disks_is_refused(cloud, workdir):
     done = cloud.run(f"tpu.sh run bert -- python -m bertjax.main --config=c.py {workdir}")
     assert (done.returncode, cloud.calls) == (2, [])
     assert "gs://BUCKET/RUN" in done.stderr
 
 
-@pytest.mark.parametrize("workdir", [
-    "--workdir=gs://b/r", "--workdir gs://b/r", "--workdir=/nfs/r"])
+@pytest.mark.parametrize("workdir", ["--workdir=gs://b/r", "--workdir gs://b/r", "--workdir=/nfs/r"])
 def test_a_shared_work_directory_is_accepted(cloud, workdir):
     cloud.has_slice("READY")
     done = cloud.run(f"tpu.sh run bert -- python -m bertjax.main --config=c.py {workdir}")
     assert (done.returncode, cloud.story) == (0, ["describe", "start"])
 
 
-@pytest.mark.parametrize(("command", "message"), [
-    (f"run bert {TRAIN} --dry_run", "stands after --"),  # else the slice would be used and paid for
-    (f"run bert {TRAIN} --zone=z", "stands after --"),
-    ("run bert", "no command"),
-    ("exec bert --", "no command"),
-    ("create bert --type=v5e-16 --color=red", "unknown flag --color"),
-    ("create bert --type", "without its value"),
-    ("create bert --type=v5e-16 --spot=yes", "takes no value"),
-    ("create bert --type=v5e-16 --slices=two", "not a whole number"),
-    ("create bert --type=v5e-16 --slices=0", "at least 1"),
-    ("create bert", "no accelerator"),
-    ("create bert --type=v9-8", "give --version"),
-    ("create bert --type=tpu7x-16", "launch/gke.sh"),
-    ("create bert --type=v5e-16 --spot --reserved", "exclude each other"),
-    ("create bert --type=v5e-16 --valid_until=6h", "add --queued"),
-    ("create Bert_1 --type=v5e-16", "cannot name a slice"),
-    ("create --type=v5e-16", "cannot name a slice"),
-    ("status bert other", "unexpected argument 'other'"),
-    ("begin bert", "unknown command 'begin'"),
-])
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (f"run bert {TRAIN} --dry_run", "stands after --"),  # else the slice would be used and paid for
+        (f"run bert {TRAIN} --zone=z", "stands after --"),
+        ("run bert", "no command"),
+        ("exec bert --", "no command"),
+        ("create bert --type=v5e-16 --color=red", "unknown flag --color"),
+        ("create bert --type", "without its value"),
+        ("create bert --type=v5e-16 --spot=yes", "takes no value"),
+        ("create bert --type=v5e-16 --slices=two", "not a whole number"),
+        ("create bert --type=v5e-16 --slices=0", "at least 1"),
+        ("create bert", "no accelerator"),
+        ("create bert --type=v9-8", "give --version"),
+        ("create bert --type=tpu7x-16", "launch/gke.sh"),
+        ("create bert --type=v5e-16 --spot --reserved", "exclude each other"),
+        ("create bert --type=v5e-16 --valid_until=6h", "add --queued"),
+        ("create Bert_1 --type=v5e-16", "cannot name a slice"),
+        ("create --type=v5e-16", "cannot name a slice"),
+        ("status bert other", "unexpected argument 'other'"),
+        ("begin bert", "unknown command 'begin'"),
+    ],
+)
 def test_wrong_usage_is_refused_before_any_call(cloud, command, message):
     done = cloud.run(f"tpu.sh {command}")
     assert (done.returncode, cloud.calls) == (2, [])
@@ -250,12 +288,14 @@ def test_status_shows_slice_and_hosts(cloud):
 def test_logs_name_one_host(cloud):
     cloud.has_slice("ACTIVE")
     cloud.run("tpu.sh logs bert --node=1 --worker=3 --follow")
-    assert {"--node=1", "--worker=3",
-            "--command=bash bertjax/code/launch/host.sh log 200 follow"} <= set(cloud.calls[-1])
+    assert {"--node=1", "--worker=3", "--command=bash bertjax/code/launch/host.sh log 200 follow"} <= set(
+        cloud.calls[-1]
+    )
 
 
-@pytest.mark.parametrize(("answer", "flag", "deleted"), [
-    ("n\n", "", False), ("", "", False), ("y\n", "", True), ("", "--yes", True)])
+@pytest.mark.parametrize(
+    ("answer", "flag", "deleted"), [("n\n", "", False), ("", "", False), ("y\n", "", True), ("", "--yes", True)]
+)
 def test_delete_asks_first(cloud, answer, flag, deleted):
     cloud.has_slice("READY")
     done = cloud.run(f"tpu.sh delete bert {flag}", stdin=answer)

@@ -14,17 +14,16 @@ from bertjax.tasks import job
 from bertjax.tasks.objective import model_for
 
 draw = jax.jit(init_params, static_argnums=0)
-CONFIG = BertConfig(30, 8, 2, 2, 16, max_position_embeddings=16, is_decoder=True,
-                    initializer_range=0.5)
+CONFIG = BertConfig(30, 8, 2, 2, 16, max_position_embeddings=16, is_decoder=True, initializer_range=0.5)
 IDS = np.array([[2, 7, 9, 11, 3, 0, 0]], np.int32)
 MASK = (IDS > 0).astype(np.int32)
 
 
 def lstm(params, x):
     """Hochreiter & Schmidhuber's cell over [T, H], in numpy float64."""
+
     def gate(name, h, x):
-        return (x @ params[f"i{name}"]["kernel"] + h @ params[f"h{name}"]["kernel"]
-                + params[f"h{name}"]["bias"])
+        return x @ params[f"i{name}"]["kernel"] + h @ params[f"h{name}"]["kernel"] + params[f"h{name}"]["bias"]
 
     size = params["hi"]["bias"].shape[0]
     h, c, out = np.zeros(size), np.zeros(size), []
@@ -42,8 +41,7 @@ def test_it_is_an_lstm_in_each_direction_over_the_tokens_of_a_row():
     found, variables = jax.jit(layer.init_with_output)(jax.random.key(0), jnp.asarray(x), MASK)
     params = variables["params"]
     cells = jax.tree.map(np.float64, params)
-    expected = np.concatenate(
-        [lstm(cells["forward"], x[0, :5]), lstm(cells["backward"], x[0, 4::-1])[::-1]], -1)
+    expected = np.concatenate([lstm(cells["forward"], x[0, :5]), lstm(cells["backward"], x[0, 4::-1])[::-1]], -1)
     np.testing.assert_allclose(found[0, :5], expected, atol=1e-6)
 
 
@@ -73,8 +71,8 @@ def test_it_is_drawn_over_a_checkpoint_that_has_none(tmp_path):
     drawn = {path.split("/")[0] for path in first if not np.array_equal(first[path], second[path])}
     assert drawn == {"bilstm_0", "bilstm_1", "classifier"}
     np.testing.assert_array_equal(
-        first["encoder/embeddings/word_embeddings"],
-        params["encoder"]["embeddings"]["word_embeddings"])
+        first["encoder/embeddings/word_embeddings"], params["encoder"]["embeddings"]["word_embeddings"]
+    )
     plain = model_for(Task, CONFIG, BertForTokenClassification.execution)
     assert model.storable == plain and plain.storable is plain
 

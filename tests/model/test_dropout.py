@@ -75,13 +75,9 @@ def test_mask_of_a_sharded_batch_equals_the_one_device_mask_and_shards_differ(ge
     x = jnp.ones((8, 6))
     key = jax.random.key(0)
     alone = dropout(x, 0.1, key, generator)
-    mesh = jax.make_mesh(
-        (4,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4]
-    )
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
     sharding = NamedSharding(mesh, PartitionSpec("data"))
-    function = jax.jit(
-        lambda v: dropout(v, 0.5, key, generator), in_shardings=sharding, out_shardings=sharding
-    )
+    function = jax.jit(lambda v: dropout(v, 0.5, key, generator), in_shardings=sharding, out_shardings=sharding)
     sharded = function(jax.device_put(x, sharding))
     np.testing.assert_array_equal(sharded, dropout(x, 0.5, key, generator))
     shards = np.asarray(sharded).reshape(4, 12)

@@ -30,9 +30,7 @@ def params():
 
 
 def mesh_of(devices):
-    return jax.make_mesh(
-        (devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
-    )
+    return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
 
 
 @functools.cache
@@ -70,9 +68,7 @@ def loss(params, inputs, key, execution):
 
 
 def assert_trees_close(a, b, rtol):
-    for (path, x), y in zip(
-        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
-    ):
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
         scale = np.abs(y).max()
         np.testing.assert_allclose(x, y, atol=rtol * scale + 1e-9, err_msg=str(path))
 
@@ -104,9 +100,7 @@ def test_layer_norm_epsilon_comes_from_the_config():
 
 
 def test_initial_values_are_a_normal_cut_at_two_sigma_and_not_rescaled(params):
-    kernels = np.concatenate(
-        [np.ravel(x) for p, x in jax.tree_util.tree_leaves_with_path(params) if x.ndim == 2]
-    )
+    kernels = np.concatenate([np.ravel(x) for p, x in jax.tree_util.tree_leaves_with_path(params) if x.ndim == 2])
     assert np.abs(kernels).max() <= 0.04
     # Deviation of a standard normal cut at 2: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)) = 0.87962.
     assert kernels.std() == pytest.approx(0.02 * 0.87962, rel=0.02)
@@ -120,8 +114,9 @@ def test_a_head_is_drawn_as_the_original_does_or_as_transformers(head_init, devi
     """0.880 is the deviation of a standard normal cut at 2: scipy.stats.truncnorm(-2, 2).std()."""
     config = dataclasses.replace(CONFIG, num_hidden_layers=1)
     draw = jax.jit(init_params, static_argnums=0)
-    head = draw(BertForTokenClassification(config, head_init=head_init, num_labels=2000),
-                jax.random.key(0))["classifier"]["kernel"]
+    head = draw(BertForTokenClassification(config, head_init=head_init, num_labels=2000), jax.random.key(0))[
+        "classifier"
+    ]["kernel"]
     assert np.std(head) / config.initializer_range == pytest.approx(deviation, abs=0.01)
 
 
@@ -137,8 +132,7 @@ def test_initial_values_do_not_depend_on_the_sharding():
         whole = NamedSharding(mesh_of(devices), PartitionSpec())
         sizes = {id(x): x.shape[0] % devices == 0 for x in jax.tree.leaves(params)}
         shardings = jax.tree.map(
-            lambda x, split=split, whole=whole, sizes=sizes: split if sizes[id(x)] else whole,
-            params,
+            lambda x, split=split, whole=whole, sizes=sizes: split if sizes[id(x)] else whole, params
         )
         other = jax.jit(lambda k: init_params(model, k), out_shardings=shardings)(jax.random.key(0))
         jax.tree.map(np.testing.assert_array_equal, params, other)
@@ -182,8 +176,11 @@ def test_packed_pairs_give_what_they_give_alone(params):
     )
     for i, (ids, types, at) in enumerate(((a, types_a, 3), (b, types_b, 4))):
         mlm, nsp = run(
-            params, jnp.asarray([ids]), jnp.ones((1, len(ids)), int),
-            jnp.asarray([types]).astype(int), masked_positions=jnp.asarray([[at]]),
+            params,
+            jnp.asarray([ids]),
+            jnp.ones((1, len(ids)), int),
+            jnp.asarray([types]).astype(int),
+            masked_positions=jnp.asarray([[at]]),
         )
         np.testing.assert_allclose(packed[0][0, i], mlm[0, 0], atol=1e-6)
         np.testing.assert_allclose(packed[1][0, i], nsp[0, 0], atol=1e-6)
@@ -260,6 +257,5 @@ def test_three_segment_types_use_the_table():
     config = dataclasses.replace(CONFIG, num_hidden_layers=1, type_vocab_size=3)
     own = jax.jit(lambda k: init_params(BertForPreTraining(config), k))(jax.random.key(0))
     ids = jnp.full((1, 4), 7)
-    out = [run(own, ids, ids * 0 + 1, jnp.full((1, 4), kind), config=config)[0]
-           for kind in range(3)]
+    out = [run(own, ids, ids * 0 + 1, jnp.full((1, 4), kind), config=config)[0] for kind in range(3)]
     assert not np.allclose(out[0], out[2]) and not np.allclose(out[1], out[2])

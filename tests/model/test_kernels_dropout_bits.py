@@ -12,8 +12,7 @@ from bertjax.model.kernels import dropout_bits as bits
 RATE = 0.1
 
 
-tile_keep_mask = jax.jit(bits.tile_keep_mask, static_argnums=(4, 5),
-                         static_argnames="transposed")
+tile_keep_mask = jax.jit(bits.tile_keep_mask, static_argnums=(4, 5), static_argnames="transposed")
 rows_keep_mask = jax.jit(bits.rows_keep_mask, static_argnums=(3, 4))
 
 
@@ -46,11 +45,7 @@ def test_neighbours_in_a_mask_are_uncorrelated(shift):
 def test_rows_heads_and_keys_are_uncorrelated():
     first = _masks(jax.random.key(1), 8, 8) - bits.keep_probability(RATE)
     second = _masks(jax.random.key(2), 8, 8) - bits.keep_probability(RATE)
-    pairs = {
-        "rows": (first[:-1], first[1:]),
-        "heads": (first[:, :-1], first[:, 1:]),
-        "keys": (first, second),
-    }
+    pairs = {"rows": (first[:-1], first[1:]), "heads": (first[:, :-1], first[:, 1:]), "keys": (first, second)}
     for name, (a, b) in pairs.items():
         correlation = (a * b).mean() / (RATE * (1 - RATE))
         assert abs(correlation) < 4 / np.sqrt(a.size), name

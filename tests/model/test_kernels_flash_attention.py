@@ -12,12 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.dropout_bits import keep_mask, keep_probability, stream_seeds
-from bertjax.model.kernels.flash_attention import (
-    Tiling,
-    flash_attention,
-    flash_attention_joined,
-    tile_bounds,
-)
+from bertjax.model.kernels.flash_attention import Tiling, flash_attention, flash_attention_joined, tile_bounds
 from bertjax.model.rows import rows_on
 
 RATE = 0.1
@@ -104,8 +99,7 @@ def test_joined_product_and_its_bias_have_the_gradients_of_the_reference(length,
         out, pull = jax.vjp(attend, product, bias)
         return (out, *pull(g))
 
-    got, want = (jax.jit(functools.partial(both, attend))(product, bias)
-                 for attend in (joined, plain))
+    got, want = (jax.jit(functools.partial(both, attend))(product, bias) for attend in (joined, plain))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=3e-5)  # sums over 128 tokens
 
@@ -195,8 +189,14 @@ def test_shapes_that_the_kernels_do_not_take_are_refused():
 def test_rows_of_any_segments_equal_the_reference(tiling):
     """Full, padded, packed, all padding, and ids that no batch of ours has: holes and disorder."""
     q, k, v, g, _, seeds = inputs(6, 64, 1, 16)
-    rows = [[1] * 64, [1] * 37 + [0] * 27, [1] * 16 + [2] * 30 + [3] * 18, [0] * 64,
-            [1] * 16 + [0] * 16 + [1] * 32, [3] * 20 + [1] * 24 + [2] * 20]
+    rows = [
+        [1] * 64,
+        [1] * 37 + [0] * 27,
+        [1] * 16 + [2] * 30 + [3] * 18,
+        [0] * 64,
+        [1] * 16 + [0] * 16 + [1] * 32,
+        [3] * 20 + [1] * 24 + [2] * 20,
+    ]
     check_against_reference(tiling, 5e-6, q, k, v, g, jnp.array(rows), seeds)
 
 
@@ -210,8 +210,7 @@ def test_bounds_of_tiles_leave_out_nothing_and_compare_wherever_ids_differ():
         bounds = np.asarray(find(jnp.asarray(rows), block, over))
         for row, of_row in zip(rows, bounds, strict=True):
             others = row.reshape(-1, over)
-            for mine, (first, whole, mixed, last) in zip(row.reshape(-1, block), of_row,
-                                                         strict=True):
+            for mine, (first, whole, mixed, last) in zip(row.reshape(-1, block), of_row, strict=True):
                 assert 0 <= first <= whole <= mixed <= last <= len(others)
                 touching = [i for i, other in enumerate(others) if set(mine) & set(other)]
                 assert first <= min(touching) and max(touching) < last
@@ -222,19 +221,13 @@ def test_bounds_of_tiles_leave_out_nothing_and_compare_wherever_ids_differ():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("length", "several"), [(128, False), (128, True), (384, False), (512, False)]
-)
+@pytest.mark.parametrize(("length", "several"), [(128, False), (128, True), (384, False), (512, False)])
 def test_compiled_kernels_are_right_and_bit_identical_from_run_to_run(length, several):
     if jax.default_backend() != "gpu":
         pytest.skip("needs a GPU")
     q, k, v, g, ids, seeds = inputs(16, length, 12, 64, jnp.bfloat16)
     tiling = Tiling.for_length(length, several)
-    run = jax.jit(
-        lambda *a: gradients(
-            lambda q, k, v: flash_attention(q, k, v, ids, seeds, RATE, tiling), *a
-        )
-    )
+    run = jax.jit(lambda *a: gradients(lambda q, k, v: flash_attention(q, k, v, ids, seeds, RATE, tiling), *a))
     got = run(q, k, v, g)
     wide = (x.astype(jnp.float32) for x in (q, k, v, g))
     with jax.default_matmul_precision("highest"):

@@ -18,8 +18,7 @@ def test_recomputing_gelu_equals_jax_in_value_and_slope(gelu, approximate):
     def plain(x):
         return jax.nn.gelu(x, approximate=approximate)
 
-    (value, slope), (want, want_slope) = (
-        jax.jit(jax.vmap(jax.value_and_grad(f)))(x) for f in (gelu, plain))
+    (value, slope), (want, want_slope) = (jax.jit(jax.vmap(jax.value_and_grad(f)))(x) for f in (gelu, plain))
     np.testing.assert_allclose(value, want, atol=1e-6)
     np.testing.assert_allclose(slope, want_slope, atol=1e-6)
 
@@ -31,8 +30,9 @@ def gradients(function, h, bias, g):
 
 def inputs(batch=2):
     random = np.random.default_rng(0)
-    h, bias, g = (jnp.asarray(random.normal(size=shape), jnp.float32)
-                  for shape in ((batch, 24, 128), (128,), (batch, 24, 128)))
+    h, bias, g = (
+        jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((batch, 24, 128), (128,), (batch, 24, 128))
+    )
     return 3 * h, bias, g
 
 

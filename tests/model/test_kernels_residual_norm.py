@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.model.kernels.dropout_bits import (
-    hidden_words,
-    keep_probability,
-    key_words,
-    threshold,
-)
+from bertjax.model.kernels.dropout_bits import hidden_words, keep_probability, key_words, threshold
 from bertjax.model.kernels.residual_norm import residual_layer_norm
 from bertjax.model.rows import rows_on
 
@@ -35,9 +30,7 @@ def test_value_and_all_gradients_equal_the_plain_expression():
     scale, bias, h_bias = jnp.asarray(random.normal(size=(3, 48)), jnp.float32)
 
     def fused(*args):
-        return residual_layer_norm(
-            *args, key_words(key), RATE, EPSILON, interpret=True, backward_rows=4
-        )
+        return residual_layer_norm(*args, key_words(key), RATE, EPSILON, interpret=True, backward_rows=4)
 
     def both(function):
         def loss(*args):
@@ -63,9 +56,7 @@ def test_sharded_rows_draw_the_bits_of_the_global_batch():
     def gradients(h, residual):
         def norm(*a):
             with rows_on(mesh):
-                return residual_layer_norm(
-                    *a, words=key_words(key), dropout_rate=RATE, interpret=True
-                )
+                return residual_layer_norm(*a, words=key_words(key), dropout_rate=RATE, interpret=True)
 
         out, pull = jax.vjp(norm, h, h_bias, residual, scale, bias)
         return out[0], pull((jnp.sin(h), jnp.cos(h)))

@@ -28,9 +28,7 @@ def _device(monkeypatch, platform, capability=None):
         ("cpu", None, 64, jnp.bfloat16, "reference"),
     ],
 )
-def test_fused_kernels_are_chosen_where_they_run(
-    monkeypatch, platform, capability, head, dtype, choice
-):
+def test_fused_kernels_are_chosen_where_they_run(monkeypatch, platform, capability, head, dtype, choice):
     _device(monkeypatch, platform, capability)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     assert select_attention((2, 128, 12, head), dtype, 0.1, platform) == choice

@@ -90,8 +90,7 @@ def test_auto_means_the_kernels_where_the_program_is_for_a_tpu():
     assert "pallas_call" not in program(q, "tpu")  # float32 stays exact
     assert "pallas_call" not in program(half[:, :96], "tpu")
     # On several chips XLA cannot split a kernel, so a program of unknown placement has none.
-    assert "pallas_call" not in str(jax.make_jaxpr(
-        lambda x: attention(x, x, x, ids, platform="tpu"))(half))
+    assert "pallas_call" not in str(jax.make_jaxpr(lambda x: attention(x, x, x, ids, platform="tpu"))(half))
 
 
 def test_rows_and_heads_that_the_kernels_do_not_take_are_refused():
@@ -130,15 +129,19 @@ print(json.dumps({"kernels": compiled.as_text().count('"tpu_custom_call"'),
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", [
-    "v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize("topology", ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_the_tpu_compiler_takes_the_kernels_and_no_scores_reach_memory(topology):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install '.[tpu]'")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1",
-                   "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(
-                       [str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-c", PROGRAM, topology], capture_output=True,
-                          text=True, env=environment, timeout=600)
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "XLA_FLAGS": "",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, topology], capture_output=True, text=True, env=environment, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["kernels"] == 2

@@ -15,9 +15,11 @@ KINDS = ("uniform", "zipf", "one")
 
 
 def ids_of(kind, size, count, rng):
-    return {"uniform": lambda: rng.integers(0, size, count),
-            "zipf": lambda: np.minimum(rng.zipf(1.2, count) - 1, size - 1),
-            "one": lambda: np.full(count, size // 2)}[kind]().astype(np.int32)
+    return {
+        "uniform": lambda: rng.integers(0, size, count),
+        "zipf": lambda: np.minimum(rng.zipf(1.2, count) - 1, size - 1),
+        "one": lambda: np.full(count, size // 2),
+    }[kind]().astype(np.int32)
 
 
 def exact(ids, x, size):
@@ -56,8 +58,9 @@ def test_a_single_row_and_a_single_block_are_sums_too():
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8), (4, 1, 2)])
 def test_on_a_mesh_the_gradient_is_that_of_one_device(sizes, monkeypatch):
-    monkeypatch.setattr(lookup, "_sums_by_id", lambda ids, x, size: lookup.sums_by_id(
-        ids.reshape(-1), x.reshape(-1, x.shape[-1]), size))
+    monkeypatch.setattr(
+        lookup, "_sums_by_id", lambda ids, x, size: lookup.sums_by_id(ids.reshape(-1), x.reshape(-1, x.shape[-1]), size)
+    )
     mesh, rng = make_mesh(*sizes), np.random.default_rng(1)
     ids = rng.integers(0, 16, (8, 6)).astype(np.int32)
     weights = rng.standard_normal((8, 6, 8), np.float32)
@@ -78,8 +81,7 @@ def test_fifty_repetitions_on_the_card_give_equal_bits(size, kind):
     rng = np.random.default_rng(2)
     ids = jnp.asarray(ids_of(kind, size, 16_384, rng))
     table, x = jnp.zeros((size, 256)), jnp.asarray(rng.standard_normal((16_384, 256), np.float32))
-    gradient = jax.jit(jax.grad(
-        lambda table: jnp.sum(lookup.table_lookup(table, ids[None]) * x[None])))
+    gradient = jax.jit(jax.grad(lambda table: jnp.sum(lookup.table_lookup(table, ids[None]) * x[None])))
     first = np.asarray(gradient(table))
     expected, magnitudes = exact(np.asarray(ids), np.asarray(x), size)
     assert (np.abs(first - expected) <= 1e-6 * magnitudes).all()

@@ -2,14 +2,7 @@
 
 import pytest
 
-from bertjax.model.presets import (
-    PRESETS,
-    BertConfig,
-    Execution,
-    flops_per_row,
-    miniature,
-    parameter_count,
-)
+from bertjax.model.presets import PRESETS, BertConfig, Execution, flops_per_row, miniature, parameter_count
 
 
 @pytest.mark.parametrize(
@@ -63,9 +56,7 @@ def test_published_sizes():
     assert parameter_count(PRESETS["large"], heads=("pooler",)) == 335_141_888
     millions = {"tiny": 4.4, "mini": 11.2, "small": 28.8, "medium": 41.4}
     for name, expected in millions.items():
-        assert parameter_count(PRESETS[name], heads=("pooler",)) / 1e6 == pytest.approx(
-            expected, abs=0.06
-        )
+        assert parameter_count(PRESETS[name], heads=("pooler",)) / 1e6 == pytest.approx(expected, abs=0.06)
 
 
 def test_flops_of_base_and_large_match_the_published_convention():

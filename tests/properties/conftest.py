@@ -1,6 +1,6 @@
 """Property tests: a few inputs in the fast suite, many with `pytest -m nightly`.
 
-    BERTJAX_PROPERTY_EXAMPLES=100000 pytest -m nightly tests/properties --hypothesis-seed=7
+BERTJAX_PROPERTY_EXAMPLES=100000 pytest -m nightly tests/properties --hypothesis-seed=7
 """
 
 import os
@@ -12,16 +12,25 @@ from hypothesis import HealthCheck, settings
 FAST, NIGHTLY = 30, 2000  # inputs a test
 
 settings.register_profile(
-    "bertjax", deadline=None, database=None, print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large,
-                           HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture])
+    "bertjax",
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+        HealthCheck.function_scoped_fixture,
+    ],
+)
 
 
 def pytest_configure(config):
     nightly = "nightly" in config.getoption("markexpr", "")
     examples = int(os.environ.get("BERTJAX_PROPERTY_EXAMPLES", NIGHTLY if nightly else FAST))
-    settings.register_profile("bertjax-run", settings.get_profile("bertjax"),
-                              max_examples=examples, derandomize=not nightly)
+    settings.register_profile(
+        "bertjax-run", settings.get_profile("bertjax"), max_examples=examples, derandomize=not nightly
+    )
     settings.load_profile("bertjax-run")
 
 

@@ -19,16 +19,52 @@ from bertjax.tasks.ner import NerTask
 from bertjax.tasks.remembered import Remembered
 
 WORDS = st.one_of(
-    st.sampled_from(["EU", "rejects", "NA", "nan", "null", "1", "2", "1984", "-", "#", "\xa0",
-                     "\u200b", "\u2028", "\x85", "\ufeff", "\u0301", "é", "-DOCSTART-", '"', "'",
-                     "\x0b", "\x1c", "O", "B-X", "\U0001f600", "~"]),
-    st.text(st.characters(codec="utf-8", exclude_characters="\t \n\r\0"), min_size=1, max_size=3))
-TAGS = st.sampled_from(["O", "O", "B-X", "I-X", "B-Y", "I-Y", "E-X", "S-X", "B", "I-", "X", "b-x",
-                        "NN", ""])
+    st.sampled_from(
+        [
+            "EU",
+            "rejects",
+            "NA",
+            "nan",
+            "null",
+            "1",
+            "2",
+            "1984",
+            "-",
+            "#",
+            "\xa0",
+            "\u200b",
+            "\u2028",
+            "\x85",
+            "\ufeff",
+            "\u0301",
+            "é",
+            "-DOCSTART-",
+            '"',
+            "'",
+            "\x0b",
+            "\x1c",
+            "O",
+            "B-X",
+            "\U0001f600",
+            "~",
+        ]
+    ),
+    st.text(st.characters(codec="utf-8", exclude_characters="\t \n\r\0"), min_size=1, max_size=3),
+)
+TAGS = st.sampled_from(["O", "O", "B-X", "I-X", "B-Y", "I-Y", "E-X", "S-X", "B", "I-", "X", "b-x", "NN", ""])
 GOOD = st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"])
-LINES = st.lists(st.one_of(st.tuples(WORDS, TAGS), st.tuples(WORDS, GOOD), st.tuples(WORDS, GOOD),
-                           st.just(()), st.just(("-DOCSTART- -X- O",)), st.tuples(WORDS),
-                           st.tuples(WORDS, WORDS, GOOD)), max_size=10)
+LINES = st.lists(
+    st.one_of(
+        st.tuples(WORDS, TAGS),
+        st.tuples(WORDS, GOOD),
+        st.tuples(WORDS, GOOD),
+        st.just(()),
+        st.just(("-DOCSTART- -X- O",)),
+        st.tuples(WORDS),
+        st.tuples(WORDS, WORDS, GOOD),
+    ),
+    max_size=10,
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +91,16 @@ class Letters:
     cls_id, sep_id, unk_id, pad_id = 1, 2, 3, 0
 
     def encode_batch(self, words):
-        return [[10 + ord(c) % 1000 for c in word if c not in "~\u200b\u0301\ufeff"]
-                for word in words]
+        return [[10 + ord(c) % 1000 for c in word if c not in "~\u200b\u0301\ufeff"] for word in words]
 
 
-@given(lines=LINES, separator=st.sampled_from(["\t", " ", "  "]),
-       end=st.sampled_from(["\n", "\n", "\r\n", "\r"]),
-       start=st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\xff", b"\0"]))
-def test_accepted_columns_are_the_words_and_tags_of_a_plain_reading(
-        directory, lines, separator, end, start):
+@given(
+    lines=LINES,
+    separator=st.sampled_from(["\t", " ", "  "]),
+    end=st.sampled_from(["\n", "\n", "\r\n", "\r"]),
+    start=st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\xff", b"\0"]),
+)
+def test_accepted_columns_are_the_words_and_tags_of_a_plain_reading(directory, lines, separator, end, start):
     path = directory / "a.conll"
     text = end.join(separator.join(cells) for cells in lines)
     path.write_bytes(start + text.encode())
@@ -81,13 +118,29 @@ def test_accepted_columns_are_the_words_and_tags_of_a_plain_reading(
     assert inputs.texts == [s.words for s in sentences]
 
 
-@given(rows=st.lists(st.one_of(
-    st.fixed_dictionaries({"tokens": st.lists(WORDS, max_size=4)},
-                          optional={"tags": st.lists(TAGS, max_size=4), "id": st.integers()}),
-    st.dictionaries(st.sampled_from(["tokens", "words", "tags", "ner_tags"]), st.one_of(
-        st.lists(WORDS, max_size=2), st.none(), st.integers(), st.text(max_size=2),
-        st.lists(st.integers(), max_size=2)), max_size=3),
-    st.lists(st.integers(), max_size=1)), max_size=4))
+@given(
+    rows=st.lists(
+        st.one_of(
+            st.fixed_dictionaries(
+                {"tokens": st.lists(WORDS, max_size=4)},
+                optional={"tags": st.lists(TAGS, max_size=4), "id": st.integers()},
+            ),
+            st.dictionaries(
+                st.sampled_from(["tokens", "words", "tags", "ner_tags"]),
+                st.one_of(
+                    st.lists(WORDS, max_size=2),
+                    st.none(),
+                    st.integers(),
+                    st.text(max_size=2),
+                    st.lists(st.integers(), max_size=2),
+                ),
+                max_size=3,
+            ),
+            st.lists(st.integers(), max_size=1),
+        ),
+        max_size=4,
+    )
+)
 def test_accepted_json_lines_are_the_words_and_tags_of_the_json_module(directory, rows):
     path = directory / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -97,18 +150,18 @@ def test_accepted_json_lines_are_the_words_and_tags_of_the_json_module(directory
         assert f"{path}:" in str(error)
         return
     expected = [row for row in rows if row.get("tokens") or row.get("words")]
-    assert [list(s.words) for s in sentences] == [
-        row.get("tokens") or row.get("words") for row in expected]
+    assert [list(s.words) for s in sentences] == [row.get("tokens") or row.get("words") for row in expected]
     assert [s.tags for s in sentences] == [
-        None if (tags := row.get("tags", row.get("ner_tags"))) is None else tuple(tags)
-        for row in expected]
+        None if (tags := row.get("tags", row.get("ner_tags"))) is None else tuple(tags) for row in expected
+    ]
 
 
-@given(sentences=st.lists(st.lists(st.tuples(WORDS, GOOD, GOOD), min_size=1, max_size=5),
-                          min_size=1, max_size=4), length=st.integers(4, 12),
-       context=st.sampled_from(["document", "sentence"]))
-def test_every_word_is_answered_once_and_scored_as_by_seqeval(
-        directory, sentences, length, context):
+@given(
+    sentences=st.lists(st.lists(st.tuples(WORDS, GOOD, GOOD), min_size=1, max_size=5), min_size=1, max_size=4),
+    length=st.integers(4, 12),
+    context=st.sampled_from(["document", "sentence"]),
+)
+def test_every_word_is_answered_once_and_scored_as_by_seqeval(directory, sentences, length, context):
     seqeval = pytest.importorskip("seqeval.metrics")
     path = directory / "train.conll"
     path.write_text("\n\n".join("\n".join(f"{w}\t{g}" for w, g, _ in s) for s in sentences) + "\n")
@@ -140,8 +193,10 @@ def test_every_word_is_answered_once_and_scored_as_by_seqeval(
             assert scores[name] == pytest.approx(theirs, abs=1e-12)
 
 
-@given(tags=st.lists(st.sampled_from(["O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y"]),
-                     min_size=1, max_size=8), scheme=st.sampled_from(metrics.SCHEMES))
+@given(
+    tags=st.lists(st.sampled_from(["O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y"]), min_size=1, max_size=8),
+    scheme=st.sampled_from(metrics.SCHEMES),
+)
 def test_converted_tags_have_the_same_entities(tags, scheme):
     entities = pytest.importorskip("seqeval.metrics.sequence_labeling").get_entities(tags)
     ours = metrics.lenient_entities(tags)

@@ -14,23 +14,70 @@ from bertjax.tasks.remembered import Remembered
 from bertjax.tasks.tables import TableWriter, read_objects, read_table
 
 TEXT = st.one_of(
-    st.sampled_from(["", " ", "NA", "nan", "null", "a|b", "['x', 'y']", "-1", "3", "0.5", "\u2028",
-                     "\x00", "\ud800", "\U0001f600", "\ufeff", '"', "\\u0041", "x", "y"]),
-    st.text(st.characters(), max_size=3))
+    st.sampled_from(
+        [
+            "",
+            " ",
+            "NA",
+            "nan",
+            "null",
+            "a|b",
+            "['x', 'y']",
+            "-1",
+            "3",
+            "0.5",
+            "\u2028",
+            "\x00",
+            "\ud800",
+            "\U0001f600",
+            "\ufeff",
+            '"',
+            "\\u0041",
+            "x",
+            "y",
+        ]
+    ),
+    st.text(st.characters(), max_size=3),
+)
 SCALARS = st.one_of(TEXT, st.integers(), st.floats(), st.booleans(), st.none())
-VALUES = st.one_of(TEXT, TEXT, SCALARS, st.lists(SCALARS, max_size=3),
-                   st.dictionaries(st.sampled_from("ab"), SCALARS, max_size=1))
+VALUES = st.one_of(
+    TEXT, TEXT, SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.sampled_from("ab"), SCALARS, max_size=1)
+)
 ROWS = st.one_of(
     st.fixed_dictionaries({"text": TEXT, "label": VALUES}, optional={"id": SCALARS}),
     st.fixed_dictionaries({"text": TEXT, "label": TEXT}),
-    st.dictionaries(st.sampled_from(["text", "label", "id", ""]), VALUES, max_size=3))
+    st.dictionaries(st.sampled_from(["text", "label", "id", ""]), VALUES, max_size=3),
+)
 # Whole lines: rows, blank ones, what is no object, and what is not JSON.
-LINES = st.lists(st.one_of(
-    ROWS.map(json.dumps), ROWS.map(json.dumps), ROWS.map(lambda row: json.dumps(row, indent=None)),
-    st.sampled_from(["", "  ", "[]", "3", "null", "{", "{}", '{"text": "a", "text": "b"}',
-                     '{"text": "a",}', "{'text': 'a'}", '{"text": NaN}', '{"text": "a"} {}',
-                     "[" * 3000, '{"text": ' + "9" * 5000 + "}", '{"text": "\t"}', "\ufeff{}"]),
-    st.text(max_size=4)), max_size=4)
+LINES = st.lists(
+    st.one_of(
+        ROWS.map(json.dumps),
+        ROWS.map(json.dumps),
+        ROWS.map(lambda row: json.dumps(row, indent=None)),
+        st.sampled_from(
+            [
+                "",
+                "  ",
+                "[]",
+                "3",
+                "null",
+                "{",
+                "{}",
+                '{"text": "a", "text": "b"}',
+                '{"text": "a",}',
+                "{'text': 'a'}",
+                '{"text": NaN}',
+                '{"text": "a"} {}',
+                "[" * 3000,
+                '{"text": ' + "9" * 5000 + "}",
+                '{"text": "\t"}',
+                "\ufeff{}",
+            ]
+        ),
+        st.text(max_size=4),
+    ),
+    max_size=4,
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +111,13 @@ def test_accepted_lines_are_the_objects_of_the_json_module(directory, lines, end
         assert str(path) in str(error) and type(error) is ValueError
         return
     assert same([row for _, row in rows], reference(path))
-    assert all(json.loads(path.read_bytes().decode("utf-8-sig").replace(
-        "\r\n", "\n").replace("\r", "\n").split("\n")[number - 1]).keys() == row.keys()
-        for number, row in rows)
+    assert all(
+        json.loads(
+            path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").split("\n")[number - 1]
+        ).keys()
+        == row.keys()
+        for number, row in rows
+    )
     try:
         table = read_table(path, ["text"])
     except ValueError as error:

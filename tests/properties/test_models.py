@@ -32,12 +32,27 @@ from bertjax.model.presets import BertConfig
 from tests.interop import tf1_writer
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "interop" / "golden"
-SIZES = [dict(vocab_size=7, hidden_size=4, num_hidden_layers=1, num_attention_heads=2,
-              intermediate_size=6, max_position_embeddings=5, type_vocab_size=2),
-         dict(vocab_size=4, hidden_size=4, num_hidden_layers=2, num_attention_heads=1,
-              intermediate_size=4, max_position_embeddings=4, type_vocab_size=1)]
-KINDS = ["features", "pretraining", "mlm", "next-sentence", "sequence-classification",
-         "question-answering"]
+SIZES = [
+    dict(
+        vocab_size=7,
+        hidden_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=6,
+        max_position_embeddings=5,
+        type_vocab_size=2,
+    ),
+    dict(
+        vocab_size=4,
+        hidden_size=4,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        intermediate_size=4,
+        max_position_embeddings=4,
+        type_vocab_size=1,
+    ),
+]
+KINDS = ["features", "pretraining", "mlm", "next-sentence", "sequence-classification", "question-answering"]
 
 
 @functools.cache
@@ -52,20 +67,26 @@ def names(size, task):
 def stored(size, task):
     """A state dict of random arrays, as transformers would save it."""
     rng = np.random.default_rng(size)
-    return {name: rng.normal(size=shape[::-1] if transposed else shape).astype(np.float32)
-            for shape, name, transposed in names(size, task).values()}
+    return {
+        name: rng.normal(size=shape[::-1] if transposed else shape).astype(np.float32)
+        for shape, name, transposed in names(size, task).values()
+    }
 
 
 def _old_layer_norm(state, pick):
-    return {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-        "LayerNorm.bias", "LayerNorm.beta"): array for name, array in state.items()}
+    return {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
+        for name, array in state.items()
+    }
 
 
 def _one(change):
     """Applies `change(array)` to one array, `pick` says which."""
+
     def apply(state, pick):
         name = sorted(state)[pick % len(state)]
         return state | {name: change(state[name])}
+
     return apply
 
 
@@ -79,13 +100,13 @@ def _renamed(old, new):
     def apply(state, pick):
         name = sorted(state)[pick % len(state)]
         return {(k.replace(old, new, 1) if k == name else k): v for k, v in state.items()}
+
     return apply
 
 
 def _twice(state, pick):
     name = sorted(k for k in state if k.endswith("LayerNorm.weight"))
-    return state | ({name[pick % len(name)].replace("weight", "gamma"): state[name[0]] * 2}
-                    if name else {})
+    return state | ({name[pick % len(name)].replace("weight", "gamma"): state[name[0]] * 2} if name else {})
 
 
 def _without(state, pick):
@@ -97,6 +118,7 @@ def _tied(factor):
     def apply(state, pick):
         words = state.get("bert.embeddings.word_embeddings.weight")
         return state | ({} if words is None else {"cls.predictions.decoder.weight": words * factor})
+
     return apply
 
 
@@ -109,34 +131,68 @@ CHANGES = {
     "head": lambda state, _: state | {"crf.transitions": np.ones((2, 2), np.float32)},
     "part": lambda state, _: state | {"bert.adapter.weight": np.ones(3, np.float32)},
     "other head": lambda state, _: state | {"qa_outputs.bias": np.zeros(2, np.float32)},
-    "tied": _tied(1), "untied": _tied(2), "twice": _twice, "without": _without,
-    "renamed": _renamed("e", "x"), "nvidia": _renamed(".dense.", ".dense_act."),
-    "float16": _one(lambda a: a.astype(np.float16)), "float64": _one(lambda a: a.astype(float)),
-    "int": _one(lambda a: a.astype(np.int32)), "bool": _one(lambda a: a > 0),
-    "bfloat16": _one(lambda a: a.astype(ml_dtypes.bfloat16)), "nan": _one(_nan),
-    "transposed": _one(lambda a: np.ascontiguousarray(a.T)), "flat": _one(lambda a: a.reshape(-1)),
-    "longer": _one(lambda a: np.concatenate([a, a])), "shorter": _one(lambda a: a[:-1]),
+    "tied": _tied(1),
+    "untied": _tied(2),
+    "twice": _twice,
+    "without": _without,
+    "renamed": _renamed("e", "x"),
+    "nvidia": _renamed(".dense.", ".dense_act."),
+    "float16": _one(lambda a: a.astype(np.float16)),
+    "float64": _one(lambda a: a.astype(float)),
+    "int": _one(lambda a: a.astype(np.int32)),
+    "bool": _one(lambda a: a > 0),
+    "bfloat16": _one(lambda a: a.astype(ml_dtypes.bfloat16)),
+    "nan": _one(_nan),
+    "transposed": _one(lambda a: np.ascontiguousarray(a.T)),
+    "flat": _one(lambda a: a.reshape(-1)),
+    "longer": _one(lambda a: np.concatenate([a, a])),
+    "shorter": _one(lambda a: a[:-1]),
     "empty": _one(lambda a: a[:0]),
 }
 # Few numbers: each that is accepted is another network, whose parameters are traced.
-JSON = st.recursive(st.sampled_from([None, True, False, -1, 0, 1, 2, 4, 2**30, 2**70, 0.5, 1e-5,
-                                     float("nan"), "1e-5", "2", "gelu"]) | st.text(
-    max_size=3), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(
-        st.text(max_size=3), inner, max_size=2), max_leaves=3)
-KEYS = st.sampled_from([*BertConfig.__dataclass_fields__, "model_type", "id2label", "label2id",
-                        "architectures", "tie_word_embeddings", "pruned_heads", "unknown_option",
-                        "position_embedding_type", "tokenizer_class", "torch_dtype", "_private"])
+JSON = st.recursive(
+    st.sampled_from([None, True, False, -1, 0, 1, 2, 4, 2**30, 2**70, 0.5, 1e-5, float("nan"), "1e-5", "2", "gelu"])
+    | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+KEYS = st.sampled_from(
+    [
+        *BertConfig.__dataclass_fields__,
+        "model_type",
+        "id2label",
+        "label2id",
+        "architectures",
+        "tie_word_embeddings",
+        "pruned_heads",
+        "unknown_option",
+        "position_embedding_type",
+        "tokenizer_class",
+        "torch_dtype",
+        "_private",
+    ]
+)
 
 
 def written(state):
     """The bytes of a safetensors file, by hand: names may be any, bfloat16 too."""
-    types = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16",
-             "int32": "I32", "int64": "I64", "bool": "BOOL"}
+    types = {
+        "float32": "F32",
+        "float64": "F64",
+        "float16": "F16",
+        "bfloat16": "BF16",
+        "int32": "I32",
+        "int64": "I64",
+        "bool": "BOOL",
+    }
     header, data = {}, b""
     for name, array in state.items():
         raw = np.ascontiguousarray(array).tobytes()
-        header[name] = {"dtype": types[str(array.dtype)], "shape": list(array.shape),
-                        "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {
+            "dtype": types[str(array.dtype)],
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
@@ -154,8 +210,11 @@ def meaning(state):
         name = name.removeprefix("module.")
         if name.startswith(("embeddings.", "encoder.", "pooler.")):
             name = f"bert.{name}"
-        for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("dense_act", "dense"),
-                         ("LayerNorm.beta", "LayerNorm.bias")):
+        for old, new in (
+            ("LayerNorm.gamma", "LayerNorm.weight"),
+            ("dense_act", "dense"),
+            ("LayerNorm.beta", "LayerNorm.bias"),
+        ):
             name = name.replace(old, new)
         assert name not in found, f"{name} is there twice"
         found[name] = array
@@ -163,16 +222,19 @@ def meaning(state):
     return {words: found.get("cls.predictions.decoder.weight")} | found
 
 
-@given(size=st.integers(0, 1), saved=st.sampled_from(KINDS), asked=st.sampled_from(KINDS),
-       changes=st.lists(st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(0, 99)),
-                        max_size=2),
-       keys=st.dictionaries(KEYS, JSON, max_size=1), fresh=st.booleans())
+@given(
+    size=st.integers(0, 1),
+    saved=st.sampled_from(KINDS),
+    asked=st.sampled_from(KINDS),
+    changes=st.lists(st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(0, 99)), max_size=2),
+    keys=st.dictionaries(KEYS, JSON, max_size=1),
+    fresh=st.booleans(),
+)
 @example(0, "pretraining", "pretraining", [("old names", 0), ("buffer", 0)], {}, False)
 @example(0, "features", "question-answering", [("head", 0), ("float16", 3)], {}, True)
 @example(1, "mlm", "mlm", [("tied", 0)], {"words": 3}, False)
 @example(0, "features", "features", [], {"num_hidden_layers": 2**30}, False)
-def test_every_parameter_is_the_files_or_the_directory_is_refused(
-        folder, size, saved, asked, changes, keys, fresh):
+def test_every_parameter_is_the_files_or_the_directory_is_refused(folder, size, saved, asked, changes, keys, fresh):
     state = stored(size, saved)
     for change, pick in changes:
         state = CHANGES[change](state, pick)
@@ -185,8 +247,9 @@ def test_every_parameter_is_the_files_or_the_directory_is_refused(
         _ = source.labels
     except ValueError as error:
         assert str(error)
-        plain = not keys and all(change in ("old names", "buffer", "tied", "float64", "other head")
-                                 for change, _ in changes)
+        plain = not keys and all(
+            change in ("old names", "buffer", "tied", "float64", "other head") for change, _ in changes
+        )
         assert not plain or asked != saved, error  # nothing is wrong with these
         return
     assert fresh or not drawn
@@ -207,15 +270,12 @@ def test_the_names_are_those_of_transformers(task):
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(**SIZES[0])
     theirs = getattr(transformers, TASKS[task].__name__)(config).state_dict()
-    ours = {name: tuple(shape[::-1] if transposed else shape)
-            for shape, name, transposed in names(0, task).values()}
+    ours = {name: tuple(shape[::-1] if transposed else shape) for shape, name, transposed in names(0, task).values()}
     copies = ("cls.predictions.decoder", "bert.embeddings.position_ids")
     before = "bert." if task == "features" else ""
-    kept = {before + name: tuple(array.shape) for name, array in theirs.items()
-            if not name.startswith(copies)}
+    kept = {before + name: tuple(array.shape) for name, array in theirs.items() if not name.startswith(copies)}
     unused = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}  # of some classes
-    assert {k: v for k, v in kept.items() if k not in unused} == {
-        k: v for k, v in ours.items() if k not in unused}
+    assert {k: v for k, v in kept.items() if k not in unused} == {k: v for k, v in ours.items() if k not in unused}
 
 
 @given(cut=st.integers(0, 4000), insert=st.binary(max_size=9), at=st.integers(0, 900))
@@ -224,16 +284,24 @@ def test_the_names_are_those_of_transformers(task):
 def test_a_damaged_safetensors_file_is_read_as_its_own_library_does(folder, cut, insert, at):
     data = written(stored(0, "features"))
     (folder / "x.safetensors").write_bytes(data[:at] + insert + data[at + cut % 17 :])
-    same(lambda path: safetensors.numpy.load_file(path), read_safetensors,
-         folder / "x.safetensors", (safetensors.SafetensorError, KeyError))
+    same(
+        lambda path: safetensors.numpy.load_file(path),
+        read_safetensors,
+        folder / "x.safetensors",
+        (safetensors.SafetensorError, KeyError),
+    )
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_safetensors_file_to_both_or_to_neither(folder, data):
     text = b"{" + data
     (folder / "y.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
-    same(lambda path: safetensors.numpy.load_file(path), read_safetensors,
-         folder / "y.safetensors", (safetensors.SafetensorError, KeyError))
+    same(
+        lambda path: safetensors.numpy.load_file(path),
+        read_safetensors,
+        folder / "y.safetensors",
+        (safetensors.SafetensorError, KeyError),
+    )
 
 
 def same(theirs, ours, path, errors):
@@ -245,8 +313,10 @@ def same(theirs, ours, path, errors):
         return
     found = ours(path)
     assert found.keys() == expected.keys()
-    assert all(found[name].tobytes() == expected[name].tobytes()
-               and found[name].shape == expected[name].shape for name in found)
+    assert all(
+        found[name].tobytes() == expected[name].tobytes() and found[name].shape == expected[name].shape
+        for name in found
+    )
 
 
 def refused_or_arrays(read, path):
@@ -258,8 +328,13 @@ def refused_or_arrays(read, path):
     assert sum(array.nbytes for array in arrays.values()) <= 2 * path.stat().st_size
 
 
-@given(name=st.sampled_from(["zip.bin", "legacy.bin"]), at=st.integers(0, 6000),
-       insert=st.binary(max_size=6), cut=st.integers(0, 6), whole=st.booleans())
+@given(
+    name=st.sampled_from(["zip.bin", "legacy.bin"]),
+    at=st.integers(0, 6000),
+    insert=st.binary(max_size=6),
+    cut=st.integers(0, 6),
+    whole=st.booleans(),
+)
 def test_a_damaged_torch_file_gives_arrays_or_a_refusal(folder, name, at, insert, cut, whole):
     """Of the archive the pickle is damaged, so that its checksum does not hide the damage."""
     data = golden(name)
@@ -301,13 +376,18 @@ def archive(pickled):
 
 
 MESSAGE = st.binary(max_size=30) | st.builds(
-    lambda kind, shape, size, more: bytes([8, kind, 18, len(shape)]) + shape + bytes(
-        [40, size]) + more,
-    st.integers(0, 20), st.binary(max_size=8), st.integers(0, 127), st.binary(max_size=12))
+    lambda kind, shape, size, more: bytes([8, kind, 18, len(shape)]) + shape + bytes([40, size]) + more,
+    st.integers(0, 20),
+    st.binary(max_size=8),
+    st.integers(0, 127),
+    st.binary(max_size=12),
+)
 
 
-@given(st.dictionaries(st.text(max_size=6).map(str.encode) | st.binary(max_size=12), MESSAGE,
-                       min_size=1, max_size=4), st.binary(max_size=40))
+@given(
+    st.dictionaries(st.text(max_size=6).map(str.encode) | st.binary(max_size=12), MESSAGE, min_size=1, max_size=4),
+    st.binary(max_size=40),
+)
 def test_any_records_in_a_tf1_index_give_arrays_or_a_refusal(folder, records, data):
     """The checksums are right, so that they do not hide what is in the records."""
     (folder / "x.index").write_bytes(tf1_writer.table(list(records.items())))

@@ -22,15 +22,63 @@ from bertjax.tasks.windows import passage_tokens
 from bertjax.tokenization import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(
-    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "##s", "is", "open", ".", ",",
-     "a", "##a", "i", "\u4e2d", "\u1112", "##\u1161", "-"], do_lower_case=True)
-PIECES = st.sampled_from([
-    "the", "The", "cafe", "cafes", "caf\u00e9", "cafe\u0301", "is", "open", ".", ",", "a", "aa",
-    "\u0130", "\u4e2d\u6587", "\ud558", "\u0301", "\u200b", "\ufe0f", "\u2764\ufe0f",
-    "\U0001f469\u200d\U0001f680", "\xad", "\x0b", "-", "\u0643\u064c", "unknown", "\ufffd",
-    "\u2028"])
-CONTEXTS = st.lists(st.tuples(PIECES, st.sampled_from([" ", " ", "", "  ", "\n", "\xa0"])),
-                    max_size=14).map(lambda parts: "".join(a + b for a, b in parts))
+    [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "cafe",
+        "##s",
+        "is",
+        "open",
+        ".",
+        ",",
+        "a",
+        "##a",
+        "i",
+        "\u4e2d",
+        "\u1112",
+        "##\u1161",
+        "-",
+    ],
+    do_lower_case=True,
+)
+PIECES = st.sampled_from(
+    [
+        "the",
+        "The",
+        "cafe",
+        "cafes",
+        "caf\u00e9",
+        "cafe\u0301",
+        "is",
+        "open",
+        ".",
+        ",",
+        "a",
+        "aa",
+        "\u0130",
+        "\u4e2d\u6587",
+        "\ud558",
+        "\u0301",
+        "\u200b",
+        "\ufe0f",
+        "\u2764\ufe0f",
+        "\U0001f469\u200d\U0001f680",
+        "\xad",
+        "\x0b",
+        "-",
+        "\u0643\u064c",
+        "unknown",
+        "\ufffd",
+        "\u2028",
+    ]
+)
+CONTEXTS = st.lists(st.tuples(PIECES, st.sampled_from([" ", " ", "", "  ", "\n", "\xa0"])), max_size=14).map(
+    lambda parts: "".join(a + b for a, b in parts)
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +89,13 @@ def directory(tmp_path_factory):
 # --- spans
 
 
-@given(context=CONTEXTS, ends=st.tuples(st.integers(0, 40), st.integers(0, 40)),
-       length=st.integers(9, 20), stride=st.integers(1, 8))
-def test_answers_that_end_with_tokens_are_labelled_and_predicted_exactly(
-        context, ends, length, stride):
+@given(
+    context=CONTEXTS,
+    ends=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    length=st.integers(9, 20),
+    stride=st.integers(1, 8),
+)
+def test_answers_that_end_with_tokens_are_labelled_and_predicted_exactly(context, ends, length, stride):
     ids, offsets = passage_tokens(TOKENIZER, context)
     assert ids.tolist() == TOKENIZER.encode(context)
     if not len(ids):
@@ -87,30 +138,47 @@ def test_answers_that_end_with_tokens_are_labelled_and_predicted_exactly(
             made[row["start_positions"], 0] = made[row["end_positions"], 1] = 9
         logits.append(made)
     found = task.answers(split, rows, logits).spans["q"]
-    if any(row["window"].best[row["start_positions"] - row["window"].first]
-           for row in rows if row["end_positions"]):
+    if any(row["window"].best[row["start_positions"] - row["window"].first] for row in rows if row["end_positions"]):
         assert found == answer
 
 
 # --- files
 
-QUESTION = {"id": "q1", "question": "who?", "is_impossible": False,
-            "answers": [{"text": "EU", "answer_start": 0}, {"text": "", "answer_start": 3}]}
-FILE = {"version": "v2.0", "data": [
-    {"title": "t", "paragraphs": [{"context": "EU is", "qas": [QUESTION]}]},
-    {"paragraphs": [{"context": "", "qas": [{**QUESTION, "id": "q2", "answers": []}]}]}]}
+QUESTION = {
+    "id": "q1",
+    "question": "who?",
+    "is_impossible": False,
+    "answers": [{"text": "EU", "answer_start": 0}, {"text": "", "answer_start": 3}],
+}
+FILE = {
+    "version": "v2.0",
+    "data": [
+        {"title": "t", "paragraphs": [{"context": "EU is", "qas": [QUESTION]}]},
+        {"paragraphs": [{"context": "", "qas": [{**QUESTION, "id": "q2", "answers": []}]}]},
+    ],
+}
 STRANGE = st.one_of(
-    st.none(), st.booleans(), st.integers(-2, 3), st.floats(), st.text(max_size=2), st.just([]),
-    st.just({}), st.just(["EU"]), st.just({"text": ["EU"], "answer_start": [0]}),
-    st.just({"text": [], "answer_start": []}), st.just({"text": ["EU"], "answer_start": []}),
-    st.just("[" * 5), st.just("q2"), st.just("\ud800"))
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 3),
+    st.floats(),
+    st.text(max_size=2),
+    st.just([]),
+    st.just({}),
+    st.just(["EU"]),
+    st.just({"text": ["EU"], "answer_start": [0]}),
+    st.just({"text": [], "answer_start": []}),
+    st.just({"text": ["EU"], "answer_start": []}),
+    st.just("[" * 5),
+    st.just("q2"),
+    st.just("\ud800"),
+)
 
 
 def places(value, path=()):
     """The path of every value in a JSON value."""
     yield path
-    items = value.items() if isinstance(value, dict) else (
-        enumerate(value) if isinstance(value, list) else ())
+    items = value.items() if isinstance(value, dict) else (enumerate(value) if isinstance(value, list) else ())
     for key, inner in items:
         yield from places(inner, (*path, key))
 
@@ -118,9 +186,12 @@ def places(value, path=()):
 PLACES = [path for path in places(FILE) if path]
 
 
-@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), STRANGE, st.booleans()), max_size=2),
-       version=st.sampled_from(["1.1", "2.0"]), cut=st.sampled_from([None, None, None, 40, -1]),
-       start=st.sampled_from([b"", b"", b"\xef\xbb\xbf", b"\xff", b"[" * 9999]))
+@given(
+    changes=st.lists(st.tuples(st.sampled_from(PLACES), STRANGE, st.booleans()), max_size=2),
+    version=st.sampled_from(["1.1", "2.0"]),
+    cut=st.sampled_from([None, None, None, 40, -1]),
+    start=st.sampled_from([b"", b"", b"\xef\xbb\xbf", b"\xff", b"[" * 9999]),
+)
 def test_accepted_files_hold_the_questions_that_they_say(directory, changes, version, cut, start):
     data = copy.deepcopy(FILE)
     for path, value, delete in changes:
@@ -141,29 +212,52 @@ def test_accepted_files_hold_the_questions_that_they_say(directory, changes, ver
     except ValueError as error:
         assert str(file) in str(error) and type(error) is ValueError
         return
-    expected = [(entry, paragraph["context"]) for article in data["data"]
-                for paragraph in article["paragraphs"] for entry in paragraph["qas"]]
+    expected = [
+        (entry, paragraph["context"])
+        for article in data["data"]
+        for paragraph in article["paragraphs"]
+        for entry in paragraph["qas"]
+    ]
     assert len(split.records) == len(expected)
     for record, (entry, context) in zip(split.records, expected, strict=True):
-        assert (record.id, record.question, record.context) == (
-            entry["id"], entry["question"], context)
+        assert (record.id, record.question, record.context) == (entry["id"], entry["question"], context)
         answers = entry.get("answers", [])
         if isinstance(answers, dict):
-            answers = [{"text": text, "answer_start": start} for text, start in zip(
-                answers["text"], answers["answer_start"], strict=True)]
+            answers = [
+                {"text": text, "answer_start": start}
+                for text, start in zip(answers["text"], answers["answer_start"], strict=True)
+            ]
         texts = [a["text"] for a in answers if a["text"]]
         assert [text for text, _ in record.answers] == texts * (not entry.get("is_impossible"))
-    rows = SquadTask(directory, version, max_query_length=4).features(
-        split, TOKENIZER, 16, training=False)
+    rows = SquadTask(directory, version, max_query_length=4).features(split, TOKENIZER, 16, training=False)
     assert {row["example"] for row in rows} == set(range(len(expected)))
 
 
 # --- scores
 
 ANSWERS = st.one_of(
-    st.sampled_from(["", "the", "The EU", "EU", "an EU.", "a", "U.S.", "\u2018EU\u2019", "the-EU",
-                     "theEU", "EU EU is", "is EU", "\xa0EU", "\u0130", "1,000", "ﬁ"]),
-    st.text(max_size=3))
+    st.sampled_from(
+        [
+            "",
+            "the",
+            "The EU",
+            "EU",
+            "an EU.",
+            "a",
+            "U.S.",
+            "\u2018EU\u2019",
+            "the-EU",
+            "theEU",
+            "EU EU is",
+            "is EU",
+            "\xa0EU",
+            "\u0130",
+            "1,000",
+            "ﬁ",
+        ]
+    ),
+    st.text(max_size=3),
+)
 
 
 def words(text: str) -> list[str]:
@@ -184,12 +278,16 @@ def official(gold: str, predicted: str, version: str) -> tuple[float, float]:
     return exact, 2 * precision * recall / (precision + recall)
 
 
-@given(rows=st.lists(st.tuples(st.lists(ANSWERS, max_size=2), ANSWERS, st.sampled_from(
-    [-1.5, -1.0, 0.0, 0.0, 0.5, 2.0])), min_size=1, max_size=5),
-    threshold=st.sampled_from([-1.0, 0.0, 0.7]))
+@given(
+    rows=st.lists(
+        st.tuples(st.lists(ANSWERS, max_size=2), ANSWERS, st.sampled_from([-1.5, -1.0, 0.0, 0.0, 0.5, 2.0])),
+        min_size=1,
+        max_size=5,
+    ),
+    threshold=st.sampled_from([-1.0, 0.0, 0.7]),
+)
 def test_scores_are_the_official_ones_and_best_thresholds_the_best(rows, threshold):
-    entries = [{"id": str(i), "answers": [{"text": text} for text in golds]}
-               for i, (golds, _, _) in enumerate(rows)]
+    entries = [{"id": str(i), "answers": [{"text": text} for text in golds]} for i, (golds, _, _) in enumerate(rows)]
     data = [{"paragraphs": [{"qas": entries}]}]
     predictions = {str(i): row[1] for i, row in enumerate(rows)}
     odds = {str(i): row[2] for i, row in enumerate(rows)}
@@ -198,8 +296,9 @@ def test_scores_are_the_official_ones_and_best_thresholds_the_best(rows, thresho
         pairs = []
         for golds, predicted, odd in rows:
             kept = [gold for gold in golds if words(gold)] or [""]
-            pairs.append([max(scores) for scores in zip(
-                *(official(gold, predicted, "2.0") for gold in kept), strict=True)])
+            pairs.append(
+                [max(scores) for scores in zip(*(official(gold, predicted, "2.0") for gold in kept), strict=True)]
+            )
             if odd > limit:
                 pairs[-1] = [float(not golds)] * 2
         return [100 * sum(column) / len(rows) for column in zip(*pairs, strict=True)]
@@ -212,7 +311,9 @@ def test_scores_are_the_official_ones_and_best_thresholds_the_best(rows, thresho
         assert at(found[f"best_{name}_thresh"])[number] == pytest.approx(best, abs=1e-9)
     if all(golds for golds, _, _ in rows):
         one = squad_score.score_v1(data, predictions)
-        pairs = [[max(scores) for scores in zip(*(official(g, p, "1.1") for g in golds),
-                                                strict=True)] for golds, p, _ in rows]
+        pairs = [
+            [max(scores) for scores in zip(*(official(g, p, "1.1") for g in golds), strict=True)]
+            for golds, p, _ in rows
+        ]
         wanted = [100 * sum(column) / len(rows) for column in zip(*pairs, strict=True)]
         assert [one["exact"], one["f1"]] == pytest.approx(wanted, abs=1e-9)

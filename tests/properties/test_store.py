@@ -22,12 +22,17 @@ def batches_of(path):
     heldout = train.other_split("heldout")
     tokenizer = train.load_tokenizer()
     assert len(TokenStore(path, "heldout")) == len(heldout)
-    batches = [PretrainingBatches(train, 24, 4, tokenizer=tokenizer)[7],
-               EvaluationBatches(heldout, 24, 4, tokenizer=tokenizer)[0],
-               PretrainingBatches(train, 24, 2, packed=True)[2]]
+    batches = [
+        PretrainingBatches(train, 24, 4, tokenizer=tokenizer)[7],
+        EvaluationBatches(heldout, 24, 4, tokenizer=tokenizer)[0],
+        PretrainingBatches(train, 24, 2, packed=True)[2],
+    ]
     tables = {str(i): batch[name] for i, batch in enumerate(batches) for name in batch}
-    return {**tables, "counts": np.array([train.num_tokens, len(train), len(heldout)]),
-            "fingerprint": np.array([train.manifest["content_hash"], tokenizer.fingerprint])}
+    return {
+        **tables,
+        "counts": np.array([train.num_tokens, len(train), len(heldout)]),
+        "fingerprint": np.array([train.manifest["content_hash"], tokenizer.fingerprint]),
+    }
 
 
 def earlier(path):
@@ -50,15 +55,14 @@ def store(request):
 def make_store(path, earlier_version):
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(40)]
-    tokenizer = WordPieceTokenizer(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
-    documents = [[" ".join(rng.choice(words, rng.integers(1, 9)))
-                  for _ in range(rng.integers(2, 6))] for _ in range(12)]
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
+    documents = [
+        [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(rng.integers(2, 6))] for _ in range(12)
+    ]
     build_store(None, tokenizer, path, documents=documents, heldout_fraction=0.3, shard_bytes=200)
     if earlier_version:
         earlier(path)
-    files = {str(file.relative_to(path)): file.read_bytes()
-             for file in sorted(path.rglob("*")) if file.is_file()}
+    files = {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
     assert sum(name.endswith(".tokens") for name in files) >= 3
     return path, files, batches_of(path)
 
@@ -67,8 +71,11 @@ places = st.floats(0, 1, exclude_max=True)
 
 
 damages = st.tuples(
-    st.sampled_from(["flip", "cut", "zero", "ones", "append", "swap", "insert", "digit", "number",
-                     "remove"]), places, places, st.integers(0, 255))
+    st.sampled_from(["flip", "cut", "zero", "ones", "append", "swap", "insert", "digit", "number", "remove"]),
+    places,
+    places,
+    st.integers(0, 255),
+)
 
 
 def damaged(data, other, damage):
@@ -83,10 +90,16 @@ def damaged(data, other, damage):
     if what == "number":  # a whole entry of a table
         start -= start % 8
         return data[:start] + np.int64(number - 128).tobytes() + data[start + 8 :]
-    return {"cut": before, "zero": before + bytes(size) + after, "swap": other, "remove": None,
-            "ones": before + b"\xff" * size + after, "append": data + bytes([number]) * size,
-            "insert": before + bytes([number]) + middle + after,
-            "digit": before + b"%d" % (number % 10) + data[start + 1 :]}[what]
+    return {
+        "cut": before,
+        "zero": before + bytes(size) + after,
+        "swap": other,
+        "remove": None,
+        "ones": before + b"\xff" * size + after,
+        "append": data + bytes([number]) * size,
+        "insert": before + bytes([number]) + middle + after,
+        "digit": before + b"%d" % (number % 10) + data[start + 1 :],
+    }[what]
 
 
 @given(st.data())
@@ -95,8 +108,11 @@ def test_a_damaged_store_is_refused_or_gives_the_same_batches(store, data):
     names = sorted(files)
     if not (path / "manifest.json").read_bytes().count(b"manifest_hash"):
         # Nothing says what an earlier version's manifest was, or a shard without its tables.
-        names = [name for name in names if name.endswith(("tokens", "txt", "config.json"))
-                 or name.startswith(("train", "heldout"))]
+        names = [
+            name
+            for name in names
+            if name.endswith(("tokens", "txt", "config.json")) or name.startswith(("train", "heldout"))
+        ]
     chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
     try:
         for name in chosen:

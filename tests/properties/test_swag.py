@@ -12,13 +12,41 @@ from bertjax.tasks.swag import MultipleChoiceTask
 
 COLUMNS = ["fold-ind", "sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label"]
 CELLS = st.one_of(
-    st.sampled_from(["", "She opens", "the door.", "a, b", 'say "it"', "two\nlines", "\u2028", "NA",
-                     "\xa0", "\x00", "é", "0", "4", "\r", "\t"]),
-    st.text(st.characters(codec="utf-8"), max_size=3))
+    st.sampled_from(
+        [
+            "",
+            "She opens",
+            "the door.",
+            "a, b",
+            'say "it"',
+            "two\nlines",
+            "\u2028",
+            "NA",
+            "\xa0",
+            "\x00",
+            "é",
+            "0",
+            "4",
+            "\r",
+            "\t",
+        ]
+    ),
+    st.text(st.characters(codec="utf-8"), max_size=3),
+)
 LABELS = st.sampled_from(["0", "1", "2", "3", "3", "2", "-1", "", "4", "1.0", " 1", "x", "\u0663"])
 ROWS = st.lists(st.tuples(*[CELLS] * 7, LABELS), max_size=4)
-HEADERS = st.sampled_from([COLUMNS, COLUMNS, ["", *COLUMNS], COLUMNS[::-1], COLUMNS[:-1],
-                           COLUMNS[1:], [*COLUMNS, "ending0"], [" sent1", *COLUMNS[2:], "id"]])
+HEADERS = st.sampled_from(
+    [
+        COLUMNS,
+        COLUMNS,
+        ["", *COLUMNS],
+        COLUMNS[::-1],
+        COLUMNS[:-1],
+        COLUMNS[1:],
+        [*COLUMNS, "ending0"],
+        [" sent1", *COLUMNS[2:], "id"],
+    ]
+)
 
 
 class Words:
@@ -48,16 +76,21 @@ def check(split, rows):
             assert feature["input_ids"][i].tolist() == ids
 
 
-@given(header=HEADERS, rows=ROWS, gold=st.booleans(), cut=st.integers(0, 12),
-       start=st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf", b"\xff"]))
-def test_accepted_csv_files_are_the_questions_of_the_csv_module(
-        directory, header, rows, gold, cut, start):
+@given(
+    header=HEADERS,
+    rows=ROWS,
+    gold=st.booleans(),
+    cut=st.integers(0, 12),
+    start=st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf", b"\xff"]),
+)
+def test_accepted_csv_files_are_the_questions_of_the_csv_module(directory, header, rows, gold, cut, start):
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, lineterminator="\r\n")
     writer.writerow(header)
     for row in rows:
-        cells = dict(zip(COLUMNS, row, strict=True)) if gold else {
-            **dict(zip(COLUMNS, row, strict=True)), "label": "-1"}
+        cells = (
+            dict(zip(COLUMNS, row, strict=True)) if gold else {**dict(zip(COLUMNS, row, strict=True)), "label": "-1"}
+        )
         writer.writerow([cells.get(name.strip(), "x") for name in header])
     text = stream.getvalue()
     path = directory / "val.csv"
@@ -72,10 +105,17 @@ def test_accepted_csv_files_are_the_questions_of_the_csv_module(
     check(split, list(found))
 
 
-@given(rows=st.lists(st.fixed_dictionaries(
-    {name: st.one_of(CELLS, CELLS, CELLS, CELLS, st.none()) for name in COLUMNS[1:-1]},
-    optional={"label": st.one_of(st.integers(-1, 4), LABELS, st.none(), st.booleans(),
-                                 st.lists(LABELS, max_size=1))}), max_size=3))
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries(
+            {name: st.one_of(CELLS, CELLS, CELLS, CELLS, st.none()) for name in COLUMNS[1:-1]},
+            optional={
+                "label": st.one_of(st.integers(-1, 4), LABELS, st.none(), st.booleans(), st.lists(LABELS, max_size=1))
+            },
+        ),
+        max_size=3,
+    )
+)
 def test_accepted_json_lines_are_the_questions_of_the_json_module(directory, rows):
     path = directory / "val.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -15,16 +15,69 @@ from bertjax.tasks.remembered import Remembered
 from bertjax.tasks.tables import TableWriter, read_table
 
 CELLS = st.one_of(
-    st.sampled_from(["text", "label", "id", "", " ", "a", "b", "NA", "nan", "null", "-1", "0", "11",
-                     "2", '"', '""', '"a,b"', '"a\nb"', '"a""b"', "a\tb", "\ufeff", "\u2028",
-                     "\x85", "\xa0", "\x00", "\x0b", "\x1c", "é", "[", "['x', 'y']", "x|y", "'",
-                     ";", "\\", "\\n", "#", "=1+1", "1e400", "ſ", "\U0001f600", " text", "text "]),
-    st.text(max_size=3))
+    st.sampled_from(
+        [
+            "text",
+            "label",
+            "id",
+            "",
+            " ",
+            "a",
+            "b",
+            "NA",
+            "nan",
+            "null",
+            "-1",
+            "0",
+            "11",
+            "2",
+            '"',
+            '""',
+            '"a,b"',
+            '"a\nb"',
+            '"a""b"',
+            "a\tb",
+            "\ufeff",
+            "\u2028",
+            "\x85",
+            "\xa0",
+            "\x00",
+            "\x0b",
+            "\x1c",
+            "é",
+            "[",
+            "['x', 'y']",
+            "x|y",
+            "'",
+            ";",
+            "\\",
+            "\\n",
+            "#",
+            "=1+1",
+            "1e400",
+            "ſ",
+            "\U0001f600",
+            " text",
+            "text ",
+        ]
+    ),
+    st.text(max_size=3),
+)
 ENDS = st.sampled_from(["\n", "\n", "\n", "\r\n", "\r", "\n\n", ""])
 STARTS = st.sampled_from([b"", b"", b"", b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\n", b"\xff", b'"'])
-HEADERS = st.sampled_from([["text", "label"], ["text", "label"], ["label", "text"],
-                           [" text ", "label"], ["id", "text", "label"], ["text"],
-                           ["text", "text"], ["a", "b"], None])
+HEADERS = st.sampled_from(
+    [
+        ["text", "label"],
+        ["text", "label"],
+        ["label", "text"],
+        [" text ", "label"],
+        ["id", "text", "label"],
+        ["text"],
+        ["text", "text"],
+        ["a", "b"],
+        None,
+    ]
+)
 ROWS = st.lists(st.tuples(st.lists(CELLS, min_size=1, max_size=3), ENDS), max_size=6)
 REGULAR = st.integers(0, 3).map(bool)  # most rows have the width of the header
 
@@ -57,13 +110,13 @@ def reference(data: bytes, name: str) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows[1:]]
 
 
-FILES = dict(start=STARTS, header=HEADERS, rows=ROWS, regular=REGULAR,
-             name=st.sampled_from(["a.csv", "a.tsv", "a.txt"]))
+FILES = dict(
+    start=STARTS, header=HEADERS, rows=ROWS, regular=REGULAR, name=st.sampled_from(["a.csv", "a.tsv", "a.txt"])
+)
 
 
 @given(**FILES)
-def test_accepted_tables_have_the_rows_of_the_csv_module(
-        directory, start, header, rows, regular, name):
+def test_accepted_tables_have_the_rows_of_the_csv_module(directory, start, header, rows, regular, name):
     path = directory / name
     data = content(start, header, rows, "," if name == "a.csv" else "\t", regular)
     path.write_bytes(data)
@@ -75,8 +128,7 @@ def test_accepted_tables_have_the_rows_of_the_csv_module(
     expected = reference(data, name)
     assert [row for _, row in table.rows] == expected
     lines = [line for line, _ in table.rows]
-    assert lines == sorted(set(lines)) and all(1 < line <= data.count(b"\n") + data.count(b"\r") + 1
-                                               for line in lines)
+    assert lines == sorted(set(lines)) and all(1 < line <= data.count(b"\n") + data.count(b"\r") + 1 for line in lines)
     if name != "a.txt":  # which may also be plain lines
         inputs = read_inputs(str(path), "classify", Remembered("table", {"text": "text"}))
         assert inputs.texts == [(row["text"],) for row in expected]
@@ -84,7 +136,8 @@ def test_accepted_tables_have_the_rows_of_the_csv_module(
 
 @given(**FILES, head=st.sampled_from(["classification", "multilabel", "regression"]))
 def test_a_table_to_train_on_is_read_or_refused_and_its_labels_are_those_of_the_file(
-        directory, start, header, rows, regular, name, head):
+    directory, start, header, rows, regular, name, head
+):
     path = directory / name
     data = content(start, header, rows, "," if name == "a.csv" else "\t", regular)
     path.write_bytes(data)
@@ -129,8 +182,10 @@ def test_what_is_written_is_read_again_by_the_csv_module(rows, kind):
     assert found == [["a", "b"], *kept]
 
 
-@given(texts=st.lists(st.one_of(CELLS, st.tuples(CELLS, CELLS)), min_size=1, max_size=4),
-       kind=st.sampled_from([".csv", ".tsv", ".jsonl", ""]))
+@given(
+    texts=st.lists(st.one_of(CELLS, st.tuples(CELLS, CELLS)), min_size=1, max_size=4),
+    kind=st.sampled_from([".csv", ".tsv", ".jsonl", ""]),
+)
 def test_every_input_has_its_answer_in_the_file_of_answers(texts, kind):
     inputs = Inputs(texts, [*range(1, len(texts) + 1)])
     stream = io.StringIO(newline="")
@@ -149,10 +204,15 @@ def test_every_input_has_its_answer_in_the_file_of_answers(texts, kind):
 
 def test_time_grows_with_the_size_of_a_table_and_no_faster(tmp_path):
     """A million characters that begin a quote, a list or a number without end."""
-    for cell in ("['" + "a" * 10**6, "[" + " " * 10**6 + "x]", "[" + "'a'," * 10**5 + "]x]",
-                 "1" * 10**6, "e" * 10**6, "x," * 10**5):
+    for cell in (
+        "['" + "a" * 10**6,
+        "[" + " " * 10**6 + "x]",
+        "[" + "'a'," * 10**5 + "]x]",
+        "1" * 10**6,
+        "e" * 10**6,
+        "x," * 10**5,
+    ):
         path = pathlib.Path(tmp_path) / "a.jsonl"
-
 
         rows = [{"text": "x", "label": cell}, {"text": "y", "label": "b"}]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -27,35 +27,58 @@ from bertjax.data.shard import build_shard
 from bertjax.data.sources import Extent, Reading
 from bertjax.data.store import read_shard_tables
 
-COMPRESS = {"": bytes, ".gz": lambda data: gzip.compress(data, 1), ".bz2": bz2.compress,
-            ".xz": lambda data: lzma.compress(data, preset=0), ".zst": zstandard.compress}
+COMPRESS = {
+    "": bytes,
+    ".gz": lambda data: gzip.compress(data, 1),
+    ".bz2": bz2.compress,
+    ".xz": lambda data: lzma.compress(data, preset=0),
+    ".zst": zstandard.compress,
+}
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="bertjax-text-", dir=MEMORY))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
-words = st.text(st.sampled_from("ab. \t\u200b\x0b\x0c\x01\x1c\x85\xa0\u2028\u3000é中\ufeff<>\"\\"),
-                max_size=8)
+words = st.text(st.sampled_from('ab. \t\u200b\x0b\x0c\x01\x1c\x85\xa0\u2028\u3000é中\ufeff<>"\\'), max_size=8)
 ends = st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\r\n\r\n", b"\n \n", b"\r", b"\n\r\n", b""])
-odd = st.sampled_from([b"\xff", b"\xc3", b"\xed\xa0\x80", b"\x00", b"\xef\xbb\xbf", b"<doc ",
-                       b'<doc id="1" title="a">\n', b"</doc>", b'{"text": "a"}'])
+odd = st.sampled_from(
+    [
+        b"\xff",
+        b"\xc3",
+        b"\xed\xa0\x80",
+        b"\x00",
+        b"\xef\xbb\xbf",
+        b"<doc ",
+        b'<doc id="1" title="a">\n',
+        b"</doc>",
+        b'{"text": "a"}',
+    ]
+)
 
 
 @st.composite
 def plain(draw):
-    parts = draw(st.lists(st.tuples(st.one_of(words.map(str.encode), words.map(str.encode), odd),
-                                    ends), max_size=8))
+    parts = draw(st.lists(st.tuples(st.one_of(words.map(str.encode), words.map(str.encode), odd), ends), max_size=8))
     return b"".join(text + end for text, end in parts)
 
 
 @st.composite
 def records(draw):
-    texts = st.one_of(words, words.map(lambda text: f"{text}\n{text}"), st.lists(words, max_size=3),
-                      st.none(), st.integers(), st.just("\ud800"), st.just({"a": []}))
-    lines = [json.dumps({draw(st.sampled_from(["text", "text", "text", "x"])): draw(texts)},
-                        ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
-             for _ in range(draw(st.integers(0, 4)))]
-    lines += draw(st.lists(st.sampled_from([b"", b" ", b"[]", b"{", b'{"text": "a"} x']),
-                           max_size=1))
+    texts = st.one_of(
+        words,
+        words.map(lambda text: f"{text}\n{text}"),
+        st.lists(words, max_size=3),
+        st.none(),
+        st.integers(),
+        st.just("\ud800"),
+        st.just({"a": []}),
+    )
+    lines = [
+        json.dumps(
+            {draw(st.sampled_from(["text", "text", "text", "x"])): draw(texts)}, ensure_ascii=draw(st.booleans())
+        ).encode("utf-8", "surrogatepass")
+        for _ in range(draw(st.integers(0, 4)))
+    ]
+    lines += draw(st.lists(st.sampled_from([b"", b" ", b"[]", b"{", b'{"text": "a"} x']), max_size=1))
     return draw(ends).join(lines)
 
 
@@ -103,8 +126,7 @@ def expected(form, data, errors):
     if form == "prose":
         documents = [[line for line in lines if line]]
     elif form in ("text", "blocks"):
-        documents = [group.split("\n") for group in
-                     re.split("\n\n+", "\n".join(lines).strip("\n")) if group]
+        documents = [group.split("\n") for group in re.split("\n\n+", "\n".join(lines).strip("\n")) if group]
     elif form == "jsonl":
         documents = []
         for line in filter(None, lines):
@@ -156,13 +178,14 @@ class Characters:
     fingerprint = "characters"
 
     def encode_batch(self, texts):
-        return [[1 if c == "é" else 4 + ord(c) % 60_000 for c in text if not c.isspace()]
-                for text in texts]
+        return [[1 if c == "é" else 4 + ord(c) % 60_000 for c in text if not c.isspace()] for text in texts]
 
 
 cases = st.one_of(
     st.tuples(st.sampled_from(["text", "prose", "blocks"]), plain()),
-    st.tuples(st.just("jsonl"), records()), st.tuples(st.just("wikiextractor"), wiki()))
+    st.tuples(st.just("jsonl"), records()),
+    st.tuples(st.just("wikiextractor"), wiki()),
+)
 
 
 @given(cases, st.sampled_from(sorted(COMPRESS)), st.sampled_from(["strict", "replace"]))
@@ -176,8 +199,10 @@ def test_documents_are_those_of_a_simple_reader_or_the_file_is_refused(case, suf
         documents, counts = None, None
     found_counts: dict[str, int] = {}
     try:
-        found = [document.sentences for document in read_documents(
-            path, form, segment=False, errors=errors, language="en", counts=found_counts)]
+        found = [
+            document.sentences
+            for document in read_documents(path, form, segment=False, errors=errors, language="en", counts=found_counts)
+        ]
     except ValueError as error:
         assert documents is None, (error, documents)
         assert str(path) in str(error)
@@ -190,20 +215,17 @@ def test_documents_are_those_of_a_simple_reader_or_the_file_is_refused(case, suf
     middle = len(data) // 2
     reading, parted = Reading(format=form, segment=False, errors=errors, language="en"), []
     for start, end in ((0, middle), (middle, -1)) if middle and form != "prose" else ((0, -1),):
-        parted += [document.sentences for document in read_extent(
-            Extent(str(path), form, start, end, 1), reading)]
+        parted += [document.sentences for document in read_extent(Extent(str(path), form, start, end, 1), reading)]
     assert parted == documents
 
 
-@given(st.lists(st.lists(words, min_size=1, max_size=4), min_size=1, max_size=4),
-       st.sampled_from([None, 1, 2, 5]))
+@given(st.lists(st.lists(words, min_size=1, max_size=4), min_size=1, max_size=4), st.sampled_from([None, 1, 2, 5]))
 def test_tokens_in_are_the_tokens_in_the_store_and_the_losses_counted(documents, split_lines):
     path = FOLDER / "tokens.jsonl"
     path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     reading = Reading(format="jsonl", segment=False, language="en")
     extents = [Extent(str(path), "jsonl", 0, -1, 1)]
-    record = build_shard(extents, 0, FOLDER, np.dtype("<u2"), reading, split_lines,
-                         tokenizer=Characters())
+    record = build_shard(extents, 0, FOLDER, np.dtype("<u2"), reading, split_lines, tokenizer=Characters())
     sentences, table = read_shard_tables(FOLDER, 0)
     written = np.fromfile(FOLDER / "00000.tokens", "<u2")
     tokens = [Characters().encode_batch(document) for document in documents]
@@ -220,4 +242,7 @@ def test_tokens_in_are_the_tokens_in_the_store_and_the_losses_counted(documents,
         assert len(sentences) == 0 or sentences.max() <= split_lines
     # Of the source: documents, tokens, unknown, beyond a row, of a single sentence.
     assert record["sources"] == [] or record["sources"][0][:3] == [
-        record["documents"], record["tokens"], record["unknown_tokens"]]
+        record["documents"],
+        record["tokens"],
+        record["unknown_tokens"],
+    ]

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 from bertjax.data.bert_example import FIELDS, ExampleReader
 from bertjax.data.bert_tfrecord import Records
-from bertjax.data.tfrecord import (
-    NO_EXAMPLE,
-    make_example,
-    parse_example,
-    read_records,
-    write_records,
-)
+from bertjax.data.tfrecord import NO_EXAMPLE, make_example, parse_example, read_records, write_records
 
 T, P, V = 8, 3, 300
-FIRST = make_example({
-    "input_ids": [2, 5, 6, 3, 7, 3, 0, 0], "input_mask": [1] * 6 + [0] * 2,
-    "segment_ids": [0] * 4 + [1] * 2 + [0] * 2, "masked_lm_positions": [1, 4, 0],
-    "masked_lm_ids": [5, 7, 0], "masked_lm_weights": np.array([1, 1, 0], np.float32),
-    "next_sentence_labels": [1]})
+FIRST = make_example(
+    {
+        "input_ids": [2, 5, 6, 3, 7, 3, 0, 0],
+        "input_mask": [1] * 6 + [0] * 2,
+        "segment_ids": [0] * 4 + [1] * 2 + [0] * 2,
+        "masked_lm_positions": [1, 4, 0],
+        "masked_lm_ids": [5, 7, 0],
+        "masked_lm_weights": np.array([1, 1, 0], np.float32),
+        "next_sentence_labels": [1],
+    }
+)
 
 
 class Vocabulary:
@@ -45,22 +45,34 @@ def message_types():
     def message(name, *fields, parent=file.message_type):
         made = parent.add(name=name)
         for number, field, kind, repeated, type_name in fields:
-            made.field.add(name=field, number=number, type=kind, type_name=type_name,
-                           label=F.LABEL_REPEATED if repeated else F.LABEL_OPTIONAL)
+            made.field.add(
+                name=field,
+                number=number,
+                type=kind,
+                type_name=type_name,
+                label=F.LABEL_REPEATED if repeated else F.LABEL_OPTIONAL,
+            )
         return made
 
-    for name, kind in (("BytesList", F.TYPE_BYTES), ("FloatList", F.TYPE_FLOAT),
-                       ("Int64List", F.TYPE_INT64)):
+    for name, kind in (("BytesList", F.TYPE_BYTES), ("FloatList", F.TYPE_FLOAT), ("Int64List", F.TYPE_INT64)):
         message(name, (1, "value", kind, True, None))
-    feature = message("Feature", *((i, name.lower(), F.TYPE_MESSAGE, False, f".t.{name}")
-                                   for i, name in enumerate(("BytesList", "FloatList", "Int64List"),
-                                                            1)))
+    feature = message(
+        "Feature",
+        *(
+            (i, name.lower(), F.TYPE_MESSAGE, False, f".t.{name}")
+            for i, name in enumerate(("BytesList", "FloatList", "Int64List"), 1)
+        ),
+    )
     feature.oneof_decl.add(name="kind")
     for field in feature.field:
         field.oneof_index = 0
     features = message("Features", (1, "feature", F.TYPE_MESSAGE, True, ".t.Features.Entry"))
-    entry = message("Entry", (1, "key", F.TYPE_STRING, False, None),
-                    (2, "value", F.TYPE_MESSAGE, False, ".t.Feature"), parent=features.nested_type)
+    entry = message(
+        "Entry",
+        (1, "key", F.TYPE_STRING, False, None),
+        (2, "value", F.TYPE_MESSAGE, False, ".t.Feature"),
+        parent=features.nested_type,
+    )
     entry.options.map_entry = True
     message("Example", (1, "features", F.TYPE_MESSAGE, False, ".t.Features"))
     pool = descriptor_pool.DescriptorPool()
@@ -83,8 +95,7 @@ def reference(record):
     for name, feature in features.items():
         if feature.WhichOneof("kind") in ("floatlist", "int64list"):
             kind = feature.WhichOneof("kind")
-            lists[name] = np.array(getattr(feature, kind).value,
-                                   np.float32 if kind == "floatlist" else np.int64)
+            lists[name] = np.array(getattr(feature, kind).value, np.float32 if kind == "floatlist" else np.int64)
     return lists
 
 
@@ -109,25 +120,42 @@ def several(strategy, most=3):
 integers = st.one_of(st.integers(0, 9), st.integers(0, V + 9), st.integers(0, 2**64 - 1))
 others = st.one_of(  # fields that nobody asked for
     st.builds(field, st.integers(4, 99), st.one_of(integers, st.binary(max_size=3))),
-    st.builds(lambda n, b: varint(n << 3 | 1) + b, st.integers(1, 9),
-              st.binary(min_size=8, max_size=8)))
-integer_lists = several(st.one_of(
-    st.builds(field, st.just(1), integers), others,
-    st.lists(integers, max_size=T).map(lambda v: field(1, b"".join(map(varint, v))))))
-float_lists = several(st.one_of(
-    st.lists(st.floats(width=32), max_size=P).map(
-        lambda v: field(1, np.array(v, "<f4").tobytes())),
-    st.floats(width=32).map(lambda v: varint(1 << 3 | 5) + np.array(v, "<f4").tobytes()), others))
-features = several(st.one_of(
-    integer_lists.map(lambda b: field(3, b)), float_lists.map(lambda b: field(2, b)),
-    st.binary(max_size=4).map(lambda b: field(1, field(1, b))), others), 2)
+    st.builds(lambda n, b: varint(n << 3 | 1) + b, st.integers(1, 9), st.binary(min_size=8, max_size=8)),
+)
+integer_lists = several(
+    st.one_of(
+        st.builds(field, st.just(1), integers),
+        others,
+        st.lists(integers, max_size=T).map(lambda v: field(1, b"".join(map(varint, v)))),
+    )
+)
+float_lists = several(
+    st.one_of(
+        st.lists(st.floats(width=32), max_size=P).map(lambda v: field(1, np.array(v, "<f4").tobytes())),
+        st.floats(width=32).map(lambda v: varint(1 << 3 | 5) + np.array(v, "<f4").tobytes()),
+        others,
+    )
+)
+features = several(
+    st.one_of(
+        integer_lists.map(lambda b: field(3, b)),
+        float_lists.map(lambda b: field(2, b)),
+        st.binary(max_size=4).map(lambda b: field(1, field(1, b))),
+        others,
+    ),
+    2,
+)
 names = st.sampled_from([*FIELDS, "other", ""]).map(str.encode)
 entries = st.one_of(
     st.builds(lambda n, f: field(1, field(1, n) + field(2, f)), names, features),
-    st.builds(lambda n, f: field(1, n + f), names.map(lambda n: field(1, n)),
-              several(features.map(lambda f: field(2, f)), 2)))
-examples = st.one_of(several(entries).map(lambda b: field(1, b)),
-                     several(st.one_of(several(entries).map(lambda b: field(1, b)), others), 3))
+    st.builds(
+        lambda n, f: field(1, n + f), names.map(lambda n: field(1, n)), several(features.map(lambda f: field(2, f)), 2)
+    ),
+)
+examples = st.one_of(
+    several(entries).map(lambda b: field(1, b)),
+    several(st.one_of(several(entries).map(lambda b: field(1, b)), others), 3),
+)
 
 
 VARIANTS = 20  # of what hypothesis draws, which takes longer than reading one
@@ -143,7 +171,8 @@ def broken(data, seed):
             how = generator.randrange(4)
             if how < 2:
                 changed[place : place + 1] = generator.choice(
-                    [generator.randbytes(1), bytes([generator.randrange(32)])])
+                    [generator.randbytes(1), bytes([generator.randrange(32)])]
+                )
             elif how == 2:
                 del changed[place : place + generator.randint(1, 9)]
             else:
@@ -155,8 +184,7 @@ def same(found, expected):
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert found[name].dtype == values.dtype
-        assert found[name].tobytes() == values.tobytes() or np.array_equal(
-            found[name], values, equal_nan=True)
+        assert found[name].tobytes() == values.tobytes() or np.array_equal(found[name], values, equal_nan=True)
 
 
 @given(examples)
@@ -189,13 +217,13 @@ def nearly_right(draw):
         if array.dtype.kind == "f":
             array[place] = draw(st.one_of(st.floats(0, 1, width=32), st.floats(width=32)))
         elif draw(st.integers(0, 9)):
-            array[place] = draw(st.one_of(st.integers(0, 1), st.integers(-2, V + 2),
-                                          st.integers(-(2**63), 2**63 - 1)))
+            array[place] = draw(st.one_of(st.integers(0, 1), st.integers(-2, V + 2), st.integers(-(2**63), 2**63 - 1)))
         else:
             values[name] = array[:place]
     names = draw(st.permutations(sorted(values)))
     return make_example({name: values[name] for name in names}) + draw(
-        st.sampled_from([b"", b"", field(9, b"x"), field(1, field(1, field(1, b"other")))]))
+        st.sampled_from([b"", b"", field(9, b"x"), field(1, field(1, field(1, b"other")))])
+    )
 
 
 def in_range(example):
@@ -212,8 +240,10 @@ def in_range(example):
 
 def check_row(record):
     """The reader accepts what protocol buffers read and is in range, as they read it."""
-    batch = {ours: np.full((1, length), 77, np.float32 if ours == "mlm_weights" else np.int32)
-             for ours, length in zip(FIELDS.values(), READER.lengths, strict=True)}
+    batch = {
+        ours: np.full((1, length), 77, np.float32 if ours == "mlm_weights" else np.int32)
+        for ours, length in zip(FIELDS.values(), READER.lengths, strict=True)
+    }
     batch["nsp_weights"] = np.zeros((1, 1), np.float32)
     expected = reference(record)
     right = expected is not None and in_range(expected)

@@ -21,71 +21,191 @@ from bertjax.tokenization import load_tokenizer
 tokenizers = pytest.importorskip("tokenizers")
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-ATOMS = ["a", "b", "ab", "Ab", "the", "caf", "\u00e9", "e\u0301", "\u0130", "\u00df", "\u4e2d",
-         "\u3042", "\u304c", "\ud55c", "\u0915\u0941", "\U0001f4a9", "\ufb01", "19", "1", "-", ".",
-         "[", "]", "#", "@", "$", "\u2014", "\x00", "\x07", "\u200b", "\xad", "\ufffd", "\t", "\n",
-         " ", " ", " ", "  ", "\xa0", "\u3000", "\u2028", "E1", "[E1]", "covid-19"]
+ATOMS = [
+    "a",
+    "b",
+    "ab",
+    "Ab",
+    "the",
+    "caf",
+    "\u00e9",
+    "e\u0301",
+    "\u0130",
+    "\u00df",
+    "\u4e2d",
+    "\u3042",
+    "\u304c",
+    "\ud55c",
+    "\u0915\u0941",
+    "\U0001f4a9",
+    "\ufb01",
+    "19",
+    "1",
+    "-",
+    ".",
+    "[",
+    "]",
+    "#",
+    "@",
+    "$",
+    "\u2014",
+    "\x00",
+    "\x07",
+    "\u200b",
+    "\xad",
+    "\ufffd",
+    "\t",
+    "\n",
+    " ",
+    " ",
+    " ",
+    "  ",
+    "\xa0",
+    "\u3000",
+    "\u2028",
+    "E1",
+    "[E1]",
+    "covid-19",
+]
 WORDS = [atom for atom in ATOMS if not atom.isspace()]
 TEXTS = st.lists(st.sampled_from(ATOMS), max_size=12).map("".join)
 FLAGS = ["single_word", "lstrip", "rstrip", "normalized", "special"]
-BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
-        "strip_accents": None, "lowercase": True}
-ONE = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
-       {"SpecialToken": {"id": "[SEP]", "type_id": 0}}]
-TEMPLATE = {"type": "TemplateProcessing", "single": ONE, "pair": [
-    *ONE, {"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": "[SEP]", "type_id": 1}}],
-    "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]},
-                       "[SEP]": {"id": "[SEP]", "ids": [3], "tokens": ["[SEP]"]}}}
+BERT = {
+    "type": "BertNormalizer",
+    "clean_text": True,
+    "handle_chinese_chars": True,
+    "strip_accents": None,
+    "lowercase": True,
+}
+ONE = [
+    {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+    {"Sequence": {"id": "A", "type_id": 0}},
+    {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
+]
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": ONE,
+    "pair": [*ONE, {"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": "[SEP]", "type_id": 1}}],
+    "special_tokens": {
+        "[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]},
+        "[SEP]": {"id": "[SEP]", "ids": [3], "tokens": ["[SEP]"]},
+    },
+}
 
 booleans = st.booleans()
-bert_normalizers = st.fixed_dictionaries({
-    "type": st.just("BertNormalizer"), "clean_text": st.sampled_from([True, True, True, False]),
-    "handle_chinese_chars": booleans, "strip_accents": st.sampled_from([None, True, False]),
-    "lowercase": booleans})
-simple_normalizers = st.one_of(bert_normalizers, st.sampled_from([
-    {"type": "NFC"}, {"type": "NFKC"}, {"type": "NFD"}, {"type": "Lowercase"},
-    {"type": "StripAccents"}, {"type": "Strip", "strip_left": True, "strip_right": True},
-    {"type": "Prepend", "prepend": "a"}, {"type": "Other"},
-    {"type": "Replace", "pattern": {"String": "a"}, "content": "b "}]))
-normalizers = st.one_of(st.just(BERT), bert_normalizers, st.none(), simple_normalizers,
-                        st.lists(simple_normalizers, max_size=3).map(
-                            lambda steps: {"type": "Sequence", "normalizers": steps}))
-simple_splits = st.sampled_from([
-    {"type": "BertPreTokenizer"}, {"type": "Whitespace"}, {"type": "WhitespaceSplit"},
-    {"type": "Punctuation", "behavior": "Isolated"}, {"type": "Digits", "individual_digits": True},
-    {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-    {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}])
-splits = st.one_of(st.just({"type": "BertPreTokenizer"}), st.none(), simple_splits,
-                   st.lists(simple_splits, max_size=2).map(
-                       lambda steps: {"type": "Sequence", "pretokenizers": steps}))
-added_tokens = st.lists(st.tuples(
-    st.sampled_from(["[E1]", "covid-19", "COVID-19", "a", "the", "Ab", "\u00e9", " b", "\u4e2d",
-                     "[MASK]"]),
-    st.lists(st.sampled_from(FLAGS), unique=True), st.integers(0, 3)), max_size=4)
-values = st.sampled_from([None, True, False, 0, 1, -1, 5, 2.5, 10 ** 30, "", "a", "##", "[UNK]", [],
-                          {}, ["a"], {"a": 1}, [["a", 0.5]], {"type": "BPE"}])
+bert_normalizers = st.fixed_dictionaries(
+    {
+        "type": st.just("BertNormalizer"),
+        "clean_text": st.sampled_from([True, True, True, False]),
+        "handle_chinese_chars": booleans,
+        "strip_accents": st.sampled_from([None, True, False]),
+        "lowercase": booleans,
+    }
+)
+simple_normalizers = st.one_of(
+    bert_normalizers,
+    st.sampled_from(
+        [
+            {"type": "NFC"},
+            {"type": "NFKC"},
+            {"type": "NFD"},
+            {"type": "Lowercase"},
+            {"type": "StripAccents"},
+            {"type": "Strip", "strip_left": True, "strip_right": True},
+            {"type": "Prepend", "prepend": "a"},
+            {"type": "Other"},
+            {"type": "Replace", "pattern": {"String": "a"}, "content": "b "},
+        ]
+    ),
+)
+normalizers = st.one_of(
+    st.just(BERT),
+    bert_normalizers,
+    st.none(),
+    simple_normalizers,
+    st.lists(simple_normalizers, max_size=3).map(lambda steps: {"type": "Sequence", "normalizers": steps}),
+)
+simple_splits = st.sampled_from(
+    [
+        {"type": "BertPreTokenizer"},
+        {"type": "Whitespace"},
+        {"type": "WhitespaceSplit"},
+        {"type": "Punctuation", "behavior": "Isolated"},
+        {"type": "Digits", "individual_digits": True},
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+    ]
+)
+splits = st.one_of(
+    st.just({"type": "BertPreTokenizer"}),
+    st.none(),
+    simple_splits,
+    st.lists(simple_splits, max_size=2).map(lambda steps: {"type": "Sequence", "pretokenizers": steps}),
+)
+added_tokens = st.lists(
+    st.tuples(
+        st.sampled_from(["[E1]", "covid-19", "COVID-19", "a", "the", "Ab", "\u00e9", " b", "\u4e2d", "[MASK]"]),
+        st.lists(st.sampled_from(FLAGS), unique=True),
+        st.integers(0, 3),
+    ),
+    max_size=4,
+)
+values = st.sampled_from(
+    [
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        5,
+        2.5,
+        10**30,
+        "",
+        "a",
+        "##",
+        "[UNK]",
+        [],
+        {},
+        ["a"],
+        {"a": 1},
+        [["a", 0.5]],
+        {"type": "BPE"},
+    ]
+)
 
 
 @st.composite
 def descriptions(draw):
     prefix = draw(st.sampled_from(["##", "##", "##", "@@", ""]))
     choice = draw(st.randoms(use_true_random=True))  # one draw: many make an example slow
-    pieces = [choice.choice(["", "", prefix, prefix, "\u2581"])
-              + choice.choice([atom, atom.lower()]) for atom in choice.choices(WORDS, k=60)]
+    pieces = [
+        choice.choice(["", "", prefix, prefix, "\u2581"]) + choice.choice([atom, atom.lower()])
+        for atom in choice.choices(WORDS, k=60)
+    ]
     vocab = {piece: i for i, piece in enumerate(dict.fromkeys([*SPECIALS, *pieces]))}
     added = [(name, ["special"], 0) for name in SPECIALS] if draw(booleans) else []
     entries = []
     for name, flags, shift in [*added, *draw(added_tokens)]:
         number = vocab.get(name, len(vocab) + sum(e["content"] not in vocab for e in entries))
-        entries.append({"id": number + (shift == 3), "content": name,
-                        **{flag: flag in flags for flag in FLAGS}})
+        entries.append({"id": number + (shift == 3), "content": name, **{flag: flag in flags for flag in FLAGS}})
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": entries,
-        "normalizer": draw(normalizers), "pre_tokenizer": draw(splits),
-        "post_processor": draw(st.sampled_from([None, None, TEMPLATE])), "decoder": None,
-        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": prefix,
-                  "max_input_chars_per_word": draw(st.sampled_from([100, 100, 2, 5, 250])),
-                  "vocab": vocab}}
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": entries,
+        "normalizer": draw(normalizers),
+        "pre_tokenizer": draw(splits),
+        "post_processor": draw(st.sampled_from([None, None, TEMPLATE])),
+        "decoder": None,
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": prefix,
+            "max_input_chars_per_word": draw(st.sampled_from([100, 100, 2, 5, 250])),
+            "vocab": vocab,
+        },
+    }
 
 
 def places(value, path=()):
@@ -152,22 +272,28 @@ def test_damaged_tokenizer_files_are_refused_or_read_as_by_the_library(path, con
 
 @pytest.mark.parity
 @given(seed=st.integers(0, 5), lower=booleans, chinese=booleans, texts=st.lists(TEXTS, max_size=4))
-def test_vocabularies_are_read_as_by_the_slow_tokenizer_of_transformers(
-        path, seed, lower, chinese, texts):
+def test_vocabularies_are_read_as_by_the_slow_tokenizer_of_transformers(path, seed, lower, chinese, texts):
     """It composes every text first (NFC), which the original does not."""
     legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
     directory = path.parent / f"slow{seed}-{lower}-{chinese}"
     if not directory.exists():
         choice = random.Random(seed)
-        pieces = [choice.choice(["", "##"]) + choice.choice([atom, atom.lower()])
-                  for atom in choice.choices(WORDS, k=60)]
+        pieces = [
+            choice.choice(["", "##"]) + choice.choice([atom, atom.lower()]) for atom in choice.choices(WORDS, k=60)
+        ]
         directory.mkdir()
-        (directory / "vocab.txt").write_text("\n".join(dict.fromkeys(
-            piece for piece in [*SPECIALS, *pieces] if piece.strip())), encoding="utf-8")
-        (directory / "tokenizer_config.json").write_text(json.dumps(
-            {"do_lower_case": lower, "tokenize_chinese_chars": chinese}))
-        SLOW[directory] = load_tokenizer(directory), legacy.BertTokenizerLegacy(
-            str(directory / "vocab.txt"), do_lower_case=lower, tokenize_chinese_chars=chinese)
+        (directory / "vocab.txt").write_text(
+            "\n".join(dict.fromkeys(piece for piece in [*SPECIALS, *pieces] if piece.strip())), encoding="utf-8"
+        )
+        (directory / "tokenizer_config.json").write_text(
+            json.dumps({"do_lower_case": lower, "tokenize_chinese_chars": chinese})
+        )
+        SLOW[directory] = (
+            load_tokenizer(directory),
+            legacy.BertTokenizerLegacy(
+                str(directory / "vocab.txt"), do_lower_case=lower, tokenize_chinese_chars=chinese
+            ),
+        )
     ours, theirs = SLOW[directory]
     for text in texts:
         text = unicodedata.normalize("NFC", text)
@@ -175,18 +301,48 @@ def test_vocabularies_are_read_as_by_the_slow_tokenizer_of_transformers(
 
 
 SLOW: dict = {}
-KEYS = ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "added_tokens_decoder",
-        "additional_special_tokens", "extra_special_tokens", "never_split", "mask_token",
-        "unk_token", "model_max_length", "max_input_chars_per_word", "auto_map", "tokenizer_class",
-        "bos_token", "truncation_side", "do_basic_tokenize", "word_tokenizer_type", "added_tokens"]
-entries = st.one_of(values, st.fixed_dictionaries({"content": st.sampled_from(
-    ["[E1]", "[MASK]", "a", ""])}, optional={"lstrip": values, "id": values, "special": booleans}))
+KEYS = [
+    "do_lower_case",
+    "strip_accents",
+    "tokenize_chinese_chars",
+    "added_tokens_decoder",
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "never_split",
+    "mask_token",
+    "unk_token",
+    "model_max_length",
+    "max_input_chars_per_word",
+    "auto_map",
+    "tokenizer_class",
+    "bos_token",
+    "truncation_side",
+    "do_basic_tokenize",
+    "word_tokenizer_type",
+    "added_tokens",
+]
+entries = st.one_of(
+    values,
+    st.fixed_dictionaries(
+        {"content": st.sampled_from(["[E1]", "[MASK]", "a", ""])},
+        optional={"lstrip": values, "id": values, "special": booleans},
+    ),
+)
 
 
-@given(config=st.dictionaries(st.sampled_from(KEYS), st.one_of(
-    values, entries, st.lists(entries, max_size=2),
-    st.dictionaries(st.sampled_from(["4", "5", "6", "7", "x"]), entries, max_size=2)), max_size=3),
-    words=st.booleans())
+@given(
+    config=st.dictionaries(
+        st.sampled_from(KEYS),
+        st.one_of(
+            values,
+            entries,
+            st.lists(entries, max_size=2),
+            st.dictionaries(st.sampled_from(["4", "5", "6", "7", "x"]), entries, max_size=2),
+        ),
+        max_size=3,
+    ),
+    words=st.booleans(),
+)
 def test_settings_of_any_kind_are_obeyed_or_refused(path, config, words):
     directory = path.parent / "settings"
     directory.mkdir(exist_ok=True)
@@ -211,19 +367,29 @@ def test_settings_of_any_kind_are_obeyed_or_refused(path, config, words):
 def model():
     content = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the cat sat on the mat"] * 50), model_writer=content,
-        vocab_size=30, pad_id=0, pad_piece="[PAD]", unk_id=1, bos_id=-1, eos_id=-1,
-        control_symbols=SPECIALS[2:], hard_vocab_limit=False, minloglevel=2)
+        sentence_iterator=iter(["the cat sat on the mat"] * 50),
+        model_writer=content,
+        vocab_size=30,
+        pad_id=0,
+        pad_piece="[PAD]",
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        control_symbols=SPECIALS[2:],
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     return content.getvalue()
 
 
-@given(edits=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(max_size=3),
-                                st.integers(0, 9)), max_size=3), text=TEXTS)
-def test_damaged_sentencepiece_models_are_refused_or_read_as_by_the_library(
-        path, model, edits, text):
+@given(
+    edits=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(max_size=3), st.integers(0, 9)), max_size=3),
+    text=TEXTS,
+)
+def test_damaged_sentencepiece_models_are_refused_or_read_as_by_the_library(path, model, edits, text):
     for place, new, removed in edits:
         at = int(place * len(model))
-        model = model[:at] + new + model[at + removed:]
+        model = model[:at] + new + model[at + removed :]
     file = path.with_name("spiece.model")
     file.write_bytes(model)
     try:

@@ -10,10 +10,33 @@ from bertjax.tokenization import load_tokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = st.one_of(
-    st.sampled_from([*SPECIALS, "a", "##a", "##", "the", "\u4e2d", "caf\u00e9", "cafe\u0301",
-                     "", " ", "\u2028", "\u3000", "a b", "a\u00a0", "\x00", "\x85", "\ufeff",
-                     "a\rb", "\t", "{", "A"]),
-    st.text(max_size=4))
+    st.sampled_from(
+        [
+            *SPECIALS,
+            "a",
+            "##a",
+            "##",
+            "the",
+            "\u4e2d",
+            "caf\u00e9",
+            "cafe\u0301",
+            "",
+            " ",
+            "\u2028",
+            "\u3000",
+            "a b",
+            "a\u00a0",
+            "\x00",
+            "\x85",
+            "\ufeff",
+            "a\rb",
+            "\t",
+            "{",
+            "A",
+        ]
+    ),
+    st.text(max_size=4),
+)
 ENDS = st.sampled_from(["\n", "\n", "\n", "\n", "\r\n", "\n\n", " \n", "\t\r\n", "\r", ""])
 STARTS = st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\n", b"\xff"])
 
@@ -31,10 +54,14 @@ def load_vocab(content: bytes) -> dict[str, int]:
     return {line.decode("utf-8").strip(): i for i, line in enumerate(lines)}
 
 
-@given(start=STARTS, pieces=st.lists(st.tuples(PIECES, ENDS), max_size=12),
-       complete=st.booleans(), end=st.sampled_from(["\n", "\r\n"]), last=ENDS)
-def test_accepted_vocabularies_have_the_original_s_ids(
-        directory, start, pieces, complete, end, last):
+@given(
+    start=STARTS,
+    pieces=st.lists(st.tuples(PIECES, ENDS), max_size=12),
+    complete=st.booleans(),
+    end=st.sampled_from(["\n", "\r\n"]),
+    last=ENDS,
+)
+def test_accepted_vocabularies_have_the_original_s_ids(directory, start, pieces, complete, end, last):
     lines = [(name, end) for name in SPECIALS] if complete else []
     text = "".join(piece + ending for piece, ending in [*lines, *pieces]) + last
     content = start + text.encode("utf-8", "surrogatepass")

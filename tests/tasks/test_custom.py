@@ -43,9 +43,7 @@ def test_a_label_unknown_to_the_head_is_refused_with_file_and_line(tmp_path):
 
 
 def test_several_labels_come_as_a_list_or_joined_and_may_be_none_at_all(tmp_path):
-    (tmp_path / "a.jsonl").write_text(
-        '{"text": "x", "label": ["b", "a"]}\n{"text": "y", "label": []}\n'
-    )
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "label": ["b", "a"]}\n{"text": "y", "label": []}\n')
     (tmp_path / "b.csv").write_text("text,label\nx,a|b\ny,\nz,b\n")
     task = TableTask(tmp_path, {"train": "a.jsonl", "dev": "b.csv"}, head="multilabel")
     dev = task.read("dev")
@@ -99,20 +97,17 @@ def test_blanks_around_a_class_name_make_no_other_class(tmp_path):
 
 @pytest.mark.parametrize("cell", ["NaN", '"-1"', "-1", "null", '" "'])
 def test_a_cell_that_is_no_label_becomes_no_class(tmp_path, cell):
-    (tmp_path / "a.jsonl").write_text(
-        f'{{"text": "x", "label": 1}}\n{{"text": "y", "label": {cell}}}\n')
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "x", "label": 1}}\n{{"text": "y", "label": {cell}}}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl:2: no label, although .*-1 is no label"):
         TableTask(tmp_path, {"train": "a.jsonl"})
 
 
 def test_integer_classes_are_in_the_order_of_their_values(tmp_path):
-    (tmp_path / "a.tsv").write_text(
-        "text\tlabel\n" + "".join(f"x\t{n}\n" for n in [11, 2, 10, *range(12)]))
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"x\t{n}\n" for n in [11, 2, 10, *range(12)]))
     task = TableTask(tmp_path, {"train": "a.tsv"})
     assert task.labels == tuple(map(str, range(12)))
     (tmp_path / "b.tsv").write_text("text\tlabel\nx\t10|-1\ny\t2\nz\t-3\n")
-    assert TableTask(tmp_path, {"train": "b.tsv"}, head="multilabel").labels == (
-        "-3", "-1", "2", "10")
+    assert TableTask(tmp_path, {"train": "b.tsv"}, head="multilabel").labels == ("-3", "-1", "2", "10")
     (tmp_path / "c.tsv").write_text("text\tlabel\nx\t10\ny\t2\nz\t1b\n")
     assert TableTask(tmp_path, {"train": "c.tsv"}).labels == ("10", "1b", "2")
 
@@ -124,10 +119,16 @@ def multilabel(folder, cells, **options):
     return TableTask(folder, {"train": "a.csv"}, head="multilabel", **options)
 
 
-@pytest.mark.parametrize("cells", [
-    ["['x', 'y']", "['y']", "[]"], ['["x", "y"]', '["y"]', "[ ]"], ["x|y", "y", ""],
-    ["{'y', 'x'}", '"y"'.strip('"'), ""], ["('x', 'y')", "('y',)", "()"],
-])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["['x', 'y']", "['y']", "[]"],
+        ['["x", "y"]', '["y"]', "[ ]"],
+        ["x|y", "y", ""],
+        ["{'y', 'x'}", '"y"'.strip('"'), ""],
+        ["('x', 'y')", "('y',)", "()"],
+    ],
+)
 def test_lists_in_a_cell_are_several_labels(tmp_path, cells):
     task = multilabel(tmp_path, cells)
     assert task.labels == ("x", "y")
@@ -141,8 +142,18 @@ def test_names_in_lists_are_read_as_json_or_python_reads_them(tmp_path):
     assert found == [("it's", "a,b", "\U0001f600"), ("it's", "a,b"), ("3", "-1")]
 
 
-@pytest.mark.parametrize("cell", ["['x' 'y']", "[x, y]", "['x', 'y'", "['x', ['y']]", "['x' + 'y']",
-                                  "[" + " " * 200_000 + "x]", "[" * 100_000 + "]" * 100_000])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "['x' 'y']",
+        "[x, y]",
+        "['x', 'y'",
+        "['x', ['y']]",
+        "['x' + 'y']",
+        "[" + " " * 200_000 + "x]",
+        "[" * 100_000 + "]" * 100_000,
+    ],
+)
 def test_what_is_nearly_a_list_is_refused_and_costs_no_time(tmp_path, cell):
     if cell[-1] == "]":
         with pytest.raises(ValueError, match=r"a.csv:3: label .* is no list of names: write each"):
@@ -154,8 +165,10 @@ def test_what_is_nearly_a_list_is_refused_and_costs_no_time(tmp_path, cell):
 def test_lists_of_labels_are_no_classes(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\nx,\"['a', 'b']\"\ny,['b']\n")
     (tmp_path / "a.jsonl").write_text('{"text": "x", "label": ["a"]}\n')
-    for name, message in (("a.csv", "a.csv:2: label .*is a list of labels"),
-                          ("a.jsonl", "a.jsonl:1: label .*is not one label")):
+    for name, message in (
+        ("a.csv", "a.csv:2: label .*is a list of labels"),
+        ("a.jsonl", "a.jsonl:1: label .*is not one label"),
+    ):
         with pytest.raises(ValueError, match=message + ".*head='multilabel'"):
             TableTask(tmp_path, {"train": name})
 
@@ -170,15 +183,20 @@ def test_another_separator_of_labels_is_asked_for(tmp_path):
     assert multilabel(tmp_path, ["Bonn, NRW", "Rome"]).labels == ("Bonn, NRW", "Rome")
 
 
-@pytest.mark.parametrize("labels, said", [
-    ([f"{i / 7:.3f}" for i in range(20)], "the 20 classes are all numbers (0.000 to 2.714); to"),
-    (["0.5", "1.0", "1"], "the 3 classes are all numbers (0.5 to 1.0)"),
-    ([str(i) for i in range(60)], "the 60 classes are all numbers (0 to 59)"),
-    (["1e-3", "-2.5"], "the 2 classes are all numbers (-2.5 to 1e-3)"),
-    ([str(i) for i in range(12)], None), (["1.0", "2.0"], None), (["0.5", "half"], None),
-])
+@pytest.mark.parametrize(
+    "labels, said",
+    [
+        ([f"{i / 7:.3f}" for i in range(20)], "the 20 classes are all numbers (0.000 to 2.714); to"),
+        (["0.5", "1.0", "1"], "the 3 classes are all numbers (0.5 to 1.0)"),
+        ([str(i) for i in range(60)], "the 60 classes are all numbers (0 to 59)"),
+        (["1e-3", "-2.5"], "the 2 classes are all numbers (-2.5 to 1e-3)"),
+        ([str(i) for i in range(12)], None),
+        (["1.0", "2.0"], None),
+        (["0.5", "half"], None),
+    ],
+)
 def test_classes_that_look_like_a_quantity_are_remarked_upon(tmp_path, labels, said):
-    rows = [f"{{\"text\": \"x\", \"label\": \"{label}\"}}\n" for label in labels]
+    rows = [f'{{"text": "x", "label": "{label}"}}\n' for label in labels]
     (tmp_path / "a.jsonl").write_text("".join(rows))
     notes = TableTask(tmp_path, {"train": "a.jsonl"}).read("train").notes
     assert [note.startswith(said) for note in notes] == ([True] if said else [])

@@ -40,8 +40,7 @@ def test_numbers_show_how_far_off_they_are(tmp_path):
     rows = [{"text": "anna", "label": 2.0}, {"text": "is", "label": 4.5}]
     task = table_task(tmp_path, rows, head="regression")
     made = examples.examples_of(task, task.read("dev"), [], [np.array([2.5]), np.array([1.0])])
-    assert [(e["gold"], e["predicted"], e["score"]) for e in made] == [
-        ("2.00", "2.50", 0.5), ("4.50", "1.00", 3.5)]
+    assert [(e["gold"], e["predicted"], e["score"]) for e in made] == [("2.00", "2.50", 0.5), ("4.50", "1.00", 3.5)]
     assert [e["gold"] for e in examples.choose(made)] == ["4.50", "2.00"]  # the worst first
 
 
@@ -53,8 +52,7 @@ def test_words_carry_gold_and_predicted_tags(tmp_path):
     split = task.read("dev")
     features = task.features(split, TOKENIZER, 16, False)
     labels = list(task.labels)
-    logits = [np.eye(len(labels))[np.full(len(row["input_ids"]), labels.index("O"))]
-              for row in features]
+    logits = [np.eye(len(labels))[np.full(len(row["input_ids"]), labels.index("O"))] for row in features]
     (only,) = examples.examples_of(task, split, features, logits)  # the other has nothing to see
     assert only["words"] == [["anna", "B-PER", "O"], ["is", "O", "O"], ["there", "O", "O"]]
     assert only["right"] is False
@@ -76,8 +74,7 @@ def test_answers_are_right_by_the_official_normalisation(tmp_path):
 @pytest.mark.parametrize("before", ["", "who is bob . " * 100])
 def test_an_example_of_question_answering_shows_the_passage_around_the_answer(tmp_path, before):
     passage = before + "anna is <b> there ."
-    split = Split("dev", [Question("q", "who is there", passage, (("anna", len(before)),), "q")],
-                  True, "")
+    split = Split("dev", [Question("q", "who is there", passage, (("anna", len(before)),), "q")], True, "")
     task = SquadTask(tmp_path, "1.1")
     features = task.features(split, TOKENIZER, 128, False)
     logits = [np.zeros((len(row["input_ids"]), 2)) for row in features]
@@ -92,8 +89,10 @@ def test_an_answer_that_the_null_threshold_rules_out_is_shown_as_none(tmp_path):
     questions = [Question("q", "who is there", "anna is there .", (), "here")]
     split = Split("dev", questions, True, "")
     for version, threshold, predicted, right in (
-            ("2.0", 1.0, "no answer", True), ("2.0", 3.0, "anna", False),
-            ("1.1", 1.0, "anna", False)):
+        ("2.0", 1.0, "no answer", True),
+        ("2.0", 3.0, "anna", False),
+        ("1.1", 1.0, "anna", False),
+    ):
         task = SquadTask(tmp_path, version, null_threshold=threshold)
         (row,) = features = task.features(split, TOKENIZER, 128, False)
         logits = np.zeros((len(row["input_ids"]), 2))
@@ -132,13 +131,33 @@ def test_long_texts_are_cut(tmp_path):
 
 def test_the_report_escapes_what_comes_from_data():
     bad = "<script>alert(1)</script>"
-    page = section([Run("run", [], examples=[
-        {"texts": [bad], "gold": bad, "predicted": bad, "right": False, "score": 1.0,
-         "predictions": [[bad, 0.5]]},
-        {"texts": [], "gold": "", "predicted": "", "right": False, "score": 1.0,
-         "words": [[bad, bad, "O"]]},
-        {"text": f"{bad} [MASK]", "predictions": [[bad, 1.0]]},
-    ])])
+    page = section(
+        [
+            Run(
+                "run",
+                [],
+                examples=[
+                    {
+                        "texts": [bad],
+                        "gold": bad,
+                        "predicted": bad,
+                        "right": False,
+                        "score": 1.0,
+                        "predictions": [[bad, 0.5]],
+                    },
+                    {
+                        "texts": [],
+                        "gold": "",
+                        "predicted": "",
+                        "right": False,
+                        "score": 1.0,
+                        "words": [[bad, bad, "O"]],
+                    },
+                    {"text": f"{bad} [MASK]", "predictions": [[bad, 1.0]]},
+                ],
+            )
+        ]
+    )
     assert "<script" not in page and page.count("&lt;script") == 8
     assert "<mark>[MASK]</mark>" in page
 

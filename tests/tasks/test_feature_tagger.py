@@ -10,9 +10,14 @@ from bertjax.model.presets import BertConfig
 from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger, combine
 
 CONFIG = BertConfig(
-    vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-    max_position_embeddings=16, initializer_range=0.5,
-)  # fmt: skip
+    vocab_size=30,
+    hidden_size=8,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=16,
+    initializer_range=0.5,
+)
 IDS = jnp.array([[2, 7, 9, 11, 3, 0, 0]])
 MASK = (IDS > 0).astype(jnp.int32)
 

@@ -18,10 +18,16 @@ from bertjax.training.optimizer import SCHEDULES, learning_rate_schedule
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
-    vocab_size=len(VOCAB), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-    intermediate_size=32, max_position_embeddings=64, initializer_range=0.2,
-    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-)  # fmt: skip
+    vocab_size=len(VOCAB),
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=64,
+    initializer_range=0.2,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
 
 
 def fresh(model, key):
@@ -57,9 +63,7 @@ def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
     numbers = {"peak": 3e-5, "warmup_steps": warmup, "total_steps": 40}
     expected = learning_rate_schedule(name, 3e-5, warmup, 40)
     for step in range(42):
-        np.testing.assert_allclose(
-            schedule.rate_at(name, numbers, step), expected(step), rtol=1e-6, atol=1e-12
-        )
+        np.testing.assert_allclose(schedule.rate_at(name, numbers, step), expected(step), rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -100,9 +104,7 @@ def test_predictions_do_not_depend_on_bucket_batch_or_devices(tuner):
         row = features[i]["input_ids"][None]
         alone = model({"params": params}, row, jnp.ones_like(row), jnp.zeros_like(row))
         np.testing.assert_allclose(outputs[i], alone[0], atol=2e-6)
-    spread = finetune.FineTuner(
-        tuner.task, tuner.tokenizer, CONFIG, fresh, tuner.settings, mesh=sharding.make_mesh()
-    )
+    spread = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, fresh, tuner.settings, mesh=sharding.make_mesh())
     np.testing.assert_allclose(spread.predict(params, features), outputs, atol=2e-6)
 
 

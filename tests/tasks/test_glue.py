@@ -81,9 +81,7 @@ def test_tfds_gives_the_same_records_as_the_files(shared_data, tmp_path):
     shutil.copyfile(source / "dev_ids.tsv", manual / "data_mrpc_dev_ids.tsv")
     builder = tfds.builder("glue/mrpc", data_dir=str(tmp_path), file_format="array_record")
     builder.download_and_prepare(
-        download_config=tfds.download.DownloadConfig(
-            manual_dir=os.fspath(manual), try_download_gcs=False
-        )
+        download_config=tfds.download.DownloadConfig(manual_dir=os.fspath(manual), try_download_gcs=False)
     )
     prepared, files = GlueTask("mrpc", "tfds:glue/mrpc", str(tmp_path)), GlueTask("mrpc", source)
     for split in ("train", "dev", "test"):
@@ -122,9 +120,7 @@ def test_a_header_is_known_by_its_names_so_no_row_is_lost(folder):
         assert [r.text_a for r in split.records] == [f"Sentence {i}." for i in range(5)]
     labelled = "".join(f"gj04\t{i % 2}\t\tSentence {i}.\n" for i in range(5))
     split = GlueTask("cola", folder("CoLA/dev.tsv", labelled)).read("dev")
-    assert [r.label for r in split.records] == [
-        ("unacceptable", "acceptable")[i % 2] for i in range(5)
-    ]
+    assert [r.label for r in split.records] == [("unacceptable", "acceptable")[i % 2] for i in range(5)]
 
 
 def test_short_qqp_rows_are_skipped_and_counted_and_elsewhere_refused(folder):
@@ -230,24 +226,23 @@ def test_f1_is_of_the_benchmarks_second_class_and_only_where_it_reports_f1():
     # A head with the classes the other way round, as the labels of a table are sorted.
     task.labels = ("equivalent", "not_equivalent")
     rows = [{"labels": 1 - g} for g in gold]
-    assert task.score(split, rows, one_hot([1 - p for p in predicted], 2))["f1"] == pytest.approx(
-        0.8)
+    assert task.score(split, rows, one_hot([1 - p for p in predicted], 2))["f1"] == pytest.approx(0.8)
     other = GlueTask("sst2", "nowhere")
-    assert not {"f1", "accuracy_f1"} & {*other.metric_names, *other.score(
-        split, rows, one_hot(predicted, 2)).values}
+    assert not {"f1", "accuracy_f1"} & {*other.metric_names, *other.score(split, rows, one_hot(predicted, 2)).values}
 
 
 def test_the_glue_table_averages_as_the_benchmark_does():
-    text = glue_table({
-        "cola": {"matthews": 0.5},
-        "mrpc": {"f1": 0.9, "accuracy": 0.8},
-        "mnli": {"accuracy": 0.84},
-        "mnli_mm": {"accuracy": 0.82},
-        "wnli": {"accuracy": 0.1},
-    })  # fmt: skip
+    text = glue_table(
+        {
+            "cola": {"matthews": 0.5},
+            "mrpc": {"f1": 0.9, "accuracy": 0.8},
+            "mnli": {"accuracy": 0.84},
+            "mnli_mm": {"accuracy": 0.82},
+            "wnli": {"accuracy": 0.1},
+        }
+    )
     assert text.splitlines() == [
-        "| cola, matthews | mrpc, f1/accuracy | mnli, accuracy | mnli_mm, accuracy | wnli, accuracy"
-        " | mean |",
+        "| cola, matthews | mrpc, f1/accuracy | mnli, accuracy | mnli_mm, accuracy | wnli, accuracy | mean |",
         "|---|---|---|---|---|---|",
         "| 50.0 | 90.0/80.0 | 84.0 | 82.0 | 10.0 | 72.7 |",  # (50 + 85 + 83) / 3
     ]

@@ -19,10 +19,16 @@ from bertjax.training import sharding
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
-    vocab_size=len(VOCAB), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-    intermediate_size=32, max_position_embeddings=64, initializer_range=0.2,
-    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-)  # fmt: skip
+    vocab_size=len(VOCAB),
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=64,
+    initializer_range=0.2,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
 SETTINGS = FineTuneSettings(max_length=32, buckets=1, eval_batch_size=16)
 
 
@@ -72,13 +78,17 @@ def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
 
 
 @pytest.mark.slow
-def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(
-    start, data, tmp_path, capsys
-):
+def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start, data, tmp_path, capsys):
     task, workdir = table(data), tmp_path / "run"
     run = RunSettings(5e-3, 16, 3, seed=1)
     prepared = job.prepare_task(
-        task, start, workdir, SETTINGS, run, mesh=one_device(), predict=("dev", "test"),
+        task,
+        start,
+        workdir,
+        SETTINGS,
+        run,
+        mesh=one_device(),
+        predict=("dev", "test"),
         log={"csv": True, "tensorboard": False},
     )
     result = job.run(prepared)
@@ -87,9 +97,13 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(
     assert len((workdir / "predictions_test.jsonl").read_text().splitlines()) == 7
     assert stored["data"]["dev"] == task.read("dev").fingerprint
     card = (workdir / "model" / "README.md").read_text()
-    for said in (f"fine-tuned from the weights of `{start.name}`", "Its labels are `bad`, `good`",
-                 "* train: 64 rows", f"Written by bertjax {stored['bertjax']}",
-                 f"* accuracy {stored['scores']['accuracy']:.4f}"):
+    for said in (
+        f"fine-tuned from the weights of `{start.name}`",
+        "Its labels are `bad`, `good`",
+        "* train: 64 rows",
+        f"Written by bertjax {stored['bertjax']}",
+        f"* accuracy {stored['scores']['accuracy']:.4f}",
+    ):
         assert said in card
     assert str(tmp_path) not in card
     config = json.loads((workdir / "model" / "config.json").read_text())
@@ -113,8 +127,16 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(
     files = json.dumps({"files": {"dev": "dev.tsv", "test": "test.tsv"}})  # labels: the model's
     for split, gold in (("dev", True), ("test", False)):
         capsys.readouterr()
-        evaluate.main([f"--model={workdir / 'model'}", "--task=table", f"--data={data}",
-                       f"--options={files}", f"--split={split}", f"--out={tmp_path / 'out'}"])
+        evaluate.main(
+            [
+                f"--model={workdir / 'model'}",
+                "--task=table",
+                f"--data={data}",
+                f"--options={files}",
+                f"--split={split}",
+                f"--out={tmp_path / 'out'}",
+            ]
+        )
         said = json.loads(capsys.readouterr().out)
         assert said["out"] == str(tmp_path / "out")
         said = said["scores"]
@@ -134,7 +156,11 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(
         said = json.loads(capsys.readouterr().out)
         assert said["scores"] == pytest.approx(result["scores"])
         assert (said["model"], said["step"], said["task"], said["split"]) == (
-            str(workdir / "model"), result["best_step"], "table", "dev")
+            str(workdir / "model"),
+            result["best_step"],
+            "table",
+            "dev",
+        )
     predict.main([f"--model={workdir / 'model'}", f"--file={data / 'dev.tsv'}"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("\t")[:3] == ["text", "label", "prediction"] and len(lines) == 22
@@ -154,8 +180,9 @@ def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
     workdir.mkdir()
 
     def prepare(options=None, **more):
-        return job.prepare_task(table(data, **more), start, workdir, SETTINGS, RunSettings(),
-                                mesh=one_device(), options=options)
+        return job.prepare_task(
+            table(data, **more), start, workdir, SETTINGS, RunSettings(), mesh=one_device(), options=options
+        )
 
     identity = job._identity(prepare({"separator": "|"}))
     (workdir / "finetune.json").write_text(json.dumps(identity))
@@ -186,14 +213,12 @@ def test_evaluating_a_checkpoint_without_the_head_is_refused(start, data):
         job.evaluate(table(data), start, settings=SETTINGS, mesh=one_device())
     files = json.dumps({"files": {"train": "train.tsv", "dev": "dev.tsv"}})
     with pytest.raises(SystemExit, match="(?s)evaluate: .*classifier"):
-        evaluate.main([f"--model={start}", "--task=table", f"--data={data}", "--max_length=32",
-                       f"--options={files}"])
+        evaluate.main([f"--model={start}", "--task=table", f"--data={data}", "--max_length=32", f"--options={files}"])
 
 
 def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_path):
     def prepare(task, settings=SETTINGS, **options):
-        return job.prepare_task(task, start, tmp_path, settings, RunSettings(), mesh=one_device(),
-                           **options)  # fmt: skip
+        return job.prepare_task(task, start, tmp_path, settings, RunSettings(), mesh=one_device(), **options)
 
     absent = {"files": {"train": "train.tsv", "dev": "dev.tsv", "test": "absent.tsv"}}
     with pytest.raises(ValueError, match="absent.tsv does not exist: the 'test' split"):
@@ -212,14 +237,14 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         prepare(unlabelled, predict=())
     (tmp_path / "pretraining" / "checkpoints" / "5").mkdir(parents=True)
     with pytest.raises(ValueError, match="pretraining holds a pre-training run; choose another"):
-        job.prepare_task(table(data), start, tmp_path / "pretraining", SETTINGS, RunSettings(),
-                         mesh=one_device())
+        job.prepare_task(table(data), start, tmp_path / "pretraining", SETTINGS, RunSettings(), mesh=one_device())
     for settings, words in (
-        ({"freeze": ("encoder/layer_9",)}, "layer_9"), ({"freeze": ("(",)}, "regular expression"),
+        ({"freeze": ("encoder/layer_9",)}, "layer_9"),
+        ({"freeze": ("(",)}, "regular expression"),
         ({"class_weights": (1.0,)}, "1 class_weights for 2 labels"),
         ({"class_weights": (1.0, -1.0)}, "must be numbers from 0 on"),
         ({"class_weights": ("a", "b")}, "must be numbers from 0 on"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=words):
             prepare(table(data), dataclasses.replace(SETTINGS, **settings))
     with pytest.raises(ValueError, match="files='train.tsv' does not say which"):
@@ -241,13 +266,9 @@ def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tm
     params = jax.jit(lambda key: init_params(model, key))(jax.random.key(9))
     tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
     for name, labels in (("same", {0: "good", 1: "bad"}), ("other", {0: "x", 1: "y"})):
-        write_directory(
-            tmp_path / name, CONFIG, params, "BertForSequenceClassification", tokenizer, labels
-        )
+        write_directory(tmp_path / name, CONFIG, params, "BertForSequenceClassification", tokenizer, labels)
         task = table(data)
-        prepared = job.prepare_task(
-            task, tmp_path / name, tmp_path, SETTINGS, RunSettings(), mesh=one_device()
-        )
+        prepared = job.prepare_task(task, tmp_path / name, tmp_path, SETTINGS, RunSettings(), mesh=one_device())
         loaded = prepared.tuner.load_params(prepared.tuner.model, jax.random.key(0))
         kept = np.array_equal(loaded["classifier"]["kernel"], params["classifier"]["kernel"])
         assert kept == (name == "same")
@@ -263,13 +284,29 @@ def test_a_config_gives_the_job_it_describes(start, data, tmp_path):
     config.update(ConfigDict({"init_from": str(start), "batch_size": 16, "seed": 4}))
     config.optimizer.learning_rate = 3e-5
     files = {s: f"{s}.tsv" for s in ("train", "dev", "test")}
-    config.task = ConfigDict({
-        "name": "table", "data": str(data), "options": {"files": files}, "metric": "matthews",
-        "max_length": 32, "epochs": 2, "warmup": 0.1, "buckets": 1, "eval_batch_size": 16,
-        "group_by_length": True, "evaluations_per_epoch": 1, "early_stopping": 0,
-        "layer_decay": 0.9, "freeze": (), "class_weights": ("balanced",), "feature_layers": "",
-        "bilstm": 0, "head_init": "normal", "predict": ("dev,test",),
-    })  # fmt: skip
+    config.task = ConfigDict(
+        {
+            "name": "table",
+            "data": str(data),
+            "options": {"files": files},
+            "metric": "matthews",
+            "max_length": 32,
+            "epochs": 2,
+            "warmup": 0.1,
+            "buckets": 1,
+            "eval_batch_size": 16,
+            "group_by_length": True,
+            "evaluations_per_epoch": 1,
+            "early_stopping": 0,
+            "layer_decay": 0.9,
+            "freeze": (),
+            "class_weights": ("balanced",),
+            "feature_layers": "",
+            "bilstm": 0,
+            "head_init": "normal",
+            "predict": ("dev,test",),
+        }
+    )
     prepared = job.prepare(config, str(tmp_path / "run"), mesh=one_device())
     assert prepared.run == RunSettings(3e-5, 16, 2, 4)
     assert prepared.predict == ("dev", "test") and prepared.tuner.task.metric == "matthews"
@@ -289,7 +326,8 @@ def test_a_search_trains_as_a_config_does():
     config = finetune_config()
     assert job.finetune_settings(config) == FineTuneSettings()
     assert RunSettings() == RunSettings(
-        config.optimizer.learning_rate, config.batch_size, config.task.epochs, config.seed)
+        config.optimizer.learning_rate, config.batch_size, config.task.epochs, config.seed
+    )
 
 
 def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start):
@@ -301,6 +339,5 @@ def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start):
     kernel = [np.asarray(p["classifier"]["kernel"]) for p in (first, same, other)]
     np.testing.assert_array_equal(kernel[0], kernel[1])
     assert np.abs(kernel[0] - kernel[2]).max() > 1e-3
-    for one, two in zip(jax.tree.leaves(first["encoder"]), jax.tree.leaves(other["encoder"]),
-                        strict=True):  # fmt: skip
+    for one, two in zip(jax.tree.leaves(first["encoder"]), jax.tree.leaves(other["encoder"]), strict=True):
         np.testing.assert_array_equal(one, two)

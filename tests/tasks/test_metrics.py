@@ -25,9 +25,7 @@ def test_classification_numbers_equal_scikit_learn(classes):
         gold, predicted = rng.integers(0, classes, (2, rng.integers(2, 40)))
         scores = metrics.classification_scores(gold, predicted)
         assert scores["accuracy"] == pytest.approx(sk.accuracy_score(gold, predicted), abs=1e-12)
-        assert scores["matthews"] == pytest.approx(
-            sk.matthews_corrcoef(gold, predicted), abs=1e-12
-        )
+        assert scores["matthews"] == pytest.approx(sk.matthews_corrcoef(gold, predicted), abs=1e-12)
         macro = sk.f1_score(gold, predicted, average="macro", zero_division=0)
         assert scores["macro_f1"] == pytest.approx(macro, abs=1e-12)
         if classes == 2:
@@ -61,9 +59,7 @@ def test_correlations_equal_scipy_with_and_without_ties(levels):
         scores = metrics.regression_scores(gold, predicted)
         expected = stats.pearsonr(gold / scale, predicted / scale)[0]
         assert scores["pearson"] == pytest.approx(expected, abs=1e-12)
-        assert scores["spearman"] == pytest.approx(
-            stats.spearmanr(gold, predicted)[0], abs=1e-12
-        )
+        assert scores["spearman"] == pytest.approx(stats.spearmanr(gold, predicted)[0], abs=1e-12)
     np.testing.assert_array_equal(metrics.ranks([3, 1, 3, 2]), stats.rankdata([3, 1, 3, 2]))
 
 
@@ -122,9 +118,7 @@ def test_entity_scores_equal_seqeval_on_random_tags(scheme, strict):
         lengths = rng.integers(1, 9, rng.integers(1, 6))
         gold = [list(rng.choice(TAGS[scheme], n)) for n in lengths]
         keep = rng.random() * 0.9
-        predicted = [
-            [t if rng.random() < keep else str(rng.choice(TAGS[scheme])) for t in s] for s in gold
-        ]
+        predicted = [[t if rng.random() < keep else str(rng.choice(TAGS[scheme])) for t in s] for s in gold]
         scores = metrics.entity_scores(gold, predicted, scheme, strict)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -133,9 +127,7 @@ def test_entity_scores_equal_seqeval_on_random_tags(scheme, strict):
                 expected = strict_oracle(gold, predicted, average="micro", scheme=rules)
             else:
                 expected = oracle.precision_recall_fscore_support(gold, predicted, average="micro")
-        assert (scores["precision"], scores["recall"], scores["f1"]) == pytest.approx(
-            expected[:3], abs=1e-12
-        )
+        assert (scores["precision"], scores["recall"], scores["f1"]) == pytest.approx(expected[:3], abs=1e-12)
         assert scores["token_accuracy"] == oracle.accuracy_score(gold, predicted)
 
 
@@ -169,10 +161,15 @@ def test_tagging_nothing_at_all_is_flagged():
     assert not metrics.entity_scores([["O"]], [["O"]]).degenerate
 
 
-@pytest.mark.parametrize("predicted, flag", [
-    ([1.0, math.nan, 2.0], "non-finite predictions"), ([math.inf, 1.0, 2.0], "non-finite predict"),
-    ([1e200, -1e200, 3e200], "mse overflows"), ([1.7e308, -1.7e308, 1e308], "mse overflows"),
-])
+@pytest.mark.parametrize(
+    "predicted, flag",
+    [
+        ([1.0, math.nan, 2.0], "non-finite predictions"),
+        ([math.inf, 1.0, 2.0], "non-finite predict"),
+        ([1e200, -1e200, 3e200], "mse overflows"),
+        ([1.7e308, -1.7e308, 1e308], "mse overflows"),
+    ],
+)
 def test_no_number_of_a_regression_is_ever_nan_or_infinite_and_a_flag_says_why(predicted, flag):
     scores = metrics.regression_scores([1.0, 2.0, 3.0], predicted)
     assert all(math.isfinite(value) for value in scores.values.values())
@@ -192,12 +189,10 @@ def test_scores_by_class_and_confusions_are_those_of_scikit_learn():
     sklearn = pytest.importorskip("sklearn.metrics")
     gold, predicted = np.random.default_rng(0).integers(0, 3, (2, 50))
     found = metrics.by_class(gold, predicted, ("a", "b", "c", "never"))
-    columns = sklearn.precision_recall_fscore_support(
-        gold, predicted, labels=range(4), zero_division=0)
+    columns = sklearn.precision_recall_fscore_support(gold, predicted, labels=range(4), zero_division=0)
     assert list(found["by_class"]) == ["a", "b", "c", "never"]
     np.testing.assert_allclose(list(found["by_class"].values()), np.transpose(columns))
-    assert found["confusion"] == sklearn.confusion_matrix(
-        gold, predicted, labels=range(4)).tolist()
+    assert found["confusion"] == sklearn.confusion_matrix(gold, predicted, labels=range(4)).tolist()
     several = metrics.by_class(np.eye(3, dtype=bool)[gold], np.eye(3, dtype=bool)[predicted], "abc")
     assert several["by_class"] == {k: v for k, v in found["by_class"].items() if k != "never"}
 
@@ -211,9 +206,11 @@ def test_calibration_equals_a_computation_row_by_row():
     expected = 0.0
     for number in range(10):  # Guo et al. 2017, equations 1 to 3
         low, high = number / 10, (number + 1) / 10
-        inside = [(max(row), int(max(range(3), key=lambda c: row[c]) == label))
-                  for row, label in zip(probabilities.tolist(), gold.tolist(), strict=True)
-                  if low < max(row) <= high]
+        inside = [
+            (max(row), int(max(range(3), key=lambda c: row[c]) == label))
+            for row, label in zip(probabilities.tolist(), gold.tolist(), strict=True)
+            if low < max(row) <= high
+        ]
         assert found["bins"][number][0] == len(inside)
         if inside:
             sure = math.fsum(p for p, _ in inside) / len(inside)
@@ -240,17 +237,17 @@ def test_scores_of_a_classification_carry_its_calibration_and_those_of_other_hea
     def details(name, labels, outputs, **options):
         (tmp_path / name).mkdir()
         for split in ("train", "dev"):
-            (tmp_path / name / f"{split}.jsonl").write_text("".join(
-                json.dumps({"text": "a", "label": label}) + "\n" for label in labels))
-        task = TableTask(tmp_path / name, files={s: f"{s}.jsonl" for s in ("train", "dev")},
-                         **options)
+            (tmp_path / name / f"{split}.jsonl").write_text(
+                "".join(json.dumps({"text": "a", "label": label}) + "\n" for label in labels)
+            )
+        task = TableTask(tmp_path / name, files={s: f"{s}.jsonl" for s in ("train", "dev")}, **options)
         split = task.read("dev")
         rows = [task._gold(record) for record in split.records]
         return task.score(split, rows, [np.array(row) for row in outputs]).details
+
     found = details("classes", ["x", "y"], [[2.0, 0.0], [2.0, 0.0]])["calibration"]
     sure = 1 / (1 + math.exp(-2))
     assert found["ece"] == pytest.approx(sure - 0.5)
     assert found["bins"][8] == [2, pytest.approx(sure), 0.5]
-    assert "calibration" not in details("sets", [["x"], ["y"]], [[2.0, 0.0]] * 2,
-                                        head="multilabel")
+    assert "calibration" not in details("sets", [["x"], ["y"]], [[2.0, 0.0]] * 2, head="multilabel")
     assert "calibration" not in details("numbers", [1.0, 2.0], [[2.0], [1.0]], head="regression")

@@ -89,8 +89,7 @@ def test_windows_over_a_document_answer_for_each_word_once_with_context_on_both_
     write(tmp_path, "train.conll", sentences, docstart=(0,))
     task = NerTask(tmp_path, labels=("O", "B-X"))
     rows = task.features(task.read("train"), Letters(), 42, training=True)
-    answered = [p for row in rows for p in zip(row["window"].sentences, row["window"].words,
-                                               strict=True)]  # fmt: skip
+    answered = [p for row in rows for p in zip(row["window"].sentences, row["window"].words, strict=True)]
     assert sorted(answered) == [(s, w) for s in range(10) for w in range(4)]
     middle = rows[1]["window"].positions
     assert middle.min() > 8 and middle.max() < 42 - 8
@@ -115,13 +114,16 @@ def test_a_part_of_speech_of_a_word_without_pieces_is_read_at_an_unknown_token(t
     assert task.predict(split, [row], perfect(task, split, [row])) == [["DET", "SYM"]]
 
 
-@pytest.mark.parametrize("lines", [
-    ["1 EU NNP I-NP I-ORG", "2 rejects VBZ I-VP O", "", "4 German JJ I-NP I-MISC"],
-    ["0\tEU\tB-ORG\tx", "0\tsays\tO\tx", "", "1\tNo\tO\tx"],
-    ["1-1 EU NNP O", "1-2 is VBZ O"],
-    ["7 B-X", "8 O", "", "9 O", "10 O"],
-    ["bc/cnn 0 In IN O", "bc/cnn 1 June NN O", "", "bc/cnn 0 we PRP O"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["1 EU NNP I-NP I-ORG", "2 rejects VBZ I-VP O", "", "4 German JJ I-NP I-MISC"],
+        ["0\tEU\tB-ORG\tx", "0\tsays\tO\tx", "", "1\tNo\tO\tx"],
+        ["1-1 EU NNP O", "1-2 is VBZ O"],
+        ["7 B-X", "8 O", "", "9 O", "10 O"],
+        ["bc/cnn 0 In IN O", "bc/cnn 1 June NN O", "", "bc/cnn 0 we PRP O"],
+    ],
+)
 def test_a_first_column_of_places_beside_a_column_of_words_is_refused(tmp_path, lines):
     (tmp_path / "a.conll").write_text("\n".join(lines) + "\n")
     with pytest.raises(ValueError, match="a.conll: its first column .*must hold the words: leave"):
@@ -148,24 +150,30 @@ def test_words_that_look_like_missing_values_and_blanks_that_are_no_blanks_are_w
 
 def test_sentences_may_be_json_lines(tmp_path):
     path = tmp_path / "train.jsonl"
-    path.write_text('{"id": "0", "tokens": ["EU", "null"], "ner_tags": ["B-ORG", "O"]}\n\n'
-                    '{"tokens": ["\xa0"], "ner_tags": ["O"]}\n')
+    path.write_text(
+        '{"id": "0", "tokens": ["EU", "null"], "ner_tags": ["B-ORG", "O"]}\n\n{"tokens": ["\xa0"], "ner_tags": ["O"]}\n'
+    )
     split = NerTask(tmp_path, {"train": "train.jsonl"}).read("train")
     assert [(s.words, s.tags, s.where) for s in split.records] == [
-        (("EU", "null"), ("B-ORG", "O"), f"{path}:1"), (("\xa0",), ("O",), f"{path}:3")]
+        (("EU", "null"), ("B-ORG", "O"), f"{path}:1"),
+        (("\xa0",), ("O",), f"{path}:3"),
+    ]
     path.write_text('{"words": ["EU", "null"]}\n')
     assert not NerTask(tmp_path, {"train": "train.jsonl"}, labels=("O",)).read("train").labelled
 
 
-@pytest.mark.parametrize("name, text, message", [
-    ("a.jsonl", '{"tokens": ["a"], "ner_tags": [3]}', r"a.jsonl:1: the tags are \[3\].*names"),
-    ("a.jsonl", '{"tokens": ["a"], "tags": ["O", "O"]}', "a.jsonl:1: 1 words, but 2 tags"),
-    ("a.jsonl", '{"text": "a"}', "a.jsonl:1: expected one key of tokens, words"),
-    ("a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": ["a"]}', "a.jsonl:2: a sentence wi"),
-    ("a.jsonl", '{"tokens": "a b"}', "a.jsonl:1: the words are a b, not a list"),
-    ("a.jsonl", '{"tokens": ["\\ud800"]}', "a.jsonl:1: .*half a surrogate pair"),
-    ("a.csv", "a,O", r"a.csv: words with tags are a file in columns \(.conll\), or .jsonl"),
-])
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("a.jsonl", '{"tokens": ["a"], "ner_tags": [3]}', r"a.jsonl:1: the tags are \[3\].*names"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": ["O", "O"]}', "a.jsonl:1: 1 words, but 2 tags"),
+        ("a.jsonl", '{"text": "a"}', "a.jsonl:1: expected one key of tokens, words"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": ["a"]}', "a.jsonl:2: a sentence wi"),
+        ("a.jsonl", '{"tokens": "a b"}', "a.jsonl:1: the words are a b, not a list"),
+        ("a.jsonl", '{"tokens": ["\\ud800"]}', "a.jsonl:1: .*half a surrogate pair"),
+        ("a.csv", "a,O", r"a.csv: words with tags are a file in columns \(.conll\), or .jsonl"),
+    ],
+)
 def test_other_files_of_words_are_refused_with_their_line(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -206,8 +214,10 @@ def test_an_untagged_file_is_predicted_but_neither_trained_on_nor_scored(tmp_pat
     outputs = [np.tile([0.0, 1.0], (len(row["input_ids"]), 1)) for row in features]
     [path] = task.write(split, features, outputs, tmp_path)
     assert path.read_text() == "Jim\tB-PER\nleft\tB-PER\n\nAnn\tB-PER\n\n"
-    for action in (lambda: task.score(split, features, outputs),
-                   lambda: task.features(split, Letters(), 32, training=True)):  # fmt: skip
+    for action in (
+        lambda: task.score(split, features, outputs),
+        lambda: task.features(split, Letters(), 32, training=True),
+    ):
         with pytest.raises(ValueError, match="no labels"):
             action()
 

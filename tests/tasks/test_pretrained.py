@@ -15,8 +15,14 @@ from bertjax.model.presets import BertConfig
 from bertjax.tasks.feature_tagger import BertFeatureTagger
 from bertjax.tasks.pretrained import Pretrained
 
-CONFIG = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
-                    intermediate_size=32, max_position_embeddings=16)
+CONFIG = BertConfig(
+    vocab_size=30,
+    hidden_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=16,
+)
 MODELS = {
     "classifier": heads.BertForSequenceClassification(CONFIG, num_labels=3),
     "spans": heads.BertForQuestionAnswering(CONFIG),
@@ -28,12 +34,12 @@ MODELS = {
 
 @functools.cache
 def drawn_whole(name, seed):
-    return flatten(jax.jit(heads.init_params, static_argnums=0)(
-        MODELS[name], jax.random.key(seed)))
+    return flatten(jax.jit(heads.init_params, static_argnums=0)(MODELS[name], jax.random.key(seed)))
 
 
-@pytest.mark.parametrize("name, extra", [
-    *((name, []) for name in MODELS), ("classifier", ["encoder/layer_2/output/kernel"])])
+@pytest.mark.parametrize(
+    "name, extra", [*((name, []) for name in MODELS), ("classifier", ["encoder/layer_2/output/kernel"])]
+)
 def test_what_is_drawn_alone_is_what_init_params_draws(name, extra):
     key, full = jax.random.key(5), drawn_whole(name, 5)
     wanted = [path for path in full if not path.startswith("encoder/")] + extra
@@ -51,13 +57,11 @@ def test_shapes_are_those_of_init_params():
 
 def test_reading_ahead_changes_nothing_but_when(tmp_path):
     model = heads.BertForSequenceClassification(CONFIG, num_labels=3)
-    stored = jax.jit(heads.init_params, static_argnums=0)(
-        heads.BertModel(CONFIG), jax.random.key(1))
+    stored = jax.jit(heads.init_params, static_argnums=0)(heads.BertModel(CONFIG), jax.random.key(1))
     write_directory(tmp_path / "model", CONFIG, jax.device_get(stored), "BertModel")
     early, late = Pretrained(tmp_path / "model"), Pretrained(tmp_path / "model")
     early.read_ahead()
-    jax.tree.map(np.testing.assert_array_equal, *(
-        start(model, jax.random.key(2)) for start in (early, late)))
+    jax.tree.map(np.testing.assert_array_equal, *(start(model, jax.random.key(2)) for start in (early, late)))
 
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])

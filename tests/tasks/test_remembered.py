@@ -16,7 +16,8 @@ def test_task_and_options_go_through_a_config_and_come_back(tmp_path):
         ("rte", {}, ("sentence1", "sentence2")),
         ("table", {"labels": ["a", "b"], "files": {}}, ("text",)),
         ("table", {"text": ("q", "a"), "labels": ["x", "y"], "files": {}}, ("q", "a")),
-        ("tag", {"labels": ["NN"], "context": "sentence"}, None), ("swag", {}, None),
+        ("tag", {"labels": ["NN"], "context": "sentence"}, None),
+        ("swag", {}, None),
     ):
         result = {"value": 0.5, "best_step": 7, "details": {"best_f1_thresh": -1.5}}
         task = job.make_task(name, str(tmp_path), options)
@@ -30,8 +31,7 @@ def test_task_and_options_go_through_a_config_and_come_back(tmp_path):
 
 def test_a_table_made_in_python_is_remembered_too(tmp_path):
     task = job.TableTask(tmp_path, {"dev": "d.csv"}, text="review", labels=("a", "b"))
-    found = remembered({"finetuned": to_remember(
-        task, {"value": 1, "best_step": 2}, 8)}, "m")
+    found = remembered({"finetuned": to_remember(task, {"value": 1, "best_step": 2}, 8)}, "m")
     assert found.columns() == (("review",), None) and found.options["files"] == {"dev": "d.csv"}
 
 
@@ -47,12 +47,25 @@ def test_a_config_that_says_nothing_is_no_memory():
         assert remembered(settings, "m").task is None
 
 
-@pytest.mark.parametrize("given, meant", [
-    ("table", "table"), ("classify", "table"), ("sequence-classification", "table"),
-    ("text_classification", "table"), ("token-classification", "ner"), ("NER", "ner"),
-    ("pos", "tag"), ("SST-2", "sst2"), ("sts-b", "stsb"), ("MNLI", "mnli"), ("CoLA", "cola"),
-    ("SQuAD v2.0", "squad2.0"), ("squad1.1", "squad1.1"), ("multiple-choice", "swag"),
-])
+@pytest.mark.parametrize(
+    "given, meant",
+    [
+        ("table", "table"),
+        ("classify", "table"),
+        ("sequence-classification", "table"),
+        ("text_classification", "table"),
+        ("token-classification", "ner"),
+        ("NER", "ner"),
+        ("pos", "tag"),
+        ("SST-2", "sst2"),
+        ("sts-b", "stsb"),
+        ("MNLI", "mnli"),
+        ("CoLA", "cola"),
+        ("SQuAD v2.0", "squad2.0"),
+        ("squad1.1", "squad1.1"),
+        ("multiple-choice", "swag"),
+    ],
+)
 def test_a_task_is_known_by_its_usual_names(given, meant, tmp_path):
     assert task_name(given, job.TASKS) == meant
     options = {"labels": ["a", "b"], "files": {}} if meant in ("table", "ner", "tag") else {}
@@ -83,10 +96,12 @@ def test_a_threshold_that_options_name_counts_before_the_stored_one(monkeypatch,
         seen.append(task.null_threshold)
         raise KeyboardInterrupt
 
-    source = types.SimpleNamespace(
-        settings={"finetuned": {"task": "squad2.0", "null_threshold": -3}}, directory="m")
-    monkeypatch.setattr(job, "Pretrained", lambda _: types.SimpleNamespace(
-        source=source, labels=lambda: (), config=None, tokenizer=None))
+    source = types.SimpleNamespace(settings={"finetuned": {"task": "squad2.0", "null_threshold": -3}}, directory="m")
+    monkeypatch.setattr(
+        job,
+        "Pretrained",
+        lambda _: types.SimpleNamespace(source=source, labels=lambda: (), config=None, tokenizer=None),
+    )
     monkeypatch.setattr(job, "load_tokenizer", lambda _: None, raising=False)
     monkeypatch.setattr(job, "FineTuner", tuner)
     for options in ({}, {"null_threshold": 2.0}):

@@ -53,8 +53,9 @@ def test_windows_that_could_not_advance_are_refused_before_any_work():
     assert task.features(split_of(), Words(), 68, training=False) == []
 
 
-@pytest.mark.parametrize(("tokens", "room", "stride"), [
-    (50, 10, 4), (50, 10, 99), (3, 10, 4), (5, 1, 1), (0, 10, 4), (20, 10, 10)])
+@pytest.mark.parametrize(
+    ("tokens", "room", "stride"), [(50, 10, 4), (50, 10, 99), (3, 10, 4), (5, 1, 1), (0, 10, 4), (20, 10, 10)]
+)
 def test_windows_cover_every_token_without_gaps(tokens, room, stride):
     starts = windows.window_starts(tokens, room, stride)
     covered = {t for s in starts for t in range(s, min(s + room, tokens))}
@@ -106,27 +107,31 @@ def test_an_answer_with_a_no_break_space_is_kept_and_a_wrong_one_dropped_and_cou
 
 
 FOLDED = WordPieceTokenizer(
-    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "##s", "is", "open", ".", "was"],
-    do_lower_case=True)
+    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cafe", "##s", "is", "open", ".", "was"], do_lower_case=True
+)
 _KITAB = "\u0643\u0650\u062a\u064e\u0627\u0628\u064c"  # Arabic with vowel signs, the last one final
 
 
-@pytest.mark.parametrize("context, answer", [
-    ("The cafe\u0301 is open.", "cafe\u0301"),  # a combining accent
-    ("The cafe\u0301 is open.", "The cafe\u0301"),
-    ("It was cafe\u0301. Open", "cafe\u0301."),
-    ("I \u2764\ufe0f the cafe", "\u2764\ufe0f"),  # an emoji's variation selector
-    ("The \U0001f469\u200d\U0001f680 is open", "\U0001f469\u200d\U0001f680"),
-    (f"The {_KITAB} is open", _KITAB), (f"The {_KITAB}", _KITAB),
-    ("The \u0939\u0948\u0902 is", "\u0939\u0948\u0902"),  # Hindi, signs at the end
-    ("The cafe\u00ad\u200b is", "cafe\u00ad\u200b"),  # soft hyphen, space of no width
-    ("The \u200fcafe\u200f is", "\u200fcafe\u200f"),  # marks of direction around a word
-    ("The is\u0301 \u0301 \u0301open is", "\u0301open"),
-    ("\u0301cafe is", "\u0301cafe"), ("The \ud55c\uae00 is", "\ud55c\uae00"),
-    ("The cafe\u0301s is", "cafe\u0301"),
-])  # fmt: skip
-def test_an_answer_with_characters_that_the_tokenizer_drops_is_labelled_and_predicted_whole(
-        context, answer):
+@pytest.mark.parametrize(
+    "context, answer",
+    [
+        ("The cafe\u0301 is open.", "cafe\u0301"),  # a combining accent
+        ("The cafe\u0301 is open.", "The cafe\u0301"),
+        ("It was cafe\u0301. Open", "cafe\u0301."),
+        ("I \u2764\ufe0f the cafe", "\u2764\ufe0f"),  # an emoji's variation selector
+        ("The \U0001f469\u200d\U0001f680 is open", "\U0001f469\u200d\U0001f680"),
+        (f"The {_KITAB} is open", _KITAB),
+        (f"The {_KITAB}", _KITAB),
+        ("The \u0939\u0948\u0902 is", "\u0939\u0948\u0902"),  # Hindi, signs at the end
+        ("The cafe\u00ad\u200b is", "cafe\u00ad\u200b"),  # soft hyphen, space of no width
+        ("The \u200fcafe\u200f is", "\u200fcafe\u200f"),  # marks of direction around a word
+        ("The is\u0301 \u0301 \u0301open is", "\u0301open"),
+        ("\u0301cafe is", "\u0301cafe"),
+        ("The \ud55c\uae00 is", "\ud55c\uae00"),
+        ("The cafe\u0301s is", "cafe\u0301"),
+    ],
+)
+def test_an_answer_with_characters_that_the_tokenizer_drops_is_labelled_and_predicted_whole(context, answer):
     task = SquadTask("nowhere", max_query_length=4)
     split = split_of(Question("q", "the", context, ((answer, context.index(answer)),)))
     [row] = task.features(split, FOLDED, 64, training=True)
@@ -202,8 +207,7 @@ def test_a_question_whose_window_gives_no_span_gets_an_empty_answer_and_finite_o
 
 
 @pytest.mark.parametrize("version, written", [("1.1", "Rome"), ("2.0", "")])
-def test_only_with_version_2_the_threshold_empties_an_answer_that_is_written(
-        tmp_path, version, written):
+def test_only_with_version_2_the_threshold_empties_an_answer_that_is_written(tmp_path, version, written):
     split = split_of(Question("q", "x", "Rome is old", ()))
     task = SquadTask("nowhere", version, max_query_length=1, null_threshold=1.0)
     [row] = task.features(split, Words(), 8, training=False)
@@ -236,13 +240,16 @@ def test_tfds_rows_become_the_same_questions(monkeypatch):
     answers = {"text": ["Rome", "in Rome"], "answer_start": [3, 0]}
     rows = [
         {"id": "1", "question": "x", "context": "in Rome", "answers": answers},
-        {"id": "2", "question": "y", "context": "in Rome", "is_impossible": True,
-         "answers": {"text": [], "answer_start": []}},
-    ]  # fmt: skip
+        {
+            "id": "2",
+            "question": "y",
+            "context": "in Rome",
+            "is_impossible": True,
+            "answers": {"text": [], "answer_start": []},
+        },
+    ]
     asked = []
-    monkeypatch.setattr(
-        tfds_source, "read_tfds", lambda *args: asked.append(args) or (rows, "fingerprint")
-    )
+    monkeypatch.setattr(tfds_source, "read_tfds", lambda *args: asked.append(args) or (rows, "fingerprint"))
     split = SquadTask("tfds:squad/v2.0", "2.0").read("dev")
     assert asked == [("tfds:squad/v2.0", "validation", None)]
     assert [q.answers for q in split.records] == [(("Rome", 3), ("in Rome", 0)), ()]
@@ -271,9 +278,7 @@ def test_broken_files_are_named(tmp_path):
 @pytest.mark.parity
 @pytest.mark.real_data
 @pytest.mark.parametrize(("version", "max_length", "stride"), [("2.0", 384, 128), ("1.1", 128, 32)])
-def test_windows_and_spans_equal_the_fast_tokenizer_pipeline(
-    shared_data, version, max_length, stride
-):
+def test_windows_and_spans_equal_the_fast_tokenizer_pipeline(shared_data, version, max_length, stride):
     transformers = pytest.importorskip("transformers")
     from bertjax.tokenization import load_tokenizer
 
@@ -289,10 +294,14 @@ def test_windows_and_spans_equal_the_fast_tokenizer_pipeline(
         query = oracle(question.question, add_special_tokens=False)["input_ids"]
         room = max_length - 3 - len(query)
         expected = oracle(
-            question.question, question.context, truncation="only_second", max_length=max_length,
-            stride=max(0, room - stride), return_overflowing_tokens=True,
+            question.question,
+            question.context,
+            truncation="only_second",
+            max_length=max_length,
+            stride=max(0, room - stride),
+            return_overflowing_tokens=True,
             return_offsets_mapping=True,
-        )  # fmt: skip
+        )
         assert room >= max_length - 3 - task.max_query_length  # else ours would trim the question
         for number, ids in enumerate(expected["input_ids"]):
             row = next(rows)
@@ -331,14 +340,16 @@ def squad_file(folder, *questions, version="1.1"):
 ANSWERED = {"id": "1", "question": "what?", "answers": [{"text": "good", "answer_start": 4}]}
 
 
-@pytest.mark.parametrize(("changed", "words"), [
-    ({"answers": [{"text": "good", "answer_start": "4"}]},
-     "the answer_start of question '1' is '4'"),
-    ({"answers": [{"text": None, "answer_start": 4}]}, "the answer text of question '1' is None"),
-    ({"question": 7}, "the question of question '1' is 7"),
-    ({"is_impossible": "false"}, "the is_impossible of question '1' is 'false'"),
-    ({"answers": "good"}, "article 0 .t. is not laid out as SQuAD"),
-])
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"answers": [{"text": "good", "answer_start": "4"}]}, "the answer_start of question '1' is '4'"),
+        ({"answers": [{"text": None, "answer_start": 4}]}, "the answer text of question '1' is None"),
+        ({"question": 7}, "the question of question '1' is 7"),
+        ({"is_impossible": "false"}, "the is_impossible of question '1' is 'false'"),
+        ({"answers": "good"}, "article 0 .t. is not laid out as SQuAD"),
+    ],
+)
 def test_what_is_not_laid_out_as_squad_names_the_place(tmp_path, changed, words):
     with pytest.raises(ValueError, match=f"train-v1.1.json.*{words}"):
         squad_file(tmp_path, ANSWERED | changed).read("train")
@@ -357,13 +368,15 @@ def test_a_question_without_an_answer_belongs_to_version_two(tmp_path):
     assert squad_file(tmp_path, ANSWERED, empty, version="2.0").read("train").labelled
 
 
-@pytest.mark.parametrize(("answers", "expected"), [
-    ([{"text": "", "answer_start": 0}], ()),
-    ([{"text": "", "answer_start": 0}, {"text": "good", "answer_start": 4}], (("good", 4),)),
-    ({"text": ["good", "film"], "answer_start": [4, 9]}, (("good", 4), ("film", 9))),
-    ({"text": [], "answer_start": []}, ()),
-])
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([{"text": "", "answer_start": 0}], ()),
+        ([{"text": "", "answer_start": 0}, {"text": "good", "answer_start": 4}], (("good", 4),)),
+        ({"text": ["good", "film"], "answer_start": [4, 9]}, (("good", 4), ("film", 9))),
+        ({"text": [], "answer_start": []}, ()),
+    ],
+)
 def test_answers_may_be_laid_out_in_columns_and_empty_ones_are_none(tmp_path, answers, expected):
-    task = squad_file(tmp_path, ANSWERED | {"answers": answers, "is_impossible": None},
-                      version="2.0")
+    task = squad_file(tmp_path, ANSWERED | {"answers": answers, "is_impossible": None}, version="2.0")
     assert task.read("train").records[0].answers == expected

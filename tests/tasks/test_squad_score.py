@@ -36,9 +36,7 @@ def one_paragraph(**golds):
 
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_scores_of_published_predictions_equal_the_official_ones_to_the_last_digit(
-    shared_data, name
-):
+def test_scores_of_published_predictions_equal_the_official_ones_to_the_last_digit(shared_data, name):
     version = name[:3]
     data = read(shared_data, f"dev-v{version}.rebuilt.json")["data"]
     score = squad_score.score_v1 if version == "1.1" else squad_score.score_v2
@@ -125,12 +123,11 @@ def test_the_best_score_is_what_its_threshold_gives_also_where_odds_are_equal():
         odds = {key: float(rng.integers(-2, 3)) for key in predictions}
         found = squad_score.score_v2(data, predictions, odds, threshold=0.0)
         for name in ("exact", "f1"):
-            applied = squad_score.score_v2(
-                data, predictions, odds, threshold=found[f"best_{name}_thresh"])
+            applied = squad_score.score_v2(data, predictions, odds, threshold=found[f"best_{name}_thresh"])
             assert applied[name] == found[f"best_{name}"]
             assert found[f"best_{name}"] == max(
-                squad_score.score_v2(data, predictions, odds, threshold=t)[name]
-                for t in (-3, -2, -1, 0, 1, 2))
+                squad_score.score_v2(data, predictions, odds, threshold=t)[name] for t in (-3, -2, -1, 0, 1, 2)
+            )
     tied = dict.fromkeys(predictions, 1.0)
     assert squad_score.score_v2(data, predictions, tied)["best_exact"] == 62.5
 

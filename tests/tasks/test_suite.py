@@ -34,8 +34,7 @@ def test_the_folders_decide_and_the_table_has_the_benchmarks_scores(tmp_path, mo
     found = suite.run(suite.prepare(config_for(tmp_path), str(workdir)))
     assert asked == [("cola", str(workdir / "cola")), ("mrpc", str(workdir / "mrpc"))]
     assert found == scores
-    expected = ("| cola, matthews | mrpc, f1/accuracy | mean |\n|---|---|---|\n"
-                "| 50.0 | 90.0/86.0 | 69.0 |\n")
+    expected = "| cola, matthews | mrpc, f1/accuracy | mean |\n|---|---|---|\n| 50.0 | 90.0/86.0 | 69.0 |\n"
     assert (workdir / "glue.md").read_text() == expected
     assert expected in capsys.readouterr().out
 
@@ -46,8 +45,9 @@ def test_a_submission_of_the_suite_has_both_files_of_mnli(asked, tmp_path, monke
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.tsv").write_text("")
     predicted = {}
-    monkeypatch.setattr(job, "prepare", lambda config, workdir, mesh=None: predicted.update(
-        {config.task.name: config.task.predict}))
+    monkeypatch.setattr(
+        job, "prepare", lambda config, workdir, mesh=None: predicted.update({config.task.name: config.task.predict})
+    )
     config = config_for(tmp_path)
     config.task.predict = asked
     suite.prepare(config, "run")

@@ -25,9 +25,7 @@ class Tuner:
         value = 0.9 - settings.learning_rate * 1000 + settings.seed * 0.01
         flags = (metrics.ONE_CLASS_ONLY,) if settings.seed == 2 else ()
         scores = metrics.Scores({"accuracy": value}, flags)
-        return types.SimpleNamespace(
-            settings=settings, value=value, scores=scores, best_step=7, seconds=1.0
-        )
+        return types.SimpleNamespace(settings=settings, value=value, scores=scores, best_step=7, seconds=1.0)
 
 
 def runs():
@@ -48,11 +46,9 @@ def test_an_interrupted_search_goes_on_and_repeats_no_run(tmp_path):
     with open(tmp_path / "runs.jsonl", "a") as file:
         file.write('{"batch_size": 16, "learn')  # killed while writing
     second, kept, said = Tuner(), [], []
-    outcomes = sweep.sweep(
-        second, runs(), tmp_path, {"task": "toy"}, keep=kept.append, say=said.append)
+    outcomes = sweep.sweep(second, runs(), tmp_path, {"task": "toy"}, keep=kept.append, say=said.append)
     assert len(said) == len(second.ran)
-    assert said[-1] == ("run 12/12: batch 16, learning rate 2e-05, 3 epochs, seed 2: 0.9000  "
-                        "[one class only], 1.0 s")
+    assert said[-1] == ("run 12/12: batch 16, learning rate 2e-05, 3 epochs, seed 2: 0.9000  [one class only], 1.0 s")
     assert first.ran + second.ran == list(runs())
     assert len(outcomes) == 12 == len(sweep.read_outcomes(tmp_path / "runs.jsonl"))
     assert outcomes == sweep.read_outcomes(tmp_path / "runs.jsonl")

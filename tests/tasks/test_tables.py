@@ -39,8 +39,7 @@ def test_a_text_may_be_as_long_as_a_book(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
 def test_tables_may_be_compressed_and_may_come_from_old_macs(tmp_path, suffix):
-    text = {"csv": "x,y\ra,b\r", "tsv": "x\ty\ra\tb\r",
-            "jsonl": '\r{"x": "a", "y": "b"}\r'}[suffix]
+    text = {"csv": "x,y\ra,b\r", "tsv": "x\ty\ra\tb\r", "jsonl": '\r{"x": "a", "y": "b"}\r'}[suffix]
     path = tmp_path / f"t.{suffix}.gz"
     path.write_bytes(gzip.compress(text.encode()))
     assert read_table(path, ["x", "y"]).rows == [(2, {"x": "a", "y": "b"})]
@@ -51,10 +50,10 @@ def test_blanks_around_the_names_of_columns_are_no_part_of_them(tmp_path):
     assert read_table(path, ["text", "label"]).rows == [(2, {"text": "a", "label": " b"})]
 
 
-@pytest.mark.parametrize("name, header, separators", [
-    ("a.csv", "text;label", "semicolons"), ("a.csv", "text\tlabel", "tabs"),
-    ("a.tsv", "text,label", "commas"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, header, separators",
+    [("a.csv", "text;label", "semicolons"), ("a.csv", "text\tlabel", "tabs"), ("a.tsv", "text,label", "commas")],
+)
 def test_other_separators_are_named(tmp_path, name, header, separators):
     path = write(tmp_path / name, f"{header}\na,b\n")
     with pytest.raises(ValueError, match=f"columns are separated by {separators}: save it with"):
@@ -130,10 +129,15 @@ def test_utf_16_without_a_mark_is_no_text(tmp_path, name):
         read_table(tmp_path / name, ["text"])
 
 
-@pytest.mark.parametrize("line, message", [
-    ('{"text": "\\ud800"}', "half a surrogate pair"), ("[" * 100_000, "not JSON"),
-    ('{"text": ' + "9" * 10_000 + "}", "not JSON"), ('["text"]', "expected an object"),
-])
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ('{"text": "\\ud800"}', "half a surrogate pair"),
+        ("[" * 100_000, "not JSON"),
+        ('{"text": ' + "9" * 10_000 + "}", "not JSON"),
+        ('["text"]', "expected an object"),
+    ],
+)
 def test_strange_json_names_its_line(tmp_path, line, message):
     path = write(tmp_path / "a.jsonl", '{"text": "\\ud83d\\ude00"}\n' + line + "\n")
     with pytest.raises(ValueError, match=f"a.jsonl:2: .*{message}"):

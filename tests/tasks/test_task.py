@@ -21,8 +21,7 @@ def rows(lengths, labelled=True):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "kept"),
-    [((25, 200), (25, 100)), ((125, 130), (63, 62)), ((0, 5), (0, 5)), ((200, 0), (125, 0))],
+    ("lengths", "kept"), [((25, 200), (25, 100)), ((125, 130), (63, 62)), ((0, 5), (0, 5)), ((200, 0), (125, 0))]
 )
 def test_pairs_are_trimmed_longest_first_and_the_second_side_loses_on_a_tie(lengths, kept):
     assert task.trim_lengths(*lengths, 128 - 3) == kept
@@ -32,9 +31,7 @@ def test_the_first_separator_belongs_to_segment_zero_and_an_empty_segment_stays(
     row = task.encode_segments(TOKENIZER, [5, 6], [7], 128)
     np.testing.assert_array_equal(row["input_ids"], [101, 5, 6, 102, 7, 102])
     np.testing.assert_array_equal(row["token_type_ids"], [0, 0, 0, 0, 1, 1])
-    np.testing.assert_array_equal(
-        task.encode_segments(TOKENIZER, [5], [], 128)["input_ids"], [101, 5, 102, 102]
-    )
+    np.testing.assert_array_equal(task.encode_segments(TOKENIZER, [5], [], 128)["input_ids"], [101, 5, 102, 102])
     single = task.encode_segments(TOKENIZER, [5] * 10, None, 4)
     np.testing.assert_array_equal(single["input_ids"], [101, 5, 5, 102])
     for second, specials in ((None, 2), ([6], 3)):  # else a model would learn from no text at all
@@ -70,8 +67,7 @@ def test_batches_are_random_draws_whatever_the_buckets_unless_grouped():
         np.testing.assert_array_equal(one.rows(step), three.rows(step))
     # Lengths within a batch scatter as much as they do over all rows, or far less when grouped.
     lengths = np.array([task.row_length(row) for row in features])
-    spread = [np.mean([lengths[b.rows(i)].var(ddof=1) for i in range(80)]) / lengths.var()
-              for b in (three, grouped)]
+    spread = [np.mean([lengths[b.rows(i)].var(ddof=1) for i in range(80)]) / lengths.var() for b in (three, grouped)]
     assert abs(spread[0] - 1) < 0.1 and spread[1] < 0.3
     spent = [sum(b[i]["input_ids"].size for i in range(80)) for b in (one, three, grouped)]
     assert spent[2] < 0.75 * spent[0] and spent[1] <= spent[0]
@@ -90,10 +86,7 @@ def test_the_short_last_batch_keeps_its_shape_with_rows_of_weight_zero():
 def test_processes_get_the_contiguous_slices_of_the_global_batch():
     features = rows(range(3, 35))
     whole = task.TrainingBatches(features, 8, 0, (64,), 0)[2]
-    parts = [
-        task.TrainingBatches(features, 8, 0, (64,), 0, process_index=i, process_count=2)[2]
-        for i in range(2)
-    ]
+    parts = [task.TrainingBatches(features, 8, 0, (64,), 0, process_index=i, process_count=2)[2] for i in range(2)]
     for name, value in whole.items():
         np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), value)
 
@@ -139,9 +132,17 @@ def test_multiple_choice_and_tagging_fields_are_padded_along_their_tokens():
     assert batch["tag_weights"].dtype == np.float32
 
 
-@pytest.mark.parametrize("name, options", [
-    ("rte", {}), ("xnli", {}), ("squad1.1", {}), ("swag", {}), ("ner", {"labels": ("O", "B-X")}),
-    ("table", {"files": {"dev": "dev.csv"}, "labels": ("a", "b")})])
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("rte", {}),
+        ("xnli", {}),
+        ("squad1.1", {}),
+        ("swag", {}),
+        ("ner", {"labels": ("O", "B-X")}),
+        ("table", {"files": {"dev": "dev.csv"}, "labels": ("a", "b")}),
+    ],
+)
 def test_a_split_that_a_task_has_not_is_refused_with_those_that_it_has(tmp_path, name, options):
     with pytest.raises(ValueError, match="has no split 'validation'; one of .*dev"):
         make_task(name, str(tmp_path), options).read("validation")

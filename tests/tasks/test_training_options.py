@@ -21,9 +21,14 @@ from bertjax.training.checkpoint import Checkpoints
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
-    vocab_size=len(VOCAB), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-    intermediate_size=32, max_position_embeddings=32, initializer_range=0.2,
-)  # fmt: skip
+    vocab_size=len(VOCAB),
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=32,
+    initializer_range=0.2,
+)
 SETTINGS = finetune.FineTuneSettings(max_length=16, buckets=1, eval_batch_size=16)
 pytestmark = pytest.mark.slow
 
@@ -43,10 +48,13 @@ def table(tmp_path):
 def tuner(folder, config=CONFIG, **changes):
     task = TableTask(folder, {"train": "train.tsv", "dev": "dev.tsv"})
     return finetune.FineTuner(
-        task, WordPieceTokenizer(VOCAB, do_lower_case=True), config, init_params,
+        task,
+        WordPieceTokenizer(VOCAB, do_lower_case=True),
+        config,
+        init_params,
         dataclasses.replace(SETTINGS, **changes),
         mesh=sharding.make_mesh(devices=jax.devices()[:1]),
-    )  # fmt: skip
+    )
 
 
 def first_loss(found, run):
@@ -72,8 +80,7 @@ def moved(found, run):
 
 def test_class_weights_weigh_the_loss_and_balanced_ones_follow_the_counts(table):
     run = finetune.RunSettings(1e-3, 64, 1, seed=0)  # one batch holds all rows: 8 bad, 56 good
-    still = dataclasses.replace(
-        CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    still = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     plain = tuner(table, still)
     rows = plain.data("train", training=True)[1]
     params = plain.initial_state(run, 1).params
@@ -84,11 +91,9 @@ def test_class_weights_weigh_the_loss_and_balanced_ones_follow_the_counts(table)
     bad = gold == plain.task.labels.index("bad")
     assert bad.sum() == 8
     expected = (losses[bad].mean() + losses[~bad].mean()) / 2  # each class counts the same
-    assert first_loss(tuner(table, still, class_weights="balanced"), run) == pytest.approx(
-        expected, abs=1e-5)
+    assert first_loss(tuner(table, still, class_weights="balanced"), run) == pytest.approx(expected, abs=1e-5)
     third = (3 * losses[bad].sum() + losses[~bad].sum()) / (3 * 8 + 56)
-    assert first_loss(tuner(table, still, class_weights=(3.0, 1.0)), run) == pytest.approx(
-        third, abs=1e-5)
+    assert first_loss(tuner(table, still, class_weights=(3.0, 1.0)), run) == pytest.approx(third, abs=1e-5)
     with pytest.raises(ValueError, match="3 class_weights for 2 labels"):
         tuner(table, class_weights=(1.0, 2.0, 3.0)).objective_and_trainer()
 
@@ -138,8 +143,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(table, tmp_path):
             return lambda *args, **kwargs: None
 
     def checkpoints():
-        return Checkpoints(str(tmp_path / "c"), keep_last=1, keep_best=1, metric="eval/accuracy",
-                           mode="max")
+        return Checkpoints(str(tmp_path / "c"), keep_last=1, keep_best=1, metric="eval/accuracy", mode="max")
 
     kept = checkpoints()
     with pytest.raises(Killed):
@@ -151,8 +155,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(table, tmp_path):
     resumed = tuner(table).run(run, None, kept)  # a new process would do the same
     kept.close()
     assert resumed.history == undisturbed.history and resumed.best_step == undisturbed.best_step
-    for a, b in zip(jax.tree.leaves(resumed.params), jax.tree.leaves(undisturbed.params),
-                    strict=True):
+    for a, b in zip(jax.tree.leaves(resumed.params), jax.tree.leaves(undisturbed.params), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -164,12 +167,20 @@ def test_the_feature_based_tagger_runs_from_the_command_line(tmp_path):
         lines = ["a O", "good B-x", "film I-x", "the O", "very O", "", "bad B-y", "film O", ""] * 8
         (tmp_path / f"{name}.conll").write_text("\n".join(lines))
     command = [
-        sys.executable, "-m", "bertjax.main", "--config=configs/tag.py",
-        f"--config.init_from={tmp_path / 'start'}", f"--config.task.data={tmp_path}",
-        "--config.task.feature_layers=concat_last_4", "--config.task.max_length=32",
-        "--config.task.epochs=2", "--config.execution.compilation_cache=",
-        "--config.log.tensorboard=False", f"--workdir={tmp_path / 'run'}", "--config.batch_size=8",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "bertjax.main",
+        "--config=configs/tag.py",
+        f"--config.init_from={tmp_path / 'start'}",
+        f"--config.task.data={tmp_path}",
+        "--config.task.feature_layers=concat_last_4",
+        "--config.task.max_length=32",
+        "--config.task.epochs=2",
+        "--config.execution.compilation_cache=",
+        "--config.log.tensorboard=False",
+        f"--workdir={tmp_path / 'run'}",
+        "--config.batch_size=8",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -135,11 +135,20 @@ def test_losses_follow_torch_step_by_step(head, words, tmp_path, monkeypatch):
     execution = Execution(dropout_words="auto" if words == "none" else words)
     problem = {"regression": "regression", "multilabel": "multi_label_classification"}
     config = transformers.BertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=32, hidden_act="gelu",
-        hidden_dropout_prob=rate, attention_probs_dropout_prob=rate, num_labels=outputs,
-        problem_type=problem.get(head), initializer_range=0.1, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_act="gelu",
+        hidden_dropout_prob=rate,
+        attention_probs_dropout_prob=rate,
+        num_labels=outputs,
+        problem_type=problem.get(head),
+        initializer_range=0.1,
+        attn_implementation="eager",
+    )
     bert = BertConfig.from_dict(config.to_dict())
     replayed = Replayed(bert, execution)
     monkeypatch.setattr(torch.nn.functional, "dropout", replayed)

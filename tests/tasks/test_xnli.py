@@ -7,17 +7,38 @@ from bertjax.tasks.job import make_task
 from bertjax.tasks.xnli import LANGUAGES, XnliTask
 
 # The first lines of the official files, shortened: xnli.dev.tsv has 19 columns.
-HEADER = ["language", "gold_label", "sentence1_binary_parse", "sentence2_binary_parse",
-          "sentence1_parse", "sentence2_parse", "sentence1", "sentence2", "promptID", "pairID",
-          "genre", "label1", "label2", "label3", "label4", "label5", "sentence1_tokenized",
-          "sentence2_tokenized", "match"]  # fmt: skip
+HEADER = [
+    "language",
+    "gold_label",
+    "sentence1_binary_parse",
+    "sentence2_binary_parse",
+    "sentence1_parse",
+    "sentence2_parse",
+    "sentence1",
+    "sentence2",
+    "promptID",
+    "pairID",
+    "genre",
+    "label1",
+    "label2",
+    "label3",
+    "label4",
+    "label5",
+    "sentence1_tokenized",
+    "sentence2_tokenized",
+    "match",
+]
 
 
 def row(language, label, first, second, pair):
     cells = dict.fromkeys(HEADER, "") | {
-        "language": language, "gold_label": label, "sentence1": first, "sentence2": second,
-        "pairID": pair, "match": "True",
-    }  # fmt: skip
+        "language": language,
+        "gold_label": label,
+        "sentence1": first,
+        "sentence2": second,
+        "pairID": pair,
+        "match": "True",
+    }
     return "\t".join(cells.values())
 
 
@@ -25,14 +46,16 @@ def row(language, label, first, second, pair):
 def folder(tmp_path):
     (tmp_path / "XNLI-1.0").mkdir()
     (tmp_path / "XNLI-MT-1.0" / "multinli").mkdir(parents=True)
-    lines = ["\t".join(HEADER), row("en", "neutral", 'And he said, "Mama', "He called.", "1"),
-             row("de", "entailment", "Und er sagte", "Er sprach.", "1"),
-             row("en", "contradiction", "I am home.", "He is not.", "2")]  # fmt: skip
+    lines = [
+        "\t".join(HEADER),
+        row("en", "neutral", 'And he said, "Mama', "He called.", "1"),
+        row("de", "entailment", "Und er sagte", "Er sprach.", "1"),
+        row("en", "contradiction", "I am home.", "He is not.", "2"),
+    ]
     for name in ("dev", "test"):
         (tmp_path / "XNLI-1.0" / f"xnli.{name}.tsv").write_text("\n".join(lines) + "\n")
     train = tmp_path / "XNLI-MT-1.0" / "multinli" / "multinli.train.en.tsv"
-    train.write_text("premise\thypo\tlabel\nA cat .\tAn animal .\tentailment\n"
-                     "A cat .\tA dog .\tcontradictory\n")
+    train.write_text("premise\thypo\tlabel\nA cat .\tAn animal .\tentailment\nA cat .\tA dog .\tcontradictory\n")
     return tmp_path
 
 
@@ -54,7 +77,10 @@ def test_several_languages_are_scored_together_and_each(folder):
     assert task.name == "xnli_de_en"
     dev = task.read("dev")
     assert [(r.id, r.language, r.text_b) for r in dev.records] == [
-        ("en-1", "en", "He called."), ("de-1", "de", "Er sprach."), ("en-2", "en", "He is not.")]
+        ("en-1", "en", "He called."),
+        ("de-1", "de", "Er sprach."),
+        ("en-2", "en", "He is not."),
+    ]
     labels = [task.labels.index(record.label) for record in dev.records]
     rows = [{"labels": label, "example": i} for i, label in enumerate(labels)]
     scores = task.score(dev, rows, np.eye(3)[[labels[0], labels[1], labels[0]]])
@@ -77,7 +103,8 @@ def test_all_languages_are_fifteen_and_training_data_of_several_are_joined(folde
 
 def test_a_file_that_is_cut_short_is_noted(folder):
     assert XnliTask(folder, "de").read("dev").notes == (
-        "XNLI dev has 1 rows of de, not the 2,490 of the published files",)
+        "XNLI dev has 1 rows of de, not the 2,490 of the published files",
+    )
 
 
 def test_a_missing_archive_is_named(folder):

@@ -14,8 +14,7 @@ def wikipedia_lines(shared_data) -> list[str]:
             if not member.isfile():
                 continue
             text = tar.extractfile(member).read().decode("utf-8")
-            lines += [line for line in text.split("\n")
-                      if line.strip() and not line.startswith(("<doc ", "</doc>"))]
+            lines += [line for line in text.split("\n") if line.strip() and not line.startswith(("<doc ", "</doc>"))]
             if len(lines) >= 20_000:
                 return lines[:20_000]
     return lines

@@ -15,27 +15,74 @@ from bertjax.tokenization.hub import HubTokenizer
 tokenizers = pytest.importorskip("tokenizers")
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = ["the", "cat", "sat", "##s", "[", "]", "e", "##1", "covid", "-", "19", "1", "mask", "hello",
-         "world", "wor", "##ld", "caf", "##e", "\u4e2d", "a", "##b", "##c", "##d"]
-BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
-        "strip_accents": None, "lowercase": True}
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "##s",
+    "[",
+    "]",
+    "e",
+    "##1",
+    "covid",
+    "-",
+    "19",
+    "1",
+    "mask",
+    "hello",
+    "world",
+    "wor",
+    "##ld",
+    "caf",
+    "##e",
+    "\u4e2d",
+    "a",
+    "##b",
+    "##c",
+    "##d",
+]
+BERT = {
+    "type": "BertNormalizer",
+    "clean_text": True,
+    "handle_chinese_chars": True,
+    "strip_accents": None,
+    "lowercase": True,
+}
 
 
 def token(content, number, **flags):
-    return {"id": number, "content": content, "single_word": False, "lstrip": False,
-            "rstrip": False, "normalized": False, "special": False, **flags}
+    return {
+        "id": number,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": False,
+        **flags,
+    }
 
 
 def description(words=WORDS, prefix="##", limit=100, **parts):
     vocab = {piece: i for i, piece in enumerate([*SPECIALS, *words])}
-    return {"version": "1.0", "truncation": None, "padding": None,
-            "added_tokens": [token(name, i, special=True) for i, name in enumerate(SPECIALS)],
-            "normalizer": BERT, "pre_tokenizer": {"type": "BertPreTokenizer"},
-            "post_processor": None, "decoder": {"type": "WordPiece", "prefix": "##",
-                                                "cleanup": True},
-            "model": {"type": "WordPiece", "unk_token": "[UNK]",
-                      "continuing_subword_prefix": prefix, "max_input_chars_per_word": limit,
-                      "vocab": vocab}, **parts}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [token(name, i, special=True) for i, name in enumerate(SPECIALS)],
+        "normalizer": BERT,
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": None,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": prefix,
+            "max_input_chars_per_word": limit,
+            "vocab": vocab,
+        },
+        **parts,
+    }
 
 
 def write(directory, content, config=None, name="tokenizer.json"):
@@ -73,22 +120,45 @@ def test_another_prefix_is_obeyed(tmp_path):
     assert ours.is_continuation.tolist() == [False] * 6 + [True, False, True]
 
 
-@pytest.mark.parametrize("parts", [
-    {"normalizer": None}, {"normalizer": {**BERT, "clean_text": False}},
-    {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, BERT]}},
-    {"normalizer": {"type": "Sequence", "normalizers": [
-        {"type": "Replace", "pattern": {"String": "cat"}, "content": "the"},
-        {"type": "Lowercase"}]}},
-    {"pre_tokenizer": {"type": "WhitespaceSplit"}}, {"pre_tokenizer": None},
-    {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-        {"type": "BertPreTokenizer"}, {"type": "Digits", "individual_digits": True}]}},
-    {"normalizer": {**BERT, "lowercase": False, "strip_accents": True}},
-    {"normalizer": {**BERT, "strip_accents": False, "handle_chinese_chars": False}},
-    {"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst",
-                    "stride": 0},
-     "padding": {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None,
-                 "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}},
-], ids=str)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": None},
+        {"normalizer": {**BERT, "clean_text": False}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, BERT]}},
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [
+                    {"type": "Replace", "pattern": {"String": "cat"}, "content": "the"},
+                    {"type": "Lowercase"},
+                ],
+            }
+        },
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"pre_tokenizer": None},
+        {
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [{"type": "BertPreTokenizer"}, {"type": "Digits", "individual_digits": True}],
+            }
+        },
+        {"normalizer": {**BERT, "lowercase": False, "strip_accents": True}},
+        {"normalizer": {**BERT, "strip_accents": False, "handle_chinese_chars": False}},
+        {
+            "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+            "padding": {
+                "strategy": "BatchLongest",
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+                "pad_id": 0,
+                "pad_type_id": 0,
+                "pad_token": "[PAD]",
+            },
+        },
+    ],
+    ids=str,
+)
 def test_other_rules_are_obeyed(tmp_path, parts):
     texts = ["The cats sat 19 e11", "CAF\u00c9 \u4e2d\u4e2dA", "a\u200bb \ufb01 the-cat", "", " "]
     assert_equals_the_library(write(tmp_path, description(**parts)), texts)
@@ -103,8 +173,7 @@ def test_the_longest_word_is_obeyed(tmp_path, limit, text):
     (directory / "tokenizer.json").unlink()
     (directory / "vocab.txt").write_text("\n".join([*SPECIALS, *WORDS]))
     tokenizer = load_tokenizer(directory, do_lower_case=True)
-    assert tokenizer.encode_flat(["abc abcd \u4e2dabcd"])[0].tolist() == tokenizer.encode(
-        "abc abcd \u4e2dabcd")
+    assert tokenizer.encode_flat(["abc abcd \u4e2dabcd"])[0].tolist() == tokenizer.encode("abc abcd \u4e2dabcd")
     assert tokenizer.tokenize("abcd") == ["[UNK]"]
     tokenizer.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").fingerprint == tokenizer.fingerprint
@@ -127,23 +196,24 @@ def test_known_differences_of_bert_vocabularies_are_the_original_s(tmp_path):
     assert ours.tokenize("a\ue000b") == ["a", "##\ue000", "##b"]
     assert ours.tokenize("\u039f\u03a3") == ["\u03bf", "##\u03c2"]
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert [theirs.encode(text, add_special_tokens=False).tokens
-            for text in ("[MASK]", "a\ue000b", "\u039f\u03a3")] == [
-        ["[MASK]"], ["a", "##b"], ["\u03bf", "##\u03c3"]]
+    assert [
+        theirs.encode(text, add_special_tokens=False).tokens for text in ("[MASK]", "a\ue000b", "\u039f\u03a3")
+    ] == [["[MASK]"], ["a", "##b"], ["\u03bf", "##\u03c3"]]
 
 
 def test_bpe_and_unigram_are_run_by_the_library(tmp_path):
     for name, model, extra in [
         ("bpe", tokenizers.models.BPE(unk_token="[UNK]"), tokenizers.trainers.BpeTrainer),
         ("unigram", tokenizers.models.Unigram(), tokenizers.trainers.UnigramTrainer),
-        ("level", tokenizers.models.WordLevel(unk_token="[UNK]"),
-         tokenizers.trainers.WordLevelTrainer),
+        ("level", tokenizers.models.WordLevel(unk_token="[UNK]"), tokenizers.trainers.WordLevelTrainer),
     ]:
         theirs = tokenizers.Tokenizer(model)
         theirs.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
         options = {"unk_token": "[UNK]"} if name == "unigram" else {}
-        theirs.train_from_iterator(["the cat sat on the mat"] * 9, extra(
-            vocab_size=60, special_tokens=SPECIALS, show_progress=False, **options))
+        theirs.train_from_iterator(
+            ["the cat sat on the mat"] * 9,
+            extra(vocab_size=60, special_tokens=SPECIALS, show_progress=False, **options),
+        )
         (tmp_path / name).mkdir()
         theirs.save(str(tmp_path / name / "tokenizer.json"))
         ours = assert_equals_the_library(tmp_path / name, ["the cat sat xy", "mat  the"])
@@ -152,28 +222,48 @@ def test_bpe_and_unigram_are_run_by_the_library(tmp_path):
         assert not ours.is_continuation[ours.encode("the")[0]]
 
 
-ADDED = [("[E1]", {"special": True}), ("COVID-19", {"normalized": True}),
-         ("left", {"lstrip": True}), ("right", {"rstrip": True}),
-         ("one", {"single_word": True}), ("on", {}), ("The", {}),
-         ("\u00c9t", {"normalized": True})]
+ADDED = [
+    ("[E1]", {"special": True}),
+    ("COVID-19", {"normalized": True}),
+    ("left", {"lstrip": True}),
+    ("right", {"rstrip": True}),
+    ("one", {"single_word": True}),
+    ("on", {}),
+    ("The", {}),
+    ("\u00c9t", {"normalized": True}),
+]
 
 
 def added_description(**parts):
     size = len(SPECIALS) + len(WORDS)
     content = description(**parts)
-    content["added_tokens"] += [token(name, size + i, **flags)
-                                for i, (name, flags) in enumerate(ADDED)]
+    content["added_tokens"] += [token(name, size + i, **flags) for i, (name, flags) in enumerate(ADDED)]
     return content
 
 
-ADDED_TEXTS = ["[E1] the cat sat COVID-19", "covid-19[E1][e1]", "a left left", "right  a right.",
-               "one onec cone one.", "cat that", "The the", "x \u00e9t \u00c9t et", "[E1] ", "left"]
+ADDED_TEXTS = [
+    "[E1] the cat sat COVID-19",
+    "covid-19[E1][e1]",
+    "a left left",
+    "right  a right.",
+    "one onec cone one.",
+    "cat that",
+    "The the",
+    "x \u00e9t \u00c9t et",
+    "[E1] ",
+    "left",
+]
 
 
 def test_added_tokens_are_matched_first(tmp_path):
     ours = assert_equals_the_library(write(tmp_path, added_description()), ADDED_TEXTS)
     assert ours.tokenize("[E1] the [MASK] sat COVID-19", keep_special_tokens=True) == [
-        "[E1]", "the", "[MASK]", "sat", "COVID-19"]
+        "[E1]",
+        "the",
+        "[MASK]",
+        "sat",
+        "COVID-19",
+    ]
     # Without the five, as everywhere: a literal [MASK] in a corpus is text.
     assert ours.tokenize("[E1] [MASK]") == ["[E1]", "[", "mask", "]"]
     assert not set(ours.replacement_ids.tolist()) & {*ours.special_ids, ours.token_to_id("[E1]")}
@@ -182,8 +272,9 @@ def test_added_tokens_are_matched_first(tmp_path):
     assert MaskingSpec.from_tokenizer(ours, 8, whole_word=True).slots == 8
 
 
-@pytest.mark.parametrize("where", ["added_tokens_decoder", "added_tokens.json",
-                                   "additional_special_tokens", "extra_special_tokens"])
+@pytest.mark.parametrize(
+    "where", ["added_tokens_decoder", "added_tokens.json", "additional_special_tokens", "extra_special_tokens"]
+)
 def test_added_tokens_of_every_file_are_matched_first(tmp_path, where):
     write(tmp_path, [*SPECIALS, *WORDS], {"do_lower_case": True})
     (tmp_path / "tokenizer.json").unlink()
@@ -193,8 +284,10 @@ def test_added_tokens_of_every_file_are_matched_first(tmp_path, where):
     if where == "added_tokens.json":
         (tmp_path / where).write_text(json.dumps({"[E1]": size}))
     elif where == "added_tokens_decoder":
-        config[where] = {"4": {"content": "[MASK]", "special": True}, str(size): {
-            "content": "[E1]", "lstrip": False, "special": True}}
+        config[where] = {
+            "4": {"content": "[MASK]", "special": True},
+            str(size): {"content": "[E1]", "lstrip": False, "special": True},
+        }
     else:
         config[where] = ["[E1]"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -208,9 +301,16 @@ def test_added_tokens_of_every_file_are_matched_first(tmp_path, where):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("content", [
-    description(["h", "@@ello", "wor", "@@ld"], "@@"), added_description(), description(limit=3),
-    description(normalizer=None)], ids=["prefix", "added", "limit", "cased"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        description(["h", "@@ello", "wor", "@@ld"], "@@"),
+        added_description(),
+        description(limit=3),
+        description(normalizer=None),
+    ],
+    ids=["prefix", "added", "limit", "cased"],
+)
 def test_transformers_reads_what_we_save_of_other_rules_also_beside_a_model(tmp_path, content):
     transformers = pytest.importorskip("transformers")
     ours = load_tokenizer(write(tmp_path / "a", content))
@@ -272,8 +372,7 @@ def test_a_store_of_such_a_tokenizer_holds_its_ids(tmp_path):
 
 def test_pieces_that_do_not_tell_words_refuse_whole_word_masking_only(tmp_path):
     content = description()
-    content["model"] = {"type": "WordLevel", "unk_token": "[UNK]", "vocab":
-                        content["model"]["vocab"]}
+    content["model"] = {"type": "WordLevel", "unk_token": "[UNK]", "vocab": content["model"]["vocab"]}
     tokenizer = load_tokenizer(write(tmp_path, content))
     assert tokenizer.is_continuation is None
     assert MaskingSpec.from_tokenizer(tokenizer, 8).is_continuation is None
@@ -283,33 +382,59 @@ def test_pieces_that_do_not_tell_words_refuse_whole_word_masking_only(tmp_path):
 
 def template(single, pair):
     def parts(names):
-        return [{"SpecialToken": {"id": name, "type_id": segment}} if name in SPECIALS else
-                {"Sequence": {"id": name, "type_id": segment}} for name, segment in names]
-    return {"type": "TemplateProcessing", "single": parts(single), "pair": parts(pair),
-            "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]}
-                               for i, name in enumerate(SPECIALS)}}
+        return [
+            {"SpecialToken": {"id": name, "type_id": segment}}
+            if name in SPECIALS
+            else {"Sequence": {"id": name, "type_id": segment}}
+            for name, segment in names
+        ]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": parts(single),
+        "pair": parts(pair),
+        "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]} for i, name in enumerate(SPECIALS)},
+    }
 
 
 ONE = [("[CLS]", 0), ("A", 0), ("[SEP]", 0)]
 TWO = [*ONE, ("B", 1), ("[SEP]", 1)]
 
 
-@pytest.mark.parametrize("processor", [
-    template(ONE, TWO), {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
-    {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-    {"type": "Sequence", "processors": [template(ONE, TWO)]}])
+@pytest.mark.parametrize(
+    "processor",
+    [
+        template(ONE, TWO),
+        {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        {"type": "Sequence", "processors": [template(ONE, TWO)]},
+    ],
+)
 def test_bert_s_template_is_accepted(tmp_path, processor):
     tokenizer = load_tokenizer(write(tmp_path, description(post_processor=processor)))
     assert isinstance(tokenizer, WordPieceTokenizer)
 
 
-@pytest.mark.parametrize("processor", [
-    template([("A", 0), ("[SEP]", 0)], TWO), template(ONE, [*ONE, ("B", 0), ("[SEP]", 0)]),
-    template(ONE, [("A", 0), ("B", 1)]), template([*ONE, ("[SEP]", 0)], TWO),
-    template([("[SEP]", 0), ("A", 0), ("[CLS]", 0)], TWO), {"type": "Other"},
-    {"type": "BertProcessing", "sep": ["[SEP]", 9], "cls": ["[CLS]", 2]},
-    {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2],
-     "trim_offsets": True, "add_prefix_space": True}, {"type": "TemplateProcessing"}])
+@pytest.mark.parametrize(
+    "processor",
+    [
+        template([("A", 0), ("[SEP]", 0)], TWO),
+        template(ONE, [*ONE, ("B", 0), ("[SEP]", 0)]),
+        template(ONE, [("A", 0), ("B", 1)]),
+        template([*ONE, ("[SEP]", 0)], TWO),
+        template([("[SEP]", 0), ("A", 0), ("[CLS]", 0)], TWO),
+        {"type": "Other"},
+        {"type": "BertProcessing", "sep": ["[SEP]", 9], "cls": ["[CLS]", 2]},
+        {
+            "type": "RobertaProcessing",
+            "sep": ["[SEP]", 3],
+            "cls": ["[CLS]", 2],
+            "trim_offsets": True,
+            "add_prefix_space": True,
+        },
+        {"type": "TemplateProcessing"},
+    ],
+)
 def test_another_template_is_refused(tmp_path, processor):
     with pytest.raises(ValueError, match="tokenizer.json: post_processor"):
         load_tokenizer(write(tmp_path, description(post_processor=processor)))
@@ -320,33 +445,44 @@ def changed(**model):
     return {**content, "model": {**content["model"], **model}}
 
 
-@pytest.mark.parametrize("content, message", [
-    ({**description(), "extra": 1}, "unknown keys extra"),
-    ({"a": 1}, "it has no \"model\""), ({"model": 5}, "it has no \"model\""),
-    (changed(type="BPE", dropout=0.1, merges=[]), "model.dropout=0.1"),
-    (changed(vocab={"a": "b"}), "the id of 'a' is 'b'"), (changed(vocab=5), "must map pieces"),
-    (changed(vocab={"a": 7}), "no piece has the id 5"), (changed(vocab=[["a"]]), "pairs"),
-    (changed(unk_token=["a"]), "model.unk_token is"),
-    (changed(unk_token="<u>"), "lacks the special tokens unk_token='<u>'"),
-    (changed(max_input_chars_per_word="9"), "max_input_chars_per_word is '9'"),
-    (changed(max_input_chars_per_word=0), "max_input_chars_per_word is 0"),
-    (description(normalizer={**BERT, "handle_chinese_chars": None}), "tokenizer.json: "),
-    (changed(type="Strange"), "tokenizer.json: "), (changed(continuing_subword_prefix=5), "json: "),
-    (description(normalizer={"type": "Other"}), "tokenizer.json: "),
-    (description(normalizer={**BERT, "lowercase": "yes"}), "tokenizer.json: "),
-    (description(normalizer=[]), "normalizer must be an object"),
-    (description(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed",
-                                "invert": False}), "tokenizer.json: "),
-    (description(added_tokens={}), "added_tokens must be a list"),
-    (description(added_tokens=[5]), "an added token must be an object"),
-    (description(added_tokens=[token("x", 99)]), "no piece has the id"),
-    (description(added_tokens=[token("the", 7)]), "'the' has the id 7, which is 5"),
-    (description(added_tokens=[token("x", 5)]), "'x' has the id 5, which is that of 'the'"),
-    (description(added_tokens=[token("", 29)]), "must be a token"),
-    (description(added_tokens=[token("x", 29), token("x", 29, rstrip=True)]), "rstrip of the"),
-    (description(added_tokens=[token("x", 29, lstrip=1)]), "lstrip of the added token 'x'"),
-    (description(truncation={"direction": "Left"}), "truncation.direction=Left"),
-])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ({**description(), "extra": 1}, "unknown keys extra"),
+        ({"a": 1}, 'it has no "model"'),
+        ({"model": 5}, 'it has no "model"'),
+        (changed(type="BPE", dropout=0.1, merges=[]), "model.dropout=0.1"),
+        (changed(vocab={"a": "b"}), "the id of 'a' is 'b'"),
+        (changed(vocab=5), "must map pieces"),
+        (changed(vocab={"a": 7}), "no piece has the id 5"),
+        (changed(vocab=[["a"]]), "pairs"),
+        (changed(unk_token=["a"]), "model.unk_token is"),
+        (changed(unk_token="<u>"), "lacks the special tokens unk_token='<u>'"),
+        (changed(max_input_chars_per_word="9"), "max_input_chars_per_word is '9'"),
+        (changed(max_input_chars_per_word=0), "max_input_chars_per_word is 0"),
+        (description(normalizer={**BERT, "handle_chinese_chars": None}), "tokenizer.json: "),
+        (changed(type="Strange"), "tokenizer.json: "),
+        (changed(continuing_subword_prefix=5), "json: "),
+        (description(normalizer={"type": "Other"}), "tokenizer.json: "),
+        (description(normalizer={**BERT, "lowercase": "yes"}), "tokenizer.json: "),
+        (description(normalizer=[]), "normalizer must be an object"),
+        (
+            description(
+                pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed", "invert": False}
+            ),
+            "tokenizer.json: ",
+        ),
+        (description(added_tokens={}), "added_tokens must be a list"),
+        (description(added_tokens=[5]), "an added token must be an object"),
+        (description(added_tokens=[token("x", 99)]), "no piece has the id"),
+        (description(added_tokens=[token("the", 7)]), "'the' has the id 7, which is 5"),
+        (description(added_tokens=[token("x", 5)]), "'x' has the id 5, which is that of 'the'"),
+        (description(added_tokens=[token("", 29)]), "must be a token"),
+        (description(added_tokens=[token("x", 29), token("x", 29, rstrip=True)]), "rstrip of the"),
+        (description(added_tokens=[token("x", 29, lstrip=1)]), "lstrip of the added token 'x'"),
+        (description(truncation={"direction": "Left"}), "truncation.direction=Left"),
+    ],
+)
 def test_what_cannot_be_obeyed_is_refused_with_the_file(tmp_path, content, message):
     with pytest.raises(ValueError, match="tokenizer.json"):
         load_tokenizer(write(tmp_path, content))
@@ -354,45 +490,59 @@ def test_what_cannot_be_obeyed_is_refused_with_the_file(tmp_path, content, messa
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("config, message", [
-    ({"added_tokens_decoder": [1]}, "added_tokens_decoder must map ids to tokens"),
-    ({"added_tokens_decoder": {"29": 5}}, "an added token must be an object"),
-    ({"added_tokens_decoder": {"x": {"content": "y"}}}, "the id of the added token 'y' is 'x'"),
-    ({"added_tokens_decoder": {"4": {"content": "<m>"}}}, "which is that of '.MASK.'"),
-    ({"additional_special_tokens": 5}, "additional_special_tokens must be a list"),
-    ({"mask_token": 5}, "mask_token is 5"), ({"mask_token": {"content": ["a"]}}, "mask_token is"),
-    ({"never_split": ["COVID-19"]}, "never_split="), ({"never_split": 5}, "never_split must be"),
-    ({"do_subword_tokenize": False}, "another tokenization"),
-    ({"truncation_side": "left"}, "truncation_side"),
-    ({"auto_map": {"AutoTokenizer": ["x.Y", None]}}, "auto_map"),
-    ({"model_max_length": "long"}, "model_max_length is 'long'"),
-    ({"model_max_length": 0}, "model_max_length is 0"),
-    ({"unk_token": "[CLS]"}, "unk_token='.CLS.', but unknown words become '.UNK.'"),
-])
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"added_tokens_decoder": [1]}, "added_tokens_decoder must map ids to tokens"),
+        ({"added_tokens_decoder": {"29": 5}}, "an added token must be an object"),
+        ({"added_tokens_decoder": {"x": {"content": "y"}}}, "the id of the added token 'y' is 'x'"),
+        ({"added_tokens_decoder": {"4": {"content": "<m>"}}}, "which is that of '.MASK.'"),
+        ({"additional_special_tokens": 5}, "additional_special_tokens must be a list"),
+        ({"mask_token": 5}, "mask_token is 5"),
+        ({"mask_token": {"content": ["a"]}}, "mask_token is"),
+        ({"never_split": ["COVID-19"]}, "never_split="),
+        ({"never_split": 5}, "never_split must be"),
+        ({"do_subword_tokenize": False}, "another tokenization"),
+        ({"truncation_side": "left"}, "truncation_side"),
+        ({"auto_map": {"AutoTokenizer": ["x.Y", None]}}, "auto_map"),
+        ({"model_max_length": "long"}, "model_max_length is 'long'"),
+        ({"model_max_length": 0}, "model_max_length is 0"),
+        ({"unk_token": "[CLS]"}, "unk_token='.CLS.', but unknown words become '.UNK.'"),
+    ],
+)
 def test_settings_that_cannot_be_obeyed_are_refused_with_the_file(tmp_path, config, message):
     with pytest.raises(ValueError, match=f"tokenizer_config.json: .*{message}"):
         load_tokenizer(write(tmp_path, description(), config))
 
 
 def test_usual_settings_are_harmless_and_strange_ones_are_said(tmp_path, caplog):
-    usual = {"never_split": None, "name_or_path": "x", "padding_side": "right", "model_max_length":
-             1e30, "special_tokens_map_file": None, "do_basic_tokenize": True,
-             "tokenizer_class": "BertTokenizer", "clean_up_tokenization_spaces": True}
+    usual = {
+        "never_split": None,
+        "name_or_path": "x",
+        "padding_side": "right",
+        "model_max_length": 1e30,
+        "special_tokens_map_file": None,
+        "do_basic_tokenize": True,
+        "tokenizer_class": "BertTokenizer",
+        "clean_up_tokenization_spaces": True,
+    }
     assert load_tokenizer(write(tmp_path, description(), usual)).model_max_length is None
     assert not caplog.text
     load_tokenizer(write(tmp_path, description(), {"split_on_emoji": True}))
     assert "tokenizer_config.json" in caplog.text and "split_on_emoji" in caplog.text
 
 
-def test_tokenizer_config_goes_before_tokenizer_json_as_in_transformers_and_it_is_said(
-        tmp_path, caplog):
+def test_tokenizer_config_goes_before_tokenizer_json_as_in_transformers_and_it_is_said(tmp_path, caplog):
     write(tmp_path, description(["the", "The"]), {"do_lower_case": False})
     assert load_tokenizer(tmp_path).tokenize("The the") == ["The", "the"]
     assert "do_lower_case=False of" in caplog.text
     assert "lowercase=True of tokenizer.json" in caplog.text
     caplog.clear()
-    write(tmp_path, description(["the"], normalizer={**BERT, "strip_accents": False}),
-          {"do_lower_case": True, "strip_accents": None})
+    write(
+        tmp_path,
+        description(["the"], normalizer={**BERT, "strip_accents": False}),
+        {"do_lower_case": True, "strip_accents": None},
+    )
     assert load_tokenizer(tmp_path).strip_accents is None and "strip_accents=None" in caplog.text
 
 
@@ -436,8 +586,9 @@ DEEP = "[" * 100_000 + "]" * 100_000
 LONG = "1" * 10_000
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json",
-                                  "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"]
+)
 @pytest.mark.parametrize("content", [DEEP, f'{{"a": {DEEP}}}', f'{{"a": {LONG}}}', "[1]", "{", "5"])
 def test_hostile_json_is_refused_with_the_file(tmp_path, name, content):
     write(tmp_path, description())
@@ -446,18 +597,22 @@ def test_hostile_json_is_refused_with_the_file(tmp_path, name, content):
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("content, message", [
-    (json.dumps(description(), indent=1), "a tokenizer.json: name it tokenizer.json"),
-    (json.dumps({"[PAD]": 0, "a": 1}, indent=1), "JSON, not a list of pieces"),
-    ("<unk>\t0\n<s>\t0\n</s>\t0\n\u2581the\t-3.2\na\t-4\n", "give the .model file beside it"),
-    ("#version: 0.2\nt h\n", "merges.txt"), ("version https://git-lfs.github.com/spec/v1\n", "LFS"),
-    ("<!DOCTYPE html>\n<html>", "a web page"),
-    (b"PK\x03\x04\x00", "a zip archive"), ("[PAD]\na".encode("utf-16"), "UTF-16"),
-    (b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02", "spiece.model"),
-])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (json.dumps(description(), indent=1), "a tokenizer.json: name it tokenizer.json"),
+        (json.dumps({"[PAD]": 0, "a": 1}, indent=1), "JSON, not a list of pieces"),
+        ("<unk>\t0\n<s>\t0\n</s>\t0\n\u2581the\t-3.2\na\t-4\n", "give the .model file beside it"),
+        ("#version: 0.2\nt h\n", "merges.txt"),
+        ("version https://git-lfs.github.com/spec/v1\n", "LFS"),
+        ("<!DOCTYPE html>\n<html>", "a web page"),
+        (b"PK\x03\x04\x00", "a zip archive"),
+        ("[PAD]\na".encode("utf-16"), "UTF-16"),
+        (b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02", "spiece.model"),
+    ],
+)
 def test_another_file_under_the_name_of_vocab_txt_is_named(tmp_path, content, message):
-    (tmp_path / "vocab.txt").write_bytes(
-        content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "vocab.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=f"vocab.txt is .*{message}"):
         load_tokenizer(tmp_path)
 
@@ -469,8 +624,7 @@ def test_the_longest_input_is_kept_or_is_the_model_s(tmp_path):
         assert load_tokenizer(tmp_path / "saved").model_max_length == expected
     tokenizer = WordPieceTokenizer([*SPECIALS, "a"], True)
     tokenizer.save(tmp_path / "new", 512)
-    assert json.loads((tmp_path / "new/tokenizer_config.json").read_text())[
-        "model_max_length"] == 512
+    assert json.loads((tmp_path / "new/tokenizer_config.json").read_text())["model_max_length"] == 512
     tokenizer.model_max_length = 99
     for copy in (pickle.loads(pickle.dumps(tokenizer)), tokenizer.extended(["b"])):
         assert copy.model_max_length == 99

@@ -5,11 +5,7 @@ import logging
 
 import pytest
 
-from bertjax.tokenization import (
-    WordPieceTokenizer,
-    check_casing_matches_name,
-    load_tokenizer,
-)
+from bertjax.tokenization import WordPieceTokenizer, check_casing_matches_name, load_tokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CASED = [*SPECIALS, "It", "is", "May", "1st"]
@@ -39,12 +35,18 @@ def test_an_argument_that_contradicts_the_stored_casing_is_refused(tmp_path, sto
     assert load_tokenizer(tmp_path, do_lower_case=stored).do_lower_case is stored
 
 
-@pytest.mark.parametrize("name, lower", [
-    ("cased_L-12_H-768_A-12", False), ("uncased_L-12_H-768_A-12", True),
-    ("wwm_cased_L-24_H-1024_A-16", False), ("multi_cased_L-12_H-768_A-12", False),
-    ("multilingual_L-12_H-768_A-12", True), ("chinese_L-12_H-768_A-12", True),
-    ("uncased_L-2_H-128_A-2", True),
-])
+@pytest.mark.parametrize(
+    "name, lower",
+    [
+        ("cased_L-12_H-768_A-12", False),
+        ("uncased_L-12_H-768_A-12", True),
+        ("wwm_cased_L-24_H-1024_A-16", False),
+        ("multi_cased_L-12_H-768_A-12", False),
+        ("multilingual_L-12_H-768_A-12", True),
+        ("chinese_L-12_H-768_A-12", True),
+        ("uncased_L-2_H-128_A-2", True),
+    ],
+)
 def test_google_directories_tell_their_casing_and_refuse_the_other(tmp_path, name, lower):
     directory = write_vocab(tmp_path / name, UNCASED)
     (directory / "bert_config.json").write_text("{}")
@@ -72,8 +74,7 @@ def test_a_name_gives_the_casing_unless_it_is_stored(tmp_path):
 
 
 @pytest.mark.parametrize("vocab, lower", [(CASED, False), (UNCASED, True)])
-def test_without_any_record_the_pieces_tell_the_casing_and_it_is_said(
-        tmp_path, caplog, vocab, lower):
+def test_without_any_record_the_pieces_tell_the_casing_and_it_is_said(tmp_path, caplog, vocab, lower):
     write_vocab(tmp_path / "x", vocab)
     with caplog.at_level(logging.WARNING):
         assert load_tokenizer(tmp_path / "x").do_lower_case is lower
@@ -84,8 +85,16 @@ def test_without_any_record_the_pieces_tell_the_casing_and_it_is_said(
 def test_every_option_survives_saving(tmp_path):
     vocab = ["a", "<pad>", "<unk>", "<s>", "</s>", "<mask>"]
     tokenizer = WordPieceTokenizer(
-        vocab, False, True, False, pad_token="<pad>", unk_token="<unk>", cls_token="<s>",
-        sep_token="</s>", mask_token="<mask>")
+        vocab,
+        False,
+        True,
+        False,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        cls_token="<s>",
+        sep_token="</s>",
+        mask_token="<mask>",
+    )
     tokenizer.save(tmp_path / "saved")
     loaded = load_tokenizer(tmp_path / "saved")
     assert loaded.fingerprint == tokenizer.fingerprint
@@ -93,17 +102,19 @@ def test_every_option_survives_saving(tmp_path):
 
 
 def test_hugging_face_names_written_as_objects_are_read(tmp_path):
-    write_vocab(tmp_path, CASED, {
-        "do_lower_case": False, "mask_token": {"content": "[MASK]", "lstrip": False}})
+    write_vocab(tmp_path, CASED, {"do_lower_case": False, "mask_token": {"content": "[MASK]", "lstrip": False}})
     assert load_tokenizer(tmp_path).mask_id == 4
 
 
-@pytest.mark.parametrize("content, message", [
-    ("a\nb\na\n", "line 3 repeats 'a' of line 1"),
-    ("a\n\nb\n", "line 2 is empty"),
-    ("a\nb\n\n", "line 3 is empty"),
-    ("", "line 1 is empty"),
-])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("a\nb\na\n", "line 3 repeats 'a' of line 1"),
+        ("a\n\nb\n", "line 2 is empty"),
+        ("a\nb\n\n", "line 3 is empty"),
+        ("", "line 1 is empty"),
+    ],
+)
 def test_bad_lines_are_named(tmp_path, content, message):
     (tmp_path / "vocab.txt").write_text(content)
     with pytest.raises(ValueError, match=message):
@@ -123,17 +134,21 @@ def test_pieces_of_white_space_keep_their_lines(tmp_path):
 
 
 def test_special_names_of_old_directories_are_found(tmp_path):
-    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>",
-             "sep_token": "</s>", "mask_token": {"content": "<mask>"}}  # fmt: skip
-    write_vocab(tmp_path, ["a", "<mask>", "</s>", "<s>", "<unk>", "<pad>"],
-                {"do_lower_case": True})
+    names = {
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "cls_token": "<s>",
+        "sep_token": "</s>",
+        "mask_token": {"content": "<mask>"},
+    }
+    write_vocab(tmp_path, ["a", "<mask>", "</s>", "<s>", "<unk>", "<pad>"], {"do_lower_case": True})
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
     assert load_tokenizer(tmp_path).special_ids == (5, 4, 3, 2, 1)
 
 
-@pytest.mark.parametrize("setting", [{"word_tokenizer_type": "mecab"},
-                                     {"subword_tokenizer_type": "character"},
-                                     {"do_basic_tokenize": False}])
+@pytest.mark.parametrize(
+    "setting", [{"word_tokenizer_type": "mecab"}, {"subword_tokenizer_type": "character"}, {"do_basic_tokenize": False}]
+)
 def test_other_tokenizations_are_refused(tmp_path, setting):
     write_vocab(tmp_path, UNCASED, {"do_lower_case": True, **setting})
     with pytest.raises(ValueError, match=f"{next(iter(setting))}=.* another tokenization"):
@@ -167,8 +182,7 @@ def test_stored_values_of_a_wrong_type_are_refused(tmp_path):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(
-    "lower, strip", [(True, None), (True, False), (False, None), (False, True)])
+@pytest.mark.parametrize("lower, strip", [(True, None), (True, False), (False, None), (False, True)])
 def test_transformers_reads_what_we_save_and_we_read_what_it_saves(tmp_path, lower, strip):
     transformers = pytest.importorskip("transformers")
     letters = [chr(c) for c in range(65, 123) if chr(c).isalpha()]

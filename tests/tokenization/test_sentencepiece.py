@@ -18,23 +18,38 @@ def train(tmp_path_factory):
     def run(name, **options):
         prefix = tmp_path_factory.mktemp("spm") / name
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(SENTENCES), model_prefix=str(prefix), vocab_size=70,
-            model_type="unigram", hard_vocab_limit=False, minloglevel=2, **options)
+            sentence_iterator=iter(SENTENCES),
+            model_prefix=str(prefix),
+            vocab_size=70,
+            model_type="unigram",
+            hard_vocab_limit=False,
+            minloglevel=2,
+            **options,
+        )
         return prefix.with_suffix(".model")
+
     return run
 
 
 @pytest.fixture(scope="module")
 def model(train):
-    return train("bert", pad_id=0, pad_piece="[PAD]", unk_id=1, unk_piece="[UNK]", bos_id=-1,
-                 eos_id=-1, control_symbols=["[CLS]", "[SEP]"], user_defined_symbols=["[MASK]"])
+    return train(
+        "bert",
+        pad_id=0,
+        pad_piece="[PAD]",
+        unk_id=1,
+        unk_piece="[UNK]",
+        bos_id=-1,
+        eos_id=-1,
+        control_symbols=["[CLS]", "[SEP]"],
+        user_defined_symbols=["[MASK]"],
+    )
 
 
 def test_special_tokens_are_found_by_name(model):
     tokenizer = load_tokenizer(model)
     assert isinstance(tokenizer, SentencePieceTokenizer)
-    assert [tokenizer.id_to_token(i) for i in tokenizer.special_ids] == [
-        "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert [tokenizer.id_to_token(i) for i in tokenizer.special_ids] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert not set(tokenizer.replacement_ids.tolist()) & set(tokenizer.special_ids)
     assert len(tokenizer.replacement_ids) == tokenizer.vocab_size - 5
 
@@ -43,8 +58,7 @@ def test_every_missing_special_token_is_named_with_the_remedy(train):
     plain = train("plain")  # has <unk> <s> </s>
     with pytest.raises(ValueError, match="pad_token.*mask_token.*control_symbols"):
         load_tokenizer(plain)
-    named = SentencePieceTokenizer(train("named", control_symbols=["<p>", "<m>"]),
-                                   pad_token="<p>", mask_token="<m>")
+    named = SentencePieceTokenizer(train("named", control_symbols=["<p>", "<m>"]), pad_token="<p>", mask_token="<m>")
     assert named.id_to_token(named.cls_id) == "<s>"
     assert named.id_to_token(named.mask_id) == "<m>"
 
@@ -101,8 +115,7 @@ def test_casing_is_the_model_s_and_a_contradiction_is_refused(model, train):
     assert load_tokenizer(model, do_lower_case=False).do_lower_case is False
     with pytest.raises(ValueError, match="do_lower_case=True contradicts do_lower_case=False"):
         load_tokenizer(model, do_lower_case=True)
-    folded = train("folded", normalization_rule_name="nmt_nfkc_cf", pad_id=3,
-                   control_symbols=["[MASK]"])
+    folded = train("folded", normalization_rule_name="nmt_nfkc_cf", pad_id=3, control_symbols=["[MASK]"])
     assert load_tokenizer(folded).do_lower_case is True
 
 

@@ -24,7 +24,7 @@ def prose(words=20_000, kinds=900, seed=0):
     lexicon = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(kinds)]
     weights = [1 / (i + 1) for i in range(kinds)]
     drawn = rng.choices(lexicon, weights, k=words)
-    return [" ".join(drawn[i:i + 12]).capitalize() + "." for i in range(0, words, 12)]
+    return [" ".join(drawn[i : i + 12]).capitalize() + "." for i in range(0, words, 12)]
 
 
 def test_layout_is_bert_s():
@@ -35,7 +35,7 @@ def test_layout_is_bert_s():
     assert list(vocab[100:104]) == SPECIALS
     assert list(vocab[104:125]) == [f"[unused{i}]" for i in range(99, 120)]
     letters = sorted(set("".join(prose()).lower()) - {" "})
-    assert list(vocab[125:125 + len(letters)]) == letters
+    assert list(vocab[125 : 125 + len(letters)]) == letters
     assert {f"##{c}" for c in letters if c != "."} <= set(vocab)
 
 
@@ -80,8 +80,7 @@ def test_a_size_below_the_entries_that_must_be_is_refused():
 
 
 def test_other_special_names():
-    tokenizer = train_wordpiece(
-        prose(), vocab_size=300, special_tokens={"unk_token": "<unk>", "mask_token": "<mask>"})
+    tokenizer = train_wordpiece(prose(), vocab_size=300, special_tokens={"unk_token": "<unk>", "mask_token": "<mask>"})
     assert tokenizer.id_to_token(tokenizer.unk_id) == "<unk>"
     assert "[MASK]" not in tokenizer.vocab
 
@@ -129,14 +128,17 @@ GERMAN = ["die Zahlen sind hoch", "wir zählen sie hier", "nun fallen fällen"] 
 KATAKANA = ["ボタン ホタン"] * 50
 
 
-@pytest.mark.parametrize("lines, kept, confused", [
-    (HINDI, "हैं", "हूँ = है = हैं"),
-    (GERMAN, "zählen", "zahlen = zählen"),
-    (KATAKANA, "ボタン", "ホタン = ボタン"),
-    (["cafe\u0301 cafe"] * 50, "cafe\u0301", "cafe = café"),
-    (["ที่ นี้"] * 50, "ที่", "marks that their script needs")])
-def test_marks_that_tell_words_apart_are_kept_by_the_tool_and_missed_aloud(
-        lines, kept, confused, caplog):
+@pytest.mark.parametrize(
+    "lines, kept, confused",
+    [
+        (HINDI, "हैं", "हूँ = है = हैं"),
+        (GERMAN, "zählen", "zahlen = zählen"),
+        (KATAKANA, "ボタン", "ホタン = ボタン"),
+        (["cafe\u0301 cafe"] * 50, "cafe\u0301", "cafe = café"),
+        (["ที่ นี้"] * 50, "ที่", "marks that their script needs"),
+    ],
+)
+def test_marks_that_tell_words_apart_are_kept_by_the_tool_and_missed_aloud(lines, kept, confused, caplog):
     tokenizer = train_wordpiece(lines, 80, strip_accents="auto")
     assert tokenizer.strip_accents is False and kept in tokenizer.vocab
     assert "strip_accents=false" in caplog.text and confused in caplog.text
@@ -146,9 +148,16 @@ def test_marks_that_tell_words_apart_are_kept_by_the_tool_and_missed_aloud(
     assert "strip_accents=false keeps the marks" in caplog.text and confused in caplog.text
 
 
-@pytest.mark.parametrize("lines", [
-    ["the café naïve"] * 50, ["naïve"] * 2 + ["naive"] * 98, ["한국어 말"] * 50,
-    ["\u2764\ufe0f love"] * 50, ["plain text"] * 50])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["the café naïve"] * 50,
+        ["naïve"] * 2 + ["naive"] * 98,
+        ["한국어 말"] * 50,
+        ["\u2764\ufe0f love"] * 50,
+        ["plain text"] * 50,
+    ],
+)
 def test_accents_of_one_spelling_are_dropped_as_by_the_original(lines, caplog):
     tokenizer = train_wordpiece(lines, 120, strip_accents="auto")
     assert tokenizer.strip_accents is None and tokenizer.do_lower_case
@@ -173,11 +182,10 @@ JAPANESE = "わたしはねこがすきですといいました"
 def test_scripts_without_spaces_get_a_hint_and_no_clauses_as_entries(clause, caplog):
     tokenizer = train_wordpiece([clause] * 60, 200, strip_accents="auto")
     assert "without spaces between words" in caplog.text and "Unigram" in caplog.text
-    assert max(len(piece.removeprefix("##")) for piece in tokenizer.vocab
-               if "[" not in piece) <= 8
+    assert max(len(piece.removeprefix("##")) for piece in tokenizer.vocab if "[" not in piece) <= 8
     assert tokenizer.unk_id not in tokenizer.encode(clause[:150])
     caplog.clear()
-    segmented = " ".join(clause[i:i + 3] for i in range(0, 18, 3))
+    segmented = " ".join(clause[i : i + 3] for i in range(0, 18, 3))
     train_wordpiece([segmented] * 60, 200, strip_accents="auto")
     train_wordpiece(["中文没有空格" * 5] * 60, 200)  # stand alone anyway
     assert "without spaces" not in caplog.text
@@ -186,11 +194,10 @@ def test_scripts_without_spaces_get_a_hint_and_no_clauses_as_entries(clause, cap
 
 
 def test_many_characters_get_entries_where_a_text_needs_them():
-    text = "".join(chr(0x4e00 + i) for i in range(1500))
+    text = "".join(chr(0x4E00 + i) for i in range(1500))
     tokenizer = train_wordpiece([text] * 20, 6000)
     assert tokenizer.unk_id not in tokenizer.encode(text)
-    assert train_wordpiece([text] * 20, 6000, max_chars=100).encode(text).count(
-        tokenizer.unk_id) == 1400
+    assert train_wordpiece([text] * 20, 6000, max_chars=100).encode(text).count(tokenizer.unk_id) == 1400
     assert train_wordpiece([text] * 20, 3600).vocab_size <= 3600  # at most a third of it
 
 
@@ -211,8 +218,7 @@ def test_a_text_of_which_nothing_can_be_learnt_is_refused(tmp_path, capsys):
         train_wordpiece(["ab cd"], 100, min_char_count=2)
     (tmp_path / "a.txt").write_text("ab cd\n")
     with pytest.raises(SystemExit) as stopped:
-        tool.main([f"--input={tmp_path / 'a.txt'}", f"--output={tmp_path / 'v'}",
-                   "--min_char_count=5"])
+        tool.main([f"--input={tmp_path / 'a.txt'}", f"--output={tmp_path / 'v'}", "--min_char_count=5"])
     assert "too few to train a vocabulary" in str(stopped.value) + capsys.readouterr().err
     assert not (tmp_path / "v" / "vocab.txt").exists()
 
@@ -229,8 +235,15 @@ def write(directory, parts=2):
 def test_tool_trains_saves_and_compares(tmp_path, capsys):
     pattern = write(tmp_path)
     tool.main([f"--input={pattern}", f"--output={tmp_path / 'one'}", "--vocab_size=300"])
-    tool.main([f"--input={pattern}", f"--output={tmp_path / 'two'}", "--vocab_size=200",
-               "--do_lower_case=false", f"--compare={tmp_path / 'one'}"])
+    tool.main(
+        [
+            f"--input={pattern}",
+            f"--output={tmp_path / 'two'}",
+            "--vocab_size=200",
+            "--do_lower_case=false",
+            f"--compare={tmp_path / 'one'}",
+        ]
+    )
     out = capsys.readouterr().out
     assert "do_lower_case = True" in out and "do_lower_case = False" in out
     last = out.splitlines()[-2:]
@@ -247,10 +260,17 @@ def test_the_fit_of_a_text_without_tokens_is_not_a_number():
     assert (unknown, tokens_a_word) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("argument, value", [
-    ("--do_lower_case=false", False), ("--no-do_lower_case", False), ("--nodo_lower_case", False),
-    ("--do_lower_case=true", True), ("--do_lower_case", True), ("--do_lower_case=False", False),
-])
+@pytest.mark.parametrize(
+    "argument, value",
+    [
+        ("--do_lower_case=false", False),
+        ("--no-do_lower_case", False),
+        ("--nodo_lower_case", False),
+        ("--do_lower_case=true", True),
+        ("--do_lower_case", True),
+        ("--do_lower_case=False", False),
+    ],
+)
 def test_boolean_flags_can_be_switched_off(argument, value):
     flags = tool.parser().parse_args(["--input=a", "--output=b", argument])
     assert flags.do_lower_case is value
@@ -262,12 +282,15 @@ def test_a_boolean_that_is_neither_is_refused(capsys):
     assert "'maybe' is neither true nor false" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("extra, message", [
-    (["other.txt"], "Quote the wildcard"),
-    (["--vocab_sise=9"], "no such flag: --vocab_sise=9. Did you mean --vocab_size\\?"),
-    (["--colour=9"], "no such flag: --colour=9; --help lists the flags"),
-    (["--compare=/nowhere/vocab.txt"], "no tokenizer at /nowhere/vocab.txt"),
-])
+@pytest.mark.parametrize(
+    "extra, message",
+    [
+        (["other.txt"], "Quote the wildcard"),
+        (["--vocab_sise=9"], "no such flag: --vocab_sise=9. Did you mean --vocab_size\\?"),
+        (["--colour=9"], "no such flag: --colour=9; --help lists the flags"),
+        (["--compare=/nowhere/vocab.txt"], "no tokenizer at /nowhere/vocab.txt"),
+    ],
+)
 def test_bad_arguments_are_refused_before_any_work(tmp_path, extra, message):
     with pytest.raises(SystemExit, match=message):
         tool.main([f"--input={write(tmp_path)}", f"--output={tmp_path / 'x'}", *extra])
@@ -286,7 +309,8 @@ def test_a_pattern_without_a_match_is_refused(tmp_path):
 @pytest.mark.parity
 @pytest.mark.parametrize("lower", [True, False])
 def test_transformers_and_tokenizers_give_the_ids_of_a_trained_vocabulary_on_10000_lines(
-        wikipedia_lines, tmp_path, lower):
+    wikipedia_lines, tmp_path, lower
+):
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     ours = train_wordpiece(wikipedia_lines[10_000:], 8000, lower)
@@ -303,22 +327,27 @@ def test_transformers_and_tokenizers_give_the_ids_of_a_trained_vocabulary_on_100
 
 @pytest.mark.real_data
 @pytest.mark.slow
-def test_no_more_tokens_a_word_than_the_original_on_heldout_wikipedia(
-        shared_data, wikipedia_lines, tmp_path):
+def test_no_more_tokens_a_word_than_the_original_on_heldout_wikipedia(shared_data, wikipedia_lines, tmp_path):
     import tarfile
 
     with tarfile.open(shared_data / "corpus" / "wikipedia-featured.tar.xz") as tar:
         tar.extractall(tmp_path, filter="data")
     files = sorted(p for p in tmp_path.rglob("*") if p.is_file())
-    lines = (line for file in files for line in file.read_text(encoding="utf-8").split("\n")
-             if not line.startswith(("<doc ", "</doc>")))
+    lines = (
+        line
+        for file in files
+        for line in file.read_text(encoding="utf-8").split("\n")
+        if not line.startswith(("<doc ", "</doc>"))
+    )
     ours = train_wordpiece(lines)
     original = load_tokenizer(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
     assert ours.vocab_size == original.vocab_size == 30522
     unknown, tokens = tool.fit(ours, wikipedia_lines)
     original_unknown, original_tokens = tool.fit(original, wikipedia_lines)
-    print(f"\nours {tokens:.4f} tokens a word, {unknown:.4%} unknown; "
-          f"original {original_tokens:.4f}, {original_unknown:.4%}")
+    print(
+        f"\nours {tokens:.4f} tokens a word, {unknown:.4%} unknown; "
+        f"original {original_tokens:.4f}, {original_unknown:.4%}"
+    )
     assert tokens <= original_tokens
     assert unknown < 1e-4
 
@@ -339,10 +368,20 @@ def test_a_gigabyte_of_text_within_two_gigabytes_of_memory(wikipedia_lines, tmp_
         "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
         "from bertjax.tools.train_vocab import main\n"
         "main(sys.argv[1:])\n"
-        "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n")
+        "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program, f"--input={tmp_path / 'big.txt'}",
-         f"--output={tmp_path / 'vocab'}", "--vocab_size=8000"], capture_output=True, text=True)
+        [
+            sys.executable,
+            "-c",
+            program,
+            f"--input={tmp_path / 'big.txt'}",
+            f"--output={tmp_path / 'vocab'}",
+            "--vocab_size=8000",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     assert load_tokenizer(tmp_path / "vocab").vocab_size == 8000

@@ -16,9 +16,12 @@ from bertjax.tokenization.normalization import BertNormalizer
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = [chr(c) for c in range(97, 123)]
 # Everything spelled in lower-case letters, digits and ASCII symbols is known, letter by letter.
-SPELLING = SPECIALS + [f"[unused{i}]" for i in range(3)] + [
-    form for char in LETTERS + list("0123456789") for form in (char, f"##{char}")
-] + [chr(c) for c in range(33, 127) if not chr(c).isalnum()]
+SPELLING = (
+    SPECIALS
+    + [f"[unused{i}]" for i in range(3)]
+    + [form for char in LETTERS + list("0123456789") for form in (char, f"##{char}")]
+    + [chr(c) for c in range(33, 127) if not chr(c).isalnum()]
+)
 
 
 def make(words=(), lower=True, **options):
@@ -28,16 +31,20 @@ def make(words=(), lower=True, **options):
 def nasty_texts(count, seed=0):
     """Random strings over the code points that tokenizers trip over, surrogates excluded."""
     rng = random.Random(seed)
-    special = ("\u0130\u0131\u00df\u0149\u1e9e\u03a3\u03c3\u212a\ufb01\u0301\u0307\u0327\u0345"
-               "\u200b\u200d\ufeff\u00ad\x00\ufffd\x0b\x0c\x1c\x1d\x1e\x1f\x85\u2028\u2029\u3000\u00a0"
-               "\u1680\u180e\t\n\r\x7f\u302e\u1b44\u16ff0\U00016ff0\uac00\u4e2d\uf900\U0002f800"
-               "\u0915\u0941\u304c\u3099\U0001f4a9\ue000\U000e0001\U0010ffff\u0374\u1fef\u037e "
-               "   aBcZ09.,'-#[]_$\u2014\u00bf\u00e9\u00c9")
+    special = (
+        "\u0130\u0131\u00df\u0149\u1e9e\u03a3\u03c3\u212a\ufb01\u0301\u0307\u0327\u0345"
+        "\u200b\u200d\ufeff\u00ad\x00\ufffd\x0b\x0c\x1c\x1d\x1e\x1f\x85\u2028\u2029\u3000\u00a0"
+        "\u1680\u180e\t\n\r\x7f\u302e\u1b44\u16ff0\U00016ff0\uac00\u4e2d\uf900\U0002f800"
+        "\u0915\u0941\u304c\u3099\U0001f4a9\ue000\U000e0001\U0010ffff\u0374\u1fef\u037e "
+        "   aBcZ09.,'-#[]_$\u2014\u00bf\u00e9\u00c9"
+    )
     for _ in range(count):
         yield "".join(
-            rng.choice(special) if rng.random() < 0.8 else
-            chr(rng.choice([rng.randrange(0x20, 0xD800), rng.randrange(0xE000, 0x110000)]))
-            for _ in range(rng.randrange(1, 30)))
+            rng.choice(special)
+            if rng.random() < 0.8
+            else chr(rng.choice([rng.randrange(0x20, 0xD800), rng.randrange(0xE000, 0x110000)]))
+            for _ in range(rng.randrange(1, 30))
+        )
 
 
 def test_greedy_longest_match_from_the_left():
@@ -51,17 +58,21 @@ def test_word_without_a_match_is_one_unknown():
     assert make().tokenize("ab\u00f0c d") == ["[UNK]", "d"]
 
 
-@pytest.mark.parametrize("text, words", [
-    ("\u00c9t\u00e9 caf\u0065\u0301", ["ete", "cafe"]),
-    ("a\u200bb\ufeff c\x00d\ufffde", ["ab", "cde"]),
-    ("a\x0bb\x0cc\x1cd\x85e", ["abcde"]),  # deleted, though str.split() splits there
-    ("a\tb\nc\rd\u00a0e\u3000f\u2028g", list("abcdefg")),
-    ("x\u4e2d\u6587y", ["x", "\u4e2d", "\u6587", "y"]),
-    ("can't $5.00^2", ["can", "'", "t", "$", "5", ".", "00", "^", "2"]),
-    ("a\u2014b\u00bfc", ["a", "\u2014", "b", "\u00bf", "c"]),
-    ("\u039f\u0394\u039f\u03a3 \u03a3", ["\u03bf\u03b4\u03bf\u03c2", "\u03c3"]),  # final sigma
-    ("", []), (" \t\u200b ", []),
-])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("\u00c9t\u00e9 caf\u0065\u0301", ["ete", "cafe"]),
+        ("a\u200bb\ufeff c\x00d\ufffde", ["ab", "cde"]),
+        ("a\x0bb\x0cc\x1cd\x85e", ["abcde"]),  # deleted, though str.split() splits there
+        ("a\tb\nc\rd\u00a0e\u3000f\u2028g", list("abcdefg")),
+        ("x\u4e2d\u6587y", ["x", "\u4e2d", "\u6587", "y"]),
+        ("can't $5.00^2", ["can", "'", "t", "$", "5", ".", "00", "^", "2"]),
+        ("a\u2014b\u00bfc", ["a", "\u2014", "b", "\u00bf", "c"]),
+        ("\u039f\u0394\u039f\u03a3 \u03a3", ["\u03bf\u03b4\u03bf\u03c2", "\u03c3"]),  # final sigma
+        ("", []),
+        (" \t\u200b ", []),
+    ],
+)
 def test_basic_tokenization_follows_the_original(text, words):
     assert BertNormalizer(True).words(text) == words
 
@@ -105,16 +116,19 @@ def test_literal_special_tokens_are_split_like_the_original():
     assert [text[a:b] for a, b in offsets] == ["This", "is", "[MASK]", "and", "[SEP]", "."]
 
 
-@pytest.mark.parametrize("text, spans", [
-    ("\U0001f4a9\U0001f4a9", [(0, 2)]),  # adjacent emoji are one word
-    ("a" * 300, [(0, 300)]),
-    ("caf\u0065\u0301 x", [(0, 1), (1, 2), (2, 3), (3, 4), (6, 7)]),  # the accent is outside
-    ("\u00e9a", [(0, 1), (1, 2)]),
-    ("a\u200bb", [(0, 1), (2, 3)]),
-    ("\u0130b c", [(0, 1), (1, 2), (3, 4)]),  # lower-casing makes two characters of the first
-    (" \u4e2d\u6587", [(1, 2), (2, 3)]),
-    ("a.\u2028b", [(0, 1), (1, 2), (3, 4)]),
-])
+@pytest.mark.parametrize(
+    "text, spans",
+    [
+        ("\U0001f4a9\U0001f4a9", [(0, 2)]),  # adjacent emoji are one word
+        ("a" * 300, [(0, 300)]),
+        ("caf\u0065\u0301 x", [(0, 1), (1, 2), (2, 3), (3, 4), (6, 7)]),  # the accent is outside
+        ("\u00e9a", [(0, 1), (1, 2)]),
+        ("a\u200bb", [(0, 1), (2, 3)]),
+        ("\u0130b c", [(0, 1), (1, 2), (3, 4)]),  # lower-casing makes two characters of the first
+        (" \u4e2d\u6587", [(1, 2), (2, 3)]),
+        ("a.\u2028b", [(0, 1), (1, 2), (3, 4)]),
+    ],
+)
 def test_offsets_are_code_points_of_the_original_text(text, spans):
     assert make().encode_with_offsets(text)[1] == spans
 
@@ -136,17 +150,16 @@ def test_normalised_words_equal_a_character_by_character_reading_of_the_rules():
         return unicodedata.category(char)
 
     def slow(text, lower, strip):
-        text = "".join(c for c in text if c in "\t\n\r" or (
-            c not in "\x00\ufffd" and category(c) not in ("Cc", "Cf")))
+        text = "".join(c for c in text if c in "\t\n\r" or (c not in "\x00\ufffd" and category(c) not in ("Cc", "Cf")))
         text = "".join(" " if c in "\t\n\r" or category(c) == "Zs" else c for c in text)
-        text = "".join(f" {c} " if unicodedata.name(c, "").startswith("CJK") and category(c) == "Lo"
-                       else c for c in text)
+        text = "".join(
+            f" {c} " if unicodedata.name(c, "").startswith("CJK") and category(c) == "Lo" else c for c in text
+        )
         words = []
         for token in text.split():
             token = token.lower() if lower else token
             if strip:
-                token = "".join(c for c in unicodedata.normalize("NFD", token)
-                                if category(c) != "Mn")
+                token = "".join(c for c in unicodedata.normalize("NFD", token) if category(c) != "Mn")
             word = ""
             for c in token:
                 ascii_symbol = 33 <= ord(c) < 127 and not c.isalnum()
@@ -173,10 +186,19 @@ def test_normalised_words_equal_a_character_by_character_reading_of_the_rules():
 
 def test_ids_come_from_the_file_and_special_names_are_settings():
     tokenizer = WordPieceTokenizer(
-        ["the", "<unk>", "<s>", "</s>", "<pad>", "<mask>"], False, pad_token="<pad>",
-        unk_token="<unk>", cls_token="<s>", sep_token="</s>", mask_token="<mask>")
-    assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id,
-            tokenizer.mask_id) == tokenizer.special_ids == (4, 1, 2, 3, 5)
+        ["the", "<unk>", "<s>", "</s>", "<pad>", "<mask>"],
+        False,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        cls_token="<s>",
+        sep_token="</s>",
+        mask_token="<mask>",
+    )
+    assert (
+        (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
+        == tokenizer.special_ids
+        == (4, 1, 2, 3, 5)
+    )
     assert tokenizer.encode("the cat") == [0, 1]
     assert tokenizer.tokenize("the <mask>", keep_special_tokens=True) == ["the", "<mask>"]
 
@@ -193,12 +215,12 @@ def test_continuations_and_replacements():
     tokenizer = make()
     assert tokenizer.is_continuation.shape == (tokenizer.vocab_size,)
     assert [p for p, c in zip(tokenizer.vocab, tokenizer.is_continuation, strict=True) if c] == [
-        p for p in tokenizer.vocab if p[:2] == "##"]
+        p for p in tokenizer.vocab if p[:2] == "##"
+    ]
     replacements = tokenizer.replacement_ids
     assert replacements.dtype == np.int32
     left_out = set(range(tokenizer.vocab_size)) - set(replacements.tolist())
-    assert {tokenizer.id_to_token(i) for i in left_out} == {
-        *SPECIALS, "[unused0]", "[unused1]", "[unused2]"}
+    assert {tokenizer.id_to_token(i) for i in left_out} == {*SPECIALS, "[unused0]", "[unused1]", "[unused2]"}
 
 
 def test_batches_and_flat_arrays_hold_what_encode_gives():
@@ -256,9 +278,12 @@ def test_equals_the_tokenizers_library_on_ordinary_text(tmp_path):
         ours = make(words, lower)
         ours.save(tmp_path)
         theirs = tokenizers.BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=lower)
-        for text in ["The kingdoms of \u00dcber-Queen\u2019s, 3.5%!",
-                     "caf\u00e9 na\u00efve \u0130x",
-                     "\u4e2d\u6587 A\u200bB  c\td", "caf\u0065\u0301 O\u0308l x\u0301y"]:
+        for text in [
+            "The kingdoms of \u00dcber-Queen\u2019s, 3.5%!",
+            "caf\u00e9 na\u00efve \u0130x",
+            "\u4e2d\u6587 A\u200bB  c\td",
+            "caf\u0065\u0301 O\u0308l x\u0301y",
+        ]:
             expected = theirs.encode(text, add_special_tokens=False)
             ids, offsets = ours.encode_with_offsets(text)
             assert ids == expected.ids and offsets == expected.offsets, text
@@ -269,8 +294,9 @@ def test_equals_the_tokenizers_library_on_ordinary_text(tmp_path):
 def test_equals_the_original_on_12000_recorded_strings(shared_data, casing):
     tokenizer = load_tokenizer(shared_data / "vocab" / f"bert-base-{casing}-vocab.txt")
     count = 0
-    with gzip.open(shared_data / "reference_outputs" / "tokenization_original.jsonl.gz", "rt",
-                   encoding="utf-8") as file:
+    with gzip.open(
+        shared_data / "reference_outputs" / "tokenization_original.jsonl.gz", "rt", encoding="utf-8"
+    ) as file:
         for line in file:
             record = json.loads(line)
             assert tokenizer.tokenize(record["text"]) == record[casing], ascii(record["text"])
@@ -305,19 +331,72 @@ def test_equals_the_tokenizers_library_on_wikipedia(shared_data, wikipedia_lines
 def random_texts(count, seed=0):
     """Strings that mix words, every kind of white space and control, and other scripts."""
     rng = random.Random(seed)
-    atoms = ["the", "Unaffable", "un##aff", "[MASK]", "x" * 201, "café", "naïve,word", "Σίσυφος",
-             "\u0915\u0941", "東京都", "한국", "\x00", "\x0b", "\x85", "\u2028", "\xa0", "\u200b",
-             "\t", "\n", "\r\n", " ", "  ", "-", "...", "don't", "$5.00", "3rd", "_", "~", "\x7f",
-             "\U0001f4a9" * 2, "\ufeff", "A" * 250 + "é", "\ud800", "İ", "ﬁ", "a\u0301b"]
-    return ["".join(rng.choice(atoms) + rng.choice(["", "", " "])
-                    for _ in range(rng.randrange(12))) for _ in range(count)]
+    atoms = [
+        "the",
+        "Unaffable",
+        "un##aff",
+        "[MASK]",
+        "x" * 201,
+        "café",
+        "naïve,word",
+        "Σίσυφος",
+        "\u0915\u0941",
+        "東京都",
+        "한국",
+        "\x00",
+        "\x0b",
+        "\x85",
+        "\u2028",
+        "\xa0",
+        "\u200b",
+        "\t",
+        "\n",
+        "\r\n",
+        " ",
+        "  ",
+        "-",
+        "...",
+        "don't",
+        "$5.00",
+        "3rd",
+        "_",
+        "~",
+        "\x7f",
+        "\U0001f4a9" * 2,
+        "\ufeff",
+        "A" * 250 + "é",
+        "\ud800",
+        "İ",
+        "ﬁ",
+        "a\u0301b",
+    ]
+    return [
+        "".join(rng.choice(atoms) + rng.choice(["", "", " "]) for _ in range(rng.randrange(12))) for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_encode_flat_equals_encode_of_each_text(do_lower_case):
     letters = [chr(c) for c in range(33, 127)]
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters),
-             "the", "un", "##aff", "##able", "cafe", "東", "σισυφος", "word", "##or", "x" * 30]
+    vocab = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{c}" for c in letters),
+        "the",
+        "un",
+        "##aff",
+        "##able",
+        "cafe",
+        "東",
+        "σισυφος",
+        "word",
+        "##or",
+        "x" * 30,
+    ]
     tokenizer = WordPieceTokenizer(vocab, do_lower_case)
     texts = [*random_texts(3000), "", " "]
     ids, lengths = tokenizer.encode_flat(texts)

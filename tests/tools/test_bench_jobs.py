@@ -21,8 +21,9 @@ print(json.dumps([os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("SAID")
 def test_a_gpu_has_one_job_at_a_time_and_no_platform_is_forced(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     names = ["a", "b", "c", "d"]
-    failed = jobs.run_all([jobs.Job(name, [sys.executable, "-c", SCRIPT], {"SAID": name})
-                           for name in names], ["3", "5"], tmp_path)
+    failed = jobs.run_all(
+        [jobs.Job(name, [sys.executable, "-c", SCRIPT], {"SAID": name}) for name in names], ["3", "5"], tmp_path
+    )
     assert failed == []
     by_gpu = {}
     for name in names:
@@ -80,8 +81,13 @@ def wait_for(condition, seconds=20):
 
 def test_a_pre_training_is_started_as_a_user_would(tmp_path):
     command = jobs.pretraining("recipes:budget", tmp_path, {"optimizer.b2": 0.98})
-    assert command[1:] == ["-m", "bertjax.main", "--config=bertjax:recipes:budget",
-                           f"--workdir={tmp_path}", "--config.optimizer.b2=0.98"]
+    assert command[1:] == [
+        "-m",
+        "bertjax.main",
+        "--config=bertjax:recipes:budget",
+        f"--workdir={tmp_path}",
+        "--config.optimizer.b2=0.98",
+    ]
 
 
 @pytest.mark.parametrize(("driver", "gpus"), [(None, ""), ("/usr/bin/nvidia-smi", "0,1")])

@@ -14,8 +14,7 @@ def found(fast, seed, steps=100):
     base = np.linspace(10.0, 6.0, steps)
     wave = np.sin(np.arange(steps))
     curves = {"reference": base, "fast": base + fast, "seed": base + seed + 0.01 * wave}
-    return {name: {"loss": curve.tolist(), "heldout_mlm_loss": 6.5, "device": "none"}
-            for name, curve in curves.items()}
+    return {name: {"loss": curve.tolist(), "heldout_mlm_loss": 6.5, "device": "none"} for name, curve in curves.items()}
 
 
 def test_the_fast_mode_is_judged_by_the_distance_of_two_seeds():
@@ -34,24 +33,40 @@ def test_the_fast_mode_is_judged_by_the_distance_of_two_seeds():
 
 def test_the_runs_differ_in_arithmetic_and_seed_only():
     args = argparse.Namespace(
-        store="S", out=pathlib.Path("O"), steps=300, preset="tiny", length=128, batch=8,
-        learning_rate=1e-4, heldout_rows=10, seed=5)
+        store="S",
+        out=pathlib.Path("O"),
+        steps=300,
+        preset="tiny",
+        length=128,
+        batch=8,
+        learning_rate=1e-4,
+        heldout_rows=10,
+        seed=5,
+    )
     fast, reference, seed = (numerics.job(name, args) for name in numerics.RUNS)
     assert set(fast.command) ^ set(reference.command) == {
-        "--workdir=O/fast", "--workdir=O/reference", "--config.execution.dtype=bfloat16",
-        "--config.execution.dtype=float32", "--config.execution.kernels=auto",
-        "--config.execution.kernels=xla"}
+        "--workdir=O/fast",
+        "--workdir=O/reference",
+        "--config.execution.dtype=bfloat16",
+        "--config.execution.dtype=float32",
+        "--config.execution.kernels=auto",
+        "--config.execution.kernels=xla",
+    }
     assert set(seed.command) ^ set(reference.command) == {
-        "--workdir=O/seed", "--workdir=O/reference", "--config.seed=5", "--config.seed=6"}
+        "--workdir=O/seed",
+        "--workdir=O/reference",
+        "--config.seed=5",
+        "--config.seed=6",
+    }
     assert "--config.optimizer.warmup_steps=30" in fast.command
     assert fast.environment == {} and reference.environment == seed.environment == {
-        "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest"
+    }
 
 
 def test_finished_runs_are_read_not_repeated(tmp_path, capsys, monkeypatch):
     started = []
-    monkeypatch.setattr(numerics.jobs, "run_all",
-                        lambda jobs, gpus, logs: started.extend(jobs) or [])
+    monkeypatch.setattr(numerics.jobs, "run_all", lambda jobs, gpus, logs: started.extend(jobs) or [])
     for name, run in found(0.01, 0.1).items():
         directory = tmp_path / name
         (directory / "model").mkdir(parents=True)

@@ -29,26 +29,59 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 
 
 def info(**changes):
-    return StageInfo(**{**dict(
-        name="phase 1", steps=1000, tokens=256 * 512, flops=1e15, rows=256, length=512,
-        mesh={"data": 16, "fsdp": 1, "tensor": 1}, accumulation=2, model="", execution="",
-        remat="dots", parameters=GIB, optimizer=2 * GIB, batch=1000, device_kind="TPU v5 lite"),
-        **changes})
+    return StageInfo(
+        **{
+            **dict(
+                name="phase 1",
+                steps=1000,
+                tokens=256 * 512,
+                flops=1e15,
+                rows=256,
+                length=512,
+                mesh={"data": 16, "fsdp": 1, "tensor": 1},
+                accumulation=2,
+                model="",
+                execution="",
+                remat="dots",
+                parameters=GIB,
+                optimizer=2 * GIB,
+                batch=1000,
+                device_kind="TPU v5 lite",
+            ),
+            **changes,
+        }
+    )
 
 
-@pytest.mark.parametrize("text, name, devices, accelerator", [
-    ("v5e:4x4", "v5e:4x4", 16, "v5litepod-16"), ("v5e-64", "v5e:8x8", 64, "v5litepod-64"),
-    ("v5litepod-8", "v5e:2x4", 8, "v5litepod-8"), ("v4-32", "v4:2x2x4", 16, "v4-32"),
-    ("v5p-16", "v5p:2x2x2", 8, "v5p-16"), ("v6e-16", "v6e:4x4", 16, "v6e-16"),
-    ("v3-32", "v3:4x4", 32, "v3-32")])  # v3: a device is a core, as in jax
+@pytest.mark.parametrize(
+    "text, name, devices, accelerator",
+    [
+        ("v5e:4x4", "v5e:4x4", 16, "v5litepod-16"),
+        ("v5e-64", "v5e:8x8", 64, "v5litepod-64"),
+        ("v5litepod-8", "v5e:2x4", 8, "v5litepod-8"),
+        ("v4-32", "v4:2x2x4", 16, "v4-32"),
+        ("v5p-16", "v5p:2x2x2", 8, "v5p-16"),
+        ("v6e-16", "v6e:4x4", 16, "v6e-16"),
+        ("v3-32", "v3:4x4", 32, "v3-32"),
+    ],
+)  # v3: a device is a core, as in jax
 def test_names_of_slices(text, name, devices, accelerator):
     piece = chips.parse(text)
     assert (piece.name, piece.devices, piece.accelerator) == (name, devices, accelerator)
 
 
-@pytest.mark.parametrize("text, words", [
-    ("v7x:4x4", "v7x"), ("v5e:2x2x4", "2 axes"), ("v4:4x4", "3 axes"), ("v4-31", "v4-32"),
-    ("v5e-5", "v5e-4"), ("gpu", "valid are"), ("v5e", "valid are")])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("v7x:4x4", "v7x"),
+        ("v5e:2x2x4", "2 axes"),
+        ("v4:4x4", "3 axes"),
+        ("v4-31", "v4-32"),
+        ("v5e-5", "v5e-4"),
+        ("gpu", "valid are"),
+        ("v5e", "valid are"),
+    ],
+)
 def test_an_unknown_topology_is_refused_with_the_valid_forms(text, words):
     with pytest.raises(ValueError, match=words):
         chips.parse(text)
@@ -57,8 +90,7 @@ def test_an_unknown_topology_is_refused_with_the_valid_forms(text, words):
 def test_peaks_agree_with_those_of_running_devices():
     from bertjax.training.hardware import PEAK_BF16_FLOPS, TPU_GIB
 
-    kinds = {"v2": "tpu v2", "v3": "tpu v3", "v4": "tpu v4", "v5e": "tpu v5 lite", "v5p": "tpu v5p",
-             "v6e": "tpu v6"}
+    kinds = {"v2": "tpu v2", "v3": "tpu v3", "v4": "tpu v4", "v5e": "tpu v5 lite", "v5p": "tpu v5p", "v6e": "tpu v6"}
     for name, kind in kinds.items():
         assert dict(PEAK_BF16_FLOPS)[kind] == pytest.approx(chips.CHIPS[name].peak_flops, rel=0.03)
         assert dict(TPU_GIB)[kind] * GIB == chips.CHIPS[name].hbm_bytes
@@ -73,8 +105,7 @@ def test_a_missing_or_foreign_libtpu_says_what_to_install(monkeypatch):
         return versions[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setattr(importlib.metadata, "requires",
-                        lambda name: ["numpy", 'libtpu==0.0.42.*; extra == "tpu"'])
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["numpy", 'libtpu==0.0.42.*; extra == "tpu"'])
     with pytest.raises(ValueError, match=r"pip install .*'libtpu==0\.0\.42\.\*'"):
         chips.check_libtpu()
     versions["libtpu"] = "0.0.17"
@@ -85,11 +116,17 @@ def test_a_missing_or_foreign_libtpu_says_what_to_install(monkeypatch):
 
 
 def test_a_refusal_of_the_compiler_becomes_numbers():
-    found = refused("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 24.50G of "
-                    "15.75G hbm. Exceeded hbm capacity by 8.75G.", 3.0)
+    found = refused(
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 24.50G of "
+        "15.75G hbm. Exceeded hbm capacity by 8.75G.",
+        3.0,
+    )
     assert (found.wanted, found.limit) == (int(24.5 * GIB), int(15.75 * GIB))
-    found = refused("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for "
-                    "HLO temporaries (26.52G) exceeds available HBM (15.75G).", 3.0)
+    found = refused(
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for "
+        "HLO temporaries (26.52G) exceeds available HBM (15.75G).",
+        3.0,
+    )
     assert (found.temporaries, found.limit) == (int(26.52 * GIB), int(15.75 * GIB))
     assert not found.fits and refused("INTERNAL: something else", 1.0) is None
 
@@ -123,11 +160,16 @@ def test_the_step_has_the_name_by_which_a_quick_plan_knows_its_dump():
 
 
 def test_bytes_add_up_to_what_the_compiler_takes():
-    compiled = Compiled(PROGRAM, arguments=3 * GIB + 5000, temporaries=4 * GIB, fresh_outputs=100,
-                        code=7)
+    compiled = Compiled(PROGRAM, arguments=3 * GIB + 5000, temporaries=4 * GIB, fresh_outputs=100, code=7)
     found = cost(info(), compiled, chips.parse("v5e:4x4"))
-    assert found.bytes == {"parameters": GIB, "optimizer": 2 * GIB, "batch": 1000, "padding": 4000,
-                           "temporaries": 4 * GIB + 100, "program": 7}
+    assert found.bytes == {
+        "parameters": GIB,
+        "optimizer": 2 * GIB,
+        "batch": 1000,
+        "padding": 4000,
+        "temporaries": 4 * GIB + 100,
+        "program": 7,
+    }
     assert found.fits and found.total == 7 * GIB + 5107
 
 
@@ -143,16 +185,14 @@ def test_without_cycles_the_time_is_a_roofline_and_says_so():
     text = PROGRAM.replace("estimated_cycles", "x").replace("f32[8]", "f32[819000000]")
     found = cost(info(flops=16 * 197e12), Compiled(text, complete=False), chips.parse("v5e:4x4"))
     # A second of products, a tenth of a third of it again, 8 ms of reading and writing.
-    assert found.method == "roofline" and found.step_s == pytest.approx(
-        1 + 0.1 / 3 + 0.008)
+    assert found.method == "roofline" and found.step_s == pytest.approx(1 + 0.1 / 3 + 0.008)
     assert "a roofline" in page.recipe_text([found])
 
 
 def test_a_step_with_cycles_can_be_compared_with_one_that_has_none():
     with_cycles = Compiled(PROGRAM)
     without = Compiled(PROGRAM.replace("estimated_cycles", "x"), complete=False)
-    a, b = (cost(info(), compiled, chips.parse("v5e:4x4"), by_roofline=True)
-            for compiled in (with_cycles, without))
+    a, b = (cost(info(), compiled, chips.parse("v5e:4x4"), by_roofline=True) for compiled in (with_cycles, without))
     assert (a.method, a.step_s) == (b.method, b.step_s) and a.method == "roofline"
     assert cost(info(), with_cycles, chips.parse("v5e:4x4")).step_s != a.step_s
 
@@ -168,8 +208,9 @@ backend_config={"custom_call_config":{"body":"TUzv","cost_estimate":{"flops":"FL
 """
 
 
-@pytest.mark.parametrize("flops, size, seconds", [
-    (197 * 10**10, 819, 0.01 / 0.3), (1, 819 * 10**7, 0.01)])  # of a v5e: 197 TFLOP/s, 819 GB/s
+@pytest.mark.parametrize(
+    "flops, size, seconds", [(197 * 10**10, 819, 0.01 / 0.3), (1, 819 * 10**7, 0.01)]
+)  # of a v5e: 197 TFLOP/s, 819 GB/s
 def test_a_kernel_takes_the_longer_of_its_flops_and_its_bytes(flops, size, seconds):
     text = KERNEL.replace("FLOPS", str(flops)).replace("BYTES", str(size))
     found = cost(info(), Compiled(text), chips.parse("v5e:4x4"))
@@ -197,7 +238,11 @@ def test_search_prunes_by_memory_and_tries_every_policy_of_the_simplest_mesh_fir
     found = list(candidates.candidates(large, 256, 512, 77, 16, 16 * GIB))
     assert found and all(candidate.bytes <= 0.9 * 16 * GIB for candidate in found)
     assert [(c.fsdp, c.accumulation, c.remat) for c in found[:4]] == [
-        (1, 1, "dots"), (1, 1, "minimal"), (1, 1, "full"), (2, 1, "dots")]
+        (1, 1, "dots"),
+        (1, 1, "minimal"),
+        (1, 1, "full"),
+        (2, 1, "dots"),
+    ]
     roomy = next(candidates.candidates(large, 256, 512, 77, 16, 95 * GIB))
     assert (roomy.fsdp, roomy.tensor, roomy.remat, roomy.accumulation) == (1, 1, "none", 1)
     assert not list(candidates.candidates(large, 256, 512, 77, 16, GIB / 5))
@@ -205,15 +250,24 @@ def test_search_prunes_by_memory_and_tries_every_policy_of_the_simplest_mesh_fir
 
 # GiB that the TPU compiler assigned to buffers (plan --quick; jax 0.10.2, libtpu 0.0.42.1), of
 # 256 x 512 tokens with layers=scan; fused = attention by a kernel instead of XLA's.
-@pytest.mark.parametrize("model, devices, fsdp, remat, fused, gib", [
-    ("base", 16, 1, "none", False, 9.76), ("base", 64, 1, "none", False, 3.73),
-    ("base", 8, 1, "none", False, 17.94), ("large", 16, 1, "dots", False, 10.95),
-    ("large", 8, 1, "dots", False, 16.33), ("large", 64, 1, "none", False, 10.85),
-    ("large", 16, 16, "dots", False, 6.06), ("large", 16, 1, "full", True, 6.58),
-    ("large", 16, 1, "dots", True, 10.81), ("large", 64, 1, "none", True, 8.22),
-    ("base", 16, 1, "none", True, 5.87), ("base", 8, 1, "none", True, 10.16)])
-def test_arithmetic_agrees_with_the_compiler_within_a_tenth(model, devices, fsdp, remat, fused,
-                                                            gib):
+@pytest.mark.parametrize(
+    "model, devices, fsdp, remat, fused, gib",
+    [
+        ("base", 16, 1, "none", False, 9.76),
+        ("base", 64, 1, "none", False, 3.73),
+        ("base", 8, 1, "none", False, 17.94),
+        ("large", 16, 1, "dots", False, 10.95),
+        ("large", 8, 1, "dots", False, 16.33),
+        ("large", 64, 1, "none", False, 10.85),
+        ("large", 16, 16, "dots", False, 6.06),
+        ("large", 16, 1, "full", True, 6.58),
+        ("large", 16, 1, "dots", True, 10.81),
+        ("large", 64, 1, "none", True, 8.22),
+        ("base", 16, 1, "none", True, 5.87),
+        ("base", 8, 1, "none", True, 10.16),
+    ],
+)
+def test_arithmetic_agrees_with_the_compiler_within_a_tenth(model, devices, fsdp, remat, fused, gib):
     found = candidates.bytes_of(PRESETS[model], 256, 512, 77, devices, fsdp, 1, remat, 1, fused)
     assert found / GIB == pytest.approx(gib, rel=0.1)
 
@@ -256,16 +310,23 @@ def test_a_quick_ranking_says_that_it_does_not_order_policies():
 
 
 def test_this_machine_has_devices_and_small_numbers_are_not_rounded_away():
-    found = cost(info(parameters=5 * 2**20, optimizer=10 * 2**20, batch=0, device_kind="cpu"),
-                 Compiled(PROGRAM, arguments=15 * 2**20, measured_s=0.1), None)
+    found = cost(
+        info(parameters=5 * 2**20, optimizer=10 * 2**20, batch=0, device_kind="cpu"),
+        Compiled(PROGRAM, arguments=15 * 2**20, measured_s=0.1),
+        None,
+    )
     assert "16 x cpu" in page.heading("demo.py", None, found, "jax")
     text = page.stage_text(found)
     assert "5.0 MiB" in text and "0.4 device-hours" in text and "chip" not in text
 
 
 def test_a_compiled_step_that_takes_more_than_is_free_does_not_fit_and_has_no_time():
-    found = cost(info(parameters=5, optimizer=10, batch=0, device_kind="cpu"),
-                 Compiled(PROGRAM, arguments=15, temporaries=90, limit=100), None, limit=200)
+    found = cost(
+        info(parameters=5, optimizer=10, batch=0, device_kind="cpu"),
+        Compiled(PROGRAM, arguments=15, temporaries=90, limit=100),
+        None,
+        limit=200,
+    )
     assert not found.fits and found.step_s is None and found.total == 105
     assert "NO" in page.stage_text(found)
 
@@ -281,14 +342,24 @@ def test_the_cache_gives_back_what_was_saved_and_ignores_what_is_broken(tmp_path
 
 def plan(*arguments):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-m", "bertjax.tools.plan", *arguments],
-                          capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "bertjax.tools.plan", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+    )
 
 
 @pytest.mark.slow
 def test_a_plan_of_this_machine_is_measured_and_kept(tmp_path):
-    arguments = ("--config", str(ROOT / "configs/demo.py"), "--config.batch_size=8",
-                 f"--cache={tmp_path / 'cache'}", f"--json={tmp_path / 'plan.json'}")
+    arguments = (
+        "--config",
+        str(ROOT / "configs/demo.py"),
+        "--config.batch_size=8",
+        f"--cache={tmp_path / 'cache'}",
+        f"--json={tmp_path / 'plan.json'}",
+    )
     first = plan(*arguments)
     assert first.returncode == 0, first.stderr
     assert "measured" in first.stdout and "parameters" in first.stdout
@@ -297,9 +368,14 @@ def test_a_plan_of_this_machine_is_measured_and_kept(tmp_path):
     assert "compiled before" in plan(*arguments).stderr
 
 
-@pytest.mark.parametrize("program, words", [
-    ("kill -9 $$", "SIGKILL, which is what becomes of a process that takes all"),
-    ("echo no >&2; exit 3", "ended early:\nno"), ("kill -15 $$", "was ended by SIGTERM")])
+@pytest.mark.parametrize(
+    "program, words",
+    [
+        ("kill -9 $$", "SIGKILL, which is what becomes of a process that takes all"),
+        ("echo no >&2; exit 3", "ended early:\nno"),
+        ("kill -15 $$", "was ended by SIGTERM"),
+    ],
+)
 def test_a_worker_that_dies_is_explained(tmp_path, program, words):
     stderr = tmp_path / "stderr"
     with open(stderr, "w") as file:
@@ -322,8 +398,7 @@ def test_cpu_devices_share_the_memory_that_is_free(tmp_path, monkeypatch):
 
 
 def test_what_is_hopeless_for_this_machine_is_refused_before_it_is_compiled(tmp_path):
-    done = plan("--config", str(ROOT / "configs/base.py"), "--config.batch_size=65536",
-                f"--cache={tmp_path}")
+    done = plan("--config", str(ROOT / "configs/base.py"), "--config.batch_size=65536", f"--cache={tmp_path}")
     assert done.returncode == 1, done.stderr
     assert "not compiled, since by arithmetic it takes more memory than is free" in done.stderr
     assert "fits  NO" in done.stdout and "--config.accumulation=2" in done.stdout
@@ -333,9 +408,10 @@ def test_what_is_hopeless_for_this_machine_is_refused_before_it_is_compiled(tmp_
 def test_bad_command_lines_are_one_message():
     config = str(ROOT / "configs/demo.py")
     for arguments, words in [
-            (("--topology=v5e:4x4",), "no experiment"),
-            (("--config", config, "--topology=v9:1x1"), "valid are"),
-            (("--config", config, "--config.lerning_rate=1"), "Did you mean")]:
+        (("--topology=v5e:4x4",), "no experiment"),
+        (("--config", config, "--topology=v9:1x1"), "valid are"),
+        (("--config", config, "--config.lerning_rate=1"), "Did you mean"),
+    ]:
         done = plan(*arguments)
         assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
 
@@ -343,7 +419,18 @@ def test_bad_command_lines_are_one_message():
 @pytest.mark.parametrize("module", ["bertjax.main", "bertjax.tools.plan"])
 def test_mesh_auto_is_understood_on_the_command_line(module):
     done = subprocess.run(
-        [sys.executable, "-m", module, "--config", str(ROOT / "configs/demo.py"),
-         "--config.mesh=auto", "--config.job=nonsense"], capture_output=True, text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}, timeout=300)
+        [
+            sys.executable,
+            "-m",
+            module,
+            "--config",
+            str(ROOT / "configs/demo.py"),
+            "--config.mesh=auto",
+            "--config.job=nonsense",
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
     assert done.returncode == 2 and "config.job='nonsense'" in done.stderr, done.stderr[-2000:]

@@ -17,13 +17,27 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def plan(config, topology, directory, *arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(
-        [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
     quick = [] if os.environ.get("BERTJAX_PLAN_FULL") else ["--quick"]
     done = subprocess.run(
-        [sys.executable, "-m", "bertjax.tools.plan", f"--config={ROOT / 'configs' / config}",
-         f"--topology={topology}", f"--json={directory / 'plan.json'}", *quick, *arguments],
-        capture_output=True, text=True, env=environment, timeout=3600)
+        [
+            sys.executable,
+            "-m",
+            "bertjax.tools.plan",
+            f"--config={ROOT / 'configs' / config}",
+            f"--topology={topology}",
+            f"--json={directory / 'plan.json'}",
+            *quick,
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=3600,
+    )
     return done, directory / "plan.json"
 
 
@@ -42,8 +56,14 @@ def test_configuration_fits_sixteen_chips(name, topology, slice_variant, tmp_pat
 @pytest.mark.slow
 def test_fsdp_gathers_weights_and_leaves_rows_where_they_are(tmp_path):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install '.[tpu]'")
-    done, path = plan("large.py", "v5e:4x4", tmp_path, "--config.execution.layers=scan",
-                      "--config.execution.remat=dots", "--config.mesh.fsdp=16")
+    done, path = plan(
+        "large.py",
+        "v5e:4x4",
+        tmp_path,
+        "--config.execution.layers=scan",
+        "--config.execution.remat=dots",
+        "--config.mesh.fsdp=16",
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     stage = json.loads(path.read_text())[0]["stages"][0]
     # Without rows held in place the compiler exchanged 97 GB and took 30 GiB.

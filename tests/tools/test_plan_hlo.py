@@ -55,15 +55,21 @@ def test_cycles_of_a_loop_body_count_as_often_as_it_runs_and_fused_ones_do_not()
     assert loop().cycles() == 12 * 100 + 7
 
 
-@pytest.mark.parametrize("limit, start, direction, trips", [
-    (12, 0, "LT", 12), (12, 2, "LT", 10), (12, 0, "LE", 13), (0, 0, "LT", 0), (12, 0, "GT", None)])
+@pytest.mark.parametrize(
+    "limit, start, direction, trips",
+    [(12, 0, "LT", 12), (12, 2, "LT", 10), (12, 0, "LE", 13), (0, 0, "LT", 0), (12, 0, "GT", None)],
+)
 def test_the_trip_count_is_read_from_condition_and_initial_value(limit, start, direction, trips):
     assert loop(limit, start, direction).loops() == [("while.1", trips)]
 
 
 def test_a_trip_count_that_the_compiler_wrote_down_wins():
-    text = LOOP.replace("LIMIT", "12").replace("START", "0").replace("DIRECTION", "GT").replace(
-        "body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"5"}}')
+    text = (
+        LOOP.replace("LIMIT", "12")
+        .replace("START", "0")
+        .replace("DIRECTION", "GT")
+        .replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"5"}}')
+    )
     assert hlo.parse(text).loops() == [("while.1", 5)]
 
 
@@ -83,17 +89,30 @@ replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
     assert program.collectives(8) == [hlo.Collective("all-gather", 1, 256, 4, True)]
 
 
-@pytest.mark.parametrize("attributes, size", [
-    ("replica_groups={{0,1},{2,3}}", 2), ("replica_groups=[4,2]<=[8]", 2),
-    ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0','axis_1'}, x", 8),
-    ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'}", 2), ("replica_groups={}", 16)])
+@pytest.mark.parametrize(
+    "attributes, size",
+    [
+        ("replica_groups={{0,1},{2,3}}", 2),
+        ("replica_groups=[4,2]<=[8]", 2),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0','axis_1'}, x", 8),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'}", 2),
+        ("replica_groups={}", 16),
+    ],
+)
 def test_group_sizes_in_every_notation(attributes, size):
     assert hlo.group_size(attributes, 16) == size
 
 
-@pytest.mark.parametrize("shape, size", [
-    ("f32[]", 4), ("bf16[12,768,3072]{2,1,0:T(8,128)(2,1)S(1)}", 12 * 768 * 3072 * 2),
-    ("(s32[2]{0}, /*index=1*/pred[8]{0:T(512)})", 16), ("u32[<=4,2]", 32), ("token[]", 0)])
+@pytest.mark.parametrize(
+    "shape, size",
+    [
+        ("f32[]", 4),
+        ("bf16[12,768,3072]{2,1,0:T(8,128)(2,1)S(1)}", 12 * 768 * 3072 * 2),
+        ("(s32[2]{0}, /*index=1*/pred[8]{0:T(512)})", 16),
+        ("u32[<=4,2]", 32),
+        ("token[]", 0),
+    ],
+)
 def test_bytes_of_shapes(shape, size):
     assert hlo.array_bytes(shape) == size
 

@@ -9,8 +9,7 @@ import pytest
 from bertjax.tasks.inputs import read_texts
 from bertjax.tools import predict
 
-REVIEWS = {"task": "table", "options": {"text": "review", "label": "sentiment",
-                                        "files": {"train": "train.csv"}}}
+REVIEWS = {"task": "table", "options": {"text": "review", "label": "sentiment", "files": {"train": "train.csv"}}}
 
 
 class Tokenizer:
@@ -21,12 +20,10 @@ class Tokenizer:
 @pytest.fixture
 def model(monkeypatch):
     """A model that answers what it is told, and keeps what it was asked."""
-    made = types.SimpleNamespace(settings={}, asked=[], tokenizer=Tokenizer(), labels=(),
-                                 model=types.SimpleNamespace(num_labels=2))
-    answers = {
-        "classify": lambda text: {"bad": 0.25, "good": 0.75},
-        "tag_words": lambda words: ["B-X"] * len(words),
-    }
+    made = types.SimpleNamespace(
+        settings={}, asked=[], tokenizer=Tokenizer(), labels=(), model=types.SimpleNamespace(num_labels=2)
+    )
+    answers = {"classify": lambda text: {"bad": 0.25, "good": 0.75}, "tag_words": lambda words: ["B-X"] * len(words)}
 
     def answer(name):
         def asked(loaded, inputs, *_):
@@ -55,38 +52,48 @@ def run(path, text, *flags):
 CSV = 'id,review,sentiment\n7,"so ""good"",\nreally",good\n8,bad,bad\n'
 
 
-@pytest.mark.parametrize("task", ["--task=classify", "--task=table", "--task=text-classification",
-                                  None])
-def test_a_csv_table_is_read_as_the_run_read_it_and_comes_back_with_the_answers(
-        model, tmp_path, task):
+@pytest.mark.parametrize("task", ["--task=classify", "--task=table", "--task=text-classification", None])
+def test_a_csv_table_is_read_as_the_run_read_it_and_comes_back_with_the_answers(model, tmp_path, task):
     model.settings = {"finetuned": REVIEWS}
     run(tmp_path / "in.csv", CSV, f"--out={tmp_path / 'out.csv'}", *([task] if task else []))
     assert model.asked == ['so "good",\nreally', "bad"]  # no header, quotes or gold label
     with open(tmp_path / "out.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["review"] for row in rows] == ['so "good",\nreally', "bad"]
-    assert rows[0] == {"id": "7", "review": 'so "good",\nreally', "sentiment": "good",
-                       "prediction": "good", "probability": "0.75",
-                       "probabilities": '{"bad": 0.25, "good": 0.75}'}
+    assert rows[0] == {
+        "id": "7",
+        "review": 'so "good",\nreally',
+        "sentiment": "good",
+        "prediction": "good",
+        "probability": "0.75",
+        "probabilities": '{"bad": 0.25, "good": 0.75}',
+    }
 
 
-def test_the_suffix_of_out_says_the_form_and_the_screen_gets_that_of_the_input(
-        model, tmp_path, capsys):
+def test_the_suffix_of_out_says_the_form_and_the_screen_gets_that_of_the_input(model, tmp_path, capsys):
     model.settings = {"finetuned": REVIEWS}
     run(tmp_path / "in.tsv", 'id\treview\n7\tsay "it"\n')
     assert capsys.readouterr().out.splitlines() == [
         "id\treview\tprediction\tprobability\tprobabilities",
-        '7\tsay "it"\tgood\t0.75\t{"bad": 0.25, "good": 0.75}']
+        '7\tsay "it"\tgood\t0.75\t{"bad": 0.25, "good": 0.75}',
+    ]
     run(tmp_path / "in.jsonl", '{"index": 3, "review": "a\\u2028b"}\n')
     assert json.loads(capsys.readouterr().out) == {
-        "id": 3, "text": "a\u2028b", "labels": {"bad": 0.25, "good": 0.75}, "label": "good"}
+        "id": 3,
+        "text": "a\u2028b",
+        "labels": {"bad": 0.25, "good": 0.75},
+        "label": "good",
+    }
     run(tmp_path / "in.csv", CSV, f"--out={tmp_path / 'out.jsonl'}")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == ["7", "8"]
     run(tmp_path / "in.txt", "one, two\n", f"--out={tmp_path / 'out.csv'}")
     assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith('"one, two",good,0.75,')
-    for out, message in (("o.xlsx", r"written as .jsonl, .csv, .tsv$"), ("o.csv.gz", "written as"),
-                         ("o.tsv", "line 2: column 'review' holds a tab or a line break")):
+    for out, message in (
+        ("o.xlsx", r"written as .jsonl, .csv, .tsv$"),
+        ("o.csv.gz", "written as"),
+        ("o.tsv", "line 2: column 'review' holds a tab or a line break"),
+    ):
         with pytest.raises(SystemExit, match=message):
             run(tmp_path / "in.csv", CSV, f"--out={tmp_path / out}")
         assert not (tmp_path / out).exists()
@@ -95,13 +102,15 @@ def test_the_suffix_of_out_says_the_form_and_the_screen_gets_that_of_the_input(
 
 
 def test_columns_that_nobody_named_are_refused_and_can_be_named(model, tmp_path):
-    for name, text in (("in.csv", "review,sentiment\na,good\n"), ("dev.tsv", "sentence\tlabel\n"
-                       "it is good\t1\n"), ("in.jsonl", '{"review": "a"}\n')):
+    for name, text in (
+        ("in.csv", "review,sentiment\na,good\n"),
+        ("dev.tsv", "sentence\tlabel\nit is good\t1\n"),
+        ("in.jsonl", '{"review": "a"}\n'),
+    ):
         with pytest.raises(SystemExit, match=rf"predict: .*{name}:1: expected .*'?text'?"):
             run(tmp_path / name, text, "--task=classify")
     assert not model.asked
-    run(tmp_path / "dev.tsv", "sentence\tlabel\nit is good\t1\n", "--task=classify",
-        "--columns=sentence")
+    run(tmp_path / "dev.tsv", "sentence\tlabel\nit is good\t1\n", "--task=classify", "--columns=sentence")
     run(tmp_path / "p.csv", 'a,"b,c"\nx,y\n', "--task=classify", '--columns=a,"b,c"')
     assert model.asked == ["it is good", ("x", "y")]
     model.settings = {"finetuned": REVIEWS}
@@ -109,15 +118,16 @@ def test_columns_that_nobody_named_are_refused_and_can_be_named(model, tmp_path)
         run(tmp_path / "p.csv", "a,b\nx,y\n", "--columns=a,b")
 
 
-@pytest.mark.parametrize("task, text, texts", [
-    ("sst2", "sentence\tlabel\nit is good\t1\n", ["it is good"]),
-    ("cola", "gj04\t1\t\tShe left.\n", ["She left."]),  # its files have no header
-    ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n", [("a", "b")]),
-    ("mrpc", "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta \"b\"\tc\n",
-     [('a "b"', "c")]),
-])
-def test_the_official_files_of_a_glue_model_are_read_by_their_columns(
-        model, tmp_path, task, text, texts):
+@pytest.mark.parametrize(
+    "task, text, texts",
+    [
+        ("sst2", "sentence\tlabel\nit is good\t1\n", ["it is good"]),
+        ("cola", "gj04\t1\t\tShe left.\n", ["She left."]),  # its files have no header
+        ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n", [("a", "b")]),
+        ("mrpc", 'Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta "b"\tc\n', [('a "b"', "c")]),
+    ],
+)
+def test_the_official_files_of_a_glue_model_are_read_by_their_columns(model, tmp_path, task, text, texts):
     model.settings = {"finetuned": {"task": task}}
     run(tmp_path / "dev.tsv", text)
     assert model.asked == texts
@@ -160,11 +170,18 @@ def test_an_empty_context_is_answered_with_nothing_and_the_others_as_ever(model,
     run(tmp_path / "a.txt", "who?\tBonn is\nwhat?\t\nwhen?\nwhere?\tEU is\n", "--task=qa")
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["text"] for row in rows] == ["Bon", "", "", "EU "]
-    assert rows[1] == {"question": "what?", "text": "", "start": 0, "end": 0, "score": None,
-                       "note": "the context is empty"}
+    assert rows[1] == {
+        "question": "what?",
+        "text": "",
+        "start": 0,
+        "end": 0,
+        "score": None,
+        "note": "the context is empty",
+    }
     run(tmp_path / "a.csv", "context,question\nBonn is,who?\n,what?\n", "--task=qa")
     assert capsys.readouterr().out == (
-        "context,question,prediction,start,end,score\nBonn is,who?,Bon,0,3,1.5\n,what?,,0,0,\n")
+        "context,question,prediction,start,end,score\nBonn is,who?,Bon,0,3,1.5\n,what?,,0,0,\n"
+    )
     with pytest.raises(SystemExit, match="a.txt:1: qa takes two texts separated by a tab a line"):
         run(tmp_path / "a.txt", "who?\n", "--task=qa")
 
@@ -178,12 +195,25 @@ def test_a_squad_file_is_answered_by_question_id(model, tmp_path):
 
 
 def test_a_task_has_one_name_in_every_tool_and_others_are_answered_with_it(model, tmp_path):
-    assert [predict.asked(name, "m") for name in (
-        "classify", "table", "SST-2", "mnli", "sequence_classification", "tag", "squad-v2", "nsp",
-        "token-classification")] == [*["classify"] * 5, "ner", "qa", "next-sentence", "ner"]
-    for name, message in (("rouge", "unknown task 'rouge'; one of fill-mask"),
-                          ("swag", "answered by bertjax.tools.evaluate"),
-                          (None, "m does not say what it was fine-tuned for: give --task")):
+    assert [
+        predict.asked(name, "m")
+        for name in (
+            "classify",
+            "table",
+            "SST-2",
+            "mnli",
+            "sequence_classification",
+            "tag",
+            "squad-v2",
+            "nsp",
+            "token-classification",
+        )
+    ] == [*["classify"] * 5, "ner", "qa", "next-sentence", "ner"]
+    for name, message in (
+        ("rouge", "unknown task 'rouge'; one of fill-mask"),
+        ("swag", "answered by bertjax.tools.evaluate"),
+        (None, "m does not say what it was fine-tuned for: give --task"),
+    ):
         with pytest.raises(ValueError, match=message):
             predict.asked(name, "m")
     model.settings = {"finetuned": {"task": "squad2.0"}}

@@ -21,8 +21,7 @@ WORDS = [f"w{i}" for i in range(60)]
 
 @pytest.fixture(scope="module")
 def settings(random_store):
-    return quality.Settings(str(random_store), "tiny", 1.0, ((32, 0.8), (64, 0.2)), 16,
-                            heldout_rows=24)
+    return quality.Settings(str(random_store), "tiny", 1.0, ((32, 0.8), (64, 0.2)), 16, heldout_rows=24)
 
 
 def test_the_saved_rows_and_masks_are_those_that_a_run_evaluates(settings, tmp_path):
@@ -68,8 +67,9 @@ def test_settings_survive_their_file_and_are_not_mixed_with_others(settings, tmp
 
 
 def curve(*points):
-    return [{"seconds": s, "step": 10 * s, "mlm_loss": loss, "mlm_accuracy": 0.5,
-             "nsp_accuracy": 0.9} for s, loss in points]
+    return [
+        {"seconds": s, "step": 10 * s, "mlm_loss": loss, "mlm_accuracy": 0.5, "nsp_accuracy": 0.9} for s, loss in points
+    ]
 
 
 def test_the_crossing_lies_between_two_evaluations():
@@ -80,14 +80,12 @@ def test_the_crossing_lies_between_two_evaluations():
 
 
 def test_the_table_says_how_much_of_the_peers_time_was_needed(settings, tmp_path):
-    for name, points in (("bertjax", ((10, 9.0), (50, 5.0), (100, 4.0))),
-                         ("peer", ((20, 9.0), (100, 6.0)))):
+    for name, points in (("bertjax", ((10, 9.0), (50, 5.0), (100, 4.0))), ("peer", ((20, 9.0), (100, 6.0)))):
         (tmp_path / name).mkdir()
         quality_curves.write_curve(tmp_path / name, curve(*points))
     text = quality_curves.table(settings, tmp_path)
     assert "| bertjax | 100 | 1,000 | 160 | 4.000 | 50.0% | 90.0% | - | - | 40 s (40%) |" in text
-    (tmp_path / "scores.json").write_text(
-        json.dumps({"bertjax": {"64": {"mlm_loss": 3.5, "mlm_loss_beyond": 3.75}}}))
+    (tmp_path / "scores.json").write_text(json.dumps({"bertjax": {"64": {"mlm_loss": 3.5, "mlm_loss_beyond": 3.75}}}))
     assert "| 90.0% | 3.500 | 3.750 | 40 s (40%) |" in quality_curves.table(settings, tmp_path)
     quality_curves.draw(settings, tmp_path)
     assert (tmp_path / "quality.png").read_bytes()[:4] == b"\x89PNG"
@@ -99,13 +97,17 @@ def test_a_run_that_is_still_going_has_the_curve_of_what_it_has_logged(settings,
     directory.mkdir()
     (directory / "started").write_text("1000.5")
     assert quality_curves.read_curve(directory) == []
-    record = {"step": 7, "time": 1030.5, "eval/mlm_loss": 6.0, "eval/mlm_accuracy": 0.1,
-              "eval/nsp_accuracy": 0.5}
+    record = {"step": 7, "time": 1030.5, "eval/mlm_loss": 6.0, "eval/mlm_accuracy": 0.1, "eval/nsp_accuracy": 0.5}
     (directory / "metrics.jsonl").write_text(
-        json.dumps({"step": 1, "time": 1010.0, "loss": 9.0}) + "\n"
-        + json.dumps(record) + "\n" + '{"step": 9, "time": 10')
+        json.dumps({"step": 1, "time": 1010.0, "loss": 9.0})
+        + "\n"
+        + json.dumps(record)
+        + "\n"
+        + '{"step": 9, "time": 10'
+    )
     assert quality_curves.read_curve(directory) == [
-        {"seconds": 30.0, "step": 7, "mlm_loss": 6.0, "mlm_accuracy": 0.1, "nsp_accuracy": 0.5}]
+        {"seconds": 30.0, "step": 7, "mlm_loss": 6.0, "mlm_accuracy": 0.1, "nsp_accuracy": 0.5}
+    ]
     assert "| bertjax | 30 | 7 |" in quality_curves.table(settings, tmp_path)
     quality_curves.draw(settings, tmp_path)
 
@@ -132,16 +134,26 @@ def test_the_peer_has_the_same_schedule_and_the_same_evaluation(settings, tmp_pa
 
     batch = next(quality.heldout(settings, 32))
     config = transformers.BertConfig(
-        vocab_size=65, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, hidden_act="gelu_new")
+        vocab_size=65,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        hidden_act="gelu_new",
+    )
     peer = transformers.BertForPreTraining(config).eval()
     rows = {name: torch.from_numpy(np.array(batch[name])) for name in quality.FIELDS}
     found = quality_peer.evaluate(peer, rows, batch_size=5)
     peer.save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
     mlm, nsp = jax.jit(loaded.model.apply)(
-        {"params": loaded.params}, batch["input_ids"], batch["attention_mask"],
-        batch["token_type_ids"], None, jnp.asarray(batch["mlm_positions"]))
+        {"params": loaded.params},
+        batch["input_ids"],
+        batch["attention_mask"],
+        batch["token_type_ids"],
+        None,
+        jnp.asarray(batch["mlm_positions"]),
+    )
     loss, correct, count = losses.mlm_sums(mlm, batch["mlm_labels"], batch["mlm_weights"])
     _, right, pairs = losses.nsp_sums(nsp, batch["nsp_labels"], batch["nsp_weights"])
     assert found["mlm_loss"] == pytest.approx(float(loss / count), rel=1e-5)
@@ -155,14 +167,16 @@ def test_the_peers_masks_have_the_papers_shares():
     pytest.importorskip("transformers")
     from bertjax.tools.bench import quality_peer
 
-    tokenizer = WordPieceTokenizer(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS], do_lower_case=True)
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS], do_lower_case=True)
     torch.manual_seed(0)
     ids = torch.randint(5, 65, (400, 128))
     ids[:, 0] = tokenizer.cls_id
-    rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids),
-            "token_type_ids": torch.zeros_like(ids),
-            "nsp_labels": torch.zeros(len(ids), 1, dtype=torch.long)}
+    rows = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": torch.zeros_like(ids),
+        "nsp_labels": torch.zeros(len(ids), 1, dtype=torch.long),
+    }
     batch = quality_peer.Masking(tokenizer, "cpu")(rows)
     masked, labels = batch["input_ids"], batch["labels"]
     chosen = labels != quality_peer.IGNORED

@@ -33,12 +33,14 @@ def test_squad_is_cut_between_articles(tmp_path):
 
 
 def test_the_table_gives_mean_and_deviation_over_the_seeds(tmp_path):
-    for task, model, values in (("rte", "scratch", (0.5, 0.52)), ("rte", "ours", (0.6, 0.64)),
-                                ("cola", "ours", (0.3,))):
+    for task, model, values in (
+        ("rte", "scratch", (0.5, 0.52)),
+        ("rte", "ours", (0.6, 0.64)),
+        ("cola", "ours", (0.3,)),
+    ):
         path = tmp_path / task / model / "runs.jsonl"
         path.parent.mkdir(parents=True)
-        outcomes = [Outcome(32, 5e-5, 3, seed, value, {}, (), 1, 1.0)
-                    for seed, value in enumerate(values)]
+        outcomes = [Outcome(32, 5e-5, 3, seed, value, {}, (), 1, 1.0) for seed, value in enumerate(values)]
         path.write_text("".join(json.dumps(vars(o)) + "\n" for o in outcomes))
     models = ("scratch", "ours")
     found = transfer.results(tmp_path, models)
@@ -51,8 +53,11 @@ def test_the_table_gives_mean_and_deviation_over_the_seeds(tmp_path):
 
 
 def test_unknown_tasks_and_missing_models_are_refused(capsys):
-    for arguments, message in ((["--tasks=mnli", "a=b"], "mnli"), (["run"], "no model given"),
-                               (["prepare"], "--data=SOURCE")):
+    for arguments, message in (
+        (["--tasks=mnli", "a=b"], "mnli"),
+        (["run"], "no model given"),
+        (["prepare"], "--data=SOURCE"),
+    ):
         with pytest.raises(SystemExit):
             transfer.main(arguments)
         assert message in capsys.readouterr().err

@@ -67,8 +67,8 @@ class Storage:
             if query.get("ifGenerationMatch", generation) != generation:
                 raise Refused(412)
             self.objects[bucket, name] = Stored(
-                bytes(content), next(self.generations),
-                time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime()))
+                bytes(content), next(self.generations), time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+            )
             return self.describe(bucket, name)
 
     def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
@@ -79,22 +79,33 @@ class Storage:
     def describe(self, bucket: str, name: str) -> dict:
         stored = self.objects[bucket, name]
         crc = base64.b64encode(zlib.crc32(stored.content).to_bytes(4, "big")).decode()
-        return {"kind": "storage#object", "id": f"{bucket}/{name}/{stored.generation}",
-                "bucket": bucket, "name": name, "size": str(len(stored.content)),
-                "generation": str(stored.generation), "metageneration": "1", "etag": crc,
-                "contentType": "application/octet-stream", "timeCreated": stored.time,
-                "updated": stored.time}
+        return {
+            "kind": "storage#object",
+            "id": f"{bucket}/{name}/{stored.generation}",
+            "bucket": bucket,
+            "name": name,
+            "size": str(len(stored.content)),
+            "generation": str(stored.generation),
+            "metageneration": "1",
+            "etag": crc,
+            "contentType": "application/octet-stream",
+            "timeCreated": stored.time,
+            "updated": stored.time,
+        }
 
     def list(self, bucket: str, query: dict[str, str]) -> dict:
         """Objects under a prefix; with a delimiter, what is deeper as common prefixes."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         entries: dict[str, bool] = {}  # name -> whether it stands for those that begin with it
         for place, name in sorted(self.objects):
-            if (place != bucket or not name.startswith(prefix)
-                    or name < query.get("startOffset", "")
-                    or ("endOffset" in query and name >= query["endOffset"])):
+            if (
+                place != bucket
+                or not name.startswith(prefix)
+                or name < query.get("startOffset", "")
+                or ("endOffset" in query and name >= query["endOffset"])
+            ):
                 continue
-            head, cut, _ = name[len(prefix):].partition(delimiter) if delimiter else ("", "", "")
+            head, cut, _ = name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
             entries[prefix + head + cut if cut else name] = bool(cut)
         names = [name for name in sorted(entries) if name > query.get("pageToken", "")]
         page = names[: int(query.get("maxResults", 1000))]
@@ -171,8 +182,15 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.answer(self.storage.list(found[1], query))
         elif found := BUCKET.match(path):
-            self.answer({"kind": "storage#bucket", "name": found[1], "location": "US",
-                         "locationType": "region", "hierarchicalNamespace": {"enabled": False}})
+            self.answer(
+                {
+                    "kind": "storage#bucket",
+                    "name": found[1],
+                    "location": "US",
+                    "locationType": "region",
+                    "hierarchicalNamespace": {"enabled": False},
+                }
+            )
         else:
             raise Refused(501)
 
@@ -189,8 +207,7 @@ class Handler(BaseHTTPRequestHandler):
             begin, end = max(0, size - int(wanted[2])), size - 1
         if begin >= size:
             raise Refused(416)
-        self.answer(content[begin:end + 1], 206, **headers,
-                    Content_Range=f"bytes {begin}-{end}/{size}")
+        self.answer(content[begin : end + 1], 206, **headers, Content_Range=f"bytes {begin}-{end}/{size}")
 
     def upload(self, bucket: str, query: dict[str, str], body: bytes) -> None:
         kind, storage = query.get("uploadType"), self.storage
@@ -231,10 +248,10 @@ class Handler(BaseHTTPRequestHandler):
                 status = "204 No Content"
             except Refused:
                 status = "404 Not Found"
-            answers.append("--end\r\nContent-Type: application/http\r\n\r\n"
-                           f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n\r\n")
-        self.answer("".join([*answers, "--end--"]).encode(),
-                    Content_Type="multipart/mixed; boundary=end")
+            answers.append(
+                f"--end\r\nContent-Type: application/http\r\n\r\nHTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n\r\n"
+            )
+        self.answer("".join([*answers, "--end--"]).encode(), Content_Type="multipart/mixed; boundary=end")
 
 
 def parts(content_type: str, body: bytes) -> list[bytes]:

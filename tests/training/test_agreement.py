@@ -41,11 +41,17 @@ def run(directory, what):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{s.getsockname()[1]}"
-    started = [subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, coordinator, str(number), what], text=True, cwd=directory,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)})
-        for number in range(2)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, coordinator, str(number), what],
+            text=True,
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for number in range(2)
+    ]
     try:
         done = [process.communicate(timeout=120) for process in started]
     finally:
@@ -76,10 +82,16 @@ def test_a_workdir_that_the_processes_do_not_share_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_all_processes_go_on_from_the_step_that_process_0_sees(tmp_path):
-    saver = "from bertjax.training.checkpoint import Checkpoints; import numpy; c = Checkpoints(" \
-            "'run/checkpoints'); c.save(7, {'x': numpy.ones(3)}); c.close()"
-    subprocess.run([sys.executable, "-c", saver], cwd=tmp_path, check=True,
-                   env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    saver = (
+        "from bertjax.training.checkpoint import Checkpoints; import numpy; c = Checkpoints("
+        "'run/checkpoints'); c.save(7, {'x': numpy.ones(3)}); c.close()"
+    )
+    subprocess.run(
+        [sys.executable, "-c", saver],
+        cwd=tmp_path,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert [out.splitlines()[-1] for out in run(tmp_path, "late")] == ["step 7", "step 7"]
 
 

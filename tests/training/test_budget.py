@@ -26,11 +26,9 @@ class Clock(Budget):
 
 
 def test_age_is_the_time_since_the_process_started():
-    code = ("import time; time.sleep(0.3); "
-            "from bertjax.training.budget import process_age; print(process_age())")
+    code = "import time; time.sleep(0.3); from bertjax.training.budget import process_age; print(process_age())"
     started = time.monotonic()
-    age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                               check=True).stdout)
+    age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert 0.3 < age < time.monotonic() - started + 0.02  # the kernel counts in 1/100 s
 
 
@@ -168,17 +166,24 @@ def test_rate_phases_evaluations_and_the_end_follow_the_clock(tmp_path):
             while True:
                 clock.now += 10  # every batch takes ten of the hundred seconds
                 yield {"x": np.ones(8, np.float32)}
+
         return stream
 
-    trainer = Trainer(make_optimizer(learning_rate_schedule("linear", 1.0, 0, 10_000)),
-                      make_mesh(devices=jax.devices()[:1]))
+    trainer = Trainer(
+        make_optimizer(learning_rate_schedule("linear", 1.0, 0, 10_000)), make_mesh(devices=jax.devices()[:1])
+    )
     book, checkpoints = Book(), Checkpoints(tmp_path / "checkpoints")
     objective = Line()
     state = trainer.fit(
         trainer.init(objective),
         [Phase(6_000, objective, batches("short")), Phase(10_000, objective, batches("long"))],
-        logbook=book, log_every=1, evaluate=lambda state: {"loss": 1.0}, eval_every=2_500,
-        checkpoints=checkpoints, budget=clock)
+        logbook=book,
+        log_every=1,
+        evaluate=lambda state: {"loss": 1.0},
+        eval_every=2_500,
+        checkpoints=checkpoints,
+        budget=clock,
+    )
     checkpoints.close()
     steps = int(state.step)
     assert 8 <= steps <= 11

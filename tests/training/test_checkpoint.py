@@ -26,10 +26,13 @@ def mesh_of(*sizes):
 
 def state_of(value, mesh=None, rows=8):
     rng = np.random.default_rng(value)
-    tree = {"step": np.int32(value),
-            "params": {"layer_0": {"intermediate": {
-                "kernel": rng.normal(size=(rows, 16)).astype(np.float32)}},
-                "half": rng.normal(size=4).astype(jnp.bfloat16)}}
+    tree = {
+        "step": np.int32(value),
+        "params": {
+            "layer_0": {"intermediate": {"kernel": rng.normal(size=(rows, 16)).astype(np.float32)}},
+            "half": rng.normal(size=4).astype(jnp.bfloat16),
+        },
+    }
     return jax.device_put(tree, tree_shardings(tree, mesh or mesh_of(8, 1, 1)))
 
 
@@ -37,6 +40,7 @@ def assert_same(a, b):
     def check(x, y):
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
     jax.tree.map(check, a, b)
 
 
@@ -51,10 +55,16 @@ def saved(directory, steps, **options):
 # ------------------------------------------------------------------------------- save and restore
 
 
-@pytest.mark.parametrize(("before", "after"), [
-    ((8, 1, 1), (1, 1, 1)), ((8, 1, 1), (1, 2, 1)), ((1, 1, 1), (2, 2, 2)), ((1, 8, 1), (1, 1, 8)),
-    ((2, 2, 2), (1, 4, 1)),
-])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((8, 1, 1), (1, 1, 1)),
+        ((8, 1, 1), (1, 2, 1)),
+        ((1, 1, 1), (2, 2, 2)),
+        ((1, 8, 1), (1, 1, 8)),
+        ((2, 2, 2), (1, 4, 1)),
+    ],
+)
 def test_restore_on_other_devices_is_bit_equal(tmp_path, before, after):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(7, state_of(7, mesh_of(*before)))
@@ -76,8 +86,9 @@ def test_another_dtype_is_refused_unless_asked_for(tmp_path):
     checkpoints = saved(tmp_path, [1])
     mesh = mesh_of(1, 1, 1)
     target = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding)
-        if x.dtype == jnp.float32 else x, abstract(state_of(0), mesh))
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding) if x.dtype == jnp.float32 else x,
+        abstract(state_of(0), mesh),
+    )
     with pytest.raises(ValueError, match="kernel is float32 in the checkpoint and bfloat16"):
         checkpoints.restore(target)
     state, _ = checkpoints.restore(target, cast=True)
@@ -339,8 +350,13 @@ while True:
 
 def start_saver(directory):
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-c", SAVER, str(directory)], env=environment,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVER, str(directory)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     line = process.stdout.readline()
     assert line == "ready\n", process.stderr.read()
     return process
@@ -392,8 +408,11 @@ def test_a_second_process_in_the_same_run_is_refused(tmp_path):
 def test_manifest_names_every_file_with_its_size(tmp_path):
     saved(tmp_path, [1])
     manifest = json.loads((tmp_path / "1" / "manifest.json").read_text())
-    files = {str(p.relative_to(tmp_path / "1")): p.stat().st_size
-             for p in pathlib.Path(tmp_path / "1").rglob("*") if p.is_file()}
+    files = {
+        str(p.relative_to(tmp_path / "1")): p.stat().st_size
+        for p in pathlib.Path(tmp_path / "1").rglob("*")
+        if p.is_file()
+    }
     del files["manifest.json"]
     assert {name: size for name, (size, _) in manifest["files"].items()} == files
 
@@ -408,8 +427,7 @@ def test_an_object_store_without_the_directory_is_a_fresh_run(bucket):
     checkpoints.close()
 
 
-def test_a_directory_of_an_object_store_that_vanishes_while_it_is_read_is_empty(
-        bucket, monkeypatch):
+def test_a_directory_of_an_object_store_that_vanishes_while_it_is_read_is_empty(bucket, monkeypatch):
     checkpoints = Checkpoints(bucket / "run")
     monkeypatch.setattr(type(bucket), "exists", lambda path: not path.name.endswith(".json"))
     assert checkpoints.latest() is None

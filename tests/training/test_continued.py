@@ -25,8 +25,10 @@ TOKENIZER = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *W
 
 def make_store(directory, tokenizer, extra=()):
     random = np.random.default_rng(0)
-    documents = [[" ".join(random.choice([*WORDS, *extra], random.integers(3, 9)))
-                  for _ in range(random.integers(4, 12))] for _ in range(40)]
+    documents = [
+        [" ".join(random.choice([*WORDS, *extra], random.integers(3, 9))) for _ in range(random.integers(4, 12))]
+        for _ in range(40)
+    ]
     build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.2)
     return directory
 
@@ -69,8 +71,9 @@ def start_loss(config, workdir):
     """Held-out loss of the weights that a job starts from."""
     job = pretraining.prepare(config, str(workdir))
     trainer = pretraining.make_trainer(config, job.mesh)
-    params = load_pretrained_params(config.init_from, job.phases[0].objective.model,
-                                    jax.random.key(0), config.reinitialise_head)
+    params = load_pretrained_params(
+        config.init_from, job.phases[0].objective.model, jax.random.key(0), config.reinitialise_head
+    )
     state = trainer.init(job.phases[0].objective, params)
     evaluation = job.evaluations[0]
     return trainer.evaluate(evaluation.objective, state.params, evaluation.batches)
@@ -99,8 +102,7 @@ def test_a_workdir_is_converted(run, tmp_path):
 
 
 @pytest.mark.parametrize("inside", ["", "model"])
-def test_continued_pre_training_starts_at_the_loss_that_the_run_ended_with(
-        run, store, tmp_path, inside):
+def test_continued_pre_training_starts_at_the_loss_that_the_run_ended_with(run, store, tmp_path, inside):
     workdir, last = run
     loss = start_loss(continued(workdir / inside, store), tmp_path / "next")
     assert loss["mlm_loss"] == pytest.approx(last["eval/mlm_loss"], abs=1e-4)
@@ -118,8 +120,7 @@ def test_a_workdir_gives_its_encoder_to_a_fine_tuning_task(run):
     assert params["classifier"]["kernel"].shape[1] == 3
 
 
-def test_a_tf1_checkpoint_starts_at_the_loss_of_the_same_weights_in_hugging_faces_files(
-        store, tmp_path):
+def test_a_tf1_checkpoint_starts_at_the_loss_of_the_same_weights_in_hugging_faces_files(store, tmp_path):
     starts = []
     for golden in ("golden_tf1", "golden"):
         config = continued(ROOT / "tests/interop" / golden, store)
@@ -149,8 +150,7 @@ def test_added_words_go_through_the_whole_flow(run, tmp_path):
 
 @pytest.mark.real_data
 @pytest.mark.parity
-def test_first_loss_of_a_released_checkpoint_on_wikipedia_is_that_of_transformers(
-        shared_data, tmp_path):
+def test_first_loss_of_a_released_checkpoint_on_wikipedia_is_that_of_transformers(shared_data, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     root = os.environ.get("BERTJAX_CHECKPOINTS")
@@ -175,12 +175,17 @@ def test_first_loss_of_a_released_checkpoint_on_wikipedia_is_that_of_transformer
 
     labels = np.full(batch["input_ids"].shape, -100)
     row, slot = np.nonzero(np.asarray(batch["mlm_weights"]))
-    labels[row, np.asarray(batch["mlm_positions"])[row, slot]] = (
-        np.asarray(batch["mlm_labels"])[row, slot])
+    labels[row, np.asarray(batch["mlm_positions"])[row, slot]] = np.asarray(batch["mlm_labels"])[row, slot]
     model = transformers.BertForMaskedLM.from_pretrained(found[0]).eval()
     with torch.no_grad():
-        theirs = float(model(*(torch.tensor(np.asarray(batch[name]).astype(np.int64)) for name in (
-            "input_ids", "attention_mask", "token_type_ids")), labels=torch.tensor(labels)).loss)
-    print(f"MLM loss on Wikipedia rows: ours {ours:.6f}, transformers {theirs:.6f}, "
-          f"uniform {np.log(30522):.2f}")
+        theirs = float(
+            model(
+                *(
+                    torch.tensor(np.asarray(batch[name]).astype(np.int64))
+                    for name in ("input_ids", "attention_mask", "token_type_ids")
+                ),
+                labels=torch.tensor(labels),
+            ).loss
+        )
+    print(f"MLM loss on Wikipedia rows: ours {ours:.6f}, transformers {theirs:.6f}, uniform {np.log(30522):.2f}")
     assert ours == pytest.approx(theirs, abs=1e-4)

@@ -34,12 +34,17 @@ def masked_example(rng, length, predictions):
     def pad(values, size):
         return np.concatenate([values, np.zeros(size - len(values), np.asarray(values).dtype)])
 
-    return make_example({
-        "input_ids": pad(ids, length), "input_mask": pad(np.ones(len(ids), int), length),
-        "segment_ids": pad(types, length), "masked_lm_positions": pad(chosen, predictions),
-        "masked_lm_ids": pad(labels, predictions),
-        "masked_lm_weights": pad(np.ones(len(chosen), np.float32), predictions),
-        "next_sentence_labels": rng.integers(0, 2, 1)})
+    return make_example(
+        {
+            "input_ids": pad(ids, length),
+            "input_mask": pad(np.ones(len(ids), int), length),
+            "segment_ids": pad(types, length),
+            "masked_lm_positions": pad(chosen, predictions),
+            "masked_lm_ids": pad(labels, predictions),
+            "masked_lm_weights": pad(np.ones(len(chosen), np.float32), predictions),
+            "next_sentence_labels": rng.integers(0, 2, 1),
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +53,12 @@ def files(tmp_path_factory):
     directory = tmp_path_factory.mktemp("records")
     rng = np.random.default_rng(0)
     for name, length, predictions, count in (
-            ("32-a.tfrecord", 32, 5, 40), ("32-b.tfrecord", 32, 5, 30),
-            ("48-a.tfrecord.gz", 48, 8, 50), ("other.tfrecord", 32, 5, 20)):
-        write_records(directory / name,
-                      (masked_example(rng, length, predictions) for _ in range(count)))
+        ("32-a.tfrecord", 32, 5, 40),
+        ("32-b.tfrecord", 32, 5, 30),
+        ("48-a.tfrecord.gz", 48, 8, 50),
+        ("other.tfrecord", 32, 5, 20),
+    ):
+        write_records(directory / name, (masked_example(rng, length, predictions) for _ in range(count)))
     WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True).save(directory / "vocab")
     return directory
 
@@ -61,8 +68,9 @@ def config(files):
     config = default_config()
     config.data.corpus = f"{TFRECORD}{files}/{{length}}-*"
     config.data.tokenizer = str(files / "vocab")
-    config.model.update(num_hidden_layers=1, hidden_size=16, num_attention_heads=2,
-                        intermediate_size=32, max_position_embeddings=64)
+    config.model.update(
+        num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=32, max_position_embeddings=64
+    )
     config.phases = ((4, 32), (4, 48))
     config.batch_size = 16
     config.optimizer.warmup_steps = 2
@@ -98,8 +106,7 @@ def test_a_stopped_run_on_records_resumes_to_the_same_bits(config, tmp_path):
     job = pretraining.prepare(config, str(tmp_path / "again"))
     assert job.resumed_from == 3
     pretraining.run(job)
-    first, second = (Checkpoints(str(tmp_path / name / "checkpoints")).restore_numpy(8)[0]
-                     for name in ("run", "again"))
+    first, second = (Checkpoints(str(tmp_path / name / "checkpoints")).restore_numpy(8)[0] for name in ("run", "again"))
     jax.tree.map(np.testing.assert_array_equal, first, second)
     assert (tmp_path / "run" / "model" / "vocab.txt").exists()
 
@@ -113,23 +120,24 @@ def test_other_files_to_evaluate_on(config, files, tmp_path):
     share = random_share(job.evaluations[0].batches)
     assert 0 < share < 1 and share * 20 == pytest.approx(round(share * 20))
     counts = job.corpus.token_counts(32)
-    assert counts[: FIRST].sum() == 0  # [MASK] is counted as the word that it hides
+    assert counts[:FIRST].sum() == 0  # [MASK] is counted as the word that it hides
     assert 3.5 < token_entropy(counts) < np.log(60)
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"phases": ((4, 64),), "data.corpus": "32-*"},
-     r"max_seq_length=32, training is set to 64.*config.phases"),
-    ({"masking.max_predictions": 20}, r"max_predictions_per_seq=5, training is set to 20"),
-    ({"data.tokenizer": ""}, r"config.data.tokenizer=DIR"),
-    ({"data.packed": True}, r"one pair a row"),
-    ({"masking.whole_word": True}, r"whole_word=True would have no effect"),
-    ({"data.heldout": "store"}, r"write tfrecord:PATTERN"),
-    ({"data.corpus": "none-*"}, r"no file matches.*none-"),
-    ({"data.corpus": "*-a.*"}, r"do not mix such files"),
-])
-def test_settings_that_do_not_go_with_the_files_are_refused(
-        config, files, tmp_path, change, message):
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"phases": ((4, 64),), "data.corpus": "32-*"}, r"max_seq_length=32, training is set to 64.*config.phases"),
+        ({"masking.max_predictions": 20}, r"max_predictions_per_seq=5, training is set to 20"),
+        ({"data.tokenizer": ""}, r"config.data.tokenizer=DIR"),
+        ({"data.packed": True}, r"one pair a row"),
+        ({"masking.whole_word": True}, r"whole_word=True would have no effect"),
+        ({"data.heldout": "store"}, r"write tfrecord:PATTERN"),
+        ({"data.corpus": "none-*"}, r"no file matches.*none-"),
+        ({"data.corpus": "*-a.*"}, r"do not mix such files"),
+    ],
+)
+def test_settings_that_do_not_go_with_the_files_are_refused(config, files, tmp_path, change, message):
     for name, value in change.items():
         group, _, last = name.rpartition(".")
         if name == "data.corpus":
@@ -166,8 +174,9 @@ def test_a_corpus_of_records_is_known_by_its_content_wherever_it_lies(config, fi
 
     shutil.copytree(files, tmp_path / "copy")
     assert fingerprint(tmp_path / "copy") == fingerprint(files)
-    write_records(tmp_path / "copy" / "32-b.tfrecord",
-                  (masked_example(np.random.default_rng(9), 32, 5) for _ in range(30)))
+    write_records(
+        tmp_path / "copy" / "32-b.tfrecord", (masked_example(np.random.default_rng(9), 32, 5) for _ in range(30))
+    )
     assert fingerprint(tmp_path / "copy") != fingerprint(files)
 
 
@@ -175,9 +184,12 @@ def test_a_mixture_names_stores_and_weights(tmp_path):
     odd = tmp_path / "a=1,b"
     odd.mkdir()
     for text, expected in (
-            ("wiki", [("wiki", "")]), ("wiki=2, books=1", [("wiki", "2"), ("books", "1")]),
-            ("wiki,,books", [("wiki", ""), ("books", "")]), ("a=b=0.5", [("a=b", "0.5")]),
-            (str(odd), [(str(odd), "")])):
+        ("wiki", [("wiki", "")]),
+        ("wiki=2, books=1", [("wiki", "2"), ("books", "1")]),
+        ("wiki,,books", [("wiki", ""), ("books", "")]),
+        ("a=b=0.5", [("a=b", "0.5")]),
+        (str(odd), [(str(odd), "")]),
+    ):
         assert list(corpora._mixture(text)) == expected
 
 
@@ -203,8 +215,7 @@ def test_the_demo_corpus_is_built_in_the_workdir_and_only_on_a_local_disk(tmp_pa
 def test_a_corpus_is_measured_at_the_start_and_refused_or_trained_on_with_a_word(tmp_path):
     tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
     rng = np.random.default_rng(0)
-    documents = [[" ".join(rng.choice(WORDS, 120 if i % 2 else 8)) for i in range(10)]
-                 for _ in range(12)]
+    documents = [[" ".join(rng.choice(WORDS, 120 if i % 2 else 8)) for i in range(10)] for _ in range(12)]
     build_store(None, tokenizer, tmp_path / "s", documents=documents)  # fits rows of 128
     config = default_config()
     config.data.corpus, config.phases = str(tmp_path / "s"), ((2, 128), (2, 64))
@@ -221,11 +232,11 @@ def test_a_corpus_is_measured_at_the_start_and_refused_or_trained_on_with_a_word
 
 
 @pytest.mark.parametrize(("documents", "remark"), [(2, None), (3, "NSP is not evaluated")])
-def test_nsp_needs_another_document_in_training_and_says_where_none_is_held_out(
-        tmp_path, documents, remark):
+def test_nsp_needs_another_document_in_training_and_says_where_none_is_held_out(tmp_path, documents, remark):
     tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
-    build_store(None, tokenizer, tmp_path / "s", documents=[
-        [f"w{i} w{j} w1" for j in range(6)] for i in range(documents)])
+    build_store(
+        None, tokenizer, tmp_path / "s", documents=[[f"w{i} w{j} w1" for j in range(6)] for i in range(documents)]
+    )
     config = default_config()
     config.data.corpus, config.phases = str(tmp_path / "s"), ((2, 64),)
     if not remark:

@@ -23,13 +23,18 @@ from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import Trainer
 
 ROWS, LENGTH = 16, 128
-SIZES = dict(num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=512,
-             max_position_embeddings=128)
-PRETRAINING = {"padded": {}, "packed": {"data.packed": True}, "accumulated": {"accumulation": 2},
-               "lamb": {"optimizer.name": "lamb"}, "recomputed": {"execution.remat": "full"},
-               "scanned": {"execution.layers": "scan", "execution.remat": "dots"}}
-HEADS = {"classification": 3, "multilabel": 3, "regression": 1, "tagging": 5, "spans": 2,
-         "multiple_choice": 1}
+SIZES = dict(
+    num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=512, max_position_embeddings=128
+)
+PRETRAINING = {
+    "padded": {},
+    "packed": {"data.packed": True},
+    "accumulated": {"accumulation": 2},
+    "lamb": {"optimizer.name": "lamb"},
+    "recomputed": {"execution.remat": "full"},
+    "scanned": {"execution.layers": "scan", "execution.remat": "dots"},
+}
+HEADS = {"classification": 3, "multilabel": 3, "regression": 1, "tagging": 5, "spans": 2, "multiple_choice": 1}
 
 
 def pretraining_programs(store, workdir, changes):
@@ -45,9 +50,10 @@ def pretraining_programs(store, workdir, changes):
     evaluation = job.evaluations[0]
     batch = sharding.put_batch(next(phase.batches(0)), job.mesh)
     held_out = sharding.put_batch(next(iter(evaluation.batches)), job.mesh)
-    return {"train": (trainer.train_step(phase.objective), (state, batch)),
-            "evaluate": (trainer._evaluation(evaluation.objective),
-                         (state.params, held_out, np.uint32(0)))}
+    return {
+        "train": (trainer.train_step(phase.objective), (state, batch)),
+        "evaluate": (trainer._evaluation(evaluation.objective), (state.params, held_out, np.uint32(0))),
+    }
 
 
 def task_programs(head):
@@ -56,17 +62,19 @@ def task_programs(head):
     choices = (4,) if head == "multiple_choice" else ()
     shape = (ROWS, *choices, LENGTH)
     batch = {
-        "input_ids": rng.integers(5, 1000, shape), "token_type_ids": rng.integers(0, 2, shape),
-        "attention_mask": np.ones(shape, np.int64), "weights": np.ones(ROWS, np.float32),
-        "labels": rng.integers(0, 3, ROWS), "targets": rng.random(ROWS, np.float32),
+        "input_ids": rng.integers(5, 1000, shape),
+        "token_type_ids": rng.integers(0, 2, shape),
+        "attention_mask": np.ones(shape, np.int64),
+        "weights": np.ones(ROWS, np.float32),
+        "labels": rng.integers(0, 3, ROWS),
+        "targets": rng.random(ROWS, np.float32),
         "label_set": rng.integers(0, 2, (ROWS, 3)).astype(np.float32),
         "tags": rng.integers(0, 5, (ROWS, LENGTH)),
         "tag_weights": np.ones((ROWS, LENGTH), np.float32),
         "start_positions": rng.integers(0, LENGTH, ROWS),
         "end_positions": rng.integers(0, LENGTH, ROWS),
     }
-    batch = {name: value.astype(np.int32) if value.dtype == np.int64 else value
-             for name, value in batch.items()}
+    batch = {name: value.astype(np.int32) if value.dtype == np.int64 else value for name, value in batch.items()}
     task = types.SimpleNamespace(name="toy", head=head, outputs=HEADS[head])
     execution = Execution.for_backend(jax.default_backend())
     model = model_for(task, BertConfig(vocab_size=1000, **SIZES), execution)
@@ -74,17 +82,19 @@ def task_programs(head):
     trainer = Trainer(with_schedule_in_state(make_optimizer(1.0), "linear"), mesh)
     objective = TaskObjective(model, head)
     state, batch = trainer.init(objective), sharding.put_batch(batch, mesh)
-    predict = jax.jit(lambda params, batch: objective.outputs(params, batch),
-                      compiler_options=compiler_options(jax.default_backend()))
-    return {"train": (trainer.train_step(objective), (state, batch)),
-            "predict": (predict, (state.params, batch))}
+    predict = jax.jit(
+        lambda params, batch: objective.outputs(params, batch), compiler_options=compiler_options(jax.default_backend())
+    )
+    return {"train": (trainer.train_step(objective), (state, batch)), "predict": (predict, (state.params, batch))}
 
 
 def operations(compiled):
     """How often each operation and each library call stands in a program."""
     text = compiled.as_text()
-    return (collections.Counter(re.findall(r"= [^=]*?\s([a-z][a-z0-9-]*)\(", text)),
-            collections.Counter(re.findall(r'custom_call_target="([^"]+)"', text)))
+    return (
+        collections.Counter(re.findall(r"= [^=]*?\s([a-z][a-z0-9-]*)\(", text)),
+        collections.Counter(re.findall(r'custom_call_target="([^"]+)"', text)),
+    )
 
 
 def check(programs):

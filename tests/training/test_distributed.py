@@ -90,13 +90,31 @@ def start(processes, directory, steps=8, pause=0.0, only=None, worker=WORKER):
     started = []
     for process_id in range(processes) if only is None else only:
         environment = {
-            **os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path),
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // processes}"}
-        command = [sys.executable, "-c", worker, coordinator, str(processes), str(process_id),
-                   str(directory), str(steps), str(pause)]
-        started.append(subprocess.Popen(
-            command, env=environment, text=True, stdout=subprocess.PIPE,
-            stderr=open(directory / f"stderr.{process_id}", "a")))
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // processes}",
+        }
+        command = [
+            sys.executable,
+            "-c",
+            worker,
+            coordinator,
+            str(processes),
+            str(process_id),
+            str(directory),
+            str(steps),
+            str(pause),
+        ]
+        started.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=open(directory / f"stderr.{process_id}", "a"),
+            )
+        )
     STARTED.extend(started)
     return started
 
@@ -118,20 +136,25 @@ def finish(processes, directory, timeout=240):
 
 def records(directory):
     import json
-    return [{k: v for k, v in json.loads(line).items() if k in ("step", "loss", "eval/mse")}
-            for line in (directory / "metrics.jsonl").open()]
+
+    return [
+        {k: v for k, v in json.loads(line).items() if k in ("step", "loss", "eval/mse")}
+        for line in (directory / "metrics.jsonl").open()
+    ]
 
 
 def final(directory, step):
     from bertjax.training.checkpoint import Checkpoints
+
     return Checkpoints(directory / "checkpoints", read_only=True).restore_numpy(step)[0]
 
 
 def assert_same_run(a, b, step=8):
     for x, y in zip(records(a), records(b), strict=True):
         assert x == pytest.approx(y, rel=1e-6)
-    np.testing.assert_allclose(final(a, step)["params"]["dense"]["kernel"],
-                               final(b, step)["params"]["dense"]["kernel"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        final(a, step)["params"]["dense"]["kernel"], final(b, step)["params"]["dense"]["kernel"], rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.slow
@@ -161,7 +184,9 @@ def test_sigterm_to_one_process_saves_in_all_and_one_process_resumes(tmp_path):
 
 @pytest.mark.slow
 def test_sigterm_to_one_process_ends_an_evaluation_at_the_same_batch_in_all(tmp_path):
-    worker = WORKER.replace("[next(batches(99))]", "heldout()").replace("objective = Linear()", """
+    worker = WORKER.replace("[next(batches(99))]", "heldout()").replace(
+        "objective = Linear()",
+        """
 def heldout():
     for number in range(600):
         if number == 20:
@@ -169,7 +194,8 @@ def heldout():
         time.sleep(0.1)
         yield next(batches(number))
 
-objective = Linear()""")
+objective = Linear()""",
+    )
     processes = start(2, tmp_path, 3, worker=worker)
     assert [begun(process) for process in processes * 2] == [0, 0, 20, 20]
     processes[1].send_signal(signal.SIGTERM)
@@ -185,13 +211,18 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
     processes = start(2, several)
     assert [begun(process) for process in processes] == [5, 5]
     assert finish(processes, several) == [0, 0]
-    losses = [[record["loss"] for record in records(run) if "loss" in record]  # not evaluations
-              for run in (tmp_path / "one", several)]
+    losses = [
+        [record["loss"] for record in records(run) if "loss" in record]  # not evaluations
+        for run in (tmp_path / "one", several)
+    ]
     assert len(losses[0]) == 8
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    np.testing.assert_allclose(final(several, 8)["params"]["dense"]["kernel"],
-                               final(tmp_path / "one", 8)["params"]["dense"]["kernel"],
-                               rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        final(several, 8)["params"]["dense"]["kernel"],
+        final(tmp_path / "one", 8)["params"]["dense"]["kernel"],
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.slow
@@ -226,11 +257,16 @@ with distributed.not_waiting_after_errors(grace_s=3):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_who_lost_a_killed_peer_says_so_last_and_asks_to_be_started_again(victim):
     coordinator = f"127.0.0.1:{free_port()}"
-    processes = [subprocess.Popen(
-        [sys.executable, "-c", LOSING, coordinator, str(number)], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)})
-        for number in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOSING, coordinator, str(number)],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for number in range(2)
+    ]
     STARTED.extend(processes)
     assert [begun(process) for process in processes] == [0, 0]
     processes[victim].kill()
@@ -244,9 +280,12 @@ def test_a_peer_that_never_comes_is_a_readable_message_and_an_exit_code(tmp_path
     worker = WORKER.replace("timeout_s=60", "timeout_s=5")
     for process_id in ("0", "1"):
         result = subprocess.run(
-            [sys.executable, "-c", worker, f"127.0.0.1:{free_port()}", "2", process_id,
-             str(tmp_path), "5", "0"], capture_output=True, text=True, timeout=120,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+            [sys.executable, "-c", worker, f"127.0.0.1:{free_port()}", "2", process_id, str(tmp_path), "5", "0"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
         assert result.returncode == 77, result.stderr[-2000:]
         assert f"process {process_id} of 2 waited 5 s" in result.stderr
 
@@ -266,16 +305,21 @@ with distributed.not_waiting_after_errors(grace_s=6):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("culprits", "how", "code"), [
-    ("1", "refuses", 2), ("0", "refuses", 2), ("1", "raises", 1), ("01", "refuses", 2)])
+@pytest.mark.parametrize(
+    ("culprits", "how", "code"), [("1", "refuses", 2), ("0", "refuses", 2), ("1", "raises", 1), ("01", "refuses", 2)]
+)
 def test_an_error_in_one_process_stops_all_within_the_heartbeat(culprits, how, code):
     coordinator = f"127.0.0.1:{free_port()}"
     began = time.monotonic()
-    processes = [subprocess.Popen(
-        [sys.executable, "-c", ERRING, coordinator, str(number), culprits, how], text=True,
-        stderr=subprocess.PIPE, env={**os.environ, "JAX_PLATFORMS": "cpu",
-                                     "PYTHONPATH": os.pathsep.join(sys.path)})
-        for number in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ERRING, coordinator, str(number), culprits, how],
+            text=True,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for number in range(2)
+    ]
     STARTED.extend(processes)
     said = [process.communicate(timeout=120)[1] for process in processes]
     for number, process in enumerate(processes):
@@ -283,8 +327,7 @@ def test_an_error_in_one_process_stops_all_within_the_heartbeat(culprits, how, c
             assert process.returncode == code and "no store on this host" in said[number]
         else:
             assert process.returncode == 1  # as the other, a restart would not help
-            assert said[number].strip().splitlines()[-1].startswith(
-                f"bertjax: process {culprits} of 2 has ended:")
+            assert said[number].strip().splitlines()[-1].startswith(f"bertjax: process {culprits} of 2 has ended:")
     assert time.monotonic() - began < 60  # jax's own wait is five minutes
 
 
@@ -310,9 +353,15 @@ def test_a_tpu_machine_asks_its_metadata_unless_it_runs_on_the_cpu():
     assert detect(environment={"JAX_PLATFORMS": "cpu"}, tpu_devices=True) is None
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("h:1", 2), "give all three"), (("", 2, 0), "give all three"), (("h", 2, 0), "needs a port"),
-    (("h:1", 2, 2), "must be below")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("h:1", 2), "give all three"),
+        (("", 2, 0), "give all three"),
+        (("h", 2, 0), "needs a port"),
+        (("h:1", 2, 2), "must be below"),
+    ],
+)
 def test_incomplete_flags_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         detect(*arguments, environment={}, tpu_devices=False)

@@ -17,9 +17,19 @@ from bertjax.training.logbook import (
     truncate_records,
 )
 
-METRICS = {"loss": 7.12345, "mlm_loss": 6.45, "nsp_loss": 0.673, "mlm_accuracy": 0.123,
-           "nsp_accuracy": 0.5, "learning_rate": 1.2e-5, "grad_norm": 0.9,
-           "tokens_per_second": 410_000.0, "mfu": 0.312, "step_time": 0.2, "data_wait": 0.0}
+METRICS = {
+    "loss": 7.12345,
+    "mlm_loss": 6.45,
+    "nsp_loss": 0.673,
+    "mlm_accuracy": 0.123,
+    "nsp_accuracy": 0.5,
+    "learning_rate": 1.2e-5,
+    "grad_norm": 0.9,
+    "tokens_per_second": 410_000.0,
+    "mfu": 0.312,
+    "step_time": 0.2,
+    "data_wait": 0.0,
+}
 
 
 def test_a_record_holds_step_and_metrics_as_json(tmp_path):
@@ -106,8 +116,7 @@ def test_lines_of_metrics_that_are_no_records_are_counted_and_kept_aside(tmp_pat
     path.write_text("\n".join(lines) + '\n{"step": 3, "lo')
     assert truncate_records(path, 5, said.append) == 5
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
-    assert said == ["metrics.jsonl: 4 lines of 6 could not be read and went to "
-                    "metrics.jsonl.damaged"]
+    assert said == ["metrics.jsonl: 4 lines of 6 could not be read and went to metrics.jsonl.damaged"]
     assert (tmp_path / "metrics.jsonl.damaged").read_text().splitlines() == lines[1:5]
     assert truncate_records(path, 5, said.append) == 0 and len(said) == 1
 
@@ -145,28 +154,38 @@ def test_other_processes_write_nothing(tmp_path, monkeypatch):
 def test_progress_line():
     assert progress_line(1200, 10_000, METRICS) == (
         "step 1,200/10,000  loss 7.1235 (mlm 6.4500, nsp 0.6730)  acc % mlm 12.3, nsp 50.0  "
-        "lr 1.20e-05  410k tok/s  MFU 31.2 %  ETA 29 min")
+        "lr 1.20e-05  410k tok/s  MFU 31.2 %  ETA 29 min"
+    )
     assert progress_line(1, 10, {"loss": 1.0}) == "step 1/10  loss 1.0000"
     assert "DATA WAIT 50 %" in progress_line(1, 10, {**METRICS, "data_wait": 0.1})
     assert "skipped 3" in progress_line(1, 10, {"loss": 1.0, "skipped": 3})
 
 
-@pytest.mark.parametrize(("seconds", "text"), [
-    (4.2, "4 s"), (99, "99 s"), (100, "2 min"), (5940, "99 min"), (12_000, "3 h 20 min"),
-    (190_800, "2 d 5 h"), (7 * 86400, "7 d 0 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (4.2, "4 s"),
+        (99, "99 s"),
+        (100, "2 min"),
+        (5940, "99 min"),
+        (12_000, "3 h 20 min"),
+        (190_800, "2 d 5 h"),
+        (7 * 86400, "7 d 0 h"),
+    ],
+)
 def test_human_time(seconds, text):
     assert human_time(seconds) == text
 
 
-@pytest.mark.parametrize(("number", "text"), [(950, "950"), (12_345, "12.3k"), (4.1e6, "4.1M"),
-                                              (1.02e12, "1.02T"), (0.5, "0.5")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(950, "950"), (12_345, "12.3k"), (4.1e6, "4.1M"), (1.02e12, "1.02T"), (0.5, "0.5")]
+)
 def test_human_count(number, text):
     assert human_count(number) == text
 
 
 def test_one_of_a_thing_is_not_a_plural():
-    assert [counted(n, "epoch") for n in (0, 1, 2, 4000)] == [
-        "0 epochs", "1 epoch", "2 epochs", "4,000 epochs"]
+    assert [counted(n, "epoch") for n in (0, 1, 2, 4000)] == ["0 epochs", "1 epoch", "2 epochs", "4,000 epochs"]
 
 
 def test_only_the_first_run_of_a_process_tells_how_long_its_start_took(tmp_path, monkeypatch):

@@ -19,8 +19,7 @@ def sample(rows=3, slots=4, classes=11, seed=0):
 
 def test_sums_equal_scipy():
     logits, labels, weights = sample()
-    log_probability = np.take_along_axis(log_softmax(logits.astype(np.float64), -1),
-                                         labels[..., None], -1)[..., 0]
+    log_probability = np.take_along_axis(log_softmax(logits.astype(np.float64), -1), labels[..., None], -1)[..., 0]
     loss, correct, weight = mlm_sums(logits, labels, weights)
     assert loss == pytest.approx(-(log_probability * weights).sum(), rel=1e-6)
     assert correct == ((logits.argmax(-1) == labels) * weights).sum()
@@ -30,7 +29,7 @@ def test_sums_equal_scipy():
 def test_sums_of_parts_add_up_to_the_sums_of_the_whole():
     logits, labels, weights = sample(rows=6)
     whole = mlm_sums(logits, labels, weights)
-    parts = [mlm_sums(logits[i:i + 2], labels[i:i + 2], weights[i:i + 2]) for i in (0, 2, 4)]
+    parts = [mlm_sums(logits[i : i + 2], labels[i : i + 2], weights[i : i + 2]) for i in (0, 2, 4)]
     np.testing.assert_allclose(whole, np.sum(parts, axis=0), rtol=1e-6)
 
 

@@ -10,11 +10,21 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS = 3000
-RUN = [sys.executable, "-m", "bertjax.main", "--config=configs/miniatures.py:L=2,H=128",
-       f"--config.phases=(({STEPS},16),)", "--config.batch_size=8", "--config.mesh.data=1",
-       "--config.optimizer.warmup_steps=5", "--config.log.every_steps=20", "--config.log.csv=True",
-       "--config.checkpoint.every_steps=100", "--config.eval.every_steps=100",
-       "--config.eval.rows=16"]
+RUN = [
+    sys.executable,
+    "-m",
+    "bertjax.main",
+    "--config=configs/miniatures.py:L=2,H=128",
+    f"--config.phases=(({STEPS},16),)",
+    "--config.batch_size=8",
+    "--config.mesh.data=1",
+    "--config.optimizer.warmup_steps=5",
+    "--config.log.every_steps=20",
+    "--config.log.csv=True",
+    "--config.checkpoint.every_steps=100",
+    "--config.eval.every_steps=100",
+    "--config.eval.rows=16",
+]
 
 
 def resident_mb(process):
@@ -27,8 +37,12 @@ def resident_mb(process):
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="reads /proc")
 def test_the_memory_of_the_host_is_flat_over_a_long_run(tmp_path, random_store):
     run = subprocess.Popen(
-        [*RUN, f"--config.data.corpus={random_store}", f"--workdir={tmp_path / 'run'}"], cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": ""}, stdout=subprocess.PIPE, text=True)
+        [*RUN, f"--config.data.corpus={random_store}", f"--workdir={tmp_path / 'run'}"],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     held = {}
     for line in run.stdout:
         if found := re.match(r"step (\d+)/", line.replace(",", "")):

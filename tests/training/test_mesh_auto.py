@@ -20,8 +20,7 @@ def test_given_sizes_are_taken_without_a_reason():
 @pytest.mark.parametrize("gib, fsdp", [(16, 1), (12, 2), (4, 4), (None, 1)])
 def test_automatic_sizes_follow_memory_and_ignore_the_given_ones(gib, fsdp):
     large = 336_000_000  # 5.0 GiB of weights, gradients and moments
-    mesh, reason = sharding.mesh_of({**GIVEN, "auto": True}, large, jax.devices(),
-                                    gib and gib * 2**30)
+    mesh, reason = sharding.mesh_of({**GIVEN, "auto": True}, large, jax.devices(), gib and gib * 2**30)
     assert dict(mesh.shape) == {"data": 8 // fsdp, "fsdp": fsdp, "tensor": 1}
     assert reason
 
@@ -44,8 +43,7 @@ def test_a_run_with_an_automatic_mesh_says_why_at_the_start(tmp_path, monkeypatc
     build_store(None, tokenizer, tmp_path / "store", documents=documents, heldout_fraction=0.2)
     config = default_config()
     config.data.corpus = str(tmp_path / "store")
-    config.model.update(num_hidden_layers=1, hidden_size=16, num_attention_heads=2,
-                        intermediate_size=32)
+    config.model.update(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=32)
     config.phases, config.batch_size, config.optimizer.warmup_steps = ((4, 32),), 16, 2
     config.mesh.auto = True
     # Half a million parameters (an assumed vocabulary included): 8 MB of state.

@@ -28,17 +28,28 @@ def test_rates_leave_out_compilation_evaluation_and_saving(clock, monkeypatch):
     with watch.paused():
         clock[0] += 30
     rates = watch.rates(1000, 1e12)
-    assert rates == pytest.approx({"step_time": 0.5, "data_wait": 0.1, "tokens_per_second": 2000,
-                                   "mfu": 1e12 / 0.5 / 8e12})
+    assert rates == pytest.approx(
+        {"step_time": 0.5, "data_wait": 0.1, "tokens_per_second": 2000, "mfu": 1e12 / 0.5 / 8e12}
+    )
     clock[0] += 2
     watch.step_done()
     assert watch.rates(1000, 0)["step_time"] == pytest.approx(2)
 
 
-@pytest.mark.parametrize(("kind", "peak"), [
-    ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("TPU v4", 275e12),
-    ("TPU v5 lite", 197e12), ("TPU v5p", 459e12), ("TPU v5", 459e12), ("TPU v6 lite", 918e12),
-    ("cpu", None), ("NVIDIA GeForce RTX 9999", None)])
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("TPU v4", 275e12),
+        ("TPU v5 lite", 197e12),
+        ("TPU v5p", 459e12),
+        ("TPU v5", 459e12),
+        ("TPU v6 lite", 918e12),
+        ("cpu", None),
+        ("NVIDIA GeForce RTX 9999", None),
+    ],
+)
 def test_peak_by_the_name_that_the_device_gives_itself(kind, peak):
     class Device:
         device_kind = kind

@@ -19,12 +19,22 @@ pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS, SAVE_EVERY = 40, 10
-RUN = ["-m", "bertjax.main", "--config=configs/miniatures.py:L=1,H=64",
-       "--config.data.corpus=gs://bucket/store", f"--config.phases=(({STEPS},16),)",
-       "--config.batch_size=8", "--config.optimizer.warmup_steps=5", "--config.mesh.data=1",
-       "--config.log.every_steps=1", "--config.log.tensorboard=False",
-       f"--config.checkpoint.every_steps={SAVE_EVERY}", "--config.checkpoint.keep_last=2",
-       f"--config.eval.every_steps={SAVE_EVERY}", "--config.eval.rows=16"]
+RUN = [
+    "-m",
+    "bertjax.main",
+    "--config=configs/miniatures.py:L=1,H=64",
+    "--config.data.corpus=gs://bucket/store",
+    f"--config.phases=(({STEPS},16),)",
+    "--config.batch_size=8",
+    "--config.optimizer.warmup_steps=5",
+    "--config.mesh.data=1",
+    "--config.log.every_steps=1",
+    "--config.log.tensorboard=False",
+    f"--config.checkpoint.every_steps={SAVE_EVERY}",
+    "--config.checkpoint.keep_last=2",
+    f"--config.eval.every_steps={SAVE_EVERY}",
+    "--config.eval.rows=16",
+]
 
 
 class Bucket:
@@ -32,13 +42,18 @@ class Bucket:
 
     def __init__(self, home, store, *options):
         self.server = subprocess.Popen(
-            [sys.executable, ROOT / "tests" / "training" / "fake_gcs.py", *options],
-            stdout=subprocess.PIPE, text=True)
+            [sys.executable, ROOT / "tests" / "training" / "fake_gcs.py", *options], stdout=subprocess.PIPE, text=True
+        )
         self.url = f"http://127.0.0.1:{int(self.server.stdout.readline())}"
         self.environment = {
-            **os.environ, "STORAGE_EMULATOR_HOST": self.url, "TENSORSTORE_GCS_HTTP_URL": self.url,
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "HOME": str(home),
-            "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+            **os.environ,
+            "STORAGE_EMULATOR_HOST": self.url,
+            "TENSORSTORE_GCS_HTTP_URL": self.url,
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+            "HOME": str(home),
+            "XLA_FLAGS": "",
+            "PYTHONPATH": str(ROOT),
+        }
         for path in store.rglob("*"):
             if path.is_file():
                 self.write(f"store/{path.relative_to(store)}", path.read_bytes())
@@ -64,13 +79,21 @@ class Bucket:
 
     def steps(self, run):
         """Committed checkpoints."""
-        return sorted(int(found[1]) for name in self.names(f"{run}/checkpoints/")
-                      if (found := re.search(r"/(\d+)/manifest\.json$", name)))
+        return sorted(
+            int(found[1])
+            for name in self.names(f"{run}/checkpoints/")
+            if (found := re.search(r"/(\d+)/manifest\.json$", name))
+        )
 
     def start(self, run):
         return subprocess.Popen(
-            [sys.executable, *RUN, f"--workdir=gs://bucket/{run}"], cwd=ROOT,
-            env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            [sys.executable, *RUN, f"--workdir=gs://bucket/{run}"],
+            cwd=ROOT,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def finish(self, run):
         """Runs to the end; what it said."""

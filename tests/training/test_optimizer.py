@@ -20,26 +20,29 @@ from bertjax.training.optimizer import (
 
 def params_and_gradients(seed=0, steps=1):
     rng = np.random.default_rng(seed)
-    shapes = {"encoder": {"dense": {"kernel": (4, 3), "bias": (3,)},
-                          "layer_norm": {"scale": (3,), "bias": (3,)}}}
+    shapes = {"encoder": {"dense": {"kernel": (4, 3), "bias": (3,)}, "layer_norm": {"scale": (3,), "bias": (3,)}}}
 
     def draw(scale):
-        return jax.tree.map(lambda s: rng.normal(0, scale, s).astype(np.float32), shapes,
-                            is_leaf=lambda x: isinstance(x, tuple))
+        return jax.tree.map(
+            lambda s: rng.normal(0, scale, s).astype(np.float32), shapes, is_leaf=lambda x: isinstance(x, tuple)
+        )
 
     return draw(0.5), [draw(10.0 ** rng.uniform(-2, 1)) for _ in range(steps)]
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    # The first two rows: the formulas of google-research/bert optimization.py (polynomial_decay
-    # from step 0, warm-up where step < warmup) and of transformers' get_linear_schedule.
-    ("linear", [0, 5e-5, 9e-5, 9e-5, 4.5e-5, 0]),
-    ("linear_after_warmup", [0, 5e-5, 9e-5, 1e-4, 5e-5, 0]),
-    # base_lr * (1 - progress) ** 0.5 of NVIDIA's PolyWarmUpScheduler (which is a step ahead).
-    ("polynomial", [0, 5e-5, 9e-5, 9.486833e-5, 6.708204e-5, 0]),
-    ("cosine", [0, 5e-5, 9e-5, 1e-4, 5e-5, 0]),
-    ("constant", [0, 5e-5, 9e-5, 1e-4, 1e-4, 1e-4]),
-])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # The first two rows: the formulas of google-research/bert optimization.py (polynomial_decay
+        # from step 0, warm-up where step < warmup) and of transformers' get_linear_schedule.
+        ("linear", [0, 5e-5, 9e-5, 9e-5, 4.5e-5, 0]),
+        ("linear_after_warmup", [0, 5e-5, 9e-5, 1e-4, 5e-5, 0]),
+        # base_lr * (1 - progress) ** 0.5 of NVIDIA's PolyWarmUpScheduler (which is a step ahead).
+        ("polynomial", [0, 5e-5, 9e-5, 9.486833e-5, 6.708204e-5, 0]),
+        ("cosine", [0, 5e-5, 9e-5, 1e-4, 5e-5, 0]),
+        ("constant", [0, 5e-5, 9e-5, 1e-4, 1e-4, 1e-4]),
+    ],
+)
 def test_schedule_values(name, expected):
     schedule = learning_rate_schedule(name, 1e-4, 10, 100)
     values = [float(schedule(step)) for step in (0, 5, 9, 10, 55, 100)]
@@ -120,8 +123,7 @@ def test_hundred_steps_equal_an_independent_float64_version(name, bias_correctio
 
 
 def leaves(tree):
-    return {"/".join(str(k.key) for k in path): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {"/".join(str(k.key) for k in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def test_state_is_float32_for_bfloat16_parameters():
@@ -147,15 +149,18 @@ def test_a_frozen_parameter_has_no_state_no_update_and_no_part_in_the_norm():
 
 def test_the_first_matching_rule_sets_the_learning_rate():
     rules = layerwise_decay_rules(2, 0.5)
-    params = {"embeddings": {"w": jnp.zeros(1)}, "layer_0": {"w": jnp.zeros(1)},
-              "layer_1": {"w": jnp.zeros(1)}, "head": {"w": jnp.zeros(1)}}
+    params = {
+        "embeddings": {"w": jnp.zeros(1)},
+        "layer_0": {"w": jnp.zeros(1)},
+        "layer_1": {"w": jnp.zeros(1)},
+        "head": {"w": jnp.zeros(1)},
+    }
     optimizer = make_optimizer(1.0, clip_norm=0, learning_rate_rules=rules)
     gradients = jax.tree.map(jnp.ones_like, params)
     changes, _ = optimizer.update(gradients, optimizer.init(params), params, step=0)
     ratio = {name: float(changes[name]["w"][0] / changes["head"]["w"][0]) for name in params}
     # depth counted as in ELECTRA: two below the head, then one for each layer
-    assert ratio == pytest.approx(
-        {"head": 1, "layer_1": 0.25, "layer_0": 0.125, "embeddings": 0.0625})
+    assert ratio == pytest.approx({"head": 1, "layer_1": 0.25, "layer_0": 0.125, "embeddings": 0.0625})
 
 
 def test_a_rule_that_matches_nothing_is_refused():
@@ -176,14 +181,15 @@ def test_adamw_with_bias_correction_is_optax_adamw():
     params, gradients = params_and_gradients(steps=20)
     schedule = learning_rate_schedule("linear", 1e-2, 4, 20)
     ours = make_optimizer(schedule, bias_correction=True, clip_norm=1.0, no_decay="bias|norm")
-    decayed = {"encoder": {"dense": {"kernel": True, "bias": False},
-                           "layer_norm": {"scale": False, "bias": False}}}
+    decayed = {"encoder": {"dense": {"kernel": True, "bias": False}, "layer_norm": {"scale": False, "bias": False}}}
     theirs = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(1.0, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, mask=decayed))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-                 run_steps(ours, params, gradients),
-                 run_steps(from_optax(theirs, schedule), params, gradients))
+        optax.clip_by_global_norm(1.0), optax.adamw(1.0, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, mask=decayed)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        run_steps(ours, params, gradients),
+        run_steps(from_optax(theirs, schedule), params, gradients),
+    )
 
 
 def test_state_of_an_optax_optimizer_is_sharded_like_its_parameters():

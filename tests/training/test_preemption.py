@@ -10,13 +10,7 @@ import time
 
 import pytest
 
-from bertjax.training.preemption import (
-    EXIT_PREEMPTED,
-    Preempted,
-    must_stop,
-    stop_on_signals,
-    watch_for_notice,
-)
+from bertjax.training.preemption import EXIT_PREEMPTED, Preempted, must_stop, stop_on_signals, watch_for_notice
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -95,8 +89,12 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # as a compilation: no Python fo
 
 def test_sigterm_ends_a_run_that_still_compiles_at_once_and_a_launcher_starts_it_again():
     process = subprocess.Popen(
-        [sys.executable, "-c", STARTING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        [sys.executable, "-c", STARTING],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     try:
         assert process.stdout.readline() == "started\n"
         time.sleep(0.2)

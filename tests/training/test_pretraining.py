@@ -31,8 +31,9 @@ def store(random_store):
 def tiny_config(store):
     config = default_config()
     config.data.corpus = str(store)
-    config.model.update(num_hidden_layers=1, hidden_size=16, num_attention_heads=2,
-                        intermediate_size=32, max_position_embeddings=64)
+    config.model.update(
+        num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=32, max_position_embeddings=64
+    )
     config.phases = ((4, 32),)
     config.batch_size = 16
     config.optimizer.warmup_steps = 2
@@ -96,8 +97,7 @@ def test_every_corpus_of_a_mixture_has_its_held_out_loss(config, store, tmp_path
             return {"loss": float(sum(len(batch["input_ids"]) for batch in batches))}
 
     rows = float(len(list(evaluation.batches)) * config.batch_size)
-    assert evaluation(Counts(), None) == {
-        "loss": rows, "eval/books/loss": rows, "eval/store_3/loss": rows}
+    assert evaluation(Counts(), None) == {"loss": rows, "eval/books/loss": rows, "eval/store_3/loss": rows}
 
 
 def test_weights_of_another_vocabulary_are_refused(config, tmp_path):
@@ -105,7 +105,8 @@ def test_weights_of_another_vocabulary_are_refused(config, tmp_path):
     objective = job.phases[0].objective
     params = jax.jit(objective.init)(jax.random.key(0))
     write = functools.partial(
-        write_directory, config=job.model_config, params=params, architecture="BertForPreTraining")
+        write_directory, config=job.model_config, params=params, architecture="BertForPreTraining"
+    )
     write(tmp_path / "same", tokenizer=job.tokenizer)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *reversed(WORDS)]
     write(tmp_path / "other", tokenizer=WordPieceTokenizer(vocabulary, do_lower_case=True))
@@ -153,8 +154,7 @@ def test_accumulation_gives_the_update_of_the_large_batch(without_dropout, tmp_p
     without_dropout.accumulation = 4
     parts, accumulated = train(without_dropout, tmp_path / "b")
     np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-6 * whole.max())
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5),
-                 params, accumulated)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5), params, accumulated)
 
 
 def test_packed_rows_train_too(config, tmp_path):
@@ -167,7 +167,6 @@ def test_without_nsp_only_the_masked_language_model_is_learnt(without_dropout, t
     without_dropout.data.nsp = False
     job = pretraining.prepare(without_dropout, str(tmp_path))
     objective = job.phases[0].objective
-
 
     def sums_of(batch, key):
         batch = objective.prepare(batch, key)
@@ -214,8 +213,18 @@ def test_run_leaves_metrics_checkpoints_and_settings(finished_run):
     _, directory = finished_run
     training, evaluations = read_metrics(directory)
     assert [record["step"] for record in training] == list(range(1, 9))
-    assert {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "learning_rate", "grad_norm",
-            "tokens_per_second", "mfu", "step_time", "data_wait"} <= set(training[-1])
+    assert {
+        "mlm_loss",
+        "mlm_accuracy",
+        "nsp_loss",
+        "nsp_accuracy",
+        "learning_rate",
+        "grad_norm",
+        "tokens_per_second",
+        "mfu",
+        "step_time",
+        "data_wait",
+    } <= set(training[-1])
     assert evaluations[-1]["step"] == 8
     assert json.loads((directory / "config.json").read_text())["batch_size"] == 16
     assert (directory / "vocab.txt").exists()
@@ -250,8 +259,7 @@ def rebuilt(config, tmp_path, words, documents=40):
     """`config` on a store of the same name, built anew of other text."""
     tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], True)
     text = [[f"{words[i % 60]} {words[j]} {words[0]}" for j in range(9)] for i in range(documents)]
-    build_store(None, tokenizer, tmp_path / "store", documents=text, overwrite=True,
-                heldout_fraction=0.2)
+    build_store(None, tokenizer, tmp_path / "store", documents=text, overwrite=True, heldout_fraction=0.2)
     config.data.corpus = str(tmp_path / "store")
     return config
 
@@ -350,21 +358,30 @@ def test_model_and_report_of_a_remote_run_are_where_the_run_is(finished_run, run
     assert (numbers["mlm_loss"], numbers["nsp_accuracy"]) == (4.0, 0.5)
     gain = numbers["unigram_entropy"] - 4.0
     kind = "better" if gain > 0 else "worse"
-    assert (f"predicted {kind} than from their frequencies alone, by {abs(gain):.2f} nats"
-            in (bucket / "run" / "report.html").read_text())
+    assert (
+        f"predicted {kind} than from their frequencies alone, by {abs(gain):.2f} nats"
+        in (bucket / "run" / "report.html").read_text()
+    )
 
 
 def test_the_models_card_tells_data_training_and_results_but_no_path(finished_run, store):
     config, directory = finished_run
     text = (directory / "model" / "README.md").read_text()
-    said = json.loads([line for line in (directory / "metrics.jsonl").read_text().splitlines()
-                       if "eval/mlm_loss" in line][-1])
+    said = json.loads(
+        [line for line in (directory / "metrics.jsonl").read_text().splitlines() if "eval/mlm_loss" in line][-1]
+    )
     for expected in (
-            "1 layer of width 16, 2 heads", "random weights to predict masked words and next",
-            " tokens. The vocabulary has 65 entries of lower-case text.", "| steps | 8 of 16 rows",
-            "32 for 50% of the steps, then 48 for 50%", "8 x cpu, float32",
-            "| `optimizer.warmup_steps` | 2 |", f"held-out MLM loss {said['eval/mlm_loss']:.3f}",
-            "held-out NSP accuracy", "pipeline_tag: fill-mask"):
+        "1 layer of width 16, 2 heads",
+        "random weights to predict masked words and next",
+        " tokens. The vocabulary has 65 entries of lower-case text.",
+        "| steps | 8 of 16 rows",
+        "32 for 50% of the steps, then 48 for 50%",
+        "8 x cpu, float32",
+        "| `optimizer.warmup_steps` | 2 |",
+        f"held-out MLM loss {said['eval/mlm_loss']:.3f}",
+        "held-out NSP accuracy",
+        "pipeline_tag: fill-mask",
+    ):
         assert expected in text, expected
     for hidden in (str(store), str(directory), "log.", "execution.", "`model.hidden_size`"):
         assert hidden not in text, hidden
@@ -374,9 +391,12 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
     config.budget_minutes = 2.5
     job = pretraining.prepare(config, str(directory.parent / "other"))
     text = finish.card(job, 5, [], [{"text": "a [MASK]", "predictions": [("b", 0.5), ("c", 0.25)]}])
-    for expected in ("the next token of a text. Its pooler and next-sentence head are untrained",
-                     "| wall clock | 2.5 minutes |", "32 for 50% of the time",
-                     "* a [MASK]\n  b 50%, c 25%\n"):
+    for expected in (
+        "the next token of a text. Its pooler and next-sentence head are untrained",
+        "| wall clock | 2.5 minutes |",
+        "32 for 50% of the time",
+        "* a [MASK]\n  b 50%, c 25%\n",
+    ):
         assert expected in text, expected
     assert "pipeline_tag" not in text
 
@@ -395,8 +415,7 @@ def test_a_sentence_that_cannot_be_filled_does_not_end_a_finished_run(tmp_path, 
     monkeypatch.setattr(inference, "fill_mask", fill_mask)
     monkeypatch.setattr(finish, "load_model", lambda path: None)
     said = []
-    job = SimpleNamespace(config=SimpleNamespace(log=SimpleNamespace(
-        fill_mask=("cat", "the cat [MASK]"))))
+    job = SimpleNamespace(config=SimpleNamespace(log=SimpleNamespace(fill_mask=("cat", "the cat [MASK]"))))
     book = SimpleNamespace(message=said.append, directory=tmp_path)
     found = finish.fill_masks(job, tmp_path, book)
     assert [example["text"] for example in found] == ["the cat [MASK]"]
@@ -406,9 +425,14 @@ def test_a_sentence_that_cannot_be_filled_does_not_end_a_finished_run(tmp_path, 
 # ------------------------------------------------------------------------------------------ the end
 
 
-@pytest.mark.parametrize("error", [
-    OSError(28, "No space left on device"), PermissionError(13, "Permission denied"),
-    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        PermissionError(13, "Permission denied"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
 def test_results_that_cannot_be_written_are_one_line_and_the_same_command_goes_on(error):
     with pytest.raises(finish.OutputError, match="written to runs/x: .*the same command goes on"):
         with finish.writing_results("runs/x"):

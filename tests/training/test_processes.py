@@ -19,14 +19,22 @@ from bertjax.tokenization import WordPieceTokenizer
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[2]
-TINY = ["--config.model.num_hidden_layers=1", "--config.model.hidden_size=16",
-        "--config.model.num_attention_heads=2", "--config.model.intermediate_size=16",
-        "--config.phases=((6,128),)", "--config.batch_size=8", "--config.eval.every_steps=0",
-        "--config.eval.rows=16", "--config.checkpoint.every_steps=1", "--config.log.every_steps=1",
-        "--config.optimizer.warmup_steps=1", "--config.log.tensorboard=False",
-        "--config.execution.compilation_cache="]
-DEMO = ["--config.data.corpus=docstrings", "--config.data.demo_megabytes=0.3",
-        "--config.data.demo_vocab_size=800"]
+TINY = [
+    "--config.model.num_hidden_layers=1",
+    "--config.model.hidden_size=16",
+    "--config.model.num_attention_heads=2",
+    "--config.model.intermediate_size=16",
+    "--config.phases=((6,128),)",
+    "--config.batch_size=8",
+    "--config.eval.every_steps=0",
+    "--config.eval.rows=16",
+    "--config.checkpoint.every_steps=1",
+    "--config.log.every_steps=1",
+    "--config.optimizer.warmup_steps=1",
+    "--config.log.tensorboard=False",
+    "--config.execution.compilation_cache=",
+]
+DEMO = ["--config.data.corpus=docstrings", "--config.data.demo_megabytes=0.3", "--config.data.demo_vocab_size=800"]
 
 
 @pytest.fixture
@@ -40,12 +48,29 @@ def pair(tmp_path):
             port = free.getsockname()[1]
         for number in range(2):
             out = open(tmp_path / f"out.{number}", "w")
-            started.append(subprocess.Popen(
-                [sys.executable, "-u", "-m", "bertjax.main", f"--config={ROOT}/configs/{config}.py",
-                 f"--workdir={workdir}", *flags, f"--coordinator=localhost:{port}", "--processes=2",
-                 f"--process_id={number}"], stdout=out, stderr=out, env={
-                    **os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
-                    "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}))
+            started.append(
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-u",
+                        "-m",
+                        "bertjax.main",
+                        f"--config={ROOT}/configs/{config}.py",
+                        f"--workdir={workdir}",
+                        *flags,
+                        f"--coordinator=localhost:{port}",
+                        "--processes=2",
+                        f"--process_id={number}",
+                    ],
+                    stdout=out,
+                    stderr=out,
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": os.pathsep.join(sys.path),
+                        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+                    },
+                )
+            )
         return started[-2:]
 
     yield start
@@ -59,8 +84,7 @@ def ends(pair_of_processes):
 
 
 def last_lines(tmp_path):
-    return [(tmp_path / f"out.{number}").read_text().strip().splitlines()[-1]
-            for number in range(2)]
+    return [(tmp_path / f"out.{number}").read_text().strip().splitlines()[-1] for number in range(2)]
 
 
 def test_two_processes_work_from_the_first_command_on_and_after_a_maker_was_killed(pair, tmp_path):
@@ -86,9 +110,17 @@ def test_two_processes_work_from_the_first_command_on_and_after_a_maker_was_kill
 
 
 def test_an_error_in_the_loop_finishes_the_save_and_is_the_last_line(pair, tmp_path):
-    codes = ends(pair("base", tmp_path / "run", *TINY, *DEMO, "--config.phases=((60,128),)",
-                      "--config.optimizer.learning_rate=1e30",
-                      "--config.optimizer.max_skipped_in_row=3"))
+    codes = ends(
+        pair(
+            "base",
+            tmp_path / "run",
+            *TINY,
+            *DEMO,
+            "--config.phases=((60,128),)",
+            "--config.optimizer.learning_rate=1e30",
+            "--config.optimizer.max_skipped_in_row=3",
+        )
+    )
     assert codes == [1, 1]
     for line in last_lines(tmp_path):
         assert line.startswith("bertjax: 3 steps in a row up to step ")
@@ -98,19 +130,30 @@ def test_an_error_in_the_loop_finishes_the_save_and_is_the_last_line(pair, tmp_p
 
 def test_two_processes_fine_tune_and_the_time_of_both_starts_is_told(pair, tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
-    config = BertConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-                        intermediate_size=32, max_position_embeddings=64)
+    config = BertConfig(
+        vocab_size=8,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
     params = jax.jit(lambda key: init_params(BertModel(config), key))(jax.random.key(0))
-    write_directory(tmp_path / "start", config, params, "BertModel",
-                    WordPieceTokenizer(words, do_lower_case=True))
+    write_directory(tmp_path / "start", config, params, "BertModel", WordPieceTokenizer(words, do_lower_case=True))
     for name in ("train.tsv", "dev.tsv"):
         rows = [f"film {label}\t{label}" for label in ("good", "bad") * 16]
         (tmp_path / name).write_text("\n".join(["text\tlabel", *rows]) + "\n")
-    flags = [f"--config.init_from={tmp_path / 'start'}", f"--config.task.data={tmp_path}",
-             "--config.task.name=table", "--config.batch_size=8", "--config.task.epochs=2",
-             "--config.task.max_length=32", "--config.log.tensorboard=False",
-             "--config.execution.compilation_cache=", "--config.task.options="
-             "{'files': {'train': 'train.tsv', 'dev': 'dev.tsv'}}"]
+    flags = [
+        f"--config.init_from={tmp_path / 'start'}",
+        f"--config.task.data={tmp_path}",
+        "--config.task.name=table",
+        "--config.batch_size=8",
+        "--config.task.epochs=2",
+        "--config.task.max_length=32",
+        "--config.log.tensorboard=False",
+        "--config.execution.compilation_cache=",
+        "--config.task.options={'files': {'train': 'train.tsv', 'dev': 'dev.tsv'}}",
+    ]
     seconds = []
     for _ in range(2):
         assert ends(pair("classify", tmp_path / "run", *flags)) == [0, 0], last_lines(tmp_path)

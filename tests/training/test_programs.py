@@ -32,6 +32,7 @@ def no_cache():
 def step_of(factor, donate=True):
     def step(state, batch):
         return {"w": state["w"] + factor * batch["x"].sum()}, {"loss": batch["x"].mean()}
+
     return jax.jit(step, donate_argnums=(0,) if donate else ())
 
 

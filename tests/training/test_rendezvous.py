@@ -81,6 +81,7 @@ def test_process_0_twice_on_a_machine_is_a_taken_port(port):
 
 def test_a_run_that_has_begun_without_this_process_is_named(port):
     with socket.create_server(("", port)) as other:
+
         def serve():
             while True:
                 peer = other.accept()[0]
@@ -97,8 +98,12 @@ def test_strangers_at_the_port_are_ignored_and_a_process_that_died_may_come_agai
     first = threading.Thread(target=lambda: found.extend(meet(port, (3, 0))))
     first.start()
     time.sleep(0.1)
-    for text in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"",
-                 b'{"process_id": 1, "processes": 3, "who": "one that died"}\n'):
+    for text in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[1]\n",
+        b"",
+        b'{"process_id": 1, "processes": 3, "who": "one that died"}\n',
+    ):
         with socket.create_connection(("localhost", port)) as stranger:
             stranger.sendall(text)
     assert meet(port, (3, 1), (3, 2)) == ["met", "met"]

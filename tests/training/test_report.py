@@ -15,15 +15,24 @@ def make_run(directory, learning_rate=1e-4, steps=50):
     directory.mkdir()
     with open(directory / "metrics.jsonl", "w") as file:
         for step in range(1, steps + 1):
-            record = {"step": step, "loss": 10 / step, "mlm_accuracy": 0.01 * step,
-                      "learning_rate": learning_rate, "tokens_per_second": 1000.0, "mfu": None,
-                      "skipped": 0, "time": 100.0 + 60 * step}
+            record = {
+                "step": step,
+                "loss": 10 / step,
+                "mlm_accuracy": 0.01 * step,
+                "learning_rate": learning_rate,
+                "tokens_per_second": 1000.0,
+                "mfu": None,
+                "skipped": 0,
+                "time": 100.0 + 60 * step,
+            }
             file.write(json.dumps(record) + "\n")
         file.write(json.dumps({"step": steps, "eval/loss": 0.25, "eval/mlm_accuracy": 0.4}) + "\n")
-    (directory / "config.json").write_text(json.dumps(
-        {"optimizer": {"learning_rate": learning_rate, "name": "adamw"}, "seed": 0}))
-    (directory / "examples.json").write_text(json.dumps(
-        [{"text": "a [MASK] </script><b>", "predictions": [["dog", 0.5], ["<i>", 0.25]]}]))
+    (directory / "config.json").write_text(
+        json.dumps({"optimizer": {"learning_rate": learning_rate, "name": "adamw"}, "seed": 0})
+    )
+    (directory / "examples.json").write_text(
+        json.dumps([{"text": "a [MASK] </script><b>", "predictions": [["dog", 0.5], ["<i>", 0.25]]}])
+    )
     return directory
 
 
@@ -48,8 +57,7 @@ def test_the_report_is_one_offline_file_with_curves_and_held_out_points(tmp_path
 
 
 def test_scores_of_a_run_that_keeps_its_best_step_are_those_of_that_step(tmp_path):
-    records = [{"step": step, "eval/accuracy": accuracy}
-               for step, accuracy in ((2, 0.5), (4, 0.9), (6, 0.7))]
+    records = [{"step": step, "eval/accuracy": accuracy} for step, accuracy in ((2, 0.5), (4, 0.9), (6, 0.7))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     page = write_report([tmp_path]).read_text()
     assert "held-out</small>70.0 %" in page and "Best step" not in page
@@ -80,9 +88,8 @@ def test_several_runs_are_compared_and_what_differs_comes_first(tmp_path):
     page = write_report(runs, tmp_path / "both.html").read_text()
     assert data_of(page)["runs"] == ["a", "b"]
     loss = data_of(page)["charts"][0]["series"]
-    assert [(s["run"], s["kind"]) for s in loss] == [(0, "train"), (0, "eval"), (1, "train"),
-                                                     (1, "eval")]
-    settings = page[page.index("Settings"):]
+    assert [(s["run"], s["kind"]) for s in loss] == [(0, "train"), (0, "eval"), (1, "train"), (1, "eval")]
+    settings = page[page.index("Settings") :]
     assert "1 differ" in settings
     assert settings.index("optimizer.learning_rate") < settings.index("optimizer.name")
     assert settings.count('class="different"') == 1
@@ -115,8 +122,15 @@ def test_long_curves_are_thinned_without_losing_a_spike():
 def test_the_starts_of_a_run_are_listed_with_what_was_not_bit_for_bit(tmp_path):
     run = make_run(tmp_path / "run")
     assert "Starts" not in write_report([run]).read_text()
-    start = {"step": 0, "time": "2026-01-02", "devices": 2, "device_kind": "A <card>", "jax": "1.0",
-             "bit_for_bit": True, "why": []}
+    start = {
+        "step": 0,
+        "time": "2026-01-02",
+        "devices": 2,
+        "device_kind": "A <card>",
+        "jax": "1.0",
+        "bit_for_bit": True,
+        "why": [],
+    }
     later = {**start, "step": 40, "bit_for_bit": False, "why": ["jax '1.0' -> '1.1'"]}
     (run / "starts.jsonl").write_text(json.dumps(start) + "\n" + json.dumps(later) + "\n")
     page = write_report([run]).read_text()
@@ -126,14 +140,22 @@ def test_the_starts_of_a_run_are_listed_with_what_was_not_bit_for_bit(tmp_path):
 
 def test_scores_of_classes_and_what_the_terminal_said_are_in_the_report(tmp_path):
     run = make_run(tmp_path / "run")
-    (run / "result.json").write_text(json.dumps({
-        "best_step": 50, "flags": ["one class only"], "results": ["held-out MLM loss 3 (<b>)"],
-        "details": {"by_class": {"yes": [0.5, 1.0, 2 / 3, 1200], "<no>": [0, 0, 0, 1]},
-                    "confusion": [[1200, 0], [1, 0]]}}))
+    (run / "result.json").write_text(
+        json.dumps(
+            {
+                "best_step": 50,
+                "flags": ["one class only"],
+                "results": ["held-out MLM loss 3 (<b>)"],
+                "details": {
+                    "by_class": {"yes": [0.5, 1.0, 2 / 3, 1200], "<no>": [0, 0, 0, 1]},
+                    "confusion": [[1200, 0], [1, 0]],
+                },
+            }
+        )
+    )
     page = write_report([run]).read_text()
     assert "doubtful: one class only" in page and "held-out MLM loss 3 (&lt;b&gt;)" in page
-    assert ("<th>yes</th><td>50.0</td><td>100.0</td><td>66.7</td><td>1,200</td><td>1,200</td>"
-            "<td>0</td>") in page
+    assert ("<th>yes</th><td>50.0</td><td>100.0</td><td>66.7</td><td>1,200</td><td>1,200</td><td>0</td>") in page
     assert "as &lt;no&gt;" in page and "1970-01-01" in page
 
 
@@ -141,16 +163,18 @@ def test_types_of_entities_have_no_matrix_and_f1_is_in_percent(tmp_path):
     run = make_run(tmp_path / "run")
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 50, "eval/f1": 0.135}\n')
-    (run / "result.json").write_text(json.dumps(
-        {"details": {"by_type": {"PER": [1, 0.5, 0.6667, 2], "LOC": [0, 0, 0, 3]}}}))
+    (run / "result.json").write_text(
+        json.dumps({"details": {"by_type": {"PER": [1, 0.5, 0.6667, 2], "LOC": [0, 0, 0, 3]}}})
+    )
     page = write_report([run]).read_text()
     assert "<th>PER</th><td>100.0</td><td>50.0</td><td>66.7</td><td>2</td></tr>" in page
     assert "held-out</small>13.5 %" in page and "as PER" not in page
 
 
-@pytest.mark.parametrize("name, text", [
-    ("config.json", "[" * 100_000), ("result.json", "[]"), ("examples.json", "{}"),
-    ("hardware.json", "1" * 10_000)])
+@pytest.mark.parametrize(
+    "name, text",
+    [("config.json", "[" * 100_000), ("result.json", "[]"), ("examples.json", "{}"), ("hardware.json", "1" * 10_000)],
+)
 def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text):
     run = make_run(tmp_path / "run")
     (run / name).write_text(text)
@@ -166,8 +190,7 @@ def test_runs_whose_losses_do_not_compare_are_told(tmp_path):
 
 
 def test_a_metric_with_one_value_has_no_chart(tmp_path):
-    charts = {chart["title"] for chart in data_of(
-        write_report([make_run(tmp_path / "run")]).read_text())["charts"]}
+    charts = {chart["title"] for chart in data_of(write_report([make_run(tmp_path / "run")]).read_text())["charts"]}
     assert "MLM accuracy" in charts and "eval/f1" not in charts
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
         file.write('{"step": 50, "eval/f1": 0.135}\n')
@@ -195,11 +218,13 @@ def test_an_axis_of_tokens_follows_the_phases():
 
 
 def test_an_axis_of_tokens_without_phases_adds_up_the_rates():
-    records = [{"step": 1, "loss": 3, "tokens_per_second": None, "step_time": None},
-               {"step": 11, "loss": 2, "tokens_per_second": 50.0, "step_time": 2.0},
-               {"step": 16, "eval/loss": 2.5},
-               {"step": 21, "loss": 1, "tokens_per_second": 400.0, "step_time": 0.5},
-               {"step": 25, "eval/loss": 2.0}]
+    records = [
+        {"step": 1, "loss": 3, "tokens_per_second": None, "step_time": None},
+        {"step": 11, "loss": 2, "tokens_per_second": 50.0, "step_time": 2.0},
+        {"step": 16, "eval/loss": 2.5},
+        {"step": 21, "loss": 1, "tokens_per_second": 400.0, "step_time": 0.5},
+        {"step": 25, "eval/loss": 2.0},
+    ]
     train, held_out = loss_series(of_records(records))
     assert train["tokens"] == [100, 1100, 3100]  # 100 tokens a step, then 200
     assert held_out["tokens"] == [2100, 3900]
@@ -209,9 +234,13 @@ def test_an_axis_of_tokens_without_phases_adds_up_the_rates():
 
 
 def test_an_axis_of_time_is_since_the_first_record_and_never_goes_back():
-    records = [{"step": 1, "loss": 3, "time": 1000.0}, {"step": 2, "loss": 2, "time": 1060.5},
-               {"step": 2, "eval/loss": 2, "time": 1090.0}, {"step": 3, "loss": 1, "time": 1030.0},
-               {"step": 4, "loss": 1, "time": 1200.0}]
+    records = [
+        {"step": 1, "loss": 3, "time": 1000.0},
+        {"step": 2, "loss": 2, "time": 1060.5},
+        {"step": 2, "eval/loss": 2, "time": 1090.0},
+        {"step": 3, "loss": 1, "time": 1030.0},
+        {"step": 4, "loss": 1, "time": 1200.0},
+    ]
     train, held_out = loss_series(of_records(records))
     assert train["time"] == [0, 60.5, 60.5, 200] and held_out["time"] == [60.5]
 
@@ -227,8 +256,10 @@ def test_an_axis_is_there_only_if_every_run_has_it(tmp_path):
     assert page.count('<select id="axis">') == 1 and "Horizontal axis" in page
 
 
-@pytest.mark.parametrize("settings", [{"phases": "{", "batch_size": "2"}, {"phases": "[[1, 2]]"},
-                                      {"phases": '[["a", "b"]]', "batch_size": "2"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"phases": "{", "batch_size": "2"}, {"phases": "[[1, 2]]"}, {"phases": '[["a", "b"]]', "batch_size": "2"}],
+)
 def test_settings_without_usable_phases_give_no_axis_of_tokens(settings):
     records = [{"step": s, "loss": 1} for s in (1, 2)]
     assert "tokens" not in loss_series(of_records(records, settings))[0]
@@ -238,8 +269,7 @@ def test_calibration_is_a_table_of_the_bins_that_hold_rows(tmp_path):
     run = make_run(tmp_path / "run")
     assert "Calibration" not in write_report([run]).read_text()
     bins = [[0, 0.0, 0.0]] * 8 + [[40, 0.85, 0.5], [1060, 0.97, 0.9]]
-    (run / "result.json").write_text(json.dumps(
-        {"details": {"calibration": {"ece": 0.0802, "bins": bins}}}))
+    (run / "result.json").write_text(json.dumps({"details": {"calibration": {"ece": 0.0802, "bins": bins}}}))
     page = write_report([run]).read_text()
     assert "expected calibration error 8.0 %" in page
     assert "<th>80 to 90 %</th><td>40</td><td>85.0</td><td>50.0</td>" in page
@@ -250,34 +280,45 @@ def said(result=None, records=(), settings=None):
     return verdicts(of_records(list(records), settings, result))
 
 
-@pytest.mark.parametrize("loss, words", [
-    (6.09, "better than from their frequencies alone, by 0.42 nats"),
-    (7.01, "worse than from their frequencies alone, by 0.50 nats"),
-    (6.508, "as well as from their frequencies alone")])
+@pytest.mark.parametrize(
+    "loss, words",
+    [
+        (6.09, "better than from their frequencies alone, by 0.42 nats"),
+        (7.01, "worse than from their frequencies alone, by 0.50 nats"),
+        (6.508, "as well as from their frequencies alone"),
+    ],
+)
 def test_a_verdict_on_tokens_names_the_distance_to_their_frequencies(loss, words):
     (verdict,) = said({"numbers": {"mlm_loss": loss, "unigram_entropy": 6.51}})
     assert words in verdict
 
 
-@pytest.mark.parametrize("accuracy, words", [
-    (0.71, "NSP: 71.0 %, 5.8 standard errors above the best constant guess (65.2 %)"),
-    (0.64, "cannot be told from the best constant guess (65.2 %; -1.2 standard errors)"),
-    (0.60, "5.2 standard errors below the best constant guess")])
+@pytest.mark.parametrize(
+    "accuracy, words",
+    [
+        (0.71, "NSP: 71.0 %, 5.8 standard errors above the best constant guess (65.2 %)"),
+        (0.64, "cannot be told from the best constant guess (65.2 %; -1.2 standard errors)"),
+        (0.60, "5.2 standard errors below the best constant guess"),
+    ],
+)
 def test_a_verdict_on_next_sentences_counts_standard_errors(accuracy, words):
-    (verdict,) = said({"numbers": {"nsp_accuracy": accuracy, "nsp_error": 0.01,
-                                   "nsp_chance": 0.652}})
+    (verdict,) = said({"numbers": {"nsp_accuracy": accuracy, "nsp_error": 0.01, "nsp_chance": 0.652}})
     assert words in verdict
     perfect = said({"numbers": {"nsp_accuracy": 1.0, "nsp_error": 0.0, "nsp_chance": 0.5}})
     assert perfect == ["NSP: 100.0 %, the best constant guess gives 50.0 %"]
 
 
-@pytest.mark.parametrize("flag, details, words", [
-    ("one class only", {"by_class": {}, "confusion": []}, "One class only: the head predicts"),
-    ("one class only", {}, "One class only: the head predicts"),
-    ("one class only", {"by_class": {}}, "Every row gets the same labels"),
-    ("one class only", {"by_type": {}}, "No entity is predicted"),
-    ("one class only", {"exact": 0.0}, "No question is answered"),
-    ("constant", {}, "no correlation is defined")])
+@pytest.mark.parametrize(
+    "flag, details, words",
+    [
+        ("one class only", {"by_class": {}, "confusion": []}, "One class only: the head predicts"),
+        ("one class only", {}, "One class only: the head predicts"),
+        ("one class only", {"by_class": {}}, "Every row gets the same labels"),
+        ("one class only", {"by_type": {}}, "No entity is predicted"),
+        ("one class only", {"exact": 0.0}, "No question is answered"),
+        ("constant", {}, "no correlation is defined"),
+    ],
+)
 def test_a_verdict_on_constant_predictions_by_the_kind_of_head(flag, details, words):
     (verdict,) = said({"flags": [flag], "details": details})
     assert words in verdict
@@ -285,8 +326,8 @@ def test_a_verdict_on_constant_predictions_by_the_kind_of_head(flag, details, wo
 
 def test_a_verdict_on_accuracy_is_against_the_most_frequent_class():
     def of(accuracy, majority=0.684):
-        return said({"scores": {"accuracy": accuracy, "majority": majority},
-                     "rows": {"train": 9, "dev": 400}})[0]
+        return said({"scores": {"accuracy": accuracy, "majority": majority}, "rows": {"train": 9, "dev": 400}})[0]
+
     assert "8.7 standard errors above always the most frequent class (68.4 %)" in of(0.842)
     assert "cannot be told from always the most frequent class" in of(0.70)
     assert "standard errors below always the most frequent class" in of(0.5)
@@ -304,8 +345,11 @@ def test_a_verdict_on_the_course_of_the_score_on_dev():
 def test_a_verdict_on_the_course_of_the_training_loss():
     def of(loss, count=400, phases="[[400, 8]]"):
         noise = [0.05 * (-1) ** step for step in range(count)]
-        return said(records=[{"step": step + 1, "mlm_loss": loss(step) + noise[step]}
-                             for step in range(count)], settings={"phases": phases})
+        return said(
+            records=[{"step": step + 1, "mlm_loss": loss(step) + noise[step]} for step in range(count)],
+            settings={"phases": phases},
+        )
+
     (verdict,) = of(lambda step: 8 - 0.01 * step)
     assert "still falling (mean 4.505 in the last quarter of the records, 5.505 in" in verdict
     (verdict,) = of(lambda step: 6 + 0.01 * step)

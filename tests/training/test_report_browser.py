@@ -10,20 +10,26 @@ import pytest
 
 from bertjax.training.report import write_report
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
-               None)
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium (Debian: apt-get install chromium)")]
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium (Debian: apt-get install chromium)"),
+]
 
 
 def make_run(directory, speed):
     directory.mkdir()
-    records = [{"step": step, "loss": 4 + 5 * math.exp(-speed * step), "learning_rate": 1e-4 / step,
-                "mlm_accuracy": 0.2 * (1 - math.exp(-speed * step)), "time": 60.0 * step}
-               for step in range(1, 101)]
-    records += [{"step": step, "eval/loss": 4.2 + 5 * math.exp(-speed * step)}
-                for step in (25, 50, 75, 100)]
+    records = [
+        {
+            "step": step,
+            "loss": 4 + 5 * math.exp(-speed * step),
+            "learning_rate": 1e-4 / step,
+            "mlm_accuracy": 0.2 * (1 - math.exp(-speed * step)),
+            "time": 60.0 * step,
+        }
+        for step in range(1, 101)
+    ]
+    records += [{"step": step, "eval/loss": 4.2 + 5 * math.exp(-speed * step)} for step in (25, 50, 75, 100)]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (directory / "config.json").write_text(json.dumps({"seed": 0, "speed": speed}))
     return directory
@@ -32,9 +38,22 @@ def make_run(directory, speed):
 def chromium(page, home, *flags):
     """Loads the page headless; returns standard output and what the console said."""
     done = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home}",
-         "--window-size=1280,1400", "--enable-logging=stderr", "--virtual-time-budget=3000",
-         *flags, f"file://{page}"], capture_output=True, text=True, timeout=120)
+        [
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={home}",
+            "--window-size=1280,1400",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=3000",
+            *flags,
+            f"file://{page}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
@@ -55,8 +74,9 @@ def test_every_curve_is_drawn_and_the_console_is_empty(tmp_path):
     assert "NaN" not in drawn and "undefined" not in drawn
 
 
-@pytest.mark.parametrize("axis, tick, farthest", [("x", "100", 100), ("tokens", "100k", 1e5),
-                                                  ("time", "50 min", 99 * 60)])
+@pytest.mark.parametrize(
+    "axis, tick, farthest", [("x", "100", 100), ("tokens", "100k", 1e5), ("time", "50 min", 99 * 60)]
+)
 def test_the_axis_is_switched_for_all_runs(tmp_path, axis, tick, farthest):
     runs = [make_run(tmp_path / "slow", 0.02), make_run(tmp_path / "fast", 0.06)]
     for run in runs:
@@ -77,11 +97,28 @@ def test_the_axis_is_switched_for_all_runs(tmp_path, axis, tick, farthest):
 def test_predictions_are_text_whatever_they_hold(tmp_path):
     run = make_run(tmp_path / "run", 0.02)
     bad = "<img src=x onerror=console.error(1)><script>console.error(2)</script>"
-    (run / "examples.json").write_text(json.dumps([
-        {"texts": [bad], "gold": bad, "predicted": bad, "right": False, "score": 1.0,
-         "predictions": [[bad, 0.75], ["other", 0.25]]},
-        {"texts": [], "gold": "", "predicted": "", "right": True, "score": 0.0,
-         "words": [["Anna", "B-PER", "B-PER"], [bad, "O", "B-LOC"]]}]))
+    (run / "examples.json").write_text(
+        json.dumps(
+            [
+                {
+                    "texts": [bad],
+                    "gold": bad,
+                    "predicted": bad,
+                    "right": False,
+                    "score": 1.0,
+                    "predictions": [[bad, 0.75], ["other", 0.25]],
+                },
+                {
+                    "texts": [],
+                    "gold": "",
+                    "predicted": "",
+                    "right": True,
+                    "score": 0.0,
+                    "words": [["Anna", "B-PER", "B-PER"], [bad, "O", "B-LOC"]],
+                },
+            ]
+        )
+    )
     dom, console = chromium(write_report([run]), tmp_path / "home", "--dump-dom")
     assert console == [] and "<img" not in dom
     assert dom.count("onerror=console.error(1)&gt;") == 5

@@ -37,11 +37,15 @@ def mesh_of(sizes):
 def init(key):
     keys = iter(jax.random.split(key, 4))
     word = jax.random.normal(next(keys), (64, 16))
-    return {"embeddings": {"word_embeddings": {"embedding": word}},
-            "encoder": {"layer_0": {
-                "attention": {"query": {"kernel": jax.random.normal(next(keys), (16, 16)),
-                                        "bias": jnp.zeros(16)}},
-                "intermediate": {"kernel": jax.random.normal(next(keys), (16, 32))}}}}
+    return {
+        "embeddings": {"word_embeddings": {"embedding": word}},
+        "encoder": {
+            "layer_0": {
+                "attention": {"query": {"kernel": jax.random.normal(next(keys), (16, 16)), "bias": jnp.zeros(16)}},
+                "intermediate": {"kernel": jax.random.normal(next(keys), (16, 32))},
+            }
+        },
+    }
 
 
 def test_mesh_fills_the_axis_that_is_left_open():
@@ -82,19 +86,22 @@ def test_optimizer_state_lies_where_its_parameter_lies():
     assert shardings["mean"] == expected and shardings["variance"] == expected
 
 
-@pytest.mark.parametrize(("path", "shape", "expected"), [
-    ("embeddings/word_embeddings/embedding", (64, 16), P("tensor", "fsdp")),
-    ("embeddings/word_embeddings/embedding", (63, 16), P(None, "fsdp")),
-    ("embeddings/word_embeddings/embedding", (63, 15), P()),
-    ("encoder/layer_3/attention/query/kernel", (16, 16), P("fsdp", "tensor")),
-    ("encoder/layer_3/attention/output/kernel", (16, 16), P(("tensor", "fsdp"))),
-    ("encoder/layer_3/output/kernel", (32, 16), P(("tensor", "fsdp"))),
-    ("encoder/layer_3/output/kernel", (30, 16), P("tensor")),  # 30 is no multiple of 4
-    ("encoder/layer_3/output/kernel", (31, 16), P()),
-    ("encoder/layer_3/LayerNorm/scale", (16,), P()),
-    ("classifier/kernel", (16, 3), P("fsdp")),
-    ("step", (), P()),
-])
+@pytest.mark.parametrize(
+    ("path", "shape", "expected"),
+    [
+        ("embeddings/word_embeddings/embedding", (64, 16), P("tensor", "fsdp")),
+        ("embeddings/word_embeddings/embedding", (63, 16), P(None, "fsdp")),
+        ("embeddings/word_embeddings/embedding", (63, 15), P()),
+        ("encoder/layer_3/attention/query/kernel", (16, 16), P("fsdp", "tensor")),
+        ("encoder/layer_3/attention/output/kernel", (16, 16), P(("tensor", "fsdp"))),
+        ("encoder/layer_3/output/kernel", (32, 16), P(("tensor", "fsdp"))),
+        ("encoder/layer_3/output/kernel", (30, 16), P("tensor")),  # 30 is no multiple of 4
+        ("encoder/layer_3/output/kernel", (31, 16), P()),
+        ("encoder/layer_3/LayerNorm/scale", (16,), P()),
+        ("classifier/kernel", (16, 3), P("fsdp")),
+        ("step", (), P()),
+    ],
+)
 def test_partition_rules(path, shape, expected):
     assert partition_spec(path, shape, mesh_of((2, 2, 2))) == expected
 
@@ -133,9 +140,16 @@ class Encoding:
 
     def __init__(self):
         self.encoder = BertEncoder(
-            BertConfig(vocab_size=8192, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-                       intermediate_size=64, max_position_embeddings=64),
-            Execution(layers="scan"))
+            BertConfig(
+                vocab_size=8192,
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=64,
+                max_position_embeddings=64,
+            ),
+            Execution(layers="scan"),
+        )
 
     def init(self, key):
         tokens = jnp.ones((1, 4), jnp.int32)
@@ -156,25 +170,23 @@ class Encoding:
 def collectives(sizes, rows):
     """(kind, bytes, executions) of the exchanges of a step on 8 devices, rows of 64 tokens."""
     objective, trainer = Encoding(), Trainer(make_optimizer(1e-3), mesh_of(sizes))
-    batch = {"ids": jax.ShapeDtypeStruct((rows, 64), jnp.int32,
-                                         sharding=batch_sharding(trainer.mesh))}
-    compiled = trainer.train_step(objective).lower(
-        trainer.abstract_state(objective), batch).compile()
-    return [(i.opcode, hlo.array_bytes(i.shape), times)
-            for i, times in hlo.parse(compiled.as_text()).instructions()
-            if i.opcode.removesuffix("-start") in hlo.COLLECTIVES]
+    batch = {"ids": jax.ShapeDtypeStruct((rows, 64), jnp.int32, sharding=batch_sharding(trainer.mesh))}
+    compiled = trainer.train_step(objective).lower(trainer.abstract_state(objective), batch).compile()
+    return [
+        (i.opcode, hlo.array_bytes(i.shape), times)
+        for i, times in hlo.parse(compiled.as_text()).instructions()
+        if i.opcode.removesuffix("-start") in hlo.COLLECTIVES
+    ]
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 4, 1)])
 def test_under_fsdp_devices_exchange_weights_and_not_activations(sizes):
-    few, many = (sum(size * times for _, size, times in collectives(sizes, rows))
-                 for rows in (16, 64))
+    few, many = (sum(size * times for _, size, times in collectives(sizes, rows)) for rows in (16, 64))
     # Ids, and the looked-up word vectors, there and back, are all that travels with the rows.
     assert many - few < 2.5 * (64 - 16) * 64 * 32 * 4 / 8, (few, many)
 
 
-@pytest.mark.parametrize("sizes", [
-    (8, 1, 1), (1, 8, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8), (4, 1, 2)])
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8), (4, 1, 2)])
 def test_no_device_gathers_the_vectors_of_all_rows(sizes):
     """Such an all-gather is what XLA warns of as an involuntary full rematerialization."""
     found = collectives(sizes, 16)
@@ -183,25 +195,41 @@ def test_no_device_gathers_the_vectors_of_all_rows(sizes):
     assert not [size for kind, size, _ in found if "all-gather" in kind and size > vectors / 4]
 
 
-@pytest.mark.parametrize(("sizes", "sums"), [
-    ((8, 1, 1), ["all-reduce [8192,32]"]), ((1, 8, 1), ["reduce-scatter [8192,4]"]),
-    ((2, 4, 1), ["all-reduce [8192,8]", "reduce-scatter [8192,8]"])])
+@pytest.mark.parametrize(
+    ("sizes", "sums"),
+    [
+        ((8, 1, 1), ["all-reduce [8192,32]"]),
+        ((1, 8, 1), ["reduce-scatter [8192,4]"]),
+        ((2, 4, 1), ["all-reduce [8192,8]", "reduce-scatter [8192,8]"]),
+    ],
+)
 def test_gradients_of_the_word_table_are_added_up_over_devices_once(sizes, sums):
     """It has two uses, the lookup and the MLM decoder."""
     objective = PretrainingObjective(BertForPreTraining(Encoding().encoder.config), masking=None)
     trainer = Trainer(make_optimizer(1e-3), mesh_of(sizes))
     tokens, masked, pair = ((8, n) for n in (64, 4, 1))
-    shapes = {"input_ids": tokens, "attention_mask": tokens, "token_type_ids": tokens,
-              "mlm_positions": masked, "mlm_labels": masked, "mlm_weights": masked,
-              "nsp_labels": pair, "nsp_weights": pair}
-    batch = {name: jax.ShapeDtypeStruct(
-        shape, jnp.float32 if name.endswith("weights") else jnp.int32,
-        sharding=batch_sharding(trainer.mesh)) for name, shape in shapes.items()}
-    compiled = trainer.train_step(objective).lower(
-        trainer.abstract_state(objective), batch).compile()
-    found = [f"{i.opcode.removesuffix('-start')} {shape}"
-             for i, _ in hlo.parse(compiled.as_text()).instructions()
-             if i.opcode.removesuffix("-start") in hlo.COLLECTIVES
-             for shape in re.findall(r"\[8192,\d+\]", i.shape)]  # of combined ones, all
+    shapes = {
+        "input_ids": tokens,
+        "attention_mask": tokens,
+        "token_type_ids": tokens,
+        "mlm_positions": masked,
+        "mlm_labels": masked,
+        "mlm_weights": masked,
+        "nsp_labels": pair,
+        "nsp_weights": pair,
+    }
+    batch = {
+        name: jax.ShapeDtypeStruct(
+            shape, jnp.float32 if name.endswith("weights") else jnp.int32, sharding=batch_sharding(trainer.mesh)
+        )
+        for name, shape in shapes.items()
+    }
+    compiled = trainer.train_step(objective).lower(trainer.abstract_state(objective), batch).compile()
+    found = [
+        f"{i.opcode.removesuffix('-start')} {shape}"
+        for i, _ in hlo.parse(compiled.as_text()).instructions()
+        if i.opcode.removesuffix("-start") in hlo.COLLECTIVES
+        for shape in re.findall(r"\[8192,\d+\]", i.shape)
+    ]  # of combined ones, all
     gathered = ["all-gather [8192,32]"] if sizes[1] > 1 else []
     assert sorted(found) == sorted(gathered + sums)

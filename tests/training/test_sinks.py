@@ -86,7 +86,8 @@ def test_csv_has_a_row_a_record_and_a_column_a_name(tmp_path):
     assert rows(tmp_path) == [
         {"step": "1", "loss": "2.5", "eval/loss": "", "learning_rate": ""},
         {"step": "1", "loss": "", "eval/loss": "1.5", "learning_rate": ""},
-        {"step": "2", "loss": "", "eval/loss": "", "learning_rate": "0.0001"}]
+        {"step": "2", "loss": "", "eval/loss": "", "learning_rate": "0.0001"},
+    ]
 
 
 def test_csv_of_a_resumed_run_has_no_step_twice(tmp_path):
@@ -98,20 +99,27 @@ def test_csv_of_a_resumed_run_has_no_step_twice(tmp_path):
     with book(tmp_path, 3, csv=True) as log:
         log.train(4, 10, {"loss": 4.0})
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [
-        ("1", "1.0"), ("2", "2.0"), ("3", "3.0"), ("4", "4.0")]
+        ("1", "1.0"),
+        ("2", "2.0"),
+        ("3", "3.0"),
+        ("4", "4.0"),
+    ]
     book(tmp_path, 0, csv=True).close()  # a new run in the old place
     assert rows(tmp_path) == []
 
 
-@pytest.mark.parametrize(("content", "kept", "told"), [
-    (b"step,loss\n1,2.5\n\0\0\0\0\n2,2.25\n", ["1", "2"], "1 of 3 rows"),
-    (b"step,loss\n1,2.5\n2,2\0.25\n\xff\xff,1\nx,1\n", ["1"], "3 of 4 rows"),
-    (b"step,loss\n1,2.5,3\n2,2.25\n", ["2"], "1 of 2 rows"),
-    (b"\0" * 100 + b"\n1,2.5\n", [], "1 of 1 rows"),
-    (b"loss,loss\n1,2.5\n", [], "1 of 1 rows"),
-    (b"step,loss\n1,2.5\n2,2.2", ["1"], ""),  # the last row was being written
-    (b"", [], ""),
-])
+@pytest.mark.parametrize(
+    ("content", "kept", "told"),
+    [
+        (b"step,loss\n1,2.5\n\0\0\0\0\n2,2.25\n", ["1", "2"], "1 of 3 rows"),
+        (b"step,loss\n1,2.5\n2,2\0.25\n\xff\xff,1\nx,1\n", ["1"], "3 of 4 rows"),
+        (b"step,loss\n1,2.5,3\n2,2.25\n", ["2"], "1 of 2 rows"),
+        (b"\0" * 100 + b"\n1,2.5\n", [], "1 of 1 rows"),
+        (b"loss,loss\n1,2.5\n", [], "1 of 1 rows"),
+        (b"step,loss\n1,2.5\n2,2.2", ["1"], ""),  # the last row was being written
+        (b"", [], ""),
+    ],
+)
 def test_a_damaged_metrics_csv_is_set_aside_and_said(tmp_path, content, kept, told):
     path, said = tmp_path / "metrics.csv", []
     path.write_bytes(content)

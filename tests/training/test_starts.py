@@ -33,8 +33,13 @@ def test_a_start_on_the_same_machine_is_bit_for_bit(tmp_path):
 
 def test_another_card_version_or_number_of_devices_is_said(tmp_path, monkeypatch):
     begin(tmp_path, 0)
-    for name, value in (("device_kind", "NVIDIA H100"), ("devices", 3), ("processes", 2),
-                        ("jax", "9.9"), ("XLA_FLAGS", "--xla_x=1")):
+    for name, value in (
+        ("device_kind", "NVIDIA H100"),
+        ("devices", 3),
+        ("processes", 2),
+        ("jax", "9.9"),
+        ("XLA_FLAGS", "--xla_x=1"),
+    ):
         facts = starts.facts
         with monkeypatch.context() as patch:
             patch.setattr(starts, "facts", lambda facts=facts, n=name, v=value: {**facts(), n: v})

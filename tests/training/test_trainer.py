@@ -35,9 +35,12 @@ class Regression:
 
     def init(self, key):
         a, b = jax.random.split(key)
-        return {"layer_0": {"intermediate": {"kernel": jax.random.normal(a, (WIDTH, 16)) / 3},
-                            "output": {"kernel": jax.random.normal(b, (16, 1)) / 3,
-                                       "bias": jnp.zeros(1)}}}
+        return {
+            "layer_0": {
+                "intermediate": {"kernel": jax.random.normal(a, (WIDTH, 16)) / 3},
+                "output": {"kernel": jax.random.normal(b, (16, 1)) / 3, "bias": jnp.zeros(1)},
+            }
+        }
 
     def prepare(self, batch, key):
         return {**batch, "x": batch["x"] + self.noise * jax.random.normal(key, batch["x"].shape)}
@@ -109,8 +112,9 @@ class Memory:
 def losses(trainer, objective=None, steps=10, **options):
     objective = objective or regression()
     book = Memory()
-    state = trainer.fit(trainer.init(objective), [Phase(steps, objective, batches)], logbook=book,
-                        log_every=1, **options)
+    state = trainer.fit(
+        trainer.init(objective), [Phase(steps, objective, batches)], logbook=book, log_every=1, **options
+    )
     return np.array([record["loss"] for record in book.records]), state
 
 
@@ -156,8 +160,11 @@ def test_micro_batches_are_cut_without_moving_rows_between_devices():
 
 def test_dropout_changes_with_step_and_micro_batch_but_not_with_the_run():
     objective = regression(dropout=0.5)
-    same = {"x": np.ones((ROWS, WIDTH), np.float32), "y": np.ones(ROWS, np.float32),
-            "weight": np.ones(ROWS, np.float32)}
+    same = {
+        "x": np.ones((ROWS, WIDTH), np.float32),
+        "y": np.ones(ROWS, np.float32),
+        "weight": np.ones(ROWS, np.float32),
+    }
     trainer = Trainer(make_optimizer(0.0), make_mesh(), accumulation=1)
     seen = []
     for _ in range(2):
@@ -169,11 +176,12 @@ def test_dropout_changes_with_step_and_micro_batch_but_not_with_the_run():
 
     halves = Trainer(make_optimizer(0.0), make_mesh(), accumulation=2)
     _, gradients_of_two = halves._gradients(
-        objective, trainer.init(objective).params, put_batch(same, halves.mesh), jax.random.key(0))
+        objective, trainer.init(objective).params, put_batch(same, halves.mesh), jax.random.key(0)
+    )
     _, gradients_of_one = trainer._gradients(
-        objective, trainer.init(objective).params, put_batch(same, halves.mesh), jax.random.key(0))
-    difference = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), gradients_of_one,
-                              gradients_of_two)
+        objective, trainer.init(objective).params, put_batch(same, halves.mesh), jax.random.key(0)
+    )
+    difference = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), gradients_of_one, gradients_of_two)
     assert max(jax.tree.leaves(difference)) > 1e-3
 
 
@@ -188,8 +196,14 @@ def run_with_checkpoints(directory, until, steps=20, sizes=(8, 1, 1)):
     if checkpoints.latest() is not None:
         state, _ = checkpoints.restore(trainer.abstract_state(objective))
     book = Memory()
-    state = trainer.fit(state, [Phase(until, objective, batches)], logbook=book,
-                        checkpoints=checkpoints, checkpoint_every=4, log_every=1)
+    state = trainer.fit(
+        state,
+        [Phase(until, objective, batches)],
+        logbook=book,
+        checkpoints=checkpoints,
+        checkpoint_every=4,
+        log_every=1,
+    )
     checkpoints.close()
     return state, book.records
 
@@ -209,8 +223,7 @@ def test_resume_on_another_mesh_goes_on_within_rounding(tmp_path):
     run_with_checkpoints(tmp_path / "b", 6)
     resumed, _ = run_with_checkpoints(tmp_path / "b", 12, sizes=(1, 2, 1))
     assert int(resumed.step) == 12
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), whole.params,
-                 resumed.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), whole.params, resumed.params)
 
 
 def test_a_finished_run_that_is_resumed_does_nothing(tmp_path):
@@ -231,8 +244,7 @@ def test_a_signal_saves_says_so_and_leaves(tmp_path):
             yield batch
 
     with pytest.raises(Preempted):
-        trainer.fit(trainer.init(objective), [Phase(9, objective, interrupted)], logbook=book,
-                    checkpoints=checkpoints)
+        trainer.fit(trainer.init(objective), [Phase(9, objective, interrupted)], logbook=book, checkpoints=checkpoints)
     assert checkpoints.latest() == 3
     assert book.messages[-1] == "stopped by SIGINT, saved at step 3; start again to go on"
     checkpoints.close()
@@ -260,9 +272,14 @@ def test_a_signal_is_not_lost_while_no_step_runs(tmp_path, monkeypatch, moment):
     if moment == "last save":
         monkeypatch.setattr(checkpoints, "wait", wait)
     with pytest.raises(Preempted):
-        trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book,
-                    checkpoints=checkpoints, eval_every=2,
-                    evaluate=lambda state: trainer.evaluate(objective, state.params, heldout()))
+        trainer.fit(
+            trainer.init(objective),
+            [Phase(4, objective, batches)],
+            logbook=book,
+            checkpoints=checkpoints,
+            eval_every=2,
+            evaluate=lambda state: trainer.evaluate(objective, state.params, heldout()),
+        )
     assert checkpoints.latest() == (2 if moment == "evaluation" else 4)
     assert len(rows) == (4 if moment == "evaluation" else 80)  # at once, not after the 40
     assert len(book.evaluations) == (0 if moment == "evaluation" else 2)
@@ -280,9 +297,16 @@ def test_saving_and_evaluating_between_donated_steps(tmp_path):
 
     checkpoints = Checkpoints(tmp_path, keep_last=10)
     book = Memory()
-    trainer.fit(trainer.init(objective), [Phase(6, objective, batches)], logbook=book,
-                checkpoints=checkpoints, evaluate=evaluate, eval_every=1, checkpoint_every=1,
-                log_every=2)
+    trainer.fit(
+        trainer.init(objective),
+        [Phase(6, objective, batches)],
+        logbook=book,
+        checkpoints=checkpoints,
+        evaluate=evaluate,
+        eval_every=1,
+        checkpoint_every=1,
+        log_every=2,
+    )
     for step in range(1, 7):
         saved, _ = checkpoints.restore(trainer.abstract_state(objective), step)
         assert_same(saved, states[step])
@@ -311,6 +335,7 @@ def poisoned(bad_steps):
             if step in bad_steps:
                 batch["y"] = np.full_like(batch["y"], np.inf)
             yield batch
+
     return iterate
 
 
@@ -334,16 +359,17 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
 def test_too_many_bad_steps_in_a_row_stop_the_run_with_an_explanation():
     trainer, objective = trainer_on(max_skipped_in_row=3), regression()
     with pytest.raises(NotFiniteError, match="3 steps in a row up to step 7 .* learning"):
-        trainer.fit(trainer.init(objective), [Phase(20, objective, poisoned({1, *range(4, 20)}))],
-                    logbook=Memory())
+        trainer.fit(trainer.init(objective), [Phase(20, objective, poisoned({1, *range(4, 20)}))], logbook=Memory())
 
 
-@pytest.mark.parametrize(("error", "source"), [
-    (NotFiniteError, poisoned(range(3, 20))),
-    (DataError, lambda start: itertools.chain(itertools.islice(batches(start), 4), damaged())),
-])
-def test_an_error_in_the_loop_finishes_the_save_that_has_begun(
-        tmp_path, monkeypatch, error, source):
+@pytest.mark.parametrize(
+    ("error", "source"),
+    [
+        (NotFiniteError, poisoned(range(3, 20))),
+        (DataError, lambda start: itertools.chain(itertools.islice(batches(start), 4), damaged())),
+    ],
+)
+def test_an_error_in_the_loop_finishes_the_save_that_has_begun(tmp_path, monkeypatch, error, source):
     write = manifest.write
 
     def slowly(*arguments):
@@ -354,8 +380,13 @@ def test_an_error_in_the_loop_finishes_the_save_that_has_begun(
     trainer, objective = trainer_on(max_skipped_in_row=2), regression()
     checkpoints = Checkpoints(tmp_path / "run")
     with pytest.raises(error):
-        trainer.fit(trainer.init(objective), [Phase(20, objective, source)], logbook=Memory(),
-                    checkpoints=checkpoints, checkpoint_every=1)
+        trainer.fit(
+            trainer.init(objective),
+            [Phase(20, objective, source)],
+            logbook=Memory(),
+            checkpoints=checkpoints,
+            checkpoint_every=1,
+        )
     assert checkpoints._pending is None and checkpoints.steps()[-1] >= 4
     assert not list((tmp_path / "run").glob("tmp.*"))
 
@@ -368,8 +399,7 @@ def damaged():
 def test_a_run_that_ends_in_an_error_is_no_longer_watched():
     trainer, objective = trainer_on(watchdog_s=60), regression()
     with pytest.raises(ValueError, match="the data ended"):
-        trainer.fit(trainer.init(objective), [Phase(3, objective, lambda start: iter(()))],
-                    logbook=Memory())
+        trainer.fit(trainer.init(objective), [Phase(3, objective, lambda start: iter(()))], logbook=Memory())
     watching = [thread for thread in threading.enumerate() if thread.name == "watchdog"]
     for thread in watching:
         thread.join(5)
@@ -391,8 +421,7 @@ def test_a_batch_without_any_target_changes_nothing_but_weight_decay():
 
 def test_the_logged_learning_rate_is_the_one_used():
     book, trainer = Memory(), trainer_on(steps=20)
-    trainer.fit(trainer.init(regression()), [Phase(10, regression(), batches)], logbook=book,
-                log_every=1)
+    trainer.fit(trainer.init(regression()), [Phase(10, regression(), batches)], logbook=book, log_every=1)
     schedule = learning_rate_schedule("linear", 3e-2, 2, 20)
     for record in book.records:  # the update that made step s used schedule(s - 1)
         assert record["learning_rate"] == pytest.approx(float(schedule(record["step"] - 1)))
@@ -400,13 +429,17 @@ def test_the_logged_learning_rate_is_the_one_used():
 
 def test_log_evaluation_and_last_step():
     trainer, objective, book = trainer_on(), regression(), Memory()
-    trainer.fit(trainer.init(objective), [Phase(7, objective, batches, 320, 1e6)], logbook=book,
-                log_every=3, eval_every=5, evaluate=lambda state: {"loss": 1.0, "squad/f1": 2.0})
+    trainer.fit(
+        trainer.init(objective),
+        [Phase(7, objective, batches, 320, 1e6)],
+        logbook=book,
+        log_every=3,
+        eval_every=5,
+        evaluate=lambda state: {"loss": 1.0, "squad/f1": 2.0},
+    )
     assert [record["step"] for record in book.records] == [1, 3, 6, 7]
-    assert book.evaluations == [{"step": step, "eval/loss": 1.0, "squad/f1": 2.0}
-                                for step in (5, 7)]
-    assert book.records[1]["tokens_per_second"] == pytest.approx(
-        320 / book.records[1]["step_time"])
+    assert book.evaluations == [{"step": step, "eval/loss": 1.0, "squad/f1": 2.0} for step in (5, 7)]
+    assert book.records[1]["tokens_per_second"] == pytest.approx(320 / book.records[1]["step_time"])
     assert book.records[0]["step_time"] is None  # the first step is compilation
     assert book.records[1]["mfu"] is None  # the peak of a CPU is not known
     assert 0 <= book.records[1]["data_wait"] < book.records[1]["step_time"]
@@ -414,8 +447,7 @@ def test_log_evaluation_and_last_step():
 
 def fit(log_every, book, steps=10):
     trainer, objective = trainer_on((1, 1, 1)), regression()
-    trainer.fit(trainer.init(objective), [Phase(steps, objective, batches)], logbook=book,
-                log_every=log_every)
+    trainer.fit(trainer.init(objective), [Phase(steps, objective, batches)], logbook=book, log_every=log_every)
     return {record["step"]: record for record in book.records}
 
 
@@ -440,16 +472,20 @@ def test_a_line_after_a_resume_is_the_mean_that_it_would_have_been(tmp_path, sav
 
     rough, checkpoints = Memory(), Checkpoints(tmp_path)
     with pytest.raises(DataError):
-        trainer.fit(trainer.init(objective), phases_of(objective, broken), logbook=rough,
-                    log_every=4, checkpoints=checkpoints, checkpoint_every=saved_at)
+        trainer.fit(
+            trainer.init(objective),
+            phases_of(objective, broken),
+            logbook=rough,
+            log_every=4,
+            checkpoints=checkpoints,
+            checkpoint_every=saved_at,
+        )
     state, step = checkpoints.restore(trainer.abstract_state(objective))
     assert step == saved_at
     rough.records = [record for record in rough.records if record["step"] <= step]
-    trainer.fit(state, phases_of(objective, batches), logbook=rough, log_every=4,
-                checkpoints=checkpoints)
+    trainer.fit(state, phases_of(objective, batches), logbook=rough, log_every=4, checkpoints=checkpoints)
     checkpoints.close()
-    lines = [[(r["step"], r["loss"], r["mse"], r["grad_norm"]) for r in book.records]
-             for book in (calm, rough)]
+    lines = [[(r["step"], r["loss"], r["mse"], r["grad_norm"]) for r in book.records] for book in (calm, rough)]
     assert lines[0] == lines[1] and [line[0] for line in lines[0]] == [1, 4, 8, 10]
 
 
@@ -462,8 +498,7 @@ def test_a_long_silence_is_ended_by_a_line_that_is_not_recorded(monkeypatch):
     book = Memory()
     assert list(fit(10, book)) == [1, 10]
     assert book.messages[0] == "compiling the training step ..."
-    assert [line.split("  ")[0] for line in book.messages[1:]] == [
-        f"step {step}/10" for step in range(2, 10)]
+    assert [line.split("  ")[0] for line in book.messages[1:]] == [f"step {step}/10" for step in range(2, 10)]
 
 
 def test_the_next_step_is_dispatched_before_metrics_are_fetched():
@@ -479,10 +514,8 @@ def test_the_next_step_is_dispatched_before_metrics_are_fetched():
             yield batch
 
     trainer, objective = trainer_on(), regression()
-    trainer.fit(trainer.init(objective), [Phase(4, objective, source)], logbook=Watched(),
-                log_every=1)
-    assert events == ["batch 1", "batch 2", "log 1", "batch 3", "log 2", "batch 4", "log 3",
-                      "log 4"]
+    trainer.fit(trainer.init(objective), [Phase(4, objective, source)], logbook=Watched(), log_every=1)
+    assert events == ["batch 1", "batch 2", "log 1", "batch 3", "log 2", "batch 4", "log 3", "log 4"]
 
 
 def test_phases_share_one_optimizer_state_and_schedule():
@@ -494,28 +527,32 @@ def test_phases_share_one_optimizer_state_and_schedule():
         starts.append(start)
         return batches(start, rows=2 * ROWS)
 
-    state = trainer.fit(trainer.init(first), [Phase(5, first, batches), Phase(8, second, longer)],
-                        logbook=book, log_every=1)
+    state = trainer.fit(
+        trainer.init(first), [Phase(5, first, batches), Phase(8, second, longer)], logbook=book, log_every=1
+    )
     assert int(state.step) == 8 and starts == [5]
     schedule = learning_rate_schedule("linear", 3e-2, 2, 20)
-    assert [r["learning_rate"] for r in book.records] == pytest.approx(
-        [float(schedule(step)) for step in range(8)])
+    assert [r["learning_rate"] for r in book.records] == pytest.approx([float(schedule(step)) for step in range(8)])
 
 
 def test_data_that_ends_early_is_an_error():
     trainer, objective = trainer_on(), regression()
     with pytest.raises(ValueError, match="data ended after step 2"):
-        trainer.fit(trainer.init(objective),
-                    [Phase(5, objective, lambda start: iter([batch_of(0), batch_of(1)]))],
-                    logbook=Memory())
+        trainer.fit(
+            trainer.init(objective),
+            [Phase(5, objective, lambda start: iter([batch_of(0), batch_of(1)]))],
+            logbook=Memory(),
+        )
 
 
 def test_evaluation_counts_each_row_once_and_is_deterministic():
     trainer, objective = trainer_on(), regression(dropout=0.5)
     params = trainer.init(objective).params
     rows = batch_of(3, 40)
-    split = [{k: v[:32] for k, v in rows.items()},
-             {k: np.concatenate([v[32:], np.zeros_like(v[:24])]) for k, v in rows.items()}]
+    split = [
+        {k: v[:32] for k, v in rows.items()},
+        {k: np.concatenate([v[32:], np.zeros_like(v[:24])]) for k, v in rows.items()},
+    ]
     found = trainer.evaluate(objective, params, split)
     hidden = np.tanh(rows["x"] @ np.asarray(params["layer_0"]["intermediate"]["kernel"]))
     errors = (hidden @ np.asarray(params["layer_0"]["output"]["kernel"]))[:, 0] - rows["y"]
@@ -574,16 +611,21 @@ def test_what_was_compiled_ahead_is_what_runs():
 def test_records_of_a_real_logbook_are_the_documented_names(tmp_path):
     trainer, objective = trainer_on(), regression()
     with Logbook(tmp_path, write=lambda line: None) as book:
-        trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book,
-                    log_every=2)
+        trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book, log_every=2)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert {"step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "step_time",
-            "data_wait"} <= set(records[-1])
+    assert {"step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "step_time", "data_wait"} <= set(
+        records[-1]
+    )
 
 
 def test_profile_is_written_on_request(tmp_path):
     trainer, objective, book = trainer_on((1, 1, 1)), regression(), Memory()
-    trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book,
-                profile_steps=(2, 3), profile_directory=str(tmp_path))
+    trainer.fit(
+        trainer.init(objective),
+        [Phase(4, objective, batches)],
+        logbook=book,
+        profile_steps=(2, 3),
+        profile_directory=str(tmp_path),
+    )
     assert list(tmp_path.rglob("*.xplane.pb"))
     assert "steps 2 to 3" in book.messages[-1]

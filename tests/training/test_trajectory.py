@@ -16,8 +16,14 @@ STEPS = 50
 def losses(store, directory, sizes):
     config = default_config()
     config.data.corpus = store
-    config.model.update(num_hidden_layers=2, hidden_size=32, num_attention_heads=4,
-                        intermediate_size=64, max_position_embeddings=64, vocab_multiple=64)
+    config.model.update(
+        num_hidden_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        vocab_multiple=64,
+    )
     config.phases, config.batch_size = ((STEPS, 32),), 16
     config.optimizer.update(warmup_steps=5, learning_rate=1e-3)
     config.eval.rows = 16
@@ -38,12 +44,10 @@ def directory(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [
-    (8, 1, 1), (1, 8, 1), (2, 4, 1), (4, 2, 1), (2, 2, 2), (4, 1, 2), (1, 4, 2), (1, 2, 4),
-    (2, 1, 4)])
-def test_fifty_steps_with_masks_and_dropout_are_the_same_on_every_mesh(
-        random_store, directory, sizes):
+@pytest.mark.parametrize(
+    "sizes", [(8, 1, 1), (1, 8, 1), (2, 4, 1), (4, 2, 1), (2, 2, 2), (4, 1, 2), (1, 4, 2), (1, 2, 4), (2, 1, 4)]
+)
+def test_fifty_steps_with_masks_and_dropout_are_the_same_on_every_mesh(random_store, directory, sizes):
     alone = losses(str(random_store), directory, (1, 1, 1))
     assert alone[0] - alone[-1] > 0.1  # it learns, so the updates are in it
-    np.testing.assert_allclose(
-        losses(str(random_store), directory, sizes), alone, rtol=0, atol=1e-5 * alone[0])
+    np.testing.assert_allclose(losses(str(random_store), directory, sizes), alone, rtol=0, atol=1e-5 * alone[0])

@@ -22,11 +22,12 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def test_a_hung_process_ends_with_what_hangs_and_the_stacks():
-    script = ("import time\nfrom bertjax.training.watchdog import Watchdog\n"
-              "def stuck_in_a_collective():\n    time.sleep(60)\n"
-              "Watchdog(0.5).doing('step 7', 'another process')\nstuck_in_a_collective()")
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
-                            timeout=50, env=ENVIRONMENT)
+    script = (
+        "import time\nfrom bertjax.training.watchdog import Watchdog\n"
+        "def stuck_in_a_collective():\n    time.sleep(60)\n"
+        "Watchdog(0.5).doing('step 7', 'another process')\nstuck_in_a_collective()"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, env=ENVIRONMENT)
     assert result.returncode == EXIT_HUNG == 76
     first, *stacks, last = result.stderr.strip().splitlines()
     assert first == "watchdog: step 7 hangs. Stacks of all threads, the main one last:"
@@ -34,7 +35,9 @@ def test_a_hung_process_ends_with_what_hangs_and_the_stacks():
     assert re.fullmatch(
         r"watchdog: process \d+ on \S+: step 7 has not ended for 1 s \(limit: "
         r"--config.watchdog_seconds=0.5\)\. Suspect another process\. Exit code 76: the same "
-        r"command goes on from the newest checkpoint\.", last)
+        r"command goes on from the newest checkpoint\.",
+        last,
+    )
 
 
 def test_the_watchdog_is_quiet_while_things_end_and_after_stop():
@@ -55,10 +58,11 @@ def test_what_has_no_usual_length_is_given_time():
 
 
 def test_time_in_which_the_process_itself_was_stopped_does_not_count():
-    script = ("import time\nfrom bertjax.training.watchdog import Watchdog\n"
-              "Watchdog(1).doing('step 7', '')\nprint('up', flush=True)\ntime.sleep(0.3)")
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
-                               env=ENVIRONMENT)
+    script = (
+        "import time\nfrom bertjax.training.watchdog import Watchdog\n"
+        "Watchdog(1).doing('step 7', '')\nprint('up', flush=True)\ntime.sleep(0.3)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGSTOP)
     time.sleep(1.6)
@@ -118,13 +122,16 @@ def batch():
     return {"x": np.ones((8, 4), np.float32)}
 
 
-@pytest.mark.parametrize(("hangs", "expected"), [
-    ({"data": 3}, ("the batch of step 3", "the disk of config.data.corpus, or a data worker")),
-    ({"evaluation": 2}, ("the evaluation at step 2, after 2 batches,", "the disk of")),
-    ({"save": 4}, ("saving step 4, or the checkpoint before it", "the storage of gs://bucket/run")),
-    ({"wait": 6}, ("writing the checkpoint of step 6", "the storage of gs://bucket/run")),
-    ({"step": 5}, ("step 5", "another process of the run")),
-])
+@pytest.mark.parametrize(
+    ("hangs", "expected"),
+    [
+        ({"data": 3}, ("the batch of step 3", "the disk of config.data.corpus, or a data worker")),
+        ({"evaluation": 2}, ("the evaluation at step 2, after 2 batches,", "the disk of")),
+        ({"save": 4}, ("saving step 4, or the checkpoint before it", "the storage of gs://bucket/run")),
+        ({"wait": 6}, ("writing the checkpoint of step 6", "the storage of gs://bucket/run")),
+        ({"step": 5}, ("step 5", "another process of the run")),
+    ],
+)
 def test_the_watchdog_knows_what_the_loop_waits_for(monkeypatch, hangs, expected):
     told = []
 
@@ -157,9 +164,15 @@ def test_the_watchdog_knows_what_the_loop_waits_for(monkeypatch, hangs, expected
 
         monkeypatch.setattr(trainer, "train_step", lambda objective: step)
     with pytest.raises(Hang):
-        trainer.fit(trainer.init(objective), [Phase(6, objective, rows)], logbook=Book(),
-                    checkpoints=Storage(hangs), checkpoint_every=2, eval_every=2,
-                    evaluate=lambda state: trainer.evaluate(objective, state.params, heldout()))
+        trainer.fit(
+            trainer.init(objective),
+            [Phase(6, objective, rows)],
+            logbook=Book(),
+            checkpoints=Storage(hangs),
+            checkpoint_every=2,
+            eval_every=2,
+            evaluate=lambda state: trainer.evaluate(objective, state.params, heldout()),
+        )
     what, suspects, patiently = told[-1]
     assert what == expected[0]
     assert expected[1] in suspects

@@ -31,8 +31,9 @@ def workdir(tmp_path):
     (tmp_path / "config.json").write_text(default_config().to_json())
     corpus = Corpus(VOCABULARY)
     corpus.tokenizer.save(tmp_path)
-    (tmp_path / "corpus.json").write_text(json.dumps(
-        {"content": "the text", "vocabulary": corpus.tokenizer.fingerprint}))
+    (tmp_path / "corpus.json").write_text(
+        json.dumps({"content": "the text", "vocabulary": corpus.tokenizer.fingerprint})
+    )
     return epath.Path(tmp_path)
 
 
@@ -53,10 +54,8 @@ def test_a_damaged_record_of_the_settings_is_named_with_the_remedy(workdir, cont
     assert step_to_resume(resumed("overwrite"), workdir) is None
 
 
-@pytest.mark.parametrize("content", [*DAMAGED, b'{"content": "the text"}',
-                                     b'{"content": "the text", "vocabulary": 3}'])
-def test_a_damaged_record_of_the_corpus_is_named_and_other_words_are_never_meant(
-        workdir, content):
+@pytest.mark.parametrize("content", [*DAMAGED, b'{"content": "the text"}', b'{"content": "the text", "vocabulary": 3}'])
+def test_a_damaged_record_of_the_corpus_is_named_and_other_words_are_never_meant(workdir, content):
     corpus = Corpus(VOCABULARY)
     assert goes_on_with(resumed(), workdir, corpus)
     (workdir / "corpus.json").write_bytes(content)

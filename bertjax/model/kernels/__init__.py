@@ -1,14 +1,14 @@
 """Hand-written kernels and the choice among them.
 
-    dropout_bits       attention dropout as a hash of (key, row, head, query, key position)
-    attention_programs what one GPU program of the fused attention computes (Pallas)
-    flash_attention    the launch of these programs, as one differentiable function
-    attention_pallas   attention() over flash_attention, for the dispatch table
-    attention_cudnn    attention() over cuDNN, without dropout
-    tpu_attention      fused attention for TPUs (Pallas)
-    residual_norm      LayerNorm(residual + dropout(h + b)), one pass forward and backward (GPU)
-    bias_gelu          backward pass of GELU(h + b) with the bias's gradient (GPU)
-    gelu               GELU recomputed in backward, in the form that cuBLASLt takes over
+dropout_bits       attention dropout as a hash of (key, row, head, query, key position)
+attention_programs what one GPU program of the fused attention computes (Pallas)
+flash_attention    the launch of these programs, as one differentiable function
+attention_pallas   attention() over flash_attention, for the dispatch table
+attention_cudnn    attention() over cuDNN, without dropout
+tpu_attention      fused attention for TPUs (Pallas)
+residual_norm      LayerNorm(residual + dropout(h + b)), one pass forward and backward (GPU)
+bias_gelu          backward pass of GELU(h + b) with the bias's gradient (GPU)
+gelu               GELU recomputed in backward, in the form that cuBLASLt takes over
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def compiler_options(platform: str) -> dict[str, bool | str]:
     return {"xla_gpu_enable_triton_gemm": False, "xla_disable_hlo_passes": "all-reduce-contiguous"}
 
 
-def select_attention(
-    shape: Sequence[int], dtype: jnp.dtype, dropout_rate: float, platform: str
-) -> str:
+def select_attention(shape: Sequence[int], dtype: jnp.dtype, dropout_rate: float, platform: str) -> str:
     """The implementation that 'auto' stands for.
 
     Args:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import jax
 
 from bertjax.model.kernels.dropout_bits import stream_seeds
-from bertjax.model.kernels.flash_attention import (
-    Tiling,
-    flash_attention,
-    flash_attention_joined,
-)
+from bertjax.model.kernels.flash_attention import Tiling, flash_attention, flash_attention_joined
 
 
 def attention(

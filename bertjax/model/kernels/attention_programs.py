@@ -74,9 +74,13 @@ class Tiling:
             return cls(block_k=64, bounded=True)
         if length <= 128:
             return cls(
-                block_k=64, backward="fused", backward_block_k=128, backward_warps=8,
-                backward_stages=1, backward_bounded=False,
-            )  # fmt: skip
+                block_k=64,
+                backward="fused",
+                backward_block_k=128,
+                backward_warps=8,
+                backward_stages=1,
+                backward_bounded=False,
+            )
         return cls()
 
 
@@ -152,9 +156,7 @@ def _compared(compare, ids_a: jax.Array, ids_b: jax.Array, tile: jax.Array, othe
     return lax.cond(compare, masked, lambda: tile)
 
 
-def forward_kernel(
-    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, lse_ref, *, spec: Spec
-):
+def forward_kernel(seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, lse_ref, *, spec: Spec):
     block_q, head = q_ref.shape
     length = k_ref.shape[0]
     block_k = block_size(length, spec.tiling.block_k)
@@ -174,9 +176,7 @@ def forward_kernel(
         p = jnp.exp2(scores - new_max[:, None])
         running_sum = running_sum * shrink + jnp.sum(p, axis=1)
         if spec.rate > 0.0:
-            keep = tile_keep_mask(
-                seed_0, seed_1, start_q, start_k, (block_q, block_k), spec.rate
-            )
+            keep = tile_keep_mask(seed_0, seed_1, start_q, start_k, (block_q, block_k), spec.rate)
             p = jnp.where(keep, p, 0.0)
         acc = acc * shrink[:, None] + _dot(p.astype(v_ref.dtype), v_ref[at_k, :], (1, 0))
         return acc, new_max, running_sum
@@ -193,9 +193,7 @@ def forward_kernel(
     lse_ref[...] = running_max + jnp.log2(running_sum)
 
 
-def _gradient_tile(
-    spec, seeds, start_q, start_k, q, k, v, ids_q, ids_k, do, lse, delta, turned, compare
-):
+def _gradient_tile(spec, seeds, start_q, start_k, q, k, v, ids_q, ids_k, do, lse, delta, turned, compare):
     """(dropped probabilities, score gradients) of one tile, [bq,bk] or, `turned`, [bk,bq].
 
     `compare`: whether the tile may hold tokens of several segments.
@@ -215,9 +213,7 @@ def _gradient_tile(
     p = jnp.exp2(scores * (spec.scale * _LOG2_E) - lse)
     p = _compared(compare, ids_q, ids_k, p, 0.0)
     if spec.rate > 0.0:
-        keep = tile_keep_mask(
-            seeds[0], seeds[1], start_q, start_k, shape, spec.rate, transposed=turned
-        )
+        keep = tile_keep_mask(seeds[0], seeds[1], start_q, start_k, shape, spec.rate, transposed=turned)
         dropped = jnp.where(keep, p, 0.0)
         dp = jnp.where(keep, dp, 0.0)
     else:
@@ -232,9 +228,7 @@ def row_delta(o: jax.Array, do: jax.Array, rate: float) -> jax.Array:
     return jnp.sum(product, axis=-1) * keep_probability(rate)
 
 
-def backward_fused_kernel(
-    seeds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, do_ref, lse_ref, *out_refs, spec: Spec
-):
+def backward_fused_kernel(seeds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, do_ref, lse_ref, *out_refs, spec: Spec):
     """All gradients of one head: for each block of keys, over all blocks of queries."""
     *gradients, partial_ref = out_refs
     length, head = q_ref.shape
@@ -257,9 +251,21 @@ def backward_fused_kernel(
             q, do = q_ref[at_q, :], do_ref[at_q, :]
             delta = row_delta(o_ref[at_q, :], do, spec.rate)
             dropped, ds = _gradient_tile(
-                spec, seeds, start_q, start_k, q, k, v, ids_ref[at_q], ids_k, do, lse_ref[at_q],
-                delta, turned=True, compare=True,
-            )  # fmt: skip
+                spec,
+                seeds,
+                start_q,
+                start_k,
+                q,
+                k,
+                v,
+                ids_ref[at_q],
+                ids_k,
+                do,
+                lse_ref[at_q],
+                delta,
+                turned=True,
+                compare=True,
+            )
             dv = dv + _dot(dropped, do, (1, 0))
             dk = dk + _dot(ds, q, (1, 0))
             dq = _dot(ds, k, (0, 0))
@@ -282,9 +288,8 @@ def backward_fused_kernel(
 
 
 def backward_twin_kernel(
-    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, do_ref, lse_ref, delta_ref, *gradients,
-    spec: Spec,
-):  # fmt: skip
+    seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, do_ref, lse_ref, delta_ref, *gradients, spec: Spec
+):
     """Block i of one head: dk and dv of its keys, then dq of its queries.
 
     Every program goes over all queries, so delta comes ready made: working it out here cost more
@@ -306,9 +311,21 @@ def backward_twin_kernel(
         at = pl.ds(start, block)
         q, do = q_ref[at, :], do_ref[at, :]
         dropped, ds = _gradient_tile(
-            spec, seeds, start, mine, q, k_mine, v_mine, ids_ref[at], ids_mine, do, lse_ref[at],
-            delta_ref[at], turned=True, compare=compare,
-        )  # fmt: skip
+            spec,
+            seeds,
+            start,
+            mine,
+            q,
+            k_mine,
+            v_mine,
+            ids_ref[at],
+            ids_mine,
+            do,
+            lse_ref[at],
+            delta_ref[at],
+            turned=True,
+            compare=compare,
+        )
         dv = dv + _dot(dropped, do, (1, 0))
         dk = dk + _dot(ds, q, (1, 0))
         return dk, dv
@@ -325,9 +342,21 @@ def backward_twin_kernel(
         at = pl.ds(start, block)
         k = k_ref[at, :]
         _, ds = _gradient_tile(
-            spec, seeds, mine, start, q_mine, k, v_ref[at, :], ids_mine, ids_ref[at], do_mine,
-            lse_mine, delta_mine, turned=False, compare=compare,
-        )  # fmt: skip
+            spec,
+            seeds,
+            mine,
+            start,
+            q_mine,
+            k,
+            v_ref[at, :],
+            ids_mine,
+            ids_ref[at],
+            do_mine,
+            lse_mine,
+            delta_mine,
+            turned=False,
+            compare=compare,
+        )
         return dq + _dot(ds, k, (1, 0))
 
     dq = loop(over_keys, zero)

@@ -60,9 +60,7 @@ def _backward(u, g, *, spec: _Spec):
     count = batch * length
     rows, columns = math.gcd(length, ROWS), math.gcd(width, COLUMNS)
     block = pl.BlockSpec((rows, columns), lambda i, j: (i, j))
-    params = {} if spec.interpret else {
-        "compiler_params": plgpu.CompilerParams(num_warps=WARPS, num_stages=1)
-    }
+    params = {} if spec.interpret else {"compiler_params": plgpu.CompilerParams(num_warps=WARPS, num_stages=1)}
     du, sums = pl.pallas_call(
         _backward_kernel,
         grid=(count // rows, width // columns),
@@ -90,9 +88,7 @@ def _bias_gelu_forward(spec, h, bias):
 
 
 def _bias_gelu_backward(spec, u, g):
-    run = on_each_share(
-        functools.partial(_backward, spec=spec), spec.mesh, "bta bta", "bta bna"
-    )
+    run = on_each_share(functools.partial(_backward, spec=spec), spec.mesh, "bta bta", "bta bna")
     du, sums = run(u, g.astype(u.dtype))
     return du, jnp.sum(sums, axis=(0, 1))
 

@@ -150,11 +150,7 @@ def tile_keep_mask(
 
 
 def rows_keep_mask(
-    seed_0: jax.Array,
-    seed_1: jax.Array,
-    query_start: jax.Array | int,
-    shape: tuple[int, int],
-    rate: float,
+    seed_0: jax.Array, seed_1: jax.Array, query_start: jax.Array | int, shape: tuple[int, int], rate: float
 ) -> jax.Array:
     """`tile_keep_mask` over all keys of some queries, in the form that suits a TPU.
 
@@ -177,9 +173,7 @@ def rows_keep_mask(
     return word >= np.uint32(threshold(rate) << (32 - BITS))
 
 
-def _hidden_draw(
-    word_0: jax.Array, word_1: jax.Array, tokens: jax.Array | int, columns: jax.Array
-) -> jax.Array:
+def _hidden_draw(word_0: jax.Array, word_1: jax.Array, tokens: jax.Array | int, columns: jax.Array) -> jax.Array:
     """uint32 of the broadcast shape whose upper 16 bits are the draw; the lower ones vary."""
     # The token's own stream first: a scalar a row inside a kernel, so it costs next to nothing.
     stream = _avalanche(jnp.asarray(tokens).astype(jnp.uint32) * _GOLDEN + word_0)
@@ -193,11 +187,7 @@ def _hidden_draw(
 
 
 def hidden_keep_mask(
-    word_0: jax.Array,
-    word_1: jax.Array,
-    tokens: jax.Array | int,
-    columns: jax.Array,
-    rate: float,
+    word_0: jax.Array, word_1: jax.Array, tokens: jax.Array | int, columns: jax.Array, rate: float
 ) -> jax.Array:
     """Which elements of hidden states survive dropout: a function of (key, token, column).
 

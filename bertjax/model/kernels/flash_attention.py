@@ -85,9 +85,7 @@ def _tile(block: int, head: int) -> pl.BlockSpec:
 
 def _joined(part: int, block: int, head: int, whole: bool) -> pl.BlockSpec:
     """The same of q, k or v (`part`) out of [B, T, 3, A, D]."""
-    return pl.BlockSpec(
-        (None, block, None, None, head), lambda i, a, b: (b, 0 if whole else i, part, a, 0)
-    )
+    return pl.BlockSpec((None, block, None, None, head), lambda i, a, b: (b, 0 if whole else i, part, a, 0))
 
 
 def _operands(qkv, spec: Spec):
@@ -134,19 +132,20 @@ def _forward(ids, seeds, *qkv, spec: Spec):
     seeds_spec, bounds_spec, ids_spec, _ = _shared_specs(length)
     block_k = block_size(length, tiling.block_k)
     return _call(
-        forward_kernel, spec, (length // block_q, heads, batch),
+        forward_kernel,
+        spec,
+        (length // block_q, heads, batch),
         [seeds_spec, bounds_spec, *specs, ids_spec],
-        [
-            _tile(block_q, head),
-            pl.BlockSpec((None, None, block_q), lambda i, a, b: (b, a, i)),
-        ],
+        [_tile(block_q, head), pl.BlockSpec((None, None, block_q), lambda i, a, b: (b, a, i))],
         [
             jax.ShapeDtypeStruct((batch, length, heads, head), qkv[0].dtype),
             jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
         ],
-        tiling.warps, tiling.stages, "attention_forward",
+        tiling.warps,
+        tiling.stages,
+        "attention_forward",
         (seeds, tile_bounds(ids, block_q, block_k), *arrays, ids),
-    )  # fmt: skip
+    )
 
 
 def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
@@ -160,29 +159,38 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
     written = length if tiling.backward == "fused" else block_q
     if spec.joined:
-        out_specs = [
-            pl.BlockSpec((None, written, 3, None, head), lambda i, a, b: (b, i, 0, a, 0))
-        ]
+        out_specs = [pl.BlockSpec((None, written, 3, None, head), lambda i, a, b: (b, i, 0, a, 0))]
     else:
         out_specs = [_tile(written, head)] * 3
     if tiling.backward == "twin":
         delta = row_delta(o, do, spec.rate).transpose(0, 2, 1)
         return _call(
-            backward_twin_kernel, spec, (length // block_q, heads, batch),
+            backward_twin_kernel,
+            spec,
+            (length // block_q, heads, batch),
             [seeds_spec, bounds_spec, *specs, ids_spec, whole, lse_spec, lse_spec],
-            out_specs, shapes, tiling.backward_warps, tiling.backward_stages, "attention_backward",
+            out_specs,
+            shapes,
+            tiling.backward_warps,
+            tiling.backward_stages,
+            "attention_backward",
             (seeds, tile_bounds(ids, block_q, block_q), *arrays, ids, do, lse, delta),
-        )  # fmt: skip
+        )
     # dq's partial sums, a head after the other: only touched when a head has several key blocks.
     rows = length if length > block_k else 1
     partial = jax.ShapeDtypeStruct((batch, rows, heads, head), jnp.float32)
     *gradients, _ = _call(
-        backward_fused_kernel, spec, (1, heads, batch),
+        backward_fused_kernel,
+        spec,
+        (1, heads, batch),
         [seeds_spec, *specs, ids_spec, whole, whole, lse_spec],
-        [*out_specs, _whole(rows, head)], [*shapes, partial],
-        tiling.backward_warps, tiling.backward_stages, "attention_backward",
+        [*out_specs, _whole(rows, head)],
+        [*shapes, partial],
+        tiling.backward_warps,
+        tiling.backward_stages,
+        "attention_backward",
         (seeds, *arrays, ids, o, do, lse),
-    )  # fmt: skip
+    )
     return gradients
 
 
@@ -191,8 +199,7 @@ def _run(spec: Spec, backward: bool, *args):
     qkv = "btcad" if spec.joined else "btad btad btad"  # c = query, key, value
     context = "btad bat"  # and log-sum-exp
     function, takes, gives = (
-        (_backward, f"bt bas {context} btad {qkv}", qkv) if backward
-        else (_forward, f"bt bas {qkv}", context)
+        (_backward, f"bt bas {context} btad {qkv}", qkv) if backward else (_forward, f"bt bas {qkv}", context)
     )
     run = on_each_share(functools.partial(function, spec=spec), spec.mesh, takes, gives)
     return run(*args)
@@ -229,9 +236,7 @@ def _attend_backward(spec, residuals, do):
         # (8 % of the kernel) than this pass over memory. The keys' bias has no gradient: it adds
         # the same to all scores of a query, which softmax does not see.
         (joined,) = gradients
-        of_queries, of_values = (
-            jnp.sum(joined[:, :, part].astype(jnp.float32), axis=(0, 1)) for part in (Q, V)
-        )
+        of_queries, of_values = (jnp.sum(joined[:, :, part].astype(jnp.float32), axis=(0, 1)) for part in (Q, V))
         bias = jnp.stack([of_queries, jnp.zeros_like(of_queries), of_values])
         gradients = (joined.reshape(*joined.shape[:2], -1),)
     no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
@@ -246,8 +251,7 @@ def _prepared(attention_mask, seeds, rate, batch, heads, head, tiling, joined, i
     length = attention_mask.shape[1]
     if head < 16 or head & (head - 1):
         raise ValueError(
-            f"the fused kernel needs a head size that is a power of two >= 16, got {head}; "
-            "use attention='reference'"
+            f"the fused kernel needs a head size that is a power of two >= 16, got {head}; use attention='reference'"
         )
     if rate > 0.0 and seeds is None:
         raise ValueError("dropout_rate > 0 needs seeds (dropout_bits.stream_seeds)")
@@ -255,13 +259,9 @@ def _prepared(attention_mask, seeds, rate, batch, heads, head, tiling, joined, i
         seeds = jnp.zeros((batch, heads, 2), jnp.uint32)
     multiple = 16 if length <= 64 else 64 if length <= 256 else 128
     extra = -length % multiple
-    ids = jnp.pad(
-        attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID
-    )
+    ids = jnp.pad(attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID)
     tiling = tiling or Tiling.for_length(length + extra)
-    spec = Spec(
-        float(rate), 1.0 / math.sqrt(head), tiling, joined, interpret, current_mesh()
-    )
+    spec = Spec(float(rate), 1.0 / math.sqrt(head), tiling, joined, interpret, current_mesh())
     return spec, ids, seeds, extra
 
 

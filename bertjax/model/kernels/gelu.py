@@ -42,7 +42,5 @@ def _recomputing(function: Callable[[jax.Array], jax.Array], name: str, doc: str
     return gelu
 
 
-gelu_tanh = _recomputing(
-    tanh_form, "gelu_tanh", "GELU by tanh (google-research/bert, modeling.py, gelu)."
-)
+gelu_tanh = _recomputing(tanh_form, "gelu_tanh", "GELU by tanh (google-research/bert, modeling.py, gelu).")
 gelu_erf = _recomputing(_erf_form, "gelu_erf", "GELU by erf (Hendrycks and Gimpel 2016).")

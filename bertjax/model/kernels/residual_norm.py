@@ -75,9 +75,7 @@ def _keep(words_ref, token: jax.Array, start: int, size: int, rate: float) -> ja
     return hidden_keep_mask(words_ref[0], words_ref[1], token, columns, rate)
 
 
-def _forward_kernel(
-    words_ref, tokens_ref, h_ref, b_ref, r_ref, scale_ref, bias_ref, y_ref, z_ref, *, spec: _Spec
-):
+def _forward_kernel(words_ref, tokens_ref, h_ref, b_ref, r_ref, scale_ref, bias_ref, y_ref, z_ref, *, spec: _Spec):
     rows, width = h_ref.shape
     chunks = _chunks(width)
     scale = [scale_ref[pl.ds(*chunk)] for chunk in chunks]
@@ -106,9 +104,8 @@ def _forward_kernel(
 
 
 def _backward_kernel(
-    words_ref, tokens_ref, z_ref, dy_1_ref, dy_2_ref, scale_ref, dh_ref, dr_ref, sums_ref,
-    *, spec: _Spec,
-):  # fmt: skip
+    words_ref, tokens_ref, z_ref, dy_1_ref, dy_2_ref, scale_ref, dh_ref, dr_ref, sums_ref, *, spec: _Spec
+):
     rows, width = z_ref.shape
     chunks = _chunks(width)
     scale = [scale_ref[pl.ds(*chunk)] for chunk in chunks]
@@ -178,12 +175,16 @@ def _forward(h, b, r, scale, bias, words, tokens, *, spec: _Spec):
     block, numbers, vector, pair = _blocks(rows, width)
     flat = jax.ShapeDtypeStruct((count, width), h.dtype)
     y, z = _call(
-        _forward_kernel, spec, spec.warps, (count // rows,),
-        [pair, numbers, block, vector, block, vector, vector], [block, block], [flat, flat],
+        _forward_kernel,
+        spec,
+        spec.warps,
+        (count // rows,),
+        [pair, numbers, block, vector, block, vector, vector],
+        [block, block],
+        [flat, flat],
         "residual_norm_forward",
-        (words, tokens.reshape(count), h.reshape(flat.shape), b, r.reshape(flat.shape), scale,
-         bias),
-    )  # fmt: skip
+        (words, tokens.reshape(count), h.reshape(flat.shape), b, r.reshape(flat.shape), scale, bias),
+    )
     return y.reshape(h.shape), z.reshape(h.shape)
 
 
@@ -195,26 +196,30 @@ def _backward(z, dy_1, dy_2, scale, words, tokens, *, spec: _Spec):
     block, numbers, vector, pair = _blocks(rows, width)
     flat = jax.ShapeDtypeStruct((count, width), z.dtype)
     dh, dr, sums = _call(
-        _backward_kernel, spec, spec.backward_warps, (count // rows,),
+        _backward_kernel,
+        spec,
+        spec.backward_warps,
+        (count // rows,),
         [pair, numbers, block, block, block, vector],
         [block, block, pl.BlockSpec((None, SUMS, width), lambda i: (i, 0, 0))],
         [flat, flat, jax.ShapeDtypeStruct((count // rows, SUMS, width), jnp.float32)],
         "residual_norm_backward",
-        (words, tokens.reshape(count), z.reshape(flat.shape), dy_1.reshape(flat.shape),
-         dy_2.reshape(flat.shape), scale),
-    )  # fmt: skip
-    return (
-        dh.reshape(z.shape),
-        dr.reshape(z.shape),
-        sums.reshape(batch, length // rows, SUMS, width),
+        (
+            words,
+            tokens.reshape(count),
+            z.reshape(flat.shape),
+            dy_1.reshape(flat.shape),
+            dy_2.reshape(flat.shape),
+            scale,
+        ),
     )
+    return (dh.reshape(z.shape), dr.reshape(z.shape), sums.reshape(batch, length // rows, SUMS, width))
 
 
 def _run(spec: _Spec, backward: bool, *args):
     """`_forward` or `_backward` on each device's rows."""
     function, takes, gives = (
-        (_backward, "bth bth bth h w bt", "bth bth bnsh") if backward
-        else (_forward, "bth h bth h h w bt", "bth bth")
+        (_backward, "bth bth bth h w bt", "bth bth bnsh") if backward else (_forward, "bth h bth h h w bt", "bth bth")
     )
     run = on_each_share(functools.partial(function, spec=spec), spec.mesh, takes, gives)
     return run(*args)
@@ -279,8 +284,7 @@ def residual_layer_norm(
     """
     if h.shape != residual.shape or h.ndim != 3 or h.shape[-1] % 16:
         raise ValueError(
-            f"h and residual must be [B, T, H] with H a multiple of 16, got {h.shape} and "
-            f"{residual.shape}"
+            f"h and residual must be [B, T, H] with H a multiple of 16, got {h.shape} and {residual.shape}"
         )
     if dropout_rate > 0.0 and words is None:
         raise ValueError("dropout_rate > 0 needs words (dropout_bits.key_words)")
@@ -292,9 +296,8 @@ def residual_layer_norm(
     if backward_rows is None:
         backward_rows = 16 if width >= 1024 else 32
     spec = _Spec(
-        float(dropout_rate), float(epsilon), interpret, warps, backward_warps, rows, backward_rows,
-        current_mesh(),
-    )  # fmt: skip
+        float(dropout_rate), float(epsilon), interpret, warps, backward_warps, rows, backward_rows, current_mesh()
+    )
     tokens = lax.iota(jnp.uint32, batch * length).reshape(batch, length)
     scale, bias, h_bias = (x.astype(jnp.float32) for x in (scale, bias, h_bias))
     return _norm(spec, h, h_bias, residual, scale, bias, words, tokens)

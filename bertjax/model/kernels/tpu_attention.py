@@ -124,9 +124,22 @@ def _forward_kernel(seeds_ref, q_ref, k_ref, v_ref, ids_q_ref, ids_k_ref, o_ref,
 
 
 def _backward_kernel(
-    seeds_ref, q_ref, k_ref, v_ref, ids_q_ref, ids_k_ref, o_ref, do_ref, dq_ref, dk_ref, dv_ref,
-    dk_sum, dv_sum, *, spec: _Spec,
-):  # fmt: skip
+    seeds_ref,
+    q_ref,
+    k_ref,
+    v_ref,
+    ids_q_ref,
+    ids_k_ref,
+    o_ref,
+    do_ref,
+    dq_ref,
+    dk_ref,
+    dv_ref,
+    dk_sum,
+    dv_sum,
+    *,
+    spec: _Spec,
+):
     seeds = _seeds_of(seeds_ref, spec)
     k, v, ids_k = k_ref[...], v_ref[...], ids_k_ref[...]
     kept = keep_probability(spec.rate)
@@ -169,16 +182,16 @@ def _launch(kernel, spec: _Spec, name: str, products: int, results: int, ids, se
     """
     batch, length, heads, head = arrays[0].shape
     extra = -heads % spec.together  # a shard may hold less than a register of heads
-    pad = lambda x, axis: jnp.pad(  # noqa: E731
-        x, [(0, extra if axis == i else 0) for i in range(x.ndim)]) if extra else x
+
+    def pad(x, axis):
+        return jnp.pad(x, [(0, extra if axis == i else 0) for i in range(x.ndim)]) if extra else x
+
     padded = heads + extra
     arrays = [pad(x, 2).reshape(batch, length, padded * head) for x in arrays]
     seeds = pad(seeds, 1).reshape(batch, 1, 2 * padded)
     block = pl.BlockSpec((None, length, LANES), lambda b, g: (b, 0, g))
     of_row = lambda *shape: pl.BlockSpec((None, *shape), lambda b, g: (b, 0, 0))  # noqa: E731
-    words = pl.BlockSpec(
-        (None, 1, 2 * padded), lambda b, g: (b, 0, 0), memory_space=pltpu.SMEM
-    )
+    words = pl.BlockSpec((None, 1, 2 * padded), lambda b, g: (b, 0, 0), memory_space=pltpu.SMEM)
     result = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
     scratch = [pltpu.VMEM((length, LANES), jnp.float32)] * 2 if results > 1 else []
     weights = batch * padded * length * length
@@ -186,8 +199,7 @@ def _launch(kernel, spec: _Spec, name: str, products: int, results: int, ids, se
         pl.pallas_call,
         functools.partial(kernel, spec=spec),
         grid=(batch, padded * head // LANES),
-        in_specs=[words, *[block] * 3, of_row(length, 1), of_row(1, length),
-                  *[block] * (len(arrays) - 3)],
+        in_specs=[words, *[block] * 3, of_row(length, 1), of_row(1, length), *[block] * (len(arrays) - 3)],
         out_specs=[block] * results,
         out_shape=[result] * results,
         scratch_shapes=scratch,
@@ -201,8 +213,7 @@ def _launch(kernel, spec: _Spec, name: str, products: int, results: int, ids, se
     # Elsewhere (tests) the kernel is imitated by ordinary operations. Decided when the program is
     # lowered, since that may be for chips that this machine does not have.
     outputs = lax.platform_dependent(
-        seeds, *arrays[:3], ids[:, :, None], ids[:, None, :], *arrays[3:],
-        tpu=call(), default=call(interpret=True),
+        seeds, *arrays[:3], ids[:, :, None], ids[:, None, :], *arrays[3:], tpu=call(), default=call(interpret=True)
     )
     return [x.reshape(batch, length, padded, head)[:, :, :heads] for x in outputs]
 
@@ -212,9 +223,7 @@ def _forward(ids, seeds, q, k, v, *, spec: _Spec):
 
 
 def _backward(ids, seeds, q, k, v, o, do, *, spec: _Spec):
-    return _launch(
-        _backward_kernel, spec, "attention_backward", 5, 3, ids, seeds, q, k, v, o, do
-    )
+    return _launch(_backward_kernel, spec, "attention_backward", 5, 3, ids, seeds, q, k, v, o, do)
 
 
 def _run(spec: _Spec, function, gives: int, ids, seeds, *arrays):
@@ -278,8 +287,7 @@ def attention(
     if reason := refusal(length, head):
         raise ValueError(f"attention='pallas_tpu' does not take {reason}; use 'reference'")
     rate = 0.0 if dropout_key is None else dropout_rate
-    seeds = (jnp.zeros((batch, heads, 2), jnp.uint32) if dropout_key is None
-             else stream_seeds(dropout_key, batch, heads))
+    seeds = jnp.zeros((batch, heads, 2), jnp.uint32) if dropout_key is None else stream_seeds(dropout_key, batch, heads)
     mesh = current_mesh()
     chip = (jax.devices() if mesh is None else mesh.devices.flat)[0].device_kind
     spec = _Spec(float(rate), head, mesh, widen=chip.startswith(("TPU v2", "TPU v3")))

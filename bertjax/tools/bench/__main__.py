@@ -22,8 +22,9 @@ def benchmarks() -> dict[str, str]:
     found = {}
     for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        mains = [node for node in tree.body
-                 if isinstance(node, ast.FunctionDef) and node.name == "main" and node.args.args]
+        mains = [
+            node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main" and node.args.args
+        ]
         if mains and path.stem != "__main__":
             found[path.stem] = (ast.get_docstring(tree) or "").split("\n")[0]
     return found
@@ -39,8 +40,10 @@ def main(argv: list[str]) -> None:
     # What follows a benchmark's name may be workloads (base-128x256), which are all the words that
     # `step` takes: a word without their hyphen was meant to be a name.
     if argv and argv[0] not in known and "-" not in argv[0]:
-        raise SystemExit(f"bench: no benchmark is called {argv[0]!r}.{nearest(argv[0], [*known])} "
-                         "See python -m bertjax.tools.bench --help")
+        raise SystemExit(
+            f"bench: no benchmark is called {argv[0]!r}.{nearest(argv[0], [*known])} "
+            "See python -m bertjax.tools.bench --help"
+        )
     name, rest = (argv[0], argv[1:]) if argv and argv[0] in known else (DEFAULT, argv)
     importlib.import_module(f"bertjax.tools.bench.{name}").main(rest)
 

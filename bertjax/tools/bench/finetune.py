@@ -36,31 +36,47 @@ SIDES = {"ours": "bertjax", "peer": "transformers"}
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = make_parser("bench finetune", __doc__)
-    parser.add_argument("--checkpoint", required=True, metavar="DIR",
-                        help="Hugging Face directory that both sides start from")
-    parser.add_argument("--data", default="", metavar="DIR",
-                        help="directory with the GLUE folders, or of the one task's files")
-    parser.add_argument("--tasks", default="mrpc,rte,cola,stsb",
-                        help="GLUE tasks, ner, squad1.1 or squad2.0; comma-separated")
-    parser.add_argument("--options", type=json.loads, default={},
-                        help="JSON: options of the task's class, such as its files")
-    for name, kind in (("seeds", int), ("batch_size", int), ("learning_rate", float),
-                       ("epochs", int), ("max_length", int), ("max_rows", int)):
+    parser.add_argument(
+        "--checkpoint", required=True, metavar="DIR", help="Hugging Face directory that both sides start from"
+    )
+    parser.add_argument(
+        "--data", default="", metavar="DIR", help="directory with the GLUE folders, or of the one task's files"
+    )
+    parser.add_argument(
+        "--tasks", default="mrpc,rte,cola,stsb", help="GLUE tasks, ner, squad1.1 or squad2.0; comma-separated"
+    )
+    parser.add_argument(
+        "--options", type=json.loads, default={}, help="JSON: options of the task's class, such as its files"
+    )
+    for name, kind in (
+        ("seeds", int),
+        ("batch_size", int),
+        ("learning_rate", float),
+        ("epochs", int),
+        ("max_length", int),
+        ("max_rows", int),
+    ):
         parser.add_argument(f"--{name}", type=kind, default=getattr(Work, name))
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--group_by_length", action="store_true",
-                        help="batches of rows of similar length instead of random ones")
+    parser.add_argument(
+        "--group_by_length", action="store_true", help="batches of rows of similar length instead of random ones"
+    )
     parser.add_argument("--speed", action="store_true", help="BERT-base, random weights, 1 seed")
     parser.add_argument("--preset", default="base", help="network of --speed")
     parser.add_argument("--side", default="both", choices=(*SIDES, "both", "report"))
-    parser.add_argument("--no_warm", action="store_true",
-                        help="do not start bertjax again with a full compilation cache")
+    parser.add_argument(
+        "--no_warm", action="store_true", help="do not start bertjax again with a full compilation cache"
+    )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench_finetune"))
     return parser.parse_args(argv)
 
 
-def run_side(side: str, work: Work, environment: Mapping[str, str] | None = None,
-             keep: Callable[[Result], None] = lambda result: None) -> Result:
+def run_side(
+    side: str,
+    work: Work,
+    environment: Mapping[str, str] | None = None,
+    keep: Callable[[Result], None] = lambda result: None,
+) -> Result:
     """Starts a side as a process and reads its results; `keep` gets what is known after each seed.
 
     Raises:
@@ -69,8 +85,9 @@ def run_side(side: str, work: Work, environment: Mapping[str, str] | None = None
     module = f"bertjax.tools.bench.finetune_{side}"
     command = [sys.executable, "-m", module, work.dumps(started=time.time())]
     result, said = None, []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
-                          env={**os.environ, **(environment or {})}) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+    ) as process:
         for line in process.stdout or ():
             if line.startswith('{"metric"'):
                 result = Result(**json.loads(line))
@@ -78,8 +95,10 @@ def run_side(side: str, work: Work, environment: Mapping[str, str] | None = None
             else:
                 said.append(line)
     if process.returncode or result is None:
-        raise ValueError(f"{SIDES[side]} on {work.task} ended with code {process.returncode}; its "
-                         f"output ends with:\n{''.join(said)[-2000:]}")
+        raise ValueError(
+            f"{SIDES[side]} on {work.task} ended with code {process.returncode}; its "
+            f"output ends with:\n{''.join(said)[-2000:]}"
+        )
     return result
 
 
@@ -94,8 +113,7 @@ def random_checkpoint(directory: pathlib.Path, preset: str, tokenizer_of: str) -
     from bertjax.tokenization import load_tokenizer
 
     config = PRESETS[preset]
-    params = jax.device_get(
-        jax.jit(lambda key: init_params(BertModel(config), key))(jax.random.key(0)))
+    params = jax.device_get(jax.jit(lambda key: init_params(BertModel(config), key))(jax.random.key(0)))
     tokenizer = load_tokenizer(tokenizer_of)
     write_directory(directory, config, params, "BertModel", tokenizer, overwrite=True)
 
@@ -106,10 +124,11 @@ def make_random_checkpoint(out: pathlib.Path, preset: str, tokenizer_of: str) ->
     Returns its directory, in `out`.
     """
     path = str(out / f"random-{preset}")
-    code = (f"from bertjax.tools.bench.finetune import random_checkpoint as r; import pathlib; "
-            f"r(pathlib.Path({path!r}), {preset!r}, {tokenizer_of!r})")
-    subprocess.run([sys.executable, "-c", code], check=True,
-                   env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    code = (
+        f"from bertjax.tools.bench.finetune import random_checkpoint as r; import pathlib; "
+        f"r(pathlib.Path({path!r}), {preset!r}, {tokenizer_of!r})"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
     return path
 
 
@@ -120,11 +139,19 @@ def measure(args: argparse.Namespace) -> None:
         checkpoint = make_random_checkpoint(args.out, args.preset, checkpoint)
     for task in args.tasks.split(","):
         work = Work(
-            task, args.data, checkpoint, args.options, 1 if args.speed else args.seeds,
-            batch_size=args.batch_size, learning_rate=args.learning_rate, epochs=args.epochs,
-            max_length=args.max_length, dtype=args.dtype, group_by_length=args.group_by_length,
+            task,
+            args.data,
+            checkpoint,
+            args.options,
+            1 if args.speed else args.seeds,
+            batch_size=args.batch_size,
+            learning_rate=args.learning_rate,
+            epochs=args.epochs,
+            max_length=args.max_length,
+            dtype=args.dtype,
+            group_by_length=args.group_by_length,
             max_rows=args.max_rows,
-        )  # fmt: skip
+        )
         for side in SIDES if args.side == "both" else (args.side,):
             try:
                 path = args.out / f"{side}_{task}.json"
@@ -142,10 +169,10 @@ def measure_side(side: str, work: Work, path: pathlib.Path, again: bool) -> None
       ValueError: as run_side; or `path` is of other work.
     """
     kept = json.loads(path.read_text()) if path.exists() else {"work": json.loads(work.dumps())}
-    if differ := [name for name, value in json.loads(work.dumps()).items()
-                  if name != "seeds" and kept["work"].get(name) != value]:
-        raise ValueError(f"{path} was measured with another {', '.join(differ)}; delete it, or "
-                         "choose another --out")
+    if differ := [
+        name for name, value in json.loads(work.dumps()).items() if name != "seeds" and kept["work"].get(name) != value
+    ]:
+        raise ValueError(f"{path} was measured with another {', '.join(differ)}; delete it, or choose another --out")
     earlier = Result(**kept["cold"]) if "cold" in kept else None
     done = len(earlier.best) if earlier else 0
 
@@ -185,33 +212,66 @@ def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     for task, sides in found.items():
         ours, warm, peer = (
             Result(**sides[side][start]) if start in sides.get(side, {}) else None
-            for side, start in (("ours", "cold"), ("ours", "warm"), ("peer", "cold")))
+            for side, start in (("ours", "cold"), ("ours", "warm"), ("peer", "cold"))
+        )
         known = ours or peer
         if known is None:
             continue
         for side, result in (("ours", ours), ("peer", peer)):
             if result:
                 heads[side] = f"{SIDES[side]}: {result.device}, {result.versions}"
-        scores.append((task, known.metric, _score(ours), _score(peer), _difference(ours, peer),
-                       " : ".join(str(len(r.best)) if r else "-" for r in (ours, peer))))
+        scores.append(
+            (
+                task,
+                known.metric,
+                _score(ours),
+                _score(peer),
+                _difference(ours, peer),
+                " : ".join(str(len(r.best)) if r else "-" for r in (ours, peer)),
+            )
+        )
         starts = [r.score_seconds if r else 0 for r in (ours, warm, peer)]
         ratios = [f"{starts[2] / s:.2f}" if s and starts[2] else "-" for s in starts[:2]]
-        times.append((task, f"{known.rows:,}", *_pair(ours, peer, "rows_per_second", ",.0f", 1),
-                      " / ".join(f"{s:.1f}" if s else "-" for s in starts), " / ".join(ratios),
-                      *_pair(ours, peer, "all_seconds", ".1f", -1)))
-    title = ("Best evaluation of a run, one an epoch, in percent; mean +- standard deviation over "
-             "the seeds:")
-    return "\n".join([
-        *heads.values(), "", title, "",
-        markdown.table(("task", "metric", "bertjax", "transformers",
-                        "difference / standard error", "seeds"), scores), "",
-        markdown.table(("task", "rows", "training, rows/s", "ratio", "start to first score, s "
-                        "(empty cache / full cache / transformers)", "ratios", "all seeds, s",
-                        "ratio"), times), ""])
+        times.append(
+            (
+                task,
+                f"{known.rows:,}",
+                *_pair(ours, peer, "rows_per_second", ",.0f", 1),
+                " / ".join(f"{s:.1f}" if s else "-" for s in starts),
+                " / ".join(ratios),
+                *_pair(ours, peer, "all_seconds", ".1f", -1),
+            )
+        )
+    title = "Best evaluation of a run, one an epoch, in percent; mean +- standard deviation over the seeds:"
+    return "\n".join(
+        [
+            *heads.values(),
+            "",
+            title,
+            "",
+            markdown.table(
+                ("task", "metric", "bertjax", "transformers", "difference / standard error", "seeds"), scores
+            ),
+            "",
+            markdown.table(
+                (
+                    "task",
+                    "rows",
+                    "training, rows/s",
+                    "ratio",
+                    "start to first score, s (empty cache / full cache / transformers)",
+                    "ratios",
+                    "all seeds, s",
+                    "ratio",
+                ),
+                times,
+            ),
+            "",
+        ]
+    )
 
 
-def _pair(ours: Result | None, peer: Result | None, name: str, form: str, better: int
-          ) -> tuple[str, str]:
+def _pair(ours: Result | None, peer: Result | None, name: str, form: str, better: int) -> tuple[str, str]:
     """'ours : theirs' of a number, and how many times better ours is (`better` -1: the smaller)."""
     values = [getattr(result, name) if result else 0 for result in (ours, peer)]
     shown = " : ".join(format(value, form) if value else "-" for value in values)
@@ -231,8 +291,7 @@ def _difference(ours: Result | None, peer: Result | None) -> str:
         return "-"
     (a, _, ea), (b, _, eb) = mean_and_error(ours.best), mean_and_error(peer.best)
     error = (ea**2 + eb**2) ** 0.5
-    return f"{100 * (a - b):+.2f} / {100 * error:.2f} = " + (
-        f"{(a - b) / error:+.2f}" if error else "-")
+    return f"{100 * (a - b):+.2f} / {100 * error:.2f} = " + (f"{(a - b) / error:+.2f}" if error else "-")
 
 
 def draw(found: dict[str, dict[str, dict[str, Any]]], path: pathlib.Path) -> None:
@@ -249,13 +308,14 @@ def draw(found: dict[str, dict[str, dict[str, Any]]], path: pathlib.Path) -> Non
         for side, up in (("ours", 0.14), ("peer", -0.14)):
             values = [100 * v for v in found[task][side]["cold"]["best"]]
             label = SIDES[side] if place == 0 else None
-            left.plot(values, [place + up] * len(values), "o", color=colours[side], alpha=0.6,
-                      label=label)
+            left.plot(values, [place + up] * len(values), "o", color=colours[side], alpha=0.6, label=label)
             mean, _, error = mean_and_error(values)
-            left.errorbar(mean, place + up, xerr=error, color="black", capsize=4, marker="|",
-                          markersize=12)
-        bars = [("ours", "cold", 0.27, "bertjax"), ("ours", "warm", 0.0, "bertjax, full cache"),
-                ("peer", "cold", -0.27, "transformers")]
+            left.errorbar(mean, place + up, xerr=error, color="black", capsize=4, marker="|", markersize=12)
+        bars = [
+            ("ours", "cold", 0.27, "bertjax"),
+            ("ours", "warm", 0.0, "bertjax, full cache"),
+            ("peer", "cold", -0.27, "transformers"),
+        ]
         for side, start, up, name in bars:
             kept = found[task][side].get(start)
             if kept is None:
@@ -265,8 +325,9 @@ def draw(found: dict[str, dict[str, dict[str, Any]]], path: pathlib.Path) -> Non
             right.barh(place + up, score - ready, 0.24, left=ready, color=colours[side])
             right.text(score, place + up, f" {score:.1f} s  {name}", va="center", fontsize=8)
     for axes in (left, right):
-        axes.set_yticks(range(len(tasks)), [
-            f"{task}\n{found[task]['ours']['cold']['metric']}" for task in reversed(tasks)])
+        axes.set_yticks(
+            range(len(tasks)), [f"{task}\n{found[task]['ours']['cold']['metric']}" for task in reversed(tasks)]
+        )
         axes.grid(axis="x", alpha=0.3)
     left.set_xlabel("dev score of each seed, percent (bar: standard error of the mean)")
     left.legend(fontsize=8)

@@ -1,6 +1,6 @@
 """bertjax's side of the fine-tuning benchmark: seeds in one process, sharing compiled steps.
 
-    python -m bertjax.tools.bench.finetune_ours WORK    -> a JSON object a seed; the last has all
+python -m bertjax.tools.bench.finetune_ours WORK    -> a JSON object a seed; the last has all
 """
 
 from __future__ import annotations
@@ -60,16 +60,24 @@ def measure(work: Work) -> None:
     jax.devices()
     milestones["devices"] = time.time() - work.started
     recipe = FineTuneSettings(
-        max_length=work.max_length, warmup=work.warmup, weight_decay=work.weight_decay,
-        schedule="linear_after_warmup", bias_correction=True, head_init="normal",
+        max_length=work.max_length,
+        warmup=work.warmup,
+        weight_decay=work.weight_decay,
+        schedule="linear_after_warmup",
+        bias_correction=True,
+        head_init="normal",
         group_by_length=work.group_by_length,
-    )  # fmt: skip
+    )
     settings = RunSettings(work.learning_rate, work.batch_size, work.epochs, 0)
     task = work.limit(job.make_task(work.task, work.data, work.options))
     tuner = job.prepare_task(
-        task, work.checkpoint, "", recipe, settings,
+        task,
+        work.checkpoint,
+        "",
+        recipe,
+        settings,
         execution=Execution.for_backend(jax.default_backend(), dtype=work.dtype, **work.execution),
-    ).tuner  # fmt: skip
+    ).tuner
     tuner.load_params.read_ahead()  # as job.run does
     milestones["data"] = time.time() - work.started
     rows = len(tuner.data("train", training=True)[1])

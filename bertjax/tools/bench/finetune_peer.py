@@ -22,9 +22,11 @@ import numpy as np
 from bertjax.tools.bench.finetune_work import SKIPPED, Result, Work
 
 _GOLD = {
-    "labels": "labels", "targets": "labels",
-    "start_positions": "start_positions", "end_positions": "end_positions",
-}  # fmt: skip
+    "labels": "labels",
+    "targets": "labels",
+    "start_positions": "start_positions",
+    "end_positions": "end_positions",
+}
 
 
 def make_task(work: Work) -> Any:
@@ -86,9 +88,11 @@ def make_model(task: Any, checkpoint: str) -> Any:
     kind = transformers.AutoModelForSequenceClassification
     if task.head == "tagging":
         kind = transformers.AutoModelForTokenClassification
-    problem = {} if task.head == "tagging" else {
-        "problem_type": {"regression": "regression"}.get(task.head, "single_label_classification")
-    }
+    problem = (
+        {}
+        if task.head == "tagging"
+        else {"problem_type": {"regression": "regression"}.get(task.head, "single_label_classification")}
+    )
     return kind.from_pretrained(checkpoint, num_labels=task.outputs, **problem)
 
 
@@ -104,8 +108,7 @@ def outputs_of(task: Any, predictions: Any, rows: Sequence[dict]) -> list[np.nda
     """The logits of each row without padding, as the task's `score` wants them."""
     if task.head == "spans":
         start, end = predictions[0], predictions[1]
-        return [np.stack([s, e], -1)[: len(row["input_ids"])]
-                for s, e, row in zip(start, end, rows, strict=True)]
+        return [np.stack([s, e], -1)[: len(row["input_ids"])] for s, e, row in zip(start, end, rows, strict=True)]
     if task.head == "tagging":
         return [p[: len(row["input_ids"])] for p, row in zip(predictions, rows, strict=True)]
     return list(predictions)
@@ -145,9 +148,16 @@ class _Clock:
 
 
 def train_with_trainer(
-    work: Work, seed: int, model: Any, rows: list, dev_rows: list, collator: Any, clock: _Clock,
-    evaluated: Any, cuda: bool,
-) -> int:  # fmt: skip
+    work: Work,
+    seed: int,
+    model: Any,
+    rows: list,
+    dev_rows: list,
+    collator: Any,
+    clock: _Clock,
+    evaluated: Any,
+    cuda: bool,
+) -> int:
     """Runs transformers' Trainer; `evaluated` gets the predictions of each epoch. Returns steps."""
     import transformers
 
@@ -167,31 +177,55 @@ def train_with_trainer(
 
     steps = -(-len(rows) // work.batch_size) * work.epochs
     wanted = dict(
-        per_device_train_batch_size=work.batch_size, per_device_eval_batch_size=128,
-        learning_rate=work.learning_rate, num_train_epochs=work.epochs, seed=seed,
-        warmup_steps=int(work.warmup * steps), weight_decay=work.weight_decay, adam_epsilon=1e-6,
-        max_grad_norm=1.0, lr_scheduler_type="linear", bf16=cuda and work.dtype != "float32",
-        use_cpu=not cuda, eval_strategy="epoch", save_strategy="no", report_to="none",
-        disable_tqdm=True, logging_strategy="steps", logging_steps=500,
-    )  # fmt: skip
+        per_device_train_batch_size=work.batch_size,
+        per_device_eval_batch_size=128,
+        learning_rate=work.learning_rate,
+        num_train_epochs=work.epochs,
+        seed=seed,
+        warmup_steps=int(work.warmup * steps),
+        weight_decay=work.weight_decay,
+        adam_epsilon=1e-6,
+        max_grad_norm=1.0,
+        lr_scheduler_type="linear",
+        bf16=cuda and work.dtype != "float32",
+        use_cpu=not cuda,
+        eval_strategy="epoch",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="steps",
+        logging_steps=500,
+    )
     if work.group_by_length:
         known = inspect.signature(transformers.TrainingArguments).parameters
-        wanted |= ({"group_by_length": True} if "group_by_length" in known
-                   else {"train_sampling_strategy": "group_by_length"})
+        wanted |= (
+            {"group_by_length": True} if "group_by_length" in known else {"train_sampling_strategy": "group_by_length"}
+        )
     with tempfile.TemporaryDirectory() as directory:
         trainer = transformers.Trainer(
-            model=model, args=transformers.TrainingArguments(output_dir=directory, **wanted),
-            train_dataset=rows, eval_dataset=dev_rows, data_collator=collator,
-            compute_metrics=scores, callbacks=[Timing()],
-        )  # fmt: skip
+            model=model,
+            args=transformers.TrainingArguments(output_dir=directory, **wanted),
+            train_dataset=rows,
+            eval_dataset=dev_rows,
+            data_collator=collator,
+            compute_metrics=scores,
+            callbacks=[Timing()],
+        )
         trainer.train()
         return trainer.state.global_step
 
 
 def train_plainly(
-    work: Work, seed: int, model: Any, rows: list, dev_rows: list, collator: Any, clock: _Clock,
-    evaluated: Any, cuda: bool,
-) -> int:  # fmt: skip
+    work: Work,
+    seed: int,
+    model: Any,
+    rows: list,
+    dev_rows: list,
+    collator: Any,
+    clock: _Clock,
+    evaluated: Any,
+    cuda: bool,
+) -> int:
     """The loop that Trainer stands for, where its package `accelerate` is missing."""
     import torch
     import transformers
@@ -201,18 +235,17 @@ def train_plainly(
     decayed = [p for n, p in model.named_parameters() if "bias" not in n and "LayerNorm" not in n]
     rest = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": work.weight_decay},
-         {"params": rest, "weight_decay": 0.0}],
-        lr=work.learning_rate, eps=1e-6, fused=cuda,
-    )  # fmt: skip
+        [{"params": decayed, "weight_decay": work.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+        lr=work.learning_rate,
+        eps=1e-6,
+        fused=cuda,
+    )
     generator = torch.Generator().manual_seed(seed)
     loader = torch.utils.data.DataLoader(
-        rows, work.batch_size, shuffle=True, collate_fn=collator, generator=generator,
-        pin_memory=cuda,
-    )  # fmt: skip
+        rows, work.batch_size, shuffle=True, collate_fn=collator, generator=generator, pin_memory=cuda
+    )
     steps = len(loader) * work.epochs
-    schedule = transformers.get_linear_schedule_with_warmup(
-        optimizer, int(work.warmup * steps), steps)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(work.warmup * steps), steps)
     autocast = torch.autocast(device.type, torch.bfloat16, cuda and work.dtype != "float32")
     step = 0
     for _ in range(work.epochs):
@@ -235,7 +268,7 @@ def train_plainly(
         found: list[Any] = []
         with torch.no_grad(), autocast:
             for start in range(0, len(dev_rows), 128):
-                batch = {k: v.to(device) for k, v in collator(dev_rows[start:start + 128]).items()}
+                batch = {k: v.to(device) for k, v in collator(dev_rows[start : start + 128]).items()}
                 out = model(**batch)
                 logits = (out.start_logits, out.end_logits) if "start_logits" in out else out.logits
                 found.append(logits)
@@ -249,9 +282,7 @@ def _joined(parts: list) -> Any:
         return tuple(_joined(list(side)) for side in zip(*parts, strict=True))
     arrays = [part.float().cpu().numpy() for part in parts]
     width = max(a.shape[1] for a in arrays)
-    return np.concatenate([
-        np.pad(a, [(0, 0), (0, width - a.shape[1]), *[(0, 0)] * (a.ndim - 2)]) for a in arrays
-    ])
+    return np.concatenate([np.pad(a, [(0, 0), (0, width - a.shape[1]), *[(0, 0)] * (a.ndim - 2)]) for a in arrays])
 
 
 def measure(work: Work) -> None:
@@ -291,15 +322,20 @@ def measure(work: Work) -> None:
         best.append(max(values))
         last.append(values[-1])
         Result(
-            metric=task.metric, best=best, last=last,
+            metric=task.metric,
+            best=best,
+            last=last,
             ready_seconds=clocks[0].first_step - work.started,
-            score_seconds=ends[0] - work.started, all_seconds=ends[-1] - work.started,
-            compile_seconds=0.0, compilations=0,
+            score_seconds=ends[0] - work.started,
+            all_seconds=ends[-1] - work.started,
+            compile_seconds=0.0,
+            compilations=0,
             speeds=[full * work.batch_size * c.steps / c.seconds for c in clocks if c.steps],
-            rows=len(rows), steps=steps,
+            rows=len(rows),
+            steps=steps,
             device=torch.cuda.get_device_name() if cuda else "cpu",
             versions=f"transformers {transformers.__version__}, torch {torch.__version__}, {how}",
-        ).print()  # fmt: skip
+        ).print()
 
 
 if __name__ == "__main__":

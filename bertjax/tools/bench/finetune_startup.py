@@ -47,30 +47,35 @@ def measure(work: Work, variant: str) -> dict[str, Result]:
     environment = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
     with tempfile.TemporaryDirectory() as cache:
         environment["JAX_COMPILATION_CACHE_DIR"] = cache
-        return {start: run_side("ours", work, environment)
-                for start in ("empty cache", "full cache")}
+        return {start: run_side("ours", work, environment) for start in ("empty cache", "full cache")}
 
 
 def table(results: dict[str, dict[str, Result]]) -> str:
     """Milestones of all runs side by side, then the longest programs of each."""
-    columns = [(f"{variant}, {start}", result) for variant, runs in results.items()
-               for start, result in runs.items()]
+    columns = [(f"{variant}, {start}", result) for variant, runs in results.items() for start, result in runs.items()]
     first = columns[0][1]
-    numbers = {name: [result.milestones.get(name) for _, result in columns]
-               for name in first.milestones}
+    numbers = {name: [result.milestones.get(name) for _, result in columns] for name in first.milestones}
     numbers["run ended"] = [result.score_seconds for _, result in columns]
     numbers["training rows/s"] = [result.rows_per_second for _, result in columns]
-    rows = [[name, *("-" if value is None else f"{value:,.2f}" for value in values)]
-            for name, values in numbers.items()]
-    rows.append(["programs compiled",
-                 *(sum(1 for program in result.programs if program[3]) for _, result in columns)])
-    lines = [f"{first.device}, {first.versions}; seconds since the process started", "",
-             markdown.table(["", *(name for name, _ in columns)], rows)]
+    rows = [
+        [name, *("-" if value is None else f"{value:,.2f}" for value in values)] for name, values in numbers.items()
+    ]
+    rows.append(["programs compiled", *(sum(1 for program in result.programs if program[3]) for _, result in columns)])
+    lines = [
+        f"{first.device}, {first.versions}; seconds since the process started",
+        "",
+        markdown.table(["", *(name for name, _ in columns)], rows),
+    ]
     for name, result in columns:
         longest = sorted(result.programs, key=lambda program: -sum(program[1:]))[:6]
-        lines += ["", f"{name}: trace + lower + compile", *(
-            f"    {program:28} {trace:6.2f} + {lower:6.2f} + {compiling:6.2f}"
-            for program, trace, lower, compiling in longest)]
+        lines += [
+            "",
+            f"{name}: trace + lower + compile",
+            *(
+                f"    {program:28} {trace:6.2f} + {lower:6.2f} + {compiling:6.2f}"
+                for program, trace, lower, compiling in longest
+            ),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -80,8 +85,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--checkpoint", required=True, metavar="DIR")
     parser.add_argument("--data", required=True, metavar="DIR")
     parser.add_argument("--task", default="mrpc")
-    parser.add_argument("--preset", default="",
-                        help="a network of this size with random weights; default: the checkpoint")
+    parser.add_argument(
+        "--preset", default="", help="a network of this size with random weights; default: the checkpoint"
+    )
     parser.add_argument("--variants", default="default", help=f"of {', '.join(VARIANTS)}")
     parser.add_argument("--max_rows", type=int, default=0, help="first rows to train on; 0 = all")
     parser.add_argument("--batch_size", type=int, default=32)
@@ -94,8 +100,7 @@ def main(argv: list[str]) -> None:
     checkpoint = args.checkpoint
     if args.preset:
         checkpoint = make_random_checkpoint(args.out, args.preset, checkpoint)
-    work = Work(args.task, args.data, checkpoint, seeds=1, epochs=1, batch_size=args.batch_size,
-                max_rows=args.max_rows)
+    work = Work(args.task, args.data, checkpoint, seeds=1, epochs=1, batch_size=args.batch_size, max_rows=args.max_rows)
     results: dict[str, dict[str, Result]] = {}
     for variant in variants:
         try:
@@ -103,8 +108,8 @@ def main(argv: list[str]) -> None:
         except ValueError as error:
             print(f"bench finetune_startup, {variant}: {error}", file=sys.stderr)
     kept: dict[str, Any] = {
-        variant: {start: vars(result) for start, result in runs.items()}
-        for variant, runs in results.items()}
+        variant: {start: vars(result) for start, result in runs.items()} for variant, runs in results.items()
+    }
     (args.out / "startup.json").write_text(json.dumps(kept, indent=1) + "\n")
     if args.preset:
         shutil.rmtree(checkpoint, ignore_errors=True)

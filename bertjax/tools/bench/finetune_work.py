@@ -98,8 +98,10 @@ class Result:
     def summary(self) -> str:
         """One line: the scores so far, and the times."""
         scores = ", ".join(f"{100 * value:.2f}" for value in self.best)
-        return (f"{self.metric} {scores}; first score after {self.score_seconds:.1f} s, all after "
-                f"{self.all_seconds:.1f} s, {self.rows_per_second:,.0f} rows/s")
+        return (
+            f"{self.metric} {scores}; first score after {self.score_seconds:.1f} s, all after "
+            f"{self.all_seconds:.1f} s, {self.rows_per_second:,.0f} rows/s"
+        )
 
     def print(self) -> None:
         print(json.dumps(dataclasses.asdict(self)), flush=True)
@@ -107,8 +109,12 @@ class Result:
     def followed_by(self, later: Result) -> Result:
         """This one, of a process that was stopped, with the seeds that a later one did."""
         return dataclasses.replace(
-            self, best=self.best + later.best, last=self.last + later.last,
-            speeds=self.speeds + later.speeds, all_seconds=self.all_seconds + later.all_seconds)
+            self,
+            best=self.best + later.best,
+            last=self.last + later.last,
+            speeds=self.speeds + later.speeds,
+            all_seconds=self.all_seconds + later.all_seconds,
+        )
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float, float]:

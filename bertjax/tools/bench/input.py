@@ -46,25 +46,26 @@ def measure(flags: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         say("the original program")
         (length, predictions), *_ = LENGTHS
         report["original"] = stages.run_original(
-            flags.original, piece, f"{vocab}/vocab.txt", length, predictions, DUPES)
+            flags.original, piece, f"{vocab}/vocab.txt", length, predictions, DUPES
+        )
     say("the builder, whole and by stage")
     report["builder"] = stages.build_command(flags.text, vocab, scratch / "store")
     report["stages"] = stages.build_stages(flags.text, tokenizer)
     store = TokenStore(scratch / "store")
     report["rows"] = {
         f"{length} {kind}": stages.rows_per_second(store, length, kind == "packed")
-        for length, _ in LENGTHS for kind in ("padded", "packed")}
+        for length, _ in LENGTHS
+        for kind in ("padded", "packed")
+    }
     say(f"{DUPES} masked epochs of {piece_bytes / 1e6:.1f} MB of text")
     report["piece"] = stages.build_command(str(piece), vocab, scratch / "small")
     assert report["piece"]["tokens"] == small["tokens"]
     (length, predictions), *_ = LENGTHS
-    report["epochs"] = stages.masked_epochs(
-        TokenStore(scratch / "small"), tokenizer, length, predictions, DUPES)
+    report["epochs"] = stages.masked_epochs(TokenStore(scratch / "small"), tokenizer, length, predictions, DUPES)
     if flags.memory:
         say(f"{flags.memory:g} GB of text")
         stages.write_text(flags.text, scratch / "big.txt", int(flags.memory * 1e9), new_words=True)
-        report["memory"] = stages.memory_of_build(
-            str(scratch / "big.txt"), vocab, scratch / "big", workers=2)
+        report["memory"] = stages.memory_of_build(str(scratch / "big.txt"), vocab, scratch / "big", workers=2)
     return report
 
 
@@ -77,8 +78,7 @@ def table(report: dict[str, Any]) -> list[str]:
     original, epochs = report.get("original"), report["epochs"]
     lines = [f"{'CPU time of one core':44s}{'bertjax':>12s}{'original':>12s}{'ratio':>8s}"]
 
-    def line(name: str, ours: float, theirs: float | None = None, faster: bool = True,
-             digits: int = 0) -> None:
+    def line(name: str, ours: float, theirs: float | None = None, faster: bool = True, digits: int = 0) -> None:
         text = f"{name:44s}{ours:12,.{digits}f}"
         if theirs:
             ratio = ours / theirs if faster else theirs / ours
@@ -91,41 +91,57 @@ def table(report: dict[str, Any]) -> list[str]:
         line(f"    {name}, tokens/s", value)
     made = original and original["instances"] / original["instances_seconds"]
     for name, row in report["rows"].items():
-        line(f"rows of {name}, {row['fill']:.1%} full, rows/s", row["rows_per_cpu_second"],
-             made if name == "128 padded" else None)
+        line(
+            f"rows of {name}, {row['fill']:.1%} full, rows/s",
+            row["rows_per_cpu_second"],
+            made if name == "128 padded" else None,
+        )
     name = f"{DUPES} epochs of {report['piece_mb']:.1f} MB"
     seconds = original and original["instances_seconds"]
     line(f"{name}, rows, s", epochs["rows_seconds"], seconds, False, 2)
-    line(f"{name}, rows + masks on the CPU, s", epochs["rows_seconds"] + epochs["masks_seconds"],
-         seconds, False, 2)
-    line(f"{name}, from the text, s",
-         report["piece"]["cpu_seconds"] + epochs["rows_seconds"] + epochs["masks_seconds"],
-         original and seconds + original["tokenizing_seconds"], False, 2)
+    line(f"{name}, rows + masks on the CPU, s", epochs["rows_seconds"] + epochs["masks_seconds"], seconds, False, 2)
+    line(
+        f"{name}, from the text, s",
+        report["piece"]["cpu_seconds"] + epochs["rows_seconds"] + epochs["masks_seconds"],
+        original and seconds + original["tokenizing_seconds"],
+        False,
+        2,
+    )
     if memory := report.get("memory"):
-        lines.append(f"{memory['tokens'] / 1e6:,.0f} M tokens built by {memory['workers']} workers "
-                     f"in {memory['wall_seconds'] / 60:.1f} min, peak {memory['peak_mb']:,.0f} MB "
-                     f"in all processes (limit {MEMORY_WANTED_MB:,})")
+        lines.append(
+            f"{memory['tokens'] / 1e6:,.0f} M tokens built by {memory['workers']} workers "
+            f"in {memory['wall_seconds'] / 60:.1f} min, peak {memory['peak_mb']:,.0f} MB "
+            f"in all processes (limit {MEMORY_WANTED_MB:,})"
+        )
     lines += checks(report)
     return lines
 
 
 def checks(report: dict[str, Any]) -> list[str]:
     """'reached' or 'MISSED' for every bar that was measured."""
-    found = [(f"{length} {kind}: at least {ROWS_WANTED[length]:,} rows/s",
-              report["rows"][f"{length} {kind}"]["rows_per_cpu_second"] >= ROWS_WANTED[length])
-             for length, _ in LENGTHS for kind in ("padded", "packed")]
+    found = [
+        (
+            f"{length} {kind}: at least {ROWS_WANTED[length]:,} rows/s",
+            report["rows"][f"{length} {kind}"]["rows_per_cpu_second"] >= ROWS_WANTED[length],
+        )
+        for length, _ in LENGTHS
+        for kind in ("padded", "packed")
+    ]
     if original := report.get("original"):
         rate = original["tokens"] / original["tokenizing_seconds"]
         epochs = report["epochs"]
         found += [
-            (f"builder: at least {RATIO_WANTED} x the original's tokens/s",
-             report["builder"]["tokens_per_cpu_second"] >= RATIO_WANTED * rate),
-            (f"{DUPES} masked epochs: at most 1/{RATIO_WANTED} of its CPU time",
-             RATIO_WANTED * (epochs["rows_seconds"] + epochs["masks_seconds"])
-             <= original["instances_seconds"])]
+            (
+                f"builder: at least {RATIO_WANTED} x the original's tokens/s",
+                report["builder"]["tokens_per_cpu_second"] >= RATIO_WANTED * rate,
+            ),
+            (
+                f"{DUPES} masked epochs: at most 1/{RATIO_WANTED} of its CPU time",
+                RATIO_WANTED * (epochs["rows_seconds"] + epochs["masks_seconds"]) <= original["instances_seconds"],
+            ),
+        ]
     if memory := report.get("memory"):
-        found.append((f"memory: under {MEMORY_WANTED_MB:,} MB",
-                      memory["peak_mb"] < MEMORY_WANTED_MB))
+        found.append((f"memory: under {MEMORY_WANTED_MB:,} MB", memory["peak_mb"] < MEMORY_WANTED_MB))
     return [f"  {'reached' if good else 'MISSED '}  {name}" for name, good in found]
 
 
@@ -146,11 +162,12 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axis.invert_yaxis()
         axis.set_title(title, fontsize=10)
 
-    tokens = {"whole command": report["builder"]["tokens_per_cpu_second"] / 1e6,
-              **{name: value / 1e6 for name, value in report["stages"].items()}}
+    tokens = {
+        "whole command": report["builder"]["tokens_per_cpu_second"] / 1e6,
+        **{name: value / 1e6 for name, value in report["stages"].items()},
+    }
     rows = {name: row["rows_per_cpu_second"] / 1e3 for name, row in report["rows"].items()}
-    epochs = {"rows": report["epochs"]["rows_seconds"],
-              "masks (CPU)": report["epochs"]["masks_seconds"]}
+    epochs = {"rows": report["epochs"]["rows_seconds"], "masks (CPU)": report["epochs"]["masks_seconds"]}
     if original:
         tokens["original"] = original["tokens"] / original["tokenizing_seconds"] / 1e6
         rows["original, 128"] = original["instances"] / original["instances_seconds"] / 1e3
@@ -158,16 +175,16 @@ def draw(report: dict[str, Any], path: Path) -> None:
     bars(axes[0], tokens, "text to ids: million tokens a CPU second", "original")
     axes[0].set_xscale("log")
     bars(axes[1], rows, "thousand rows a CPU second", "original, 128")
-    bars(axes[2], epochs, f"{DUPES} masked epochs of {report['piece_mb']:.1f} MB: CPU seconds",
-         "original")
+    bars(axes[2], epochs, f"{DUPES} masked epochs of {report['piece_mb']:.1f} MB: CPU seconds", "original")
     if memory := report.get("memory"):
         seconds, used = zip(*memory["curve"], strict=True)
         axes[3].plot(seconds, used)
         axes[3].set_ylim(0, MEMORY_WANTED_MB * 1.05)
         axes[3].axhline(MEMORY_WANTED_MB, linestyle="--", color="tab:red")
         axes[3].set_xlabel("seconds")
-        axes[3].set_title(f"MB while {memory['workers']} workers build "
-                          f"{memory['tokens'] / 1e6:,.0f} M tokens", fontsize=10)
+        axes[3].set_title(
+            f"MB while {memory['workers']} workers build {memory['tokens'] / 1e6:,.0f} M tokens", fontsize=10
+        )
     figure.savefig(path, dpi=120)
 
 
@@ -176,8 +193,12 @@ def main(argv: list[str]) -> None:
     add = parser.add_argument
     add("--text", required=True, help="files, as --input of build_corpus")
     add("--vocab", required=True, help="tokenizer directory or vocab.txt")
-    add("--do_lower_case", type=lambda text: text == "true", default=None,
-        help="true or false, only if the tokenizer does not say")
+    add(
+        "--do_lower_case",
+        type=lambda text: text == "true",
+        default=None,
+        help="true or false, only if the tokenizer does not say",
+    )
     add("--original", metavar="DIR", help="time the original's program, which is there")
     add("--piece_mb", type=float, default=4.0, help="text that both make masked epochs of")
     add("--memory", type=float, default=0, metavar="GB", help="plot the memory of a build")

@@ -44,12 +44,26 @@ def main() -> None:
     count = sum(len(tokens[line]) for line in lines if line)
     started = time.process_time()
     instances = original.create_training_instances(
-        [text], _KeptTokens(tokenizer, tokens), int(seq_length), int(dupes), 0.1, 0.15,
-        int(predictions), random.Random(12345))
-    print(json.dumps({
-        "tokens": count, "tokenizing_seconds": tokenizing, "instances": len(instances),
-        "instances_seconds": time.process_time() - started,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+        [text],
+        _KeptTokens(tokenizer, tokens),
+        int(seq_length),
+        int(dupes),
+        0.1,
+        0.15,
+        int(predictions),
+        random.Random(12345),
+    )
+    print(
+        json.dumps(
+            {
+                "tokens": count,
+                "tokenizing_seconds": tokenizing,
+                "instances": len(instances),
+                "instances_seconds": time.process_time() - started,
+                "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

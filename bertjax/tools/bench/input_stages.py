@@ -32,15 +32,21 @@ STAGE_BYTES = 16 << 20  # of text that the stages are timed on
 ROWS = 20_000  # that a kind of row is timed on
 
 
-def build_command(pattern: str, tokenizer: str, output: Path, workers: int = 1,
-                  watch: Callable[[int], None] | None = None) -> dict[str, float]:
+def build_command(
+    pattern: str, tokenizer: str, output: Path, workers: int = 1, watch: Callable[[int], None] | None = None
+) -> dict[str, float]:
     """build_corpus in a process of its own: CPU seconds of it and its workers, wall, tokens.
 
     `watch` is called with its process id while it runs, and must return when that has ended.
     """
     command = jobs.python(
-        "bertjax.tools.build_corpus", f"--input={pattern}", f"--tokenizer={tokenizer}",
-        f"--output={output}", f"--workers={workers}", "--overwrite")
+        "bertjax.tools.build_corpus",
+        f"--input={pattern}",
+        f"--tokenizer={tokenizer}",
+        f"--output={output}",
+        f"--workers={workers}",
+        "--overwrite",
+    )
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if watch:
@@ -51,8 +57,12 @@ def build_command(pattern: str, tokenizer: str, output: Path, workers: int = 1,
         raise RuntimeError(f"build_corpus ended with code {process_failed}:\n{printed[-2000:]}")
     tokens = stores.read_manifest(output)["tokens"]
     cpu = usage.ru_utime + usage.ru_stime
-    return {"tokens": tokens, "cpu_seconds": cpu, "wall_seconds": time.monotonic() - started,
-            "tokens_per_cpu_second": tokens / cpu}
+    return {
+        "tokens": tokens,
+        "cpu_seconds": cpu,
+        "wall_seconds": time.monotonic() - started,
+        "tokens_per_cpu_second": tokens / cpu,
+    }
 
 
 def build_stages(pattern: str, tokenizer: Any) -> dict[str, float]:
@@ -95,8 +105,13 @@ def build_stages(pattern: str, tokenizer: Any) -> dict[str, float]:
             writer.abandon()
 
     writing, _ = timed(write)
-    seconds = {"read": reading_seconds, "split into sentences": max(both - reading_seconds, 1e-9),
-               "tokenize": tokenizing, "hash documents": hashing, "write": writing}
+    seconds = {
+        "read": reading_seconds,
+        "split into sentences": max(both - reading_seconds, 1e-9),
+        "tokenize": tokenizing,
+        "hash documents": hashing,
+        "write": writing,
+    }
     return {name: tokens / value for name, value in seconds.items()}
 
 
@@ -113,8 +128,9 @@ def rows_per_second(store: TokenStore, seq_length: int, packed: bool) -> dict[st
     return {"rows_per_cpu_second": rows / seconds, "fill": held / (rows * seq_length)}
 
 
-def masked_epochs(store: TokenStore, tokenizer: Any, seq_length: int, predictions: int, epochs: int
-                  ) -> dict[str, float]:
+def masked_epochs(
+    store: TokenStore, tokenizer: Any, seq_length: int, predictions: int, epochs: int
+) -> dict[str, float]:
     """CPU seconds of `epochs` whole epochs, index included, and of their masks on this CPU.
 
     In training the masks are a part of the compiled step on the accelerator.
@@ -177,16 +193,26 @@ def write_text(pattern: str, path: Path, size: int, new_words: bool = False) -> 
     return path.stat().st_size
 
 
-def run_original(directory: str, text: Path, vocab: str, seq_length: int, predictions: int,
-                 dupes: int) -> dict[str, float]:
+def run_original(
+    directory: str, text: Path, vocab: str, seq_length: int, predictions: int, dupes: int
+) -> dict[str, float]:
     """input_original.py in a process of its own."""
     try:
-        return jobs.measure("bertjax.tools.bench.input_original", directory, str(text), vocab,
-                            str(seq_length), str(predictions), str(dupes))
+        return jobs.measure(
+            "bertjax.tools.bench.input_original",
+            directory,
+            str(text),
+            vocab,
+            str(seq_length),
+            str(predictions),
+            str(dupes),
+        )
     except ValueError as error:
-        raise ValueError(f"{directory}: the original program failed (its message is above); it "
-                         "needs create_pretraining_data.py, tokenization.py and a package that "
-                         "is called tensorflow") from error
+        raise ValueError(
+            f"{directory}: the original program failed (its message is above); it "
+            "needs create_pretraining_data.py, tokenization.py and a package that "
+            "is called tensorflow"
+        ) from error
 
 
 def memory_of_build(pattern: str, tokenizer: str, output: Path, workers: int) -> dict[str, Any]:
@@ -200,9 +226,13 @@ def memory_of_build(pattern: str, tokenizer: str, output: Path, workers: int) ->
             time.sleep(1.0)
 
     result = build_command(pattern, tokenizer, output, workers, watch)
-    return {**result, "workers": workers, "curve": curve,
-            "peak_mb": max(value for _, value in curve),
-            "shard_bytes": BuildSettings.shard_bytes}
+    return {
+        **result,
+        "workers": workers,
+        "curve": curve,
+        "peak_mb": max(value for _, value in curve),
+        "shard_bytes": BuildSettings.shard_bytes,
+    }
 
 
 def _children(process: int) -> list[int]:

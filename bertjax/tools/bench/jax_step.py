@@ -72,9 +72,7 @@ def prepare(
             special_ids=SPECIAL_IDS,
             replacement_ids=np.arange(1000, config.vocab_size, dtype=np.int32),
             max_predictions=work.predictions,
-            predictions_per_row=(
-                packed_predictions(work.seq_length, pairs, 0.15) if pairs > 1 else None
-            ),
+            predictions_per_row=(packed_predictions(work.seq_length, pairs, 0.15) if pairs > 1 else None),
         ),
     )
     mesh = sharding.make_mesh(fsdp=fsdp, devices=devices)
@@ -88,9 +86,7 @@ def prepare(
         options = kernel_options(jax.default_backend())
     step = trainer.train_step(objective).lower(abstract, batch).compile(compiler_options=options)
     seconds = time.perf_counter() - started
-    return Compiled(
-        work, step, lambda: trainer.init(objective, _random_params(abstract.params)), batch, seconds
-    )
+    return Compiled(work, step, lambda: trainer.init(objective, _random_params(abstract.params)), batch, seconds)
 
 
 def _random_params(shapes: Any) -> Any:
@@ -144,6 +140,7 @@ def time_step(compiled: Compiled, steps: int = 20, trace: str | None = None) -> 
         "peak_bytes": temporary + getattr(analysis, "argument_size_in_bytes", 0),
     }
     if trace is not None:
+
         def traced(steps: int) -> None:
             nonlocal state, metrics
             for _ in range(steps):
@@ -174,10 +171,7 @@ def profile(run: Callable[[int], None], steps: int, directory: str) -> dict[str,
 def measured_peak() -> float:
     """FLOP/s of a large bfloat16 product of random square matrices on this device."""
     size, repeats = (1024 if jax.default_backend() == "cpu" else 8192), 20
-    a, b = (
-        jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(jnp.bfloat16)
-        for i in range(2)
-    )
+    a, b = (jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(jnp.bfloat16) for i in range(2))
     product = jax.jit(lambda a, b: a @ b)
     product(a, b).block_until_ready()
     started = time.perf_counter()
@@ -198,20 +192,13 @@ def main() -> None:
         default={},
         help="fields of model.presets.Execution that differ from the trainer's choice, as JSON",
     )
-    parser.add_argument(
-        "--xla", type=json.loads, default=None, help="JSON: XLA options instead of the step's own"
-    )
+    parser.add_argument("--xla", type=json.loads, default=None, help="JSON: XLA options instead of the step's own")
     parser.add_argument("--rows", help="npz of a batch to train on instead of random words")
     args = parser.parse_args()
     batch = dict(np.load(args.rows)) if args.rows else None
     execution = Execution.for_backend(jax.default_backend(), **args.execution)
     with ThreadPoolExecutor(len(args.workloads)) as pool:
-        ready = list(
-            pool.map(
-                lambda w: prepare(w, execution, compiler_options=args.xla, batch=batch),
-                args.workloads,
-            )
-        )
+        ready = list(pool.map(lambda w: prepare(w, execution, compiler_options=args.xla, batch=batch), args.workloads))
     results = {}
     for compiled in ready:
         with tempfile.TemporaryDirectory() as trace:

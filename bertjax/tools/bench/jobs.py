@@ -45,8 +45,12 @@ def python(module: str, *arguments: str) -> list[str]:
 
 def pretraining(experiment: str, workdir: pathlib.Path, settings: Mapping[str, Any]) -> list[str]:
     """The command line of a pre-training, {'optimizer.learning_rate': 1e-4} being its settings."""
-    return python("bertjax.main", f"--config=bertjax:{experiment}", f"--workdir={workdir}",
-                  *(f"--config.{name}={value}" for name, value in settings.items()))
+    return python(
+        "bertjax.main",
+        f"--config=bertjax:{experiment}",
+        f"--workdir={workdir}",
+        *(f"--config.{name}={value}" for name, value in settings.items()),
+    )
 
 
 def measure(module: str, *arguments: str) -> dict[str, Any]:
@@ -116,8 +120,9 @@ def _start(job: Job, gpu: str, logs: pathlib.Path) -> _Running:
     path = logs / f"{job.name}.log"
     with open(path, "wb") as log:
         # A session of its own, so that its children can be ended with it.
-        process = subprocess.Popen(job.command, stdout=log, stderr=subprocess.STDOUT,
-                                   env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            job.command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
     print(f"{job.name}: started" + (f" on GPU {gpu}" if gpu else ""), flush=True)
     return _Running(job.name, gpu, time.monotonic(), process, path)
 
@@ -129,6 +134,9 @@ def _succeeded(job: _Running) -> bool:
         print(f"{job.name}: done after {seconds:.0f} s", flush=True)
         return True
     lines = job.log.read_text(errors="replace").splitlines()[-ERROR_LINES:]
-    print(f"{job.name}: exit code {code} after {seconds:.0f} s; {job.log.name} ends with\n"
-          + "\n".join(lines), file=sys.stderr, flush=True)
+    print(
+        f"{job.name}: exit code {code} after {seconds:.0f} s; {job.log.name} ends with\n" + "\n".join(lines),
+        file=sys.stderr,
+        flush=True,
+    )
     return False

@@ -102,6 +102,5 @@ def largest(kernels: dict[str, tuple[int, float]], steps: int, count: int = 25) 
     """Lines 'ms a step, launches a step, name' of the kernels that take longest."""
     order = sorted(kernels.items(), key=lambda item: -item[1][1])[:count]
     return [
-        f"{1e3 * seconds / steps:8.3f} ms {launches / steps:7.1f}x  {name[:100]}"
-        for name, (launches, seconds) in order
+        f"{1e3 * seconds / steps:8.3f} ms {launches / steps:7.1f}x  {name[:100]}" for name, (launches, seconds) in order
     ]

@@ -50,10 +50,10 @@ def measure(works: list[Workload], policies: list[str], steps: int) -> dict[str,
 
 def main(argv: list[str]) -> None:
     parser = make_parser("bench memory", __doc__)
-    parser.add_argument("workloads", nargs="*", type=Workload.parse,
-                        default=[Workload.parse("large-512x32")], help="MODEL-LENGTHxROWS")
-    parser.add_argument("--policies", nargs="+", default=list(REMAT_POLICIES),
-                        choices=REMAT_POLICIES)
+    parser.add_argument(
+        "workloads", nargs="*", type=Workload.parse, default=[Workload.parse("large-512x32")], help="MODEL-LENGTHxROWS"
+    )
+    parser.add_argument("--policies", nargs="+", default=list(REMAT_POLICIES), choices=REMAT_POLICIES)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"))
     args = parser.parse_args(argv)
@@ -61,13 +61,14 @@ def main(argv: list[str]) -> None:
     results = measure(args.workloads, args.policies, args.steps)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "memory.json").write_text(json.dumps(results, indent=1))
-    print(f"{jax.devices()[0].device_kind}\n{'workload':16s} {'remat':8s} {'GB':>6s} "
-          f"{'step ms':>8s} {'rows/s':>8s}")
+    print(f"{jax.devices()[0].device_kind}\n{'workload':16s} {'remat':8s} {'GB':>6s} {'step ms':>8s} {'rows/s':>8s}")
     for work, policy in itertools.product(args.workloads, args.policies):
         result = results[f"{work.name} {policy}"]
         if "error" in result:
             print(f"{work.name:16s} {policy:8s} {result['error'][:60]}")
             continue
         seconds = result["step_seconds"]
-        print(f"{work.name:16s} {policy:8s} {result['peak_bytes'] / 1e9:6.1f} {1e3 * seconds:8.2f} "
-              f"{work.batch_size / seconds:8.0f}")
+        print(
+            f"{work.name:16s} {policy:8s} {result['peak_bytes'] / 1e9:6.1f} {1e3 * seconds:8.2f} "
+            f"{work.batch_size / seconds:8.0f}"
+        )

@@ -42,13 +42,19 @@ def job(name: str, args: argparse.Namespace) -> jobs.Job:
     """The pre-training `name` of RUNS."""
     model = PRESETS[args.preset]
     settings: dict[str, Any] = {
-        "data.corpus": args.store, "data.packed": False, "seed": args.seed + (name == "seed"),
-        "phases": ((args.steps, args.length),), "batch_size": args.batch,
+        "data.corpus": args.store,
+        "data.packed": False,
+        "seed": args.seed + (name == "seed"),
+        "phases": ((args.steps, args.length),),
+        "batch_size": args.batch,
         "optimizer.learning_rate": args.learning_rate,
         "optimizer.warmup_steps": round(WARMUP * args.steps),
-        "log.every_steps": 1, "log.tensorboard": False,
-        "eval.every_steps": 0, "eval.rows": args.heldout_rows,
-        "checkpoint.every_steps": args.steps, "checkpoint.keep_best": 0,
+        "log.every_steps": 1,
+        "log.tensorboard": False,
+        "eval.every_steps": 0,
+        "eval.rows": args.heldout_rows,
+        "checkpoint.every_steps": args.steps,
+        "checkpoint.keep_best": 0,
         "execution.dtype": "bfloat16" if name == "fast" else "float32",
         "execution.kernels": "auto" if name == "fast" else "xla",
     }
@@ -64,12 +70,10 @@ def finished(directory: pathlib.Path) -> bool:
 
 def read(directory: pathlib.Path) -> dict[str, Any]:
     """{'loss': of every step, 'heldout_mlm_loss': at the end, 'device': its name}."""
-    records = [json.loads(line) for line in
-               (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "loss": [record["loss"] for record in records if "loss" in record],
-        "heldout_mlm_loss": next(record["eval/mlm_loss"] for record in reversed(records)
-                                 if "eval/mlm_loss" in record),
+        "heldout_mlm_loss": next(record["eval/mlm_loss"] for record in reversed(records) if "eval/mlm_loss" in record),
         "device": json.loads((directory / "hardware.json").read_text())["device_kind"],
     }
 
@@ -90,27 +94,30 @@ def verdict(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Mean and largest distance of 'fast' and of 'seed', and whether the first are no larger."""
     result: dict[str, Any] = {}
     for name, distance in distances(found).items():
-        result[name] = {"mean": float(np.abs(distance).mean()),
-                        "max": float(np.abs(distance).max())}
-    result["within_noise"] = all(result["fast"][how] <= result["seed"][how]
-                                 for how in ("mean", "max"))
+        result[name] = {"mean": float(np.abs(distance).mean()), "max": float(np.abs(distance).max())}
+    result["within_noise"] = all(result["fast"][how] <= result["seed"][how] for how in ("mean", "max"))
     return result
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """Markdown: the end of each run, its distance from the reference, the verdict."""
-    columns = ("run", "loss at the end, smoothed", "held-out MLM loss",
-               "mean distance from the reference", "largest")
+    columns = ("run", "loss at the end, smoothed", "held-out MLM loss", "mean distance from the reference", "largest")
     judged, rows = verdict(found), []
     for name, label in RUNS.items():
-        rows.append((
-            label, f"{smooth(found[name]['loss'])[-1]:.4f}",
-            f"{found[name]['heldout_mlm_loss']:.4f}",
-            *(f"{judged[name][how]:.4f}" if name in judged else "-" for how in ("mean", "max"))))
+        rows.append(
+            (
+                label,
+                f"{smooth(found[name]['loss'])[-1]:.4f}",
+                f"{found[name]['heldout_mlm_loss']:.4f}",
+                *(f"{judged[name][how]:.4f}" if name in judged else "-" for how in ("mean", "max")),
+            )
+        )
     said = "within" if judged["within_noise"] else "NOT within"
     steps = len(found["fast"]["loss"])
-    return (f"{markdown.table(columns, rows)}\n\nThe fast mode is {said} the noise of a seed, over "
-            f"{steps} steps on {found['fast']['device']}.\n")
+    return (
+        f"{markdown.table(columns, rows)}\n\nThe fast mode is {said} the noise of a seed, over "
+        f"{steps} steps on {found['fast']['device']}.\n"
+    )
 
 
 def draw(path: pathlib.Path, found: dict[str, dict[str, Any]], title: str) -> None:
@@ -124,11 +131,18 @@ def draw(path: pathlib.Path, found: dict[str, dict[str, Any]], title: str) -> No
     for name in ("seed", "reference", "fast"):  # the thick one below the one that lies on it
         curve, losses = smooth(found[name]["loss"]), found[name]["loss"]
         steps = len(losses) - len(curve) + 1 + np.arange(len(curve))
-        upper.plot(steps, curve, color=colours[name], linewidth=widths[name], label=RUNS[name],
-                   alpha=0.45 if name == "reference" else 1.0)
+        upper.plot(
+            steps,
+            curve,
+            color=colours[name],
+            linewidth=widths[name],
+            label=RUNS[name],
+            alpha=0.45 if name == "reference" else 1.0,
+        )
         if name != "reference":
-            lower.plot(steps, distances(found)[name], color=colours[name], linewidth=1.2,
-                       label=f"{RUNS[name]} - reference")
+            lower.plot(
+                steps, distances(found)[name], color=colours[name], linewidth=1.2, label=f"{RUNS[name]} - reference"
+            )
     lower.axhline(0, color="black", linewidth=0.8, alpha=0.45)
     upper.set_title(title)
     upper.set_ylabel("training loss (MLM + NSP), smoothed")
@@ -155,16 +169,21 @@ def main(argv: list[str]) -> None:
     add("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    failed = jobs.run_all([job(name, args) for name in RUNS if not finished(args.out / name)],
-                          args.gpus.split(","), args.out)
+    failed = jobs.run_all(
+        [job(name, args) for name in RUNS if not finished(args.out / name)], args.gpus.split(","), args.out
+    )
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}; see {args.out}/NAME.log")
     found = {name: read(args.out / name) for name in RUNS}
     settings = {name: str(value) for name, value in vars(args).items()}
-    (args.out / "numerics.json").write_text(json.dumps(
-        {"settings": settings, "verdict": verdict(found), "runs": found}, indent=1))
+    (args.out / "numerics.json").write_text(
+        json.dumps({"settings": settings, "verdict": verdict(found), "runs": found}, indent=1)
+    )
     text = table(found)
     (args.out / "numerics.md").write_text(text, encoding="utf-8")
     print(text)
-    draw(args.out / "numerics.png", found, f"BERT-{args.preset}, {args.batch} rows of "
-         f"{args.length} tokens, {found['fast']['device']}")
+    draw(
+        args.out / "numerics.png",
+        found,
+        f"BERT-{args.preset}, {args.batch} rows of {args.length} tokens, {found['fast']['device']}",
+    )

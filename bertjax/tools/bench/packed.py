@@ -29,8 +29,7 @@ def stream(store: pathlib.Path, work: Workload, packed: bool) -> PretrainingBatc
     """The training rows of `store` in the shape of `work`."""
     opened = TokenStore(store)
     tokenizer = load_tokenizer(opened.tokenizer_directory)
-    return PretrainingBatches([opened], work.seq_length, work.batch_size, seed=0, packed=packed,
-                              tokenizer=tokenizer)
+    return PretrainingBatches([opened], work.seq_length, work.batch_size, seed=0, packed=packed, tokenizer=tokenizer)
 
 
 def fill(batches: PretrainingBatches) -> tuple[float, int]:
@@ -42,8 +41,9 @@ def fill(batches: PretrainingBatches) -> tuple[float, int]:
 
 def main(argv: list[str]) -> None:
     parser = make_parser("bench packed", __doc__)
-    parser.add_argument("workload", nargs="?", type=Workload.parse,
-                        default=Workload.parse("large-512x32"), help="MODEL-LENGTHxROWS")
+    parser.add_argument(
+        "workload", nargs="?", type=Workload.parse, default=Workload.parse("large-512x32"), help="MODEL-LENGTHxROWS"
+    )
     parser.add_argument("--store", type=pathlib.Path, required=True, help="token store")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"))
     parser.add_argument("--steps", type=int, default=20)
@@ -64,15 +64,17 @@ def main(argv: list[str]) -> None:
                 runs["transformers, padded"] = peers[work.name]
             for who, result in runs.items():
                 seconds = result["step_seconds"]
-                report[who] = {"step_ms": 1e3 * seconds, "fill": mean, "useful_tokens_per_second":
-                               mean * work.batch_size * work.seq_length / seconds, **result}
+                report[who] = {
+                    "step_ms": 1e3 * seconds,
+                    "fill": mean,
+                    "useful_tokens_per_second": mean * work.batch_size * work.seq_length / seconds,
+                    **result,
+                }
 
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "packed.json").write_text(json.dumps(report, indent=1))
     slowest = min(r["useful_tokens_per_second"] for r in report.values())
-    print(f"{work.name} on {args.store}\n{'':22s} {'step ms':>8s} {'fill':>7s} "
-          f"{'useful tokens/s':>16s} {'ratio':>6s}")
+    print(f"{work.name} on {args.store}\n{'':22s} {'step ms':>8s} {'fill':>7s} {'useful tokens/s':>16s} {'ratio':>6s}")
     for who, result in report.items():
         rate = result["useful_tokens_per_second"]
-        print(f"{who:22s} {result['step_ms']:8.2f} {result['fill']:7.1%} {rate:16,.0f} "
-              f"{rate / slowest:6.2f}")
+        print(f"{who:22s} {result['step_ms']:8.2f} {result['fill']:7.1%} {rate:16,.0f} {rate / slowest:6.2f}")

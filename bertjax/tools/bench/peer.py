@@ -74,8 +74,10 @@ def make_optimizer(model: torch.nn.Module, learning_rate: float) -> torch.optim.
     others = [p for p in model.parameters() if p.ndim <= 1]
     return torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
-        lr=learning_rate, eps=1e-6, fused=True,
-    )  # fmt: skip
+        lr=learning_rate,
+        eps=1e-6,
+        fused=True,
+    )
 
 
 def autocast(device: str) -> torch.autocast:
@@ -85,8 +87,9 @@ def autocast(device: str) -> torch.autocast:
     return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
 
 
-def make_step(model: Any, forward: Any, optimizer: torch.optim.Optimizer, device: str
-              ) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+def make_step(
+    model: Any, forward: Any, optimizer: torch.optim.Optimizer, device: str
+) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
     """A training step: a batch, by the names of the model's arguments, to its loss.
 
     Args:
@@ -107,7 +110,10 @@ def make_step(model: Any, forward: Any, optimizer: torch.optim.Optimizer, device
 
 
 def measure(
-    work: Workload, steps: int = 20, compiled: bool = True, wait: bool = False,
+    work: Workload,
+    steps: int = 20,
+    compiled: bool = True,
+    wait: bool = False,
     batch: dict[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
     """Seconds and peak memory of the peer's step.
@@ -122,8 +128,9 @@ def measure(
 
     torch.manual_seed(0)
     model = make_model(work.model, "cuda")
-    step = make_step(model, torch.compile(model) if compiled else model,
-                     make_optimizer(model, learning_rate=1e-4), "cuda")
+    step = make_step(
+        model, torch.compile(model) if compiled else model, make_optimizer(model, learning_rate=1e-4), "cuda"
+    )
     tensors = _batch(rows(work) if batch is None else batch, work, "cuda")
 
     def timed(count: int) -> tuple[float, torch.Tensor]:

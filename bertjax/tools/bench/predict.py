@@ -56,12 +56,14 @@ def ours(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
     from bertjax.interop import load_model
     from bertjax.model.presets import Execution
 
-    loaded = load_model(args.model, "sequence-classification",
-                        Execution.for_backend(jax.default_backend(), dtype=args.dtype),
-                        reinitialise_head=True)
+    loaded = load_model(
+        args.model,
+        "sequence-classification",
+        Execution.for_backend(jax.default_backend(), dtype=args.dtype),
+        reinitialise_head=True,
+    )
     found = timed(lambda t: inference.classify(loaded, t, args.batch_size), texts, args.repeats)
-    return {"bertjax": found, "device": jax.devices()[0].device_kind,
-            "versions": f"jax {jax.__version__}"}
+    return {"bertjax": found, "device": jax.devices()[0].device_kind, "versions": f"jax {jax.__version__}"}
 
 
 def peer(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
@@ -71,11 +73,11 @@ def peer(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
 
     transformers.logging.set_verbosity_error()
     cuda = torch.cuda.is_available()
-    kind = torch.bfloat16 if args.dtype == "bfloat16" or args.dtype == "auto" and cuda else (
-        torch.float32)
+    kind = torch.bfloat16 if args.dtype == "bfloat16" or args.dtype == "auto" and cuda else (torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        args.model, dtype=kind, attn_implementation="sdpa").eval()
+        args.model, dtype=kind, attn_implementation="sdpa"
+    ).eval()
     model = model.cuda() if cuda else model
 
     def classify(forward: Any, texts: list[str]) -> list[dict[str, float]]:
@@ -86,8 +88,9 @@ def peer(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
         with torch.inference_mode():
             for start in range(0, len(order), args.batch_size):
                 chosen = order[start : start + args.batch_size]
-                batch = tokenizer.pad({"input_ids": [encoded[i] for i in chosen]},
-                                      return_tensors="pt", pad_to_multiple_of=32)
+                batch = tokenizer.pad(
+                    {"input_ids": [encoded[i] for i in chosen]}, return_tensors="pt", pad_to_multiple_of=32
+                )
                 if cuda:
                     batch = {k: v.cuda(non_blocking=True) for k, v in batch.items()}
                 waiting.append((chosen, forward(**batch).logits.float().softmax(-1)))
@@ -100,11 +103,13 @@ def peer(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
     results = {"transformers sdpa": timed(lambda t: classify(model, t), texts, args.repeats)}
     if not args.no_compile:
         forward = torch.compile(model)
-        results["transformers sdpa + torch.compile"] = timed(
-            lambda t: classify(forward, t), texts, args.repeats)
+        results["transformers sdpa + torch.compile"] = timed(lambda t: classify(forward, t), texts, args.repeats)
     device = torch.cuda.get_device_name() if cuda else "cpu"
-    return {**results, "device": device,
-            "versions": f"torch {torch.__version__}, transformers {transformers.__version__}"}
+    return {
+        **results,
+        "device": device,
+        "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
+    }
 
 
 def draw(results: dict[str, dict[str, float]], device: str, path: pathlib.Path) -> None:
@@ -135,8 +140,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="timed passes; the median counts")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--no_compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--side", default="both", choices=("both", "ours", "peer"),
-                        help="one side only, as JSON on the last line")
+    parser.add_argument(
+        "--side", default="both", choices=("both", "ours", "peer"), help="one side only, as JSON on the last line"
+    )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench_predict"))
     args = parser.parse_args(argv)
     if args.side != "both":
@@ -153,8 +159,15 @@ def main(argv: list[str]) -> None:
         results |= found
     base = max(v["rows_per_second"] for name, v in results.items() if name != "bertjax")
     print("\n".join(heads) + "\n")
-    print(markdown.table(["", "sentences/s", "ratio", "first pass, s"], [
-        (name, f"{speed:,.0f}", f"{speed / base:.2f}", f"{values['first_seconds']:.1f}")
-        for name, values in results.items() for speed in [values["rows_per_second"]]]))
+    print(
+        markdown.table(
+            ["", "sentences/s", "ratio", "first pass, s"],
+            [
+                (name, f"{speed:,.0f}", f"{speed / base:.2f}", f"{values['first_seconds']:.1f}")
+                for name, values in results.items()
+                for speed in [values["rows_per_second"]]
+            ],
+        )
+    )
     (args.out / "predict.json").write_text(json.dumps({"heads": heads, **results}, indent=1))
     draw(results, heads[0], args.out / "predict.png")

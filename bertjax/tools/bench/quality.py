@@ -45,10 +45,21 @@ from bertjax.tools.bench import jobs
 from bertjax.tools.bench.quality_curves import LABELS, SHORTER, STARTED_FILE, draw, table
 
 UNITS = 100_000  # steps of the schedule's scale: more than any run takes
-FIELDS = ("input_ids", "token_type_ids", "attention_mask", "mlm_positions", "mlm_labels",
-          "mlm_weights", "nsp_labels", "nsp_weights")
-FILL_MASK = ("The capital of France is [MASK].", "He was [MASK] in London in 1908.",
-             "The album was released in [MASK] 2004.")
+FIELDS = (
+    "input_ids",
+    "token_type_ids",
+    "attention_mask",
+    "mlm_positions",
+    "mlm_labels",
+    "mlm_weights",
+    "nsp_labels",
+    "nsp_weights",
+)
+FILL_MASK = (
+    "The capital of France is [MASK].",
+    "He was [MASK] in London in 1908.",
+    "The album was released in [MASK] 2004.",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,17 +100,29 @@ class Settings:
 
         model = PRESETS[self.model]
         values: dict[str, Any] = {
-            "data.corpus": self.store, "seed": self.seed, "phases": self.scaled_phases,
-            "budget_minutes": self.minutes_of(name), "batch_size": self.batch_size,
+            "data.corpus": self.store,
+            "seed": self.seed,
+            "phases": self.scaled_phases,
+            "budget_minutes": self.minutes_of(name),
+            "batch_size": self.batch_size,
             "data.packed": name != "padded",
-            "eval.every_steps": UNITS // self.evaluations, "eval.rows": self.heldout_rows,
-            "eval.seq_length": self.length, "eval.masking_rate": 0.15,
-            "checkpoint.every_steps": UNITS, "checkpoint.keep_best": 0,
-            "execution.compilation_cache": "", "log.tensorboard": False,
+            "eval.every_steps": UNITS // self.evaluations,
+            "eval.rows": self.heldout_rows,
+            "eval.seq_length": self.length,
+            "eval.masking_rate": 0.15,
+            "checkpoint.every_steps": UNITS,
+            "checkpoint.keep_best": 0,
+            "execution.compilation_cache": "",
+            "log.tensorboard": False,
             "log.fill_mask": FILL_MASK,
         }
-        for field in ("num_hidden_layers", "hidden_size", "num_attention_heads",
-                      "intermediate_size", "max_position_embeddings"):
+        for field in (
+            "num_hidden_layers",
+            "hidden_size",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+        ):
             values[f"model.{field}"] = getattr(model, field)
         values["optimizer.learning_rate"] = self.learning_rate
         values["optimizer.warmup_steps"] = round(UNITS * self.warmup)
@@ -125,8 +148,7 @@ class Settings:
 def parse_phases(text: str) -> tuple[tuple[int, float], ...]:
     """'128:0.67,512:0.33' -> ((128, 0.67), (512, 0.33))."""
     try:
-        phases = tuple((int(length), float(share)) for length, share in
-                       (part.split(":") for part in text.split(",")))
+        phases = tuple((int(length), float(share)) for length, share in (part.split(":") for part in text.split(",")))
     except ValueError:
         raise ValueError(f"--phases={text} is not LENGTH:SHARE,LENGTH:SHARE") from None
     if abs(sum(share for _, share in phases) - 1) > 1e-6:
@@ -147,13 +169,14 @@ def prepare(settings: Settings, out: pathlib.Path) -> None:
     if (out / "settings.json").exists():
         before = dataclasses.replace(Settings.load(out), runs=settings.runs)
         if before != settings:
-            raise ValueError(f"{out} holds runs with other settings ({before}); choose another "
-                             "--out")
+            raise ValueError(f"{out} holds runs with other settings ({before}); choose another --out")
     settings.save(out)
     for length, _ in settings.phases:
         batches = list(heldout(settings, length))
-        np.savez(out / f"heldout_{length}.npz",
-                 **{name: np.concatenate([batch[name] for batch in batches]) for name in FIELDS})
+        np.savez(
+            out / f"heldout_{length}.npz",
+            **{name: np.concatenate([batch[name] for batch in batches]) for name in FIELDS},
+        )
 
 
 def heldout(settings: Settings, length: int) -> Iterator[dict[str, np.ndarray]]:
@@ -166,14 +189,15 @@ def heldout(settings: Settings, length: int) -> Iterator[dict[str, np.ndarray]]:
     from bertjax.training.trainer import Trainer
 
     config = default_config()
-    config.update_from_flattened_dict(settings.overrides("bertjax", "") | {
-        "phases": ((UNITS, length),), "eval.seq_length": length, "data.packed": False})
+    config.update_from_flattened_dict(
+        settings.overrides("bertjax", "")
+        | {"phases": ((UNITS, length),), "eval.seq_length": length, "data.packed": False}
+    )
     with tempfile.TemporaryDirectory() as workdir:
         job = pretraining.prepare(config, workdir)
     trainer = Trainer(make_optimizer(0.0), job.mesh, config.seed)
     evaluation = job.evaluations[0]
-    mask = jax.jit(lambda batch, number: evaluation.objective.prepare(
-        batch, trainer.evaluation_key(number)))
+    mask = jax.jit(lambda batch, number: evaluation.objective.prepare(batch, trainer.evaluation_key(number)))
     for number, batch in enumerate(evaluation.batches):
         yield jax.device_get(mask(batch, np.uint32(number)))
 
@@ -200,21 +224,30 @@ def run(name: str, out: pathlib.Path) -> None:
         return
     experiment = "recipes:budget" if name == "recipe" else "base"
     (directory / STARTED_FILE).write_text(str(time.time()))
-    subprocess.run(
-        jobs.pretraining(experiment, directory, settings.overrides(name, out)), check=True)
+    subprocess.run(jobs.pretraining(experiment, directory, settings.overrides(name, out)), check=True)
 
 
 def run_all(settings: Settings, out: pathlib.Path, gpus: list[str]) -> list[str]:
     """Does the runs that are not finished; returns the names of those that failed."""
     with tempfile.TemporaryDirectory() as cache:
         # Compilation counts, so no side may find what an earlier run compiled.
-        return jobs.run_all([
-            jobs.Job(name, jobs.python("bertjax.tools.bench", "quality", "run", name,
-                                       f"--out={out}"),
-                     {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/{name}/inductor",
-                      "TRITON_CACHE_DIR": f"{cache}/{name}/triton",
-                      "TOKENIZERS_PARALLELISM": "false"})
-            for name in settings.runs if not finished(out / name)], gpus, out)
+        return jobs.run_all(
+            [
+                jobs.Job(
+                    name,
+                    jobs.python("bertjax.tools.bench", "quality", "run", name, f"--out={out}"),
+                    {
+                        "TORCHINDUCTOR_CACHE_DIR": f"{cache}/{name}/inductor",
+                        "TRITON_CACHE_DIR": f"{cache}/{name}/triton",
+                        "TOKENIZERS_PARALLELISM": "false",
+                    },
+                )
+                for name in settings.runs
+                if not finished(out / name)
+            ],
+            gpus,
+            out,
+        )
 
 
 # ----------------------------------------------------------------------------------------- score
@@ -243,13 +276,20 @@ def score(out: pathlib.Path) -> dict[str, dict[str, dict[str, float]]]:
         @jax.jit
         def sums(params, batch, model=model):
             mlm, nsp = model.apply(
-                {"params": params}, batch["input_ids"], batch["attention_mask"],
-                batch["token_type_ids"], None, batch["mlm_positions"])
+                {"params": params},
+                batch["input_ids"],
+                batch["attention_mask"],
+                batch["token_type_ids"],
+                None,
+                batch["mlm_positions"],
+            )
             weights = batch["mlm_weights"]
             beyond = weights * (batch["mlm_positions"] >= settings.length)
-            return (losses.mlm_sums(mlm, batch["mlm_labels"], weights),
-                    losses.mlm_sums(mlm, batch["mlm_labels"], beyond),
-                    losses.nsp_sums(nsp, batch["nsp_labels"], batch["nsp_weights"]))
+            return (
+                losses.mlm_sums(mlm, batch["mlm_labels"], weights),
+                losses.mlm_sums(mlm, batch["mlm_labels"], beyond),
+                losses.nsp_sums(nsp, batch["nsp_labels"], batch["nsp_weights"]),
+            )
 
         for length, _ in settings.phases:
             rows = dict(np.load(out / f"heldout_{length}.npz"))
@@ -259,9 +299,11 @@ def score(out: pathlib.Path) -> dict[str, dict[str, dict[str, float]]]:
                 total += np.asarray(jax.device_get(sums(loaded.params, part)), np.float64)
             (mlm, correct, words), (mlm_beyond, _, words_beyond), (_, right, pairs) = total
             results.setdefault(name, {})[str(length)] = {
-                "mlm_loss": mlm / words, "mlm_accuracy": correct / words,
+                "mlm_loss": mlm / words,
+                "mlm_accuracy": correct / words,
                 "nsp_accuracy": right / pairs,
-                **({"mlm_loss_beyond": mlm_beyond / words_beyond} if words_beyond else {})}
+                **({"mlm_loss_beyond": mlm_beyond / words_beyond} if words_beyond else {}),
+            }
     (out / "scores.json").write_text(json.dumps(results, indent=1))
     return results
 
@@ -279,8 +321,7 @@ def parser() -> argparse.ArgumentParser:
     add("--gpus", default=jobs.default_gpus(2), help="CUDA devices, one a run; '' = the CPU")
     add("--model", default=default.model, help="a preset: base, large, medium, small, mini, tiny")
     add("--minutes", type=float, default=default.minutes, help="wall clock of each run")
-    add("--phases", type=parse_phases, default=default.phases,
-        help="LENGTH:SHARE of the time, ... (128:0.67,512:0.33)")
+    add("--phases", type=parse_phases, default=default.phases, help="LENGTH:SHARE of the time, ... (128:0.67,512:0.33)")
     add("--batch_size", type=int, default=default.batch_size, help="rows a step")
     add("--learning_rate", type=float, default=default.learning_rate)
     add("--warmup", type=float, default=default.warmup, help="share of the time")
@@ -301,9 +342,19 @@ def main(argv: list[str]) -> None:
         if unknown:
             parser().error(f"--runs: {', '.join(unknown)}; one of {', '.join(LABELS)}")
         settings = Settings(
-            str(pathlib.Path(args.store).absolute()), args.model, args.minutes, args.phases,
-            args.batch_size, args.learning_rate, args.warmup, args.heldout_rows, args.evaluations,
-            args.seed, tuple(args.runs.split(",")), args.eager)
+            str(pathlib.Path(args.store).absolute()),
+            args.model,
+            args.minutes,
+            args.phases,
+            args.batch_size,
+            args.learning_rate,
+            args.warmup,
+            args.heldout_rows,
+            args.evaluations,
+            args.seed,
+            tuple(args.runs.split(",")),
+            args.eager,
+        )
         # Leaves the GPUs to the runs; the held-out masks are the same on every backend.
         os.environ["JAX_PLATFORMS"] = "cpu"
         prepare(settings, args.out)

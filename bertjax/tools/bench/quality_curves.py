@@ -25,8 +25,7 @@ LABELS = {
     "shorter": f"bertjax in {SHORTER:.0%} of the time",
     "recipe": "bertjax, masking 25 %, no dropout",
 }
-COLOURS = dict(zip(LABELS, ("tab:orange", "tab:blue", "tab:cyan", "tab:green", "tab:purple"),
-                   strict=True))
+COLOURS = dict(zip(LABELS, ("tab:orange", "tab:blue", "tab:cyan", "tab:green", "tab:purple"), strict=True))
 STARTED_FILE = "started"  # time.time() at which a bertjax run was started
 
 
@@ -43,18 +42,24 @@ def read_curve(directory: pathlib.Path) -> Curve:
     if not (directory / STARTED_FILE).exists():
         return []
     started = float((directory / STARTED_FILE).read_text())
-    return [{"seconds": record["time"] - started, "step": record["step"],
-             "mlm_loss": record["eval/mlm_loss"], "mlm_accuracy": record["eval/mlm_accuracy"],
-             "nsp_accuracy": record["eval/nsp_accuracy"]}
-            for record in _records(directory / "metrics.jsonl") if "eval/mlm_loss" in record]
+    return [
+        {
+            "seconds": record["time"] - started,
+            "step": record["step"],
+            "mlm_loss": record["eval/mlm_loss"],
+            "mlm_accuracy": record["eval/mlm_accuracy"],
+            "nsp_accuracy": record["eval/nsp_accuracy"],
+        }
+        for record in _records(directory / "metrics.jsonl")
+        if "eval/mlm_loss" in record
+    ]
 
 
 def _records(path: pathlib.Path) -> list[dict[str, float]]:
     """The whole lines of a file that may still be written."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True)
-            if line.endswith("\n")]
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def time_to(curve: Curve, loss: float) -> float | None:
@@ -70,8 +75,10 @@ def time_to(curve: Curve, loss: float) -> float | None:
 def steps_per_second(curve: Curve) -> float:
     """Median over the stretches between evaluations, these included: the speed of the phase that
     takes most of the time."""
-    speeds = [(after["step"] - before["step"]) / (after["seconds"] - before["seconds"])
-              for before, after in zip(curve, curve[1:], strict=False)]
+    speeds = [
+        (after["step"] - before["step"]) / (after["seconds"] - before["seconds"])
+        for before, after in zip(curve, curve[1:], strict=False)
+    ]
     return statistics.median(speeds) if speeds else 0.0
 
 
@@ -86,23 +93,39 @@ def table(settings: Settings, out: pathlib.Path) -> str:
         + ", then ".join(f"{length} tokens for {share:.0%}" for length, share in settings.phases)
         + f" of the time; {settings.heldout_rows:,} held-out rows"
     )
-    columns = ("run", "seconds", "steps", "rows/s", f"MLM loss, {settings.length}", "accuracy",
-               "NSP accuracy", f"MLM loss, {longest}", f"from position {settings.length} on",
-               "reaches the peer's end after")
+    columns = (
+        "run",
+        "seconds",
+        "steps",
+        "rows/s",
+        f"MLM loss, {settings.length}",
+        "accuracy",
+        "NSP accuracy",
+        f"MLM loss, {longest}",
+        f"from position {settings.length} on",
+        "reaches the peer's end after",
+    )
     rows, goal = [], curves["peer"][-1] if curves.get("peer") else None
     for name, curve in curves.items():
         if not curve:
             continue
         end = curve[-1]
         of_long = scores.get(name, {}).get(longest, {})
-        long = [f"{of_long[key]:.3f}" if key in of_long else "-"
-                for key in ("mlm_loss", "mlm_loss_beyond")]
+        long = [f"{of_long[key]:.3f}" if key in of_long else "-" for key in ("mlm_loss", "mlm_loss_beyond")]
         reached = time_to(curve, goal["mlm_loss"]) if goal and name != "peer" else None
-        rows.append((
-            LABELS[name], f"{end['seconds']:.0f}", f"{end['step']:,}",
-            f"{steps_per_second(curve) * settings.batch_size:,.0f}", f"{end['mlm_loss']:.3f}",
-            f"{end['mlm_accuracy']:.1%}", f"{end['nsp_accuracy']:.1%}", *long,
-            f"{reached:.0f} s ({reached / goal['seconds']:.0%})" if reached else "-"))
+        rows.append(
+            (
+                LABELS[name],
+                f"{end['seconds']:.0f}",
+                f"{end['step']:,}",
+                f"{steps_per_second(curve) * settings.batch_size:,.0f}",
+                f"{end['mlm_loss']:.3f}",
+                f"{end['mlm_accuracy']:.1%}",
+                f"{end['nsp_accuracy']:.1%}",
+                *long,
+                f"{reached:.0f} s ({reached / goal['seconds']:.0%})" if reached else "-",
+            )
+        )
     return f"{head}\n\n{markdown.table(columns, rows)}\n"
 
 
@@ -116,10 +139,10 @@ def draw(settings: Settings, out: pathlib.Path) -> None:
     for name, curve in curves.items():
         minutes = [point["seconds"] / 60 for point in curve]
         label = f"{LABELS[name]}: {curve[-1]['mlm_loss']:.3f} after {curve[-1]['step']:,} steps"
-        upper.plot(minutes, [point["mlm_loss"] for point in curve], "o-", markersize=3,
-                   color=COLOURS[name], label=label)
-        lower.plot(minutes, [100 * point["nsp_accuracy"] for point in curve], "o-", markersize=2,
-                   color=COLOURS[name])
+        upper.plot(
+            minutes, [point["mlm_loss"] for point in curve], "o-", markersize=3, color=COLOURS[name], label=label
+        )
+        lower.plot(minutes, [100 * point["nsp_accuracy"] for point in curve], "o-", markersize=2, color=COLOURS[name])
     if "peer" in curves:
         goal = curves["peer"][-1]
         upper.axhline(goal["mlm_loss"], color=COLOURS["peer"], linewidth=0.8, linestyle=":")
@@ -127,11 +150,15 @@ def draw(settings: Settings, out: pathlib.Path) -> None:
             seconds = time_to(curves.get(name, []), goal["mlm_loss"])
             if seconds:
                 upper.annotate(
-                    f"the peer's final loss after {seconds / 60:.1f} min "
-                    f"({seconds / goal['seconds']:.0%} of its time)",
-                    (seconds / 60, goal["mlm_loss"]), xytext=(-10, -34), ha="right",
-                    textcoords="offset points", fontsize=8, color=COLOURS[name],
-                    arrowprops={"arrowstyle": "->", "color": COLOURS[name]})
+                    f"the peer's final loss after {seconds / 60:.1f} min ({seconds / goal['seconds']:.0%} of its time)",
+                    (seconds / 60, goal["mlm_loss"]),
+                    xytext=(-10, -34),
+                    ha="right",
+                    textcoords="offset points",
+                    fontsize=8,
+                    color=COLOURS[name],
+                    arrowprops={"arrowstyle": "->", "color": COLOURS[name]},
+                )
                 break
     upper.set_ylabel(f"held-out MLM loss, rows of {settings.length} tokens")
     upper.set_title(f"BERT-{settings.model} from scratch on one GPU each, start-up included")

@@ -31,12 +31,12 @@ def train(settings: Settings, heldout_file: pathlib.Path, out: pathlib.Path) -> 
     """Trains for settings.minutes; writes curve.jsonl, model/ and a line of summary to stdout."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(settings.seed)
-    batches = [PretrainingBatches(settings.store, length, settings.batch_size, settings.seed)
-               for length, _ in settings.phases]
+    batches = [
+        PretrainingBatches(settings.store, length, settings.batch_size, settings.seed) for length, _ in settings.phases
+    ]
     tokenizer = load_tokenizer(batches[0].stores[0].tokenizer_directory)
     mask = Masking(tokenizer, device)
-    heldout = {name: torch.from_numpy(value).to(device)
-               for name, value in np.load(heldout_file).items()}
+    heldout = {name: torch.from_numpy(value).to(device) for name, value in np.load(heldout_file).items()}
 
     model = peer.make_model(settings.model, device, vocab_size=tokenizer.vocab_size)
     # Lengths are compiled one by one: kernels for any length would be slower.
@@ -50,8 +50,7 @@ def train(settings: Settings, heldout_file: pathlib.Path, out: pathlib.Path) -> 
     step = place = until = 0
 
     def record() -> None:
-        points.append({"seconds": process_age(), "step": step,
-                       **evaluate(model, heldout, settings.batch_size)})
+        points.append({"seconds": process_age(), "step": step, **evaluate(model, heldout, settings.batch_size)})
         points[-1]["seconds"] = process_age()
         print(json.dumps(points[-1]), flush=True)
         write_curve(out, points)
@@ -68,8 +67,9 @@ def train(settings: Settings, heldout_file: pathlib.Path, out: pathlib.Path) -> 
             loss = train_step(batch)
             step += 1
             if compiling:
-                print(f"phase {number + 1}: first loss {loss.item():.4f}, compiled at "
-                      f"{process_age():.0f} s", flush=True)
+                print(
+                    f"phase {number + 1}: first loss {loss.item():.4f}, compiled at {process_age():.0f} s", flush=True
+                )
                 budget.compiled()
                 compiling = False
             before, place = place, budget.position(step)
@@ -93,8 +93,7 @@ def feed(batches: PretrainingBatches, device: str) -> Any:
     def work() -> None:
         step = 0
         while True:
-            tensors = {name: torch.from_numpy(value.astype(np.int64))
-                       for name, value in batches[step].items()}
+            tensors = {name: torch.from_numpy(value.astype(np.int64)) for name, value in batches[step].items()}
             if device == "cuda":
                 tensors = {name: value.pin_memory() for name, value in tensors.items()}
             ready.put(tensors)
@@ -123,10 +122,12 @@ class Masking:
         words = self.words[torch.randint(len(self.words), ids.shape, device=ids.device)]
         replaced = torch.where(kind < 0.8, self.mask_id, torch.where(kind < 0.9, words, ids))
         return {
-            "input_ids": torch.where(chosen, replaced, ids), "labels": labels,
-            "attention_mask": batch["attention_mask"], "token_type_ids": batch["token_type_ids"],
+            "input_ids": torch.where(chosen, replaced, ids),
+            "labels": labels,
+            "attention_mask": batch["attention_mask"],
+            "token_type_ids": batch["token_type_ids"],
             "next_sentence_label": batch["nsp_labels"][:, 0],
-        }  # fmt: skip
+        }
 
 
 @torch.no_grad()
@@ -139,19 +140,23 @@ def evaluate(model: Any, rows: dict[str, torch.Tensor], batch_size: int) -> dict
         part = {name: value[start : start + batch_size] for name, value in rows.items()}
         with peer.autocast(device):
             hidden, pooled = model.bert(
-                part["input_ids"].long(), part["attention_mask"].long(),
-                part["token_type_ids"].long())[:2]
+                part["input_ids"].long(), part["attention_mask"].long(), part["token_type_ids"].long()
+            )[:2]
             used = part["mlm_weights"] > 0
             where = part["mlm_positions"].long()[..., None].expand(-1, -1, hidden.shape[-1])
             words, nsp = model.cls(torch.gather(hidden, 1, where)[used], pooled)
         labels = part["mlm_labels"].long()[used]
         real = part["nsp_weights"][:, 0] > 0
         right = nsp.argmax(-1)[real] == part["nsp_labels"].long()[real, 0]
-        sums += torch.stack([
-            torch.nn.functional.cross_entropy(words.float(), labels, reduction="sum").double(),
-            (words.argmax(-1) == labels).sum().double(), used.sum().double(),
-            right.sum().double(), real.sum().double()])
+        sums += torch.stack(
+            [
+                torch.nn.functional.cross_entropy(words.float(), labels, reduction="sum").double(),
+                (words.argmax(-1) == labels).sum().double(),
+                used.sum().double(),
+                right.sum().double(),
+                real.sum().double(),
+            ]
+        )
     model.train()
     loss, correct, count, right, pairs = sums.tolist()
-    return {"mlm_loss": loss / count, "mlm_accuracy": correct / count,
-            "nsp_accuracy": right / pairs}
+    return {"mlm_loss": loss / count, "mlm_accuracy": correct / count, "nsp_accuracy": right / pairs}

@@ -62,15 +62,15 @@ class Run:
         return found.get("collectives", 0.0) / self.devices
 
 
-def make_runs(work: Workload, counts: list[int], fsdp: bool, xla: dict[str, Any] | None
-              ) -> list[Run]:
+def make_runs(work: Workload, counts: list[int], fsdp: bool, xla: dict[str, Any] | None) -> list[Run]:
     """Compiles the programs of every line, side by side: each device by itself, then several."""
     devices, execution = jax.devices(), Execution.for_backend(jax.default_backend())
 
     def compiled(first: int, count: int, fsdp: int = 1) -> jax_step.Compiled:
         larger = dataclasses.replace(work, batch_size=count * work.batch_size)
-        return jax_step.prepare(larger, execution, compiler_options=xla, fsdp=fsdp,
-                                devices=devices[first : first + count])
+        return jax_step.prepare(
+            larger, execution, compiler_options=xla, fsdp=fsdp, devices=devices[first : first + count]
+        )
 
     several = [n for n in counts if n > 1]
     with ThreadPoolExecutor() as pool:
@@ -88,22 +88,31 @@ def measure(work: Workload, runs: list[Run], rounds: int, seconds: float) -> lis
             run.time(seconds)
     medians = [statistics.median(run.seconds[1:]) for run in runs]
     perfect = max(median for median, run in zip(medians, runs, strict=True) if run.devices == 1)
-    return [{
-        "workload": work.name, "devices": run.name, "step_ms": 1e3 * median,
-        "rounds_ms": [1e3 * s for s in run.seconds[1:]],
-        "rows_per_second": run.devices * work.batch_size / median,
-        "scaling": perfect / median, "collectives_ms": run.collectives_ms(),
-    } for median, run in zip(medians, runs, strict=True)]
+    return [
+        {
+            "workload": work.name,
+            "devices": run.name,
+            "step_ms": 1e3 * median,
+            "rounds_ms": [1e3 * s for s in run.seconds[1:]],
+            "rows_per_second": run.devices * work.batch_size / median,
+            "scaling": perfect / median,
+            "collectives_ms": run.collectives_ms(),
+        }
+        for median, run in zip(medians, runs, strict=True)
+    ]
 
 
 def main(argv: list[str]) -> None:
     parser = make_parser("bench scaling", __doc__)
-    parser.add_argument("workloads", nargs="*", type=Workload.parse,
-                        default=[Workload.parse("base-128x256"), Workload.parse("large-512x32")],
-                        help="MODEL-LENGTHxROWS, rows a device")
+    parser.add_argument(
+        "workloads",
+        nargs="*",
+        type=Workload.parse,
+        default=[Workload.parse("base-128x256"), Workload.parse("large-512x32")],
+        help="MODEL-LENGTHxROWS, rows a device",
+    )
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--fsdp", action="store_true",
-                        help="lines with the training state split over the devices, too")
+    parser.add_argument("--fsdp", action="store_true", help="lines with the training state split over the devices, too")
     parser.add_argument("--xla", type=json.loads, help="JSON: XLA options instead of the step's")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each timing")
@@ -114,15 +123,20 @@ def main(argv: list[str]) -> None:
 
     args.out.mkdir(parents=True, exist_ok=True)
     report: list[dict[str, Any]] = []
-    print(f"{'workload':16s} {'devices':>10s} {'step ms':>8s} {'rows/s':>9s} {'scaling':>8s} "
-          f"{'collectives ms':>14s}", flush=True)
+    print(
+        f"{'workload':16s} {'devices':>10s} {'step ms':>8s} {'rows/s':>9s} {'scaling':>8s} {'collectives ms':>14s}",
+        flush=True,
+    )
     for work in args.workloads:
         runs = make_runs(work, args.devices, args.fsdp, args.xla)
         report += measure(work, runs, args.rounds, args.seconds)
-        alone = [line for line in report[-len(runs):] if line["devices"] == "1"]
-        several = [line for line in report[-len(runs):] if line["devices"] != "1"]
+        alone = [line for line in report[-len(runs) :] if line["devices"] == "1"]
+        several = [line for line in report[-len(runs) :] if line["devices"] != "1"]
         for line in [max(alone, key=lambda line: line["step_ms"]), *several]:
-            print(f"{work.name:16s} {line['devices']:>10s} {line['step_ms']:8.2f} "
-                  f"{line['rows_per_second']:9.0f} {line['scaling']:8.1%} "
-                  f"{line['collectives_ms']:14.2f}", flush=True)
+            print(
+                f"{work.name:16s} {line['devices']:>10s} {line['step_ms']:8.2f} "
+                f"{line['rows_per_second']:9.0f} {line['scaling']:8.1%} "
+                f"{line['collectives_ms']:14.2f}",
+                flush=True,
+            )
         (args.out / "scaling.json").write_text(json.dumps(report, indent=1))

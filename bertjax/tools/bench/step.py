@@ -26,17 +26,20 @@ def run_jax(workloads: list[Workload], extra: list[str]) -> dict[str, Any]:
     return jobs.measure("bertjax.tools.bench.jax_step", *(w.name for w in workloads), *extra)
 
 
-def run_peers(workloads: list[Workload], steps: int, together: int,
-              extra: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+def run_peers(
+    workloads: list[Workload], steps: int, together: int, extra: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
     """The peer's numbers: `together` processes compile side by side, then are timed in turn."""
     results: dict[str, dict[str, Any]] = {}
     for start in range(0, len(workloads), together):
         group = workloads[start : start + together]
         processes = [
             subprocess.Popen(
-                jobs.python("bertjax.tools.bench.peer", work.name, "--wait", f"--steps={steps}",
-                            *extra),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                jobs.python("bertjax.tools.bench.peer", work.name, "--wait", f"--steps={steps}", *extra),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             for work in group
         ]
         for process in processes:  # nothing is timed before the last one has finished compiling
@@ -80,8 +83,7 @@ def table(workloads: list[Workload], ours: dict[str, Any], peers: dict[str, Any]
     return lines
 
 
-def draw(path: pathlib.Path, workloads: list[Workload], ours: dict[str, Any],
-         peers: dict[str, Any]) -> None:
+def draw(path: pathlib.Path, workloads: list[Workload], ours: dict[str, Any], peers: dict[str, Any]) -> None:
     """Rows a second side by side, and bertjax's step by kind of kernel."""
     from matplotlib.figure import Figure
 
@@ -90,10 +92,11 @@ def draw(path: pathlib.Path, workloads: list[Workload], ours: dict[str, Any],
     names = [work.name for work in workloads]
     sides = {"transformers + torch.compile": peers, "bertjax": ours["results"]}
     for (label, results), shift in zip(sides.items(), (-0.2, 0.2), strict=True):
-        measured = [(place + shift, work) for place, work in enumerate(workloads)
-                    if work.name in results]
-        heights = [peers[work.name]["step_seconds"] / results[work.name]["step_seconds"]
-                   if work.name in peers else 0.0 for _, work in measured]
+        measured = [(place + shift, work) for place, work in enumerate(workloads) if work.name in results]
+        heights = [
+            peers[work.name]["step_seconds"] / results[work.name]["step_seconds"] if work.name in peers else 0.0
+            for _, work in measured
+        ]
         left.bar([place for place, _ in measured], heights, 0.38, label=label)
         for (place, work), height in zip(measured, heights, strict=True):
             rate = work.batch_size / results[work.name]["step_seconds"]
@@ -115,14 +118,19 @@ def draw(path: pathlib.Path, workloads: list[Workload], ours: dict[str, Any],
 
 def main(argv: list[str]) -> None:
     parser = make_parser("bench step", __doc__)
-    parser.add_argument("workloads", nargs="*", type=Workload.parse,
-                        default=[Workload.parse(name) for name in DEFAULT],
-                        help="MODEL-LENGTHxROWS, e.g. base-128x256")
+    parser.add_argument(
+        "workloads",
+        nargs="*",
+        type=Workload.parse,
+        default=[Workload.parse(name) for name in DEFAULT],
+        help="MODEL-LENGTHxROWS, e.g. base-128x256",
+    )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench"))
     parser.add_argument("--steps", type=int, default=20, help="timed steps of each side")
     parser.add_argument("--no_peer", action="store_true", help="do not run transformers")
-    parser.add_argument("--peers_together", type=int, default=2,
-                        help="peer processes that compile (and hold memory) at once")
+    parser.add_argument(
+        "--peers_together", type=int, default=2, help="peer processes that compile (and hold memory) at once"
+    )
     parser.add_argument("--execution", help="JSON: fields of Execution instead of the fast ones")
     parser.add_argument("--xla", help="JSON: XLA options")
     args = parser.parse_args(argv)

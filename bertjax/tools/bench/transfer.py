@@ -72,8 +72,7 @@ def prepare(source: pathlib.Path, data: pathlib.Path) -> None:
     sst2 = data / "SST-2" / "train.tsv"
     # The file says itself whether it has a header: the task's reader knows both layouts.
     lines = sst2.read_text(encoding="utf-8").splitlines(keepends=True)
-    sst2.write_text("".join(lines[: SST2_ROWS + lines[0].startswith("sentence\t")]),
-                    encoding="utf-8")
+    sst2.write_text("".join(lines[: SST2_ROWS + lines[0].startswith("sentence\t")]), encoding="utf-8")
     split_table(source / "glue" / "QNLI" / "dev.tsv", data / "QNLI")
     split_squad(_first(source / "squad", "dev-v1.1*.json"), data / "SQuAD")
     for split, pattern in (("train", "wnut17train*"), ("dev", "emerging.dev*")):
@@ -135,17 +134,23 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
         if kind not in tuners:
             task = job.make_task(work.task, str(out / "data" / work.folder), work.options)
             tuners[kind] = job.prepare_task(
-                task, directory, out / name, settings, RunSettings(), execution=execution).tuner
+                task, directory, out / name, settings, RunSettings(), execution=execution
+            ).tuner
         tuner = tuners[kind]
         (out / name / "metric.txt").write_text(tuner.task.metric)
         tuner.load_params = jax.jit(init_params, static_argnums=0) if how == "scratch" else start
         outcomes = sweep.sweep(
-            tuner, sweep.grid([BATCH_SIZE], [rate], [work.epochs], range(seeds)),
-            out / name / model, {"task": name, "model": where,
-                                 "settings": dataclasses.asdict(settings)})
+            tuner,
+            sweep.grid([BATCH_SIZE], [rate], [work.epochs], range(seeds)),
+            out / name / model,
+            {"task": name, "model": where, "settings": dataclasses.asdict(settings)},
+        )
         values = [outcome.value for outcome in outcomes]
-        print(f"{name}, {model}: {tuner.task.metric} {statistics.fmean(values):.4f} over "
-              f"{len(values)} seeds, {sum(o.seconds for o in outcomes):.0f} s", flush=True)
+        print(
+            f"{name}, {model}: {tuner.task.metric} {statistics.fmean(values):.4f} over "
+            f"{len(values)} seeds, {sum(o.seconds for o in outcomes):.0f} s",
+            flush=True,
+        )
 
 
 def _start(where: str) -> tuple[str, str]:
@@ -161,14 +166,24 @@ def _vocabulary(directory: str) -> str:
     return load_tokenizer(open_source(directory).directory).fingerprint
 
 
-def run_all(tasks: Sequence[str], models: dict[str, str], out: pathlib.Path, gpus: list[str],
-            options: list[str]) -> list[str]:
+def run_all(
+    tasks: Sequence[str], models: dict[str, str], out: pathlib.Path, gpus: list[str], options: list[str]
+) -> list[str]:
     """Every task in a process of its own; returns the names of those that failed."""
     arguments = [f"{name}={where}" for name, where in models.items()]
-    return jobs.run_all([
-        jobs.Job(task, jobs.python("bertjax.tools.bench", "transfer", "run", *arguments,
-                                   f"--tasks={task}", f"--out={out}", *options))
-        for task in tasks], gpus, out)
+    return jobs.run_all(
+        [
+            jobs.Job(
+                task,
+                jobs.python(
+                    "bertjax.tools.bench", "transfer", "run", *arguments, f"--tasks={task}", f"--out={out}", *options
+                ),
+            )
+            for task in tasks
+        ],
+        gpus,
+        out,
+    )
 
 
 # ----------------------------------------------------------------------------------------- table
@@ -186,15 +201,15 @@ def results(out: pathlib.Path, models: Sequence[str]) -> dict[str, dict[str, lis
     return found
 
 
-def table(found: dict[str, dict[str, list[float]]], models: Sequence[str],
-          metrics: dict[str, str]) -> str:
+def table(found: dict[str, dict[str, list[float]]], models: Sequence[str], metrics: dict[str, str]) -> str:
     """A Markdown table: a task a row, mean +- standard deviation of each model."""
-    rows = [[WORK[task].title, metrics.get(task, ""), *(spread(of_model.get(m)) for m in models)]
-            for task, of_model in found.items()]
+    rows = [
+        [WORK[task].title, metrics.get(task, ""), *(spread(of_model.get(m)) for m in models)]
+        for task, of_model in found.items()
+    ]
     complete = [by_model for by_model in found.values() if set(models) <= set(by_model)]
     if complete:
-        means = [statistics.fmean(statistics.fmean(by_model[model]) for by_model in complete)
-                 for model in models]
+        means = [statistics.fmean(statistics.fmean(by_model[model]) for by_model in complete) for model in models]
         rows.append(["mean", "", *(f"{mean:.1f}" for mean in means)])
     return markdown.table(["task", "score", *models], rows) + "\n"
 
@@ -207,8 +222,7 @@ def spread(values: Sequence[float] | None) -> str:
     return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 
-def draw(path: pathlib.Path, found: dict[str, dict[str, list[float]]], models: Sequence[str]
-         ) -> None:
+def draw(path: pathlib.Path, found: dict[str, dict[str, list[float]]], models: Sequence[str]) -> None:
     """Every seed as a dot, the mean as a bar."""
     from matplotlib.figure import Figure
 
@@ -221,12 +235,10 @@ def draw(path: pathlib.Path, found: dict[str, dict[str, list[float]]], models: S
             values = by_model.get(model)
             if values:
                 x = place + (number - (len(models) - 1) / 2) * width
-                axes.bar(x, statistics.fmean(values), width * 0.95, color=colour, alpha=0.5,
-                         label=label)
+                axes.bar(x, statistics.fmean(values), width * 0.95, color=colour, alpha=0.5, label=label)
                 axes.plot([x] * len(values), values, ".", color=colour, markersize=4)
                 label = None  # once in the legend
-    axes.set_xticks(range(len(found)), [WORK[task].title.replace(", ", ",\n") for task in found],
-                    fontsize=8)
+    axes.set_xticks(range(len(found)), [WORK[task].title.replace(", ", ",\n") for task in found], fontsize=8)
     axes.set_ylabel("score on dev, %")
     axes.grid(axis="y", alpha=0.3)
     axes.legend()
@@ -238,8 +250,12 @@ def draw(path: pathlib.Path, found: dict[str, dict[str, list[float]]], models: S
 
 def main(argv: list[str]) -> None:
     made = make_parser("bench transfer", __doc__)
-    made.add_argument("words", nargs="+", metavar="[prepare|run|table] NAME=MODEL",
-                      help="models to compare, after the step to take (default: everything)")
+    made.add_argument(
+        "words",
+        nargs="+",
+        metavar="[prepare|run|table] NAME=MODEL",
+        help="models to compare, after the step to take (default: everything)",
+    )
     made.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/transfer"))
     made.add_argument("--data", type=pathlib.Path, help="source of `prepare`")
     made.add_argument("--tasks", default=",".join(WORK), help=", ".join(WORK))
@@ -262,8 +278,7 @@ def main(argv: list[str]) -> None:
         return
     models = dict(word.split("=", 1) for word in args.words)
     if not models:
-        made.error("no model given: NAME=DIRECTORY, NAME=scratch:DIRECTORY or "
-                   "NAME=bilstm:DIRECTORY")
+        made.error("no model given: NAME=DIRECTORY, NAME=scratch:DIRECTORY or NAME=bilstm:DIRECTORY")
     if what == "run":
         import jax
 
@@ -275,12 +290,19 @@ def main(argv: list[str]) -> None:
         return
     failed = []
     if what == "all":
-        failed = run_all(tasks, models, args.out, args.gpus.split(","), [
-            f"--seeds={args.seeds}", f"--learning_rate={args.learning_rate}",
-            f"--compilation_cache={args.compilation_cache}"])
+        failed = run_all(
+            tasks,
+            models,
+            args.out,
+            args.gpus.split(","),
+            [
+                f"--seeds={args.seeds}",
+                f"--learning_rate={args.learning_rate}",
+                f"--compilation_cache={args.compilation_cache}",
+            ],
+        )
     found = results(args.out, list(models))
-    metrics = {task: path.read_text() for task in WORK
-               if (path := args.out / task / "metric.txt").exists()}
+    metrics = {task: path.read_text() for task in WORK if (path := args.out / task / "metric.txt").exists()}
     text = table(found, list(models), metrics)
     (args.out / "transfer.md").write_text(text)
     (args.out / "transfer.json").write_text(json.dumps(found, indent=1))

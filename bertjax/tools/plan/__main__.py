@@ -33,18 +33,19 @@ from bertjax.tools.plan.cost import Cost
 from bertjax.tools.plan.planner import Plan, Planner
 
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Experiment: a file of configs/, with variants after a colon.",
-    sys_argv=ARGUMENTS)
-_TOPOLOGY = flags.DEFINE_string(
-    "topology", "local", "Where it is to run: v5e:4x4, v4-32, ... or local = this machine.")
+    "config", None, "Experiment: a file of configs/, with variants after a colon.", sys_argv=ARGUMENTS
+)
+_TOPOLOGY = flags.DEFINE_string("topology", "local", "Where it is to run: v5e:4x4, v4-32, ... or local = this machine.")
 _QUICK = flags.DEFINE_bool(
-    "quick", False, "Stop the compiler once it has assigned memory: minutes faster, but the time "
-    "is a roofline. TPU only.")
+    "quick",
+    False,
+    "Stop the compiler once it has assigned memory: minutes faster, but the time is a roofline. TPU only.",
+)
 _SEARCH = flags.DEFINE_bool("search", False, "Try meshes, remat policies and accumulations.")
 _CANDIDATES = flags.DEFINE_integer("candidates", 6, "With --search: how many are compiled.")
 _CACHE = flags.DEFINE_string(
-    "cache", "~/.cache/bertjax/plan", "Directory of compiled steps: a plan that was made is not "
-    "compiled again.")
+    "cache", "~/.cache/bertjax/plan", "Directory of compiled steps: a plan that was made is not compiled again."
+)
 _JSON = flags.DEFINE_string("json", "", "File for the numbers of the plan.")
 
 
@@ -82,9 +83,12 @@ def _show(plans: Sequence[Plan], piece: chips.Slice | None) -> None:
     if _SEARCH.value:
         print("\n" + page.ranking(plans))
     if _JSON.value:
-        pathlib.Path(_JSON.value).write_text(json.dumps(
-            [{"overrides": each.overrides, "stages": [_numbers(stage) for stage in each.stages]}
-             for each in plans], indent=1))
+        pathlib.Path(_JSON.value).write_text(
+            json.dumps(
+                [{"overrides": each.overrides, "stages": [_numbers(stage) for stage in each.stages]} for each in plans],
+                indent=1,
+            )
+        )
     if best.unfit is not None:
         print("\nit does not fit. Try, in this order (or --search):")
         print("\n".join(f"  {remedy}" for remedy in page.remedies(best.unfit)))
@@ -93,8 +97,7 @@ def _show(plans: Sequence[Plan], piece: chips.Slice | None) -> None:
 
 def _numbers(each: Cost) -> dict[str, Any]:
     """A Cost as JSON."""
-    return {**dataclasses.asdict(each), "total": each.total, "tokens_s": each.tokens_s,
-            "days": each.days}
+    return {**dataclasses.asdict(each), "total": each.total, "tokens_s": each.tokens_s, "days": each.days}
 
 
 def _versions(piece: chips.Slice | None) -> str:

@@ -38,17 +38,35 @@ class Candidate:
 
     def overrides(self) -> dict[str, object]:
         """Settings, by name."""
-        return {"mesh.auto": False, "mesh.data": -1, "mesh.fsdp": self.fsdp,
-                "mesh.tensor": self.tensor, "execution.layers": "scan",
-                "execution.remat": self.remat, "accumulation": self.accumulation}
+        return {
+            "mesh.auto": False,
+            "mesh.data": -1,
+            "mesh.fsdp": self.fsdp,
+            "mesh.tensor": self.tensor,
+            "execution.layers": "scan",
+            "execution.remat": self.remat,
+            "accumulation": self.accumulation,
+        }
 
     def __str__(self) -> str:
-        return (f"mesh.fsdp={self.fsdp} mesh.tensor={self.tensor} execution.layers=scan "
-                f"execution.remat={self.remat} accumulation={self.accumulation}")
+        return (
+            f"mesh.fsdp={self.fsdp} mesh.tensor={self.tensor} execution.layers=scan "
+            f"execution.remat={self.remat} accumulation={self.accumulation}"
+        )
 
 
-def bytes_of(config: BertConfig, rows: int, length: int, predictions: int, devices: int,
-             fsdp: int, tensor: int, remat: str, accumulation: int, fused: bool) -> float:
+def bytes_of(
+    config: BertConfig,
+    rows: int,
+    length: int,
+    predictions: int,
+    devices: int,
+    fsdp: int,
+    tensor: int,
+    remat: str,
+    accumulation: int,
+    fused: bool,
+) -> float:
     """Bytes of a device by arithmetic: state, gradients, kept activations, work at its widest.
 
     This is what the compiler assigns to buffers, within a tenth; the program that it ends with
@@ -61,26 +79,23 @@ def bytes_of(config: BertConfig, rows: int, length: int, predictions: int, devic
     """
     # Weights and moments in float32, gradients (with accumulation also their sum), weights again
     # in bfloat16, stacked.
-    state = parameter_count(config) / (fsdp * tensor) * (
-        4 * 3 + 4 * (1 if accumulation == 1 else 2) + 2)
+    state = parameter_count(config) / (fsdp * tensor) * (4 * 3 + 4 * (1 if accumulation == 1 else 2) + 2)
     here = rows * tensor / devices / accumulation
     hidden = here * length * config.hidden_size * 2
     matrices = 0 if fused else here * config.num_attention_heads / tensor * length * length
-    kept = config.num_hidden_layers * (
-        KEPT[remat] * hidden + KEPT_MATRICES[remat] * matrices)
+    kept = config.num_hidden_layers * (KEPT[remat] * hidden + KEPT_MATRICES[remat] * matrices)
     logits = here * predictions * config.vocab_size / tensor
-    return state + kept + max(WORKING_MATRICES * matrices + WORKING * hidden,
-                              WORKING_LOGITS * logits)
+    return state + kept + max(WORKING_MATRICES * matrices + WORKING * hidden, WORKING_LOGITS * logits)
 
 
-def candidates(config: BertConfig, rows: int, length: int, predictions: int, devices: int,
-               limit: float, fused: bool = False) -> Iterator[Candidate]:
+def candidates(
+    config: BertConfig, rows: int, length: int, predictions: int, devices: int, limit: float, fused: bool = False
+) -> Iterator[Candidate]:
     """Candidates that should fit into `limit` bytes: the fewest exchanges first, then the largest
     micro-batches, then the least recomputation."""
     for tensor, accumulation, fsdp in sorted(_divisions(config, rows, devices)):
         for remat in KEPT:
-            size = bytes_of(config, rows, length, predictions, devices, fsdp, tensor, remat,
-                            accumulation, fused)
+            size = bytes_of(config, rows, length, predictions, devices, fsdp, tensor, remat, accumulation, fused)
             if size <= ROOM * limit:
                 yield Candidate(fsdp, tensor, remat, accumulation, size)
 

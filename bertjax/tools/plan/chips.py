@@ -36,20 +36,42 @@ class Chip:
 
 
 GIB = 2**30
-CHIPS = {chip.name: chip for chip in (
-    Chip("v2", 23e12, 0.70e9, 8 * GIB, 350e9, 62e9, 2, 2, devices_per_chip=2, wrap=16),
-    Chip("v3", 61.5e12, 0.94e9, 16 * GIB, 450e9, 82e9, 2, 2, devices_per_chip=2, wrap=32),
-    Chip("v4", 275e12, 1.05e9, 32 * GIB, 1228e9, 45e9, 3, 2),
-    Chip("v5e", 197e12, 1.50e9, 16 * GIB, 819e9, 45e9, 2, 1, wrap=16),
-    Chip("v5p", 459e12, 1.75e9, 95 * GIB, 2765e9, 90e9, 3, 2),
-    Chip("v6e", 918e12, 1.75e9, 32 * GIB, 1638e9, 90e9, 2, 1, wrap=16),
-)}
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v2", 23e12, 0.70e9, 8 * GIB, 350e9, 62e9, 2, 2, devices_per_chip=2, wrap=16),
+        Chip("v3", 61.5e12, 0.94e9, 16 * GIB, 450e9, 82e9, 2, 2, devices_per_chip=2, wrap=32),
+        Chip("v4", 275e12, 1.05e9, 32 * GIB, 1228e9, 45e9, 3, 2),
+        Chip("v5e", 197e12, 1.50e9, 16 * GIB, 819e9, 45e9, 2, 1, wrap=16),
+        Chip("v5p", 459e12, 1.75e9, 95 * GIB, 2765e9, 90e9, 3, 2),
+        Chip("v6e", 918e12, 1.75e9, 32 * GIB, 1638e9, 90e9, 2, 1, wrap=16),
+    )
+}
 
 # Shape of the slice with so many chips that an accelerator name means.
-SHAPES_2D = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16),
-             256: (16, 16), 512: (16, 32), 1024: (32, 32)}
-SHAPES_3D = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4),
-             128: (4, 4, 8), 256: (4, 8, 8), 512: (8, 8, 8), 1024: (8, 8, 16)}
+SHAPES_2D = {
+    1: (1, 1),
+    4: (2, 2),
+    8: (2, 4),
+    16: (4, 4),
+    32: (4, 8),
+    64: (8, 8),
+    128: (8, 16),
+    256: (16, 16),
+    512: (16, 32),
+    1024: (32, 32),
+}
+SHAPES_3D = {
+    4: (2, 2, 1),
+    8: (2, 2, 2),
+    16: (2, 2, 4),
+    32: (2, 4, 4),
+    64: (4, 4, 4),
+    128: (4, 4, 8),
+    256: (4, 8, 8),
+    512: (8, 8, 8),
+    1024: (8, 8, 16),
+}
 
 VALID = """valid are
   local               this machine's own devices, measured instead of estimated
@@ -88,8 +110,7 @@ class Slice:
         All axes of the torus work at once where the group spans the slice, one axis otherwise. An
         axis closed to a ring carries data in both directions.
         """
-        axes = sorted((size * (2 if size % self.chip.wrap == 0 else 1), size)
-                      for size in self.shape if size > 1)
+        axes = sorted((size * (2 if size % self.chip.wrap == 0 else 1), size) for size in self.shape if size > 1)
         if group < self.devices:
             axes = axes[-1:]
         rings = [2 if size % self.chip.wrap == 0 else 1 for _, size in axes]
@@ -109,8 +130,10 @@ def parse(text: str) -> Slice:
             raise ValueError(f"topology {text!r}: no TPU is called {found[1]!r}; {VALID}")
         if len(shape) != chip.dimensions or min(shape) < 1:
             example = "x".join(map(str, (SHAPES_2D if chip.dimensions == 2 else SHAPES_3D)[16]))
-            raise ValueError(f"topology {text!r}: a {chip.name} slice has {chip.dimensions} axes, "
-                             f"such as {chip.name}:{example}; {VALID}")
+            raise ValueError(
+                f"topology {text!r}: a {chip.name} slice has {chip.dimensions} axes, "
+                f"such as {chip.name}:{example}; {VALID}"
+            )
         return Slice(chip, shape)
     if found := re.fullmatch(r"(v\d(?:litepod|[ep])?)-(\d+)", text):
         chip = CHIPS.get(found[1].replace("v5litepod", "v5e"))
@@ -168,11 +191,11 @@ def tpu_environment(dump: str | None = None) -> dict[str, str]:
         "XLA_FLAGS": "",  # they are meant for this machine's devices
         "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing here holds a chip
-        "TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
     }
     if dump is not None:
-        environment["XLA_FLAGS"] = (f"--xla_dump_to={dump} --xla_dump_hlo_as_text "
-                                    f"--xla_dump_hlo_module_re={STEP_MODULE}")
+        environment["XLA_FLAGS"] = f"--xla_dump_to={dump} --xla_dump_hlo_as_text --xla_dump_hlo_module_re={STEP_MODULE}"
     return environment
 
 
@@ -191,14 +214,15 @@ def check_libtpu() -> str:
       ValueError: it is missing or belongs to another jax; the message says what to install.
     """
     wanted, jax_version = wanted_libtpu(), importlib.metadata.version("jax")
-    install = (f"pip install --no-deps --target DIR '{wanted}', and add DIR to PYTHONPATH (a "
-               "directory of its own keeps it away from runs on this machine), or install "
-               "bertjax's extra 'tpu'")
+    install = (
+        f"pip install --no-deps --target DIR '{wanted}', and add DIR to PYTHONPATH (a "
+        "directory of its own keeps it away from runs on this machine), or install "
+        "bertjax's extra 'tpu'"
+    )
     try:
         version = importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
-        raise ValueError("a TPU topology needs the TPU compiler, which is in the package libtpu: "
-                         f"{install}") from None
+        raise ValueError(f"a TPU topology needs the TPU compiler, which is in the package libtpu: {install}") from None
     prefix = wanted.partition("==")[2].rstrip("*")
     if not version.startswith(prefix):
         raise ValueError(f"libtpu {version} does not belong to jax {jax_version}: {install}")
@@ -220,11 +244,11 @@ def devices(piece: Slice) -> list[Any]:
     if piece.chips < 4:  # the default host has 2x2 chips
         options["chips_per_host_bounds"] = (*piece.shape, 1, 1)[:3]
     try:
-        found = topologies.get_topology_desc(
-            platform="tpu", topology_name=piece.name, **options).devices
+        found = topologies.get_topology_desc(platform="tpu", topology_name=piece.name, **options).devices
     except Exception as error:  # whatever the plug-in raises
-        raise ValueError(f"the TPU compiler does not know the topology {piece.name}: "
-                         f"{str(error).splitlines()[0]}\n{VALID}") from error
+        raise ValueError(
+            f"the TPU compiler does not know the topology {piece.name}: {str(error).splitlines()[0]}\n{VALID}"
+        ) from error
     if len(found) != piece.devices:
         raise ValueError(f"topology {piece.name} has {len(found)} devices, not {piece.devices}")
     return list(found)

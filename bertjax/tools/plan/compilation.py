@@ -110,8 +110,15 @@ class Cache:
         (self.directory / f"{key}.json").write_text(json.dumps(numbers, indent=1))
 
 
-def compile_stage(config: Any, topology: str, stage: int, cache: Cache, *, quick: bool = False,
-                  say: Callable[[str], None] = lambda text: None) -> tuple[StageInfo, Compiled]:
+def compile_stage(
+    config: Any,
+    topology: str,
+    stage: int,
+    cache: Cache,
+    *,
+    quick: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[StageInfo, Compiled]:
     """The compiled step of one stage, from the cache where it was compiled before.
 
     Args:
@@ -126,19 +133,30 @@ def compile_stage(config: Any, topology: str, stage: int, cache: Cache, *, quick
     """
     with tempfile.TemporaryDirectory(prefix="bertjax-plan-") as scratch:
         request = pathlib.Path(scratch) / "request"
-        request.write_bytes(pickle.dumps({
-            "config": config.copy_and_resolve_references(), "topology": topology, "stage": stage,
-            "cache": str(cache.directory), "quick": quick}))
+        request.write_bytes(
+            pickle.dumps(
+                {
+                    "config": config.copy_and_resolve_references(),
+                    "topology": topology,
+                    "stage": stage,
+                    "cache": str(cache.directory),
+                    "quick": quick,
+                }
+            )
+        )
         environment = dict(os.environ)
         if topology != "local":
             environment |= tpu_environment(dump=scratch if quick else None)
         stderr = open(pathlib.Path(scratch) / "stderr", "w+")
         worker = subprocess.Popen(
             [sys.executable, "-m", "bertjax.tools.plan.worker", str(request)],
-            stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True)
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+            text=True,
+        )
         try:
-            return _follow(worker, pathlib.Path(scratch), cache, quick and topology != "local",
-                           say)
+            return _follow(worker, pathlib.Path(scratch), cache, quick and topology != "local", say)
         finally:
             worker.kill()
             worker.wait()
@@ -146,8 +164,9 @@ def compile_stage(config: Any, topology: str, stage: int, cache: Cache, *, quick
             stderr.close()
 
 
-def _follow(worker: subprocess.Popen, scratch: pathlib.Path, cache: Cache, quick: bool,
-            say: Callable[[str], None]) -> tuple[StageInfo, Compiled]:
+def _follow(
+    worker: subprocess.Popen, scratch: pathlib.Path, cache: Cache, quick: bool, say: Callable[[str], None]
+) -> tuple[StageInfo, Compiled]:
     """Reads the worker's messages until its result is in the cache."""
     messages: dict[str, Any] = {}
     began = time.monotonic()
@@ -174,8 +193,10 @@ def _follow(worker: subprocess.Popen, scratch: pathlib.Path, cache: Cache, quick
         return info, cache.load(key)
 
     mesh = " x ".join(f"{name} {size}" for name, size in info.mesh.items())
-    say(f"{info.name}: compiling {info.rows} x {info.length} tokens, {mesh}, accumulation "
-        f"{info.accumulation}, {info.execution} ...")
+    say(
+        f"{info.name}: compiling {info.rows} x {info.length} tokens, {mesh}, accumulation "
+        f"{info.accumulation}, {info.execution} ..."
+    )
     told = time.monotonic()
     while worker.poll() is None:
         if quick and (found := assigned_memory(scratch)):
@@ -258,5 +279,6 @@ def refused(message: str, seconds: float) -> Compiled | None:
     if found is None:
         return None
     wanted = int(float(found[1]) * scale[found[2]])
-    return Compiled(seconds=seconds, wanted=wanted, temporaries=0 if whole else wanted,
-                    limit=int(float(found[3]) * scale[found[4]]))
+    return Compiled(
+        seconds=seconds, wanted=wanted, temporaries=0 if whole else wanted, limit=int(float(found[3]) * scale[found[4]])
+    )

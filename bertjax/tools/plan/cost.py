@@ -33,8 +33,16 @@ UNCOSTED = ("rng-bit-generator", "sort", "custom-call")
 # D=64: half of the matrix unit is idle, and dropout and softmax are work for the vector unit).
 KERNEL_SHARE = 0.3
 # Custom calls of the TPU compiler that stand for no work of their own.
-BOOKKEEPING = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "X64Combine",
-               "GatherScatterIndicesBitpacked", "X64SplitLow", "X64SplitHigh", "Sharding")
+BOOKKEEPING = (
+    "AllocateBuffer",
+    "ConcatBitcast",
+    "AssumeGatherIndicesInBound",
+    "X64Combine",
+    "GatherScatterIndicesBitpacked",
+    "X64SplitLow",
+    "X64SplitHigh",
+    "Sharding",
+)
 # Share of the forward pass that the backward pass repeats (presets.Execution.remat).
 REPEATED = {"none": 0.0, "dots": 0.1, "minimal": 0.7, "full": 1.0}
 
@@ -74,8 +82,14 @@ class Cost:
         return steps * self.step_s / 86400 if steps and self.step_s else None
 
 
-def cost(info: StageInfo, compiled: Compiled, piece: Slice | None, peak: float | None = None,
-         limit: float | None = None, by_roofline: bool = False) -> Cost:
+def cost(
+    info: StageInfo,
+    compiled: Compiled,
+    piece: Slice | None,
+    peak: float | None = None,
+    limit: float | None = None,
+    by_roofline: bool = False,
+) -> Cost:
     """What the step of a stage costs.
 
     Args:
@@ -88,9 +102,15 @@ def cost(info: StageInfo, compiled: Compiled, piece: Slice | None, peak: float |
     limit = compiled.limit or (piece.chip.hbm_bytes if piece else limit) or 0
     parts = memory_parts(info, compiled)
     fits = compiled.fits and (not limit or sum(parts.values()) <= limit)
-    known = dict(info=info, chips=piece.chips if piece else info.devices,
-                 unit="chip" if piece else "device", fits=fits, bytes=parts, limit=limit,
-                 largest_rows=largest_rows(info, parts, limit))
+    known = dict(
+        info=info,
+        chips=piece.chips if piece else info.devices,
+        unit="chip" if piece else "device",
+        fits=fits,
+        bytes=parts,
+        limit=limit,
+        largest_rows=largest_rows(info, parts, limit),
+    )
     if not compiled.fits:
         return Cost(**known, collectives=[])
     program = hlo.parse(compiled.hlo)
@@ -98,8 +118,7 @@ def cost(info: StageInfo, compiled: Compiled, piece: Slice | None, peak: float |
     known["unknown_loops"] = tuple(name for name, trips in program.loops() if trips is None)
     if compiled.measured_s:
         mfu = info.flops / compiled.measured_s / (peak * info.devices) if peak else None
-        return Cost(**known, collectives=exchanged, method="measured", mfu=mfu,
-                    step_s=compiled.measured_s)
+        return Cost(**known, collectives=exchanged, method="measured", mfu=mfu, step_s=compiled.measured_s)
     if piece is None:
         return Cost(**known, collectives=exchanged)
 
@@ -107,8 +126,7 @@ def cost(info: StageInfo, compiled: Compiled, piece: Slice | None, peak: float |
     cycles = 0 if by_roofline else program.cycles()
     if cycles:
         method = "cycles"
-        operations = (cycles / chip.clock_hz + kernels_s(program, chip)
-                      + uncosted_bytes(program) / chip.hbm_bytes_s)
+        operations = cycles / chip.clock_hz + kernels_s(program, chip) + uncosted_bytes(program) / chip.hbm_bytes_s
     else:
         method = "roofline"
         repeated = info.flops * (1 + REPEATED[info.remat] / 3)
@@ -117,9 +135,15 @@ def cost(info: StageInfo, compiled: Compiled, piece: Slice | None, peak: float |
     waiting = sum(seconds_of(c, piece) for c in exchanged if not c.asynchronous)
     overlapped = sum(seconds_of(c, piece) for c in exchanged if c.asynchronous)
     step = max(operations, overlapped) + waiting
-    return Cost(**known, collectives=exchanged, method=method, operations_s=operations,
-                collectives_s=waiting + overlapped, step_s=step,
-                mfu=info.flops / step / (peak * info.devices))
+    return Cost(
+        **known,
+        collectives=exchanged,
+        method=method,
+        operations_s=operations,
+        collectives_s=waiting + overlapped,
+        step_s=step,
+        mfu=info.flops / step / (peak * info.devices),
+    )
 
 
 def memory_parts(info: StageInfo, compiled: Compiled) -> dict[str, int]:
@@ -133,9 +157,12 @@ def memory_parts(info: StageInfo, compiled: Compiled) -> dict[str, int]:
     state = sum(parts.values())
     if not compiled.fits:
         return {**parts, "temporaries": compiled.temporaries or max(0, compiled.wanted - state)}
-    return {**parts, "padding": max(0, compiled.arguments - state),
-            "temporaries": compiled.temporaries + compiled.fresh_outputs,
-            "program": compiled.code}
+    return {
+        **parts,
+        "padding": max(0, compiled.arguments - state),
+        "temporaries": compiled.temporaries + compiled.fresh_outputs,
+        "program": compiled.code,
+    }
 
 
 def largest_rows(info: StageInfo, parts: Mapping[str, int], limit: float) -> int | None:
@@ -163,23 +190,33 @@ def kernels(program: hlo.Program) -> Iterator[tuple[int, int, int]]:
 
 def kernels_s(program: hlo.Program, chip: Chip) -> float:
     """Time of the hand-written kernels."""
-    return sum(times * max(flops / (KERNEL_SHARE * chip.peak_flops), size / chip.hbm_bytes_s)
-               for flops, size, times in kernels(program))
+    return sum(
+        times * max(flops / (KERNEL_SHARE * chip.peak_flops), size / chip.hbm_bytes_s)
+        for flops, size, times in kernels(program)
+    )
 
 
 def uncosted_bytes(program: hlo.Program) -> int:
     """Bytes written by operations for which the compiler estimates no cycles."""
-    return sum(hlo.array_bytes(instruction.shape) * times
-               for instruction, times in program.instructions()
-               if instruction.opcode in UNCOSTED
-               and instruction.cycles is None and instruction.declared is None
-               and not any(f'"{name}"' in instruction.attributes for name in BOOKKEEPING))
+    return sum(
+        hlo.array_bytes(instruction.shape) * times
+        for instruction, times in program.instructions()
+        if instruction.opcode in UNCOSTED
+        and instruction.cycles is None
+        and instruction.declared is None
+        and not any(f'"{name}"' in instruction.attributes for name in BOOKKEEPING)
+    )
 
 
 def seconds_of(collective: hlo.Collective, piece: Slice) -> float:
     """Least time of the exchanges on the links of the slice."""
     n = collective.group
     share = (n - 1) / n
-    moved = {"all-reduce": 2 * share, "all-gather": share, "all-to-all": share / 4,
-             "reduce-scatter": share * n, "collective-permute": 1.0}[collective.kind]
+    moved = {
+        "all-reduce": 2 * share,
+        "all-gather": share,
+        "all-to-all": share / 4,
+        "reduce-scatter": share * n,
+        "collective-permute": 1.0,
+    }[collective.kind]
     return moved * collective.bytes / piece.collective_bytes_s(n)

@@ -12,22 +12,57 @@ import re
 from collections.abc import Iterator, Sequence
 
 # Bits of an element, by the name of its type in HLO.
-BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "bf16": 16, "f16": 16,
-        "s32": 32, "u32": 32, "f32": 32, "s64": 64, "u64": 64, "f64": 64, "c64": 64, "c128": 128}
+BITS = {
+    "pred": 8,
+    "s4": 4,
+    "u4": 4,
+    "s8": 8,
+    "u8": 8,
+    "s16": 16,
+    "u16": 16,
+    "bf16": 16,
+    "f16": 16,
+    "s32": 32,
+    "u32": 32,
+    "f32": 32,
+    "s64": 64,
+    "u64": 64,
+    "f64": 64,
+    "c64": 64,
+    "c128": 128,
+}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Opcodes that only name data, or move it beside the operations.
-_MOVE_NOTHING = frozenset((
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
-    "call", "copy-start", "copy-done", "slice-start", "slice-done", "after-all", "partition-id",
-    "custom-call", "async-start", "async-update", "async-done", "optimization-barrier"))
+_MOVE_NOTHING = frozenset(
+    (
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "while",
+        "conditional",
+        "call",
+        "copy-start",
+        "copy-done",
+        "slice-start",
+        "slice-done",
+        "after-all",
+        "partition-id",
+        "custom-call",
+        "async-start",
+        "async-update",
+        "async-done",
+        "optimization-barrier",
+    )
+)
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*-> .*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"(?:^|\s)([a-z][a-z0-9\-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,<=]*)\](?:\{[^}]*?(S\(\d+\))?\})?")
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
-_DECLARED = re.compile(
-    r'"cost_estimate":\{"flops":"?(\d+)"?,.*?"bytes_accessed":"?(\d+)')
+_DECLARED = re.compile(r'"cost_estimate":\{"flops":"?(\d+)"?,.*?"bytes_accessed":"?(\d+)')
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 
 
@@ -108,8 +143,12 @@ class Program:
 
     def loops(self) -> list[tuple[str, int | None]]:
         """(name, trip count or None) of the while-loops that run."""
-        return [(loop.name, self.trip_count(name, loop)) for name in self.executions()
-                for loop in self.computations.get(name, ()) if loop.opcode == "while"]
+        return [
+            (loop.name, self.trip_count(name, loop))
+            for name in self.executions()
+            for loop in self.computations.get(name, ())
+            if loop.opcode == "while"
+        ]
 
     def trip_count(self, computation: str, loop: Instruction) -> int | None:
         """How often the body of a while-loop runs, or None if the text does not tell.
@@ -148,8 +187,10 @@ class Program:
         return (_integer(value) or 0) if value is not None else 0
 
     def _callees(self, instruction: Instruction) -> list[str]:
-        names = [instruction.called(attribute) for attribute in (
-            "to_apply", "calls", "called_computation", "true_computation", "false_computation")]
+        names = [
+            instruction.called(attribute)
+            for attribute in ("to_apply", "calls", "called_computation", "true_computation", "false_computation")
+        ]
         branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes)
         names += re.findall(r"[\w.\-]+", branches[1]) if branches else []
         return [name for name in names if name in self.computations]
@@ -173,14 +214,12 @@ class Program:
                 reads = [here[operand].shape if operand in here else "" for operand in i.operands]
                 inside = self.computations.get(i.called("calls") or "", ())
                 read, written = self._touched(inside) if inside else ({}, None)
-                size = sum(min(array_bytes(shape, "HBM"), read.get(k, math.inf))
-                           for k, shape in enumerate(reads))
+                size = sum(min(array_bytes(shape, "HBM"), read.get(k, math.inf)) for k, shape in enumerate(reads))
                 result = array_bytes(i.shape, "HBM")
                 total += times * (size + (result if written is None else min(result, written)))
         return int(total)
 
-    def _touched(self, inside: Sequence[Instruction]
-                 ) -> tuple[dict[int, int], int | None]:
+    def _touched(self, inside: Sequence[Instruction]) -> tuple[dict[int, int], int | None]:
         """What a fused computation reads of those parameters of which it needs only slices, and
         what it writes where its result is an array updated in place (else None)."""
         shapes = {i.name: i.shape for i in inside}
@@ -211,8 +250,9 @@ class Program:
         root = next((i for i in inside if i.is_root), None)
         if root is not None and root.opcode == "tuple":  # the other results are written whole
             whole = {array_bytes(i.shape) for i in updates}
-            written += sum(size for operand in root.operands
-                           if (size := array_bytes(shapes.get(operand, ""))) not in whole)
+            written += sum(
+                size for operand in root.operands if (size := array_bytes(shapes.get(operand, ""))) not in whole
+            )
         return read, written
 
     def collectives(self, devices: int) -> list[Collective]:
@@ -234,8 +274,10 @@ class Program:
             key = kind, group, started
             count, size = found.get(key, (0, 0))
             found[key] = count + times, size + times * array_bytes(shape)
-        return [Collective(kind, count, size, group, started)
-                for (kind, group, started), (count, size) in sorted(found.items())]
+        return [
+            Collective(kind, count, size, group, started)
+            for (kind, group, started), (count, size) in sorted(found.items())
+        ]
 
 
 def parse(text: str) -> Program:
@@ -267,11 +309,9 @@ def _instruction(name: str, text: str, is_root: bool) -> Instruction | None:
     if opcode is None:
         return None
     end = _closing(text, opcode.end() - 1)
-    inner = re.sub(r"/\*.*?\*/", "", text[opcode.end():end])
-    operands = tuple(re.findall(r"%([\w.\-]+)", inner)) or tuple(
-        word for word in re.split(r"[,\s]+", inner) if word)
-    return Instruction(name, text[:opcode.start()].strip(), opcode[1], operands, text[end + 1:],
-                       is_root)
+    inner = re.sub(r"/\*.*?\*/", "", text[opcode.end() : end])
+    operands = tuple(re.findall(r"%([\w.\-]+)", inner)) or tuple(word for word in re.split(r"[,\s]+", inner) if word)
+    return Instruction(name, text[: opcode.start()].strip(), opcode[1], operands, text[end + 1 :], is_root)
 
 
 def _closing(text: str, start: int) -> int:

@@ -40,8 +40,7 @@ def place_of(piece: chips.Slice | None) -> Place:
 
     from bertjax.training import hardware
 
-    return Place("local", jax.default_backend(), jax.device_count(), chips.local_device_bytes(),
-                 hardware.peak_flops())
+    return Place("local", jax.default_backend(), jax.device_count(), chips.local_device_bytes(), hardware.peak_flops())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +76,13 @@ class Planner:
         """Costs of every stage of a configuration; `by_roofline` as of cost()."""
         place = place_of(self.piece)
         count = 1 if config.job == "finetune" else len(config.phases)
-        stages = [compile_stage(config, place.topology, number, self.cache, quick=self.quick,
-                                say=self.say) for number in range(count)]
-        return Plan([cost(*stage, self.piece, place.peak_flops, place.device_bytes, by_roofline)
-                     for stage in stages], overrides)
+        stages = [
+            compile_stage(config, place.topology, number, self.cache, quick=self.quick, say=self.say)
+            for number in range(count)
+        ]
+        return Plan(
+            [cost(*stage, self.piece, place.peak_flops, place.device_bytes, by_roofline) for stage in stages], overrides
+        )
 
     def search(self, config: Any, count: int) -> list[Plan]:
         """Plans of the first `count` candidates, the best first: those that fit, by days."""
@@ -91,20 +93,29 @@ class Planner:
         length = max(length for _, length in config.phases)
         model = settings.model_config(config, vocabulary_size(config))
         worth = candidates.candidates(
-            model, config.batch_size, length, settings.max_predictions(config, length),
-            place.devices, limit, _attention_is_fused(config, model, length, place.platform))
+            model,
+            config.batch_size,
+            length,
+            settings.max_predictions(config, length),
+            place.devices,
+            limit,
+            _attention_is_fused(config, model, length, place.platform),
+        )
         plans = []
         for candidate in itertools.islice(worth, count):
-            self.say(f"candidate {len(plans) + 1}: {candidate}, about "
-                     f"{candidate.bytes / chips.GIB:.1f} GiB by arithmetic")
+            self.say(
+                f"candidate {len(plans) + 1}: {candidate}, about {candidate.bytes / chips.GIB:.1f} GiB by arithmetic"
+            )
             tried = config.copy_and_resolve_references()
             tried.update_from_flattened_dict(candidate.overrides())
             # One method for all: a candidate that was once compiled to the end has cycles, which
             # are more than the roofline of the others.
             plans.append(self.plan(tried, str(candidate), by_roofline=self.quick))
         if not plans:
-            raise ValueError(f"no candidate should fit {limit / chips.GIB:.0f} GiB a device by "
-                             "arithmetic: take more chips, or chips with more memory")
+            raise ValueError(
+                f"no candidate should fit {limit / chips.GIB:.0f} GiB a device by "
+                "arithmetic: take more chips, or chips with more memory"
+            )
         return sorted(plans, key=_order)
 
 
@@ -113,8 +124,9 @@ def _attention_is_fused(config: Any, model: BertConfig, length: int, platform: s
     if execution.attention != "auto":
         return execution.attention != "reference"
     shape = (1, length, model.num_attention_heads, model.head_size)
-    return select_attention(shape, jnp.dtype(execution.dtype), model.attention_probs_dropout_prob,
-                            platform) != "reference"
+    return (
+        select_attention(shape, jnp.dtype(execution.dtype), model.attention_probs_dropout_prob, platform) != "reference"
+    )
 
 
 def _order(plan: Plan) -> tuple[bool, float]:

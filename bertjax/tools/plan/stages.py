@@ -28,9 +28,21 @@ from bertjax.training.objective import make_objective
 from bertjax.training.trainer import Objective, Trainer
 
 # Training rows of the official data sets, for the length of a fine-tuning run.
-TRAINING_ROWS = {"cola": 8551, "sst2": 67349, "mrpc": 3668, "stsb": 5749, "qqp": 363849,
-                 "mnli": 392702, "qnli": 104743, "rte": 2490, "wnli": 635, "squad1.1": 88524,
-                 "squad2.0": 131944, "swag": 73546, "ner": 14041}
+TRAINING_ROWS = {
+    "cola": 8551,
+    "sst2": 67349,
+    "mrpc": 3668,
+    "stsb": 5749,
+    "qqp": 363849,
+    "mnli": 392702,
+    "qnli": 104743,
+    "rte": 2490,
+    "wnli": 635,
+    "squad1.1": 88524,
+    "squad2.0": 131944,
+    "swag": 73546,
+    "ner": 14041,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,14 +69,21 @@ class Stage:
         """Of a device, by arithmetic: less than the CPU's compiler takes, which fuses little."""
         mesh = self.trainer.mesh
         return candidates.bytes_of(
-            self.config, self.rows, self.batch["input_ids"][0][-1], self.predictions, mesh.size,
-            mesh.shape["fsdp"], mesh.shape["tensor"], self.execution.remat,
-            self.trainer.accumulation, fused=False)
+            self.config,
+            self.rows,
+            self.batch["input_ids"][0][-1],
+            self.predictions,
+            mesh.size,
+            mesh.shape["fsdp"],
+            mesh.shape["tensor"],
+            self.execution.remat,
+            self.trainer.accumulation,
+            fused=False,
+        )
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         where = sharding.batch_sharding(self.trainer.mesh)
-        return {name: jax.ShapeDtypeStruct(shape, kind, sharding=where)
-                for name, (shape, kind) in self.batch.items()}
+        return {name: jax.ShapeDtypeStruct(shape, kind, sharding=where) for name, (shape, kind) in self.batch.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,36 +110,51 @@ def stages(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> list[St
     """
     vocabulary = Vocabulary(vocabulary_size(config))
     model = settings.model_config(config, vocabulary.vocab_size)
-    mesh, _ = sharding.mesh_of(config.mesh, parameter_count(model), devices,
-                               hardware.device_bytes(devices[0]))
+    mesh, _ = sharding.mesh_of(config.mesh, parameter_count(model), devices, hardware.device_bytes(devices[0]))
     sharding.check_batch(config.batch_size, mesh, config.accumulation)
     execution = settings.execution(config, devices[0].platform)
     if config.job == "finetune":
         return [_task_stage(config, model, execution, mesh)]
     trainer = pretraining.make_trainer(config, mesh)
-    return [_phase(config, number, steps, length, model, execution, vocabulary, trainer)
-            for number, (steps, length) in enumerate(config.phases, 1)]
+    return [
+        _phase(config, number, steps, length, model, execution, vocabulary, trainer)
+        for number, (steps, length) in enumerate(config.phases, 1)
+    ]
 
 
-def _phase(config: ml_collections.ConfigDict, number: int, steps: int, length: int,
-           model: BertConfig, execution: Execution, vocabulary: Vocabulary, trainer: Trainer
-           ) -> Stage:
+def _phase(
+    config: ml_collections.ConfigDict,
+    number: int,
+    steps: int,
+    length: int,
+    model: BertConfig,
+    execution: Execution,
+    vocabulary: Vocabulary,
+    trainer: Trainer,
+) -> Stage:
     rows, packed = config.batch_size, config.data.packed
     pairs = PackedRows.default_pairs(length) if packed else 1
     objective = make_objective(config, model, execution, vocabulary, length, pairs)
-    batch = {name: ((rows, length), np.int32)
-             for name in ("input_ids", "token_type_ids", "attention_mask")}
+    batch = {name: ((rows, length), np.int32) for name in ("input_ids", "token_type_ids", "attention_mask")}
     if packed:
-        batch |= {"position_ids": ((rows, length), np.int32),
-                  "cls_positions": ((rows, pairs), np.int32)}
+        batch |= {"position_ids": ((rows, length), np.int32), "cls_positions": ((rows, pairs), np.int32)}
     batch |= {"nsp_labels": ((rows, pairs), np.int32), "nsp_weights": ((rows, pairs), np.float32)}
     flops = rows * flops_per_row(model, length, objective.masking.slots, config.data.nsp)
-    return Stage(f"phase {number}", steps, objective, trainer, batch, rows * length, flops, model,
-                 execution, objective.masking.slots)
+    return Stage(
+        f"phase {number}",
+        steps,
+        objective,
+        trainer,
+        batch,
+        rows * length,
+        flops,
+        model,
+        execution,
+        objective.masking.slots,
+    )
 
 
-def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution: Execution,
-                mesh: Any) -> Stage:
+def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution: Execution, mesh: Any) -> Stage:
     task, rows = config.task, config.batch_size
     if config.init_from:
         from bertjax.interop import open_source
@@ -129,13 +163,11 @@ def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution:
         _ = source.headers  # whose sizes are compared with those of the configuration
         model = source.config
     shape = task_shape(task.name, task.options)
-    tuner = FineTuner(shape, None, model, None, finetune_settings(config), execution, mesh,
-                      config.execution.prng)
+    tuner = FineTuner(shape, None, model, None, finetune_settings(config), execution, mesh, config.execution.prng)
     objective, trainer = tuner.objective_and_trainer()
     choices = (4,) if shape.head == "multiple_choice" else ()
     words = (rows, *choices, task.max_length)
-    batch = {name: (words, np.int32)
-             for name in ("input_ids", "token_type_ids", "attention_mask")}
+    batch = {name: (words, np.int32) for name in ("input_ids", "token_type_ids", "attention_mask")}
     batch |= {
         "classification": {"labels": ((rows,), np.int32)},
         "multiple_choice": {"labels": ((rows,), np.int32)},
@@ -149,8 +181,7 @@ def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution:
     steps = -(-known // rows) * task.epochs if known else None
     sequences = rows * (choices[0] if choices else 1)
     flops = sequences * flops_per_row(model, task.max_length, 0, nsp=False)
-    return Stage(task.name, steps, objective, trainer, batch, sequences * task.max_length, flops,
-                 model, execution)
+    return Stage(task.name, steps, objective, trainer, batch, sequences * task.max_length, flops, model, execution)
 
 
 def task_shape(name: str, options: Mapping[str, Any]) -> TaskShape:
@@ -194,17 +225,27 @@ def describe(stage: Stage) -> StageInfo:
     mesh, state = stage.trainer.mesh, stage.trainer.abstract_state(stage.objective)
 
     def size(tree: Any) -> int:
-        return sum(int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
-                   for leaf in jax.tree.leaves(tree))
+        return sum(
+            int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
+        )
 
     c, e = stage.config, stage.execution
     return StageInfo(
-        stage.name, stage.steps, stage.tokens, stage.flops, stage.rows,
-        stage.batch["input_ids"][0][-1], mesh=dict(mesh.shape),
+        stage.name,
+        stage.steps,
+        stage.tokens,
+        stage.flops,
+        stage.rows,
+        stage.batch["input_ids"][0][-1],
+        mesh=dict(mesh.shape),
         accumulation=stage.trainer.accumulation,
         model=f"L={c.num_hidden_layers} H={c.hidden_size} A={c.num_attention_heads} "
-              f"F={c.intermediate_size} V={c.vocab_size:,}, "
-              f"{parameter_count(c) / 1e6:.1f} M parameters",
-        execution=f"{e.dtype}, layers {e.layers}, remat {e.remat}", remat=e.remat,
-        parameters=size(state.params), optimizer=size(state.opt_state),
-        batch=size(stage.abstract_batch()), device_kind=mesh.devices.flat[0].device_kind)
+        f"F={c.intermediate_size} V={c.vocab_size:,}, "
+        f"{parameter_count(c) / 1e6:.1f} M parameters",
+        execution=f"{e.dtype}, layers {e.layers}, remat {e.remat}",
+        remat=e.remat,
+        parameters=size(state.params),
+        optimizer=size(state.opt_state),
+        batch=size(stage.abstract_batch()),
+        device_kind=mesh.devices.flat[0].device_kind,
+    )

@@ -47,13 +47,16 @@ def main(path: str) -> None:
             _tell(wanted=int(wanted), limit=limit, stage=dataclasses.asdict(stages.describe(stage)))
             return
     state = stage.trainer.abstract_state(stage.objective)
-    lowered = stage.trainer.train_step(stage.objective).trace(
-        state, stage.abstract_batch()).lower(
-            lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
+    lowered = (
+        stage.trainer.train_step(stage.objective)
+        .trace(state, stage.abstract_batch())
+        .lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
+    )
     key = cache_key(lowered.as_text(), topology, platform)
     found = cache.load(key)
-    cached = found is not None and (found.complete or request["quick"]) and not (
-        local and found.limit)  # there may be more memory free by now
+    cached = (
+        found is not None and (found.complete or request["quick"]) and not (local and found.limit)
+    )  # there may be more memory free by now
     _tell(key=key, cached=cached, stage=dataclasses.asdict(stages.describe(stage)))
     if not cached:
         _compile(stage, lowered, topology, cache, key)
@@ -75,16 +78,19 @@ def _compile(stage: Any, lowered: Any, topology: str, cache: Cache, key: str) ->
     else:
         memory = executable.memory_analysis()
         compiled = Compiled(
-            executable.as_text(), memory.argument_size_in_bytes, memory.temp_size_in_bytes,
+            executable.as_text(),
+            memory.argument_size_in_bytes,
+            memory.temp_size_in_bytes,
             memory.output_size_in_bytes - memory.alias_size_in_bytes,
-            memory.generated_code_size_in_bytes, time.monotonic() - began)
+            memory.generated_code_size_in_bytes,
+            time.monotonic() - began,
+        )
         if topology == "local":
             limit = chips.local_device_bytes()
             if limit and compiled.total > limit:
                 compiled = dataclasses.replace(compiled, limit=limit)
             else:
-                compiled = dataclasses.replace(
-                    compiled, measured_s=stages.measure(stage, executable))
+                compiled = dataclasses.replace(compiled, measured_s=stages.measure(stage, executable))
     cache.save(key, compiled)
 
 

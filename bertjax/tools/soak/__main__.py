@@ -32,18 +32,18 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="accidents in all")
     parser.add_argument("--seed", type=int, default=0, help="of the accidents")
     parser.add_argument("--directory", type=pathlib.Path, help="default: a temporary one")
-    parser.add_argument("--minutes", type=float, default=math.inf,
-                        help="with a command: no further kill after so many")
-    parser.add_argument("--records", type=int, default=40,
-                        help="with a command: a kill comes after up to so many steps of a start")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="with a command: no further kill after so many")
+    parser.add_argument(
+        "--records", type=int, default=40, help="with a command: a kill comes after up to so many steps of a start"
+    )
     parser.add_argument("command", nargs="*", help="after --: arguments of bertjax.main")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        directory = arguments.directory or pathlib.Path(
-            stack.enter_context(tempfile.TemporaryDirectory()))
+        directory = arguments.directory or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if arguments.command:
-            RunSoak(directory, arguments.command, arguments.kills, arguments.minutes,
-                    arguments.records, arguments.seed).run()
+            RunSoak(
+                directory, arguments.command, arguments.kills, arguments.minutes, arguments.records, arguments.seed
+            ).run()
         else:
             Soak(directory, arguments.kills, arguments.seed).run()
 

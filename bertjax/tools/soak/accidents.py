@@ -18,8 +18,7 @@ from collections import Counter
 import numpy as np
 
 BYTES_PER_RECORD = 270
-ACCIDENTS = ("sigterm", "sigkill", "sigkill_during_save", "full_disk", "truncated", "emptied",
-             "leftovers", "all_lost")
+ACCIDENTS = ("sigterm", "sigkill", "sigkill_during_save", "full_disk", "truncated", "emptied", "leftovers", "all_lost")
 REFUSAL = "Put the checkpoints back"  # of a run that had checkpoints and finds none
 
 
@@ -39,19 +38,24 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.begun_at: list[int] = []
 
-    def launch(self, run: pathlib.Path, pause_s: float, full_disk: bool = False
-               ) -> subprocess.Popen[str]:
+    def launch(self, run: pathlib.Path, pause_s: float, full_disk: bool = False) -> subprocess.Popen[str]:
         """A child that is to train in `run`."""
-        command = [sys.executable, "-m", "bertjax.tools.soak.child", str(run), str(self.steps),
-                   str(self.save_every), str(pause_s), *(["full_disk"] if full_disk else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "bertjax.tools.soak.child",
+            str(run),
+            str(self.steps),
+            str(self.save_every),
+            str(pause_s),
+            *(["full_disk"] if full_disk else []),
+        ]
         # One CPU device: bit-equality is promised for the same number of devices.
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         with open(run / "stderr.txt", "a") as stderr:
-            return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE,
-                                    stderr=stderr)
+            return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=stderr)
 
-    def start(self, run: pathlib.Path, pause_s: float, full_disk: bool = False
-              ) -> subprocess.Popen[str]:
+    def start(self, run: pathlib.Path, pause_s: float, full_disk: bool = False) -> subprocess.Popen[str]:
         """`launch`; returns when the child has made its first steps, from the right one."""
         expected = newest_intact(run)
         child = self.launch(run, pause_s, full_disk)
@@ -62,8 +66,9 @@ class Soak:
         self.begun_at.append(int(line.split()[-1]))
         if self.begun_at[-1] != expected:
             child.kill()
-            raise SystemExit(f"the run began at step {self.begun_at[-1]}, but its newest intact "
-                             f"checkpoint is of step {expected}")
+            raise SystemExit(
+                f"the run began at step {self.begun_at[-1]}, but its newest intact checkpoint is of step {expected}"
+            )
         return child
 
     def hurt(self, run: pathlib.Path, accident: str) -> None:
@@ -86,10 +91,13 @@ class Soak:
         code = child.wait(timeout=120)
         expected = {"sigterm": (75, 0), "full_disk": (1, 0)}.get(accident, (-signal.SIGKILL, 0))
         if code not in expected:
-            raise SystemExit(f"after {accident} the run ended with code {code}, not {expected[0]}: "
-                             f"{(run / 'stderr.txt').read_text()[-3000:]}")
-        steps = sorted((path for path in (run / "checkpoints").iterdir() if path.name.isdigit()),
-                       key=lambda path: int(path.name))
+            raise SystemExit(
+                f"after {accident} the run ended with code {code}, not {expected[0]}: "
+                f"{(run / 'stderr.txt').read_text()[-3000:]}"
+            )
+        steps = sorted(
+            (path for path in (run / "checkpoints").iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+        )
         if accident in ("truncated", "emptied") and len(steps) > 1:
             spoil(steps[-1], emptied=accident == "emptied")
         if accident == "leftovers" and steps:
@@ -106,8 +114,10 @@ class Soak:
             path.rename(safe / path.name)
         code = self.launch(run, 0).wait(timeout=120)
         if code == 0 or REFUSAL not in (run / "stderr.txt").read_text().splitlines()[-1]:
-            raise SystemExit(f"without its checkpoints the run ended with code {code} and did not "
-                             f"say {REFUSAL!r}: {(run / 'stderr.txt').read_text()[-3000:]}")
+            raise SystemExit(
+                f"without its checkpoints the run ended with code {code} and did not "
+                f"say {REFUSAL!r}: {(run / 'stderr.txt').read_text()[-3000:]}"
+            )
         for path in steps:
             (safe / path.name).rename(path)
         safe.rmdir()
@@ -132,14 +142,15 @@ class Soak:
             raise SystemExit(f"the last start failed: {(rough / 'stderr.txt').read_text()[-3000:]}")
         self.compare(calm, rough)
         accidents = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
-        print(f"bit-equal after {self.kills} accidents in {self.steps} steps ({accidents}); "
-              f"started at steps {self.begun_at[:8]} ... {self.begun_at[-1]}")
+        print(
+            f"bit-equal after {self.kills} accidents in {self.steps} steps ({accidents}); "
+            f"started at steps {self.begun_at[:8]} ... {self.begun_at[-1]}"
+        )
 
     def compare(self, calm: pathlib.Path, rough: pathlib.Path) -> None:
         """Final arrays and the whole history of losses, bit for bit."""
         with np.load(calm / "final.npz") as expected, np.load(rough / "final.npz") as found:
-            different = [name for name in expected.files
-                         if expected[name].tobytes() != found[name].tobytes()]
+            different = [name for name in expected.files if expected[name].tobytes() != found[name].tobytes()]
         if different:
             raise SystemExit(f"differs from the undisturbed run: {', '.join(different)}")
         if history(calm) != history(rough):
@@ -163,8 +174,9 @@ def newest_intact(run: pathlib.Path) -> int:
         manifest = path / "manifest.json"
         if step.isdigit() and manifest.exists():
             files = json.loads(manifest.read_text())["files"]
-            if all((path / name).exists() and (path / name).stat().st_size == size
-                   for name, (size, _) in files.items()):
+            if all(
+                (path / name).exists() and (path / name).stat().st_size == size for name, (size, _) in files.items()
+            ):
                 intact.append(int(step))
     return max(intact)
 

@@ -71,12 +71,12 @@ def batches(start: int, pause_s: float) -> Iterator[dict[str, np.ndarray]]:
         time.sleep(pause_s)
 
 
-def train(directory: pathlib.Path, steps: int, save_every: int, pause_s: float,
-          full_disk: bool) -> None:
+def train(directory: pathlib.Path, steps: int, save_every: int, pause_s: float, full_disk: bool) -> None:
     """Resumes where it can, trains to the end, writes `final.npz`."""
     objective = NoisyRegression()
-    trainer = Trainer(make_optimizer(learning_rate_schedule("linear", 1e-3, 10, steps)),
-                      make_mesh(devices=jax.devices()[:1]))
+    trainer = Trainer(
+        make_optimizer(learning_rate_schedule("linear", 1e-3, 10, steps)), make_mesh(devices=jax.devices()[:1])
+    )
     kind = FullDisk if full_disk else Checkpoints
     checkpoints = kind(directory / "checkpoints", keep_last=2)
     if checkpoints.latest() is None:
@@ -85,11 +85,17 @@ def train(directory: pathlib.Path, steps: int, save_every: int, pause_s: float,
         state, step = checkpoints.restore(trainer.abstract_state(objective))
     phase = Phase(steps, objective, lambda start: batches(start, pause_s))
     with Logbook(directory, step, tensorboard=False, write=lambda line: None) as logbook:
-        state = trainer.fit(state, [phase], logbook=logbook, checkpoints=checkpoints,
-                            checkpoint_every=save_every, log_every=1)
+        state = trainer.fit(
+            state, [phase], logbook=logbook, checkpoints=checkpoints, checkpoint_every=save_every, log_every=1
+        )
     checkpoints.close()
-    flat = flatten({"params": state.params, "opt_state": state.opt_state,
-                    "counters": {"step": state.step, "skipped": state.skipped}})
+    flat = flatten(
+        {
+            "params": state.params,
+            "opt_state": state.opt_state,
+            "counters": {"step": state.step, "skipped": state.skipped},
+        }
+    )
     np.savez(directory / "final.npz", **jax.device_get(flat))
 
 

@@ -44,13 +44,13 @@ class RunSoak:
       seed: of the moments.
     """
 
-    def __init__(self, directory: pathlib.Path, command: Sequence[str], kills: int, minutes: float,
-                 records: int, seed: int):
+    def __init__(
+        self, directory: pathlib.Path, command: Sequence[str], kills: int, minutes: float, records: int, seed: int
+    ):
         self.directory, self.kills, self.records = directory, kills, records
         self.minutes = minutes
         self.cache = directory / "cache"
-        self.command = [*command, f"--config.execution.compilation_cache={self.cache}",
-                        "--config.log.every_steps=1"]
+        self.command = [*command, f"--config.execution.compilation_cache={self.cache}", "--config.log.every_steps=1"]
         self.random = random.Random(seed)
 
     def launch(self, run: pathlib.Path) -> subprocess.Popen[bytes]:
@@ -61,8 +61,9 @@ class RunSoak:
 
     def finish(self, run: pathlib.Path) -> None:
         if code := self.launch(run).wait():
-            raise SystemExit(f"the run in {run} ended with exit code {code}: "
-                             f"{(run / 'output.txt').read_text()[-3000:]}")
+            raise SystemExit(
+                f"the run in {run} ended with exit code {code}: {(run / 'output.txt').read_text()[-3000:]}"
+            )
 
     def kill_once(self, run: pathlib.Path) -> str:
         """Starts the run and kills it at a random moment; says when."""
@@ -81,11 +82,14 @@ class RunSoak:
         child.kill()
         code = child.wait()
         if code not in (-9, 0):
-            raise SystemExit(f"before it was killed, the run ended with exit code {code}: "
-                             f"{(run / 'output.txt').read_text()[-3000:]}")
+            raise SystemExit(
+                f"before it was killed, the run ended with exit code {code}: {(run / 'output.txt').read_text()[-3000:]}"
+            )
         last = read_records(run / METRICS_FILE)[-1:] if (run / METRICS_FILE).exists() else []
-        return (f"{'ended' if code == 0 else 'killed'} at step {last[0]['step'] if last else 0} "
-                f"after {time.monotonic() - began:.0f} s")
+        return (
+            f"{'ended' if code == 0 else 'killed'} at step {last[0]['step'] if last else 0} "
+            f"after {time.monotonic() - began:.0f} s"
+        )
 
     def run(self) -> None:
         """Raises SystemExit with an explanation if anything differs."""
@@ -100,17 +104,23 @@ class RunSoak:
             number += 1
             if emptied := number % 2 == 0:
                 shutil.rmtree(self.cache, ignore_errors=True)
-            print(f"kill {number}: {self.kill_once(rough)}"
-                  f"{', with an empty compilation cache' if emptied else ''}", flush=True)
+            print(
+                f"kill {number}: {self.kill_once(rough)}{', with an empty compilation cache' if emptied else ''}",
+                flush=True,
+            )
         self.finish(rough)
         found = list(differences(calm, rough))
         if found:
-            raise SystemExit(f"differs from the undisturbed run: {'; '.join(found[:8])}"
-                             f"{f' and {len(found) - 8} more' if len(found) > 8 else ''}")
+            raise SystemExit(
+                f"differs from the undisturbed run: {'; '.join(found[:8])}"
+                f"{f' and {len(found) - 8} more' if len(found) > 8 else ''}"
+            )
         starts = read_starts(rough / STARTS_FILE)
         steps = len(read_records(rough / METRICS_FILE))
-        print(f"bit-equal after {number} kills: {steps} records, all arrays of the last "
-              f"checkpoint; went on from steps {', '.join(str(s['step']) for s in starts)}")
+        print(
+            f"bit-equal after {number} kills: {steps} records, all arrays of the last "
+            f"checkpoint; went on from steps {', '.join(str(s['step']) for s in starts)}"
+        )
 
 
 def differences(calm: pathlib.Path, rough: pathlib.Path) -> Iterator[str]:
@@ -121,8 +131,7 @@ def differences(calm: pathlib.Path, rough: pathlib.Path) -> Iterator[str]:
     for one, other in zip(expected, found, strict=False):
         for name in sorted((one.keys() | other.keys()) - TIMES):
             if not same(one.get(name), other.get(name)):
-                yield (f"{name} of step {one['step']}: {one.get(name)!r} and "
-                       f"{other.get(name)!r}")
+                yield (f"{name} of step {one['step']}: {one.get(name)!r} and {other.get(name)!r}")
     arrays = [last_arrays(run) for run in (calm, rough)]
     for name in sorted(arrays[0].keys() | arrays[1].keys()):
         one, other = (a.get(name) for a in arrays)

@@ -26,8 +26,9 @@ from bertjax.training.report.runs import load
 from bertjax.training.report.tables import calibration, classes, details, summary
 
 
-def write_report(directories: Sequence[str | os.PathLike[str]],
-                 output: str | os.PathLike[str] | None = None) -> pathlib.Path:
+def write_report(
+    directories: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None
+) -> pathlib.Path:
     """Writes the report of the runs in `directories`; returns its path.
 
     Args:

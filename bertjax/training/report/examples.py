@@ -18,8 +18,7 @@ VERDICTS = {True: ("right", "✓"), False: ("wrong", "✗"), None: ("", "")}
 def section(runs: Sequence[Run]) -> str:
     """The examples of all runs, '' if there are none."""
     several = len(runs) > 1
-    cards = [_card(example, run.name if several else "")
-             for run in runs for example in run.examples]
+    cards = [_card(example, run.name if several else "") for run in runs for example in run.examples]
     if not cards:
         return ""
     note = _note([example for run in runs for example in run.examples])
@@ -49,8 +48,7 @@ def _card(example: Mapping[str, Any], run: str) -> str:
         answers = f"predicted <b>{_text(example['predicted'])}</b>"
         if not example["right"] or example["predicted"] != example["gold"]:
             answers += f", gold <b>{_text(example['gold'])}</b>"
-        parts += [f'<p class="verdict">{mark}{answers}</p>',
-                  *(f"<p>{_text(text)}</p>" for text in example["texts"])]
+        parts += [f'<p class="verdict">{mark}{answers}</p>', *(f"<p>{_text(text)}</p>" for text in example["texts"])]
     else:
         masked = _text(example.get("text", "")).replace("[MASK]", "<mark>[MASK]</mark>")
         parts.append(f"<p>{masked}</p>")
@@ -63,7 +61,8 @@ def _bars(predictions: Sequence[Sequence[Any]]) -> str:
     items = "".join(
         f'<li><span style="width:{100 * float(probability):.1f}%"></span>'
         f"<b>{_text(name)}</b> {100 * float(probability):.1f} %</li>"
-        for name, probability in predictions)
+        for name, probability in predictions
+    )
     return f"<ol>{items}</ol>" if items else ""
 
 

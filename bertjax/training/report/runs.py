@@ -47,8 +47,9 @@ def load(directories: Sequence[str | os.PathLike[str]]) -> list[Run]:
     runs = [_load(pathlib.Path(directory)) for directory in directories]
     if len({run.name for run in runs}) == len(runs):
         return runs
-    return [dataclasses.replace(run, name=os.fspath(directory))
-            for run, directory in zip(runs, directories, strict=True)]
+    return [
+        dataclasses.replace(run, name=os.fspath(directory)) for run, directory in zip(runs, directories, strict=True)
+    ]
 
 
 def _load(directory: pathlib.Path) -> Run:
@@ -63,16 +64,22 @@ def _load(directory: pathlib.Path) -> Run:
         file = directory / name
         found = read_json(file) if file.exists() else kind()
         if not isinstance(found, kind):
-            raise ValueError(f"{file} holds no {kind.__name__}; move it away, and the report is "
-                             "made without it")
+            raise ValueError(f"{file} holds no {kind.__name__}; move it away, and the report is made without it")
         return found
 
-    return Run(directory.resolve().name, records,
-               _flat(read("config.json", dict) or read("finetune.json", dict)),
-               read(HARDWARE_FILE, dict), read("examples.json", list), read("result.json", dict),
-               read_starts(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else ())
+    return Run(
+        directory.resolve().name,
+        records,
+        _flat(read("config.json", dict) or read("finetune.json", dict)),
+        read(HARDWARE_FILE, dict),
+        read("examples.json", list),
+        read("result.json", dict),
+        read_starts(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else (),
+    )
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value if isinstance(value, str) else json.dumps(value)
-            for name, value in flatten(tree, separator=".").items()}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in flatten(tree, separator=".").items()
+    }

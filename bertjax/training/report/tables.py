@@ -24,8 +24,9 @@ def summary(runs: Sequence[Run]) -> str:
     names = dict.fromkeys(name for of_run in results for name in of_run)
     rows = {name: [of_run.get(name, MISSING) for of_run in results] for name in names}
     if len(runs) == 1:
-        tiles = "".join(f"<div><small>{html.escape(name)}</small>{html.escape(value)}</div>"
-                        for name, (value,) in rows.items())
+        tiles = "".join(
+            f"<div><small>{html.escape(name)}</small>{html.escape(value)}</div>" for name, (value,) in rows.items()
+        )
         judged = _list(verdicts(runs[0]), "verdicts")
         return f'{judged}{_in_words(runs[0])}<div class="tiles">{tiles}</div>'
     judged = [f"{run.name}: {'; '.join(said)}" for run in runs if (said := verdicts(run))]
@@ -33,18 +34,32 @@ def summary(runs: Sequence[Run]) -> str:
 
 
 # Settings that make losses of two runs another quantity.
-OTHER_LOSSES = ("masking.rate", "masking.mask_prob", "masking.random_prob", "masking.whole_word",
-                "eval.masking_rate", "eval.seq_length", "phases", "data.nsp", "data.corpus",
-                "model.is_decoder", "task", "metric")
+OTHER_LOSSES = (
+    "masking.rate",
+    "masking.mask_prob",
+    "masking.random_prob",
+    "masking.whole_word",
+    "eval.masking_rate",
+    "eval.seq_length",
+    "phases",
+    "data.nsp",
+    "data.corpus",
+    "model.is_decoder",
+    "task",
+    "metric",
+)
 
 
 def _remarks(runs: Sequence[Run]) -> str:
     """Why the losses of these runs are not to be compared, where they are not."""
-    differing = [f"{name} ({', '.join(run.settings.get(name, MISSING) for run in runs)})"
-                 for name in OTHER_LOSSES
-                 if len({run.settings.get(name, MISSING) for run in runs}) > 1]
-    return _list([f"losses of these runs do not compare, since they differ in "
-                  f"{', '.join(differing)}"] if differing else [])
+    differing = [
+        f"{name} ({', '.join(run.settings.get(name, MISSING) for run in runs)})"
+        for name in OTHER_LOSSES
+        if len({run.settings.get(name, MISSING) for run in runs}) > 1
+    ]
+    return _list(
+        [f"losses of these runs do not compare, since they differ in {', '.join(differing)}"] if differing else []
+    )
 
 
 def _list(lines: Sequence[object], kind: str = "told") -> str:
@@ -76,19 +91,26 @@ def classes(runs: Sequence[Run]) -> list[str]:
         if not isinstance(table, dict) or len(table) > MOST_CLASSES:
             continue
         matrix = details.get("confusion") if len(table) > 1 else None
-        head = ["", "precision", "recall", "F1", "rows"] + [
-            f"as {name}" for name in table if matrix]
-        body = [[name, *(f"{100 * value:.1f}" for value in numbers[:3]), f"{numbers[3]:,}",
-                 *(f"{count:,}" for count in (matrix[number] if matrix else ()))]
-                for number, (name, numbers) in enumerate(table.items())]
+        head = ["", "precision", "recall", "F1", "rows"] + [f"as {name}" for name in table if matrix]
+        body = [
+            [
+                name,
+                *(f"{100 * value:.1f}" for value in numbers[:3]),
+                f"{numbers[3]:,}",
+                *(f"{count:,}" for count in (matrix[number] if matrix else ())),
+            ]
+            for number, (name, numbers) in enumerate(table.items())
+        ]
         rows = "".join(
             f"<tr><th>{html.escape(name)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-            for name, *cells in body)
+            for name, *cells in body
+        )
         titles = "".join(f"<th>{html.escape(title)}</th>" for title in head)
         note = " <small>on dev, in %; a row a gold class, 'as' what it was predicted as</small>"
         name = f" of {html.escape(run.name)}" if len(runs) > 1 else ""
-        parts.append(f'<h2>Classes{name}{note}</h2><div class="card scroll classes"><table>'
-                     f"<tr>{titles}</tr>{rows}</table></div>")
+        parts.append(
+            f'<h2>Classes{name}{note}</h2><div class="card scroll classes"><table><tr>{titles}</tr>{rows}</table></div>'
+        )
     return parts
 
 
@@ -102,16 +124,22 @@ def calibration(runs: Sequence[Run]) -> list[str]:
         rows = ""
         for number, (count, sure, right) in enumerate(bins := found["bins"]):
             if count:
-                rows += (f"<tr><th>{100 * number // len(bins)} to {100 * (number + 1) // len(bins)}"
-                         f" %</th><td>{count:,}</td><td>{100 * sure:.1f}</td><td>{100 * right:.1f}"
-                         f'</td><td><div class="share"><i style="width:{100 * right:.1f}%"></i>'
-                         f'<b style="left:{100 * sure:.1f}%"></b></div></td></tr>')
-        note = (f" <small>expected calibration error {100 * found['ece']:.1f} %; on dev, in %; "
-                "bar: right, mark: mean probability</small>")
+                rows += (
+                    f"<tr><th>{100 * number // len(bins)} to {100 * (number + 1) // len(bins)}"
+                    f" %</th><td>{count:,}</td><td>{100 * sure:.1f}</td><td>{100 * right:.1f}"
+                    f'</td><td><div class="share"><i style="width:{100 * right:.1f}%"></i>'
+                    f'<b style="left:{100 * sure:.1f}%"></b></div></td></tr>'
+                )
+        note = (
+            f" <small>expected calibration error {100 * found['ece']:.1f} %; on dev, in %; "
+            "bar: right, mark: mean probability</small>"
+        )
         name = f" of {html.escape(run.name)}" if len(runs) > 1 else ""
-        parts.append(f'<h2>Calibration{name}{note}</h2><div class="card scroll classes"><table>'
-                     "<tr><th>probability</th><th>rows</th><th>mean</th><th>right</th><th></th></tr>"
-                     f"{rows}</table></div>")
+        parts.append(
+            f'<h2>Calibration{name}{note}</h2><div class="card scroll classes"><table>'
+            "<tr><th>probability</th><th>rows</th><th>mean</th><th>right</th><th></th></tr>"
+            f"{rows}</table></div>"
+        )
     return parts
 
 
@@ -119,6 +147,7 @@ def _results(records: Sequence[Mapping[str, Any]], best_step: int | None) -> dic
     """What a run has come to, in words and numbers: held-out scores at the best step if only its
     parameters are kept, else those of the last evaluation.
     """
+
     def known(name: str) -> list[float]:
         return [record[name] for record in records if record.get(name) is not None]
 
@@ -149,9 +178,11 @@ def _results(records: Sequence[Mapping[str, Any]], best_step: int | None) -> dic
 def details(runs: Sequence[Run]) -> list[str]:
     """Settings and hardware, each only where a run has them; what differs comes first."""
     parts = []
-    for title, of_runs in (("Settings", [run.settings for run in runs]),
-                           ("Hardware", [run.hardware for run in runs]),
-                           ("Starts", [_starts(run) for run in runs])):
+    for title, of_runs in (
+        ("Settings", [run.settings for run in runs]),
+        ("Hardware", [run.hardware for run in runs]),
+        ("Starts", [_starts(run) for run in runs]),
+    ):
         names = dict.fromkeys(name for values in of_runs for name in values)
         if not names:
             continue
@@ -159,8 +190,10 @@ def details(runs: Sequence[Run]) -> list[str]:
         different = [name for name, values in rows.items() if len(set(values)) > 1]
         ordered = {name: rows[name] for name in dict.fromkeys([*different, *rows])}
         note = f" <small>{len(different)} differ, shown first</small>" if different else ""
-        parts.append(f"<details{' open' if len(runs) > 1 else ''}><summary>{title}{note}"
-                     f"</summary>{_table(runs, ordered)}</details>")
+        parts.append(
+            f"<details{' open' if len(runs) > 1 else ''}><summary>{title}{note}"
+            f"</summary>{_table(runs, ordered)}</details>"
+        )
     return parts
 
 
@@ -168,19 +201,24 @@ def _starts(run: Run) -> dict[str, str]:
     """Where and on what each start of a run went on; nothing for a run of one start."""
     if len(run.starts) < 2:
         return {}
-    return {f"{number}. from step {start['step']:,}": (
-        f"{start.get('time', MISSING)}, {start.get('devices')} x {start.get('device_kind')}, jax "
-        f"{start.get('jax')}: " + ("bit for bit" if start.get("bit_for_bit") else
-                                   f"not bit for bit: {'; '.join(map(str, start.get('why', ())))}"))
-        for number, start in enumerate(run.starts, 1)}
+    return {
+        f"{number}. from step {start['step']:,}": (
+            f"{start.get('time', MISSING)}, {start.get('devices')} x {start.get('device_kind')}, jax "
+            f"{start.get('jax')}: "
+            + (
+                "bit for bit"
+                if start.get("bit_for_bit")
+                else f"not bit for bit: {'; '.join(map(str, start.get('why', ())))}"
+            )
+        )
+        for number, start in enumerate(run.starts, 1)
+    }
 
 
-def _table(runs: Sequence[Run], rows: Mapping[str, Sequence[str]],
-           mark_differences: bool = True) -> str:
+def _table(runs: Sequence[Run], rows: Mapping[str, Sequence[str]], mark_differences: bool = True) -> str:
     head = ""
     if len(runs) > 1:
-        cells = "".join(f'<th><i class="dot c{i % 8}"></i>{html.escape(run.name)}</th>'
-                        for i, run in enumerate(runs))
+        cells = "".join(f'<th><i class="dot c{i % 8}"></i>{html.escape(run.name)}</th>' for i, run in enumerate(runs))
         head = f"<tr><th></th>{cells}</tr>"
     body = ""
     for name, values in rows.items():

@@ -22,9 +22,18 @@ ONE_CLASS_ONLY, CONSTANT = "one class only", "constant"
 def verdicts(run: Run) -> list[str]:
     """Sentences about the objectives, a fine-tuned head, and the course of the run."""
     numbers = run.result.get("numbers") or {}
-    return [said for said in (
-        _words(numbers), _pairs(numbers), _constant(run.result), _majority(run.result),
-        _best_step(run.result), _course(run)) if said]
+    return [
+        said
+        for said in (
+            _words(numbers),
+            _pairs(numbers),
+            _constant(run.result),
+            _majority(run.result),
+            _best_step(run.result),
+            _course(run),
+        )
+        if said
+    ]
 
 
 def _words(numbers: Mapping[str, float]) -> str:
@@ -34,15 +43,15 @@ def _words(numbers: Mapping[str, float]) -> str:
     if abs(gain) < 0.005:
         return "Held-out tokens: predicted as well as from their frequencies alone"
     kind = "better" if gain > 0 else "worse"
-    return (f"Held-out tokens: predicted {kind} than from their frequencies alone, by "
-            f"{abs(gain):.2f} nats a token")
+    return f"Held-out tokens: predicted {kind} than from their frequencies alone, by {abs(gain):.2f} nats a token"
 
 
 def _pairs(numbers: Mapping[str, float]) -> str:
     if not {"nsp_accuracy", "nsp_error", "nsp_chance"} <= numbers.keys():
         return ""
-    return _against("NSP", numbers["nsp_accuracy"], numbers["nsp_chance"], numbers["nsp_error"],
-                    "the best constant guess")
+    return _against(
+        "NSP", numbers["nsp_accuracy"], numbers["nsp_chance"], numbers["nsp_error"], "the best constant guess"
+    )
 
 
 def _against(name: str, value: float, guess: float, error: float, what: str) -> str:
@@ -52,8 +61,7 @@ def _against(name: str, value: float, guess: float, error: float, what: str) -> 
         return f"{shown}{what} gives {100 * guess:.1f} %"
     distance = (value - guess) / error
     if abs(distance) < CERTAIN:
-        return (f"{shown}which cannot be told from {what} ({100 * guess:.1f} %; {distance:+.1f} "
-                "standard errors)")
+        return f"{shown}which cannot be told from {what} ({100 * guess:.1f} %; {distance:+.1f} standard errors)"
     kind = "above" if distance > 0 else "below"
     return f"{shown}{abs(distance):.1f} standard errors {kind} {what} ({100 * guess:.1f} %)"
 
@@ -78,8 +86,9 @@ def _majority(result: Mapping[str, Any]) -> str:
     if not rows or not {"accuracy", "majority"} <= scores.keys():
         return ""
     value = scores["accuracy"]
-    return _against("Accuracy", value, scores["majority"], math.sqrt(value * (1 - value) / rows),
-                    "always the most frequent class")
+    return _against(
+        "Accuracy", value, scores["majority"], math.sqrt(value * (1 - value) / rows), "always the most frequent class"
+    )
 
 
 def _best_step(result: Mapping[str, Any]) -> str:
@@ -89,8 +98,11 @@ def _best_step(result: Mapping[str, Any]) -> str:
         return ""
     if values[-1] > max(values[:-1]):
         return f"The {result.get('metric', 'score')} on dev was best at the last evaluation"
-    return (f"The {result.get('metric', 'score')} on dev did not improve after step "
-            f"{result.get('best_step'):,}" if result.get("best_step") else "")
+    return (
+        f"The {result.get('metric', 'score')} on dev did not improve after step {result.get('best_step'):,}"
+        if result.get("best_step")
+        else ""
+    )
 
 
 def _course(run: Run) -> str:
@@ -98,12 +110,13 @@ def _course(run: Run) -> str:
     quarter before it, both of the last phase, whose rows are of one length.
     """
     first = _last_phase(run.settings.get("phases", ""))
-    losses = [record["mlm_loss"] for record in run.records
-              if record["step"] > first and record.get("mlm_loss") is not None]
+    losses = [
+        record["mlm_loss"] for record in run.records if record["step"] > first and record.get("mlm_loss") is not None
+    ]
     count = len(losses) // 4
     if count < FEWEST:
         return ""
-    before, last = losses[-2 * count: -count], losses[-count:]
+    before, last = losses[-2 * count : -count], losses[-count:]
     old, new = statistics.fmean(before), statistics.fmean(last)
     error = math.sqrt((statistics.variance(before) + statistics.variance(last)) / count)
     shown = f"mean {new:.3f} in the last quarter of the records, {old:.3f} in the quarter before"
