@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> None:
         check_config(config)
         # Late: importing jax takes a second that a refused command need not wait for.
         with ended_by_ctrl_c():
-            from bertjax.training import distributed, hardware, runtime
+            from bertjax.process import distributed, hardware, runtime
 
         runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value, _WAIT_SECONDS.value)
     hardware.wake()
@@ -88,20 +88,20 @@ def main(arguments: Sequence[str]) -> None:
     elif config.job == "finetune":
         from bertjax.tasks import job as jobs
     else:
-        from bertjax.training import pretraining as jobs
+        from bertjax.run import pretraining as jobs
     with distributed.not_waiting_after_errors():
         _run(jobs, config, workdir)
 
 
 def _run(jobs: ModuleType, config: Any, workdir: str) -> None:
     """The job, with the exit codes of its ends."""
-    from bertjax.training.agreement import require_same_command
-    from bertjax.training.claim import withdrawn_after_errors
-    from bertjax.training.distributed import wait_for_all
-    from bertjax.training.finish import OutputError
-    from bertjax.training.loop import NotFiniteError
-    from bertjax.training.manifest import CheckpointError
-    from bertjax.training.preemption import EXIT_PREEMPTED, Preempted
+    from bertjax.process.agreement import require_same_command
+    from bertjax.process.distributed import wait_for_all
+    from bertjax.process.preemption import EXIT_PREEMPTED, Preempted
+    from bertjax.run.claim import withdrawn_after_errors
+    from bertjax.run.finish import OutputError
+    from bertjax.run.loop import NotFiniteError
+    from bertjax.run.manifest import CheckpointError
 
     # Checkpoints that cannot be read or written may be there at the next start: code 1.
     with refusals("bertjax", 1, CheckpointError, NotFiniteError, OutputError):

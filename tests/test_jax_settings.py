@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertjax import jax_settings
-from bertjax.training.logbook import Logbook
+from bertjax.log.logbook import Logbook
 
 OTHER = {
     "jax_enable_x64": True,

@@ -21,8 +21,8 @@ import bertjax.main  # defines the flags of a run
 for name in ("build_corpus", "convert", "evaluate", "features", "predict", "report", "sweep",
              "train_vocab", "ablate"):
     importlib.import_module("bertjax.tools." + name)
-for late in ("bertjax.tasks.job", "bertjax.tasks.suite", "bertjax.training.pretraining",
-             "bertjax.training.runtime", "bertjax.data.build", "bertjax.interop.stablehlo"):
+for late in ("bertjax.tasks.job", "bertjax.tasks.suite", "bertjax.run.pretraining",
+             "bertjax.process.runtime", "bertjax.data.build", "bertjax.interop.stablehlo"):
     importlib.import_module(late)
 gc.collect()
 gc.freeze()  # children copy no pages because of it

@@ -24,6 +24,8 @@ ROOMS = (
     "data",
     "model",
     "interop",
+    "process",
+    "log",
     "training",
     "run",
     "tasks",
@@ -39,8 +41,11 @@ ROOMS = (
 STILL_WRONG: set[tuple[str, str]] = {
     ("bertjax.config", "model"),
     ("bertjax.config_checks", "command_line"),
-    ("bertjax.interop.source", "training"),
-    ("bertjax.training.finish", "inference"),
+    ("bertjax.interop.source", "run"),
+    ("bertjax.log.logbook", "training"),
+    ("bertjax.log.report.runs", "run"),
+    ("bertjax.run.finish", "inference"),
+    ("bertjax.training.trainer", "run"),
     ("bertjax.version", "__init__"),
 }
 

@@ -217,7 +217,7 @@ def _run(workdir: Path, step: int | None = None) -> Source:
 
     def read() -> dict[str, np.ndarray]:
         # Late: orbax takes a second to import.
-        from bertjax.training.checkpoint import CheckpointError, Checkpoints
+        from bertjax.run.checkpoint import CheckpointError, Checkpoints
 
         # Read only: the run may still be training, or be on a disk that cannot be written.
         checkpoints = Checkpoints(str(workdir / "checkpoints"), read_only=True)

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.files import write_whole
+from bertjax.run.manifest import CheckpointError
 from bertjax.tasks.metrics import Scores, is_better
-from bertjax.training.manifest import CheckpointError
 
 if TYPE_CHECKING:  # orbax takes a second to import
-    from bertjax.training.checkpoint import Checkpoints
+    from bertjax.run.checkpoint import Checkpoints
 
 
 class EarlyStop(Exception):  # noqa: N818  not an error: it leaves Trainer.fit in good order

@@ -48,7 +48,7 @@ from bertjax.training.programs import Programs, batch_shapes
 from bertjax.training.trainer import Phase, Trainer, TrainState
 
 if TYPE_CHECKING:  # orbax takes a second to import: that can wait until programs compile
-    from bertjax.training.checkpoint import Checkpoints
+    from bertjax.run.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
 

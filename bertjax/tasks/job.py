@@ -22,7 +22,15 @@ from etils import epath
 
 from bertjax import config as configuration
 from bertjax.interop import load_pretrained_params
+from bertjax.log.logbook import Logbook, counted
+from bertjax.log.report import write_report
+from bertjax.log.summary import devices_lines, model_line, screen
 from bertjax.model.presets import Execution, parameter_count
+from bertjax.process import hardware
+from bertjax.process.distributed import wait_for_all
+from bertjax.run.finish import writing_results
+from bertjax.run.starts import Starts
+from bertjax.run.workdir import read_record
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.examples import label_shares
 from bertjax.tasks.finetune import FineTuner, FineTuneSettings, RunSettings
@@ -35,14 +43,7 @@ from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
 from bertjax.tasks.xnli import XnliTask
-from bertjax.training import hardware, sharding
-from bertjax.training.distributed import wait_for_all
-from bertjax.training.finish import writing_results
-from bertjax.training.logbook import Logbook, counted
-from bertjax.training.report import write_report
-from bertjax.training.starts import Starts
-from bertjax.training.summary import devices_lines, model_line, screen
-from bertjax.training.workdir import read_record
+from bertjax.training import sharding
 
 log = logging.getLogger(__name__)
 
@@ -282,7 +283,7 @@ def run(job: Job) -> dict[str, Any]:
     tuner.load_params.read_ahead()  # not before: a suite prepares all its jobs first
     tuner.compile_ahead(job.run.batch_size)
     # Late, beside the compiler: orbax takes a second to import.
-    from bertjax.training.checkpoint import Checkpoints
+    from bertjax.run.checkpoint import Checkpoints
 
     if jax.process_index() == 0:
         write_json(workdir / "finetune.json", _identity(job))

@@ -16,10 +16,10 @@ from typing import Any
 
 from bertjax import markdown
 from bertjax.files import read_json, write_whole
+from bertjax.log.logbook import counted
+from bertjax.run.loop import NotFiniteError
 from bertjax.tasks.finetune import FineTuner, NoFiniteScore, RunSettings
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
-from bertjax.training.logbook import counted
-from bertjax.training.loop import NotFiniteError
 
 log = logging.getLogger(__name__)
 

@@ -2,13 +2,13 @@
 
     python -m bertjax.tools.report RUN [RUN ...] [--output=report.html]
 
-A RUN is a work directory; what is read of it stands in bertjax/training/report/runs.py.
+A RUN is a work directory; what is read of it stands in bertjax/log/report/runs.py.
 """
 
 from collections.abc import Sequence
 
+from bertjax.log.report import write_report
 from bertjax.tools.arguments import make_parser, refusals
-from bertjax.training.report import write_report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,8 +20,8 @@ from jax.experimental import multihost_utils, serialize_executable
 from jax.sharding import Mesh
 
 from bertjax.files import write_whole
+from bertjax.process.distributed import wait_for_all
 from bertjax.training import sharding
-from bertjax.training.distributed import wait_for_all
 
 DIRECTORY = "programs"  # of a run
 

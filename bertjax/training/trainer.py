@@ -25,18 +25,18 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.jax_settings import with_fixed
+from bertjax.log.logbook import Logbook
 from bertjax.model.kernels import compiler_options
 from bertjax.model.rows import rows_on
+from bertjax.process.hardware import prng_implementation
+from bertjax.run.loop import Loop
 from bertjax.training import sharding
 from bertjax.training.budget import POSITION, Budget, Steps
-from bertjax.training.hardware import prng_implementation
-from bertjax.training.logbook import Logbook
-from bertjax.training.loop import Loop
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.programs import Programs, batch_shapes
 
 if TYPE_CHECKING:  # orbax takes a second to import, and not every run saves
-    from bertjax.training.checkpoint import Checkpoints
+    from bertjax.run.checkpoint import Checkpoints
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, jax.Array]]

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.training.checkpoint import Checkpoints
+from bertjax.run.checkpoint import Checkpoints
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 STEPS = 120

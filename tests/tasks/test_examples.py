@@ -3,6 +3,8 @@ import json
 import numpy as np
 import pytest
 
+from bertjax.log.report.examples import section
+from bertjax.log.report.runs import Run
 from bertjax.tasks import examples
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.ner import NerTask
@@ -10,8 +12,6 @@ from bertjax.tasks.squad import Question, SquadTask
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import Split
 from bertjax.tokenization import WordPieceTokenizer
-from bertjax.training.report.examples import section
-from bertjax.training.report.runs import Run
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "who", "is", "there", "anna", "bob", "."]
 TOKENIZER = WordPieceTokenizer(VOCAB, do_lower_case=True)

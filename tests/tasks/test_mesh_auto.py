@@ -6,9 +6,9 @@ from bertjax.config import finetune_config
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
+from bertjax.process import hardware
 from bertjax.tasks import job
 from bertjax.tokenization import WordPieceTokenizer
-from bertjax.training import hardware
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
 CONFIG = BertConfig(

@@ -13,11 +13,11 @@ from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
+from bertjax.run.checkpoint import Checkpoints
 from bertjax.tasks import finetune
 from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
-from bertjax.training.checkpoint import Checkpoints
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(

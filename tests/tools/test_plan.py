@@ -88,7 +88,7 @@ def test_an_unknown_topology_is_refused_with_the_valid_forms(text, words):
 
 
 def test_peaks_agree_with_those_of_running_devices():
-    from bertjax.training.hardware import PEAK_BF16_FLOPS, TPU_GIB
+    from bertjax.process.hardware import PEAK_BF16_FLOPS, TPU_GIB
 
     kinds = {"v2": "tpu v2", "v3": "tpu v3", "v4": "tpu v4", "v5e": "tpu v5 lite", "v5p": "tpu v5p", "v6e": "tpu v6"}
     for name, kind in kinds.items():

@@ -10,9 +10,9 @@ import pytest
 
 from bertjax.config import default_config
 from bertjax.config_checks import check_config
+from bertjax.run import pretraining
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.tools.bench import quality, quality_curves
-from bertjax.training import pretraining
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.trainer import Trainer
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.budget import Budget, Steps
-from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh
 from bertjax.training.trainer import Phase, Trainer

@@ -16,9 +16,10 @@ import pytest
 from bertjax.config import default_config
 from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.run import pretraining
 from bertjax.tasks.objective import TaskObjective, model_for
 from bertjax.tasks.schedule import with_schedule_in_state
-from bertjax.training import pretraining, sharding
+from bertjax.training import sharding
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import Trainer
 

@@ -6,8 +6,10 @@ import pytest
 
 from bertjax.config import default_config
 from bertjax.data.build import build_store
+from bertjax.process import hardware
+from bertjax.run import pretraining
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
-from bertjax.training import hardware, pretraining, sharding
+from bertjax.training import sharding
 
 GIVEN = {"auto": False, "data": 2, "fsdp": 4, "tensor": 1}
 

@@ -204,7 +204,7 @@ def test_state_of_an_optax_optimizer_is_sharded_like_its_parameters():
 
 def test_lamb_without_its_bias_correction_is_said_at_the_start():
     from bertjax.config import default_config
-    from bertjax.training.pretraining import optimizer_text
+    from bertjax.run.pretraining import optimizer_text
 
     settings = default_config().optimizer
     assert "bias" not in optimizer_text(settings)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from bertjax.training import loop, manifest
-from bertjax.training.checkpoint import Checkpoints
-from bertjax.training.logbook import Logbook
-from bertjax.training.loop import DataError, NotFiniteError
+from bertjax.log.logbook import Logbook
+from bertjax.process.preemption import Preempted
+from bertjax.run import loop, manifest
+from bertjax.run.checkpoint import Checkpoints
+from bertjax.run.loop import DataError, NotFiniteError
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
-from bertjax.training.preemption import Preempted
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.trainer import Phase, Trainer
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bertjax.config import default_config
-from bertjax.training import pretraining, sharding
+from bertjax.run import pretraining
+from bertjax.training import sharding
 
 STEPS = 50
 

@@ -44,7 +44,7 @@ def measure(work: Work) -> None:
     """Fine-tunes with every seed, times it, and prints what is known after each."""
     import jax
 
-    from bertjax.training import hardware, runtime
+    from bertjax.process import hardware, runtime
 
     if cache := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         runtime.use_compilation_cache(cache)

@@ -24,11 +24,11 @@ from bertjax.data.masking import MaskingSpec, packed_predictions
 from bertjax.model.heads import BertForPreTraining
 from bertjax.model.kernels import compiler_options as kernel_options
 from bertjax.model.presets import PRESETS, BertConfig, Execution
+from bertjax.process.hardware import peak_flops
 from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench import kernels
 from bertjax.tools.bench.workloads import MASK_ID, SPECIAL_IDS, Workload, rows
 from bertjax.training import sharding
-from bertjax.training.hardware import peak_flops
 from bertjax.training.objective import PretrainingObjective
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.trainer import Trainer

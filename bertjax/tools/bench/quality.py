@@ -184,7 +184,7 @@ def heldout(settings: Settings, length: int) -> Iterator[dict[str, np.ndarray]]:
     import jax
 
     from bertjax.config import default_config
-    from bertjax.training import pretraining
+    from bertjax.run import pretraining
     from bertjax.training.optimizer import make_optimizer
     from bertjax.training.trainer import Trainer
 

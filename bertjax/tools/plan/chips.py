@@ -153,7 +153,7 @@ def local_device_bytes() -> int | None:
     free."""
     import jax
 
-    from bertjax.training import hardware
+    from bertjax.process import hardware
 
     if jax.default_backend() == "cpu":
         return free_bytes() // jax.device_count()

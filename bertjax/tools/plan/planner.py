@@ -38,7 +38,7 @@ def place_of(piece: chips.Slice | None) -> Place:
         return Place(piece.name, "tpu", piece.devices, piece.chip.hbm_bytes, piece.chip.peak_flops)
     import jax
 
-    from bertjax.training import hardware
+    from bertjax.process import hardware
 
     return Place("local", jax.default_backend(), jax.device_count(), chips.local_device_bytes(), hardware.peak_flops())
 

@@ -17,13 +17,15 @@ import numpy as np
 from bertjax import config as settings
 from bertjax.data.packing import PackedRows
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
+from bertjax.process import hardware
+from bertjax.run import pretraining
 from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
 from bertjax.tasks.job import finetune_settings
 from bertjax.tools.plan import candidates
 from bertjax.tools.plan.compilation import StageInfo
 from bertjax.tools.plan.vocabulary import Vocabulary, vocabulary_size
-from bertjax.training import hardware, pretraining, sharding
+from bertjax.training import sharding
 from bertjax.training.objective import make_objective
 from bertjax.training.trainer import Objective, Trainer
 

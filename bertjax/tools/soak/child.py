@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.log.logbook import Logbook
 from bertjax.model.paths import flatten
-from bertjax.training.checkpoint import Checkpoints
-from bertjax.training.logbook import Logbook
+from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh
 from bertjax.training.trainer import Phase, Trainer

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.log.logbook import METRICS_FILE, read_records
 from bertjax.model.paths import flatten
-from bertjax.training.checkpoint import Checkpoints
-from bertjax.training.logbook import METRICS_FILE, read_records
+from bertjax.run.checkpoint import Checkpoints
+from bertjax.run.starts import FILE as STARTS_FILE
+from bertjax.run.starts import read as read_starts
 from bertjax.training.programs import DIRECTORY as PROGRAMS
-from bertjax.training.starts import FILE as STARTS_FILE
-from bertjax.training.starts import read as read_starts
 
 # Of a record; these tell of time and not of the model.
 TIMES = {"time", "tokens_per_second", "mfu", "step_time", "data_wait", "seconds"}

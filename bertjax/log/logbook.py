@@ -1,0 +1,323 @@
+"""What a run says of itself: metrics.jsonl, TensorBoard events, one progress line on the console.
+
+In: step and {name: number}. Out, in DIR: `metrics.jsonl` with one JSON object a logged step
+(names in the README), `hardware.json`, and whatever config.log asks for (sinks.py). Process 0
+writes; on the others every call does nothing, so callers need not ask who they are.
+"""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from etils import epath
+
+from bertjax.files import write_whole
+from bertjax.interruption import drop_unwritable_output
+from bertjax.jax_settings import changes
+from bertjax.log.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
+from bertjax.process.hardware import describe
+from bertjax.training.budget import process_age
+
+METRICS_FILE = "metrics.jsonl"
+HARDWARE_FILE = "hardware.json"
+CSV_FILE = "metrics.csv"
+_FIRST_STEPS = itertools.count()  # of this process; later runs of a suite need no start
+
+
+class Logbook:
+    """Records of one run.
+
+    Attributes:
+      directory: where process 0 writes the files of the run: the run's own, or, of gs:// and other
+        URLs, a local stand-in whose files are copied there at each `flush`.
+
+    Args:
+      directory: of the run.
+      start_step: step of the checkpoint that is resumed from, 0 = fresh. Records beyond it, left
+        by the part of the run that is repeated, are removed, so no step appears twice.
+      tensorboard: write TensorBoard events too.
+      csv: write metrics.csv too.
+      wandb: project at Weights & Biases; '' = none.
+      settings: of the run, recorded there.
+      write: prints a line; None = standard output.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        start_step: int = 0,
+        *,
+        tensorboard: bool = True,
+        csv: bool = False,
+        wandb: str = "",
+        settings: Mapping[str, Any] | None = None,
+        write: Callable[[str], None] | None = None,
+    ):
+        self._active, self._pauses = jax.process_index() == 0, _Pauses()
+        if not self._active:
+            return
+        self._write = write or _print
+        self._remote = epath.Path(directory) if "://" in str(directory) else None
+        self._copied: dict[pathlib.Path, int] = {}  # file -> its time when it was copied
+        self.directory = (
+            pathlib.Path(tempfile.mkdtemp(prefix="bertjax-")) / self._remote.name
+            if self._remote
+            else pathlib.Path(directory).expanduser()
+        )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / METRICS_FILE
+        for name in (METRICS_FILE, CSV_FILE, WANDB_FILE) if self._remote else ():
+            if (self._remote / name).exists():
+                (self.directory / name).write_text((self._remote / name).read_text())
+        truncate_records(path, start_step, self._write)
+        self._record_machine(told=start_step > 0)
+        self._file = open(path, "a", encoding="utf-8")
+        self._complained = False
+        self._sinks: list[Sink] = []
+        if tensorboard:
+            self._sinks.append(TensorBoardSink(self.directory / "tensorboard", start_step))
+        if csv:
+            self._sinks.append(CsvSink(self.directory / CSV_FILE, start_step, self._write))
+        if wandb:
+            name = os.path.basename(os.fspath(directory).rstrip("/"))
+            self._sinks.append(WandbSink(self.directory, start_step, wandb, name, settings))
+
+    def _record_machine(self, told: bool) -> None:
+        """Writes hardware.json; what may change a resumed run's numbers is told."""
+        place = (self._remote or self.directory) / HARDWARE_FILE
+        try:
+            before = json.loads(place.read_text())["environment"]
+        except (OSError, ValueError, KeyError, TypeError):  # a first start, or an earlier version
+            before = None
+        now = describe()
+        if told and before is not None and (differing := changes(before, now["environment"])):
+            self._write(
+                "The environment is another one than at the start before, so the run goes "
+                f"on, but perhaps not bit for bit: {'; '.join(differing)}"
+            )
+        write_whole(self.directory / HARDWARE_FILE, json.dumps(now, indent=1) + "\n")
+
+    def train(self, step: int, last_step: int, metrics: Mapping[str, float | None]) -> None:
+        """Records the metrics of a training step, which are means over the steps since the last
+        record, and prints the progress line.
+        """
+        if self._active:
+            self._record(step, metrics)
+            pause = self._pauses.a_step(step, metrics.get("step_time"))
+            self._write(progress_line(step, last_step, metrics, pause))
+            if step == 1 and next(_FIRST_STEPS) == 0:
+                self._write(f"first step done {process_age():.0f} s after the program's start")
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records and prints metrics that carry their group in the name ('eval/loss')."""
+        if self._active and metrics:
+            self._record(step, metrics)
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            self._write(f"evaluation at step {step:,}: {shown}")
+
+    def message(self, text: str) -> None:
+        """Prints a line; it is not recorded."""
+        if self._active:
+            self._write(text)
+
+    def flush(self) -> None:
+        """Makes everything so far visible to readers of the directory."""
+        if not self._active or self._file.closed:
+            return
+        self._file.flush()
+        if self._remote:
+            for path in self.directory.rglob("*"):
+                if path.is_file() and self._copied.get(path) != path.stat().st_mtime_ns:
+                    self._copied[path] = path.stat().st_mtime_ns
+                    target = self._remote / str(path.relative_to(self.directory))
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(path.read_bytes())
+
+    def close(self) -> None:
+        """Writes everything out; may be called twice."""
+        if not self._active or self._file.closed:
+            return
+        with self._going_on("the last metrics"):
+            for sink in self._sinks:
+                sink.close()
+            self.flush()
+        with contextlib.suppress(OSError):  # closed it is, all the same
+            self._file.close()
+
+    def __enter__(self) -> "Logbook":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _record(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        finite = {name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)}
+        # JSON has no NaN: what is not finite, or not known, becomes null.
+        line = {
+            "step": step,
+            **{name: _plain(value) if name in finite else None for name, value in metrics.items()},
+            "time": time.time(),
+        }
+        with self._going_on(f"metrics of step {step:,}"):
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+            for sink in self._sinks:
+                sink.scalars(step, finite)
+
+    @contextlib.contextmanager
+    def _going_on(self, what: str) -> Iterator[None]:
+        """A disk that is full, or a bucket that refuses, ends no run: that is for the checkpoints,
+        which may lie elsewhere, and which are still to be saved. Told once.
+        """
+        try:
+            yield
+        except OSError as error:
+            if not self._complained:
+                self._write(
+                    f"{what} could not be written to {self.directory}: {error}. The run "
+                    "goes on; what can be written later is"
+                )
+            self._complained = True
+
+
+def _print(line: str) -> None:
+    """Where nobody reads any more (a connection that was cut), the run goes on without."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        drop_unwritable_output()
+
+
+class _Pauses:
+    """How long a run has evaluated and saved beside its steps."""
+
+    def __init__(self) -> None:
+        self._seconds, self._steps = 0.0, 0
+        self._last: tuple[int, float] | None = None
+
+    def a_step(self, step: int, step_time: float | None) -> float:
+        """Seconds a step, on average over the steps so far, after `step` of `step_time` each."""
+        now = time.monotonic()
+        if self._last and step_time:  # without it they were compilation
+            steps = step - self._last[0]
+            self._seconds += max(0.0, now - self._last[1] - steps * step_time)
+            self._steps += steps
+        self._last = step, now
+        return self._seconds / self._steps if self._steps else 0.0
+
+
+def truncate_records(path: pathlib.Path, last_step: int, say: Callable[[str], None] = lambda line: None) -> int:
+    """Removes records beyond `last_step` and broken lines, all at once; returns how many.
+
+    A kill leaves the old file or the new one, never a part. Broken lines go to a file beside it and
+    are said, but for a last one that was not finished.
+    """
+    if not path.exists():
+        return 0
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.split("\n")
+    unfinished = lines.pop()
+    kept = [line for line in lines if _step_of(line) <= last_step]
+    damaged = [line for line in lines if _step_of(line) == sys.maxsize]
+    if damaged:
+        aside = path.with_name(f"{path.name}.damaged")
+        write_whole(aside, "".join(f"{line}\n" for line in damaged))
+        say(
+            f"{path.name}: {counted(len(damaged), 'line')} of {len(lines):,} could not be read and went to {aside.name}"
+        )
+    if len(kept) < len(lines) or unfinished:
+        write_whole(path, "".join(f"{line}\n" for line in kept))
+    return len(lines) - len(kept) + bool(unfinished)
+
+
+def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl, without a last line that is still being written."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < sys.maxsize]
+
+
+def progress_line(step: int, last_step: int, metrics: Mapping[str, float | None], pause: float = 0.0) -> str:
+    """'step 1,200/10,000  loss 7.123 (mlm 6.45, nsp 0.673)  lr 1.2e-05  410k tok/s  ETA 2 h'.
+
+    Args:
+      pause: seconds a step that are spent on something else, such as evaluation.
+    """
+    parts = [f"step {step:,}/{last_step:,}", f"loss {_number(metrics.get('loss'))}"]
+    inner = ", ".join(
+        f"{name} {_number(metrics[f'{name}_loss'])}"
+        for name in ("mlm", "nsp")
+        if metrics.get(f"{name}_loss") is not None
+    )
+    if inner:
+        parts[-1] += f" ({inner})"
+    accuracies = [
+        f"{name} {100 * value:.1f}" for name in ("mlm", "nsp") if (value := metrics.get(f"{name}_accuracy")) is not None
+    ]
+    if accuracies:
+        parts.append(f"acc % {', '.join(accuracies)}")
+    if (rate := metrics.get("learning_rate")) is not None:
+        parts.append(f"lr {rate:.2e}")
+    if speed := metrics.get("tokens_per_second"):
+        parts.append(f"{human_count(speed)} tok/s")
+    if mfu := metrics.get("mfu"):
+        parts.append(f"MFU {100 * mfu:.1f} %")
+    step_time = metrics.get("step_time")
+    if step_time:
+        if (waited := metrics.get("data_wait") or 0) > 0.05 * step_time:
+            parts.append(f"DATA WAIT {100 * waited / step_time:.0f} %")
+        if step < last_step:
+            parts.append(f"ETA {human_time((step_time + pause) * (last_step - step))}")
+    if skipped := metrics.get("skipped"):
+        parts.append(f"skipped {int(skipped)}")
+    return "  ".join(parts)
+
+
+def human_time(seconds: float) -> str:
+    """'45 s', '12 min', '3 h 20 min', '2 d 5 h'."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 epoch', '3,000 epochs'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def human_count(number: float) -> str:
+    """'950', '12.3k', '4.10M', with three digits."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None or not math.isfinite(value) else f"{value:.4f}"
+
+
+def _plain(value: float) -> float | int:
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def _step_of(line: str) -> int:
+    """The step of a record; of a broken line, a step that is beyond all others."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return sys.maxsize

@@ -1,0 +1,56 @@
+"""report.html of one run, or of several side by side: one file that opens offline.
+
+In: the directories of runs (runs.py). Out: HTML with its data, style and script inside; no library,
+nothing is loaded.
+
+    runs.py       what the files of a run say
+    charts.py     curves of the metrics
+    verdicts.py   what the numbers say, in words
+    tables.py     results, settings, hardware
+    examples.py   what a model fills in, or predicts beside the gold
+    page.py       the page that these are put into, with the script that draws
+"""
+
+import html
+import json
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+
+from bertjax.files import write_whole
+from bertjax.log.report.charts import charts
+from bertjax.log.report.examples import section
+from bertjax.log.report.page import PAGE
+from bertjax.log.report.runs import load
+from bertjax.log.report.tables import calibration, classes, details, summary
+
+
+def write_report(
+    directories: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None
+) -> pathlib.Path:
+    """Writes the report of the runs in `directories`; returns its path.
+
+    Args:
+      output: default: report.html in the first directory.
+
+    Raises:
+      ValueError: a directory holds no metrics.jsonl, or no record in it.
+    """
+    runs = load(directories)
+    data = {"runs": [run.name for run in runs], "charts": charts(runs)}
+    # One run's examples come first; of several runs the curves do.
+    examples = "\n".join(filter(None, [*classes(runs), *calibration(runs), section(runs)]))
+    contents = {
+        "title": html.escape(" vs ".join(run.name for run in runs)),
+        "summary": summary(runs),
+        "examples": examples * (len(runs) == 1),
+        "tables": "\n".join([examples * (len(runs) > 1), *details(runs)]),
+        # '<' escaped: the data must not be able to end the script element it stands in.
+        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+    }
+    # In one pass: a content that holds the name of a place, as a text may, stays as it is.
+    page = re.sub(r"{{(\w+)}}", lambda place: contents[place[1]], PAGE)
+    path = pathlib.Path(output or pathlib.Path(directories[0]) / "report.html")
+    write_whole(path, page)
+    return path

@@ -1,0 +1,85 @@
+"""What the report shows of a run: metrics.jsonl, and its settings, hardware and examples if any."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertjax.files import read_json
+from bertjax.log.logbook import HARDWARE_FILE, METRICS_FILE, read_records
+from bertjax.model.paths import flatten
+from bertjax.run.starts import FILE as STARTS_FILE
+from bertjax.run.starts import read as read_starts
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+      records: of metrics.jsonl, at least one.
+      settings: {'optimizer.learning_rate': '0.0001'} of config.json, or of a fine-tuning run's
+        finetune.json.
+      hardware: of hardware.json.
+      examples: of examples.json; see examples.py.
+      result: of result.json: of a finished fine-tuning run what tasks/results.py says, of a
+        pre-training run the lines of its end.
+      starts: of starts.jsonl.
+    """
+
+    name: str
+    records: list[dict[str, Any]]
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    hardware: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    examples: Sequence[Mapping[str, Any]] = ()
+    result: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    starts: Sequence[Mapping[str, Any]] = ()
+
+
+def load(directories: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """The runs in `directories`, under their last names, or under their paths if two are the same.
+
+    Raises:
+      ValueError: a directory holds no metrics.jsonl, or no record in it.
+    """
+    runs = [_load(pathlib.Path(directory)) for directory in directories]
+    if len({run.name for run in runs}) == len(runs):
+        return runs
+    return [
+        dataclasses.replace(run, name=os.fspath(directory)) for run, directory in zip(runs, directories, strict=True)
+    ]
+
+
+def _load(directory: pathlib.Path) -> Run:
+    path = directory / METRICS_FILE
+    if not path.exists():
+        raise ValueError(f"{directory} is not the directory of a run: it has no {METRICS_FILE}")
+    records = read_records(path)
+    if not records:
+        raise ValueError(f"{path} has no record yet; the first comes with the first logged step")
+
+    def read(name: str, kind: type) -> Any:
+        file = directory / name
+        found = read_json(file) if file.exists() else kind()
+        if not isinstance(found, kind):
+            raise ValueError(f"{file} holds no {kind.__name__}; move it away, and the report is made without it")
+        return found
+
+    return Run(
+        directory.resolve().name,
+        records,
+        _flat(read("config.json", dict) or read("finetune.json", dict)),
+        read(HARDWARE_FILE, dict),
+        read("examples.json", list),
+        read("result.json", dict),
+        read_starts(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else (),
+    )
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in flatten(tree, separator=".").items()
+    }

@@ -1,0 +1,1 @@
+"""The process and its machine: several processes, signals, hangs, hardware."""

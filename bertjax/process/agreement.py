@@ -1,0 +1,71 @@
+"""Refuses processes that are not of one run: other settings, other code, other data.
+
+In: what must be the same, by name, on every process. Out: nothing; or a ValueError on all of them,
+which on those that differ says in what. Each process compiles its own program, so a rate or a seed
+that differs is no error to jax: the copies of the weights would drift apart in silence.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from jax.experimental import multihost_utils
+
+from bertjax import config as settings
+from bertjax import jax_settings
+from bertjax.process.distributed import wait_for_all
+from bertjax.version import source_digest
+
+# Of a machine and not of the run.
+LOCAL_SETTINGS = ("data.cache", "execution.compilation_cache")
+
+
+def require_same_command(config: ml_collections.ConfigDict, workdir: str) -> None:
+    """Raises ValueError unless all processes have these settings, this workdir and this code."""
+    require_same(
+        {
+            **{
+                f"--config.{name}": value
+                for name, value in settings.flatten(config).items()
+                if name not in LOCAL_SETTINGS
+            },
+            "--workdir": workdir,
+            **jax_settings.environment(),
+            "the code of bertjax": source_digest(),
+            "jax": jax.__version__,
+        }
+    )
+
+
+def require_same(facts: Mapping[str, Any]) -> None:
+    """Raises ValueError unless all processes give the same; all call it."""
+    if jax.process_count() == 1:
+        return
+    wait_for_all("preparing its data")  # an exchange between devices may have a time-out
+    ours = {name: repr(value) for name, value in facts.items()}
+    text = json.dumps(ours, sort_keys=True).encode()
+    digests = multihost_utils.process_allgather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
+    others = np.flatnonzero((digests != digests[0]).any(axis=1)).tolist()
+    if not others:
+        return
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    sent = np.resize(np.frombuffer(text, np.uint8), length)
+    theirs = json.loads(np.asarray(multihost_utils.broadcast_one_to_all(sent)).tobytes())
+    if jax.process_index() not in others:
+        raise ValueError(
+            f"processes {', '.join(map(str, others))} of {jax.process_count()} were "
+            "started otherwise than this one, and say in what; start all alike"
+        )
+    differences = "".join(
+        f"\n  {name}: {ours.get(name, 'absent')} here, {theirs.get(name, 'absent')} there"
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    )
+    raise ValueError(
+        f"process {jax.process_index()} was started otherwise than process 0:"
+        f"{differences}\nStart all processes of a run alike."
+    )

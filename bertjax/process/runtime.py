@@ -1,0 +1,47 @@
+"""What must be set before jax touches a device: signals, settings, processes, caches."""
+
+import faulthandler
+import pathlib
+import signal
+
+import jax
+import ml_collections
+
+from bertjax import jax_settings
+from bertjax.process import distributed, preemption
+
+
+def start(
+    config: ml_collections.ConfigDict,
+    coordinator: str = "",
+    processes: int = 0,
+    process_id: int = -1,
+    wait_s: int = distributed.WAIT_S,
+) -> None:
+    """Joins the other processes of the run and applies config.execution. Call it first.
+
+    For programs only: SIGTERM ends the process from then on, as preemption.py says, and SIGUSR1
+    prints its stacks.
+
+    Args:
+      coordinator, processes, process_id: see distributed.detect; empty = found by environment.
+      wait_s: how long to wait for the other processes.
+    """
+    preemption.leave_on_sigterm()
+    faulthandler.register(signal.SIGUSR1)  # for whoever wonders what a run is doing
+    if config.execution.compilation_cache:
+        use_compilation_cache(config.execution.compilation_cache)
+    # A kernel holds the paths of its source; without this, another place of installation would make
+    # another program of it, and programs that were kept would be compiled anew.
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")
+    jax_settings.fix()
+    jax.config.update("jax_debug_nans", config.execution.debug_nans)
+    distributed.initialize(coordinator, processes, process_id, wait_s)
+    if preemption.on_compute_engine():
+        preemption.watch_for_notice()
+
+
+def use_compilation_cache(directory: str) -> None:
+    """Keeps compiled programs in `directory`, also the small ones: a run has a dozen of them."""
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(directory).expanduser()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

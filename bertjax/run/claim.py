@@ -1,0 +1,124 @@
+"""Whether a run may have a directory: it can be written, is nobody else's, all processes see it.
+
+In: the directory of a run's checkpoints. Out: nothing, or an error with the remedy, before anything
+is trained that could not be saved.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import pathlib
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from typing import IO
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+
+from bertjax.files import remove_empty
+from bertjax.run import manifest
+from bertjax.run.manifest import CheckpointError
+
+log = logging.getLogger(__name__)
+
+SHARED_WITHIN_S = 20  # a network file system may show late what another machine has written
+_LOCKS: dict[str, IO[str]] = {}  # path -> open file that holds the lock until the process ends
+
+
+def claim(directory: epath.Path) -> None:
+    """Makes the directory, tries to write there, and keeps others from training in it.
+
+    Raises CheckpointError.
+    """
+    _try_writing(directory)
+    if not manifest.is_remote(directory):
+        _lock(directory)
+
+
+def _try_writing(directory: epath.Path) -> None:
+    probe = directory / f"tmp.probe.{threading.get_ident()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.write_text("written at start to see that checkpoints can be")
+        probe.unlink()
+    except Exception as error:  # clients of object stores have classes of their own
+        remedy = "Choose another directory."
+        if isinstance(error, ImportError):
+            remedy = "pip install gcsfs, which bertjax[tpu] brings."
+        elif manifest.is_remote(directory):
+            remedy = "Is that its name, and may this machine write there?"
+        raise CheckpointError(f"cannot write checkpoints to {directory}: {error}. {remedy}") from error
+
+
+def _lock(directory: epath.Path) -> None:
+    """Refuses a second process that trains here (a job requeued while the first still runs)."""
+    path = str(directory.parent / f"{directory.name}.lock")
+    if path in _LOCKS:
+        return
+    # A POSIX lock: the kernel drops it however the process ends, and data workers forked from
+    # this process do not inherit it. Closing the file would drop it, so it stays open.
+    file = open(path, "a+")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise CheckpointError(
+            f"{holder} is training in {directory.parent} and holds {path}; wait "
+            "for it, stop it, or choose another directory"
+        ) from error
+    except OSError as error:
+        log.warning("%s does not support locks (%s): nothing keeps a second process from training here", path, error)
+    else:
+        file.truncate(0)
+        file.write(f"another process ({os.getpid()} on {platform.node()})\n")
+        file.flush()
+    _LOCKS[path] = file
+
+
+@contextlib.contextmanager
+def withdrawn_after_errors(workdir: str) -> Iterator[None]:
+    """A start that is refused in this block leaves no lock and no empty directory that it made."""
+    if "://" in workdir:  # a bucket has no directories
+        yield
+        return
+    checkpoints = pathlib.Path(workdir).absolute() / "checkpoints"
+    lock = checkpoints.with_name(f"{checkpoints.name}.lock")
+    made = [path for path in (lock, checkpoints, *checkpoints.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for held in [path for path in _LOCKS if os.path.abspath(path) == str(lock)]:
+            if lock in made:
+                lock.unlink(missing_ok=True)
+                _LOCKS.pop(held).close()
+        remove_empty(made[lock in made :])
+        raise
+
+
+def require_shared(directory: epath.Path) -> None:
+    """Raises ValueError if a process finds another directory there; all processes call it."""
+    if jax.process_count() == 1:
+        return
+    sign = directory / "tmp.shared"
+    if jax.process_index() == 0:
+        sign.write_text("written at start to see that all processes see it")
+    multihost_utils.sync_global_devices("checkpoint_sign_written")
+    deadline = time.monotonic() + SHARED_WITHIN_S
+    while not (seen := sign.exists()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    blind = np.flatnonzero(~multihost_utils.process_allgather(np.bool_(seen))).tolist()
+    if jax.process_index() == 0:
+        sign.unlink()
+    if blind:
+        raise ValueError(
+            f"{directory} is not the same directory for all processes: what process 0 writes there "
+            f"is not seen by {', '.join(map(str, blind))}. --workdir must name storage that all "
+            "machines share, such as NFS or gs://"
+        )

@@ -1,0 +1,214 @@
+"""The end of a pre-training run: what it prints, the model directory with its card, the report.
+
+In: the finished Job, its parameters and held-out metrics. Out: lines on the console, and in the
+work directory `model/` (Hugging Face's layout), `examples.json` and `report.html`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+from etils import epath
+
+from bertjax import config as settings
+from bertjax.files import write_whole
+from bertjax.interop import huggingface, load_model
+from bertjax.log.logbook import Logbook
+from bertjax.log.report import write_report
+from bertjax.log.summary import model_line
+from bertjax.model.presets import parameter_count
+from bertjax.run.corpora import random_share, token_entropy
+from bertjax.training import sharding
+
+if TYPE_CHECKING:
+    from bertjax.run.pretraining import Job
+
+ARCHITECTURE = "BertForPreTraining"
+# Settings that the table of the training leaves out: told elsewhere in the card, or about the run's
+# place and not the model.
+UNTOLD = (
+    *settings.FREE_ON_RESUME,
+    "data.corpus",
+    "data.heldout",
+    "data.tokenizer",
+    "batch_size",
+    "phases",
+    "budget_minutes",
+    "model.num_hidden_layers",
+    "model.hidden_size",
+    "model.num_attention_heads",
+    "model.vocab_size",
+)
+
+
+class OutputError(RuntimeError):
+    """What a finished run leaves could not be written; the same command goes on there."""
+
+
+@contextlib.contextmanager
+def writing_results(workdir: str | os.PathLike[str]) -> Iterator[None]:
+    """Has a full disk, or a place that cannot be written, end a run that is trained in one line."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, OSError) and "SafetensorError" not in repr(error):
+            raise
+        raise OutputError(
+            f"the results could not be written to {workdir}: {error}. The trained state is in its "
+            "checkpoints: with room on the disk the same command goes on from there"
+        ) from error
+
+
+def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook: Logbook) -> None:
+    """Prints the result, and writes model, examples and report; every process calls it.
+
+    Args:
+      step: how many the run has taken.
+      metrics: of the last evaluation on held-out text.
+    """
+    told, numbers = results(job, metrics)
+    logbook.message("\n".join(told))
+    params = sharding.fetch(params, job.mesh)
+    if jax.process_index() != 0:
+        return
+    model = logbook.directory / "model"
+    huggingface.write_directory(model, job.model_config, params, ARCHITECTURE, job.tokenizer, overwrite=True)
+    examples = fill_masks(job, model, logbook)
+    write_whole(
+        logbook.directory / "result.json",
+        json.dumps(
+            {
+                "about": [": ".join(model_line(job.model_config)), f"corpus: {job.corpus.describe()}"],
+                "results": told,
+                "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
+            },
+            indent=1,
+        )
+        + "\n",
+    )
+    write_whole(model / "README.md", card(job, step, told, examples))
+    logbook.message(f"model written to {job.workdir / 'model'} (loads in transformers and bertjax.load_model)")
+    report = write_report([logbook.directory])
+    logbook.flush()
+    logbook.message(f"report: {job.workdir / report.name}")
+
+
+def results(job: Job, metrics: dict[str, float]) -> tuple[list[str], dict[str, float]]:
+    """A line for each objective on held-out text, beside the best guess without a model; and the
+    numbers that the report judges (report/verdicts.py).
+    """
+    heldout = job.evaluations[-1].batches
+    length = job.config.eval.seq_length or job.config.phases[-1][1]
+    entropy = token_entropy(job.corpus.token_counts(length))
+    objective = "next-token" if job.model_config.is_decoder else "MLM"
+    told = [
+        f"held-out {objective} loss {metrics['mlm_loss']:.3f}, accuracy "
+        f"{metrics['mlm_accuracy']:.1%} (unigram entropy of the held-out tokens: "
+        f"{entropy:.3f})"
+    ]
+    numbers = {"mlm_loss": metrics["mlm_loss"], "unigram_entropy": entropy}
+    if "nsp_accuracy" in metrics:
+        accuracy = metrics["nsp_accuracy"]
+        error = math.sqrt(accuracy * (1 - accuracy) / heldout.num_pairs)
+        # The larger class is not exactly half: single-sentence chunks are always 'random'.
+        share = random_share(heldout)
+        chance = max(share, 1 - share)
+        numbers |= {"nsp_accuracy": accuracy, "nsp_error": error, "nsp_chance": chance}
+        distance = f"{(accuracy - chance) / error:+.1f} standard errors from" if error else "beside"
+        told.append(
+            f"held-out NSP accuracy {accuracy:.1%} +- {error:.1%} over {heldout.num_pairs:,} "
+            f"pairs: {distance} the best constant guess ({chance:.1%})"
+        )
+    told += [
+        f"held-out {objective} loss of {name} {metrics[f'eval/{name}/mlm_loss']:.3f}, "
+        f"accuracy {metrics[f'eval/{name}/mlm_accuracy']:.1%}"
+        for name in job.evaluations[-1].others
+    ]
+    return told, numbers
+
+
+def fill_masks(job: Job, model: pathlib.Path, logbook: Logbook) -> list[dict[str, Any]]:
+    """Prints the best fillings of config.log.fill_mask, and keeps them for the report."""
+    if not job.config.log.fill_mask:
+        return []
+    from bertjax.inference import fill_mask  # late: most runs ask for no filling
+
+    loaded = load_model(model)
+    examples = []
+    for text in job.config.log.fill_mask:
+        try:
+            first = fill_mask(loaded, text, top_k=5)[0]
+        except ValueError as error:  # a sentence too long, or without [MASK]: the run is done
+            logbook.message(f"  config.log.fill_mask: {error}")
+            continue
+        predictions = [(filling.token, filling.probability) for filling in first]
+        examples.append({"text": text, "predictions": predictions})
+        logbook.message(f"  {text}\n    {_words(predictions)}")
+    write_whole(logbook.directory / "examples.json", json.dumps(examples, indent=1))
+    return examples
+
+
+def _words(predictions: list[tuple[str, float]]) -> str:
+    return ", ".join(f"{token} {probability:.0%}" for token, probability in predictions)
+
+
+def card(job: Job, step: int, told: list[str], examples: list[dict[str, Any]]) -> str:
+    """README.md of the model: how to load it, data, training, results; no path of this machine."""
+    config, model = job.config, job.model_config
+    start = f"the weights of `{epath.Path(config.init_from).name}`" if config.init_from else "random weights"
+    objective = "the next token of a text" if model.is_decoder else "masked words"
+    objectives = f"{objective} and next sentences" if config.data.nsp else objective
+    summary = (
+        f"A BERT with {model.num_hidden_layers} layer{'s' * (model.num_hidden_layers > 1)} of "
+        f"width {model.hidden_size}, {model.num_attention_heads} heads and "
+        f"{parameter_count(model) / 1e6:.1f} M parameters, "
+        f"pre-trained from {start} to predict {objectives}."
+    )
+    if not config.data.nsp:
+        summary += " Its pooler and next-sentence head are untrained."
+    data = f"{job.corpus.describe()}. The vocabulary has {job.tokenizer.vocab_size:,} entries" + (
+        " of lower-case text." if getattr(job.tokenizer, "do_lower_case", False) else "."
+    )
+    device = job.mesh.devices.flat[0].device_kind
+    default = settings.flatten(settings.default_config())
+    recipe = {
+        "steps": f"{step:,} of {config.batch_size:,} rows",
+        "tokens a row": _lengths(config),
+        **({"wall clock": f"{config.budget_minutes:g} minutes"} if config.budget_minutes else {}),
+        "hardware": f"{job.mesh.devices.size} x {device}, {job.execution.dtype}",
+        **{
+            f"`{name}`": value
+            for name, value in settings.flatten(config).items()
+            if value != default[name] and not name.startswith(UNTOLD)
+        },
+    }
+    sections = {"Results": "\n".join(f"* {line}" for line in told)}
+    if examples:
+        sections["What it fills in"] = "\n".join(
+            f"* {example['text']}\n  {_words(example['predictions'])}" for example in examples
+        )
+    return huggingface.model_card(
+        f"BERT pre-trained in {job.workdir.name}",
+        ARCHITECTURE,
+        summary,
+        data,
+        recipe,
+        sections,
+        fill_mask=not model.is_decoder,
+    )
+
+
+def _lengths(config: Any) -> str:
+    """'128 for 67% of the time, then 512 for 33%', or the same in steps."""
+    total = settings.total_steps(config)
+    of = "of the time" if config.budget_minutes else "of the steps"
+    if len(config.phases) == 1:
+        return str(config.phases[0][1])
+    return ", then ".join(f"{length} for {steps / total:.0%} {of}" for steps, length in config.phases)

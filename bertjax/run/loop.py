@@ -1,0 +1,270 @@
+"""The training loop around a compiled step: input, dispatch, log, profile, evaluate, save, stop.
+
+In: what `Trainer.fit` was given. Out: the state after the last phase; metrics in the logbook and
+states in the checkpoints on the way. The step n+1 is dispatched before the metrics of step n are
+fetched, so that the device never waits for the log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import jax
+import numpy as np
+
+from bertjax.log.logbook import Logbook, progress_line
+from bertjax.log.meter import Means, Meter
+from bertjax.process.distributed import lost_peer
+from bertjax.process.preemption import Preempted, StopSignal, must_stop, stop_on_signals
+from bertjax.process.watchdog import PEERS, Watchdog
+from bertjax.run.manifest import CheckpointError
+from bertjax.training import sharding
+from bertjax.training.budget import Budget, Steps
+
+if TYPE_CHECKING:
+    from bertjax.run.checkpoint import Checkpoints
+    from bertjax.training.trainer import Phase, Trainer, TrainState
+
+
+SIGN_OF_LIFE_S = 30.0  # the longest silence between two lines while steps are done
+
+
+class NotFiniteError(RuntimeError):
+    """Too many steps in a row had a loss or gradient that is not finite."""
+
+
+class DataError(ValueError):
+    """The rows of a step could not be read; the message names file and remedy."""
+
+
+class _StopRequested(Exception):
+    """Leaves an evaluation, which may last longer than a machine that is taken away."""
+
+
+@dataclasses.dataclass(eq=False)
+class Loop:
+    """One call of `Trainer.fit`, which says what the fields are, and where it stands."""
+
+    trainer: Trainer
+    state: TrainState
+    phases: Sequence[Phase]
+    logbook: Logbook
+    checkpoints: Checkpoints | None
+    evaluate: Callable[[TrainState], Mapping[str, float]] | None
+    log_every: int
+    eval_every: int
+    checkpoint_every: int
+    profile_steps: tuple[int, int]
+    profile_directory: str
+    clock: Budget | Steps
+
+    def __post_init__(self) -> None:
+        self.step = int(self.state.step)  # dispatched so far
+        self.place = self.clock.position(self.step)  # in the schedule and among the phases
+        self.last_place = self.phases[-1].until_step
+        self.saved_step = self.step if self.step else None  # a restored state is on disk already
+        self.in_flight: tuple[int, Phase, dict[str, jax.Array]] | None = None
+        self.profiling = False
+        self.meter, self.means = Meter(self.trainer.mesh), Means(self._saved_record())
+        self.told_at = time.monotonic()
+        self.watchdog = Watchdog(self.trainer.watchdog_s)
+        self.stop = StopSignal()
+
+    def run(self) -> TrainState:
+        """Trains to the end of the last phase."""
+        try:
+            self.trainer.between_batches = self._between_evaluated_batches
+            with stop_on_signals() as self.stop:
+                for number, phase in enumerate(self.phases):
+                    if self.place < phase.until_step:
+                        self._train(number, phase)
+                self._settle()
+                self._wait_until_saved()
+                if must_stop(self.stop):
+                    self._leave()
+        except Exception as error:
+            self._finish_save_after(error)
+            raise
+        finally:  # a notebook lives on after an error
+            self.watchdog.stop()
+            self.trainer.between_batches = lambda done: None
+        return self.state
+
+    def _train(self, number: int, phase: Phase) -> None:
+        self._settle()
+        self.clock.begin_phase(number, self.step)
+        train_step = self.trainer.train_step(phase.objective)
+        self.watchdog.doing("compiling the step", "the compiler", patiently=True)
+        which = f" of phase {number + 1}" if len(self.phases) > 1 else ""
+        self.logbook.message(f"compiling the training step{which} ...")
+        self.trainer.wait_for("train", phase.objective)
+        if self.place == (self.phases[number - 1].until_step if number else 0):
+            self.means = Means()  # rows of other lengths have other losses
+        batches = phase.batches(self.step - self.clock.phase_start)
+        self.meter.start(compiling=True)
+
+        while self.place < phase.until_step:
+            self._begin_profile()
+            batch = self.clock.mark(self._next(batches, phase), self.place)
+            self._watch_step(self.step + 1)
+            self.state, metrics = train_step(self.state, sharding.put_batch(batch, self.trainer.mesh))
+            self.step += 1
+            self._settle()  # the step before
+            self.in_flight = self.step, phase, metrics
+            before, self.place = self.place, self.clock.position(self.step)
+            self._end_profile()
+
+            stopping, evaluated = must_stop(self.stop), {}
+            if not stopping:
+                try:
+                    evaluated = self._evaluate(before)
+                except _StopRequested:
+                    stopping = True
+            if stopping or self._due(self.checkpoint_every, before):
+                self._save(evaluated)
+            if self.checkpoints is not None:
+                self.checkpoints.check()
+            if stopping:
+                self._leave()
+
+    def _leave(self) -> NoReturn:
+        """Ends a run that was asked to stop, once its state is saved."""
+        stopped = Preempted(self.step, self.stop.requested or "pre-emption notice")
+        self._wait_until_saved()
+        if self.checkpoints is not None:
+            self.logbook.message(str(stopped))
+        self.logbook.close()
+        raise stopped
+
+    def _next(self, batches: Iterator[Mapping[str, np.ndarray]], phase: Phase) -> Mapping[str, np.ndarray]:
+        self.watchdog.doing(
+            f"the batch of step {self.step + 1}",
+            "the disk of config.data.corpus, or a data worker",
+            patiently=self.meter.compiling,
+        )  # the first makes the index of pairs
+        with self.meter.waiting_for_data():
+            try:
+                batch = next(batches, None)
+            except (ValueError, OSError) as error:
+                raise DataError(f"the rows of step {self.step + 1} could not be read: {error}") from error
+        if batch is None:
+            raise DataError(f"the data ended after step {self.step}, but the phase runs to step {phase.until_step}")
+        return batch
+
+    def _settle(self) -> None:
+        """Waits for the step in flight, and looks at and logs its metrics."""
+        if self.in_flight is None:
+            return
+        (done, phase, metrics), self.in_flight = self.in_flight, None
+        self._watch_step(done)
+        skipped_in_row = int(metrics.pop("skipped_in_row"))
+        if self.meter.compiling:
+            self.clock.compiled()
+        self.meter.step_done()
+        self.watchdog.doing(f"logging step {done}", "the disk of --workdir")
+        self.means.add(metrics)
+        due = done == 1 or done % self.log_every == 0 or self.place >= self.last_place
+        if due or time.monotonic() - self.told_at > SIGN_OF_LIFE_S:
+            values = self.means.take(keep=not due)
+            rates = self.meter.rates(phase.tokens_per_step, phase.flops_per_step, keep=not due)
+            # jit sorts the names; the loss belongs first.
+            line = {"loss": values.pop("loss"), **values, **rates}
+            if due:
+                self.logbook.train(done, self.clock.last_step(done), line)
+            else:  # not recorded: which steps are is no matter of the clock
+                self.logbook.message(progress_line(done, self.clock.last_step(done), line))
+            self.told_at = time.monotonic()
+        if skipped_in_row >= self.trainer.max_skipped_in_row:
+            raise NotFiniteError(
+                f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient that is "
+                "not finite. Parameters are those before them. Lower the learning rate, lengthen "
+                "the warm-up, or find the operation with --config.execution.debug_nans=True."
+            )
+
+    def _watch_step(self, step: int) -> None:
+        self.watchdog.doing(f"step {step}", PEERS, patiently=self.meter.compiling)
+
+    def _due(self, every: int, before: int) -> bool:
+        """Whether the step that led from place `before` to here passed a multiple of `every`."""
+        return self.place >= self.last_place or (every > 0 and self.place // every > before // every)
+
+    def _evaluate(self, before: int) -> Mapping[str, float]:
+        """The metrics of an evaluation, if one is due."""
+        if self.evaluate is None or not self._due(self.eval_every, before):
+            return {}
+        self._settle()
+        with self.meter.paused():
+            found = self.evaluate(self.state)
+        # A name with a group of its own, as 'squad/f1', keeps it.
+        metrics = {name if "/" in name else f"eval/{name}": value for name, value in found.items()}
+        self.logbook.evaluation(self.step, metrics)
+        return metrics
+
+    def _between_evaluated_batches(self, done: int) -> None:
+        self.watchdog.doing(
+            f"the evaluation at step {self.step}, after {done} batches,",
+            f"{PEERS}, or the disk of the held-out data",
+            patiently=done == 0,
+        )
+        if must_stop(self.stop):
+            raise _StopRequested
+
+    def _save(self, metrics: Mapping[str, float]) -> None:
+        self._settle()
+        if self.checkpoints is None or self.saved_step == self.step:
+            return
+        self.watchdog.doing(
+            f"saving step {self.step}, or the checkpoint before it", self._suspected_storage(), patiently=True
+        )
+        with self.meter.paused():
+            self.checkpoints.save(
+                self.step, self.state, {**metrics, **self.clock.record(self.step), **self.means.record()}
+            )
+            self.logbook.flush()
+        self.saved_step = self.step
+
+    def _saved_record(self) -> Mapping[str, float]:
+        """The numbers that were saved with the state that the run goes on from."""
+        if self.checkpoints is None or not self.step:
+            return {}
+        try:
+            return self.checkpoints.metrics(self.step)
+        except (OSError, ValueError, KeyError):  # a state from elsewhere
+            return {}
+
+    def _wait_until_saved(self) -> None:
+        if self.checkpoints is not None:
+            self.watchdog.doing(
+                f"writing the checkpoint of step {self.saved_step}", self._suspected_storage(), patiently=True
+            )
+            self.checkpoints.wait()
+
+    def _finish_save_after(self, error: Exception) -> None:
+        """An error ends the run, but not the save that has begun; without its peers that hangs."""
+        if isinstance(error, CheckpointError) or lost_peer(error):
+            return
+        try:
+            self._wait_until_saved()
+        except CheckpointError as another:  # the first error is the one to tell
+            self.logbook.message(str(another))
+
+    def _suspected_storage(self) -> str:
+        return f"{PEERS}, or the storage of {self.checkpoints.directory}"
+
+    def _begin_profile(self) -> None:
+        if not self.profiling and self.step + 1 == self.profile_steps[0]:
+            self._settle()
+            jax.profiler.start_trace(self.profile_directory)
+            self.profiling = True
+
+    def _end_profile(self) -> None:
+        if self.profiling and self.step == self.profile_steps[1]:
+            self._settle()
+            jax.profiler.stop_trace()
+            self.profiling = False
+            self.logbook.message(
+                f"profile of steps {self.profile_steps[0]} to {self.step} written to {self.profile_directory}"
+            )

@@ -1,0 +1,129 @@
+"""The starts of a run: on what each went on, and whether bit for bit.
+
+In: the work directory and where the run goes on from. Out: `starts.jsonl` there with one JSON
+object a start, programs that are kept for the next one, and a line on the console where a resumed
+run cannot equal the undisturbed one to the last bit.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jaxlib
+from etils import epath
+from jax.sharding import Mesh
+
+from bertjax.files import write_whole
+from bertjax.log.logbook import Logbook
+from bertjax.process import hardware
+from bertjax.training.programs import DIRECTORY, Programs
+
+FILE = "starts.jsonl"
+# What executables are made for; sums may be ordered otherwise where one of them is another.
+MADE_FOR = ("device_kind", "devices", "processes", "jax", "jaxlib", "platform_version", "XLA_FLAGS")
+
+
+def facts() -> dict[str, Any]:
+    """The machine, and what else the order of sums depends on."""
+    return {
+        **hardware.describe(),
+        "jaxlib": jaxlib.__version__,
+        "platform_version": jax.devices()[0].client.platform_version,
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+class Starts:
+    """This start of the run in `workdir`, beside the earlier ones.
+
+    Args:
+      settings: those that may change when a run is resumed, and that order sums otherwise.
+    """
+
+    def __init__(self, workdir: epath.Path, settings: Mapping[str, Any] | None = None):
+        self.path = epath.Path(workdir) / FILE
+        self.facts = facts()
+        self.record = {"settings": dict(settings or {}), **self.facts}
+        self.earlier: list[dict[str, Any]] = []
+        if self.path.exists():
+            self.earlier = read(self.path)
+        self.why: list[str] = []
+        if self.earlier:
+            self.why += differences(self.earlier[-1], self.record)
+        self._logbook: Logbook | None = None
+        self._lock = threading.Lock()  # programs are compiled in threads
+
+    def keep(self, programs: Programs, mesh: Mesh) -> None:
+        """Keeps executables for later starts, where compiling again may give other ones.
+
+        XLA times algorithms on GPUs only; elsewhere the same program compiles to the same code.
+        """
+        devices = list(mesh.devices.flat)
+        if devices[0].platform == "gpu":
+            made_for = {name: self.facts[name] for name in MADE_FOR}
+            programs.keep_in(self.path.parent / DIRECTORY, devices, made_for, self.differs)
+
+    def begin(self, step: int, logbook: Logbook) -> None:
+        """Records the start; says so if what follows is not bit for bit what would have been."""
+        with self._lock:
+            if step == 0:
+                self.earlier, self.why = [], []
+            now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+            self.record = {"step": step, "time": now, **self.record}
+            self._logbook = logbook
+            self._write()
+            for reason in self.why:
+                self._say(reason)
+
+    def differs(self, reason: str) -> None:
+        """Notes why this start may order sums otherwise than the one before it."""
+        with self._lock:
+            if self._logbook is None:
+                self.why.append(reason)
+            elif self.record["step"] and reason not in self.why:
+                self.why.append(reason)
+                self._write()
+                self._say(reason)
+
+    def _say(self, reason: str) -> None:
+        self._logbook.message(f"goes on from step {self.record['step']:,}, but not bit for bit: {reason}")
+
+    def _write(self) -> None:
+        if jax.process_index() == 0:
+            record = {**self.record, "bit_for_bit": not self.why, "why": self.why}
+            write_whole(self.path, "".join(json.dumps(start) + "\n" for start in (*self.earlier, record)))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """'devices 8 -> 4' of what two starts have not in common, of what orders sums."""
+
+    def flat(start: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: start.get(name) for name in MADE_FOR} | {
+            f"config.{name}": value for name, value in start.get("settings", {}).items()
+        }
+
+    old, new = flat(before), flat(now)
+    return [
+        f"{name} {old[name]!r} -> {new[name]!r}"
+        for name in old
+        if name in new and old[name] is not None and old[name] != new[name]
+    ]
+
+
+def read(path: epath.Path) -> list[dict[str, Any]]:
+    """The starts so far; lines that are damaged are left out."""
+    starts = []
+    for line in path.read_bytes().decode(errors="replace").splitlines():
+        try:
+            start = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(start, dict) and isinstance(start.get("step"), int):
+            starts.append(start)
+    return starts
