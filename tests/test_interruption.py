@@ -116,7 +116,7 @@ def test_a_corpus_that_is_being_built_by_processes_says_how_to_go_on(tmp_path):
 def test_what_was_being_written_vanishes(tmp_path):
     script = (
         "import sys, time\nfrom bertjax.interruption import leave_on_signals\n"
-        "from bertjax.files import whole_directory, whole_file\nleave_on_signals()\n"
+        "from bertjax.formats.files import whole_directory, whole_file\nleave_on_signals()\n"
         "place = sys.argv[1]\n"
         "with whole_file(place + '/file') as f, whole_directory(place + '/dir'):\n"
         "    f.write('half'); f.flush(); print('writing', flush=True)\n"

@@ -19,7 +19,6 @@ ROOMS = (
     "config_checks",
     "command_line",
     "formats",
-    "files",
     "tokenization",
     "data",
     "model",
@@ -103,7 +102,7 @@ def test_a_room_depends_only_on_rooms_before_it():
     "line, rooms",
     [
         ("from bertjax.tasks.glue import GLUE", {"tasks"}),
-        ("from bertjax import config, files", {"config", "files"}),
+        ("from bertjax import config, formats", {"config", "formats"}),
         ("def f():\n    import bertjax.data.store", {"data"}),
     ],
 )

@@ -13,7 +13,8 @@ import numba
 import numpy as np
 
 from bertjax.data.rows import Batch
-from bertjax.data.tfrecord import content_at, make_example, parse_example, varint_at
+from bertjax.formats.protobuf import content_at, varint_at
+from bertjax.formats.tfrecord import make_example, parse_example
 
 # The original's name of each field -> the name in a batch.
 FIELDS = {

@@ -8,7 +8,7 @@ In: files that `create_pretraining_data.py` of google-research/bert wrote, plain
     mlm_weights                                 float32 [B, P]  0 in unused slots
     nsp_labels, nsp_weights                     int32, float32 [B, 1]
 
-TensorFlow is not needed (`tfrecord.py`). Records are read in any order through a memory map and an
+TensorFlow is not needed (`formats/tfrecord.py`). Records are read in any order through a memory map and an
 index of their offsets (8 bytes of memory a record). GZIP has no random access: such files are
 unpacked once, into a directory that is kept (`cache_dir`) or into a temporary one.
 """
@@ -34,8 +34,9 @@ from bertjax.data.global_batch import FiniteBatches, Share
 from bertjax.data.pairs import combine, permute
 from bertjax.data.rows import Batch
 from bertjax.data.sources import resolve
-from bertjax.data.tfrecord import gzip_errors, is_gzip, masked_crc32c, read_records, record_offsets
-from bertjax.files import make_once, whole_file
+from bertjax.formats.crc32c import masked_crc32c
+from bertjax.formats.files import make_once, whole_file
+from bertjax.formats.tfrecord import gzip_errors, is_gzip, read_records, record_offsets
 
 CHECKED = 2_000  # records that a start reads, in 0.1 s; each is checked when it is drawn
 

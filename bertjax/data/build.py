@@ -32,7 +32,7 @@ from bertjax.data.shard import write_shard
 from bertjax.data.sources import Extent, Reading, plan_extents, resolve
 from bertjax.data.verification import STAMPS
 from bertjax.data.workers import run_here
-from bertjax.files import read_json
+from bertjax.formats.files import read_json
 from bertjax.tokenization import load_tokenizer
 
 LOCK = "build.lock"  # held while a directory is written to

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from bertjax.files import make_once, whole_directory
+from bertjax.formats.files import make_once, whole_directory
 
 # Packages of bertjax's own dependency tree with much prose in their docstrings, richest first.
 PACKAGES = (

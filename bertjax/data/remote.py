@@ -10,7 +10,7 @@ from pathlib import Path
 from etils import epath
 
 from bertjax.data.store import parse_manifest
-from bertjax.files import make_once, whole_directory
+from bertjax.formats.files import make_once, whole_directory
 
 CACHE = "~/.cache/bertjax/stores"
 _AT_ONCE = 16  # files copied side by side: one alone does not fill the network

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.verification import ADDRESS_BITS, TABLES, SplitTables, hash_file, map_file, verify
-from bertjax.files import parse_json, read_json
+from bertjax.formats.files import parse_json, read_json
 from bertjax.tokenization import load_tokenizer
 
 FORMAT = "bertjax-token-store"

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax.files import read_json
+from bertjax.formats.files import read_json
 
 ADDRESS_BITS = 40  # a shard holds at most 2**40 tokens
 TABLES = ("sentences", "documents", "addresses")  # the files SPLIT.NAME

@@ -20,7 +20,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from bertjax.files import whole_directory
+from bertjax.formats.files import whole_directory
 from bertjax.interop.names import Header, LoadError, hugging_face_place
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.interop.torch_pickle import read_torch_pickle, torch_headers

@@ -35,7 +35,7 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bertjax.files import read_json, whole_directory
+from bertjax.formats.files import read_json, whole_directory
 from bertjax.interop.huggingface import read_safetensors
 from bertjax.interop.loading import LoadedModel
 from bertjax.model.paths import flatten, unflatten

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.interruption import drop_unwritable_output
 from bertjax.jax_settings import changes
 from bertjax.log.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 
 WANDB_FILE = "wandb.id"
 

@@ -30,7 +30,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.run import claim, manifest
 from bertjax.run.manifest import CheckpointError, remove_quietly, resolve_directory
 

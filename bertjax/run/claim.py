@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from bertjax.files import remove_empty
+from bertjax.formats.files import remove_empty
 from bertjax.run import manifest
 from bertjax.run.manifest import CheckpointError
 

@@ -18,7 +18,7 @@ import jax
 from etils import epath
 
 from bertjax import config as settings
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.interop import huggingface, load_model
 from bertjax.log.logbook import Logbook
 from bertjax.log.report import write_report

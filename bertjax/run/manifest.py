@@ -16,7 +16,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 
 log = logging.getLogger(__name__)
 

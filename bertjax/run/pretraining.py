@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from bertjax import config as settings
 from bertjax.data.batches import prefetch
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.interop import check_pretrained, check_vocabulary, load_pretrained_params
 from bertjax.log.logbook import Logbook
 from bertjax.log.summary import devices_lines, model_line, screen

@@ -19,7 +19,7 @@ import jaxlib
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.log.logbook import Logbook
 from bertjax.process import hardware
 from bertjax.training.programs import DIRECTORY, Programs

@@ -13,7 +13,7 @@ import ml_collections
 from etils import epath
 
 from bertjax import config as settings
-from bertjax.files import parse_json
+from bertjax.formats.files import parse_json
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.corpora import Corpus
 from bertjax.run.starts import FILE as STARTS_FILE

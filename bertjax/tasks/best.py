@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.run.manifest import CheckpointError
 from bertjax.tasks.metrics import Scores, is_better
 

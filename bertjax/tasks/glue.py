@@ -15,7 +15,7 @@ import numpy as np
 
 from bertjax import markdown
 from bertjax.data.opening import read_lines
-from bertjax.files import whole_file
+from bertjax.formats.files import whole_file
 from bertjax.tasks.metrics import Scores, binary_f1
 from bertjax.tasks.tables import Table, read_table
 from bertjax.tasks.task import Features, Record, Split, check_split, file_fingerprint

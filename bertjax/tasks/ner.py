@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.files import whole_file
+from bertjax.formats.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_scheme, read_tagged
 from bertjax.tasks.task import Features, Split, check_split, file_fingerprint, in_order, label_index

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.model.presets import parameter_count
 from bertjax.tasks.examples import choose, examples_of

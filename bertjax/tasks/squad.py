@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.opening import read_text
-from bertjax.files import parse_json, write_whole
+from bertjax.formats.files import parse_json, write_whole
 from bertjax.tasks import squad_score
 from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores
 from bertjax.tasks.task import Features, Split, check_split, file_fingerprint

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.run.finish import writing_results
 from bertjax.tasks import job
 from bertjax.tasks.glue import GLUE, glue_table

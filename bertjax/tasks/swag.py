@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.opening import plain_name
-from bertjax.files import whole_file
+from bertjax.formats.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_table
 from bertjax.tasks.task import Features, Split, check_split, encode_segments, file_fingerprint

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from bertjax import markdown
-from bertjax.files import read_json, write_whole
+from bertjax.formats.files import read_json, write_whole
 from bertjax.log.logbook import counted
 from bertjax.run.loop import NotFiniteError
 from bertjax.tasks.finetune import FineTuner, NoFiniteScore, RunSettings

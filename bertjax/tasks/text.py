@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.files import whole_file
+from bertjax.formats.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.task import Features, Record, Split, encode_segments, encode_texts, label_index
 

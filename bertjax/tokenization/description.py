@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertjax.files import read_json
+from bertjax.formats.files import read_json
 from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, USUAL_NAMES
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.files import parse_json
+from bertjax.formats.files import parse_json
 from bertjax.tokenization import description as files
 from bertjax.tokenization.description import CONFIG_FILE
 from bertjax.tokenization.hub import HubTokenizer, check_content

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 
 SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 # Names by which vocabularies call them, in order of preference.

@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bertjax.files import parse_json
+from bertjax.formats.files import parse_json
 from bertjax.interruption import refusals as refusals
 from bertjax.interruption import refuse
 

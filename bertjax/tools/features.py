@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax import inference
-from bertjax.files import whole_file
+from bertjax.formats.files import whole_file
 from bertjax.interop.loading import load_model
 from bertjax.interop.sentence_transformers import POOLINGS
 from bertjax.model.presets import DTYPES, Execution

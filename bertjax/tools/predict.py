@@ -25,7 +25,7 @@ from typing import Any
 import jax
 
 from bertjax import inference
-from bertjax.files import whole_file
+from bertjax.formats.files import whole_file
 from bertjax.interop.loading import LoadedModel, LoadError, load_model, open_source
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.tasks.inputs import Input, Inputs, Output, read_inputs

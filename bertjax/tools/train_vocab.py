@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from bertjax.files import directory_for_work
+from bertjax.formats.files import directory_for_work
 from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
 from bertjax.tools.arguments import add_boolean, make_parser, refusals
 

@@ -19,7 +19,7 @@ from etils import epath
 from jax.experimental import multihost_utils, serialize_executable
 from jax.sharding import Mesh
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.process.distributed import wait_for_all
 from bertjax.training import sharding
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from bertjax.data.bert_tfrecord import Records, TFRecordBatches, TFRecordEvaluation, examples_of_batch, split_records
-from bertjax.data.tfrecord import make_example, masked_crc32c, parse_example, read_records, write_records
+from bertjax.formats.crc32c import masked_crc32c
+from bertjax.formats.tfrecord import make_example, parse_example, read_records, write_records
 
 T, P = 16, 3
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bertjax.data.bert_example import FIELDS, ExampleReader
 from bertjax.data.bert_tfrecord import Records
-from bertjax.data.tfrecord import NO_EXAMPLE, make_example, parse_example, read_records, write_records
+from bertjax.formats.tfrecord import NO_EXAMPLE, make_example, parse_example, read_records, write_records
 
 T, P, V = 8, 3, 300
 FIRST = make_example(

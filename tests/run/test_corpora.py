@@ -11,7 +11,7 @@ from etils import epath
 from bertjax.config import default_config
 from bertjax.config_checks import check_config
 from bertjax.data.build import build_store
-from bertjax.data.tfrecord import make_example, write_records
+from bertjax.formats.tfrecord import make_example, write_records
 from bertjax.run import corpora, pretraining
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.corpora import TFRECORD, open_corpus, random_share, token_entropy

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from bertjax.data import opening
-from bertjax.files import whole_file
+from bertjax.formats.files import whole_file
 from bertjax.tasks.tables import TableWriter, read_table
 
 

@@ -18,7 +18,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.log.report.charts import charts
 from bertjax.log.report.examples import section
 from bertjax.log.report.page import PAGE

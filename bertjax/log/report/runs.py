@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bertjax.files import read_json
+from bertjax.formats.files import read_json
 from bertjax.log.logbook import HARDWARE_FILE, METRICS_FILE, read_records
 from bertjax.model.paths import flatten
 from bertjax.run.starts import FILE as STARTS_FILE

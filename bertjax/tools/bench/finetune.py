@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bertjax import markdown
-from bertjax.files import write_whole
+from bertjax.formats.files import write_whole
 from bertjax.tools.arguments import make_parser
 from bertjax.tools.bench.finetune_work import Result, Work, mean_and_error
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax.files import make_once, parse_json, read_json, whole_directory, whole_file, write_whole
+from bertjax.formats.files import make_once, parse_json, read_json, whole_directory, whole_file, write_whole
 from bertjax.tasks.glue import GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.swag import MultipleChoiceTask
@@ -21,7 +21,7 @@ from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
 
 KILLED = """
 import os, signal, sys
-from bertjax.files import whole_file
+from bertjax.formats.files import whole_file
 with whole_file(sys.argv[1]) as file:
     file.write("half of it")
     file.flush()
@@ -136,8 +136,8 @@ def test_json_with_a_byte_order_mark_is_read(tmp_path):
 
 MAKER = """
 import os, sys, time
-from bertjax import files
-from bertjax.files import make_once, whole_directory
+from bertjax.formats import files
+from bertjax.formats.files import make_once, whole_directory
 
 target, text = sys.argv[1:]
 files.WAITING_LINE_S = 0.2
@@ -228,7 +228,7 @@ def test_without_locks_the_first_rename_wins(tmp_path, monkeypatch):
 
 def test_what_a_killed_process_left_of_a_directory_is_removed_by_the_next(tmp_path):
     program = (
-        "import sys, time\nfrom bertjax.files import whole_directory\n"
+        "import sys, time\nfrom bertjax.formats.files import whole_directory\n"
         "with whole_directory(sys.argv[1], True) as directory:\n"
         "    print(directory, flush=True)\n    time.sleep(600)"
     )

@@ -1,0 +1,1 @@
+"""Bytes and files: atomic files, protocol buffers, TFRecords."""
