@@ -25,24 +25,26 @@ def passage_tokens(tokenizer: Any, passage: str) -> tuple[np.ndarray, np.ndarray
 
     Characters that the tokenizer drops (combining marks, vowel signs, variation selectors, joiners)
     belong to the token that they touch, the one before them where it touches both: an answer that
-    ends in one is found whole.
+    ends in one is found whole. Tokens made of one letter all get the span of that letter, so an
+    answer that ends inside a letter is labelled, and predicted, with the whole letter.
     """
     ids, offsets = tokenizer.encode_with_offsets(passage)
     spans = np.array(offsets, np.int32).reshape(-1, 2)
     if not len(spans):
         return np.array(ids, np.int32), spans
     reached = np.maximum.accumulate(spans[:, 1])  # a token of no width may end before others
-    edges = np.concatenate([[0], reached]), np.concatenate([spans[:, 0], [len(passage)]])
-    for number in np.flatnonzero(edges[0] < edges[1]):  # between two tokens, and at the ends
-        gap = passage[edges[0][number] : edges[1][number]]
+    lefts = np.concatenate([[0], reached])
+    rights = np.concatenate([spans[:, 0], [len(passage)]])
+    starts, ends = np.arange(len(passage) + 1), np.arange(len(passage) + 1)  # where each boundary moves to
+    for number in np.flatnonzero(lefts < rights):  # between two tokens, before the first, after the last
+        left, right = lefts[number], rights[number]
+        gap = passage[left:right]
         if gap.isspace():
             continue
         after = 0 if number == 0 else _leading(gap)
-        if number > 0:
-            spans[number - 1, 1] += after
-        if number < len(spans):
-            spans[number, 0] -= _leading(gap[after:][::-1])
-    return np.array(ids, np.int32), spans
+        ends[left] += after
+        starts[right] -= _leading(gap[after:][::-1])
+    return np.array(ids, np.int32), np.stack([starts[spans[:, 0]], ends[spans[:, 1]]], 1).astype(np.int32)
 
 
 def _leading(gap: str) -> int:

@@ -202,7 +202,7 @@ def test_accepted_files_hold_the_questions_that_they_say(directory, changes, ver
             if delete:
                 del place[path[-1]]
             else:
-                place[path[-1]] = value
+                place[path[-1]] = copy.deepcopy(value)
         except (KeyError, TypeError, IndexError):
             continue  # an earlier change took it away
     file = directory / f"dev-v{version}.json"

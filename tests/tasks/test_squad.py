@@ -144,6 +144,39 @@ def test_an_answer_with_characters_that_the_tokenizer_drops_is_labelled_and_pred
     assert found.spans == {"q": answer}
 
 
+HANGUL = WordPieceTokenizer(
+    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "\u1112", "##\u1161"], do_lower_case=True
+)
+
+
+@pytest.mark.parametrize(
+    "context, answer, found",
+    [
+        ("the \ud558\u0301 the", "\ud558\u0301", "\ud558\u0301"),
+        ("the \ud558\u0301 the", "\ud558", "\ud558\u0301"),  # the same tokens, so the same answer
+        ("the \ud558 the", "\ud558", "\ud558"),
+        ("\u200b\ud558 the", "\ud558", "\u200b\ud558"),
+        ("the \u1112\u1161\u0301 the", "\u1112", "\u1112"),  # decomposed: each has a token of its own
+        ("the \u1112\u1161\u0301 the", "\u1112\u1161", "\u1112\u1161\u0301"),
+    ],
+)
+@pytest.mark.parametrize("length", [64, 7])  # 7: windows end between the tokens of a letter
+def test_an_answer_that_ends_inside_a_letter_is_labelled_and_predicted_with_the_whole_letter(
+    context, answer, found, length
+):
+    task = SquadTask("nowhere", max_query_length=3, doc_stride=1)
+    split = split_of(Question("q", "the", context, ((answer, context.index(answer)),)))
+    rows = task.features(split, HANGUL, length, training=True)
+    held = [row for row in rows if row["end_positions"]]
+    assert held
+    for row in held:
+        gold = row["start_positions"], row["end_positions"]
+        begin, end = row["window"].offsets[np.array(gold) - row["window"].first][[0, 1], [0, 1]]
+        assert context[begin:end] == found
+    made = [logits(row, start=(row["start_positions"], 9), end=(row["end_positions"], 9)) for row in rows]
+    assert task.answers(split, rows, made).spans == {"q": found}
+
+
 def test_an_answer_of_nothing_but_dropped_characters_is_left_out_and_counted():
     task = SquadTask("nowhere", max_query_length=4)
     good = Question("g", "the", "The cafe", (("cafe", 4),))
