@@ -1,7 +1,7 @@
 """The ablations of the paper's section 5 and appendix C, each a change of one thing in BERT-base.
 
     python -m bertjax.main --config=configs/ablations.py:no_nsp --config.data.corpus=STORE
-    python -m bertjax.tools.ablate --store=STORE ...      several of them, fine-tuned, in a table
+    python -m tests.benchmarks.ablate --store=STORE ...      several of them, fine-tuned, in a table
 
     base                 table 5, the first row: BERT-base, with steps kept for figure 5
     no_nsp               table 5: masked language model on contiguous text, no NSP

@@ -97,13 +97,12 @@ def test_an_unknown_experiment_or_tool_is_answered_with_the_nearest(capsys, monk
     assert "Did you mean 'build_corpus'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word, said", [("memroy", "Did you mean 'memory'"), ("base-128", "not MODEL-LENGTHxROWS")])
-def test_an_unknown_benchmark_or_workload_is_named(word, said, capsys):
-    from bertjax.tools.bench import __main__ as bench
-
-    with pytest.raises(SystemExit) as refused:
-        bench.main([word])
-    assert said in str(refused.value) + capsys.readouterr().err
+@pytest.mark.parametrize("start", [["-m", "bertjax"], ["-m", "bertjax.tools.ablate"]])
+def test_a_tool_that_has_moved_is_answered_with_its_new_command(start):
+    words = ["ablate"] if start[-1] == "bertjax" else []
+    done = subprocess.run([sys.executable, *start, *words], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 2 and "python -m tests.benchmarks.ablate" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.fixture(scope="module")

@@ -59,10 +59,10 @@ class Parser(argparse.ArgumentParser):
         return f". Did you mean {close[0]}?" if close else ""
 
 
-def make_parser(name: str, doc: str | None) -> Parser:
+def make_parser(name: str, doc: str | None, package: str = "bertjax.tools") -> Parser:
     """The parser of `python -m bertjax.tools.NAME`, whose help is the docstring of its module."""
     return Parser(
-        f"python -m bertjax.tools.{name}",
+        f"python -m {package}.{name}",
         description=doc,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,

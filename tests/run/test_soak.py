@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from bertjax.tools.soak.accidents import ACCIDENTS, Soak, history, newest_intact, spoil
+from tests.benchmarks.soak import ACCIDENTS, Soak, history, newest_intact, spoil
 
 
 def assert_bit_equal(calm, rough):

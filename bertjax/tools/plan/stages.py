@@ -87,6 +87,17 @@ class Stage:
         where = sharding.batch_sharding(self.trainer.mesh)
         return {name: jax.ShapeDtypeStruct(shape, kind, sharding=where) for name, (shape, kind) in self.batch.items()}
 
+    def random_batch(self) -> dict[str, jax.Array]:
+        """Full rows of random words, on the devices."""
+        random = np.random.default_rng(0)
+        batch = {}
+        for name, (shape, kind) in self.batch.items():
+            size = self.config.vocab_size if name == "input_ids" else 2
+            batch[name] = random.integers(0, size, shape).astype(kind)
+            if name in ("attention_mask", "nsp_weights", "weights"):
+                batch[name][...] = 1
+        return sharding.put_batch(batch, self.trainer.mesh)
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskShape:
@@ -203,15 +214,7 @@ def task_shape(name: str, options: Mapping[str, Any]) -> TaskShape:
 def measure(stage: Stage, executable: Any, steps: int = 5, budget_s: float = 60) -> float:
     """Seconds of a step on the devices of this machine: the median after one step of warm-up, of
     `steps` or as many as start within `budget_s`."""
-    random = np.random.default_rng(0)
-    batch = {}
-    for name, (shape, kind) in stage.batch.items():
-        size = stage.config.vocab_size if name == "input_ids" else 2
-        batch[name] = random.integers(0, size, shape).astype(kind)
-    for name in ("attention_mask", "nsp_weights", "weights"):
-        if name in batch:
-            batch[name][...] = 1
-    placed = sharding.put_batch(batch, stage.trainer.mesh)
+    placed = stage.random_batch()
     state = stage.trainer.init(stage.objective)
     seconds: list[float] = []
     while len(seconds) < 2 or (len(seconds) <= steps and sum(seconds) < budget_s):

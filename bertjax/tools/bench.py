@@ -1,0 +1,368 @@
+"""Times the training step or the input pipeline on this machine.
+
+    python -m bertjax.tools.bench step base@128x256 large@512x32        MODEL@LENGTHxROWS
+    python -m bertjax.tools.bench step --config=configs/base.py:packed --config=configs/large.py
+    python -m bertjax.tools.bench step base@128x256 --tree=../other     beside another checkout
+    python -m bertjax.tools.bench input --store=store
+
+`step` compiles the real training step of every shape and config (random words, all rows full), then
+times them in turn, --rounds times: a warm-up, steps one by one, steps in a row as in training. The
+faster of both counts, and of the rounds the median. --tree times this code and that of another
+checkout in turn, in processes of their own. `input` measures in CPU time of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from bertjax.tools.arguments import make_parser, refusals
+
+if TYPE_CHECKING:  # --help needs neither
+    from bertjax.tools.plan.stages import Stage
+
+ROOT = pathlib.Path(__file__).parents[2]
+SHAPES = ("base@128x256", "base@512x64", "large@128x128", "large@512x32")
+SHAPE = re.compile(r"(\w+)[@-](\d+)x(\d+)")
+WARM_UP = 5  # steps before each timing
+MOVED = ("finetune", "finetune_startup", "memory", "numerics", "packed", "predict", "quality", "scaling", "transfer")
+
+
+# ------------------------------------------------------------------------------------------ step
+
+
+def shape_config(text: str) -> Any:
+    """The pre-training that 'base@128x256' stands for: a published size, tokens of a row, rows a step.
+
+    Raises:
+      ValueError: it is no such name.
+    """
+    from bertjax.config import default_config
+    from bertjax.model.presets import PRESETS
+
+    found = SHAPE.fullmatch(text)
+    if found is None or found[1] not in PRESETS:
+        raise ValueError(f"{text!r} is not MODEL@LENGTHxROWS with a model of {', '.join(PRESETS)}: base@128x256")
+    model, length, rows = PRESETS[found[1]], int(found[2]), int(found[3])
+    config = default_config()
+    for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"):
+        config.model[name] = getattr(model, name)
+    config.model.max_position_embeddings = max(length, model.max_position_embeddings)
+    config.phases, config.batch_size, config.data.packed = ((1_000_000, length),), rows, False
+    return config
+
+
+def file_config(text: str) -> Any:
+    """The configuration of `--config=FILE[:VARIANT]`."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    from bertjax.command_line import config_file
+
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=["bench"])
+    try:
+        values(["bench", f"--config={config_file(text)}"])
+        return values.config
+    except (flags.Error, OSError) as error:
+        raise ValueError(f"--config={text}: {error}") from None
+
+
+def with_settings(config: Any, settings: Sequence[str]) -> Any:
+    """The configuration, checked, after `--config.NAME=VALUE` of the command line."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    from bertjax.command_line import check_override_names
+    from bertjax.config_checks import check_config
+
+    check_override_names(list(settings))
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", config, flag_values=values)
+    try:
+        values(["bench", *settings])
+    except flags.Error as error:
+        raise ValueError(str(error)) from None
+    check_config(config)
+    return config
+
+
+class Program:
+    """The compiled training step of a stage, and the state and batch that it runs on."""
+
+    def __init__(self, name: str, stage: Stage):
+        self.name, self.stage = name, stage
+        started = time.perf_counter()
+        trainer, objective = stage.trainer, stage.objective
+        step = trainer.train_step(objective).lower(trainer.abstract_state(objective), stage.abstract_batch())
+        self.executable = step.compile()
+        self.compile_seconds = time.perf_counter() - started
+        self.times: list[tuple[float, float]] = []  # of each round: seconds a step one by one, in a row
+        self.loss = float("nan")
+        self._state: Any = None
+        self._batch: Any = None
+
+    def run(self, steps: int) -> float:
+        """Runs steps and waits for the last; returns the seconds that took."""
+        import jax
+
+        if self._state is None:
+            self._state, self._batch = self.stage.trainer.init(self.stage.objective), self.stage.random_batch()
+        started = time.perf_counter()
+        for _ in range(steps):
+            self._state, metrics = self.executable(self._state, self._batch)
+        jax.block_until_ready(self._state)
+        seconds = time.perf_counter() - started
+        self.loss = float(metrics["loss"])
+        return seconds
+
+    def time(self, steps: int) -> None:
+        """Adds a round."""
+        self.run(WARM_UP)
+        one_by_one = statistics.median(self.run(1) for _ in range(steps))
+        self.times.append((one_by_one, self.run(steps) / steps))
+
+    def result(self) -> dict[str, Any]:
+        """The numbers of all rounds."""
+        memory = self.executable.memory_analysis()
+        temporary = getattr(memory, "temp_size_in_bytes", 0)
+        return {
+            "step_seconds": statistics.median(min(times) for times in self.times),
+            "step_seconds_one_by_one": statistics.median(times[0] for times in self.times),
+            "rounds_seconds": [min(times) for times in self.times],
+            "compile_seconds": self.compile_seconds,
+            "loss": self.loss,
+            "rows": self.stage.rows,
+            "tokens": self.stage.tokens,
+            "flops": self.stage.flops,
+            "peak_bytes": temporary + getattr(memory, "argument_size_in_bytes", 0),
+        }
+
+
+def time_steps(configs: Mapping[str, Any], steps: int, rounds: int) -> dict[str, Any]:
+    """Compiles the step of every stage of the configurations and times them in turn.
+
+    Returns:
+      {'device', 'devices', 'nominal_flops' (of all devices, or None), 'results': {name: numbers}}.
+    """
+    import jax
+
+    from bertjax.process.hardware import peak_flops
+    from bertjax.tools.plan.stages import stages
+
+    devices = jax.devices()
+    found = {}
+    for name, config in configs.items():
+        of_config = stages(config, devices)
+        found |= {name if len(of_config) == 1 else f"{name} {stage.name}": stage for stage in of_config}
+    with ThreadPoolExecutor() as pool:
+        programs = list(pool.map(Program, found.keys(), found.values()))
+    for _ in range(rounds):
+        for program in programs:
+            program.time(steps)
+    peak = peak_flops(devices[0])
+    return {
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "nominal_flops": peak and peak * len(devices),
+        "versions": f"jax {jax.__version__}",
+        "results": {program.name: program.result() for program in programs},
+    }
+
+
+def step_table(report: Mapping[str, Any]) -> str:
+    """The lines of the table."""
+    width = max(map(len, [*report["results"], "step"]))
+    lines = [
+        f"{report['devices']} x {report['device']}, {report['versions']}",
+        f"{'step':{width}} {'ms':>9} {'rows/s':>9} {'tokens/s':>11} {'MFU':>6} {'GB':>6} {'compile s':>9} {'loss':>8}",
+    ]
+    for name, found in report["results"].items():
+        seconds, peak = found["step_seconds"], report["nominal_flops"]
+        mfu = f"{found['flops'] / seconds / peak:.3f}" if peak else "-"
+        lines.append(
+            f"{name:{width}} {1e3 * seconds:9.2f} {found['rows'] / seconds:9,.0f} {found['tokens'] / seconds:11,.0f} "
+            f"{mfu:>6} {found['peak_bytes'] / 1e9:6.1f} {found['compile_seconds']:9.1f} {found['loss']:8.4f}"
+        )
+    return "\n".join(lines)
+
+
+def compare_trees(
+    trees: Sequence[pathlib.Path], arguments: Sequence[str], shapes: Sequence[str], steps: int, rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """{shape or config: {tree: seconds a step, one a round}}; the trees are timed in turn.
+
+    Args:
+      arguments: shapes and configs of `bench step`; shapes alone of a tree whose bench is older.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for number in range(1, rounds + 1):
+            for place, tree in enumerate(trees):
+                command = ["bertjax.tools.bench", "step", *arguments, "--rounds=1", "--json"]
+                if (tree / "bertjax/tools/bench/jax_step.py").exists():  # before this module was one file
+                    command = ["bertjax.tools.bench.jax_step", *(shape.replace("@", "-") for shape in shapes)]
+                environment = {**os.environ, "PYTHONPATH": str(tree), "JAX_COMPILATION_CACHE_DIR": f"{scratch}/{place}"}
+                command = [sys.executable, "-m", *command, f"--steps={steps}"]
+                done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)
+                if done.returncode:
+                    raise ValueError(f"the step of {tree} ended with exit code {done.returncode}")
+                for name, result in json.loads(done.stdout.splitlines()[-1])["results"].items():
+                    name = "@".join(name.split("-")) if SHAPE.fullmatch(name) else name
+                    found.setdefault(name, {}).setdefault(str(tree), []).append(result["step_seconds"])
+            print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
+    return found
+
+
+def tree_table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Median, fastest and slowest round of every tree, in milliseconds, and the ratio to this tree."""
+    lines = []
+    for name, trees in found.items():
+        lines.append(f"{name}: milliseconds a step (fastest - slowest round)")
+        medians = [statistics.median(seconds) for seconds in trees.values()]
+        for (tree, seconds), median in zip(trees.items(), medians, strict=True):
+            low, high = 1e3 * min(seconds), 1e3 * max(seconds)
+            lines.append(f"{1e3 * median:9.2f} ({low:.2f} - {high:.2f})  x {median / medians[0]:.3f}  {tree}")
+    return "\n".join(lines)
+
+
+def run_step(flags: argparse.Namespace) -> None:
+    """`bench step`."""
+    shapes = flags.shapes or ([] if flags.config else list(SHAPES))
+    configs = {text.replace("-", "@"): shape_config(text) for text in shapes}
+    configs |= {text: file_config(text) for text in flags.config}
+    configs = {name: with_settings(config, flags.settings) for name, config in configs.items()}
+    if flags.tree:
+        arguments = [*shapes, *(f"--config={text}" for text in flags.config), *flags.settings]
+        trees = [ROOT, *(tree.expanduser().absolute() for tree in flags.tree)]
+        if missing := [tree for tree in trees if not (tree / "bertjax" / "tools").is_dir()]:
+            raise ValueError(f"--tree={missing[0]} is no checkout of bertjax: it has no bertjax/tools")
+        found = compare_trees(trees, arguments, shapes, flags.steps, flags.rounds)
+        print(json.dumps(found) if flags.json else tree_table(found))
+        return
+    report = time_steps(configs, flags.steps, flags.rounds)
+    print(json.dumps(report) if flags.json else step_table(report))
+
+
+# ----------------------------------------------------------------------------------------- input
+
+
+def build_command(
+    pattern: str, tokenizer: str, output: pathlib.Path, workers: int = 1, watch: Any = None
+) -> dict[str, float]:
+    """build_corpus in a process of its own: CPU seconds of it and its workers, wall clock, tokens.
+
+    `watch` is called with its process id while it runs, and must return when that has ended.
+    """
+    import threading
+
+    from bertjax.data.store import read_manifest
+
+    command = [sys.executable, "-m", "bertjax.tools.build_corpus", f"--input={pattern}", f"--tokenizer={tokenizer}"]
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [*command, f"--output={output}", f"--workers={workers}", "--overwrite"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if watch:
+        threading.Thread(target=watch, args=(process.pid,), daemon=True).start()
+    printed = process.stdout.read().decode(errors="replace")
+    _, status, usage = os.wait4(process.pid, 0)
+    if code := os.waitstatus_to_exitcode(status):
+        raise ValueError(f"build_corpus ended with exit code {code}:\n{printed[-2000:]}")
+    tokens, cpu = read_manifest(output)["tokens"], usage.ru_utime + usage.ru_stime
+    return {
+        "tokens": tokens,
+        "cpu_seconds": cpu,
+        "wall_seconds": time.monotonic() - started,
+        "tokens_per_cpu_second": tokens / cpu,
+    }
+
+
+def rows_per_second(store: Any, seq_length: int, packed: bool, rows: int = 20_000) -> dict[str, float]:
+    """Rows a CPU second that training gets from a token store, and the share of positions that hold a token."""
+    import numpy as np
+
+    from bertjax.data.batches import PretrainingBatches
+
+    batches = PretrainingBatches(store, seq_length, 256, seed=1, packed=packed)
+    _ = batches[0]  # compiles, and makes the first epoch's index
+    started, held = time.process_time(), 0
+    steps = -(-rows // 256)
+    for step in range(steps):
+        held += np.count_nonzero(batches[step]["attention_mask"])
+    seconds = time.process_time() - started
+    return {"rows_per_cpu_second": steps * 256 / seconds, "fill": held / (steps * 256 * seq_length)}
+
+
+def run_input(flags: argparse.Namespace) -> None:
+    """`bench input`."""
+    from bertjax.data.store import TokenStore
+
+    if not flags.store and not (flags.text and flags.tokenizer):
+        raise ValueError("give --store=DIR, or --text='PATTERN' with --tokenizer=DIR to build a store first")
+    report: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="bertjax-bench-") as scratch:
+        store = flags.store or pathlib.Path(scratch) / "store"
+        if not flags.store:
+            report["builder"] = build_command(flags.text, flags.tokenizer, store)
+        opened = TokenStore(store)
+        for length in flags.lengths:
+            for kind in ("padded", "packed"):
+                report[f"{length} {kind}"] = rows_per_second(opened, length, kind == "packed", flags.rows)
+    if flags.json:
+        print(json.dumps(report))
+        return
+    if built := report.pop("builder", None):
+        print(f"text to token store: {built['tokens_per_cpu_second']:,.0f} tokens a second of one core")
+    print(f"{'rows':>12} {'rows/s':>9} {'tokens/s':>12} {'fill':>6}   of one core")
+    for name, found in report.items():
+        rate = found["rows_per_cpu_second"]
+        print(f"{name:>12} {rate:9,.0f} {rate * found['fill'] * int(name.split()[0]):12,.0f} {found['fill']:6.1%}")
+
+
+# ------------------------------------------------------------------------------------------ main
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    parser = make_parser("bench", __doc__)
+    if arguments and arguments[0] in MOVED:
+        parser.error(f"{arguments[0]} is now, in a clone: python -m tests.benchmarks.{arguments[0]}")
+    add = parser.add_argument
+    add("what", choices=("step", "input"))
+    add("shapes", nargs="*", metavar="MODEL@LENGTHxROWS", help=f"steps to time (default: {' '.join(SHAPES)})")
+    add("--config", action="append", default=[], help="an experiment whose step is timed; may be given several times")
+    add("--steps", type=int, default=20, help="timed steps of a round (default 20)")
+    add("--rounds", type=int, default=3, help="how often each is timed (default 3)")
+    add("--tree", type=pathlib.Path, action="append", default=[], metavar="DIR", help="another checkout, timed in turn")
+    add("--store", type=pathlib.Path, help="input: a token store")
+    add("--text", help="input: build a store from these files first")
+    add("--tokenizer", help="input: of --text")
+    add("--lengths", type=int, nargs="+", default=[128, 512], help="input: tokens of a row (default 128 512)")
+    add("--rows", type=int, default=20_000, help="input: rows that are timed (default 20000)")
+    add("--json", action="store_true", help="print one JSON object instead of a table")
+    settings = [argument for argument in arguments if argument.startswith("--config.")]
+    flags = parser.parse_args([argument for argument in arguments if argument not in settings])
+    flags.settings = settings
+    if min(flags.steps, flags.rounds, flags.rows) < 1:
+        parser.error("--steps, --rounds and --rows must be at least 1")
+    with refusals("bench"):
+        (run_step if flags.what == "step" else run_input)(flags)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""bench: named shapes, tables, another checkout in turn, rows out of a store."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from bertjax import config as settings
+from bertjax.data.store import TokenStore
+from bertjax.model.presets import PRESETS
+from bertjax.tools import bench
+
+
+def test_a_shape_is_the_published_size_with_these_rows():
+    config = bench.shape_config("large@512x32")
+    assert settings.model_config(config, 30522).to_dict() == PRESETS["large"].to_dict()
+    assert config.phases[0][1] == 512 and config.batch_size == 32 and not config.data.packed
+    assert settings.max_predictions(config, 512) == 77
+    assert bench.shape_config("base-128x256").batch_size == 256  # as the benchmarks write it
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["step", "huge@128x2"], "not MODEL@LENGTHxROWS"),
+        (["step", "--config=configs/demo.py", "--config.lerning_rate=1"], "Did you mean --config.optimizer"),
+        (["quality", "--store=S"], "python -m tests.benchmarks.quality"),
+        (["step", "--tree=/nowhere"], "no checkout of bertjax"),
+        (["input"], "give --store=DIR"),
+        (["step", "--rounds=0"], "must be at least 1"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, said, capsys):
+    with pytest.raises(SystemExit) as refused:
+        bench.main(arguments)
+    assert said in str(refused.value) + capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_shapes_and_configs_are_timed_in_turn(capsys):
+    tiny = ["--config.model.num_hidden_layers=1", "--config.model.hidden_size=64", "--config.batch_size=8"]
+    bench.main(["step", "tiny@16x4", "--config=configs/demo.py", *tiny, "--steps=2", "--rounds=2", "--json"])
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert set(results) == {"tiny@16x4", "configs/demo.py"}
+    for found in results.values():
+        assert len(found["rounds_seconds"]) == 2 and 0 < found["step_seconds"] < 60 and found["loss"] > 1
+
+
+def test_the_table_has_rates_and_the_share_of_the_peak():
+    result = dict(step_seconds=0.1, rows=8, tokens=800, flops=1e12, peak_bytes=2e9, compile_seconds=3.0, loss=1.5)
+    report = {"device": "card", "devices": 2, "nominal_flops": 20e12, "versions": "jax 1", "results": {"a": result}}
+    line = bench.step_table(report).splitlines()[-1].split()
+    assert line == ["a", "100.00", "80", "8,000", "0.500", "2.0", "3.0", "1.5000"]
+
+
+def test_two_checkouts_are_timed_in_turn_and_an_older_one_by_its_own_program(tmp_path, monkeypatch):
+    old = tmp_path / "old"
+    (old / "bertjax/tools/bench").mkdir(parents=True)
+    (old / "bertjax/tools/bench/jax_step.py").touch()
+    seen = []
+
+    def run(command, cwd, env, **_):
+        seen.append((cwd, command[2:], env["PYTHONPATH"]))
+        name, seconds = ("base-128x2", 0.2) if cwd == old else ("base@128x2", 0.1)
+        output = "a line\n" + json.dumps({"results": {name: {"step_seconds": seconds}}})
+        return subprocess.CompletedProcess(command, 0, output)
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    found = bench.compare_trees([bench.ROOT, old], ["base@128x2"], ["base@128x2"], steps=7, rounds=2)
+    assert [cwd for cwd, *_ in seen] == [bench.ROOT, old] * 2
+    assert seen[0][1] == ["bertjax.tools.bench", "step", "base@128x2", "--rounds=1", "--json", "--steps=7"]
+    assert seen[1][1:] == (["bertjax.tools.bench.jax_step", "base-128x2", "--steps=7"], str(old))
+    text = bench.tree_table(found)
+    assert f"100.00 (100.00 - 100.00)  x 1.000  {bench.ROOT}" in text and f"x 2.000  {old}" in text
+
+
+def test_rows_of_a_store_are_counted(random_store):
+    store = TokenStore(random_store)
+    padded, packed = (bench.rows_per_second(store, 64, kind, rows=256) for kind in (False, True))
+    assert padded["rows_per_cpu_second"] > 0 and 0 < padded["fill"] < packed["fill"] <= 1
+
+
+def test_help_needs_no_jax():
+    code = "import sys; from bertjax.tools import bench; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
