@@ -6,81 +6,18 @@ own rules (`is_plain_bert`). Whatever changes ids and is not obeyed is refused b
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from bertjax.formats.files import read_json
+from bertjax.tokenization.hub import parse
 from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, USUAL_NAMES
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS
 
 SPECIALS_FILE = "special_tokens_map.json"  # where old versions of transformers name the specials
 ADDED_FILE = "added_tokens.json"
 
-# Keys of tokenizer_config.json that are obeyed, or do not change which ids a text has. Padding is
-# masked and on the right in any case; decoding is not a matter of ids.
-_OBEYED = {
-    *SPECIAL_NAMES,
-    "bos_token",
-    "eos_token",
-    "additional_special_tokens",
-    "extra_special_tokens",
-    "added_tokens_decoder",
-    "do_lower_case",
-    "strip_accents",
-    "tokenize_chinese_chars",
-    "max_input_chars_per_word",
-    "model_max_length",
-    "add_prefix_space",
-    "do_basic_tokenize",
-    "do_subword_tokenize",
-    "word_tokenizer_type",
-    "subword_tokenizer_type",
-    "never_split",
-    "auto_map",
-    "tokenizer_class",
-    "truncation_side",
-}
-_HARMLESS = {
-    "backend",
-    "chat_template",
-    "clean_up_tokenization_spaces",
-    "device_map",
-    "errors",
-    "from_slow",
-    "init_inputs",
-    "is_local",
-    "jumanpp_kwargs",
-    "legacy",
-    "local_files_only",
-    "max_len",
-    "max_length",
-    "mecab_kwargs",
-    "model_input_names",
-    "model_specific_special_tokens",
-    "model_type",
-    "name_or_path",
-    "pad_to_multiple_of",
-    "pad_token_type_id",
-    "padding",
-    "padding_side",
-    "processor_class",
-    "revision",
-    "sep_token_extra",
-    "special_tokens_map_file",
-    "split_special_tokens",
-    "stride",
-    "sudachi_kwargs",
-    "tokenizer_file",
-    "torch_dtype",
-    "trust_remote_code",
-    "truncation",
-    "truncation_strategy",
-    "unk_token_id",
-    "use_fast",
-    "vocab_file",
-    "_commit_hash",
-}
 # Other rules than the original's for a vocab.txt: key -> the value that means the original's.
 _BERT_RULES = {
     "word_tokenizer_type": "basic",
@@ -88,6 +25,21 @@ _BERT_RULES = {
     "do_basic_tokenize": True,
     "do_subword_tokenize": True,
 }
+# Keys of tokenizer_config.json that are obeyed, ...
+_OBEYED = {*SPECIAL_NAMES, *_BERT_RULES} | set(
+    "bos_token eos_token additional_special_tokens extra_special_tokens added_tokens_decoder do_lower_case "
+    "strip_accents tokenize_chinese_chars max_input_chars_per_word model_max_length add_prefix_space never_split "
+    "auto_map tokenizer_class truncation_side".split()
+)
+# ... or do not change which ids a text has. Padding is masked and on the right in any case.
+_HARMLESS = set(
+    "backend chat_template clean_up_tokenization_spaces device_map errors from_slow init_inputs is_local "
+    "jumanpp_kwargs legacy local_files_only max_len max_length mecab_kwargs model_input_names "
+    "model_specific_special_tokens model_type name_or_path pad_to_multiple_of pad_token_type_id padding padding_side "
+    "processor_class revision sep_token_extra special_tokens_map_file split_special_tokens stride sudachi_kwargs "
+    "tokenizer_file torch_dtype trust_remote_code truncation truncation_strategy unk_token_id use_fast vocab_file "
+    "_commit_hash".split()
+)
 # Classes of transformers that read a vocab.txt as BERT's; others (Esm, Bertweet, Phobert) do not.
 _BERT_CLASSES = re.compile(
     r"((Bert(Japanese)?|DistilBert|Electra|MobileBert|ConvBert|Funnel|LayoutLM(v2)?|Lxmert|MPNet|"
@@ -96,22 +48,16 @@ _BERT_CLASSES = re.compile(
 )
 
 # tokenizer.json: the caller cuts and pads, and a decoder makes text.
-_JSON_KEYS = {
-    "version",
-    "truncation",
-    "padding",
-    "added_tokens",
-    "normalizer",
-    "pre_tokenizer",
-    "post_processor",
-    "decoder",
-    "model",
-}
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_JSON_KEYS = ("version", "truncation", "padding", "added_tokens", *_PARTS, "model")
 _MATCHING = ("single_word", "lstrip", "rstrip", "normalized")  # change which text a token takes
 _FLAGS = (*_MATCHING, "special")
 _LONGEST_WORD = 1 << 16
 # `tokenizers` writes this limit into every BERT file; the original, and so such a file, means 200.
 _LIBRARY_WORD_CHARS = 100
+
+
+# ------------------------------------------------------------------------- tokenizer_config.json
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
@@ -121,18 +67,17 @@ def read_settings(directory: Path) -> dict[str, Any]:
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"):
         if not isinstance(stored.get(name), bool | None):
             raise ValueError(f"{source}: {name} is {stored[name]!r}; it must be true or false")
-    limit = stored.get("max_input_chars_per_word")
-    if limit is not None:
-        _check_word_limit(limit, source)
+    _check_word_limit(stored.get("max_input_chars_per_word"), source)
     for name, ours in _BERT_RULES.items():
         if stored.get(name, ours) not in (ours, None):
             raise ValueError(
                 f"{source}: {name}={stored[name]!r} is another tokenization than "
                 f"BERT's, which has {ours!r}: its ids would not be those of this model"
             )
-    if kept_whole := (
-        set(_strings(stored.get("never_split") or (), "never_split", source)) - _usual_names(stored, source)
-    ):
+    never_split = stored.get("never_split") or []
+    if not isinstance(never_split, list) or not all(isinstance(item, str) for item in never_split):
+        raise ValueError(f"{source}: never_split must be a list of strings")
+    if kept_whole := set(never_split) - _usual_names(stored, source):
         raise ValueError(
             f"{source}: never_split={sorted(kept_whole)} is not supported; make them "
             "added tokens (add_tokens of transformers), which are kept whole"
@@ -156,56 +101,56 @@ def unknown_settings(stored: Mapping[str, Any]) -> list[str]:
     return sorted(set(stored) - _OBEYED - _HARMLESS)
 
 
-def check_class(stored: Mapping[str, Any], directory: Path) -> None:
-    """Raises ValueError where a vocab.txt is that of another tokenizer than BERT's."""
-    name = stored.get("tokenizer_class")
-    if name is not None and not _BERT_CLASSES.fullmatch(str(name)):
-        raise ValueError(
-            f"{directory / CONFIG_FILE}: tokenizer_class={name!r} does not read vocab.txt as BERT "
-            "does; save its tokenizer.json, or set BertTokenizer if BERT's rules are right"
-        )
-
-
 def special_names(stored: Mapping[str, Any], source: Path) -> dict[str, str]:
     """{name of SPECIAL_NAMES: token}, as far as stored."""
     return {key: _content(stored[key], key, source) for key in SPECIAL_NAMES if stored.get(key) is not None}
 
 
 def _usual_names(stored: Mapping[str, Any], source: Path) -> set[str]:
-    return {*special_names(stored, source).values(), *(name for names in USUAL_NAMES.values() for name in names)}
+    return set(special_names(stored, source).values()).union(*USUAL_NAMES.values())
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file, {} where there is no file."""
-    if not path.is_file():
-        return {}
-    content = read_json(path)
+    content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return content
 
 
+def _check_word_limit(value: Any, source: Path) -> None:
+    if value is not None and (not is_id(value) or not 1 <= value <= _LONGEST_WORD):
+        raise ValueError(
+            f"{source}: max_input_chars_per_word is {value!r:.100}; it must be a number from 1 to {_LONGEST_WORD}"
+        )
+
+
+def is_id(value: Any) -> bool:
+    """Whether a value of JSON can be an id."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+# --------------------------------------------------------------------- tokenizer.json, vocab.txt
+
+
 def of_vocab(pieces: list[str], stored: Mapping[str, Any], source: Path) -> dict[str, Any]:
-    """BERT's rules over the pieces of a vocab.txt."""
-    names = special_names(stored, source)
-    return {
+    """BERT's rules over the pieces of a vocab.txt; ValueError if it is that of another tokenizer."""
+    name = stored.get("tokenizer_class")
+    if name is not None and not _BERT_CLASSES.fullmatch(str(name)):
+        raise ValueError(
+            f"{source}: tokenizer_class={name!r} does not read vocab.txt as BERT "
+            "does; save its tokenizer.json, or set BertTokenizer if BERT's rules are right"
+        )
+    return dict.fromkeys(_JSON_KEYS) | {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": [],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": None,
-        },
+        "normalizer": dict.fromkeys(("handle_chinese_chars", "strip_accents", "lowercase"))
+        | {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": None,
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
         "model": {
             "type": "WordPiece",
-            "unk_token": names.get("unk_token", "[UNK]"),
+            "unk_token": special_names(stored, source).get("unk_token", "[UNK]"),
             "continuing_subword_prefix": "##",
             "max_input_chars_per_word": _LIBRARY_WORD_CHARS,
             "vocab": {piece: i for i, piece in enumerate(pieces)},
@@ -224,25 +169,24 @@ def read_description(path: Path) -> dict[str, Any]:
     model = content.get("model")
     if not isinstance(model, dict):
         raise ValueError(f'{path} is not a tokenizer.json: it has no "model"')
-    if unknown := sorted(set(content) - _JSON_KEYS):
+    if unknown := sorted(set(content) - set(_JSON_KEYS)):
         raise ValueError(f"{path}: unknown keys {', '.join(unknown)}: what they ask for would not be done")
     if not isinstance(model.get("unk_token"), str | None):
         raise ValueError(f"{path}: model.unk_token is {model['unk_token']!r:.100}; it must be a token")
     if model.get("dropout"):
         raise ValueError(f"{path}: model.dropout={model['dropout']!r} gives a text other ids each time; set it to null")
-    if isinstance(content.get("truncation"), dict) and (content["truncation"].get("direction") == "Left"):
+    if isinstance(content.get("truncation"), dict) and content["truncation"].get("direction") == "Left":
         raise ValueError(
             f"{path}: truncation.direction=Left is not supported: long texts are cut "
             "at their end; set truncation to null if that is right"
         )
     if not isinstance(content.get("added_tokens", []), list):
         raise ValueError(f"{path}: added_tokens must be a list")
-    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+    for part in _PARTS:
         if not isinstance(content.get(part), dict | None):
             raise ValueError(f"{path}: {part} must be an object or null")
-    if model.get("max_input_chars_per_word") is not None:
-        _check_word_limit(model["max_input_chars_per_word"], path)
-    return {**dict.fromkeys(_JSON_KEYS - {"version"}), **content}
+    _check_word_limit(model.get("max_input_chars_per_word"), path)
+    return {**dict.fromkeys(_JSON_KEYS[1:]), **content}
 
 
 def piece_ids(description: Mapping[str, Any], source: Path) -> dict[str, int]:
@@ -261,6 +205,27 @@ def piece_ids(description: Mapping[str, Any], source: Path) -> dict[str, int]:
     return dict(vocab)
 
 
+def is_plain_bert(description: Mapping[str, Any], special_tokens: Mapping[str, str]) -> bool:
+    """Whether wordpiece.py follows the description, and no token but BERT's special ones is added."""
+    model, normalizer = description["model"], description["normalizer"] or {}
+    names = set(special_tokens.values())
+    return (
+        model.get("type") == "WordPiece"
+        and model.get("continuing_subword_prefix") == "##"
+        and model.get("unk_token") == special_tokens["unk_token"]
+        and model.get("max_input_chars_per_word") in (_LIBRARY_WORD_CHARS, MAX_WORD_CHARS)
+        and set(model) <= {"type", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"}
+        and normalizer.get("type") == "BertNormalizer"
+        and normalizer.get("clean_text") is True
+        and set(normalizer) <= {"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"}
+        and description["pre_tokenizer"] == {"type": "BertPreTokenizer"}
+        and all(entry["content"] in names for entry in description["added_tokens"])
+    )
+
+
+# ---------------------------------------------------------------------------------- added tokens
+
+
 def with_added_tokens(
     description: dict[str, Any], stored: Mapping[str, Any], directory: Path, source: Path
 ) -> dict[str, Any]:
@@ -275,7 +240,8 @@ def with_added_tokens(
     config = directory / CONFIG_FILE
     usual = _usual_names(stored, config)
 
-    def add(entry: dict[str, Any], file: Path) -> None:
+    def add(entry: Any, number: Any, file: Path) -> None:
+        entry = _entry(entry, number, file)
         token, i = entry["content"], entry["id"]
         known = ids.get(token, added.get(token, {}).get("id", i))
         if known != i or places.get(i, token) != token:
@@ -295,27 +261,23 @@ def with_added_tokens(
         places[i] = token
 
     for entry in description["added_tokens"] or ():
-        add(_entry(entry, None, source), source)
+        add(entry, None, source)
     decoder = stored.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         raise ValueError(f"{config}: added_tokens_decoder must map ids to tokens")
     for number, entry in decoder.items():
-        add(_entry(entry, number, config), config)
+        add(entry, number, config)
     special = _further_specials(stored, config)
     for token, number in read_object(directory / ADDED_FILE).items():
-        extra = added.get(token) or special.get(token)
-        add(
-            _entry(extra or {"content": token, "normalized": True}, number, directory / ADDED_FILE),
-            directory / ADDED_FILE,
-        )
+        entry = added.get(token) or special.get(token) or {"content": token, "normalized": True}
+        add(entry, number, directory / ADDED_FILE)
     for token, entry in special.items():
         if token not in added:
-            add(_entry(entry, ids.get(token, max(places, default=-1) + 1), config), config)
-    ordered = sorted(added.values(), key=lambda entry: entry["id"])
+            add(entry, ids.get(token, max(places, default=-1) + 1), config)
     if max(places) >= len(places):
         gap = next(i for i in range(len(places)) if i not in places)
         raise ValueError(f"{source}: ids are not 0 to {len(places) - 1}, each once: no piece has the id {gap}")
-    return {**description, "added_tokens": ordered}
+    return {**description, "added_tokens": sorted(added.values(), key=lambda entry: entry["id"])}
 
 
 def added_beyond(stored: Mapping[str, Any], directory: Path, vocab: Collection[str]) -> list[str]:
@@ -327,15 +289,15 @@ def added_beyond(stored: Mapping[str, Any], directory: Path, vocab: Collection[s
 
 def _further_specials(stored: Mapping[str, Any], source: Path) -> dict[str, dict[str, Any]]:
     """Special tokens that are named beside BERT's five, by content."""
-    lists = []
+    named = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         value = stored.get(key) or []
         if not isinstance(value, list | dict):
             raise ValueError(f"{source}: {key} must be a list of tokens")
-        lists += [(key, token) for token in (value.values() if isinstance(value, dict) else value)]
-    lists += [(key, stored[key]) for key in ("bos_token", "eos_token") if stored.get(key)]
+        named += [(key, token) for token in (value.values() if isinstance(value, dict) else value)]
+    named += [(key, stored[key]) for key in ("bos_token", "eos_token") if stored.get(key)]
     found = {}
-    for key, value in lists:
+    for key, value in named:
         entry = value if isinstance(value, dict) else {"content": value}
         found[_content(value, key, source)] = {**entry, "special": True}
     for name in special_names(stored, source).values():
@@ -370,40 +332,7 @@ def _content(value: Any, key: str, source: Path) -> str:
     return token
 
 
-def _strings(value: Any, key: str, source: Path) -> list[str]:
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"{source}: {key} must be a list of strings")
-    return list(value)
-
-
-def is_id(value: Any) -> bool:
-    """Whether a value of JSON can be an id."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
-
-
-def _check_word_limit(value: Any, source: Path) -> None:
-    if not is_id(value) or not 1 <= value <= _LONGEST_WORD:
-        raise ValueError(
-            f"{source}: max_input_chars_per_word is {value!r:.100}; it must be a number from 1 to {_LONGEST_WORD}"
-        )
-
-
-def is_plain_bert(description: Mapping[str, Any], special_tokens: Mapping[str, str]) -> bool:
-    """Whether wordpiece.py follows the description, and no token but BERT's special ones is added."""
-    model, normalizer = description["model"], description["normalizer"] or {}
-    names = set(special_tokens.values())
-    return (
-        model.get("type") == "WordPiece"
-        and model.get("continuing_subword_prefix") == "##"
-        and model.get("unk_token") == special_tokens["unk_token"]
-        and model.get("max_input_chars_per_word") in (_LIBRARY_WORD_CHARS, MAX_WORD_CHARS)
-        and set(model) <= {"type", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"}
-        and normalizer.get("type") == "BertNormalizer"
-        and normalizer.get("clean_text") is True
-        and set(normalizer) <= {"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"}
-        and description["pre_tokenizer"] == {"type": "BertPreTokenizer"}
-        and all(entry["content"] in names for entry in description["added_tokens"])
-    )
+# -------------------------------------------------------------------------------- post_processor
 
 
 def bert_template(special_tokens: Mapping[str, str], ids: Mapping[str, int]) -> dict[str, Any]:
@@ -413,51 +342,24 @@ def bert_template(special_tokens: Mapping[str, str], ids: Mapping[str, int]) -> 
 
 
 def check_template(
-    description: Mapping[str, Any], special_tokens: Mapping[str, str], to_id: Callable[[str], int | None], source: Path
+    description: Mapping[str, Any], special_tokens: Mapping[str, str], ids: Mapping[str, int], source: Path
 ) -> None:
     """Raises ValueError where the post-processor puts other special tokens around texts than BERT:
-    [CLS] a [SEP], [CLS] a [SEP] b [SEP] with segments 0 and 1. None of its own is BERT's.
+    [CLS] a [SEP], [CLS] a [SEP] b [SEP] with segments 0 and 1. One that adds none is BERT's.
     """
+    processor = description["post_processor"]
+    a, b = (1 << 32) - 2, (1 << 32) - 1  # ids that no vocabulary has
+    words = {"type": "WordLevel", "vocab": {"A": a, "B": b}, "unk_token": "A"}
+    mini = dict.fromkeys(_PARTS) | {"added_tokens": [], "post_processor": processor, "model": words}
+    library = parse(mini, f"{source}: post_processor")
+    encoded = (library.encode("A"), library.encode("A", "B"))
+    found = [list(zip(each.ids, each.type_ids, strict=True)) for each in encoded]
     cls, sep = special_tokens["cls_token"], special_tokens["sep_token"]
-    steps = [description["post_processor"] or {"type": "ByteLevel"}]
-    while steps:
-        step = steps.pop()
-        kind = step.get("type") if isinstance(step, dict) else None
-        if kind == "Sequence" and isinstance(step.get("processors"), list):
-            steps += step["processors"]
-        elif kind == "ByteLevel":  # changes offsets only
-            continue
-        elif kind == "BertProcessing":
-            if step.get("cls") != [cls, to_id(cls)] or step.get("sep") != [sep, to_id(sep)]:
-                raise ValueError(
-                    f"{source}: post_processor has cls={step.get('cls')}, "
-                    f"sep={step.get('sep')}, the vocabulary {cls!r} with id "
-                    f"{to_id(cls)}, {sep!r} with id {to_id(sep)}"
-                )
-        elif (
-            kind == "TemplateProcessing"
-            and _template_ids(step, "single") == [(to_id(cls), 0), ("A", 0), (to_id(sep), 0)]
-            and _template_ids(step, "pair") == [(to_id(cls), 0), ("A", 0), (to_id(sep), 0), ("B", 1), (to_id(sep), 1)]
-        ):
-            continue
-        else:
-            raise ValueError(
-                f"{source}: post_processor ({kind}) puts other special tokens or segments around "
-                f"texts than BERT: {cls} A {sep} for one, {cls} A {sep} B {sep} with segments 0 "
-                "and 1 for two. A model trained so cannot be used; if it was not, set it to null"
-            )
-
-
-def _template_ids(step: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | None:
-    """[(id of a special token, or A or B, segment)] of a template; None where it is malformed."""
-    found: list[tuple[Any, Any]] = []
-    try:
-        for part in step[name]:
-            ((kind, value),) = part.items()
-            if kind == "Sequence":
-                found.append((value["id"], value["type_id"]))
-            else:
-                found += [(i, value["type_id"]) for i in step["special_tokens"][value["id"]]["ids"]]
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-    return found
+    one = [(ids[cls], 0), (a, 0), (ids[sep], 0)]
+    only_offsets = {step["type"] for step in processor.get("processors", [processor])} <= {"ByteLevel"}
+    if found != [one, [*one, (b, 1), (ids[sep], 1)]] and not only_offsets:
+        raise ValueError(
+            f"{source}: post_processor ({processor['type']}) puts other special tokens or segments around "
+            f"texts than BERT: {cls} A {sep} for one, {cls} A {sep} B {sep} with segments 0 "
+            "and 1 for two. A model trained so cannot be used; if it was not, set it to null"
+        )

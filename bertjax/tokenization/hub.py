@@ -1,4 +1,4 @@
-"""Any tokenizer.json, run by the `tokenizers` library behind the interface of WordPieceTokenizer.
+"""Any tokenizer.json, run by the `tokenizers` library behind the interface of tokenizer.py.
 
 In: the content of a tokenizer.json (read and checked in description.py). Out: ids, tokens, offsets,
 the special ids. Used where a file asks for more than BERT's own rules: added tokens, other
@@ -11,12 +11,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertjax.tokenization.tokenizer import Span, Tokenizer
+from bertjax.tokenization.tokenizer import Offsets, Span, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 # Builders and loaders have processes of their own; threads below them would only compete, and the
 # library warns of every fork after it has used some.
@@ -47,8 +50,8 @@ class HubTokenizer(Tokenizer):
         # The library can leave special tokens in a text unrecognised, as the interface wants it,
         # but not some of them: here only BERT's five are special.
         added = [{**entry, "special": entry["content"] in special} for entry in content["added_tokens"]]
-        self._json = json.dumps({**content, "added_tokens": added})
-        self._text = self._load()
+        self._given = {**content, "added_tokens": added}
+        self._text = parse(self._given, source)
         self._text.encode_special_tokens = True
         self._marked = None  # recognises BERT's special tokens too; made when first needed
         ids = self._text.get_vocab(with_added_tokens=True)
@@ -65,27 +68,15 @@ class HubTokenizer(Tokenizer):
         super().__init__(vocab, special_tokens)
         for entry in content["added_tokens"]:
             self._is_text[entry["id"]] &= not entry["special"]
-        normalize = self._text.normalizer
-        self.do_lower_case = normalize is not None and (
-            self._guarded(normalize.normalize_str, "ABC") == self._guarded(normalize.normalize_str, "abc")
-        )
-
-    def _load(self) -> Any:
-        library = _parse(self._json, self._source)
-        library.no_truncation()  # who calls cuts and pads, as with transformers
-        library.no_padding()
-        return library
-
-    def _guarded(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        with _named(self._source):
-            return call(*arguments, **options)
+        normalizer = self._text.normalizer
+        with _named(source):
+            self.do_lower_case = normalizer is not None and (
+                normalizer.normalize_str("ABC") == normalizer.normalize_str("abc")
+            )
 
     def __reduce__(self) -> tuple:
-        return (
-            HubTokenizer,
-            (self._file, self.special_tokens, self._source),
-            {"model_max_length": self.model_max_length},
-        )
+        made_of = (self._file, self.special_tokens, self._source)
+        return HubTokenizer, made_of, {"model_max_length": self.model_max_length}
 
     @property
     def is_continuation(self) -> np.ndarray | None:
@@ -108,31 +99,27 @@ class HubTokenizer(Tokenizer):
     @property
     def fingerprint(self) -> str:
         """Hex sha256 over what the library is given and the names of the special tokens."""
-        given = {**json.loads(self._json), "truncation": None, "padding": None, "decoder": None}
-        content = json.dumps([given, self.special_tokens], sort_keys=True)
+        content = json.dumps(
+            [self._given | dict.fromkeys(("truncation", "padding", "decoder")), self.special_tokens], sort_keys=True
+        )
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def _encoding(self, text: str, keep_special_tokens: bool) -> Any:
+    def _encoding(self, text: str, keep_special_tokens: bool) -> "tokenizers.Encoding":
         if keep_special_tokens and self._marked is None:
-            self._marked = self._load()
+            self._marked = parse(self._given, self._source)
         library = self._marked if keep_special_tokens else self._text
-        return self._guarded(library.encode, _clean(text), add_special_tokens=False)
+        with _named(self._source):
+            return library.encode(_clean(text), add_special_tokens=False)
 
     def encode(self, text: str, keep_special_tokens: bool = False) -> list[int]:
         return self._encoding(text, keep_special_tokens).ids
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        found = self._guarded(self._text.encode_batch_fast, [_clean(text) for text in texts], add_special_tokens=False)
+        with _named(self._source):
+            found = self._text.encode_batch_fast([_clean(text) for text in texts], add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
-    def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        rows = self.encode_batch(texts)
-        lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        return np.array([i for row in rows for i in row], dtype=np.int32), lengths
-
-    def encode_with_offsets(
-        self, text: str, keep_special_tokens: bool = False
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str, keep_special_tokens: bool = False) -> tuple[list[int], Offsets]:
         found = self._encoding(text, keep_special_tokens)
         return found.ids, found.offsets
 
@@ -146,7 +133,8 @@ class HubTokenizer(Tokenizer):
         kept = [int(i) for i in ids if int(i) not in special]
         for i in kept:
             self.id_to_token(i)  # refuses what is out of range
-        return self._guarded(self._text.decode, kept, skip_special_tokens=False)
+        with _named(self._source):
+            return self._text.decode(kept, skip_special_tokens=False)
 
     def _content(self) -> bytes:
         return json.dumps(self._file, ensure_ascii=False, indent=2).encode("utf-8", "surrogatepass")
@@ -160,14 +148,18 @@ def check_content(content: dict[str, Any], source: str) -> None:
     model = dict(content["model"])
     if isinstance(model["vocab"], dict):  # a vocabulary takes the library long
         model |= {"vocab": {}} | ({"merges": []} if "merges" in model else {})
-    _parse(json.dumps({**content, "model": model, "added_tokens": []}), source)
+    parse({**content, "model": model, "added_tokens": []}, source)
 
 
-def _parse(content: str, source: str) -> Any:
+def parse(content: Mapping[str, Any], source: str) -> "tokenizers.Tokenizer":
+    """The library's tokenizer of the content of a tokenizer.json; ValueError begins with `source`."""
     import tokenizers  # late: a vocab.txt does not need it
 
     with _named(source):
-        return tokenizers.Tokenizer.from_str(content)
+        library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    library.no_truncation()  # the caller cuts and pads, as with transformers
+    library.no_padding()
+    return library
 
 
 @contextlib.contextmanager

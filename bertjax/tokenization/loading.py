@@ -55,9 +55,26 @@ def load_tokenizer(
             "%s: keys that nothing is known of are not obeyed: %s", directory / CONFIG_FILE, ", ".join(unknown[:10])
         )
     if vocab_file.suffix == ".model":
-        tokenizer = _sentencepiece(vocab_file, stored, do_lower_case, strip_accents)
+        tokenizer = _sentencepiece(vocab_file, stored)
+        _check_own_rules(tokenizer, vocab_file, stored, do_lower_case, strip_accents)
     else:
-        tokenizer = _described(vocab_file, named, directory, stored, do_lower_case, strip_accents)
+        described, specials, pieces = _described(vocab_file, named, stored)
+        if (described["normalizer"] or {}).get("type") != "BertNormalizer":
+            tokenizer = _hub(described, specials, vocab_file, stored)
+            _check_own_rules(tokenizer, vocab_file, stored, do_lower_case, strip_accents)
+            check_casing_matches_name(named, tokenizer.do_lower_case)
+        else:
+            if vocab_file.suffix == ".json":
+                check_content(described, str(vocab_file))
+            rules = _bert_rules(
+                described["normalizer"], stored, vocab_file, named, pieces, do_lower_case, strip_accents
+            )
+            described["normalizer"] |= rules
+            if files.is_plain_bert(described, specials):
+                limit = stored.get("max_input_chars_per_word") or MAX_WORD_CHARS
+                tokenizer = WordPieceTokenizer(pieces, *rules.values(), max_word_chars=limit, **specials)
+            else:
+                tokenizer = _hub(described, specials, vocab_file, stored)
     tokenizer.model_max_length = _model_max_length(stored, directory)
     return tokenizer
 
@@ -80,9 +97,7 @@ def _find(path: Path) -> tuple[Path, Path]:
     )
 
 
-def _sentencepiece(
-    vocab_file: Path, stored: Mapping[str, Any], do_lower_case: bool | None, strip_accents: bool | None
-) -> Tokenizer:
+def _sentencepiece(vocab_file: Path, stored: Mapping[str, Any]) -> Tokenizer:
     from bertjax.tokenization.sentencepiece import SentencePieceTokenizer  # late: protobuf
 
     source = vocab_file.parent / CONFIG_FILE
@@ -92,97 +107,77 @@ def _sentencepiece(
             f"{source}: the added tokens {', '.join(map(repr, added[:5]))} are not in "
             f"{vocab_file.name}; save the tokenizer.json of this tokenizer, which holds them"
         )
-    for name, value in (("the argument", do_lower_case), (source, stored.get("do_lower_case"))):
-        if value not in (None, tokenizer.do_lower_case):
-            raise ValueError(_contradiction("do_lower_case", value, tokenizer.do_lower_case, vocab_file, name))
+    return tokenizer
+
+
+def _check_own_rules(
+    tokenizer: Tokenizer,
+    vocab_file: Path,
+    stored: Mapping[str, Any],
+    do_lower_case: bool | None,
+    strip_accents: bool | None,
+) -> None:
+    """Refuses settings that differ from the normalisation that a file brings."""
+    own = tokenizer.do_lower_case
+    if do_lower_case not in (None, own):
+        raise ValueError(_contradiction("do_lower_case", do_lower_case, own, vocab_file))
+    if stored.get("do_lower_case") not in (None, own):
+        raise ValueError(
+            f"{vocab_file.parent / CONFIG_FILE}: do_lower_case={not own} contradicts {vocab_file}, whose own "
+            f"rules mean do_lower_case={own}; remove the one that is wrong"
+        )
     if strip_accents is not None:
         raise ValueError(
             f"strip_accents={strip_accents}: {vocab_file} brings its own normalisation; leave the argument out"
         )
-    return tokenizer
+
+
+def _contradiction(name: str, value: bool, stored: bool, source: Path) -> str:
+    return (
+        f"{name}={value} contradicts {name}={stored} stored in {source}; leave the argument "
+        "out, or change the stored value if it is wrong"
+    )
+
+
+# --------------------------------------------------------------------- vocab.txt, tokenizer.json
 
 
 def _described(
-    vocab_file: Path,
-    named: Path,
-    directory: Path,
-    stored: Mapping[str, Any],
-    do_lower_case: bool | None,
-    strip_accents: bool | None,
-) -> Tokenizer:
-    """The tokenizer of a vocab.txt or a tokenizer.json."""
+    vocab_file: Path, named: Path, stored: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """(description, special tokens, pieces by id) of a vocab.txt or a tokenizer.json."""
+    directory = vocab_file.parent
     if vocab_file.suffix == ".json":
         described = files.read_description(vocab_file)
         if named.is_dir() and (directory / "vocab.txt").is_file():
             _check_same_vocabulary(described, vocab_file, directory / "vocab.txt")
     else:
-        files.check_class(stored, directory)
         described = files.of_vocab(read_vocab(vocab_file), stored, directory / CONFIG_FILE)
     described = files.with_added_tokens(described, stored, directory, vocab_file)
     ids = files.piece_ids(described, vocab_file)
     ids |= {entry["content"]: entry["id"] for entry in described["added_tokens"]}
-    pieces = sorted(ids, key=ids.get)
-    specials = _special_tokens(described, stored, ids, vocab_file, directory)
-    files.check_template(described, specials, ids.get, vocab_file)
+    specials = _special_tokens(described, stored, ids, vocab_file)
     if described["post_processor"] is None:  # for whoever reads what is saved
         described["post_processor"] = files.bert_template(specials, ids)
+    else:
+        files.check_template(described, specials, ids, vocab_file)
+    return described, specials, sorted(ids, key=ids.get)
 
-    if (described["normalizer"] or {}).get("type") != "BertNormalizer":
-        return _other_rules(described, specials, vocab_file, named, stored, do_lower_case, strip_accents)
-    if vocab_file.suffix == ".json":
-        check_content(described, str(vocab_file))
-    options = _stored_options(stored, directory, described["normalizer"], vocab_file)
-    for name, value in (("do_lower_case", do_lower_case), ("strip_accents", strip_accents)):
-        kept = options.get(name)
-        if value is not None and kept is not None and value != kept:
-            raise ValueError(_contradiction(name, value, kept, options["source"]))
-    casing = _resolve_casing(options.get("do_lower_case"), do_lower_case, named, directory, pieces)
-    strips = strip_accents if strip_accents is not None else options.get("strip_accents")
-    chinese = options.get("tokenize_chinese_chars", True)
-    if files.is_plain_bert(described, specials):
-        limit = stored.get("max_input_chars_per_word") or MAX_WORD_CHARS
-        return WordPieceTokenizer(pieces, casing, strips, chinese, max_word_chars=limit, **specials)
-    described["normalizer"] = {
-        **described["normalizer"],
-        "lowercase": casing,
-        "strip_accents": strips,
-        "handle_chinese_chars": chinese,
-    }
-    if (limit := stored.get("max_input_chars_per_word")) is not None:
+
+def _hub(
+    described: dict[str, Any], specials: dict[str, str], vocab_file: Path, stored: Mapping[str, Any]
+) -> HubTokenizer:
+    limit = stored.get("max_input_chars_per_word")
+    if limit is not None and described["model"].get("type") == "WordPiece":
         described["model"] = {**described["model"], "max_input_chars_per_word": limit}
     return HubTokenizer(described, specials, str(vocab_file))
 
 
-def _other_rules(
-    described: dict[str, Any],
-    specials: dict[str, str],
-    vocab_file: Path,
-    named: Path,
-    stored: Mapping[str, Any],
-    do_lower_case: bool | None,
-    strip_accents: bool | None,
-) -> Tokenizer:
-    """The tokenizer of a tokenizer.json with another normalizer than BERT's."""
-    source = vocab_file.parent / CONFIG_FILE
-    if strip_accents is not None:
-        raise ValueError(
-            f"strip_accents={strip_accents}: {vocab_file} brings its own normalisation; leave the argument out"
-        )
-    if "max_input_chars_per_word" in stored and described["model"].get("type") == "WordPiece":
-        described["model"] = {**described["model"], "max_input_chars_per_word": stored["max_input_chars_per_word"]}
-    tokenizer = HubTokenizer(described, specials, str(vocab_file))
-    for name, value in (("the argument", do_lower_case), (source, stored.get("do_lower_case"))):
-        if value not in (None, tokenizer.do_lower_case):
-            raise ValueError(_contradiction("do_lower_case", value, tokenizer.do_lower_case, vocab_file, name))
-    check_casing_matches_name(named, tokenizer.do_lower_case)
-    return tokenizer
-
-
 def _special_tokens(
-    described: Mapping[str, Any], stored: Mapping[str, Any], ids: Mapping[str, int], vocab_file: Path, directory: Path
+    described: Mapping[str, Any], stored: Mapping[str, Any], ids: Mapping[str, int], vocab_file: Path
 ) -> dict[str, str]:
     """{name of SPECIAL_NAMES: token}: as stored, the model's own unknown token, or usual names."""
-    source, model = directory / CONFIG_FILE, described["model"]
+    source, model = vocab_file.parent / CONFIG_FILE, described["model"]
     given = files.special_names(stored, source)
     unknown = model.get("unk_token")
     if isinstance(model.get("vocab"), list) and files.is_id(model.get("unk_id")):
@@ -226,24 +221,6 @@ def _model_max_length(stored: Mapping[str, Any], directory: Path) -> int | None:
             f"{directory / CONFIG_FILE}: model_max_length is {value!r:.100}; it must be a number of tokens"
         )
     return int(value) if value < _UNLIMITED else None
-
-
-def check_casing_matches_name(path: str | Path, do_lower_case: bool) -> None:
-    """Raises ValueError where a checkpoint named as Google's (`cased_L-12_H-768_A-12`,
-    `uncased_...`, `multilingual_...`, `chinese_...`) is used with the other casing.
-
-    The check of the original (`validate_case_matches_checkpoint`), on a directory's name or, for a
-    file or checkpoint prefix (`.../bert_model.ckpt`), also on that of the directory it is in.
-    """
-    for name in _names(path):
-        match = _GOOGLE_NAME.search(name)
-        if match and (match.group(1) != "cased") != do_lower_case:
-            raise ValueError(
-                f"do_lower_case={do_lower_case} contradicts the name {name!r}, which is "
-                f"{'a cased' if match.group(1) == 'cased' else 'a lower-cased'} model: set "
-                f"do_lower_case={not do_lower_case} so that the text is read as in its "
-                "pre-training, or rename the directory if the name is wrong"
-            )
 
 
 def read_vocab(path: str | Path) -> list[str]:
@@ -307,17 +284,27 @@ def _other_format(content: bytes) -> str | None:
     return None
 
 
-def _stored_options(
-    stored: Mapping[str, Any], directory: Path, normalizer: Mapping[str, Any], vocab_file: Path
+# --------------------------------------------------------------------------------------- casing
+
+
+def _bert_rules(
+    normalizer: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    vocab_file: Path,
+    named: Path,
+    vocab: Sequence[str],
+    do_lower_case: bool | None,
+    strip_accents: bool | None,
 ) -> dict[str, Any]:
-    """do_lower_case, strip_accents, tokenize_chinese_chars as far as stored, and their source.
+    """lowercase, strip_accents and handle_chinese_chars of BERT's normalizer.
 
     tokenizer_config.json goes before the normalizer of tokenizer.json, as in transformers.
     """
+    config, source = vocab_file.parent / CONFIG_FILE, vocab_file
     if vocab_file.suffix != ".json":  # a vocab.txt that was named itself
-        beside = files.read_object(directory / "tokenizer.json").get("normalizer")
+        beside = files.read_object(vocab_file.parent / "tokenizer.json").get("normalizer")
         if isinstance(beside, dict) and beside.get("type") == "BertNormalizer":
-            normalizer, vocab_file = beside, directory / "tokenizer.json"
+            normalizer, source = beside, vocab_file.parent / "tokenizer.json"
     options = {}
     for name, key in (
         ("do_lower_case", "lowercase"),
@@ -326,43 +313,46 @@ def _stored_options(
     ):
         value = normalizer.get(key)
         if not isinstance(value, bool | None):
-            raise ValueError(f"{vocab_file}: normalizer.{key} is {value!r:.100}; it must be true or false")
+            raise ValueError(f"{source}: normalizer.{key} is {value!r:.100}; it must be true or false")
         if stored.get(name) is not None or (name == "strip_accents" and name in stored):
             if value not in (None, stored[name]):
-                log.warning(
-                    "%s=%s of %s goes before %s=%s of %s",
-                    name,
-                    stored[name],
-                    directory / CONFIG_FILE,
-                    key,
-                    value,
-                    vocab_file.name,
-                )
+                log.warning("%s=%s of %s goes before %s=%s of %s", name, stored[name], config, key, value, source.name)
             value = stored[name]
-        if value is not None:
-            options[name] = value
-    options["source"] = vocab_file if stored.get("do_lower_case") is None else directory / CONFIG_FILE
+        options[key] = value
+    if stored.get("do_lower_case") is not None:
+        source = config
+    for name, value, kept in (
+        ("do_lower_case", do_lower_case, options["lowercase"]),
+        ("strip_accents", strip_accents, options["strip_accents"]),
+    ):
+        if value is not None and kept not in (None, value):
+            raise ValueError(_contradiction(name, value, kept, source))
+    options["lowercase"] = _resolve_casing(options["lowercase"], do_lower_case, named, config, vocab)
+    if strip_accents is not None:
+        options["strip_accents"] = strip_accents
+    if options["handle_chinese_chars"] is None:
+        options["handle_chinese_chars"] = True
     return options
 
 
 def _resolve_casing(
-    stored: bool | None, argument: bool | None, named: Path, directory: Path, vocab: Sequence[str]
+    stored: bool | None, argument: bool | None, named: Path, config: Path, vocab: Sequence[str]
 ) -> bool:
+    for known in (stored, argument):
+        if known is not None:
+            check_casing_matches_name(named, known)
     if stored is not None:
-        check_casing_matches_name(named, stored)
         return stored
-    if argument is not None:
-        check_casing_matches_name(named, argument)
-    by_name = _casing_of_name(named)
-    if by_name is not None:
-        lower, name = by_name
-        if argument is not None and argument != lower:
-            raise ValueError(
-                f"do_lower_case={argument} contradicts the name {name!r}, which says "
-                f'do_lower_case={lower}; if the name is wrong, write {{"do_lower_case": '
-                f"{str(argument).lower()}}} to {directory / CONFIG_FILE}"
-            )
-        return lower
+    for name in _names(named):
+        if match := _GOOGLE_NAME.search(name) or _CASING_WORD.search(name):
+            lower = match.group(1).lower() != "cased"
+            if argument not in (None, lower):
+                raise ValueError(
+                    f"do_lower_case={argument} contradicts the name {name!r}, which says "
+                    f'do_lower_case={lower}; if the name is wrong, write {{"do_lower_case": '
+                    f"{str(argument).lower()}}} to {config}"
+                )
+            return lower
     if argument is not None:
         return argument
     cased = sum(piece != piece.lower() for piece in vocab if not piece.startswith("["))
@@ -378,27 +368,25 @@ def _resolve_casing(
     return lower
 
 
-def _casing_of_name(path: Path) -> tuple[bool, str] | None:
+def check_casing_matches_name(path: str | Path, do_lower_case: bool) -> None:
+    """Raises ValueError where a checkpoint named as Google's (`cased_L-12_H-768_A-12`,
+    `uncased_...`, `multilingual_...`, `chinese_...`) is used with the other casing.
+
+    The check of the original (`validate_case_matches_checkpoint`), on a directory's name or, for a
+    file or checkpoint prefix (`.../bert_model.ckpt`), also on that of the directory it is in.
+    """
     for name in _names(path):
-        match = _GOOGLE_NAME.search(name) or _CASING_WORD.search(name)
-        if match:
-            return match.group(1).lower() != "cased", name
-    return None
+        match = _GOOGLE_NAME.search(name)
+        if match and (match.group(1) != "cased") != do_lower_case:
+            raise ValueError(
+                f"do_lower_case={do_lower_case} contradicts the name {name!r}, which is "
+                f"{'a cased' if match.group(1) == 'cased' else 'a lower-cased'} model: set "
+                f"do_lower_case={not do_lower_case} so that the text is read as in its "
+                "pre-training, or rename the directory if the name is wrong"
+            )
 
 
 def _names(path: str | Path) -> list[str]:
     """Names that may tell the casing: of a directory its own; of a file also its directory's."""
     path = Path(path).absolute()
     return [path.name] if path.is_dir() else [path.name, path.parent.name]
-
-
-def _contradiction(name: str, value: bool, stored: bool, source: Path, by: str | Path = "") -> str:
-    if isinstance(by, Path):
-        return (
-            f"{by}: {name}={value} contradicts {source}, whose own rules mean {name}={stored}; "
-            "remove the one that is wrong"
-        )
-    return (
-        f"{name}={value} contradicts {name}={stored} stored in {source}; leave the argument "
-        "out, or change the stored value if it is wrong"
-    )

@@ -1,4 +1,4 @@
-"""sentencepiece models behind the same interface as WordPieceTokenizer.
+"""sentencepiece models behind the interface of tokenizer.py.
 
 In: a .model file. Out: ids, tokens, offsets, the special ids. The model brings its own text
 normalisation (casing included); the special tokens are found by name among its pieces.
@@ -17,7 +17,6 @@ from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from bertjax.tokenization.tokenizer import SPECIAL_NAMES, USUAL_NAMES, Span, Tokenizer
 
-SPACE = "\u2581"
 _PieceType = sentencepiece_model_pb2.ModelProto.SentencePiece.Type
 
 
@@ -70,8 +69,7 @@ class SentencePieceTokenizer(Tokenizer):
     @property
     def is_continuation(self) -> np.ndarray:
         """bool [V]: pieces of text that do not start with U+2581."""
-        starts = np.array([piece.startswith(SPACE) for piece in self.vocab], dtype=bool)
-        return self._is_text & ~starts
+        return self._is_text & ~np.array([piece.startswith("\u2581") for piece in self.vocab], dtype=bool)
 
     @property
     def fingerprint(self) -> str:
@@ -88,23 +86,16 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         return self._processor.encode(list(texts), out_type=int, num_threads=1)
 
-    def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        rows = self.encode_batch(texts)
-        lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        return np.array([i for row in rows for i in row], dtype=np.int32), lengths
-
     def _spans(self, text: str) -> list[Span]:
         """White space before a word is left outside. Where the model's normalisation makes several
         pieces of one character, the character belongs to one of them; the others are empty.
         """
-        parsed = sentencepiece_pb2.SentencePieceText.FromString(
-            self._processor.encode(text, out_type="serialized_proto")
-        )
+        encoded = self._processor.encode(text, out_type="serialized_proto")
         # The library counts UTF-8 bytes.
-        bounds = [0, *accumulate(len(char.encode("utf-8", "surrogatepass")) for char in text)]
+        bounds = accumulate((len(char.encode("utf-8", "surrogatepass")) for char in text), initial=0)
         char_of = {byte: i for i, byte in enumerate(bounds)}
         found = []
-        for piece in parsed.pieces:
+        for piece in sentencepiece_pb2.SentencePieceText.FromString(encoded).pieces:
             start, end = char_of[piece.begin], char_of[piece.end]
             while start < end and text[start].isspace():
                 start += 1
@@ -143,26 +134,17 @@ def _rebuild(content: bytes, source: str, special_tokens: dict) -> SentencePiece
 
 def _find_specials(pieces: set[str], unknown: str, given: dict[str, str], source: str) -> dict[str, str]:
     """Name of each special token in the model."""
-    strange = set(given) - set(SPECIAL_NAMES)
-    if strange:
+    if strange := set(given) - set(SPECIAL_NAMES):
         raise TypeError(f"unknown arguments {sorted(strange)}; use {', '.join(SPECIAL_NAMES)}")
     if given.get("unk_token", unknown) != unknown:
         raise ValueError(f"{source}: unk_token={given['unk_token']!r}, but the model's unknown piece is {unknown!r}")
-    found = {"unk_token": unknown}
-    missing = []
-    for name, usual in USUAL_NAMES.items():
-        if name == "unk_token":  # the model's own
-            continue
-        candidates = (given[name],) if name in given else usual
-        token = next((token for token in candidates if token in pieces), None)
-        if token is None:
-            missing.append(f"{name} ({' or '.join(candidates)})")
-        else:
-            found[name] = token
-    if missing:
+    names = {name: (given[name],) if name in given else usual for name, usual in USUAL_NAMES.items()}
+    names["unk_token"] = (unknown,)
+    found = {name: next((token for token in names[name] if token in pieces), None) for name in SPECIAL_NAMES}
+    if missing := [f"{name} ({' or '.join(names[name])})" for name, token in found.items() if token is None]:
         raise ValueError(
             f"{source} lacks the special tokens {', '.join(missing)}; name the pieces it uses "
             "instead (for example cls_token='<s>'), or train it with pad_id=0, pad_piece='[PAD]' "
             "and control_symbols=['[CLS]', '[SEP]', '[MASK]']"
         )
-    return {name: found[name] for name in SPECIAL_NAMES}
+    return found

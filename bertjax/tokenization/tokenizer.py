@@ -1,7 +1,7 @@
 """What every tokenizer is: pieces with their ids, special tokens among them, text to ids and back.
 
-`WordPieceTokenizer` (wordpiece.py) and `SentencePieceTokenizer` (sentencepiece.py) add how text
-becomes pieces. `load_tokenizer` (loading.py) finds one on disk.
+`WordPieceTokenizer` (wordpiece.py), `HubTokenizer` (hub.py) and `SentencePieceTokenizer`
+(sentencepiece.py) add how text becomes pieces. `load_tokenizer` (loading.py) finds one on disk.
 """
 
 import abc
@@ -57,9 +57,8 @@ class Tokenizer(abc.ABC):
         self.special_ids: tuple[int, ...] = tuple(self._ids[special_tokens[name]] for name in SPECIAL_NAMES)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
         # The longest first: a special token may begin like another.
-        self._special_pattern = re.compile(
-            "|".join(map(re.escape, sorted(set(special_tokens.values()), key=len, reverse=True)))
-        )
+        longest_first = sorted(set(special_tokens.values()), key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(map(re.escape, longest_first)))
         self._is_text = np.ones(len(self.vocab), bool)
         self._is_text[list(self.special_ids)] = False
 
@@ -109,9 +108,11 @@ class Tokenizer(abc.ABC):
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """`encode` of each text."""
 
-    @abc.abstractmethod
     def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """All texts in one array: (ids int32 [N], lengths int64 [number of texts])."""
+        rows = self.encode_batch(texts)
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        return np.array([i for row in rows for i in row], dtype=np.int32), lengths
 
     def encode_with_offsets(self, text: str, keep_special_tokens: bool = False) -> tuple[list[int], Offsets]:
         """Ids as `encode`, and for each the (start, end) of its code points in `text`."""
