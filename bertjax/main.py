@@ -95,13 +95,13 @@ def main(arguments: Sequence[str]) -> None:
 
 def _run(jobs: ModuleType, config: Any, workdir: str) -> None:
     """The job, with the exit codes of its ends."""
+    from bertjax.formats.checkpoint import CheckpointError
     from bertjax.process.agreement import require_same_command
     from bertjax.process.distributed import wait_for_all
     from bertjax.process.preemption import EXIT_PREEMPTED, Preempted
     from bertjax.run.claim import withdrawn_after_errors
     from bertjax.run.finish import OutputError
     from bertjax.run.loop import NotFiniteError
-    from bertjax.run.manifest import CheckpointError
 
     # Checkpoints that cannot be read or written may be there at the next start: code 1.
     with refusals("bertjax", 1, CheckpointError, NotFiniteError, OutputError):

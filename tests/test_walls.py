@@ -40,7 +40,6 @@ ROOMS = (
 STILL_WRONG: set[tuple[str, str]] = {
     ("bertjax.config", "model"),
     ("bertjax.config_checks", "command_line"),
-    ("bertjax.interop.source", "run"),
     ("bertjax.log.logbook", "training"),
     ("bertjax.log.report.runs", "run"),
     ("bertjax.run.finish", "inference"),

@@ -19,6 +19,7 @@ import ml_collections
 import numpy as np
 
 from bertjax import config as settings_of_runs
+from bertjax.formats.checkpoint import CheckpointError, SavedStates
 from bertjax.interop import huggingface, sentence_transformers, tf1
 from bertjax.interop.names import Header, LoadError, Place, google_place, hugging_face_place
 from bertjax.interop.sentence_transformers import SentenceSettings
@@ -216,17 +217,10 @@ def _run(workdir: Path, step: int | None = None) -> Source:
     config = padded.without_padding()
 
     def read() -> dict[str, np.ndarray]:
-        # Late: orbax takes a second to import.
-        from bertjax.run.checkpoint import CheckpointError, Checkpoints
-
-        # Read only: the run may still be training, or be on a disk that cannot be written.
-        checkpoints = Checkpoints(str(workdir / "checkpoints"), read_only=True)
         try:
-            state, _ = checkpoints.restore_numpy(step)
+            state, _ = SavedStates(workdir / "checkpoints").restore_numpy(step)
         except CheckpointError as error:
             raise LoadError(str(error)) from error
-        finally:
-            checkpoints.close()
         return heads.with_rows(flatten(state["params"]), config.vocab_size)
 
     def read_headers() -> dict[str, Header]:

@@ -20,9 +20,8 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from bertjax.formats.checkpoint import CheckpointError, is_remote
 from bertjax.formats.files import remove_empty
-from bertjax.run import manifest
-from bertjax.run.manifest import CheckpointError
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ def claim(directory: epath.Path) -> None:
     Raises CheckpointError.
     """
     _try_writing(directory)
-    if not manifest.is_remote(directory):
+    if not is_remote(directory):
         _lock(directory)
 
 
@@ -50,7 +49,7 @@ def _try_writing(directory: epath.Path) -> None:
         remedy = "Choose another directory."
         if isinstance(error, ImportError):
             remedy = "pip install gcsfs, which bertjax[tpu] brings."
-        elif manifest.is_remote(directory):
+        elif is_remote(directory):
             remedy = "Is that its name, and may this machine write there?"
         raise CheckpointError(f"cannot write checkpoints to {directory}: {error}. {remedy}") from error
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NoReturn
 import jax
 import numpy as np
 
+from bertjax.formats.checkpoint import CheckpointError
 from bertjax.log.logbook import Logbook, progress_line
 from bertjax.log.meter import Means, Meter
 from bertjax.process.distributed import lost_peer
 from bertjax.process.preemption import Preempted, StopSignal, must_stop, stop_on_signals
 from bertjax.process.watchdog import PEERS, Watchdog
-from bertjax.run.manifest import CheckpointError
 from bertjax.training import sharding
 from bertjax.training.budget import Budget, Steps
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from bertjax import config as settings
 from bertjax.data.batches import prefetch
+from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import write_whole
 from bertjax.interop import check_pretrained, check_vocabulary, load_pretrained_params
 from bertjax.log.logbook import Logbook
@@ -25,7 +26,7 @@ from bertjax.model.presets import BertConfig, Execution, flops_per_row, paramete
 from bertjax.process import hardware
 from bertjax.process.agreement import require_same
 from bertjax.process.distributed import wait_for_all
-from bertjax.run.checkpoint import Checkpoints, resolve_directory
+from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.corpora import Corpus, open_corpus
 from bertjax.run.finish import finish, writing_results
 from bertjax.run.starts import Starts

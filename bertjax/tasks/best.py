@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from bertjax.formats.checkpoint import CheckpointError
 from bertjax.formats.files import write_whole
-from bertjax.run.manifest import CheckpointError
 from bertjax.tasks.metrics import Scores, is_better
 
 if TYPE_CHECKING:  # orbax takes a second to import

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.formats.checkpoint import SavedStates
 from bertjax.log.logbook import METRICS_FILE, read_records
 from bertjax.model.paths import flatten
-from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.starts import FILE as STARTS_FILE
 from bertjax.run.starts import read as read_starts
 from bertjax.tools.arguments import make_parser, refusals
@@ -141,9 +141,7 @@ def same(one: Any, other: Any) -> bool:
 
 def last_arrays(run: pathlib.Path) -> dict[str, Any]:
     """{path: array} of the newest checkpoint."""
-    checkpoints = Checkpoints(str(run / "checkpoints"), read_only=True)
-    tree, step = checkpoints.restore_numpy()
-    checkpoints.close()
+    tree, step = SavedStates(run / "checkpoints").restore_numpy()
     return {"step": np.int64(step), **flatten(tree)}
 
 

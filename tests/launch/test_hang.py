@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.run.checkpoint import Checkpoints
+from bertjax.formats.checkpoint import SavedStates
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 STEPS = 120
@@ -96,7 +96,7 @@ def losses(workdir):
 
 
 def weights(workdir):
-    return Checkpoints(workdir / "checkpoints", read_only=True).restore_numpy(STEPS)[0]["params"]
+    return SavedStates(workdir / "checkpoints").restore_numpy(STEPS)[0]["params"]
 
 
 @pytest.mark.slow

@@ -144,9 +144,9 @@ def records(directory):
 
 
 def final(directory, step):
-    from bertjax.run.checkpoint import Checkpoints
+    from bertjax.formats.checkpoint import SavedStates
 
-    return Checkpoints(directory / "checkpoints", read_only=True).restore_numpy(step)[0]
+    return SavedStates(directory / "checkpoints").restore_numpy(step)[0]
 
 
 def assert_same_run(a, b, step=8):

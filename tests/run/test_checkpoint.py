@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.run import manifest
-from bertjax.run.checkpoint import CheckpointError, Checkpoints, resolve_directory
+from bertjax.formats import checkpoint as formats
+from bertjax.formats.checkpoint import CheckpointError, SavedStates, resolve_directory
+from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.sharding import abstract, make_mesh, tree_shardings
 
 
@@ -153,7 +154,7 @@ def test_nothing_old_is_deleted_when_the_new_one_fails(tmp_path, monkeypatch):
     def full_disk(path, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bertjax.run.manifest.write_whole", full_disk)
+    monkeypatch.setattr("bertjax.formats.checkpoint.write_whole", full_disk)
     checkpoints.save(2, state_of(2))
     with pytest.raises(CheckpointError, match=r"step 2 .* No space left .* untouched: \[1\]"):
         checkpoints.wait()
@@ -291,7 +292,7 @@ def test_leftovers_of_a_killed_save_are_harmless_and_removed(tmp_path):
     shutil.copytree(tmp_path / "3", tmp_path / "tmp.5")
     (tmp_path / "tmp.5" / "manifest.json").unlink()
     (tmp_path / "tmp.deleting.1").mkdir()
-    reader = Checkpoints(tmp_path, read_only=True)
+    reader = SavedStates(tmp_path)
     assert reader.steps() == [3] and (tmp_path / "tmp.5").exists()
     assert Checkpoints(tmp_path).restore_numpy()[1] == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["3"]
@@ -369,7 +370,7 @@ def kill_and_check(directory, rng):
     process.wait()
     process.stdout.close()
     process.stderr.close()
-    checkpoints = Checkpoints(directory, keep_last=1, read_only=True)
+    checkpoints = SavedStates(directory)
     newest = checkpoints.latest()
     if newest is not None:
         steps = checkpoints.steps()
@@ -398,7 +399,7 @@ def test_a_second_process_in_the_same_run_is_refused(tmp_path):
     try:
         with pytest.raises(CheckpointError, match=r"another process \(\d+ on .*\) is training"):
             Checkpoints(tmp_path / "c")
-        Checkpoints(tmp_path / "c", read_only=True).steps()
+        SavedStates(tmp_path / "c").steps()
     finally:
         process.kill()
         process.communicate()
@@ -448,13 +449,13 @@ def test_an_object_store_that_refuses_is_told_with_what_to_look_at(bucket, monke
 
 def test_a_clock_that_is_set_forward_during_a_save_does_not_end_it(tmp_path, monkeypatch):
     checkpoints, clock = Checkpoints(tmp_path / "run", timeout_s=60), time.time
-    write = manifest.write
+    write = formats.write_manifest
 
     def late(*arguments):
         monkeypatch.setattr("time.time", clock)
         write(*arguments)
 
-    monkeypatch.setattr(manifest, "write", late)
+    monkeypatch.setattr(formats, "write_manifest", late)
     checkpoints.save(1, state_of(1))
     monkeypatch.setattr("time.time", lambda: clock() + 1e6)
     checkpoints.close()
@@ -463,7 +464,7 @@ def test_a_clock_that_is_set_forward_during_a_save_does_not_end_it(tmp_path, mon
 
 def test_a_save_that_does_not_end_in_time_is_an_error(tmp_path, monkeypatch):
     checkpoints, stuck = Checkpoints(tmp_path / "run"), threading.Event()
-    monkeypatch.setattr(manifest, "write", lambda *_: stuck.wait(20))
+    monkeypatch.setattr(formats, "write_manifest", lambda *_: stuck.wait(20))
     checkpoints.save(1, state_of(1))
     checkpoints._timeout_s = 0.1
     time.sleep(0.2)

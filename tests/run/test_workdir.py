@@ -7,7 +7,8 @@ import pytest
 from etils import epath
 
 from bertjax.config import default_config
-from bertjax.run.checkpoint import CheckpointError, Checkpoints
+from bertjax.formats.checkpoint import CheckpointError
+from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.workdir import DamagedRecord, goes_on_with, read_record, step_to_resume
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 

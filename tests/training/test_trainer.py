@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from bertjax.log.logbook import Logbook
 from bertjax.process.preemption import Preempted
-from bertjax.run import loop, manifest
+from bertjax.run import checkpoint, loop
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.loop import DataError, NotFiniteError
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -370,13 +370,13 @@ def test_too_many_bad_steps_in_a_row_stop_the_run_with_an_explanation():
     ],
 )
 def test_an_error_in_the_loop_finishes_the_save_that_has_begun(tmp_path, monkeypatch, error, source):
-    write = manifest.write
+    write = checkpoint.formats.write_manifest
 
     def slowly(*arguments):
         time.sleep(0.2)
         write(*arguments)
 
-    monkeypatch.setattr(manifest, "write", slowly)
+    monkeypatch.setattr(checkpoint.formats, "write_manifest", slowly)
     trainer, objective = trainer_on(max_skipped_in_row=2), regression()
     checkpoints = Checkpoints(tmp_path / "run")
     with pytest.raises(error):
