@@ -18,7 +18,8 @@ coordinator, process_id, what = sys.argv[1:]
 distributed.initialize(coordinator, 2, int(process_id), timeout_s=60, heartbeat_s=10)
 from bertjax.config import default_config
 from bertjax.process.agreement import require_same_command
-from bertjax.run.checkpoint import Checkpoints, resolve_directory
+from bertjax.formats.checkpoint import resolve_directory
+from bertjax.run.checkpoint import Checkpoints
 
 config, workdir = default_config(), "run"
 config.execution.compilation_cache = f"cache of {process_id}"
