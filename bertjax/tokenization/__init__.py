@@ -1,7 +1,7 @@
 """Text <-> token ids: WordPiece as the original, any tokenizer.json, sentencepiece, training."""
 
 from bertjax.tokenization.loading import check_casing_matches_name, load_tokenizer
-from bertjax.tokenization.tokenizer import Tokenizer, unknown_rate
+from bertjax.tokenization.tokenizer import Tokenizer
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
-__all__ = ["Tokenizer", "WordPieceTokenizer", "check_casing_matches_name", "load_tokenizer", "unknown_rate"]
+__all__ = ["Tokenizer", "WordPieceTokenizer", "check_casing_matches_name", "load_tokenizer"]

@@ -19,7 +19,7 @@ from bertjax.tokenization import description as files
 from bertjax.tokenization.description import CONFIG_FILE
 from bertjax.tokenization.hub import HubTokenizer, check_content
 from bertjax.tokenization.tokenizer import SPECIAL_NAMES, USUAL_NAMES, Tokenizer, check_special_tokens
-from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer
+from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer, refuse_repeated
 
 _GOOGLE_NAME = re.compile(r"(?:^|_)(uncased|cased|multilingual|chinese)_L-\d+_H-\d+_A-\d+")
 _CASING_WORD = re.compile(r"(?:^|[^a-z])(uncased|cased)(?:[^a-z]|$)", re.IGNORECASE)
@@ -236,19 +236,10 @@ def read_vocab(path: str | Path) -> list[str]:
     # Only line feeds end a line. Blanks at the ends go, as in the original, unless they are the
     # piece: some vocabularies list U+2028 or U+3000, which no text brings about.
     lines = [line.strip() or line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    seen: dict[str, int] = {}
     for number, piece in enumerate(lines, start=1):
-        if not piece:
-            raise ValueError(f"{path}, line {number} is empty; every line must hold one piece")
         if "\r" in piece:  # to some readers it ends a line, and ids after it move
             raise ValueError(f"{path}, line {number} holds a carriage return; end every line with a line feed")
-        if piece in seen:
-            raise ValueError(
-                f"{path}, line {number} repeats {piece!r} of line {seen[piece]}; "
-                "a vocabulary lists each piece once. Rename one of them (say to "
-                f"[unused{len(lines)}]): without its line all ids after it would move"
-            )
-        seen[piece] = number
+    refuse_repeated(lines, path)
     return lines
 
 

@@ -140,60 +140,30 @@ class BertNormalizer:
         if chunk.isascii() and chunk.isprintable():  # as in `words`: no character moves
             text = chunk.lower() if self.do_lower_case else chunk
             return [(m.group(), range(m.start(), m.end())) for m in _ASCII_WORD.finditer(text)]
-        kept: list[str] = []
-        index: list[int] = []
-        for i, char in enumerate(chunk):
-            cleaned = char.translate(self._clean)
-            kept.append(cleaned)
-            index.extend([i] * len(cleaned))
-        text = "".join(kept)
+        letters = [(cleaned, i) for i, char in enumerate(chunk) for cleaned in char.translate(self._clean)]
         if self.do_lower_case:
             # The context (final sigma) changes which letter comes out, never how many.
-            index = [i for i, char in zip(index, text, strict=True) for _ in char.lower()]
-            text = text.lower()
-        if self._strips and not text.isascii():
-            text, index = _decompose(text, index)
-        found: list[tuple[str, Sequence[int]]] = []
-        word: list[str] = []
-        origin: list[int] = []
-        for char, i in zip(text, index, strict=True):
+            lower = "".join(char for char, _ in letters).lower()
+            letters = list(zip(lower, [i for char, i in letters for _ in char.lower()], strict=True))
+        if self._strips:
+            letters = _decompose(letters)
+        found: list[list[tuple[str, int]]] = [[]]
+        for char, i in letters:
             separated = char.translate(self._split)
-            if not separated:
-                continue
-            alone = len(separated) > 1
-            if (alone or separated.isspace()) and word:
-                found.append(("".join(word), origin))
-                word, origin = [], []
-            if alone:
-                found.append((char, [i]))
-            elif not separated.isspace():
-                word.append(char)
-                origin.append(i)
-        if word:
-            found.append(("".join(word), origin))
-        return found
+            if separated == char and not char.isspace():
+                found[-1].append((char, i))
+            elif separated:  # white space, or a character that stands alone
+                found += [[], []] if char.isspace() else [[(char, i)], []]
+        return [("".join(char for char, _ in word), [i for _, i in word]) for word in found if word]
 
 
-def _decompose(text: str, index: list[int]) -> tuple[str, list[int]]:
-    """NFD of `text`, combining marks in canonical order, with the origin of each character."""
-    chars: list[str] = []
-    origins: list[int] = []
-    marks: list[tuple[int, str, int]] = []  # the pending run of marks: (combining class, char, i)
-
-    def flush() -> None:
-        marks.sort(key=lambda mark: mark[0])  # stable: canonical ordering
-        for _, char, i in marks:
-            chars.append(char)
-            origins.append(i)
-        marks.clear()
-
-    for original, i in zip(text, index, strict=True):
-        for char in unicodedata.normalize("NFD", original):
-            if unicodedata.combining(char):
-                marks.append((unicodedata.combining(char), char, i))
-            else:
-                flush()
-                chars.append(char)
-                origins.append(i)
-    flush()
-    return "".join(chars), origins
+def _decompose(letters: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """NFD of characters with their origins, combining marks in canonical order."""
+    keyed, run = [], 0  # a run begins with a character that is no mark
+    for char, i in letters:
+        for part in unicodedata.normalize("NFD", char):
+            order = unicodedata.combining(part)
+            run += order == 0
+            keyed.append((run, order, part, i))
+    keyed.sort(key=lambda item: item[:2])  # stable
+    return [(part, i) for _, _, part, i in keyed]

@@ -188,13 +188,3 @@ def check_special_tokens(ids: Mapping[str, int], special_tokens: Mapping[str, st
             "them, or give the names it uses instead (for example unk_token='<unk>'; beside the "
             f"vocabulary they are keys of {CONFIG_FILE})"
         )
-
-
-def unknown_rate(tokenizer: Tokenizer, texts: Iterable[str]) -> float:
-    """Share of the tokens of `texts` that are unknown (0 for no tokens); compare with a limit."""
-    total = unknown = 0
-    for text in texts:
-        ids = tokenizer.encode(text)
-        total += len(ids)
-        unknown += ids.count(tokenizer.unk_id)
-    return unknown / total if total else 0.0

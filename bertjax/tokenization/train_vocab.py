@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Literal
 
 from bertjax.tokenization.normalization import BertNormalizer
-from bertjax.tokenization.tokenizer import SPECIAL_NAMES
 from bertjax.tokenization.word_counts import WordCounts, strip_marks
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer
 
@@ -56,7 +55,6 @@ def train_wordpiece(
     min_char_count: int | None = None,
     max_chars: int | None = None,
     max_words: int = 2_000_000,
-    special_tokens: dict[str, str] | None = None,
 ) -> WordPieceTokenizer:
     """Trains a vocabulary of `vocab_size` entries on `sentences`, read once.
 
@@ -74,13 +72,11 @@ def train_wordpiece(
       max_chars: at most so many characters get entries, the most frequent ones. None is 1000, or as
         many as cover 99.95 % of the text, at most a third of `vocab_size`.
       max_words: bound on the distinct words kept in memory, about 250 bytes each.
-      special_tokens: other names for pad_token, unk_token, cls_token, sep_token, mask_token.
 
     Raises:
       ValueError: no words in `sentences`, or `vocab_size` too small for the entries that must be.
     A corpus too small for `vocab_size` gives the largest vocabulary it can, with a warning.
     """
-    specials = _special_names(special_tokens or {})
     if num_unused is None:
         num_unused = min(ORIGINAL_UNUSED, vocab_size // 30)
     counts = WordCounts(BertNormalizer(do_lower_case, False, tokenize_chinese_chars), max_words)
@@ -107,7 +103,8 @@ def train_wordpiece(
         few = sum(len(word) * count for word, count in words) < _FEW_CHARACTERS
         min_char_count = 1 if few else 2
 
-    head = _head(list(specials.values()), num_unused)
+    unused = [f"[unused{i}]" for i in range(num_unused)]
+    head = ["[PAD]", *unused[:_UNUSED_BEFORE_UNK], "[UNK]", "[CLS]", "[SEP]", "[MASK]", *unused[_UNUSED_BEFORE_UNK:]]
     alphabet, chars = _characters(
         words, min_char_count, max_chars or max(_MAX_CHARS, min(_covering(words), vocab_size // 3))
     )
@@ -138,7 +135,7 @@ def train_wordpiece(
         )
 
     def tokenizer(entries: list[str]) -> WordPieceTokenizer:
-        return WordPieceTokenizer(entries, do_lower_case, strip_accents, tokenize_chinese_chars, **specials)
+        return WordPieceTokenizer(entries, do_lower_case, strip_accents, tokenize_chinese_chars)
 
     return tokenizer(fixed + _most_used(pieces, wanted, fixed, words, tokenizer))
 
@@ -205,14 +202,6 @@ def _covering(words: list[tuple[str, int]]) -> int:
     return len(ranked) - rare
 
 
-def _special_names(given: dict[str, str]) -> dict[str, str]:
-    """The names of the special tokens, BERT's where none are given."""
-    names = dict(zip(SPECIAL_NAMES, ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), strict=True))
-    if unknown := set(given) - set(names):
-        raise ValueError(f"special_tokens has {sorted(unknown)}; use {', '.join(names)}")
-    return names | given
-
-
 def _most_used(
     pieces: list[str],
     wanted: int,
@@ -234,12 +223,6 @@ def _most_used(
         kept = wanted + (surplus >> (_PRUNING_ROUNDS - left) if left else 0)
         pieces = [pieces[k] for k in order[:kept]]
     return pieces
-
-
-def _head(specials: list[str], num_unused: int) -> list[str]:
-    pad, *others = specials
-    unused = [f"[unused{i}]" for i in range(num_unused)]
-    return [pad, *unused[:_UNUSED_BEFORE_UNK], *others, *unused[_UNUSED_BEFORE_UNK:]]
 
 
 def _characters(words: list[tuple[str, int]], min_count: int, limit: int) -> tuple[set[str], list[str]]:

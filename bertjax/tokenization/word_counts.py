@@ -8,7 +8,7 @@ the text is in scripts that put no spaces between words.
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from bertjax.tokenization.normalization import BertNormalizer, is_mark, split_chunks
@@ -35,14 +35,13 @@ class WordCounts:
             raise ValueError(f"max_words={max_words} must be positive")
         self._normalizer = normalizer
         self._max_words = max_words
-        self._words: dict[str, int] = {}
+        self._words: Counter[str] = Counter()
         self._chunks: Counter[str] = Counter()  # not yet normalised: each distinct one once
         self._buffer: list[str] = []
         self._buffered = 0
         self.forgotten = 0
-        self._find_spaceless = re.compile(
-            f"[{_SPACELESS}{'' if normalizer.tokenize_chinese_chars else _CHINESE}]"
-        ).findall
+        chinese = "" if normalizer.tokenize_chinese_chars else _CHINESE
+        self._find_spaceless = re.compile(f"[{_SPACELESS}{chinese}]").findall
         self._spaceless = [0, 0, 0]  # characters; those of spaceless scripts; their chunks' lengths
 
     def add(self, text: str) -> None:
@@ -53,19 +52,19 @@ class WordCounts:
             self._count_buffer()
 
     def _count_buffer(self) -> None:
-        counted = Counter(split_chunks("\n".join(self._buffer)))
+        self._chunks.update(Counter(split_chunks("\n".join(self._buffer))))
         self._buffer.clear()
         self._buffered = 0
-        chunks = self._chunks
-        for chunk, count in counted.items():
-            chunks[chunk] = chunks.get(chunk, 0) + count
-        if len(chunks) > self._max_words // 2:
+        if len(self._chunks) > self._max_words // 2:
             self._fold()
 
     def _fold(self) -> None:
         words = self._words
         for chunk, count in self._chunks.items():
-            self._count_spaceless(chunk, count)
+            self._spaceless[0] += len(chunk) * count
+            if not chunk.isascii() and (found := len(self._find_spaceless(chunk))):
+                self._spaceless[1] += found * count
+                self._spaceless[2] += found * len(chunk) * count
             for word in self._normalizer.words(chunk):
                 words[word] = words.get(word, 0) + count
         self._chunks.clear()
@@ -73,13 +72,7 @@ class WordCounts:
             ranked = _rank(words)
             kept = self._max_words // 2
             self.forgotten += sum(count for _, count in ranked[kept:])
-            self._words = dict(ranked[:kept])
-
-    def _count_spaceless(self, chunk: str, count: int) -> None:
-        self._spaceless[0] += len(chunk) * count
-        if not chunk.isascii() and (found := len(self._find_spaceless(chunk))):
-            self._spaceless[1] += found * count
-            self._spaceless[2] += found * len(chunk) * count
+            self._words = Counter(dict(ranked[:kept]))
 
     def spaceless(self) -> tuple[float, float]:
         """(share of the characters that are of scripts without spaces between words, mean length of
@@ -111,34 +104,29 @@ class LostMarks(NamedTuple):
 
 def strip_marks(words: Iterable[tuple[str, int]], stripping: BertNormalizer) -> tuple[list[tuple[str, int]], LostMarks]:
     """(ranked words without their marks, what was lost) of words counted with their marks."""
-    stripped: dict[str, int] = {}
-    spellings: dict[str, dict[str, int]] = {}  # of words with marks, by what is left
+    stripped: Counter[str] = Counter()
+    spellings: dict[str, Counter[str]] = {}  # of words with marks, by what is left
     total = unreadable = 0
     for word, count in words:
         total += count
         left = [word] if word.isascii() else stripping.words(word)
         for part in left:
-            stripped[part] = stripped.get(part, 0) + count
+            stripped[part] += count
         plain, usual = " ".join(left), unicodedata.normalize("NFC", word)
         if plain != usual and unicodedata.normalize("NFC", plain) != usual:
-            found = spellings.setdefault(plain, {})
-            found[usual] = found.get(usual, 0) + count
+            spellings.setdefault(plain, Counter())[usual] += count
             unreadable += count * _needs_marks(usual)
-    confused: list[tuple[int, str]] = []
+    confused: Counter[str] = Counter()
     for plain, found in spellings.items():
-        bare = stripped.get(plain, 0) - sum(found.values())
-        forms = found | ({plain: bare} if bare > 0 else {})
+        bare = stripped[plain] - found.total()
+        forms = {**found, **({plain: bare} if bare > 0 else {})}
         least = _MISSPELLING * max(forms.values())
         common = {form: count for form, count in forms.items() if count >= least}
         if len(common) > 1:
-            confused.append((sum(common.values()), " = ".join(form for form, _ in _rank(common))))
-    confused.sort(key=lambda item: (-item[0], item[1]))
-    lost = LostMarks(
-        sum(count for count, _ in confused) / max(total, 1),
-        unreadable / max(total, 1),
-        tuple(names for _, names in confused[:5]),
-    )
-    return _rank(stripped), lost
+            confused[" = ".join(form for form, _ in _rank(common))] = sum(common.values())
+    total = max(total, 1)
+    examples = tuple(names for names, _ in _rank(confused)[:5])
+    return _rank(stripped), LostMarks(confused.total() / total, unreadable / total, examples)
 
 
 def _needs_marks(word: str) -> bool:
@@ -151,6 +139,6 @@ def _needs_marks(word: str) -> bool:
     )
 
 
-def _rank(words: dict[str, int]) -> list[tuple[str, int]]:
+def _rank(words: Mapping[str, int]) -> list[tuple[str, int]]:
     """(word, count), most frequent first, ties by code point."""
     return sorted(words.items(), key=lambda item: (-item[1], item[0]))

@@ -85,7 +85,7 @@ class WordPieceTokenizer(Tokenizer):
         sep_token: str = "[SEP]",
         mask_token: str = "[MASK]",
     ) -> None:
-        _refuse_repeated(vocab)
+        refuse_repeated(vocab, "the vocabulary")
         super().__init__(
             vocab, dict(zip(SPECIAL_NAMES, (pad_token, unk_token, cls_token, sep_token, mask_token), strict=True))
         )
@@ -268,14 +268,15 @@ def _rebuild(vocab: tuple[str, ...], options: dict) -> WordPieceTokenizer:
     return WordPieceTokenizer(vocab, **options)
 
 
-def _refuse_repeated(vocab: Sequence[str]) -> None:
+def refuse_repeated(vocab: Sequence[str], source: object) -> None:
+    """Raises ValueError for lines of a vocabulary that are empty or that another line repeats."""
     seen: dict[str, int] = {}
     for line, piece in enumerate(vocab, 1):
         if not piece:
-            raise ValueError(f"vocabulary line {line} is empty; every line must hold one piece")
-        if piece in seen:
+            raise ValueError(f"{source}, line {line} is empty; every line must hold one piece")
+        if seen.setdefault(piece, line) != line:
             raise ValueError(
-                f"vocabulary line {line} repeats {piece!r} of line {seen[piece]}; remove one "
-                "(removing a line moves all ids after it: check that the file fits its checkpoint)"
+                f"{source}, line {line} repeats {piece!r} of line {seen[piece]}; "
+                "a vocabulary lists each piece once. Rename one of them (say to "
+                f"[unused{len(vocab)}]): without its line all ids after it would move"
             )
-        seen[piece] = line

@@ -79,12 +79,6 @@ def test_a_size_below_the_entries_that_must_be_is_refused():
         train_wordpiece(["", " \u200b "], vocab_size=100)
 
 
-def test_other_special_names():
-    tokenizer = train_wordpiece(prose(), vocab_size=300, special_tokens={"unk_token": "<unk>", "mask_token": "<mask>"})
-    assert tokenizer.id_to_token(tokenizer.unk_id) == "<unk>"
-    assert "[MASK]" not in tokenizer.vocab
-
-
 def test_rare_characters_get_no_entry():
     words = [("abc", 10), ("ab\u00f0", 1), ("\u00f0z", 1), ("q", 1)]
     alphabet, entries = _characters(words, min_count=2, limit=100)

@@ -9,7 +9,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from bertjax.tokenization import WordPieceTokenizer, load_tokenizer, unknown_rate
+from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
 from bertjax.tokenization import wordpiece as wordpiece_module
 from bertjax.tokenization.normalization import BertNormalizer
 
@@ -262,13 +262,6 @@ def test_pickled_tokenizer_is_the_same():
     copy = pickle.loads(pickle.dumps(tokenizer))
     assert copy.fingerprint == tokenizer.fingerprint
     assert copy.encode("hello \u00e9") == tokenizer.encode("hello \u00e9")
-
-
-def test_unknown_rate_of_a_lower_case_vocabulary_on_upper_case_text_is_one():
-    lower_only = WordPieceTokenizer([*SPECIALS, "it", "is", "may"], do_lower_case=False)
-    assert unknown_rate(lower_only, ["IT", "IS", "MAY"]) == 1.0
-    assert unknown_rate(lower_only, ["it is", "IT"]) == pytest.approx(1 / 3)
-    assert unknown_rate(lower_only, []) == 0.0
 
 
 def test_equals_the_tokenizers_library_on_ordinary_text(tmp_path):
