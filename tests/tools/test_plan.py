@@ -336,7 +336,7 @@ def test_the_cache_gives_back_what_was_saved_and_ignores_what_is_broken(tmp_path
     assert cache.load("key") is None
     cache.save("key", compiled)
     assert cache.load("key") == compiled
-    (tmp_path / "key.hlo.gz").write_bytes(b"cut")
+    (tmp_path / "key.json.gz").write_bytes(b"cut")
     assert cache.load("key") is None
 
 

@@ -6,19 +6,19 @@
 
 The training step of the configuration is compiled for the topology (minutes; --quick stops once
 memory is assigned), and the compiler's numbers are printed. For TPUs libtpu must be installed, the
-release that belongs to jax. --search compiles other meshes, remat policies and accumulations, as
-far as arithmetic lets them fit, and ranks them; with --quick it tells what fits, but not which of
-several remat policies is the fastest. Exit code 1: it does not fit.
+release that belongs to jax. --search compiles other meshes, remat policies and accumulations that
+should fit by arithmetic, and ranks them; with --quick it tells what fits, but not which of several
+remat policies is the fastest. Exit code 1: it does not fit.
 """
 
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pathlib
 import sys
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 from absl import app, flags, logging
@@ -30,8 +30,9 @@ from bertjax.interruption import refusals
 from bertjax.tools.plan import chips, page
 from bertjax.tools.plan.compilation import Cache
 from bertjax.tools.plan.cost import Cost
-from bertjax.tools.plan.planner import Plan, Planner
+from bertjax.tools.plan.planner import Planner
 
+_BEGAN = time.monotonic()
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment: a file of configs/, with variants after a colon.", sys_argv=ARGUMENTS
 )
@@ -50,7 +51,7 @@ _JSON = flags.DEFINE_string("json", "", "File for the numbers of the plan.")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints the plan that the flags ask for."""
+    """Prints the plan that the flags ask for; exit code 1 if it does not fit."""
     logging.set_verbosity(logging.WARNING)
     with refusals("plan", 2, RuntimeError):
         if len(arguments) > 1:
@@ -63,49 +64,29 @@ def main(arguments: Sequence[str]) -> None:
         if piece is not None:
             chips.check_libtpu()
         planner = Planner(piece, Cache(_CACHE.value), _QUICK.value, _say)
+        plans = planner.search(config, _CANDIDATES.value) if _SEARCH.value else [planner.plan(config)]
+        best = plans[0]
+        versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", *(["libtpu"] if piece else [])))
+        name = config_flags.get_config_filename(flags.FLAGS["config"])
+        print("\n" + page.heading(name, piece, best.stages[0], versions))
+        if best.overrides:
+            print(f"best of {len(plans)} candidates: {best.overrides}")
+        print("\n" + "\n\n".join(page.stage_text(stage) for stage in best.stages))
+        print("\n" + page.recipe_text(best.stages))
         if _SEARCH.value:
-            plans = planner.search(config, _CANDIDATES.value)
-        else:
-            plans = [planner.plan(config)]
-        _show(plans, piece)
-
-
-def _show(plans: Sequence[Plan], piece: chips.Slice | None) -> None:
-    """Prints the plans, the best first; ends with exit code 1 if it does not fit."""
-    name = config_flags.get_config_filename(flags.FLAGS["config"])
-    best = plans[0]
-    print("\n" + page.heading(name, piece, best.stages[0], _versions(piece)))
-    if best.overrides:
-        print(f"best of {len(plans)} candidates: {best.overrides}")
-    for stage in best.stages:
-        print("\n" + page.stage_text(stage))
-    print("\n" + page.recipe_text(best.stages))
-    if _SEARCH.value:
-        print("\n" + page.ranking(plans))
-    if _JSON.value:
-        pathlib.Path(_JSON.value).write_text(
-            json.dumps(
-                [{"overrides": each.overrides, "stages": [_numbers(stage) for stage in each.stages]} for each in plans],
-                indent=1,
-            )
-        )
-    if best.unfit is not None:
-        print("\nit does not fit. Try, in this order (or --search):")
-        print("\n".join(f"  {remedy}" for remedy in page.remedies(best.unfit)))
-        sys.exit(1)
+            print("\n" + page.ranking(plans))
+        if _JSON.value:
+            numbers = [{"overrides": plan.overrides, "stages": [*map(_numbers, plan.stages)]} for plan in plans]
+            pathlib.Path(_JSON.value).write_text(json.dumps(numbers, indent=1))
+        if best.unfit is not None:
+            print("\nit does not fit. Try, in this order (or --search):")
+            print("\n".join(f"  {remedy}" for remedy in page.remedies(best.unfit)))
+            sys.exit(1)
 
 
 def _numbers(each: Cost) -> dict[str, Any]:
     """A Cost as JSON."""
     return {**dataclasses.asdict(each), "total": each.total, "tokens_s": each.tokens_s, "days": each.days}
-
-
-def _versions(piece: chips.Slice | None) -> str:
-    names = ["jax", *(["libtpu"] if piece else [])]
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-
-
-_BEGAN = time.monotonic()
 
 
 def _say(text: str) -> None:

@@ -1,10 +1,9 @@
 """Candidates of --search: meshes, remat policies and accumulation, in the order to try them.
 
-In: the configuration's rows and model, devices and their memory. Out: `Candidate`s worth compiling.
-Arithmetic discards what cannot fit, since a compilation takes minutes and a product nothing. It
-does not choose a remat policy: which is the fastest depends on what the compiler can fuse (large on
-a v5e-16 is faster with "full" than with "dots", though it computes a quarter more), so of a mesh
-all policies that fit are candidates.
+Arithmetic discards what cannot fit, since a compilation takes minutes and a product nothing. It does
+not choose a remat policy: which is the fastest depends on what the compiler can fuse (large on a
+v5e-16 is faster with "full" than with "dots", though it computes a quarter more), so of a mesh all
+policies that fit are candidates.
 """
 
 import dataclasses
@@ -36,11 +35,9 @@ class Candidate:
     accumulation: int
     bytes: float  # of a device
 
-    def overrides(self) -> dict[str, object]:
-        """Settings, by name."""
+    def settings(self) -> dict[str, object]:
+        """What the candidate is, by names of settings."""
         return {
-            "mesh.auto": False,
-            "mesh.data": -1,
             "mesh.fsdp": self.fsdp,
             "mesh.tensor": self.tensor,
             "execution.layers": "scan",
@@ -48,11 +45,12 @@ class Candidate:
             "accumulation": self.accumulation,
         }
 
+    def overrides(self) -> dict[str, object]:
+        """All settings that it changes."""
+        return {"mesh.auto": False, "mesh.data": -1, **self.settings()}
+
     def __str__(self) -> str:
-        return (
-            f"mesh.fsdp={self.fsdp} mesh.tensor={self.tensor} execution.layers=scan "
-            f"execution.remat={self.remat} accumulation={self.accumulation}"
-        )
+        return " ".join(f"{name}={value}" for name, value in self.settings().items())
 
 
 def bytes_of(
@@ -93,27 +91,19 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Candidates that should fit into `limit` bytes: the fewest exchanges first, then the largest
     micro-batches, then the least recomputation."""
-    for tensor, accumulation, fsdp in sorted(_divisions(config, rows, devices)):
+    # In this order each costs more than the next: tensor exchanges activations in every layer,
+    # accumulation repeats fsdp's gathers and makes products smaller, fsdp gathers weights beside the
+    # work.
+    divisions = [
+        (tensor, accumulation, fsdp)
+        for tensor in (1, 2)
+        for accumulation in (1, 2, 4, 8)
+        for fsdp in range(1, devices // tensor + 1)
+        if not (devices % tensor or config.num_attention_heads % tensor)
+        and not (rows % (devices // tensor * accumulation) or devices // tensor % fsdp)
+    ]
+    for tensor, accumulation, fsdp in divisions:
         for remat in KEPT:
             size = bytes_of(config, rows, length, predictions, devices, fsdp, tensor, remat, accumulation, fused)
             if size <= ROOM * limit:
                 yield Candidate(fsdp, tensor, remat, accumulation, size)
-
-
-def _divisions(config: BertConfig, rows: int, devices: int) -> Iterator[tuple[int, int, int]]:
-    """(tensor, accumulation, fsdp) that divide heads, rows and devices.
-
-    In this order each costs more than the next: tensor exchanges activations in every layer,
-    accumulation repeats fsdp's gathers and makes products smaller, fsdp gathers weights beside the
-    work.
-    """
-    for tensor in (1, 2):
-        if devices % tensor or config.num_attention_heads % tensor:
-            continue
-        shards = devices // tensor
-        for accumulation in (1, 2, 4, 8):
-            if rows % (shards * accumulation):
-                continue
-            for fsdp in range(1, shards + 1):
-                if shards % fsdp == 0:
-                    yield tensor, accumulation, fsdp

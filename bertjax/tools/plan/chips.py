@@ -1,8 +1,7 @@
 """TPU chips and slices: what a name such as v5e:4x4 or v4-32 stands for, and its compiler.
 
-In: the name of a topology. Out: a `Slice`, and the devices of it that a program can be compiled
-for without having them. Peaks, memory and links as the vendor publishes them (cloud.google.com/tpu,
-"TPU architecture"); the clock follows from the peak and the number of multiply-accumulate units.
+Peaks, memory and links as the vendor publishes them (cloud.google.com/tpu, "TPU architecture"); the
+clock follows from the peak and the number of multiply-accumulate units.
 """
 
 import contextlib
@@ -48,31 +47,11 @@ CHIPS = {
     )
 }
 
-# Shape of the slice with so many chips that an accelerator name means.
-SHAPES_2D = {
-    1: (1, 1),
-    4: (2, 2),
-    8: (2, 4),
-    16: (4, 4),
-    32: (4, 8),
-    64: (8, 8),
-    128: (8, 16),
-    256: (16, 16),
-    512: (16, 32),
-    1024: (32, 32),
+# The shapes of slices that accelerator names stand for, by the number of dimensions.
+SHAPES = {
+    2: "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
+    3: "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16",
 }
-SHAPES_3D = {
-    4: (2, 2, 1),
-    8: (2, 2, 2),
-    16: (2, 2, 4),
-    32: (2, 4, 4),
-    64: (4, 4, 4),
-    128: (4, 4, 8),
-    256: (4, 8, 8),
-    512: (8, 8, 8),
-    1024: (8, 8, 16),
-}
-
 VALID = """valid are
   local               this machine's own devices, measured instead of estimated
   GENERATION:SHAPE    v2:4x4 v3:4x4 v4:2x2x4 v5e:4x4 v5p:2x2x2 v6e:4x4 (chips along each axis)
@@ -118,39 +97,39 @@ class Slice:
 
 
 def parse(text: str) -> Slice:
-    """The slice that a topology or accelerator name stands for.
-
-    Raises:
-      ValueError: the name is unknown; the message lists the valid forms.
-    """
-    if found := re.fullmatch(r"(v\d\w*):(\d+(?:x\d+)*)", text):
-        chip = CHIPS.get(found[1])
-        shape = tuple(int(size) for size in found[2].split("x"))
-        if chip is None:
-            raise ValueError(f"topology {text!r}: no TPU is called {found[1]!r}; {VALID}")
+    """The slice that a topology or accelerator name stands for; ValueError lists the valid forms."""
+    exact = re.fullmatch(r"(v\d\w*):(\d+(?:x\d+)*)", text)
+    rented = re.fullmatch(r"(v\d(?:litepod|[ep])?)-(\d+)", text)
+    found = exact or rented
+    if not found:
+        raise ValueError(f"topology {text!r} is not understood; {VALID}")
+    chip = CHIPS.get(found[1] if exact else found[1].replace("v5litepod", "v5e"))
+    if chip is None:
+        raise ValueError(f"topology {text!r}: no TPU is called {found[1]!r}; {VALID}")
+    if exact:
+        shape = _shape(exact[2])
         if len(shape) != chip.dimensions or min(shape) < 1:
-            example = "x".join(map(str, (SHAPES_2D if chip.dimensions == 2 else SHAPES_3D)[16]))
+            example = "4x4" if chip.dimensions == 2 else "2x2x4"
             raise ValueError(
                 f"topology {text!r}: a {chip.name} slice has {chip.dimensions} axes, "
                 f"such as {chip.name}:{example}; {VALID}"
             )
         return Slice(chip, shape)
-    if found := re.fullmatch(r"(v\d(?:litepod|[ep])?)-(\d+)", text):
-        chip = CHIPS.get(found[1].replace("v5litepod", "v5e"))
-        if chip is None:
-            raise ValueError(f"topology {text!r}: no TPU is called {found[1]!r}; {VALID}")
-        shapes = SHAPES_2D if chip.dimensions == 2 else SHAPES_3D
-        chips, rest = divmod(int(found[2]), chip.cores_per_chip)
-        if rest or chips not in shapes:
-            sizes = ", ".join(f"{chip.name}-{size * chip.cores_per_chip}" for size in shapes)
-            raise ValueError(f"topology {text!r}: there is no such slice; {chip.name} has {sizes}")
-        return Slice(chip, shapes[chips])
-    raise ValueError(f"topology {text!r} is not understood; {VALID}")
+    shapes = {math.prod(shape): shape for shape in map(_shape, SHAPES[chip.dimensions].split())}
+    chips, rest = divmod(int(rented[2]), chip.cores_per_chip)
+    if rest or chips not in shapes:
+        sizes = ", ".join(f"{chip.name}-{size * chip.cores_per_chip}" for size in shapes)
+        raise ValueError(f"topology {text!r}: there is no such slice; {chip.name} has {sizes}")
+    return Slice(chip, shapes[chips])
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    """'4x4' -> (4, 4)."""
+    return tuple(map(int, text.split("x")))
 
 
 def local_device_bytes() -> int | None:
-    """Memory of one device of this machine, if known: of CPU devices, their share of what is
-    free."""
+    """Memory of a device of this machine, if known: of CPU devices, their share of what is free."""
     import jax
 
     from bertjax.process import hardware
@@ -161,11 +140,7 @@ def local_device_bytes() -> int | None:
 
 
 def free_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
-    """Memory that a process can take before this machine swaps, or its container is ended.
-
-    Args:
-      meminfo, limit: files of Linux; without them, all memory of the machine counts as free.
-    """
+    """Memory that a process can take before the machine swaps; without these files, all of it."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError):
         if found := re.search(r"MemAvailable: +(\d+) kB", pathlib.Path(meminfo).read_text()):
@@ -181,11 +156,7 @@ STEP_MODULE = "jit_train_step"  # what the compiler calls Trainer.train_step
 
 
 def tpu_environment(dump: str | None = None) -> dict[str, str]:
-    """Variables under which a process compiles for TPU without having one.
-
-    Args:
-      dump: directory into which the compiler writes what it does, step by step.
-    """
+    """Variables under which a process compiles for TPU without having one, and dumps its passes."""
     environment = {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "",  # they are meant for this machine's devices
@@ -208,11 +179,7 @@ def wanted_libtpu() -> str:
 
 
 def check_libtpu() -> str:
-    """The version of libtpu.
-
-    Raises:
-      ValueError: it is missing or belongs to another jax; the message says what to install.
-    """
+    """The version of libtpu; ValueError, which says what to install, if it is missing or of another jax."""
     wanted, jax_version = wanted_libtpu(), importlib.metadata.version("jax")
     install = (
         f"pip install --no-deps --target DIR '{wanted}', and add DIR to PYTHONPATH (a "
@@ -230,11 +197,7 @@ def check_libtpu() -> str:
 
 
 def devices(piece: Slice) -> list[Any]:
-    """The devices of a slice, to compile for; they cannot run anything.
-
-    Raises:
-      ValueError: libtpu is missing, or knows no such slice.
-    """
+    """The devices of a slice, to compile for; ValueError if libtpu is missing or knows no such slice."""
     check_libtpu()
     from jax.experimental import topologies
 

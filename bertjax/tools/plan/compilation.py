@@ -1,13 +1,10 @@
-"""Has steps compiled by a worker process, and keeps what came out.
+"""Has steps compiled by a process of its own (worker.py), and keeps what came out.
 
-In: a configuration, a topology, which stage. Out: `StageInfo` and `Compiled`. The worker
-(worker.py) is a process of its own because the TPU compiler must be set up before jax starts, and
-because it can be stopped: in quick mode it ends as soon as the compiler has assigned memory, which
-is after a tenth of the time; what remains is machine code, and the cycle estimates that come with
-it.
-
-Results are kept on disk under a hash of the lowered program, the topology and the versions of jax
-and compiler: whatever changes the program is compiled again, the rest is not.
+In: a configuration, a topology, which stage. Out: `StageInfo` and `Compiled`. The TPU compiler must
+be set up before jax starts, and it can be stopped only with its process: in quick mode the worker
+ends as soon as memory is assigned, after a tenth of the time; what remains is machine code, and the
+cycle estimates that come with it. Results are kept under a hash of the lowered program, the topology
+and the versions of jax and compiler.
 """
 
 import dataclasses
@@ -88,26 +85,24 @@ class Compiled:
 
 
 class Cache:
-    """Compiled steps on disk: KEY.json with the numbers, KEY.hlo.gz with the program."""
+    """Compiled steps on disk, KEY.json.gz each."""
 
     def __init__(self, directory: str | os.PathLike[str]):
         self.directory = pathlib.Path(directory).expanduser()
 
+    def path(self, key: str) -> pathlib.Path:
+        return self.directory / f"{key}.json.gz"
+
     def load(self, key: str) -> Compiled | None:
         """The result under `key`, or None if there is none that can be read."""
         try:
-            numbers = json.loads((self.directory / f"{key}.json").read_text())
-            hlo = gzip.decompress((self.directory / f"{key}.hlo.gz").read_bytes()).decode()
-            return Compiled(hlo, **numbers)
+            return Compiled(**json.loads(gzip.decompress(self.path(key).read_bytes())))
         except (OSError, ValueError, TypeError, EOFError):
             return None
 
     def save(self, key: str, compiled: Compiled) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        numbers = dataclasses.asdict(compiled)
-        hlo = numbers.pop("hlo")
-        (self.directory / f"{key}.hlo.gz").write_bytes(gzip.compress(hlo.encode(), 6))
-        (self.directory / f"{key}.json").write_text(json.dumps(numbers, indent=1))
+        self.path(key).write_bytes(gzip.compress(json.dumps(dataclasses.asdict(compiled)).encode(), 6))
 
 
 def compile_stage(
@@ -125,79 +120,56 @@ def compile_stage(
       topology: name of a slice (chips.parse(...).name), or 'local'.
       stage: which one; pre-training has one a phase, fine-tuning has one.
       quick: stop after memory is assigned (TPU only).
-      say: told what goes on.
+      say: receives lines of progress.
 
     Raises:
       ValueError: the configuration does not work on the topology; names the setting.
       RuntimeError: the compiler failed for another reason than memory.
     """
+    request = (config.copy_and_resolve_references(), topology, stage, cache.directory, quick)
     with tempfile.TemporaryDirectory(prefix="bertjax-plan-") as scratch:
-        request = pathlib.Path(scratch) / "request"
-        request.write_bytes(
-            pickle.dumps(
-                {
-                    "config": config.copy_and_resolve_references(),
-                    "topology": topology,
-                    "stage": stage,
-                    "cache": str(cache.directory),
-                    "quick": quick,
-                }
+        directory = pathlib.Path(scratch)
+        (directory / "request").write_bytes(pickle.dumps(request))
+        quick = quick and topology != "local"
+        environment = {} if topology == "local" else tpu_environment(dump=scratch if quick else None)
+        with open(directory / "stderr", "w+") as stderr:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "bertjax.tools.plan.worker", str(directory / "request")],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **environment},
+                text=True,
             )
-        )
-        environment = dict(os.environ)
-        if topology != "local":
-            environment |= tpu_environment(dump=scratch if quick else None)
-        stderr = open(pathlib.Path(scratch) / "stderr", "w+")
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "bertjax.tools.plan.worker", str(request)],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=environment,
-            text=True,
-        )
-        try:
-            return _follow(worker, pathlib.Path(scratch), cache, quick and topology != "local", say)
-        finally:
-            worker.kill()
-            worker.wait()
-            worker.stdout.close()
-            stderr.close()
+            try:
+                return _follow(worker, directory, cache, quick, say)
+            finally:
+                worker.kill()
+                worker.wait()
+                worker.stdout.close()
 
 
 def _follow(
     worker: subprocess.Popen, scratch: pathlib.Path, cache: Cache, quick: bool, say: Callable[[str], None]
 ) -> tuple[StageInfo, Compiled]:
-    """Reads the worker's messages until its result is in the cache."""
-    messages: dict[str, Any] = {}
-    began = time.monotonic()
-
-    def read() -> bool:
-        line = worker.stdout.readline()
-        if line.startswith("{"):
-            messages.update(json.loads(line))
-        return bool(line)
-
-    while not messages.keys() & {"key", "error", "wanted"} and read():
-        pass
-    if "error" in messages:
-        raise ValueError(messages["error"])
-    if "wanted" in messages:
-        info = StageInfo(**messages["stage"])
-        say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
-        return info, Compiled(wanted=messages["wanted"], limit=messages["limit"])
-    if "key" not in messages:
+    """Reads the worker's message and waits until its result is in the cache."""
+    began = told = time.monotonic()
+    message = json.loads(next((line for line in worker.stdout if line.startswith("{")), "{}"))
+    if not message:
         raise RuntimeError(_how_it_ended(worker, scratch / "stderr"))
-    info, key = StageInfo(**messages["stage"]), messages["key"]
-    if messages["cached"]:
-        say(f"{info.name}: compiled before, {cache.directory / key}.json")
+    if "error" in message:
+        raise ValueError(message["error"])
+    info, key = StageInfo(**message["stage"]), message.get("key")
+    if key is None:
+        say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
+        return info, Compiled(wanted=message["wanted"], limit=message["limit"])
+    if message["cached"]:
+        say(f"{info.name}: compiled before, {cache.path(key)}")
         return info, cache.load(key)
-
     mesh = " x ".join(f"{name} {size}" for name, size in info.mesh.items())
     say(
         f"{info.name}: compiling {info.rows} x {info.length} tokens, {mesh}, accumulation "
         f"{info.accumulation}, {info.execution} ..."
     )
-    told = time.monotonic()
     while worker.poll() is None:
         if quick and (found := assigned_memory(scratch)):
             compiled = dataclasses.replace(found, seconds=time.monotonic() - began)
@@ -208,12 +180,8 @@ def _follow(
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
             say(f"{info.name}: still at work, {told - began:.0f} s")
-    while read():
-        pass
-    if "failed" in messages:
-        raise RuntimeError(f"the compiler failed:\n{messages['failed']}")
     compiled = cache.load(key)
-    if compiled is None:
+    if worker.returncode or compiled is None:
         raise RuntimeError(_how_it_ended(worker, scratch / "stderr"))
     what = "compiled" if compiled.fits else "does not fit"
     say(f"{info.name}: {what}, {compiled.seconds:.0f} s in the compiler")
@@ -221,7 +189,7 @@ def _follow(
 
 
 def _how_it_ended(worker: subprocess.Popen, stderr: pathlib.Path, lines: int = 15) -> str:
-    """Why a worker left no result: the signal that ended it, and the last it said."""
+    """Why a worker left no result: the signal that ended it, and the end of its stderr."""
     status = worker.wait()
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else "ended early"
     if status == -signal.SIGKILL:
@@ -231,8 +199,6 @@ def _how_it_ended(worker: subprocess.Popen, stderr: pathlib.Path, lines: int = 1
 
 
 # -------------------------------------------------------------------- what the compiler writes
-
-_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 
 
 def assigned_memory(directory: pathlib.Path) -> Compiled | None:
@@ -245,9 +211,8 @@ def assigned_memory(directory: pathlib.Path) -> Compiled | None:
     largest = max(programs, key=lambda path: path.stat().st_size)
     if time.time() - largest.stat().st_mtime < 1:  # still being written
         return None
-    tables = [path.read_text() for path in assignments]
-    arguments, temporaries, outputs = allocations(max(tables, key=len))
-    return Compiled(largest.read_text(), arguments, temporaries, outputs, complete=False)
+    memory = allocations(max((path.read_text() for path in assignments), key=len))
+    return Compiled(largest.read_text(), *memory, complete=False)
 
 
 def allocations(text: str) -> tuple[int, int, int]:
@@ -255,17 +220,12 @@ def allocations(text: str) -> tuple[int, int, int]:
 
     Only HBM counts: other memories are marked by a colour.
     """
-    arguments = temporaries = outputs = 0
-    for size, kind in _ALLOCATION.findall(text):
-        if "color" in kind:
-            continue
-        if kind.startswith("parameter"):
-            arguments += int(size)
-        elif "preallocated-temp" in kind:
-            temporaries += int(size)
-        elif "maybe-live-out" in kind:
-            outputs += int(size)
-    return arguments, temporaries, outputs
+    sizes = {"parameter": 0, "preallocated-temp": 0, "maybe-live-out": 0}
+    for size, kind in re.findall(r"^allocation \d+: size (\d+), (.*)$", text, re.MULTILINE):
+        found = next((name for name in sizes if name in kind), None)
+        if found and "color" not in kind:
+            sizes[found] += int(size)
+    return tuple(sizes.values())
 
 
 def refused(message: str, seconds: float) -> Compiled | None:
@@ -274,11 +234,8 @@ def refused(message: str, seconds: float) -> Compiled | None:
     scale = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     whole = re.search(rf"Used {size} of {size} hbm", message)
     # Another message tells the temporaries alone; arguments come on top.
-    part = re.search(rf"temporaries \({size}\) exceeds available HBM \({size}\)", message)
-    found = whole or part
+    found = whole or re.search(rf"temporaries \({size}\) exceeds available HBM \({size}\)", message)
     if found is None:
         return None
-    wanted = int(float(found[1]) * scale[found[2]])
-    return Compiled(
-        seconds=seconds, wanted=wanted, temporaries=0 if whole else wanted, limit=int(float(found[3]) * scale[found[4]])
-    )
+    wanted, limit = (int(float(number) * scale[unit]) for number, unit in (found.group(1, 2), found.group(3, 4)))
+    return Compiled(seconds=seconds, wanted=wanted, temporaries=0 if whole else wanted, limit=limit)

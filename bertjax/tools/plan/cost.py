@@ -1,9 +1,9 @@
 """From a compiled step to bytes a chip, seconds a step and days of a recipe.
 
-In: StageInfo, Compiled and the Slice. Out: `Cost`. Without the chip its time is an estimate:
+Without the chip the time is an estimate, of four parts:
 
-  operations       the TPU compiler's own estimate of cycles for each fused operation, loop bodies
-                   as often as they run, over the chip's clock;
+  operations       the TPU compiler's cycles of each fused operation, loop bodies as often as they
+                   run, over the chip's clock;
   kernels          (attention on TPU: no cycles given) the longer of the FLOPs that they declare, at
                    KERNEL_SHARE of the peak, and of their bytes;
   others           (random bits, sorting: no cycles given) bytes over the HBM bandwidth;
@@ -13,17 +13,15 @@ In: StageInfo, Compiled and the Slice. Out: `Cost`. Without the chip its time is
 
 Where the compiler was stopped before it estimates cycles, a roofline takes their place: the model's
 FLOPs (with those that remat repeats) over the peak plus bytes between HBM and the operations over
-its bandwidth, as if neither overlapped the other.
-
-Not seen: stalls, contention, the host, checkpoints, evaluation. Compare plans with each other
-before believing one to the percent.
+its bandwidth. Stalls, contention, the host, checkpoints and evaluation are not seen: compare plans
+with each other before believing one to the percent.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from bertjax.tools.plan import hlo
-from bertjax.tools.plan.chips import Chip, Slice
+from bertjax.tools.plan.chips import Slice
 from bertjax.tools.plan.compilation import Compiled, StageInfo
 
 # Operations whose work the compiler does not put into cycles.
@@ -34,15 +32,9 @@ UNCOSTED = ("rng-bit-generator", "sort", "custom-call")
 KERNEL_SHARE = 0.3
 # Custom calls of the TPU compiler that stand for no work of their own.
 BOOKKEEPING = (
-    "AllocateBuffer",
-    "ConcatBitcast",
-    "AssumeGatherIndicesInBound",
-    "X64Combine",
-    "GatherScatterIndicesBitpacked",
-    "X64SplitLow",
-    "X64SplitHigh",
-    "Sharding",
-)
+    "AllocateBuffer ConcatBitcast AssumeGatherIndicesInBound X64Combine GatherScatterIndicesBitpacked X64SplitLow "
+    "X64SplitHigh Sharding"
+).split()
 # Share of the forward pass that the backward pass repeats (presets.Execution.remat).
 REPEATED = {"none": 0.0, "dots": 0.1, "minimal": 0.7, "full": 1.0}
 
@@ -58,13 +50,13 @@ class Cost:
     bytes: Mapping[str, int]  # of a device, by purpose; they add up to what the compiler takes
     limit: float  # bytes of a device, 0 = unknown
     largest_rows: int | None  # of a micro-batch on a device, by proportion
-    collectives: list[hlo.Collective]
+    collectives: list[hlo.Collective] = dataclasses.field(default_factory=list)
+    unknown_loops: tuple[str, ...] = ()
     method: str = ""  # how the time was found: cycles, roofline or measured
     operations_s: float | None = None
     collectives_s: float | None = None
     step_s: float | None = None
     mfu: float | None = None
-    unknown_loops: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -78,8 +70,7 @@ class Cost:
     @property
     def days(self) -> float | None:
         """Of the whole stage."""
-        steps = self.info.steps
-        return steps * self.step_s / 86400 if steps and self.step_s else None
+        return self.info.steps * self.step_s / 86400 if self.info.steps and self.step_s else None
 
 
 def cost(
@@ -98,51 +89,45 @@ def cost(
       limit: bytes of a local device, if known.
       by_roofline: also where there are cycles, to be compared with steps that have none.
     """
-    peak = piece.chip.peak_flops if piece else peak
     limit = compiled.limit or (piece.chip.hbm_bytes if piece else limit) or 0
     parts = memory_parts(info, compiled)
     fits = compiled.fits and (not limit or sum(parts.values()) <= limit)
-    known = dict(
-        info=info,
-        chips=piece.chips if piece else info.devices,
-        unit="chip" if piece else "device",
-        fits=fits,
-        bytes=parts,
-        limit=limit,
-        largest_rows=largest_rows(info, parts, limit),
-    )
+    paid = (piece.chips, "chip") if piece else (info.devices, "device")
+    found = Cost(info, *paid, fits, parts, limit, largest_rows(info, parts, limit))
     if not compiled.fits:
-        return Cost(**known, collectives=[])
+        return found
     program = hlo.parse(compiled.hlo)
     exchanged = program.collectives(info.devices)
-    known["unknown_loops"] = tuple(name for name, trips in program.loops() if trips is None)
+    unknown = tuple(name for name, trips in program.loops() if trips is None)
+    found = dataclasses.replace(found, collectives=exchanged, unknown_loops=unknown)
     if compiled.measured_s:
-        mfu = info.flops / compiled.measured_s / (peak * info.devices) if peak else None
-        return Cost(**known, collectives=exchanged, method="measured", mfu=mfu, step_s=compiled.measured_s)
+        mfu = info.flops / compiled.measured_s / (peak * info.devices) if peak and piece is None else None
+        return dataclasses.replace(found, method="measured", mfu=mfu, step_s=compiled.measured_s)
     if piece is None:
-        return Cost(**known, collectives=exchanged)
-
-    chip = piece.chip
+        return found
+    chip, kernels = piece.chip, [(i.declared, times) for i, times in program.instructions() if i.declared]
     cycles = 0 if by_roofline else program.cycles()
     if cycles:
-        method = "cycles"
-        operations = cycles / chip.clock_hz + kernels_s(program, chip) + uncosted_bytes(program) / chip.hbm_bytes_s
+        # A hand-written kernel takes the longer of its FLOPs and its bytes.
+        hand_written = sum(
+            times * max(flops / (KERNEL_SHARE * chip.peak_flops), size / chip.hbm_bytes_s)
+            for (flops, size), times in kernels
+        )
+        operations = cycles / chip.clock_hz + hand_written + uncosted_bytes(program) / chip.hbm_bytes_s
     else:
-        method = "roofline"
         repeated = info.flops * (1 + REPEATED[info.remat] / 3)
-        moved = program.hbm_bytes() + sum(size * times for _, size, times in kernels(program))
+        moved = program.hbm_bytes() + sum(size * times for (_, size), times in kernels)
         operations = repeated / info.devices / chip.peak_flops + moved / chip.hbm_bytes_s
     waiting = sum(seconds_of(c, piece) for c in exchanged if not c.asynchronous)
     overlapped = sum(seconds_of(c, piece) for c in exchanged if c.asynchronous)
     step = max(operations, overlapped) + waiting
-    return Cost(
-        **known,
-        collectives=exchanged,
-        method=method,
+    return dataclasses.replace(
+        found,
+        method="cycles" if cycles else "roofline",
         operations_s=operations,
         collectives_s=waiting + overlapped,
         step_s=step,
-        mfu=info.flops / step / (peak * info.devices),
+        mfu=info.flops / step / (chip.peak_flops * info.devices),
     )
 
 
@@ -169,42 +154,26 @@ def largest_rows(info: StageInfo, parts: Mapping[str, int], limit: float) -> int
     """Rows of a micro-batch on a device at which its memory is full, by proportion.
 
     Gradients (and with accumulation their sum) take their bytes whatever the rows; the rest of the
-    temporaries is taken to grow with the rows. A guess to start from: plan it to be sure.
+    temporaries is taken to grow with the rows.
     """
     rows = info.rows_per_device
     if not limit or not rows:
         return None
-    copies = 1 if info.accumulation == 1 else 2
-    fixed = min(copies * parts["parameters"], parts["temporaries"])
+    fixed = min((1 if info.accumulation == 1 else 2) * parts["parameters"], parts["temporaries"])
     per_row = (parts["temporaries"] - fixed) / rows
     free = 0.97 * limit - sum(parts.values()) + parts["temporaries"] - fixed
     return max(0, int(free / per_row)) if per_row > 0 else None
 
 
-def kernels(program: hlo.Program) -> Iterator[tuple[int, int, int]]:
-    """(FLOPs, bytes, executions a step) of the hand-written kernels."""
-    for instruction, times in program.instructions():
-        if declared := instruction.declared:
-            yield *declared, times
-
-
-def kernels_s(program: hlo.Program, chip: Chip) -> float:
-    """Time of the hand-written kernels."""
-    return sum(
-        times * max(flops / (KERNEL_SHARE * chip.peak_flops), size / chip.hbm_bytes_s)
-        for flops, size, times in kernels(program)
-    )
-
-
 def uncosted_bytes(program: hlo.Program) -> int:
     """Bytes written by operations for which the compiler estimates no cycles."""
     return sum(
-        hlo.array_bytes(instruction.shape) * times
-        for instruction, times in program.instructions()
-        if instruction.opcode in UNCOSTED
-        and instruction.cycles is None
-        and instruction.declared is None
-        and not any(f'"{name}"' in instruction.attributes for name in BOOKKEEPING)
+        hlo.array_bytes(i.shape) * times
+        for i, times in program.instructions()
+        if i.opcode in UNCOSTED
+        and i.cycles is None
+        and i.declared is None
+        and not any(f'"{name}"' in i.attributes for name in BOOKKEEPING)
     )
 
 

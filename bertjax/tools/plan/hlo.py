@@ -1,9 +1,7 @@
-"""Reads a compiled XLA program: instructions, how often loops run, collectives, cycles.
+"""Reads the text of a compiled XLA program: instructions, trip counts of loops, collectives, cycles.
 
-In: the text of an optimised HLO module (`compiled.as_text()`). Out: `Program`, with the number of
-executions of every computation, so that what stands in the body of a loop counts as often as it
-runs. Works on the text because the properties of interest (cycle estimates, trip counts) are
-attributes that no API of jax exposes.
+In: `compiled.as_text()`. Out: a `Program`. What stands in the body of a loop counts as often as the
+loop runs. No API of jax has the cycle estimates and trip counts; they are attributes in this text.
 """
 
 import dataclasses
@@ -11,56 +9,16 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-# Bits of an element, by the name of its type in HLO.
-BITS = {
-    "pred": 8,
-    "s4": 4,
-    "u4": 4,
-    "s8": 8,
-    "u8": 8,
-    "s16": 16,
-    "u16": 16,
-    "bf16": 16,
-    "f16": 16,
-    "s32": 32,
-    "u32": 32,
-    "f32": 32,
-    "s64": 64,
-    "u64": 64,
-    "f64": 64,
-    "c64": 64,
-    "c128": 128,
-}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Opcodes that only name data, or move it beside the operations.
 _MOVE_NOTHING = frozenset(
-    (
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "while",
-        "conditional",
-        "call",
-        "copy-start",
-        "copy-done",
-        "slice-start",
-        "slice-done",
-        "after-all",
-        "partition-id",
-        "custom-call",
-        "async-start",
-        "async-update",
-        "async-done",
-        "optimization-barrier",
-    )
+    "parameter constant tuple get-tuple-element bitcast while conditional call copy-start copy-done slice-start "
+    "slice-done after-all partition-id custom-call async-start async-update async-done optimization-barrier".split()
 )
-
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*-> .*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"(?:^|\s)([a-z][a-z0-9\-]*)\(")
-_ARRAY = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,<=]*)\](?:\{[^}]*?(S\(\d+\))?\})?")
+_ARRAY = re.compile(r"\b(pred|bf16|[suf](?:4|8|16|32|64)|c64|c128)\[([0-9,<=]*)\](?:\{[^}]*?(S\(\d+\))?\})?")
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _DECLARED = re.compile(r'"cost_estimate":\{"flops":"?(\d+)"?,.*?"bytes_accessed":"?(\d+)')
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
@@ -89,6 +47,12 @@ class Instruction:
         found = _DECLARED.search(self.attributes)
         return (int(found[1]), int(found[2])) if found else None
 
+    @property
+    def integer(self) -> int | None:
+        """The value of an integer constant; None for anything else."""
+        known = self.opcode == "constant" and self.operands and re.fullmatch(r"-?\d+", self.operands[0])
+        return int(self.operands[0]) if known else None
+
     def called(self, attribute: str) -> str | None:
         """Name of the computation in 'attribute=%name'."""
         found = re.search(rf"\b{attribute}=%?([\w.\-]+)", self.attributes)
@@ -116,18 +80,15 @@ class Program:
     def executions(self) -> dict[str, int]:
         """How often each computation runs in a step, fused ones aside.
 
-        A loop whose trip count cannot be read counts once; `unknown_loops` names it. Of the
-        branches of a conditional all count.
+        A loop whose trip count cannot be read counts once. All branches of a conditional count.
         """
         counts: dict[str, int] = {}
 
         def visit(name: str, times: int) -> None:
             counts[name] = counts.get(name, 0) + times
             for instruction in self.computations.get(name, ()):
-                if instruction.opcode == "while":
-                    body = instruction.called("body")
-                    if body:
-                        visit(body, times * (self.trip_count(name, instruction) or 1))
+                if instruction.opcode == "while" and (body := instruction.called("body")):
+                    visit(body, times * (self.trip_count(name, instruction) or 1))
                 elif instruction.opcode in ("call", "async-start", "conditional"):
                     for callee in self._callees(instruction):
                         visit(callee, times)
@@ -156,23 +117,19 @@ class Program:
         Either the compiler wrote it down, or the condition compares a counter that goes up by one
         with a constant (the form of `lax.scan`).
         """
-        known = _KNOWN_TRIPS.search(loop.attributes)
-        if known:
+        if known := _KNOWN_TRIPS.search(loop.attributes):
             return int(known[1])
         condition = {i.name: i for i in self.computations.get(loop.called("condition") or "", ())}
         root = next((i for i in condition.values() if i.is_root), None)
         if root is None or root.opcode != "compare" or len(root.operands) != 2:
             return None
         counter, limit = (condition.get(name) for name in root.operands)
-        if counter is None or limit is None or limit.opcode != "constant":
+        if counter is None or limit is None or limit.integer is None or counter.opcode != "get-tuple-element":
             return None
-        end = _integer(limit)
-        if end is None or counter.opcode != "get-tuple-element":
-            return None
-        start = self._initial(computation, loop, counter)
+        trips = limit.integer - self._initial(computation, loop, counter)
         if "direction=LT" in root.attributes:
-            return max(0, end - start)
-        return max(0, end - start + 1) if "direction=LE" in root.attributes else None
+            return max(0, trips)
+        return max(0, trips + 1) if "direction=LE" in root.attributes else None
 
     def _initial(self, computation: str, loop: Instruction, counter: Instruction) -> int:
         """Value of the counter before the loop; 0 if it is not a constant."""
@@ -184,26 +141,24 @@ class Program:
         value = here.get(state.operands[int(index[1])])
         while value is not None and value.opcode in ("copy", "bitcast"):
             value = here.get(value.operands[0])
-        return (_integer(value) or 0) if value is not None else 0
+        return (value and value.integer) or 0
 
     def _callees(self, instruction: Instruction) -> list[str]:
-        names = [
-            instruction.called(attribute)
-            for attribute in ("to_apply", "calls", "called_computation", "true_computation", "false_computation")
-        ]
+        single = ("to_apply", "calls", "called_computation", "true_computation", "false_computation")
         branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes)
+        names = [instruction.called(attribute) for attribute in single]
         names += re.findall(r"[\w.\-]+", branches[1]) if branches else []
         return [name for name in names if name in self.computations]
 
     def cycles(self) -> int:
-        """Estimated cycles of a step on one chip, loops by their trip count."""
+        """Estimated cycles of a step on one chip."""
         return sum((instruction.cycles or 0) * times for instruction, times in self.instructions())
 
     def hbm_bytes(self) -> int:
         """Bytes a step that operations read from or write to HBM.
 
-        Arrays that the compiler keeps in the chip's own memory, marked S(1), do not count; of an
-        array that is only sliced, or updated in place, the slice does.
+        Arrays that the compiler keeps in the chip's own memory, marked S(1), do not count. Of an
+        array that is only sliced, or updated in place, the slice counts.
         """
         total = 0
         for name, times in self.executions().items():
@@ -250,9 +205,8 @@ class Program:
         root = next((i for i in inside if i.is_root), None)
         if root is not None and root.opcode == "tuple":  # the other results are written whole
             whole = {array_bytes(i.shape) for i in updates}
-            written += sum(
-                size for operand in root.operands if (size := array_bytes(shapes.get(operand, ""))) not in whole
-            )
+            sizes = [array_bytes(shapes.get(operand, "")) for operand in root.operands]
+            written += sum(size for size in sizes if size not in whole)
         return read, written
 
     def collectives(self, devices: int) -> list[Collective]:
@@ -264,16 +218,17 @@ class Program:
         found: dict[tuple[str, int, bool], tuple[int, int]] = {}
         for instruction, times in self.instructions():
             kind = instruction.opcode.removesuffix("-start")
-            if kind not in COLLECTIVES:
+            group = group_size(instruction.attributes, devices)
+            if kind not in COLLECTIVES or group == 1:
                 continue
             started = instruction.opcode.endswith("-start")
-            group = group_size(instruction.attributes, devices)
-            if group == 1:
-                continue
-            shape = _result_of_start(kind, instruction.shape) if started else instruction.shape
-            key = kind, group, started
-            count, size = found.get(key, (0, 0))
-            found[key] = count + times, size + times * array_bytes(shape)
+            sizes = _sizes(instruction.shape)
+            if started and kind != "all-reduce" and instruction.shape.startswith("("):
+                # The tuple of a start: operands, results, and whatever else.
+                count = len(instruction.operands)
+                sizes = sizes[count : 2 * count]
+            count, size = found.get((kind, group, started), (0, 0))
+            found[kind, group, started] = count + times, size + times * sum(sizes)
         return [
             Collective(kind, count, size, group, started)
             for (kind, group, started), (count, size) in sorted(found.items())
@@ -281,11 +236,7 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """The program of an HLO module's text.
-
-    Raises:
-      ValueError: there is no entry computation.
-    """
+    """The program of an HLO module's text; ValueError if there is no entry computation."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
     for line in text.splitlines():
@@ -293,8 +244,7 @@ def parse(text: str) -> Program:
             current = computations.setdefault(header[2], [])
             entry = header[2] if header[1] else entry
         elif current is not None and (found := _INSTRUCTION.match(line)):
-            instruction = _instruction(found[2], found[3], bool(found[1]))
-            if instruction is not None:
+            if instruction := _instruction(found[2], found[3], bool(found[1])):
                 current.append(instruction)
     if not entry:
         raise ValueError("this is not the text of an HLO module: it has no ENTRY computation")
@@ -304,8 +254,7 @@ def parse(text: str) -> Program:
 def _instruction(name: str, text: str, is_root: bool) -> Instruction | None:
     """'f32[2]{0} add(%a, %b), attributes' taken apart."""
     # A tuple's shape has parentheses of its own; the opcode is what stands behind it.
-    after_shape = _closing(text, 0) + 1 if text.startswith("(") else 0
-    opcode = _OPCODE.search(text, after_shape)
+    opcode = _OPCODE.search(text, _closing(text, 0) + 1 if text.startswith("(") else 0)
     if opcode is None:
         return None
     end = _closing(text, opcode.end() - 1)
@@ -324,47 +273,31 @@ def _closing(text: str, start: int) -> int:
     return len(text) - 1
 
 
-def _integer(constant: Instruction) -> int | None:
-    if constant.opcode != "constant" or not constant.operands:
-        return None
-    return int(constant.operands[0]) if re.fullmatch(r"-?\d+", constant.operands[0]) else None
-
-
 def array_bytes(shape: str, memory: str = "") -> int:
     """Bytes of an array or of all arrays of a tuple, as text 'f32[8,16]{1,0}', without padding.
 
     memory='HBM' leaves out arrays that are in another memory space.
     """
-    total = 0
+    return sum(_sizes(shape, memory))
+
+
+def _sizes(shape: str, memory: str = "") -> list[int]:
+    """The bytes of each array of a tuple."""
+    found = []
     for kind, dimensions, space in _ARRAY.findall(shape):
-        if kind in BITS and not (memory and space):
-            sizes = [int(size.lstrip("<=")) for size in dimensions.split(",") if size]
-            total += math.prod(sizes) * BITS[kind] // 8
-    return total
-
-
-def _result_of_start(kind: str, shape: str) -> str:
-    """The part of an asynchronous start's tuple (operand, result, ...) that is the result."""
-    if kind == "all-reduce" or not shape.startswith("("):
-        return shape  # its start has the shape of the result
-    parts, depth, begin = [], 0, 1
-    for index in range(1, len(shape)):
-        depth += (shape[index] in "([{") - (shape[index] in ")]}")
-        if (shape[index] == "," and depth == 0) or depth < 0:
-            parts.append(shape[begin:index])
-            begin = index + 1
-    return parts[1] if len(parts) > 1 else shape
+        if not (memory and space):
+            bits = 8 if kind == "pred" else int(kind.strip("bsufc"))
+            found.append(math.prod(int(size.lstrip("<=")) for size in dimensions.split(",") if size) * bits // 8)
+    return found
 
 
 def group_size(attributes: str, devices: int) -> int:
     """Chips of one replica group, in any of the three notations of HLO."""
     if meshed := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes):
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", meshed[1]))
-        names = re.findall(r"'([^']+)'", meshed[2])
-        return math.prod(int(sizes[name]) for name in names)
+        return math.prod(int(sizes[name]) for name in re.findall(r"'([^']+)'", meshed[2]))
     if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes):
         return int(iota[2])
     if explicit := re.search(r"replica_groups=\{\{([^}]*)\}", attributes):
         return len(explicit[1].split(","))
-    pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
-    return 2 if pairs else devices
+    return 2 if re.search(r"source_target_pairs=\{(.*?)\}\}", attributes) else devices

@@ -1,7 +1,4 @@
-"""The text of a plan: what it is of, memory, time, collectives, and what to change.
-
-In: Costs. Out: lines for a terminal. No numbers are computed here that a Cost does not have.
-"""
+"""The text of a plan: what it is of, memory, time, collectives, and what to change."""
 
 from collections.abc import Sequence
 
@@ -34,11 +31,9 @@ def heading(name: str, piece: Slice | None, cost: Cost, versions: str) -> str:
     kind = cost.info.device_kind
     if piece is None:
         return f"{name} on this machine: {cost.info.devices} x {kind}; {versions}"
-    unit = piece.chip.units.removesuffix("s")
-    return (
-        f"{name} on {piece.name} ({piece.accelerator}): {piece.devices} {piece.chip.units} of "
-        f"{kind}, {piece.chip.hbm_bytes / GIB:.0f} GiB a {unit}; {versions}"
-    )
+    units, size = piece.chip.units, piece.chip.hbm_bytes / GIB
+    place = f"{piece.name} ({piece.accelerator}): {piece.devices} {units} of {kind}"
+    return f"{name} on {place}, {size:.0f} GiB a {units.removesuffix('s')}; {versions}"
 
 
 def stage_text(cost: Cost) -> str:
@@ -46,35 +41,32 @@ def stage_text(cost: Cost) -> str:
     info = cost.info
     mesh = " x ".join(f"{name} {size}" for name, size in info.mesh.items())
     steps = f"{info.steps:,} steps of " if info.steps else ""
-    lines = [
-        f"{info.name}: {steps}{info.rows} x {info.length} tokens, {info.rows_per_device} rows a device at a time",
-        f"{'model':>14}  {info.model}",
-        f"{'execution':>14}  {mesh}, accumulation {info.accumulation}, {info.execution}",
-        f"{'fits':>14}  {_fits(cost)}",
-    ]
-    lines += [
-        f"{purpose:>18}  {_size(size, cost):>10}" for purpose, size in cost.bytes.items() if size >= cost.total / 1000
-    ]
+    lines = [f"{info.name}: {steps}{info.rows} x {info.length} tokens, {info.rows_per_device} rows a device at a time"]
+
+    def add(name: str, text: str) -> None:
+        lines.append(f"{name:>14}  {text}")
+
+    add("model", info.model)
+    add("execution", f"{mesh}, accumulation {info.accumulation}, {info.execution}")
+    add("fits", _fits(cost))
+    shown = {purpose: size for purpose, size in cost.bytes.items() if size >= cost.total / 1000}
+    lines += [f"{purpose:>18}  {_size(size, cost):>10}" for purpose, size in shown.items()]
     if cost.largest_rows is not None:
-        lines.append(
-            f"{'largest batch':>14}  about {cost.largest_rows:,} rows a device at a time "
-            "(by proportion; plan it to be sure)"
-        )
+        add("largest batch", f"about {cost.largest_rows:,} rows a device at a time (by proportion; plan it to be sure)")
     for c in cost.collectives:
         how = "asynchronous" if c.asynchronous else "the step waits"
-        lines.append(f"{'collectives':>14}  {c.count:,} {c.kind} over {c.group}: {c.bytes / 1e6:,.1f} MB a step, {how}")
+        add("collectives", f"{c.count:,} {c.kind} over {c.group}: {c.bytes / 1e6:,.1f} MB a step, {how}")
     if cost.step_s is not None:
-        parts = (
-            ""
-            if cost.operations_s is None
-            else (f" (operations {cost.operations_s * 1e3:,.1f}, collectives {cost.collectives_s * 1e3:,.1f})")
-        )
-        mfu = f", MFU {cost.mfu:.1%}" if cost.mfu is not None else ""
-        lines.append(f"{'step':>14}  {cost.step_s * 1e3:,.1f} ms{parts}{mfu}, {cost.tokens_s:,.0f} tokens/s")
-        if cost.days is not None:
-            lines.append(f"{'whole stage':>14}  {_duration(cost.days)}, {_hours(cost.days, cost)}")
+        parts = mfu = ""
+        if cost.operations_s is not None:
+            parts = f" (operations {cost.operations_s * 1e3:,.1f}, collectives {cost.collectives_s * 1e3:,.1f})"
+        if cost.mfu is not None:
+            mfu = f", MFU {cost.mfu:.1%}"
+        add("step", f"{cost.step_s * 1e3:,.1f} ms{parts}{mfu}, {cost.tokens_s:,.0f} tokens/s")
+    if cost.days is not None:
+        add("whole stage", _duration(cost.days, cost))
     if cost.unknown_loops:
-        lines.append(f"{'note':>14}  counted once, since their length is unknown: {', '.join(cost.unknown_loops)}")
+        add("note", f"counted once, since their length is unknown: {', '.join(cost.unknown_loops)}")
     return "\n".join(lines)
 
 
@@ -93,16 +85,13 @@ def _size(size: float, cost: Cost) -> str:
     return f"{size / GIB:,.2f} GiB" if cost.total >= GIB else f"{size / GIB * 1024:,.1f} MiB"
 
 
-def _duration(days: float) -> str:
+def _duration(days: float, cost: Cost) -> str:
+    """'4.2 days, 1,618 chip-hours': how long it takes and what is paid for."""
+    paid = days * 24 * cost.chips
+    paid = f"{paid:,.0f} {cost.unit}-hours" if paid >= 10 else f"{paid:.1f} {cost.unit}-hours"
     if days >= 1:
-        return f"{days:,.1f} days"
-    return f"{days * 24:.1f} hours" if days * 24 >= 1 else f"{days * 1440:.1f} minutes"
-
-
-def _hours(days: float, cost: Cost) -> str:
-    """'1,618 chip-hours': what is paid for."""
-    hours = days * 24 * cost.chips
-    return f"{hours:,.0f} {cost.unit}-hours" if hours >= 10 else f"{hours:.1f} {cost.unit}-hours"
+        return f"{days:,.1f} days, {paid}"
+    return f"{days * 24:.1f} hours, {paid}" if days * 24 >= 1 else f"{days * 1440:.1f} minutes, {paid}"
 
 
 def recipe_text(costs: Sequence[Cost]) -> str:
@@ -110,15 +99,17 @@ def recipe_text(costs: Sequence[Cost]) -> str:
     lines = []
     days = [cost.days for cost in costs]
     if None not in days:
-        total = sum(days)
-        lines.append(f"whole run: {_duration(total)}, {_hours(total, costs[0])}")
+        lines.append(f"whole run: {_duration(sum(days), costs[0])}")
     lines += [f"times are {METHODS[method]}" for method in dict.fromkeys(cost.method for cost in costs if cost.method)]
     return "\n".join(lines)
 
 
 def ranking(plans: Sequence[Plan]) -> str:
     """A table of plans in order."""
-    columns = ("rank", "overrides", "fits", "GiB a device", "step ms", "MFU", "tokens/s", "days")
+
+    def each(values: list[float | None], form: str) -> str:
+        return ", ".join("-" if not value else format(value, form) for value in values)
+
     rows = []
     for rank, plan in enumerate(plans, 1):
         stages, days = plan.stages, [stage.days for stage in plan.stages]
@@ -128,34 +119,27 @@ def ranking(plans: Sequence[Plan]) -> str:
                 rank,
                 plan.overrides,
                 "no" if plan.unfit else "yes" if proven else "not refused",
-                ", ".join(f"{stage.total / GIB:.2f}" for stage in stages),
-                ", ".join(f"{stage.step_s * 1e3:,.0f}" if stage.step_s else "-" for stage in stages),
-                ", ".join(f"{stage.mfu:.1%}" if stage.mfu else "-" for stage in stages),
-                ", ".join(f"{stage.tokens_s:,.0f}" if stage.tokens_s else "-" for stage in stages),
+                each([stage.total / GIB for stage in stages], ".2f"),
+                each([stage.step_s and stage.step_s * 1e3 for stage in stages], ",.0f"),
+                each([stage.mfu for stage in stages], ".1%"),
+                each([stage.tokens_s for stage in stages], ",.0f"),
                 f"{sum(days):.2f}" if None not in days else "-",
             ]
         )
-    text = markdown.table(columns, rows)
-    if any(stage.method == "roofline" for plan in plans for stage in plan.stages):
-        text += f"\n{UNRANKED}"
-    return text
+    columns = ("rank", "overrides", "fits", "GiB a device", "step ms", "MFU", "tokens/s", "days")
+    quick = any(stage.method == "roofline" for plan in plans for stage in plan.stages)
+    return markdown.table(columns, rows) + (f"\n{UNRANKED}" if quick else "")
 
 
 def remedies(cost: Cost) -> list[str]:
     """Overrides to try for a step that does not fit, the cheapest first."""
-    info, rows = cost.info, cost.info.rows_per_device
-    found = []
-    less = list(KEPT)[list(KEPT).index(info.remat) + 1 :]
-    found += [
-        f"--config.execution.layers=scan --config.execution.remat={policy}"
-        for policy in ("dots", "full")
-        if policy in less
-    ]
-    if rows > 1:
+    info, policies = cost.info, list(KEPT)
+    less = policies[policies.index(info.remat) + 1 :]
+    found = [f"--config.execution.layers=scan --config.execution.remat={p}" for p in ("dots", "full") if p in less]
+    if info.rows_per_device > 1:
         found.append(f"--config.accumulation={2 * info.accumulation}")
     shards = info.mesh["data"]
-    state = sum(cost.bytes[name] for name in ("parameters", "optimizer"))
-    if shards > 1 and cost.limit and state > 0.2 * cost.limit:
+    if shards > 1 and cost.limit and cost.bytes["parameters"] + cost.bytes["optimizer"] > 0.2 * cost.limit:
         factor = next((n for n in (2, 4, 8, 16) if shards % n == 0), shards)
         found.append(f"--config.mesh.fsdp={info.mesh['fsdp'] * factor}")
     return found or ["more chips, or chips with more memory"]

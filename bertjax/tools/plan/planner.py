@@ -1,46 +1,27 @@
 """A plan of one configuration, and the search for a better one.
 
 In: a configuration and where it is to run. Out: the `Cost`s of its stages; of a search, `Plan`s
-with the best first. How a stage is compiled (cache, quick) comes with a `Planner`.
+with the best first.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from bertjax import config as settings
 from bertjax.model.kernels import select_attention
 from bertjax.model.presets import BertConfig
+from bertjax.process import hardware
 from bertjax.tools.plan import candidates, chips
 from bertjax.tools.plan.compilation import Cache, compile_stage
 from bertjax.tools.plan.cost import Cost, cost
 from bertjax.tools.plan.vocabulary import vocabulary_size
 
 UNKNOWN_BYTES = 16 * chips.GIB  # taken as the memory of a device that does not tell
-
-
-class Place(NamedTuple):
-    """Where a configuration is to run."""
-
-    topology: str
-    platform: str
-    devices: int
-    device_bytes: float | None
-    peak_flops: float | None  # of a device
-
-
-def place_of(piece: chips.Slice | None) -> Place:
-    """A slice, or where it is None this machine."""
-    if piece is not None:
-        return Place(piece.name, "tpu", piece.devices, piece.chip.hbm_bytes, piece.chip.peak_flops)
-    import jax
-
-    from bertjax.process import hardware
-
-    return Place("local", jax.default_backend(), jax.device_count(), chips.local_device_bytes(), hardware.peak_flops())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +36,11 @@ class Plan:
         """The first stage that does not fit, if any."""
         return next((stage for stage in self.stages if not stage.fits), None)
 
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The best plan has the least: those that fit first, by days."""
+        return self.unfit is not None, sum(s.total if s.days is None else s.days for s in self.stages)
+
 
 @dataclasses.dataclass(frozen=True)
 class Planner:
@@ -64,7 +50,7 @@ class Planner:
       piece: the slice; None = the devices of this machine.
       cache: of compiled steps.
       quick: stop the compiler once it has assigned memory (TPU only).
-      say: told what goes on.
+      say: receives lines of progress.
     """
 
     piece: chips.Slice | None
@@ -72,24 +58,26 @@ class Planner:
     quick: bool = False
     say: Callable[[str], None] = lambda text: None
 
+    @property
+    def device_bytes(self) -> float | None:
+        """Memory of a device, if known."""
+        return self.piece.chip.hbm_bytes if self.piece else chips.local_device_bytes()
+
     def plan(self, config: Any, overrides: str = "", by_roofline: bool = False) -> Plan:
         """Costs of every stage of a configuration; `by_roofline` as of cost()."""
-        place = place_of(self.piece)
-        count = 1 if config.job == "finetune" else len(config.phases)
-        stages = [
-            compile_stage(config, place.topology, number, self.cache, quick=self.quick, say=self.say)
-            for number in range(count)
-        ]
-        return Plan(
-            [cost(*stage, self.piece, place.peak_flops, place.device_bytes, by_roofline) for stage in stages], overrides
-        )
+        topology = self.piece.name if self.piece else "local"
+        peak = self.piece.chip.peak_flops if self.piece else hardware.peak_flops()
+        limit, costs = self.device_bytes, []
+        for number in range(1 if config.job == "finetune" else len(config.phases)):
+            stage = compile_stage(config, topology, number, self.cache, quick=self.quick, say=self.say)
+            costs.append(cost(*stage, self.piece, peak, limit, by_roofline))
+        return Plan(costs, overrides)
 
     def search(self, config: Any, count: int) -> list[Plan]:
-        """Plans of the first `count` candidates, the best first: those that fit, by days."""
+        """Plans of the first `count` candidates, the best first."""
         if config.job == "finetune":
             raise ValueError("--search is for pre-training; fine-tuning fits almost everywhere")
-        place = place_of(self.piece)
-        limit = place.device_bytes or UNKNOWN_BYTES
+        limit = self.device_bytes or UNKNOWN_BYTES
         length = max(length for _, length in config.phases)
         model = settings.model_config(config, vocabulary_size(config))
         worth = candidates.candidates(
@@ -97,15 +85,13 @@ class Planner:
             config.batch_size,
             length,
             settings.max_predictions(config, length),
-            place.devices,
+            self.piece.devices if self.piece else jax.device_count(),
             limit,
-            _attention_is_fused(config, model, length, place.platform),
+            _attention_is_fused(config, model, length, "tpu" if self.piece else jax.default_backend()),
         )
         plans = []
-        for candidate in itertools.islice(worth, count):
-            self.say(
-                f"candidate {len(plans) + 1}: {candidate}, about {candidate.bytes / chips.GIB:.1f} GiB by arithmetic"
-            )
+        for number, candidate in enumerate(itertools.islice(worth, count), 1):
+            self.say(f"candidate {number}: {candidate}, about {candidate.bytes / chips.GIB:.1f} GiB by arithmetic")
             tried = config.copy_and_resolve_references()
             tried.update_from_flattened_dict(candidate.overrides())
             # One method for all: a candidate that was once compiled to the end has cycles, which
@@ -116,19 +102,13 @@ class Planner:
                 f"no candidate should fit {limit / chips.GIB:.0f} GiB a device by "
                 "arithmetic: take more chips, or chips with more memory"
             )
-        return sorted(plans, key=_order)
+        return sorted(plans, key=lambda plan: plan.rank)
 
 
 def _attention_is_fused(config: Any, model: BertConfig, length: int, platform: str) -> bool:
     execution = settings.execution(config, platform)
-    if execution.attention != "auto":
-        return execution.attention != "reference"
-    shape = (1, length, model.num_attention_heads, model.head_size)
-    return (
-        select_attention(shape, jnp.dtype(execution.dtype), model.attention_probs_dropout_prob, platform) != "reference"
-    )
-
-
-def _order(plan: Plan) -> tuple[bool, float]:
-    days = [each.days if each.days is not None else each.total for each in plan.stages]
-    return plan.unfit is not None, sum(days)
+    kind = execution.attention
+    if kind == "auto":
+        shape = (1, length, model.num_attention_heads, model.head_size)
+        kind = select_attention(shape, jnp.dtype(execution.dtype), model.attention_probs_dropout_prob, platform)
+    return kind != "reference"

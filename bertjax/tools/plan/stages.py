@@ -6,6 +6,7 @@ trainer are made by the same functions as in a run, so that a plan cannot drift 
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,21 +31,11 @@ from bertjax.training.objective import make_objective
 from bertjax.training.trainer import Objective, Trainer
 
 # Training rows of the official data sets, for the length of a fine-tuning run.
-TRAINING_ROWS = {
-    "cola": 8551,
-    "sst2": 67349,
-    "mrpc": 3668,
-    "stsb": 5749,
-    "qqp": 363849,
-    "mnli": 392702,
-    "qnli": 104743,
-    "rte": 2490,
-    "wnli": 635,
-    "squad1.1": 88524,
-    "squad2.0": 131944,
-    "swag": 73546,
-    "ner": 14041,
-}
+_TRAINING_ROWS = (
+    "cola 8551, sst2 67349, mrpc 3668, stsb 5749, qqp 363849, mnli 392702, qnli 104743, rte 2490, wnli 635, "
+    "squad1.1 88524, squad2.0 131944, swag 73546, ner 14041"
+)
+TRAINING_ROWS = {name: int(rows) for name, rows in map(str.split, _TRAINING_ROWS.split(", "))}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +47,6 @@ class Stage:
     objective: Objective
     trainer: Trainer
     batch: Mapping[str, tuple[tuple[int, ...], type]]  # name -> (shape of the global batch, type)
-    tokens: int  # a step, padding included
     flops: float  # a step: the model's, forward and backward
     config: BertConfig
     execution: Execution
@@ -67,21 +57,21 @@ class Stage:
         """Rows of a step."""
         return self.batch["input_ids"][0][0]
 
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return self.batch["input_ids"][0][-1]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, padding included."""
+        return math.prod(self.batch["input_ids"][0])
+
     def expected_bytes(self) -> float:
         """Of a device, by arithmetic: less than the CPU's compiler takes, which fuses little."""
         mesh = self.trainer.mesh
-        return candidates.bytes_of(
-            self.config,
-            self.rows,
-            self.batch["input_ids"][0][-1],
-            self.predictions,
-            mesh.size,
-            mesh.shape["fsdp"],
-            mesh.shape["tensor"],
-            self.execution.remat,
-            self.trainer.accumulation,
-            fused=False,
-        )
+        split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], self.execution.remat, self.trainer.accumulation
+        return candidates.bytes_of(self.config, self.rows, self.length, self.predictions, *split, fused=False)
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         where = sharding.batch_sharding(self.trainer.mesh)
@@ -112,9 +102,6 @@ class TaskShape:
         return tuple(map(str, range(self.outputs)))
 
 
-# ---------------------------------------------------------------------------------------- stages
-
-
 def stages(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> list[Stage]:
     """The steps that a run of `config` on `devices` compiles.
 
@@ -128,43 +115,19 @@ def stages(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> list[St
     execution = settings.execution(config, devices[0].platform)
     if config.job == "finetune":
         return [_task_stage(config, model, execution, mesh)]
-    trainer = pretraining.make_trainer(config, mesh)
-    return [
-        _phase(config, number, steps, length, model, execution, vocabulary, trainer)
-        for number, (steps, length) in enumerate(config.phases, 1)
-    ]
-
-
-def _phase(
-    config: ml_collections.ConfigDict,
-    number: int,
-    steps: int,
-    length: int,
-    model: BertConfig,
-    execution: Execution,
-    vocabulary: Vocabulary,
-    trainer: Trainer,
-) -> Stage:
-    rows, packed = config.batch_size, config.data.packed
-    pairs = PackedRows.default_pairs(length) if packed else 1
-    objective = make_objective(config, model, execution, vocabulary, length, pairs)
-    batch = {name: ((rows, length), np.int32) for name in ("input_ids", "token_type_ids", "attention_mask")}
-    if packed:
-        batch |= {"position_ids": ((rows, length), np.int32), "cls_positions": ((rows, pairs), np.int32)}
-    batch |= {"nsp_labels": ((rows, pairs), np.int32), "nsp_weights": ((rows, pairs), np.float32)}
-    flops = rows * flops_per_row(model, length, objective.masking.slots, config.data.nsp)
-    return Stage(
-        f"phase {number}",
-        steps,
-        objective,
-        trainer,
-        batch,
-        rows * length,
-        flops,
-        model,
-        execution,
-        objective.masking.slots,
-    )
+    trainer, found = pretraining.make_trainer(config, mesh), []
+    for number, (steps, length) in enumerate(config.phases, 1):
+        rows, packed = config.batch_size, config.data.packed
+        pairs = PackedRows.default_pairs(length) if packed else 1
+        objective = make_objective(config, model, execution, vocabulary, length, pairs)
+        batch = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), ((rows, length), np.int32))
+        if packed:
+            batch |= {"position_ids": ((rows, length), np.int32), "cls_positions": ((rows, pairs), np.int32)}
+        batch |= {"nsp_labels": ((rows, pairs), np.int32), "nsp_weights": ((rows, pairs), np.float32)}
+        slots = objective.masking.slots
+        flops = rows * flops_per_row(model, length, slots, config.data.nsp)
+        found.append(Stage(f"phase {number}", steps, objective, trainer, batch, flops, model, execution, slots))
+    return found
 
 
 def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution: Execution, mesh: Any) -> Stage:
@@ -178,9 +141,8 @@ def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution:
     shape = task_shape(task.name, task.options)
     tuner = FineTuner(shape, None, model, None, finetune_settings(config), execution, mesh, config.execution.prng)
     objective, trainer = tuner.objective_and_trainer()
-    choices = (4,) if shape.head == "multiple_choice" else ()
-    words = (rows, *choices, task.max_length)
-    batch = {name: (words, np.int32) for name in ("input_ids", "token_type_ids", "attention_mask")}
+    words = (rows, *((4,) if shape.head == "multiple_choice" else ()), task.max_length)
+    batch = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), (words, np.int32))
     batch |= {
         "classification": {"labels": ((rows,), np.int32)},
         "multiple_choice": {"labels": ((rows,), np.int32)},
@@ -192,9 +154,8 @@ def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution:
     batch |= {"weights": ((rows,), np.float32), "run": ((rows,), np.int32)}
     known = TRAINING_ROWS.get(task.name)
     steps = -(-known // rows) * task.epochs if known else None
-    sequences = rows * (choices[0] if choices else 1)
-    flops = sequences * flops_per_row(model, task.max_length, 0, nsp=False)
-    return Stage(task.name, steps, objective, trainer, batch, sequences * task.max_length, flops, model, execution)
+    flops = math.prod(words[:-1]) * flops_per_row(model, task.max_length, 0, nsp=False)
+    return Stage(task.name, steps, objective, trainer, batch, flops, model, execution)
 
 
 def task_shape(name: str, options: Mapping[str, Any]) -> TaskShape:
@@ -212,14 +173,13 @@ def task_shape(name: str, options: Mapping[str, Any]) -> TaskShape:
 
 
 def measure(stage: Stage, executable: Any, steps: int = 5, budget_s: float = 60) -> float:
-    """Seconds of a step on the devices of this machine: the median after one step of warm-up, of
-    `steps` or as many as start within `budget_s`."""
-    placed = stage.random_batch()
-    state = stage.trainer.init(stage.objective)
+    """Seconds of a step on this machine: the median after one step of warm-up, of `steps` or as many
+    as start within `budget_s`."""
+    batch, state = stage.random_batch(), stage.trainer.init(stage.objective)
     seconds: list[float] = []
     while len(seconds) < 2 or (len(seconds) <= steps and sum(seconds) < budget_s):
         began = time.perf_counter()
-        state, metrics = executable(state, placed)
+        state, metrics = executable(state, batch)
         jax.block_until_ready(metrics)
         seconds.append(time.perf_counter() - began)
     return float(np.median(seconds[1:]))
@@ -228,25 +188,23 @@ def measure(stage: Stage, executable: Any, steps: int = 5, budget_s: float = 60)
 def describe(stage: Stage) -> StageInfo:
     """The numbers of a stage that its cost depends on."""
     mesh, state = stage.trainer.mesh, stage.trainer.abstract_state(stage.objective)
+    c, e = stage.config, stage.execution
 
     def size(tree: Any) -> int:
-        return sum(
-            int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
-        )
+        leaves = jax.tree.leaves(tree)
+        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
-    c, e = stage.config, stage.execution
     return StageInfo(
         stage.name,
         stage.steps,
         stage.tokens,
         stage.flops,
         stage.rows,
-        stage.batch["input_ids"][0][-1],
+        stage.length,
         mesh=dict(mesh.shape),
         accumulation=stage.trainer.accumulation,
-        model=f"L={c.num_hidden_layers} H={c.hidden_size} A={c.num_attention_heads} "
-        f"F={c.intermediate_size} V={c.vocab_size:,}, "
-        f"{parameter_count(c) / 1e6:.1f} M parameters",
+        model=f"L={c.num_hidden_layers} H={c.hidden_size} A={c.num_attention_heads} F={c.intermediate_size} "
+        f"V={c.vocab_size:,}, {parameter_count(c) / 1e6:.1f} M parameters",
         execution=f"{e.dtype}, layers {e.layers}, remat {e.remat}",
         remat=e.remat,
         parameters=size(state.params),

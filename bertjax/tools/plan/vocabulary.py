@@ -1,4 +1,4 @@
-"""The vocabulary of a plan: there is no tokenizer yet, and only numbers of entries count."""
+"""The vocabulary of a plan: there is no tokenizer yet, and only the number of entries counts."""
 
 import dataclasses
 from typing import Any
@@ -10,9 +10,8 @@ RELEASED = 30522  # entries of the released uncased models
 
 def vocabulary_size(config: Any) -> int:
     """Entries that the run of a configuration will have, as far as it says so."""
-    if config.model.vocab_size:
-        return config.model.vocab_size
-    return config.data.demo_vocab_size if config.data.corpus == "docstrings" else RELEASED
+    demo = config.data.corpus == "docstrings"
+    return config.model.vocab_size or (config.data.demo_vocab_size if demo else RELEASED)
 
 
 @dataclasses.dataclass(frozen=True)

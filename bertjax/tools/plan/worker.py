@@ -1,9 +1,8 @@
 """Compiles one step in a process of its own: python -m bertjax.tools.plan.worker REQUEST.
 
-Started by compilation.py, which explains why. Writes the result into the cache and messages, one
-JSON object a line, to stdout: {"error"} for a configuration that cannot work, {"stage", "wanted",
-"limit"} for a step that is hopeless for the memory of this machine and not compiled, {"key",
-"cached", "stage"} once the program is traced, {"failed"} when the compiler failed.
+Started by compilation.py, which explains why. Puts the result into the cache. Prints one JSON object
+before it compiles: {"error"} for a configuration that cannot work, {"stage", "wanted", "limit"} for a
+step that is not compiled since it cannot fit this machine's memory, else {"stage", "key", "cached"}.
 """
 
 import dataclasses
@@ -22,10 +21,10 @@ from bertjax.tools.plan.compilation import Cache, Compiled, refused
 
 def main(path: str) -> None:
     """Answers the request in the file `path`."""
-    request = pickle.loads(pathlib.Path(path).read_bytes())
-    config, topology, cache = request["config"], request["topology"], Cache(request["cache"])
+    config, topology, number, cache_directory, quick = pickle.loads(pathlib.Path(path).read_bytes())
+    local, cache = topology == "local", Cache(cache_directory)
     try:
-        if topology == "local":
+        if local:
             import jax
 
             devices = jax.devices()
@@ -33,36 +32,30 @@ def main(path: str) -> None:
             devices = chips.devices(chips.parse(topology))
         from bertjax.tools.plan import stages
 
-        stage = stages.stages(config, devices)[request["stage"]]
+        stage = stages.stages(config, devices)[number]
     except ValueError as error:
-        _tell(error=str(error))
+        print(json.dumps({"error": str(error)}), flush=True)
         return
-
+    message: dict[str, Any] = {"stage": dataclasses.asdict(stages.describe(stage))}
     platform = devices[0].platform
-    local = topology == "local"
-    if local and platform == "cpu":
-        # A process that takes more than there is makes the machine swap, and then Linux ends it.
-        wanted, limit = stage.expected_bytes(), chips.local_device_bytes()
-        if wanted > limit:
-            _tell(wanted=int(wanted), limit=limit, stage=dataclasses.asdict(stages.describe(stage)))
-            return
-    state = stage.trainer.abstract_state(stage.objective)
-    lowered = (
-        stage.trainer.train_step(stage.objective)
-        .trace(state, stage.abstract_batch())
-        .lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
-    )
+    # A process that takes more than there is makes the machine swap, and then Linux ends it.
+    if local and platform == "cpu" and (wanted := stage.expected_bytes()) > (limit := chips.local_device_bytes()):
+        print(json.dumps({**message, "wanted": int(wanted), "limit": limit}), flush=True)
+        return
+    step = stage.trainer.train_step(stage.objective)
+    traced = step.trace(stage.trainer.abstract_state(stage.objective), stage.abstract_batch())
+    lowered = traced.lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
     key = cache_key(lowered.as_text(), topology, platform)
     found = cache.load(key)
-    cached = (
-        found is not None and (found.complete or request["quick"]) and not (local and found.limit)
-    )  # there may be more memory free by now
-    _tell(key=key, cached=cached, stage=dataclasses.asdict(stages.describe(stage)))
+    # What did not fit this machine may fit now: there may be more memory free.
+    cached = found is not None and (found.complete or quick) and not (local and found.limit)
+    print(json.dumps({**message, "key": key, "cached": cached}), flush=True)
     if not cached:
-        _compile(stage, lowered, topology, cache, key)
+        cache.save(key, _compile(stage, lowered, local))
 
 
-def _compile(stage: Any, lowered: Any, topology: str, cache: Cache, key: str) -> None:
+def _compile(stage: Any, lowered: Any, local: bool) -> Compiled:
+    """What the compiler says of the step; of local devices also its time."""
     import jax
 
     from bertjax.tools.plan import stages
@@ -71,42 +64,34 @@ def _compile(stage: Any, lowered: Any, topology: str, cache: Cache, key: str) ->
     try:
         executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        compiled = refused(str(error), time.monotonic() - began)
-        if compiled is None:
-            _tell(failed=str(error)[:3000])
-            return
-    else:
-        memory = executable.memory_analysis()
-        compiled = Compiled(
-            executable.as_text(),
-            memory.argument_size_in_bytes,
-            memory.temp_size_in_bytes,
-            memory.output_size_in_bytes - memory.alias_size_in_bytes,
-            memory.generated_code_size_in_bytes,
-            time.monotonic() - began,
-        )
-        if topology == "local":
-            limit = chips.local_device_bytes()
-            if limit and compiled.total > limit:
-                compiled = dataclasses.replace(compiled, limit=limit)
-            else:
-                compiled = dataclasses.replace(compiled, measured_s=stages.measure(stage, executable))
-    cache.save(key, compiled)
+        if compiled := refused(str(error), time.monotonic() - began):
+            return compiled
+        sys.exit(f"the compiler failed:\n{str(error)[:3000]}")
+    memory = executable.memory_analysis()
+    compiled = Compiled(
+        executable.as_text(),
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory.generated_code_size_in_bytes,
+        time.monotonic() - began,
+    )
+    if not local:
+        return compiled
+    limit = chips.local_device_bytes()
+    if limit and compiled.total > limit:
+        return dataclasses.replace(compiled, limit=limit)
+    return dataclasses.replace(compiled, measured_s=stages.measure(stage, executable))
 
 
 def cache_key(program: str, topology: str, platform: str) -> str:
     """Hash of everything that decides what the compiler makes of a program."""
     from bertjax.model.kernels import compiler_options
 
-    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib")]
-    if platform == "tpu":
-        versions.append(importlib.metadata.version("libtpu"))
+    packages = ["jax", "jaxlib", *(["libtpu"] if platform == "tpu" else [])]
+    versions = map(importlib.metadata.version, packages)
     parts = [program, topology, platform, *versions, repr(compiler_options(platform))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-
-
-def _tell(**message: Any) -> None:
-    print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":
