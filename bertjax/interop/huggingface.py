@@ -15,32 +15,19 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import safetensors
 import safetensors.numpy
 
+from bertjax.formats.arrays import Header, LoadError, read_safetensors, safetensors_headers
 from bertjax.formats.files import whole_directory
-from bertjax.interop.names import Header, LoadError, hugging_face_place
+from bertjax.formats.torch_pickle import read_torch_pickle, torch_headers
+from bertjax.interop.names import hugging_face_place
 from bertjax.interop.sentence_transformers import SentenceSettings
-from bertjax.interop.torch_pickle import read_torch_pickle, torch_headers
 from bertjax.model import heads
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 from bertjax.version import source_version
 
-_SAFETENSORS_TYPES = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-}
 # Buffers that old versions of transformers stored beside the weights; they hold 0, 1, 2, ...
 _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _LFS_POINTER = b"version https://git-lfs"
@@ -121,38 +108,6 @@ def config_of_file(path: Path) -> tuple[BertConfig, dict[str, Any]]:
         raise LoadError(f"{path}: {error}") from error
 
 
-def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
-    """Name -> array of one file, bfloat16 included (as ml_dtypes.bfloat16).
-
-    Raises:
-      LoadError: truncated or malformed.
-    """
-    headers = _safetensors_headers(path)  # checks header and size
-    content = np.fromfile(path, np.uint8)  # safe_open would copy its tensors one by one
-    start = 8 + int(content[:8].view("<u8")[0])
-    entries = json.loads(content[8:start].tobytes())
-    arrays = {}
-    for name, (shape, dtype) in headers.items():
-        first, last = entries[name]["data_offsets"]
-        arrays[name] = content[start + first : start + last].view(dtype).reshape(shape)
-    return arrays
-
-
-def _safetensors_headers(path: str | Path) -> dict[str, Header]:
-    headers = {}
-    try:
-        with safetensors.safe_open(path, "numpy") as file:
-            for name in file.keys():  # noqa: SIM118  it is no dictionary
-                part = file.get_slice(name)
-                dtype = _SAFETENSORS_TYPES.get(part.get_dtype())
-                if dtype is None:
-                    raise LoadError(f"{path}: {name} has type {part.get_dtype()}, which is not supported")
-                headers[name] = Header(tuple(part.get_shape()), np.dtype(dtype))
-    except (safetensors.SafetensorError, OSError) as error:
-        raise LoadError(f"{path} is not a readable safetensors file: {error}") from error
-    return headers
-
-
 def read_state_dict(directory: str | Path) -> dict[str, np.ndarray]:
     """All weights of a directory under today's names; buffers and the tied decoder are left out.
 
@@ -175,7 +130,7 @@ def read_headers(directory: str | Path) -> dict[str, Header]:
     path = _weights_file(directory)
     headers: dict[str, Header] = {}
     for file in _shards(path):
-        headers.update(torch_headers(file) if file.suffix == ".bin" else _safetensors_headers(file))
+        headers.update(torch_headers(file) if file.suffix == ".bin" else safetensors_headers(file))
     return {name: headers[old] for name, old in _todays_names(headers, str(path))[0].items()}
 
 
@@ -198,7 +153,7 @@ def _shards(path: Path) -> list[Path]:
         for file in files:
             if file.parent != path.parent or not file.is_file():
                 raise LoadError(f"{path} names the shard {file.name!r}, which is not beside it")
-        read = torch_headers if ".bin." in path.name else _safetensors_headers
+        read = torch_headers if ".bin." in path.name else safetensors_headers
         held = {name: file.name for file in files for name in read(file)}
         if lost := sorted(name for name in placement if name not in held):
             raise LoadError(f"{path} promises {len(lost)} tensors that no shard holds: {lost[:5]}")

@@ -16,18 +16,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from bertjax.formats.arrays import Header, LoadError
+
 log = logging.getLogger(__name__)
-
-
-class LoadError(ValueError):
-    """A checkpoint does not hold what the model needs, or cannot be read; the message lists it."""
-
-
-class Header(NamedTuple):
-    """What a file says of an array before it is read."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
 
 
 class Place(NamedTuple):

@@ -19,9 +19,10 @@ import ml_collections
 import numpy as np
 
 from bertjax import config as settings_of_runs
+from bertjax.formats.arrays import Header, LoadError
 from bertjax.formats.checkpoint import CheckpointError, SavedStates
-from bertjax.interop import huggingface, sentence_transformers, tf1
-from bertjax.interop.names import Header, LoadError, Place, google_place, hugging_face_place
+from bertjax.interop import huggingface, sentence_transformers
+from bertjax.interop.names import Place, google_place, hugging_face_place
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.model import heads
 from bertjax.model.paths import flatten
@@ -163,6 +164,8 @@ def _recognise(path: Path) -> Source:
     workdir, _, step = path.name.rpartition("@")
     if step.isdigit() and (path.parent / workdir / "checkpoints").is_dir():
         return _run(path.parent / workdir, int(step))
+    from bertjax.interop import tf1  # late: it imports numba
+
     prefix = tf1.find_prefix(path)
     if prefix is not None:
         config, settings = tf1.read_config(prefix)

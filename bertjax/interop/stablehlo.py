@@ -35,8 +35,8 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
+from bertjax.formats.arrays import read_safetensors
 from bertjax.formats.files import read_json, whole_directory
-from bertjax.interop.huggingface import read_safetensors
 from bertjax.interop.loading import LoadedModel
 from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import Execution

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.interop import load_model
-from bertjax.interop.huggingface import normalise_names, read_safetensors, read_state_dict
-from bertjax.interop.names import LoadError
-from bertjax.interop.torch_pickle import read_torch_pickle, torch_headers
+from bertjax.formats.arrays import read_safetensors
+from bertjax.formats.torch_pickle import read_torch_pickle, torch_headers
+from bertjax.interop import LoadError, load_model
+from bertjax.interop.huggingface import normalise_names, read_state_dict
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 TOLERANCE = 1e-4  # absolute, float32 on the CPU against torch's float32

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from bertjax.formats.arrays import read_safetensors
 from bertjax.interop import LoadError, load_model, load_pretrained_params
-from bertjax.interop.huggingface import model_card, read_safetensors, read_state_dict, write_directory
+from bertjax.interop.huggingface import model_card, read_state_dict, write_directory
 from bertjax.model.heads import BertForPreTraining, BertForSequenceClassification
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig

@@ -10,8 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from bertjax import inference
+from bertjax.formats.arrays import read_safetensors
 from bertjax.interop import LoadError, check_pretrained, load_model, open_source
-from bertjax.interop.huggingface import read_safetensors, read_state_dict, write_directory
+from bertjax.interop.huggingface import read_state_dict, write_directory
 from bertjax.interop.loading import fit
 from bertjax.model import heads
 from bertjax.model.presets import BertConfig

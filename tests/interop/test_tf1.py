@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.formats.tensor_bundle import _snappy, read_index
 from bertjax.interop import LoadError, load_model
-from bertjax.interop.tf1 import crc32c, find_prefix, read_index, read_variables, snappy_decompress
+from bertjax.interop.tf1 import find_prefix, read_variables
 from tests.interop import tf1_writer
 
 HERE = Path(__file__).resolve().parent
@@ -86,21 +87,20 @@ def test_a_classifier_is_not_made_from_a_pretraining_checkpoint_without_being_as
     assert set(loaded.fresh) == {"classifier/kernel", "classifier/bias"}
 
 
-def test_crc32c():
-    # RFC 3720, appendix B.4: 32 bytes of zeros, of ones, and ascending.
-    assert crc32c(bytes(32)) == 0x8A9136AA
-    assert crc32c(b"\xff" * 32) == 0x62A8AB43
-    assert crc32c(bytes(range(32))) == 0x46DD794E
+def test_an_index_compressed_by_snappy_is_read(tmp_path):
+    array = np.arange(6, dtype=np.float32)
+    tf1_writer.write(tmp_path / "x", {"abcdabcdabcd": array}, compress=True)
+    assert np.array_equal(read_variables(tmp_path / "x")["abcdabcdabcd"], array)
 
 
-def test_snappy():
+def test_a_damaged_snappy_block_is_refused():
     # By hand from the format description: literal "abcd", copy of 8 at distance 4 (overlapping),
     # and a two-byte-offset copy of 3 at distance 12.
     packed = bytes([15, 3 << 2]) + b"abcd" + bytes([(4 << 2) | 1, 4]) + bytes([(2 << 2) | 2, 12, 0])
-    assert snappy_decompress(packed) == b"abcdabcdabcdabc"
-    for broken in (packed[:-1], bytes([16]) + packed[1:], bytes([4, (4 << 2) | 1, 4])):
-        with pytest.raises((LoadError, IndexError)):
-            snappy_decompress(broken)
+    assert _snappy(packed) == b"abcdabcdabcdabc"
+    for broken in (packed[:-1], bytes([16]) + packed[1:], bytes([4, (4 << 2) | 1, 4]), b"\xff" * 9):
+        with pytest.raises(LoadError):
+            _snappy(broken)
 
 
 @pytest.fixture

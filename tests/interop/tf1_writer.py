@@ -3,8 +3,9 @@
 import struct
 
 import numpy as np
+import pyarrow as pa
 
-from bertjax.interop.tf1 import _masked, crc32c
+from bertjax.formats.crc32c import masked_crc32c
 
 _TYPES = {"float32": 1, "int32": 3, "int64": 9}
 
@@ -46,13 +47,14 @@ def _entry(dtype, shape, offset=0, size=0, crc=None, slices=()):
     return message
 
 
-def table(records):
+def table(records, compress=False):
     """The bytes of an index with these (key, value) records, in one block."""
 
     def block(pairs):
         body = b"".join(b"\0" + varint(len(k)) + varint(len(v)) + k + v for k, v in pairs)
-        body += struct.pack("<II", 0, 1) + b"\0"
-        return body + struct.pack("<I", _masked(crc32c(body)))
+        body += struct.pack("<II", 0, 1)
+        body = pa.compress(body, "snappy", asbytes=True) + b"\1" if compress else body + b"\0"
+        return body + struct.pack("<I", masked_crc32c(body))
 
     out, handles = b"", []
     records = sorted(records)
@@ -66,7 +68,7 @@ def table(records):
     return out + footer + bytes(40 - len(footer)) + struct.pack("<Q", 0xDB4775248B80FB57)
 
 
-def write(prefix, variables, partitioned=None):
+def write(prefix, variables, partitioned=None, compress=False):
     """A checkpoint of arrays; `partitioned` has, by name, the rows of each slice."""
     records, data = [(b"", _number(1, 1) + _bytes(3, _number(1, 1)))], b""
 
@@ -74,7 +76,7 @@ def write(prefix, variables, partitioned=None):
         nonlocal data
         raw = np.ascontiguousarray(array).tobytes()
         data += raw
-        return _entry(array.dtype, array.shape, len(data) - len(raw), len(raw), _masked(crc32c(raw)))
+        return _entry(array.dtype, array.shape, len(data) - len(raw), len(raw), masked_crc32c(raw))
 
     for name, array in variables.items():
         if name not in (partitioned or {}):
@@ -98,6 +100,6 @@ def write(prefix, variables, partitioned=None):
             start += rows
         records.append((name.encode(), _entry(array.dtype, array.shape, slices=slices)))
     with open(f"{prefix}.index", "wb") as file:
-        file.write(table(records))
+        file.write(table(records, compress))
     with open(f"{prefix}.data-00000-of-00001", "wb") as file:
         file.write(data)

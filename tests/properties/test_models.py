@@ -20,12 +20,12 @@ import safetensors.numpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bertjax.formats.arrays import read_safetensors
+from bertjax.formats.torch_pickle import read_torch_pickle, torch_headers
 from bertjax.interop import LoadError, open_source
-from bertjax.interop.huggingface import read_safetensors
 from bertjax.interop.loading import TASKS, stored_parameters
 from bertjax.interop.names import hugging_face_place
 from bertjax.interop.tf1 import read_headers, read_variables
-from bertjax.interop.torch_pickle import read_torch_pickle, torch_headers
 from bertjax.model import heads
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig

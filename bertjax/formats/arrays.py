@@ -1,0 +1,69 @@
+"""Arrays in files: the error of a file that cannot be read, and safetensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+
+class LoadError(ValueError):
+    """A checkpoint does not hold what the model needs, or cannot be read; the message lists it."""
+
+
+class Header(NamedTuple):
+    """What a file says of an array before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+_SAFETENSORS_TYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
+    """Name -> array of one file, bfloat16 included (as ml_dtypes.bfloat16).
+
+    Raises:
+      LoadError: truncated or malformed.
+    """
+    headers = safetensors_headers(path)  # checks header and size
+    content = np.fromfile(path, np.uint8)  # safe_open would copy its tensors one by one
+    start = 8 + int(content[:8].view("<u8")[0])
+    entries = json.loads(content[8:start].tobytes())
+    arrays = {}
+    for name, (shape, dtype) in headers.items():
+        first, last = entries[name]["data_offsets"]
+        arrays[name] = content[start + first : start + last].view(dtype).reshape(shape)
+    return arrays
+
+
+def safetensors_headers(path: str | Path) -> dict[str, Header]:
+    """Name -> type and shape; LoadError as of `read_safetensors`."""
+    headers = {}
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            for name in file.keys():  # noqa: SIM118  it is no dictionary
+                part = file.get_slice(name)
+                dtype = _SAFETENSORS_TYPES.get(part.get_dtype())
+                if dtype is None:
+                    raise LoadError(f"{path}: {name} has type {part.get_dtype()}, which is not supported")
+                headers[name] = Header(tuple(part.get_shape()), np.dtype(dtype))
+    except (safetensors.SafetensorError, OSError) as error:
+        raise LoadError(f"{path} is not a readable safetensors file: {error}") from error
+    return headers
