@@ -13,6 +13,7 @@ from absl import flags
 
 from bertjax import config as settings
 from bertjax.config import nearest
+from bertjax.config_checks import check_name, meant
 
 # The command line that config_flags looks for settings in, once parse_flags has read it.
 ARGUMENTS: list[str] = []
@@ -23,55 +24,6 @@ FLAG_ALIASES = {
     "logdir": "workdir",
     "save_dir": "workdir",
     "cfg": "config",
-}
-# What the original, transformers and others call the settings of this one.
-_PHASES = "phases=((STEPS, LENGTH),)"
-ALIASES = {
-    alias: setting
-    for setting, aliases in {
-        _PHASES: "steps max_steps num_steps total_steps train_steps num_train_steps training_steps "
-        "seq_length max_seq_len sequence_length",
-        f"task.epochs (fine-tuning), or --config.{_PHASES} (pre-training)": (
-            "epoch epochs num_epochs num_train_epochs max_epochs"
-        ),
-        f"task.max_length (fine-tuning), or --config.{_PHASES} (pre-training)": (
-            "max_len max_seq_length model_max_length"
-        ),
-        "optimizer.learning_rate": "lr peak_lr max_lr",
-        "optimizer.warmup_steps (pre-training), or --config.task.warmup (fine-tuning)": (
-            "warmup num_warmup_steps warmup_ratio warmup_proportion"
-        ),
-        "optimizer.schedule": "lr_scheduler_type lr_schedule",
-        "optimizer.weight_decay": "wd decay",
-        "optimizer.clip_norm": "max_grad_norm grad_clip clip clip_grad gradient_clip",
-        "optimizer.eps": "adam_epsilon epsilon",
-        "optimizer.b1": "adam_beta1 beta1",
-        "optimizer.b2": "adam_beta2 beta2",
-        "optimizer.name": "optim optimizer",
-        "batch_size": "bs train_batch_size global_batch_size per_device_train_batch_size",
-        "accumulation": "gradient_accumulation_steps accumulation_steps grad_accum",
-        "task.eval_batch_size": "per_device_eval_batch_size",
-        "task.name": "task_name",
-        "masking.rate": "mlm_probability masked_lm_prob mask_rate masking_rate",
-        "masking.max_predictions": "max_predictions_per_seq",
-        "masking.whole_word": "do_whole_word_mask",
-        "execution.dtype": "bf16 fp16 precision mixed_precision",
-        "execution.remat": "gradient_checkpointing",
-        "model.hidden_dropout_prob": "dropout",
-        "model.num_hidden_layers": "num_layers n_layers depth",
-        "model.num_attention_heads": "num_heads n_heads",
-        "checkpoint.every_steps": "save_steps save_every save_checkpoints_steps",
-        "checkpoint.keep_last": "save_total_limit keep_checkpoint_max",
-        "eval.every_steps": "eval_steps eval_every",
-        "log.every_steps": "logging_steps log_every",
-        "init_from": "init_checkpoint model_name_or_path pretrained model_path",
-        "data.corpus (pre-training), or --config.task.data (fine-tuning)": (
-            "data_dir input_file train_file dataset dataset_name"
-        ),
-        "data.tokenizer": "vocab_file tokenizer_name",
-        "seed": "random_seed rng",
-    }.items()
-    for alias in aliases.split()
 }
 
 
@@ -215,38 +167,6 @@ def check_override_names(arguments: Sequence[str]) -> None:
     for argument in arguments:
         if argument.startswith("--config."):
             check_name(argument.removeprefix("--config.").split("=", 1)[0])
-
-
-def check_name(name: str) -> None:
-    """Refuses a setting that does not exist, naming the nearest one.
-
-    The options of a task are its class's own affair.
-    """
-    if name in dict(settings.walk()) or name.startswith("task.options."):
-        return
-    close = meant(name)
-    raise ValueError(
-        f"unknown setting --config.{name}"
-        + (f". Did you mean --config.{close}?" if close else "; --help_config lists all")
-    )
-
-
-def meant(name: str) -> str:
-    """The setting that an unknown name means, '' if none: another program's word for it, a right
-    name in the wrong group ('learning_rate' for 'optimizer.learning_rate'), or the nearest.
-    """
-    valid = [path for path, _ in settings.walk()]
-    name = name.lower().replace("-", "_")
-    last = name.rsplit(".", 1)[-1]
-    if last in ALIASES:
-        return ALIASES[last]
-    same = [path for path in valid if path.rsplit(".", 1)[-1] == last]
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6) or [
-        path
-        for path in valid  # 'lerning_rate' for 'optimizer.learning_rate'
-        if difflib.get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.75)
-    ]
-    return " or --config.".join(same) or next(iter(close), "")
 
 
 def config_directory() -> pathlib.Path:

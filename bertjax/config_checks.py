@@ -1,22 +1,78 @@
 """Refuses settings that cannot work, before any data is read or anything compiled.
 
-In: a ConfigDict of config.py. Out: nothing, or a ValueError that names the setting, its value and
-the remedy. What depends on the data or the devices is checked by the jobs that read them.
+In: the ConfigDict that a config file and the command line have made. Out: a Config, or a ValueError
+that names the setting, its value and the remedy. What depends on the data or the devices is checked
+by the jobs that read them.
 """
 
+from __future__ import annotations
+
+import difflib
 import importlib.util
 import re
 from collections.abc import Mapping
-from typing import Any
-
-import ml_collections
+from typing import TYPE_CHECKING, Any
 
 from bertjax import config as settings
-from bertjax.command_line import check_name
+from bertjax.config import Config
+
+if TYPE_CHECKING:
+    import ml_collections
 
 
-def check_config(config: ml_collections.ConfigDict) -> None:
-    """Refuses settings that cannot work, before any data is read or anything compiled.
+# What the original, transformers and others call the settings of this one.
+_PHASES = "phases=((STEPS, LENGTH),)"
+ALIASES = {
+    alias: setting
+    for setting, aliases in {
+        _PHASES: "steps max_steps num_steps total_steps train_steps num_train_steps training_steps "
+        "seq_length max_seq_len sequence_length",
+        f"task.epochs (fine-tuning), or --config.{_PHASES} (pre-training)": (
+            "epoch epochs num_epochs num_train_epochs max_epochs"
+        ),
+        f"task.max_length (fine-tuning), or --config.{_PHASES} (pre-training)": (
+            "max_len max_seq_length model_max_length"
+        ),
+        "optimizer.learning_rate": "lr peak_lr max_lr",
+        "optimizer.warmup_steps (pre-training), or --config.task.warmup (fine-tuning)": (
+            "warmup num_warmup_steps warmup_ratio warmup_proportion"
+        ),
+        "optimizer.schedule": "lr_scheduler_type lr_schedule",
+        "optimizer.weight_decay": "wd decay",
+        "optimizer.clip_norm": "max_grad_norm grad_clip clip clip_grad gradient_clip",
+        "optimizer.eps": "adam_epsilon epsilon",
+        "optimizer.b1": "adam_beta1 beta1",
+        "optimizer.b2": "adam_beta2 beta2",
+        "optimizer.name": "optim optimizer",
+        "batch_size": "bs train_batch_size global_batch_size per_device_train_batch_size",
+        "accumulation": "gradient_accumulation_steps accumulation_steps grad_accum",
+        "task.eval_batch_size": "per_device_eval_batch_size",
+        "task.name": "task_name",
+        "masking.rate": "mlm_probability masked_lm_prob mask_rate masking_rate",
+        "masking.max_predictions": "max_predictions_per_seq",
+        "masking.whole_word": "do_whole_word_mask",
+        "execution.dtype": "bf16 fp16 precision mixed_precision",
+        "execution.remat": "gradient_checkpointing",
+        "model.hidden_dropout_prob": "dropout",
+        "model.num_hidden_layers": "num_layers n_layers depth",
+        "model.num_attention_heads": "num_heads n_heads",
+        "checkpoint.every_steps": "save_steps save_every save_checkpoints_steps",
+        "checkpoint.keep_last": "save_total_limit keep_checkpoint_max",
+        "eval.every_steps": "eval_steps eval_every",
+        "log.every_steps": "logging_steps log_every",
+        "init_from": "init_checkpoint model_name_or_path pretrained model_path",
+        "data.corpus (pre-training), or --config.task.data (fine-tuning)": (
+            "data_dir input_file train_file dataset dataset_name"
+        ),
+        "data.tokenizer": "vocab_file tokenizer_name",
+        "seed": "random_seed rng",
+    }.items()
+    for alias in aliases.split()
+}
+
+
+def check_config(config: ml_collections.ConfigDict | Config) -> Config:
+    """The settings as the program works with them, once it is known that they can work.
 
     Raises ValueError that names the setting, its value and the remedy.
     """
@@ -26,6 +82,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
     for name, setting in settings.walk():
         if setting.allowed is not None:
             _check_allowed(name, values[name], setting.allowed)
+    config = settings.frozen(config)
     if config.log.wandb and importlib.util.find_spec("wandb") is None:
         raise ValueError(
             f"config.log.wandb={config.log.wandb} needs the package of Weights & Biases: pip install wandb"
@@ -45,6 +102,7 @@ def check_config(config: ml_collections.ConfigDict) -> None:
             f"{config.accumulation}; the next valid batch size is "
             f"{-(-config.batch_size // config.accumulation) * config.accumulation}"
         )
+    return config
 
 
 def _check_effect(job: str, values: Mapping[str, Any]) -> None:
@@ -64,7 +122,7 @@ def _check_allowed(name: str, value: Any, allowed: settings.Range | tuple[str, .
         raise ValueError(f"config.{name}={value!r} is unknown.{settings.nearest(value, list(allowed))}")
 
 
-def _check_pretraining(config: ml_collections.ConfigDict) -> None:
+def _check_pretraining(config: Config) -> None:
     _check_phases(config)
     if config.model.is_decoder and config.data.nsp:
         raise ValueError(
@@ -103,10 +161,9 @@ def _check_pretraining(config: ml_collections.ConfigDict) -> None:
         and 0 <= profiled[0] <= profiled[1] <= steps
     ):
         raise ValueError(f"config.profile_steps={profiled!r} must be (first, last) with 0 <= first <= last <= {steps}")
-    settings.model_config(config.copy_and_resolve_references(), config.model.vocab_size or 5)
 
 
-def _check_phases(config: ml_collections.ConfigDict) -> None:
+def _check_phases(config: Config) -> None:
     phases = config.phases
     if not phases or not all(
         isinstance(phase, tuple | list) and len(phase) == 2 and all(isinstance(number, int) for number in phase)
@@ -137,3 +194,35 @@ def _check_phases(config: ml_collections.ConfigDict) -> None:
             f"config.phases asks for sequences of {previous} tokens, but "
             f"config.model.max_position_embeddings is {limit}; shorten the phase or raise it"
         )
+
+
+def check_name(name: str) -> None:
+    """Refuses a setting that does not exist, naming the nearest one.
+
+    The options of a task are its class's own affair.
+    """
+    if name in dict(settings.walk()) or name.startswith("task.options."):
+        return
+    close = meant(name)
+    raise ValueError(
+        f"unknown setting --config.{name}"
+        + (f". Did you mean --config.{close}?" if close else "; --help_config lists all")
+    )
+
+
+def meant(name: str) -> str:
+    """The setting that an unknown name means, '' if none: another program's word for it, a right
+    name in the wrong group ('learning_rate' for 'optimizer.learning_rate'), or the nearest.
+    """
+    valid = [path for path, _ in settings.walk()]
+    name = name.lower().replace("-", "_")
+    last = name.rsplit(".", 1)[-1]
+    if last in ALIASES:
+        return ALIASES[last]
+    same = [path for path in valid if path.rsplit(".", 1)[-1] == last]
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6) or [
+        path
+        for path in valid  # 'lerning_rate' for 'optimizer.learning_rate'
+        if difflib.get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.75)
+    ]
+    return " or --config.".join(same) or next(iter(close), "")

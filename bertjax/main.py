@@ -74,9 +74,8 @@ def main(arguments: Sequence[str]) -> None:
             )
         if _CONFIG.value is None:
             raise ValueError("no experiment given; try --config=configs/demo.py (all settings: --help_config)")
-        config = _CONFIG.value
         workdir = os.path.expanduser(_WORKDIR.value or os.path.join("runs", _config_name()))
-        check_config(config)
+        config = check_config(_CONFIG.value)
         # Late: importing jax takes a second that a refused command need not wait for.
         with ended_by_ctrl_c():
             from bertjax.process import distributed, hardware, runtime

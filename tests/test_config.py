@@ -6,8 +6,9 @@ import re
 import pytest
 
 from bertjax import config as settings
-from bertjax.command_line import ALIASES, check_override_names
-from bertjax.config_checks import check_config
+from bertjax.command_line import check_override_names
+from bertjax.config_checks import ALIASES, check_config
+from bertjax.model.presets import BertConfig
 
 
 def changed(**values):
@@ -76,7 +77,6 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
 @pytest.mark.parametrize(
     "values, words",
     [
-        (dict(job="finetune", optimizer__name="lamb"), "optimizer.name='lamb' has no effect.*adamw"),
         (dict(job="finetune", optimizer__warmup_steps=9), "warmup_steps=9 has no effect.*task.warmup"),
         (dict(job="finetune", model__hidden_dropout_prob=0.0), "no effect.*that of config.init_from"),
         (dict(job="finetune", resume="overwrite"), "no effect.*begin anew"),
@@ -96,10 +96,9 @@ def test_every_setting_without_effect_exists():
 
 
 def test_vocabulary_larger_than_the_model_is_refused_with_both_numbers():
-    config = changed(model__vocab_size=30522)
     with pytest.raises(ValueError, match="30600 entries.*30522"):
-        settings.model_config(config, 30600)
-    assert settings.model_config(changed(model__vocab_multiple=64), 30522).vocab_size == 30528
+        BertConfig.of(settings.ModelSettings(vocab_size=30522), 30600)
+    assert BertConfig.of(settings.ModelSettings(vocab_multiple=64), 30522).vocab_size == 30528
 
 
 @pytest.mark.parametrize(
@@ -146,11 +145,20 @@ def test_steps_of_a_profile_are_two_in_order(steps):
 
 def test_resume_conflicts_names_what_would_change_the_run():
     old = json.loads(settings.default_config().to_json())
-    assert settings.resume_conflicts(old, settings.default_config()) == []
-    free = changed(mesh__fsdp=2, log__every_steps=7, execution__remat="full")
+    new = settings.Config()
+    assert settings.resume_conflicts(old, new) == []
+    free = new.replace({"mesh.fsdp": 2, "log.every_steps": 7, "execution.remat": "full"})
     assert settings.resume_conflicts(old, free) == []
-    lines = settings.resume_conflicts(old, changed(optimizer__learning_rate=3e-4))
+    lines = settings.resume_conflicts(old, new.replace({"optimizer.learning_rate": 3e-4}))
     assert lines == ["optimizer.learning_rate: 0.0001 -> 0.0003"]
+
+
+def test_a_run_that_is_older_than_a_setting_had_its_default():
+    old = json.loads(settings.Config().to_json())
+    del old["model"]["is_decoder"], old["data"]["packed"]
+    assert settings.resume_conflicts(old, settings.Config()) == []
+    lines = settings.resume_conflicts(old, settings.Config().replace({"data.packed": True}))
+    assert lines == ["data.packed: False -> True"]
 
 
 def test_every_number_says_what_it_may_be():

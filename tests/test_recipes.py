@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.config import frozen
 from bertjax.config_checks import check_config
 from bertjax.data.masking import next_tokens
 from bertjax.model.encoder import BertEncoder
@@ -59,7 +60,7 @@ def test_the_experiment_trains_at_miniature_size(file, name, store, tmp_path):
     config.log.tensorboard, config.log.every_steps = False, 1
     config.execution.compilation_cache = ""
     check_config(config)
-    pretraining.run(pretraining.prepare(config, str(tmp_path)))
+    pretraining.run(pretraining.prepare(frozen(config), str(tmp_path)))
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if "loss" in r] == [1, 2]
     assert all(np.isfinite(r["loss"]) for r in records if "loss" in r)
@@ -78,7 +79,7 @@ def test_checkpoints_of_a_curve_are_kept_and_opened_by_step(store, tmp_path):
     config.phases, config.batch_size, config.optimizer.warmup_steps = ((5, 32),), 16, 0
     config.checkpoint.update(every_steps=1, keep_every=2, keep_last=1, keep_best=0)
     config.log.tensorboard, config.execution.compilation_cache = False, ""
-    pretraining.run(pretraining.prepare(config, str(tmp_path / "run")))
+    pretraining.run(pretraining.prepare(frozen(config), str(tmp_path / "run")))
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["2", "4", "5"]
     early, late = (jax.tree.leaves(load_model(tmp_path / f"run{step}").params) for step in ("@2", "@5"))

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_collections
 import numpy as np
 
-from bertjax import config as settings_of_runs
+from bertjax.config import ModelSettings
 from bertjax.formats.arrays import Header, LoadError
 from bertjax.formats.checkpoint import CheckpointError, SavedStates
 from bertjax.interop import huggingface, sentence_transformers
@@ -214,7 +213,7 @@ def _run(workdir: Path, step: int | None = None) -> Source:
     tokenizer = load_tokenizer(workdir)
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
-        padded = settings_of_runs.model_config(ml_collections.ConfigDict(run), tokenizer.vocab_size)
+        padded = BertConfig.of(ModelSettings(**run["model"]), tokenizer.vocab_size)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise LoadError(f"{path} does not describe a run: {error!r:.200}") from error
     config = padded.without_padding()

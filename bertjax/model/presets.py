@@ -11,10 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-# 'gelu' is x * Phi(x) through erf, as transformers names it; 'gelu_new' is the tanh approximation
-# that the original code computes (google-research/bert, modeling.py, last commit); 'swish' is what
-# transformers also calls 'silu'.
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
+from bertjax.config import Architecture, ExecutionSettings, ModelSettings, require_dropout, require_positive_integer
+
 DTYPES = ("float32", "bfloat16", "float16")
 LAYER_MODES = ("unrolled", "scan")
 REMAT_POLICIES = ("none", "full", "dots", "minimal")
@@ -24,62 +22,25 @@ POINTWISE_MODES = ("xla", "fused")
 
 
 @dataclasses.dataclass(frozen=True)
-class BertConfig:
-    """The architecture (Devlin et al. 2019, section 3), in Hugging Face's names.
+class BertConfig(Architecture):
+    """The architecture (Devlin et al. 2019, section 3), in Hugging Face's names; config.py has most of its fields.
 
     Raises:
       ValueError: a field is out of range or two fields contradict each other.
     """
 
     vocab_size: int = 30522
-    hidden_size: int = 768  # H
-    num_hidden_layers: int = 12  # L
-    num_attention_heads: int = 12  # A
-    intermediate_size: int = 3072  # F
-    hidden_act: str = "gelu_new"
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    max_position_embeddings: int = 512
     type_vocab_size: int = 2
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
-    is_decoder: bool = False  # left to right: a position sees itself and those before it
     classifier_dropout: float | None = None  # before a task head; None = hidden_dropout_prob
     words: int | None = None  # rows that stand for a word; those above pad the table. None = all
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-            "type_vocab_size",
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-                raise ValueError(f"BertConfig.{name} must be a positive integer below 2**31, got {value!r:.40}")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"BertConfig.num_attention_heads={self.num_attention_heads} must divide "
-                f"hidden_size={self.hidden_size}; BERT uses hidden_size / 64 heads"
-            )
-        if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
-            raise ValueError(f"BertConfig.hidden_act={self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
-            value = getattr(self, name)
-            if name == "classifier_dropout" and value is None:
-                continue
-            if not _is_number(value) or not 0.0 <= value < 1.0:
-                raise ValueError(f"BertConfig.{name} must be in [0, 1), got {value!r:.40}")
-        for name in ("layer_norm_eps", "initializer_range"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0.0 < value < 1e6:
-                raise ValueError(f"BertConfig.{name} must be positive and below a million, got {value!r:.40}")
-        if not isinstance(self.is_decoder, bool):
-            raise ValueError(f"BertConfig.is_decoder must be true or false, got {self.is_decoder!r:.40}")
+        super().__post_init__()
+        for name in ("vocab_size", "type_vocab_size"):
+            require_positive_integer(f"BertConfig.{name}", getattr(self, name))
+        if self.classifier_dropout is not None:
+            require_dropout("BertConfig.classifier_dropout", self.classifier_dropout)
         if self.words is not None and not 0 < self.words <= self.vocab_size:
             raise ValueError(f"BertConfig.words={self.words} must be from 1 to vocab_size={self.vocab_size}")
         if type(self.pad_token_id) is not int or not 0 <= self.pad_token_id < self.vocab_size:
@@ -91,6 +52,23 @@ class BertConfig:
     def head_size(self) -> int:
         """D = H / A."""
         return self.hidden_size // self.num_attention_heads
+
+    @classmethod
+    def of(cls, settings: ModelSettings, tokenizer_vocab_size: int) -> BertConfig:
+        """The architecture that config.model asks for, for a vocabulary of the given size.
+
+        Raises ValueError if the vocabulary is larger than an explicit `model.vocab_size`.
+        """
+        fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Architecture)}
+        if not settings.vocab_size:
+            multiple = settings.vocab_multiple
+            fields["vocab_size"] = -(-tokenizer_vocab_size // multiple) * multiple
+        if tokenizer_vocab_size > (size := fields["vocab_size"]):
+            raise ValueError(
+                f"the tokenizer has {tokenizer_vocab_size} entries, but config.model.vocab_size is {size}: ids from "
+                f"{size} on would have no embedding. Set --config.model.vocab_size=0 to follow the tokenizer."
+            )
+        return cls(**fields, words=tokenizer_vocab_size if tokenizer_vocab_size < size else None)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
@@ -176,10 +154,6 @@ _PRIVATE = ("_", "sbert_ce_")
 _SAME_ACTIVATION = {"gelu_python": "gelu", "gelu_fast": "gelu_new", "gelu_accurate": "gelu_new"}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _number(value: Any) -> Any:
     """A number that was written as text; anything else as it is."""
     if not isinstance(value, str):
@@ -216,8 +190,8 @@ class Execution:
 
     dtype: str = "float32"
     attention: str = "auto"
-    layers: str = "unrolled"
-    remat: str = "none"
+    layers: str = ExecutionSettings.layers
+    remat: str = ExecutionSettings.remat
     qkv: str = "separate"
     dropout_words: str = "auto"
     pointwise: str = "xla"
@@ -236,6 +210,16 @@ class Execution:
                 raise ValueError(f"Execution.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
         if self.pointwise == "fused" and self.dropout_words != "hash":
             raise ValueError("Execution.pointwise='fused' needs dropout_words='hash'")
+
+    @classmethod
+    def of(cls, settings: ExecutionSettings, backend: str, tensor_parallel: bool = False) -> Execution:
+        """What config.execution asks for on `backend`; see for_backend."""
+        fastest = cls.for_backend(
+            backend, tensor_parallel, dtype=settings.dtype, layers=settings.layers, remat=settings.remat
+        )
+        if settings.kernels == "xla":
+            return dataclasses.replace(fastest, attention="reference", pointwise="xla")
+        return fastest
 
     @classmethod
     def for_backend(cls, backend: str, tensor_parallel: bool = False, **overrides: Any) -> Execution:

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 from jax.experimental import multihost_utils
 
-from bertjax import config as settings
 from bertjax import jax_settings
+from bertjax.config import Config, flatten
 from bertjax.process.distributed import wait_for_all
 from bertjax.version import source_digest
 
@@ -24,15 +23,11 @@ from bertjax.version import source_digest
 LOCAL_SETTINGS = ("data.cache", "execution.compilation_cache")
 
 
-def require_same_command(config: ml_collections.ConfigDict, workdir: str) -> None:
+def require_same_command(config: Config, workdir: str) -> None:
     """Raises ValueError unless all processes have these settings, this workdir and this code."""
     require_same(
         {
-            **{
-                f"--config.{name}": value
-                for name, value in settings.flatten(config).items()
-                if name not in LOCAL_SETTINGS
-            },
+            **{f"--config.{name}": value for name, value in flatten(config).items() if name not in LOCAL_SETTINGS},
             "--workdir": workdir,
             **jax_settings.environment(),
             "the code of bertjax": source_digest(),

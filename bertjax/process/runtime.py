@@ -5,18 +5,14 @@ import pathlib
 import signal
 
 import jax
-import ml_collections
 
 from bertjax import jax_settings
+from bertjax.config import Config
 from bertjax.process import distributed, preemption
 
 
 def start(
-    config: ml_collections.ConfigDict,
-    coordinator: str = "",
-    processes: int = 0,
-    process_id: int = -1,
-    wait_s: int = distributed.WAIT_S,
+    config: Config, coordinator: str = "", processes: int = 0, process_id: int = -1, wait_s: int = distributed.WAIT_S
 ) -> None:
     """Joins the other processes of the run and applies config.execution. Call it first.
 

@@ -11,11 +11,10 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import ml_collections
 import numpy as np
 from etils import epath
 
-from bertjax import config as settings
+from bertjax.config import Config, MaskingSettings, walk
 from bertjax.data import laws
 from bertjax.data.batches import EvaluationBatches, PretrainingBatches
 from bertjax.data.bert_tfrecord import Records, TFRecordBatches, TFRecordEvaluation, check_lengths, split_records
@@ -66,7 +65,7 @@ class Corpus(Protocol):
         """`numbers` in words, a line each."""
 
 
-def open_corpus(config: ml_collections.ConfigDict, workdir: epath.Path, rows: tuple[int, int]) -> Corpus:
+def open_corpus(config: Config, workdir: epath.Path, rows: tuple[int, int]) -> Corpus:
     """The corpus of config.data; may build the embedded demo corpus in `workdir`.
 
     Args:
@@ -79,7 +78,7 @@ def open_corpus(config: ml_collections.ConfigDict, workdir: epath.Path, rows: tu
     if config.data.corpus.startswith(TFRECORD):
         return RecordCorpus(config, rows)
     for name in ("tokenizer", "heldout"):
-        if config.data[name]:
+        if getattr(config.data, name):
             raise ValueError(
                 f"config.data.{name} is for TFRecords (config.data.corpus="
                 f"{TFRECORD}PATTERN); a token store brings its own"
@@ -92,7 +91,7 @@ class StoreCorpus:
 
     masked = False
 
-    def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path, rows: tuple[int, int]):
+    def __init__(self, config: Config, workdir: epath.Path, rows: tuple[int, int]):
         self._config, self.slice = config, rows
         self.stores, self.weights = _open_stores(config, workdir)
         self.tokenizer = self.stores[0].load_tokenizer()
@@ -222,7 +221,7 @@ class RecordCorpus:
 
     masked = True
 
-    def __init__(self, config: ml_collections.ConfigDict, rows: tuple[int, int]):
+    def __init__(self, config: Config, rows: tuple[int, int]):
         self._config, self.slice = config, rows
         data = config.data
         if not data.tokenizer:
@@ -237,10 +236,11 @@ class RecordCorpus:
                 "config.data.packed: TFRecords have one pair a row; build a token "
                 "store from the text (bertjax.tools.build_corpus) to pack"
             )
-        for name, setting in settings.SETTINGS["masking"].items():
-            if name != "max_predictions" and config.masking[name] != setting.default:
+        for name, setting in walk(MaskingSettings):
+            value = getattr(config.masking, name)
+            if name != "max_predictions" and value != setting.default:
                 raise ValueError(
-                    f"config.masking.{name}={config.masking[name]} would have no effect: "
+                    f"config.masking.{name}={value} would have no effect: "
                     "TFRecords bring their masks. Build a token store from the text to choose them"
                 )
         self.tokenizer = load_tokenizer(data.tokenizer)
@@ -374,7 +374,7 @@ def random_share(batches: Iterable[dict[str, np.ndarray]]) -> float:
     return random / max(pairs, 1.0)
 
 
-def _refuse(config: ml_collections.ConfigDict, remarks: list[str], problems: Iterable[str]) -> None:
+def _refuse(config: Config, remarks: list[str], problems: Iterable[str]) -> None:
     """ValueError with the problems, or remarks where config.data.corpus_limits says so."""
     found = list(problems)
     if found and config.data.corpus_limits == "refuse":
@@ -382,13 +382,11 @@ def _refuse(config: ml_collections.ConfigDict, remarks: list[str], problems: Ite
     remarks.extend(found)
 
 
-def _max_batches(config: ml_collections.ConfigDict) -> int | None:
+def _max_batches(config: Config) -> int | None:
     return -(-config.eval.rows // config.batch_size) if config.eval.rows else None
 
 
-def _open_stores(
-    config: ml_collections.ConfigDict, workdir: epath.Path
-) -> tuple[list[TokenStore], Sequence[float] | None]:
+def _open_stores(config: Config, workdir: epath.Path) -> tuple[list[TokenStore], Sequence[float] | None]:
     """The token stores of config.data.corpus and their weights, if any are given."""
     if config.data.corpus == "docstrings":
         return [_demo_store(config, workdir)], None
@@ -430,7 +428,7 @@ def _is_directory(path: str) -> bool:
     return os.path.isdir(os.path.expanduser(path))
 
 
-def _demo_store(config: ml_collections.ConfigDict, workdir: epath.Path) -> TokenStore:
+def _demo_store(config: Config, workdir: epath.Path) -> TokenStore:
     """The embedded demo corpus, which is built in the workdir the first time."""
     if "://" in str(workdir):
         raise ValueError(

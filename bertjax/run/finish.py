@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from etils import epath
 
-from bertjax import config as settings
+from bertjax.config import FREE_ON_RESUME, Config, flatten, total_steps
 from bertjax.formats.files import write_whole
 from bertjax.interop import huggingface, load_model
 from bertjax.log.logbook import Logbook
@@ -34,7 +34,7 @@ ARCHITECTURE = "BertForPreTraining"
 # Settings that the table of the training leaves out: told elsewhere in the card, or about the run's
 # place and not the model.
 UNTOLD = (
-    *settings.FREE_ON_RESUME,
+    *FREE_ON_RESUME,
     "data.corpus",
     "data.heldout",
     "data.tokenizer",
@@ -177,7 +177,7 @@ def card(job: Job, step: int, told: list[str], examples: list[dict[str, Any]]) -
         " of lower-case text." if getattr(job.tokenizer, "do_lower_case", False) else "."
     )
     device = job.mesh.devices.flat[0].device_kind
-    default = settings.flatten(settings.default_config())
+    default = flatten(Config())
     recipe = {
         "steps": f"{step:,} of {config.batch_size:,} rows",
         "tokens a row": _lengths(config),
@@ -185,7 +185,7 @@ def card(job: Job, step: int, told: list[str], examples: list[dict[str, Any]]) -
         "hardware": f"{job.mesh.devices.size} x {device}, {job.execution.dtype}",
         **{
             f"`{name}`": value
-            for name, value in settings.flatten(config).items()
+            for name, value in flatten(config).items()
             if value != default[name] and not name.startswith(UNTOLD)
         },
     }
@@ -205,9 +205,9 @@ def card(job: Job, step: int, told: list[str], examples: list[dict[str, Any]]) -
     )
 
 
-def _lengths(config: Any) -> str:
+def _lengths(config: Config) -> str:
     """'128 for 67% of the time, then 512 for 33%', or the same in steps."""
-    total = settings.total_steps(config)
+    total = total_steps(config)
     of = "of the time" if config.budget_minutes else "of the steps"
     if len(config.phases) == 1:
         return str(config.phases[0][1])

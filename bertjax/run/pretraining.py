@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import ml_collections
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import config as settings
+from bertjax.config import Config, OptimizerSettings, order_of_sums, total_steps
 from bertjax.data.batches import prefetch
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import write_whole
@@ -74,7 +73,7 @@ class Evaluation:
 class Job:
     """A pre-training run whose settings have been checked against each other and the data."""
 
-    config: ml_collections.ConfigDict
+    config: Config
     workdir: epath.Path
     mesh: Mesh
     tokenizer: Any
@@ -92,7 +91,7 @@ class Job:
 # --------------------------------------------------------------------------------------- prepare
 
 
-def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
+def prepare(config: Config, workdir: str) -> Job:
     """Checks everything that can be checked without compiling.
 
     Raises ValueError naming the setting and the remedy. May build the embedded demo corpus.
@@ -101,7 +100,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
         raise ValueError(NO_CORPUS)
     directory = resolve_directory(workdir)
     # The vocabulary is not read yet; for the choice of a mesh the usual size will do.
-    estimate = settings.model_config(config, config.model.vocab_size or 30_522)
+    estimate = BertConfig.of(config.model, config.model.vocab_size or 30_522)
     mesh, mesh_reason = sharding.mesh_of(config.mesh, parameter_count(estimate), jax.devices(), hardware.device_bytes())
     sharding.check_batch(config.batch_size, mesh, config.accumulation)
     resumed_from = step_to_resume(config, directory)
@@ -116,8 +115,8 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
     starts_from = config.init_from if resumed_from is None else ""
     if starts_from:
         check_vocabulary(starts_from, tokenizer)
-    model_config = settings.model_config(config, tokenizer.vocab_size)
-    execution = settings.execution(config, mesh.devices.flat[0].platform)
+    model_config = BertConfig.of(config.model, tokenizer.vocab_size)
+    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
     if starts_from:
         check_pretrained(starts_from, BertForPreTraining(model_config), config.reinitialise_head)
 
@@ -141,7 +140,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: str) -> Job:
 
 
 def _phases(
-    config: ml_collections.ConfigDict, corpus: Corpus, model_config: BertConfig, execution: Execution
+    config: Config, corpus: Corpus, model_config: BertConfig, execution: Execution
 ) -> tuple[list[Phase], list[Any], list[Evaluation]]:
     """The phases of the run; of each its batches by step, and its evaluation."""
     phases, streams, evaluations, until = [], [], [], 0
@@ -170,38 +169,22 @@ def _phases(
     return phases, streams, evaluations
 
 
-def make_trainer(config: ml_collections.ConfigDict, mesh: Mesh) -> Trainer:
+def make_trainer(config: Config, mesh: Mesh) -> Trainer:
     """The trainer with the optimizer and schedule of the settings."""
-    optimizer = make_optimizer(
-        learning_rate_schedule(
-            config.optimizer.schedule,
-            config.optimizer.learning_rate,
-            config.optimizer.warmup_steps,
-            settings.total_steps(config),
-        ),
-        config.optimizer.name,
-        b1=config.optimizer.b1,
-        b2=config.optimizer.b2,
-        eps=config.optimizer.eps,
-        weight_decay=config.optimizer.weight_decay,
-        no_decay=config.optimizer.no_decay,
-        clip_norm=config.optimizer.clip_norm,
-        bias_correction=config.optimizer.bias_correction,
-    )
+    o = config.optimizer
+    schedule = learning_rate_schedule(o.schedule, o.learning_rate, o.warmup_steps, total_steps(config))
     return Trainer(
-        optimizer,
+        make_optimizer(o, schedule),
         mesh,
         config.seed,
         accumulation=config.accumulation,
         prng=config.execution.prng,
-        max_skipped_in_row=config.optimizer.max_skipped_in_row,
+        max_skipped_in_row=o.max_skipped_in_row,
         watchdog_s=config.watchdog_seconds,
     )
 
 
-def _evaluation(
-    config: ml_collections.ConfigDict, corpus: Corpus, objective: PretrainingObjective, length: int
-) -> Evaluation:
+def _evaluation(config: Config, corpus: Corpus, objective: PretrainingObjective, length: int) -> Evaluation:
     """The evaluation of a phase that trains on rows of `length` tokens: padded rows, always."""
     length = config.eval.seq_length or length
     if not corpus.masked:
@@ -210,7 +193,7 @@ def _evaluation(
     return Evaluation(objective, corpus.heldout(length), corpus.others(length))
 
 
-def _stream(config: ml_collections.ConfigDict, batches: Any, phase_start: int) -> Callable[[int], Iterator[Batch]]:
+def _stream(config: Config, batches: Any, phase_start: int) -> Callable[[int], Iterator[Batch]]:
     def stream(first_step: int) -> Iterator[Batch]:
         return prefetch(batches, first_step - phase_start, buffer=config.data.prefetch, workers=config.data.workers)
 
@@ -234,7 +217,7 @@ def run(job: Job) -> None:
         keep_every=config.checkpoint.keep_every,
     )
     first = job.phases[0].objective
-    starts = Starts(workdir, settings.order_of_sums(config))
+    starts = Starts(workdir, order_of_sums(config))
     starts.keep(trainer.programs, job.mesh)
     _compile_ahead(job, trainer)
     if job.resumed_from is not None:
@@ -248,7 +231,7 @@ def run(job: Job) -> None:
         tensorboard=config.log.tensorboard,
         csv=config.log.csv,
         wandb=config.log.wandb,
-        settings=config.to_dict(),
+        settings=dataclasses.asdict(config),
     ) as logbook:
         _train(job, trainer, checkpoints, state, logbook, starts)
     checkpoints.close()
@@ -262,7 +245,7 @@ def _train(
     config, workdir, step = job.config, job.workdir, int(state.step)
     clock = _clock(config, checkpoints.metrics(step) if step else None)
     if jax.process_index() == 0:
-        write_whole(logbook.directory / SETTINGS_FILE, config.to_json(indent=1))
+        write_whole(logbook.directory / SETTINGS_FILE, config.to_json())
         write_whole(logbook.directory / CORPUS_FILE, corpus_record(job.corpus))
         job.tokenizer.save(logbook.directory)
         logbook.flush()
@@ -299,9 +282,9 @@ def _train(
         finish(job, state.params, int(state.step), metrics, logbook)
 
 
-def _clock(config: ml_collections.ConfigDict, record: dict[str, float] | None = None) -> Budget | Steps:
+def _clock(config: Config, record: dict[str, float] | None = None) -> Budget | Steps:
     """What the schedule follows: the steps, or the time; `record` is that of the checkpoint."""
-    steps = settings.total_steps(config)
+    steps = total_steps(config)
     if not config.budget_minutes:
         clock = Steps(steps)
         clock.go_on(record or {})
@@ -331,7 +314,7 @@ def _initial_params(job: Job) -> dict[str, Any] | None:
     )
 
 
-def optimizer_text(o: ml_collections.ConfigDict) -> str:
+def optimizer_text(o: OptimizerSettings) -> str:
     """What changes the parameters, with a word on what is not as its paper has it."""
     text = f"{o.name}, learning rate {o.learning_rate:g}, {o.warmup_steps:,} steps of warm-up, {o.schedule}"
     if o.name == "lamb" and not o.bias_correction:  # You et al. 2019, algorithm 2
@@ -363,13 +346,10 @@ def summary(job: Job, step: int) -> str:
         begin += steps
     if config.budget_minutes:
         lines.append(
-            (
-                "length",
-                f"{config.budget_minutes:g} minutes, start-up included; at most {settings.total_steps(config):,} steps",
-            )
+            ("length", f"{config.budget_minutes:g} minutes, start-up included; at most {total_steps(config):,} steps")
         )
     else:
-        lines.append(("length", f"{settings.total_steps(config):,} steps, {job.epochs:,.1f} epochs of the corpus"))
+        lines.append(("length", f"{total_steps(config):,} steps, {job.epochs:,.1f} epochs of the corpus"))
     lines.append(("optimizer", optimizer_text(config.optimizer)))
     if job.resumed_from is not None:
         origin = f"resumed from the checkpoint of step {step:,}"

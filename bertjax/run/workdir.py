@@ -9,10 +9,9 @@ import json
 from typing import Any
 
 import jax
-import ml_collections
 from etils import epath
 
-from bertjax import config as settings
+from bertjax.config import Config, resume_conflicts
 from bertjax.formats.files import parse_json
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.corpora import Corpus
@@ -24,7 +23,7 @@ SETTINGS_FILE = "config.json"  # of a run, in its work directory
 CORPUS_FILE = "corpus.json"  # what it is trained on
 
 
-def step_to_resume(config: ml_collections.ConfigDict, workdir: epath.Path) -> int | None:
+def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
     """The step that this run goes on from, None = it starts afresh.
 
     Raises ValueError where the directory holds a run that is not to be gone on with.
@@ -97,7 +96,7 @@ def _identity(corpus: Corpus) -> dict[str, str]:
     return {"content": corpus.fingerprint, "vocabulary": corpus.tokenizer.fingerprint}
 
 
-def goes_on_with(config: ml_collections.ConfigDict, workdir: epath.Path, corpus: Corpus) -> bool:
+def goes_on_with(config: Config, workdir: epath.Path, corpus: Corpus) -> bool:
     """Whether the run there goes on with this corpus, False = it is to be overwritten.
 
     Raises ValueError where a corpus of the same name is another one now, unless `config.resume`
@@ -133,16 +132,16 @@ def goes_on_with(config: ml_collections.ConfigDict, workdir: epath.Path, corpus:
     return True
 
 
-def _conflicts(config: ml_collections.ConfigDict, workdir: epath.Path) -> list[str]:
+def _conflicts(config: Config, workdir: epath.Path) -> list[str]:
     try:
-        return settings.resume_conflicts(read_record(workdir / SETTINGS_FILE), config)
+        return resume_conflicts(read_record(workdir / SETTINGS_FILE), config)
     except DamagedRecord as error:
         if config.resume == "changed":
             return [str(error)]
         raise
 
 
-def _has_overwritten(config: ml_collections.ConfigDict, workdir: epath.Path) -> bool:
+def _has_overwritten(config: Config, workdir: epath.Path) -> bool:
     """Whether the run there is this command's own, begun over an older one and not finished.
 
     A launcher repeats the command after a pre-emption; that must not begin from nothing again.

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bertjax.config import Config
 from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.model.rows import rows_on
@@ -55,52 +56,15 @@ log = logging.getLogger(__name__)
 GROUP = 16  # batches' worth of rows among which `group_by_length` looks for similar ones
 
 
-@dataclasses.dataclass(frozen=True)
-class FineTuneSettings:
-    """Everything that does not change between the runs of a search.
-
-    Defaults: those of config.finetune_config, BERT paper A.3.
-    """
-
-    max_length: int = 128  # tokens of a row
-    buckets: int = 0  # padded lengths, each one compilation; 0 = by the amount of data
-    group_by_length: bool = False  # training batches of similar length instead of random ones
-    eval_batch_size: int = 128  # rows; rounded up to the devices
-    evaluations_per_epoch: int = 1
-    early_stopping: int = 0  # evaluations without a new best after which a run ends; 0 = never
-    warmup: float = 0.1  # share of the steps (run_classifier.py)
-    schedule: str = "linear"  # see optimizer.learning_rate_schedule
-    weight_decay: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-6
-    # The original has none; without it small tasks often fail to train (Mosbach et al. 2021).
-    bias_correction: bool = True
-    clip_norm: float = 1.0
-    accumulation: int = 1
-    layer_decay: float = 1.0  # factor on the rate for each layer further from the head
-    freeze: tuple[str, ...] = ()  # regexes over parameter paths that stay as they are
-    class_weights: tuple[float, ...] | str = ()  # one a class, or 'balanced'
-    feature_layers: str = ""  # tagging over a frozen encoder: see feature_tagger.py
-    bilstm: int = 0  # layers of a BiLSTM between encoder and head: see heads.py
-    head_init: str = "truncated_normal"  # how the new head is drawn; transformers: 'normal'
-
-
-@dataclasses.dataclass(frozen=True)
-class RunSettings:
-    """What a search varies."""
-
-    learning_rate: float = 2e-5
-    batch_size: int = 32
-    epochs: int = 3
-    seed: int = 0
+# What runs of one FineTuner may differ in: it is no part of features or compiled steps.
+PER_RUN = ("seed", "batch_size", "optimizer.learning_rate", "task.epochs", "task.warmup")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """The outcome of one run: the best parameters on the development split and how they scored."""
 
-    settings: RunSettings
+    settings: Config
     params: Any
     scores: Scores
     value: float  # of the task's metric
@@ -123,18 +87,18 @@ class FineTuner:
         tokenizer: Any,
         config: BertConfig,
         load_params: Callable[[Any, jax.Array], Any],
-        settings: FineTuneSettings = FineTuneSettings(),  # noqa: B008  frozen
+        settings: Config,
         execution: Execution = Execution(),  # noqa: B008  frozen
         mesh: Mesh | None = None,
-        prng: str = "auto",
     ):
         """load_params(model, key) gives the starting parameters; key draws the new head.
 
         Raises ValueError if rows could be longer than the model has positions.
         """
-        if settings.max_length > config.max_position_embeddings:
+        recipe = settings.task
+        if recipe.max_length > config.max_position_embeddings:
             raise ValueError(
-                f"max_length={settings.max_length} exceeds the {config.max_position_embeddings} "
+                f"max_length={recipe.max_length} exceeds the {config.max_position_embeddings} "
                 "positions of the model; shorten it"
             )
         if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
@@ -144,14 +108,14 @@ class FineTuner:
             )
         self.task, self.tokenizer, self.config, self.settings = task, tokenizer, config, settings
         self.mesh = sharding.make_mesh() if mesh is None else mesh
-        self.model = model_for(task, config, execution, settings.feature_layers, settings.bilstm, settings.head_init)
-        self.load_params, self.prng = load_params, prng
+        self.model = model_for(task, config, execution, recipe.feature_layers, recipe.bilstm, recipe.head_init)
+        self.load_params = load_params
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
         self._prepared: tuple[TaskObjective, Trainer] | None = None
         self.programs = Programs()
         # Seconds from the process's start until this was reached, by the first run.
         self.milestones: dict[str, float] = {}
-        self._buckets = Buckets(settings.max_length, settings.buckets)
+        self._buckets = Buckets(recipe.max_length, recipe.buckets)
 
     # --- data
 
@@ -171,7 +135,7 @@ class FineTuner:
             records = self.read(split)
             for note in records.notes:
                 log.info("%s %s: %s", self.task.name, split, note)
-            features = self.task.features(records, self.tokenizer, self.settings.max_length, training)
+            features = self.task.features(records, self.tokenizer, self.settings.task.max_length, training)
             if self.config.type_vocab_size < 2 and any(map(has_pair, features)):
                 require_segments(self.config)
             self._splits[split, training] = records, features
@@ -185,7 +149,7 @@ class FineTuner:
         """Padded lengths of training batches, which take that of their longest row."""
         lengths = [row_length(row) for row in self.data("train", training=True)[1]]
         sorted_rows = self._buckets.for_rows(lengths)
-        if self.settings.group_by_length:
+        if self.settings.task.group_by_length:
             return sorted_rows
         return self._buckets.for_random_batches(lengths, batch_size)
 
@@ -194,29 +158,21 @@ class FineTuner:
     def objective_and_trainer(self) -> tuple[TaskObjective, Trainer]:
         """What is learnt, and what compiles its steps; made once for all runs."""
         if self._prepared is None:
-            s = self.settings
+            s, recipe = self.settings, self.settings.task
             objective = TaskObjective(self.model, self.task.head, self._class_weights())
-            frozen = (*s.freeze, *(("^encoder/",) if s.feature_layers else ()))
+            frozen = (*recipe.freeze, *(("^encoder/",) if recipe.feature_layers else ()))
             rules = [(pattern, 0.0) for pattern in frozen]
-            if s.layer_decay != 1.0:
-                rules += layerwise_decay_rules(self.config.num_hidden_layers, s.layer_decay)
-            unit = make_optimizer(
-                1.0,
-                b1=s.b1,
-                b2=s.b2,
-                eps=s.eps,
-                weight_decay=s.weight_decay,
-                clip_norm=s.clip_norm,
-                bias_correction=s.bias_correction,
-                learning_rate_rules=rules,
-            )
+            if recipe.layer_decay != 1.0:
+                rules += layerwise_decay_rules(self.config.num_hidden_layers, recipe.layer_decay)
+            unit = make_optimizer(s.optimizer, 1.0, rules)
             # Seeds travel with the batches, and schedules in the state: see TaskObjective.
             trainer = Trainer(
-                with_schedule_in_state(unit, s.schedule),
+                with_schedule_in_state(unit, s.optimizer.schedule),
                 self.mesh,
                 seed=0,
                 accumulation=s.accumulation,
-                prng=self.prng,
+                prng=s.execution.prng,
+                max_skipped_in_row=s.optimizer.max_skipped_in_row,
                 programs=self.programs,
             )
             self._prepared = objective, trainer
@@ -224,10 +180,10 @@ class FineTuner:
 
     def _class_weights(self) -> tuple[float, ...]:
         """One a class, or () for none. Raises ValueError for those that do not go with the task."""
-        weights = self.settings.class_weights
+        weights = self.settings.task.class_weights
         if weights and self.task.head not in ("classification", "tagging"):
             raise ValueError(f"class_weights do not apply to the head {self.task.head!r}")
-        if weights == "balanced":
+        if weights == ("balanced",):
             counts = class_counts(self.data("train", training=True)[1], self.task.head)
             weights = balanced_class_weights(counts, len(self.task.labels))
         if weights and len(weights) != len(self.task.labels):
@@ -241,7 +197,7 @@ class FineTuner:
     @property
     def _evaluation_rows(self) -> int:
         shards = sharding.batch_shards(self.mesh)
-        return -(-self.settings.eval_batch_size // shards) * shards
+        return -(-self.settings.task.eval_batch_size // shards) * shards
 
     @functools.cached_property
     def _predict(self) -> Any:
@@ -327,35 +283,36 @@ class FineTuner:
 
     # --- one run
 
-    def initial_state(self, run: RunSettings, steps: int) -> TrainState:
+    def initial_state(self, run: Config, steps: int) -> TrainState:
         """Weights to start from, with a head drawn from the run's seed."""
         objective, trainer = self.objective_and_trainer()
         params = self.load_params(self.model, jax.random.key(run.seed, impl="threefry2x32"))
         state = trainer.init(objective, params)
-        return set_schedule(state, run.learning_rate, int(self.settings.warmup * steps), steps)
+        return set_schedule(state, run.optimizer.learning_rate, int(run.task.warmup * steps), steps)
 
-    def run(
-        self, run: RunSettings, logbook: Any = None, checkpoints: Checkpoints | None = None, log_every: int = 100
-    ) -> Run:
+    def run(self, run: Config, logbook: Any = None, checkpoints: Checkpoints | None = None) -> Run:
         """Trains once and returns the best parameters on 'dev'.
 
         With `checkpoints` every evaluation is saved, and an interrupted run goes on.
+
+        Args:
+          run: settings that differ from those of the FineTuner in PER_RUN alone.
         """
         sharding.check_batch(run.batch_size, self.mesh, self.settings.accumulation)
         objective, trainer = self.objective_and_trainer()
         batches = self._training_batches(run)
-        steps = batches.steps_per_epoch * run.epochs
-        every = max(1, batches.steps_per_epoch // self.settings.evaluations_per_epoch)
+        steps = batches.steps_per_epoch * run.task.epochs
+        every = max(1, batches.steps_per_epoch // run.task.evaluations_per_epoch)
 
         clock = Steps(steps)
         self.compile_ahead(run.batch_size)
         state = self.initial_state(run, steps)
         schedule = jax.device_get(state.opt_state["schedule"])
-        book = _WithLearningRate(logbook, self.settings.schedule, schedule)
+        book = _WithLearningRate(logbook, run.optimizer.schedule, schedule)
         self._reach("weights")
         self.programs.wait()
         self._reach("programs")
-        best = Best(self.settings.early_stopping, checkpoints)
+        best = Best(run.task.early_stopping, checkpoints)
         if checkpoints is not None and checkpoints.latest() is not None:
             state = self._resume(checkpoints, trainer.abstract_state(objective), best)
             clock.go_on(checkpoints.metrics(int(state.step)))
@@ -379,7 +336,7 @@ class FineTuner:
                     logbook=book,
                     checkpoints=checkpoints,
                     evaluate=evaluate,
-                    log_every=log_every,
+                    log_every=run.log.every_steps,
                     eval_every=every,
                     checkpoint_every=every if checkpoints is not None else 0,
                     budget=clock,
@@ -399,7 +356,7 @@ class FineTuner:
             clock.elapsed(),
         )
 
-    def _training_batches(self, run: RunSettings) -> TrainingBatches:
+    def _training_batches(self, run: Config) -> TrainingBatches:
         """This process's rows of the batches of a run."""
         _, features = self.data("train", training=True)
         index, count = sharding.batch_slice(self.mesh)
@@ -409,7 +366,7 @@ class FineTuner:
             run.seed,
             self.training_buckets(run.batch_size),
             self.tokenizer.pad_id,
-            GROUP if self.settings.group_by_length else 0,
+            GROUP if self.settings.task.group_by_length else 0,
             index,
             count,
         )

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax import config as configuration
+from bertjax.config import Config, finetune_config, flatten, frozen, nearest
 from bertjax.interop import load_pretrained_params
 from bertjax.log.logbook import Logbook, counted
 from bertjax.log.report import write_report
@@ -33,12 +33,12 @@ from bertjax.run.starts import Starts
 from bertjax.run.workdir import read_record
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.examples import label_shares
-from bertjax.tasks.finetune import FineTuner, FineTuneSettings, RunSettings
+from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE, GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.pretrained import Pretrained
 from bertjax.tasks.remembered import remembered, task_name
-from bertjax.tasks.results import result_json, save_model, summary_line, write_json, write_predictions
+from bertjax.tasks.results import recorded, result_json, save_model, summary_line, write_json, write_predictions
 from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
@@ -79,7 +79,7 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     known = [option for option in parameters if option not in fixed]
     for option in options:
         if option not in known:
-            raise ValueError(f"task {name!r} has no option {option!r}." + configuration.nearest(option, known))
+            raise ValueError(f"task {name!r} has no option {option!r}." + nearest(option, known))
     if os.path.isfile(data):
         raise ValueError(
             f"{data} is a file: name the directory that it is in, and which file is "
@@ -116,40 +116,29 @@ class Job:
     """A fine-tuning run whose data and settings have been read and checked."""
 
     tuner: FineTuner
-    run: RunSettings
+    settings: Config
     workdir: pathlib.Path
     init_from: str
     predict: tuple[str, ...]
-    log_every: int
-    log: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the Logbook
     mesh_reason: str = ""  # why the devices are used as they are
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the task's class
 
 
 def prepare_task(
     task: Any,
     init_from: str | Pretrained,
     workdir: str | pathlib.Path,
-    settings: FineTuneSettings,
-    run: RunSettings,
+    settings: Config,
     *,
     dropout: tuple[float, float] | None = None,
     execution: Execution = Execution(),  # noqa: B008  frozen
     mesh: Any = None,
-    prng: str = "auto",
-    predict: tuple[str, ...] = ("dev",),
-    log_every: int = 50,
-    log: Mapping[str, Any] | None = None,
     mesh_reason: str = "",
-    options: Mapping[str, Any] | None = None,
 ) -> Job:
     """Reads what can be read before anything compiles.
 
     Args:
-      predict: splits for which predictions (and submission files) are written.
+      settings: config.task.options are those that the task was made with.
       dropout: (hidden, attention) in place of the checkpoint's.
-      log: further arguments of the Logbook.
-      options: that the task was made with, so that a workdir is known by them.
 
     Raises ValueError or LoadError naming the setting, or file and line, and the remedy.
     """
@@ -168,6 +157,7 @@ def prepare_task(
             f"metric {task.metric!r} cannot say which checkpoint of {task.name!r} is "
             f"best; one of {', '.join(task.metric_names)} (higher is better)"
         )
+    predict = tuple(name for names in settings.task.predict for name in names.split(",") if name)
     for split in predict:
         if split not in task.splits:
             raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
@@ -182,7 +172,7 @@ def prepare_task(
     config = start.config
     if dropout is not None:
         config = dataclasses.replace(config, hidden_dropout_prob=dropout[0], attention_probs_dropout_prob=dropout[1])
-    tuner = FineTuner(task, start.tokenizer, config, start, settings, execution, mesh, prng)
+    tuner = FineTuner(task, start.tokenizer, config, start, settings, execution, mesh)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
     for split in dict.fromkeys(predict):
@@ -190,55 +180,20 @@ def prepare_task(
             tuner.read(split)  # what cannot be read shows now, not after the training
     objective, trainer = tuner.objective_and_trainer()
     trainer.abstract_state(objective)  # refuses rules for parameters that do not exist
-    job = Job(
-        tuner, run, pathlib.Path(workdir), start.path, tuple(predict), log_every, log or {}, mesh_reason, options or {}
-    )
+    job = Job(tuner, settings, pathlib.Path(workdir), start.path, predict, mesh_reason)
     _refuse_other_run(job)
     return job
 
 
-def finetune_settings(config: Any) -> FineTuneSettings:
-    """What config.task, config.optimizer and config.accumulation say of the fine-tuning loop."""
-    t, o = config.task, config.optimizer
-    return FineTuneSettings(
-        max_length=t.max_length,
-        buckets=t.buckets,
-        group_by_length=t.group_by_length,
-        eval_batch_size=t.eval_batch_size,
-        evaluations_per_epoch=t.evaluations_per_epoch,
-        early_stopping=t.early_stopping,
-        warmup=t.warmup,
-        schedule=o.schedule,
-        weight_decay=o.weight_decay,
-        b1=o.b1,
-        b2=o.b2,
-        eps=o.eps,
-        bias_correction=o.bias_correction,
-        clip_norm=o.clip_norm,
-        accumulation=config.accumulation,
-        layer_decay=t.layer_decay,
-        freeze=tuple(t.freeze),
-        # One word on the command line arrives as a tuple of it.
-        class_weights="balanced" if t.class_weights in ("balanced", ("balanced",)) else tuple(t.class_weights),
-        feature_layers=t.feature_layers,
-        bilstm=t.bilstm,
-        head_init=t.head_init,
-    )
-
-
-def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
-    """The job of a config file: `config.task` beside the settings that pre-training shares.
-
-    Options of the task's class are in `config.task.options`, a mapping; tuples and numbers in it
-    are passed on as they are.
-    """
-    t, o = config.task, config.optimizer
+def prepare(config: Config, workdir: str, mesh: Any = None) -> Job:
+    """The job of a config file: `config.task` beside the settings that pre-training shares."""
+    t = config.task
     if not config.init_from:
         raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
     if not t.data:
         raise ValueError("config.task.data is empty: name the directory of the task's files")
     start = Pretrained(config.init_from)  # before data are read
-    task = make_task(t.name, t.data, t.options.to_dict())
+    task = make_task(t.name, t.data, t.options)
     if t.metric:
         task.metric = t.metric
     reason = ""
@@ -246,27 +201,8 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Job:
         mesh, reason = sharding.mesh_of(
             config.mesh, parameter_count(start.config), jax.devices(), hardware.device_bytes()
         )
-    execution = configuration.execution(config, mesh.devices.flat[0].platform)
-    return prepare_task(
-        task,
-        start,
-        workdir,
-        finetune_settings(config),
-        RunSettings(o.learning_rate, config.batch_size, t.epochs, config.seed),
-        execution=execution,
-        mesh=mesh,
-        prng=config.execution.prng,
-        predict=tuple(name for names in t.predict for name in names.split(",") if name),
-        log_every=config.log.every_steps,
-        log={
-            "tensorboard": config.log.tensorboard,
-            "csv": config.log.csv,
-            "wandb": config.log.wandb,
-            "settings": config.to_dict(),
-        },
-        mesh_reason=reason,
-        options=config.to_dict()["task"]["options"],
-    )
+    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
+    return prepare_task(task, start, workdir, config, execution=execution, mesh=mesh, mesh_reason=reason)
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -281,7 +217,7 @@ def run(job: Job) -> dict[str, Any]:
     starts = Starts(epath.Path(workdir))
     starts.keep(tuner.programs, tuner.mesh)
     tuner.load_params.read_ahead()  # not before: a suite prepares all its jobs first
-    tuner.compile_ahead(job.run.batch_size)
+    tuner.compile_ahead(job.settings.batch_size)
     # Late, beside the compiler: orbax takes a second to import.
     from bertjax.run.checkpoint import Checkpoints
 
@@ -289,10 +225,10 @@ def run(job: Job) -> dict[str, Any]:
         write_json(workdir / "finetune.json", _identity(job))
     checkpoints = Checkpoints(str(directory), keep_last=1, keep_best=1, metric=f"eval/{tuner.task.metric}", mode="max")
     resumed_from = checkpoints.latest()
-    with contextlib.closing(checkpoints), Logbook(str(workdir), resumed_from or 0, **job.log) as logbook:
+    with contextlib.closing(checkpoints), _logbook(job, resumed_from or 0) as logbook:
         logbook.message(summary(job, resumed_from))
         starts.begin(resumed_from or 0, logbook)
-        done = tuner.run(job.run, logbook, checkpoints, job.log_every)
+        done = tuner.run(job.settings, logbook, checkpoints)
         logbook.message(summary_line(tuner.task, done))
         if tuner.task.name == "squad2.0":
             with_null_threshold(tuner.task, done.scores)
@@ -310,19 +246,30 @@ def run(job: Job) -> dict[str, Any]:
     return result
 
 
+def _logbook(job: Job, step: int) -> Logbook:
+    log = job.settings.log
+    return Logbook(
+        str(job.workdir),
+        step,
+        tensorboard=log.tensorboard,
+        csv=log.csv,
+        wandb=log.wandb,
+        settings=dataclasses.asdict(job.settings),
+    )
+
+
 def _identity(job: Job) -> dict[str, Any]:
     """The settings, data and weights that a workdir belongs to."""
     tuner = job.tuner
     identity = {
         "task": tuner.task.name,
         "metric": tuner.task.metric,
-        "options": job.options,
+        "options": job.settings.task.options,
         "data": {split: tuner.data(split, training=split == "train")[0].fingerprint for split in ("train", "dev")},
         "init_from": job.init_from,
         "weights": tuner.load_params.source.fingerprint(),
         "tokenizer": tuner.tokenizer.fingerprint,
-        "run": dataclasses.asdict(job.run),
-        "settings": dataclasses.asdict(tuner.settings),
+        **recorded(job.settings),
     }
     return json.loads(json.dumps(identity))
 
@@ -335,11 +282,10 @@ def _refuse_other_run(job: Job) -> None:
             raise ValueError(f"{job.workdir} holds a pre-training run; choose another workdir")
         return
     before, now = read_record(epath.Path(path)), _identity(job)
-    # Earlier versions wrote down less.
-    old, new = (
-        configuration.flatten(before),
-        configuration.flatten({name: value for name, value in now.items() if name in before}),
-    )
+    # Earlier versions wrote down less; what they did not set was as it is by default.
+    now = {name: value for name, value in now.items() if name in before}
+    default = {"settings": recorded(frozen(finetune_config()))["settings"]} if "settings" in now else {}
+    old, new = flatten(default) | flatten(before), flatten(now)
     if changes := [
         f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
         for name in sorted(old.keys() | new)
@@ -353,7 +299,7 @@ def _refuse_other_run(job: Job) -> None:
 
 def summary(job: Job, resumed_from: int | None = None) -> str:
     """The start-up screen: what will be learnt, on what, from how many rows, in how many steps."""
-    tuner, run, task = job.tuner, job.run, job.tuner.task
+    tuner, settings, task = job.tuner, job.settings, job.tuner.task
     splits = {name: tuner.data(name, training=name == "train") for name in ("train", "dev")}
     rows = {name: len(features) for name, (_, features) in splits.items()}
     lines = [
@@ -368,15 +314,16 @@ def summary(job: Job, resumed_from: int | None = None) -> str:
         lines += [("note", f"{name}: {note}") for note in split.notes]
     if dropped := getattr(task, "dropped", 0):
         lines.append(("note", f"{dropped:,} training answers are not in their passage: left out"))
-    per_epoch = -(-rows["train"] // run.batch_size)
-    warmup = int(tuner.settings.warmup * per_epoch * run.epochs)
+    epochs, batch_size = settings.task.epochs, settings.batch_size
+    per_epoch = -(-rows["train"] // batch_size)
+    warmup = int(settings.task.warmup * per_epoch * epochs)
     lines += [
-        ("lengths", f"padded to {', '.join(map(str, tuner.training_buckets(run.batch_size)))} tokens"),
+        ("lengths", f"padded to {', '.join(map(str, tuner.training_buckets(batch_size)))} tokens"),
         (
             "steps",
-            f"{per_epoch * run.epochs:,}: {counted(run.epochs, 'epoch')} of {per_epoch:,} x "
-            f"{run.batch_size} rows, learning rate {run.learning_rate:g}, "
-            f"{warmup:,} of warm-up, seed {run.seed}",
+            f"{per_epoch * epochs:,}: {counted(epochs, 'epoch')} of {per_epoch:,} x "
+            f"{batch_size} rows, learning rate {settings.optimizer.learning_rate:g}, "
+            f"{warmup:,} of warm-up, seed {settings.seed}",
         ),
         (
             "start",
@@ -392,8 +339,8 @@ def summary(job: Job, resumed_from: int | None = None) -> str:
 def evaluate(
     task: Any,
     model_directory: str | pathlib.Path,
+    settings: Config,
     split: str = "dev",
-    settings: FineTuneSettings = FineTuneSettings(),  # noqa: B008  frozen
     execution: Execution = Execution(),  # noqa: B008  frozen
     mesh: Any = None,
     write_to: str | pathlib.Path | None = None,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from bertjax.config import Config
 from bertjax.formats.files import write_whole
 from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.model.presets import parameter_count
@@ -48,14 +49,30 @@ def result_json(
         "notes": [n for s in splits for n in tuner.data(s, training=s == "train")[0].notes],
         "dropped": getattr(tuner.task, "dropped", 0),
         "labels": list(tuner.task.labels),
-        "run": dataclasses.asdict(run.settings),
-        "settings": dataclasses.asdict(tuner.settings),
+        **recorded(run.settings),
         "best_step": run.best_step,
         "steps": run.steps,
         "history": [list(point) for point in run.history],
         "seconds": round(run.seconds, 3),
         "devices": f"{tuner.mesh.devices.size} x {tuner.mesh.devices.flat[0].device_kind}",
     }
+
+
+def recorded(config: Config) -> dict[str, dict[str, Any]]:
+    """The settings of a run as its files have them: 'run', what a search varies first, and 'settings', the others."""
+    task, optimizer = dataclasses.asdict(config.task), dataclasses.asdict(config.optimizer)
+    run = {
+        "learning_rate": optimizer.pop("learning_rate"),
+        "batch_size": config.batch_size,
+        "epochs": task.pop("epochs"),
+        "seed": config.seed,
+    }
+    for name in ("name", "data", "options", "metric", "predict"):  # of the task, not of its training
+        del task[name]
+    del optimizer["warmup_steps"]  # task.warmup is
+    task["class_weights"] = "balanced" if task["class_weights"] == ("balanced",) else task["class_weights"]
+    settings = {**task, "optimizer": optimizer.pop("name"), **optimizer, "accumulation": config.accumulation}
+    return {"run": run, "settings": settings}
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -115,7 +132,7 @@ def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: M
         "multilabel": "multi_label_classification",
         "classification": "single_label_classification",
     }
-    settings: dict[str, Any] = {"finetuned": to_remember(task, result, tuner.settings.max_length)}
+    settings: dict[str, Any] = {"finetuned": to_remember(task, result, tuner.settings.task.max_length)}
     if task.head in kinds:
         settings["problem_type"] = kinds[task.head]
     labels = dict(enumerate(task.labels)) or None

@@ -7,7 +7,6 @@ glue.png. MNLI is scored on both development sets, and its model answers the dia
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import pathlib
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 import jax
 
+from bertjax.config import Config
 from bertjax.formats.files import write_whole
 from bertjax.run.finish import writing_results
 from bertjax.tasks import job
@@ -30,7 +30,7 @@ class Suite:
     workdir: pathlib.Path
 
 
-def prepare(config: Any, workdir: str, mesh: Any = None) -> Suite:
+def prepare(config: Config, workdir: str, mesh: Any = None) -> Suite:
     """Prepares every task whose folder is there, before the first is trained.
 
     Raises ValueError if there is none, and for whatever job.prepare refuses.
@@ -55,10 +55,10 @@ def prepare(config: Any, workdir: str, mesh: Any = None) -> Suite:
     )
     jobs = {}
     for name in present:
-        one = copy.deepcopy(config)
-        one.task.name = name
-        if name == "mnli" and "test" in ",".join(one.task.predict).split(","):
-            one.task.predict = (*one.task.predict, "test_mismatched")  # a submission has both
+        predict = config.task.predict
+        if name == "mnli" and "test" in ",".join(predict).split(","):
+            predict = (*predict, "test_mismatched")  # a submission has both
+        one = config.replace({"task.name": name, "task.predict": predict})
         jobs[name] = job.prepare(one, str(pathlib.Path(workdir) / name), mesh)
     return Suite(jobs, data, pathlib.Path(workdir))
 
@@ -75,11 +75,15 @@ def run(suite: Suite) -> dict[str, dict[str, float]]:
             model = prepared.workdir / "model"
             tuner = prepared.tuner
             same = dict(settings=tuner.settings, execution=tuner.model.execution, mesh=tuner.mesh)
-            scores = job.evaluate(job.make_task("mnli", suite.data), model, "dev_mismatched", **same)
+            scores = job.evaluate(job.make_task("mnli", suite.data), model, split="dev_mismatched", **same)
             results["mnli_mm"] = dict(scores.values)
             if (pathlib.Path(suite.data) / GLUE["ax"].folder).is_dir():
                 job.evaluate(
-                    job.make_task("ax", suite.data), model, "test", write_to=prepared.workdir if first else None, **same
+                    job.make_task("ax", suite.data),
+                    model,
+                    split="test",
+                    write_to=prepared.workdir if first else None,
+                    **same,
                 )
     if not first:
         return results

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from bertjax import markdown
+from bertjax.config import Config
 from bertjax.formats.files import read_json, write_whole
 from bertjax.log.logbook import counted
 from bertjax.run.loop import NotFiniteError
-from bertjax.tasks.finetune import FineTuner, NoFiniteScore, RunSettings
+from bertjax.tasks.finetune import FineTuner, NoFiniteScore
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
 
 log = logging.getLogger(__name__)
@@ -53,19 +54,22 @@ class Outcome:
 
 
 def grid(
+    settings: Config,
     batch_size: Sequence[int] = PAPER_GRID["batch_size"],
     learning_rate: Sequence[float] = PAPER_GRID["learning_rate"],
     epochs: Sequence[int] = PAPER_GRID["epochs"],
     seeds: Iterable[int] = range(1),
-) -> Iterator[RunSettings]:
-    """Runs ordered so that those of one batch size, which share compiled steps, are together."""
+) -> Iterator[Config]:
+    """Runs of a recipe, ordered so that those of one batch size, which share compiled steps, are together."""
     for size, rate, length, seed in itertools.product(batch_size, learning_rate, epochs, tuple(seeds)):
-        yield RunSettings(rate, size, length, seed)
+        yield settings.replace(
+            {"batch_size": size, "optimizer.learning_rate": rate, "task.epochs": length, "seed": seed}
+        )
 
 
 def sweep(
     tuner: FineTuner,
-    runs: Iterable[RunSettings],
+    runs: Iterable[Config],
     directory: pathlib.Path,
     identity: dict[str, Any],
     keep: Callable[[Any], None] | None = None,
@@ -91,7 +95,7 @@ def sweep(
     done = {(*outcome.setting, outcome.seed) for outcome in outcomes}
     runs = list(runs)
     for number, settings in enumerate(runs, 1):
-        key = (settings.batch_size, settings.learning_rate, settings.epochs, settings.seed)
+        key = _searched(settings)
         if key in done:
             continue
         outcome, run = _one(tuner, settings)
@@ -108,13 +112,17 @@ def sweep(
     return outcomes
 
 
-def _one(tuner: FineTuner, settings: RunSettings) -> tuple[Outcome, Any]:
+def _searched(settings: Config) -> tuple[int, float, int, int]:
+    return settings.batch_size, settings.optimizer.learning_rate, settings.task.epochs, settings.seed
+
+
+def _one(tuner: FineTuner, settings: Config) -> tuple[Outcome, Any]:
     """A run and its outcome; one that diverged counts 0 and is flagged, and the search goes on."""
-    common = (settings.batch_size, settings.learning_rate, settings.epochs, settings.seed)
+    common = _searched(settings)
     try:
         run = tuner.run(settings)
     except (NotFiniteError, NoFiniteScore) as error:
-        log.warning("run %s failed: %s", settings, error)
+        log.warning("run %s failed: %s", common, error)
         return Outcome(*common, 0.0, {}, (FAILED,), 0, 0.0), None
     scores = run.scores
     seconds = round(run.seconds, 3)

@@ -57,9 +57,9 @@ def evaluate(flags: Any) -> dict[str, Any]:
     """
     import jax
 
+    from bertjax.config import finetune_config, frozen
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
-    from bertjax.tasks.finetune import FineTuneSettings
     from bertjax.tasks.pretrained import Pretrained
     from bertjax.tasks.remembered import remembered
 
@@ -77,9 +77,12 @@ def evaluate(flags: Any) -> dict[str, Any]:
     if name in ("table", "ner", "tag") and options.get("head") != "regression":
         # These would read their label names from a training file, which need not be there.
         options["labels"] = flags.options.get("labels", model.labels() or labels)
-    settings = FineTuneSettings(
-        max_length=flags.max_length or stored.max_length or FineTuneSettings.max_length,
-        eval_batch_size=flags.batch_size,
+    settings = frozen(finetune_config())
+    settings = settings.replace(
+        {
+            "task.max_length": flags.max_length or stored.max_length or settings.task.max_length,
+            "task.eval_batch_size": flags.batch_size,
+        }
     )
     directory, options = _one_file(name, flags, options)
     task = job.make_task(name, directory, options)
@@ -88,8 +91,8 @@ def evaluate(flags: Any) -> dict[str, Any]:
     scores = job.evaluate(
         task,
         flags.model,
-        flags.split,
         settings,
+        flags.split,
         write_to=flags.out,
         labels=labels,
         execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype),

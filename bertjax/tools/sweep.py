@@ -10,7 +10,6 @@ table, a picture (WORKDIR/sweep.png) and the best model of all runs (WORKDIR/bes
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import pathlib
 import sys
@@ -75,18 +74,20 @@ def search(flags: argparse.Namespace) -> str:
 
     if flags.compilation_cache:  # before the first array, or the first compilations are not kept
         jax.config.update("jax_compilation_cache_dir", str(_directory(flags.compilation_cache)))
+    from bertjax.config import finetune_config, frozen
     from bertjax.model.presets import Execution
     from bertjax.tasks import job, sweep
-    from bertjax.tasks.finetune import FineTuneSettings, RunSettings
+    from bertjax.tasks.results import recorded
 
-    settings = FineTuneSettings(max_length=flags.max_length, buckets=flags.buckets)
+    settings = frozen(finetune_config()).replace(
+        {"task.max_length": flags.max_length, "task.buckets": flags.buckets, "task.options": flags.options}
+    )
     task = job.make_task(flags.task, flags.data, flags.options)
     tuner = job.prepare_task(
         task,
         flags.init_from,
         flags.workdir,
         settings,
-        RunSettings(),
         execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype),
     ).tuner
     identity = {
@@ -94,12 +95,12 @@ def search(flags: argparse.Namespace) -> str:
         "options": flags.options,
         "init_from": flags.init_from,
         "weights": tuner.load_params.source.fingerprint(),
-        "settings": dataclasses.asdict(settings),
+        "settings": recorded(settings)["settings"],
         "data": {split: tuner.data(split, training=split == "train")[0].fingerprint for split in ("train", "dev")},
     }
     outcomes = sweep.sweep(
         tuner,
-        sweep.grid(flags.batch_size, flags.learning_rate, flags.epochs, range(flags.seeds)),
+        sweep.grid(settings, flags.batch_size, flags.learning_rate, flags.epochs, range(flags.seeds)),
         flags.workdir,
         identity,
         keep=lambda run: _keep(tuner, run, flags),

@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 
-from bertjax import config as settings
+from bertjax.config import Config, max_predictions
 from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_predictions
 from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution
@@ -86,12 +85,7 @@ class PretrainingObjective:
 
 
 def make_objective(
-    config: ml_collections.ConfigDict,
-    model_config: BertConfig,
-    execution: Execution,
-    tokenizer: Any,
-    length: int,
-    pairs_per_row: int = 1,
+    config: Config, model_config: BertConfig, execution: Execution, tokenizer: Any, length: int, pairs_per_row: int = 1
 ) -> PretrainingObjective:
     """What a phase with rows of `length` tokens trains."""
     return PretrainingObjective(
@@ -101,15 +95,13 @@ def make_objective(
     )
 
 
-def masking_spec(
-    config: ml_collections.ConfigDict, tokenizer: Any, length: int, pairs: int, rate: float | None = None
-) -> MaskingSpec:
+def masking_spec(config: Config, tokenizer: Any, length: int, pairs: int, rate: float | None = None) -> MaskingSpec:
     """How rows of `length` tokens with up to `pairs` pairs are masked.
 
     rate: share of the tokens that is predicted; None = that of training.
     """
     rate = rate or config.masking.rate
-    slots = settings.max_predictions(config, length, rate)
+    slots = max_predictions(config, length, rate)
     per_row = packed_predictions(length, pairs, rate) if pairs > 1 else None
     return MaskingSpec.from_tokenizer(
         tokenizer,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bertjax.config import OptimizerSettings, walk
 from bertjax.model.paths import flatten, unflatten
 
 if TYPE_CHECKING:  # a second of imports that only `from_optax` needs
@@ -26,10 +27,7 @@ Params = Mapping[str, Any]
 Schedule = Callable[[jax.Array | int], jax.Array]
 Rules = Sequence[tuple[str, float]]
 
-# LayerNorm and biases, as AdamWeightDecayOptimizer's exclude_from_weight_decay in the original.
-NO_DECAY = r"(^|/)(bias|scale|gamma|beta)$|(?i:layer_?norm)"
-
-SCHEDULES = ("linear", "polynomial", "linear_after_warmup", "cosine", "constant")
+SCHEDULES = dict(walk(OptimizerSettings))["schedule"].allowed
 
 
 def learning_rate_schedule(name: str, peak: float, warmup_steps: int, total_steps: int) -> Schedule:
@@ -93,17 +91,7 @@ class Optimizer(NamedTuple):
 
 
 def make_optimizer(
-    learning_rate: Schedule | float,
-    name: str = "adamw",
-    *,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-6,
-    weight_decay: float = 0.01,
-    no_decay: str = NO_DECAY,
-    clip_norm: float = 1.0,
-    bias_correction: bool = False,
-    learning_rate_rules: Rules = (),
+    settings: OptimizerSettings, learning_rate: Schedule | float, learning_rate_rules: Rules = ()
 ) -> Optimizer:
     """The original's AdamW, or LAMB, behind clipping by global norm.
 
@@ -111,31 +99,28 @@ def make_optimizer(
       m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  p -= lr (m / (sqrt(v) + eps) + decay p)
     lamb: You et al. 2020, algorithm 2, with phi the identity: the same direction, scaled for each
       parameter array by |p| / |direction| (1 where either norm is 0). Arrays that `no_decay`
-      matches are not scaled, as in the authors' code. Algorithm 2 has bias correction: pass True.
+      matches are not scaled, as in the authors' code. Algorithm 2 has bias correction: turn it on.
 
     Args:
+      settings: config.optimizer. Its learning rate, warm-up and schedule are not read here.
+        bias_correction divides m and v by 1 - b^updates, as Adam does and the original does not:
+        first step with g = 1: the update is 0.999999 lr with it, 3.162178 lr without.
       learning_rate: a schedule, or a constant.
-      eps: added to the square root of the second moment.
-      weight_decay: for every parameter whose path ('a/b/c') `no_decay` (a regex) does not match.
-      clip_norm: gradients are scaled to at most this global norm (tf.clip_by_global_norm);
-        0 turns clipping off.
-      bias_correction: divides m and v by 1 - b^updates, as Adam does and the original does not.
-        First step with g = 1: the update is 0.999999 lr with it, 3.162178 lr without.
       learning_rate_rules: ordered (regex over the path, multiplier); the first match counts, no
         match means 1. Multiplier 0 freezes: no optimizer state, no part in the gradient norm.
 
     Raises:
       ValueError: unknown name, or (at init) a rule that matches no parameter.
     """
-    if name not in ("adamw", "lamb"):
-        raise ValueError(f"unknown optimizer {name!r}; one of adamw, lamb")
+    if settings.name not in ("adamw", "lamb"):
+        raise ValueError(f"unknown optimizer {settings.name!r}; one of adamw, lamb")
     schedule = (
         learning_rate
         if callable(learning_rate)
         else (lambda step: jnp.full_like(jnp.asarray(step, jnp.float32), learning_rate))
     )
-    direction = _Direction(b1, b2, eps, weight_decay, bias_correction, lamb=name == "lamb")
-    excluded = re.compile(no_decay)
+    direction, clip_norm = _Direction(settings), settings.clip_norm
+    excluded = re.compile(settings.no_decay)
 
     def trained(tree: Params) -> dict[str, Any]:
         """The flat {path: leaf} of what is not frozen."""
@@ -183,14 +168,9 @@ def make_optimizer(
 
 @dataclasses.dataclass(frozen=True)
 class _Direction:
-    """Where a step of one array goes, before the learning rate; settings as of make_optimizer."""
+    """Where a step of one array goes, before the learning rate."""
 
-    b1: float
-    b2: float
-    eps: float
-    weight_decay: float
-    bias_correction: bool
-    lamb: bool
+    settings: OptimizerSettings
 
     # A function of its own, so that it is traced and lowered once for all arrays of a shape.
     @functools.partial(jax.jit, static_argnums=(0, 7))
@@ -198,18 +178,19 @@ class _Direction:
         self, g: jax.Array, m: jax.Array, v: jax.Array, p: jax.Array, scale: jax.Array, updates: jax.Array, decays: bool
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(direction, new m, new v) in float32; g is scaled first, `updates` were made before."""
+        s = self.settings
         g, p = g.astype(jnp.float32) * scale, p.astype(jnp.float32)
-        m = self.b1 * m + (1 - self.b1) * g
-        v = self.b2 * v + (1 - self.b2) * jnp.square(g)
+        m = s.b1 * m + (1 - s.b1) * g
+        v = s.b2 * v + (1 - s.b2) * jnp.square(g)
         m_hat, v_hat = m, v
-        if self.bias_correction:
+        if s.bias_correction:
             # 1 - b^n as -expm1(n log b): in float32, 1 - 0.999 has only 4 good digits.
-            m_hat = m / -jnp.expm1((updates + 1) * (math.log(self.b1) if self.b1 else -math.inf))
-            v_hat = v / -jnp.expm1((updates + 1) * math.log(self.b2))
-        direction = m_hat / (jnp.sqrt(v_hat) + self.eps)
-        if decays and self.weight_decay:
-            direction += self.weight_decay * p
-        if decays and self.lamb:
+            m_hat = m / -jnp.expm1((updates + 1) * (math.log(s.b1) if s.b1 else -math.inf))
+            v_hat = v / -jnp.expm1((updates + 1) * math.log(s.b2))
+        direction = m_hat / (jnp.sqrt(v_hat) + s.eps)
+        if decays and s.weight_decay:
+            direction += s.weight_decay * p
+        if decays and s.name == "lamb":
             p_norm, d_norm = jnp.linalg.norm(p.ravel()), jnp.linalg.norm(direction.ravel())
             ratio = p_norm / jnp.where(d_norm > 0, d_norm, 1)
             direction *= jnp.where((p_norm > 0) & (d_norm > 0), ratio, 1)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from bertjax.config import MeshSettings
 from bertjax.model.rows import BATCH_AXES
 
 P = PartitionSpec
@@ -104,19 +105,19 @@ def choose_mesh(parameters: int, device_bytes: int | None, devices: int) -> Mesh
 
 
 def mesh_of(
-    settings: Mapping[str, Any], parameters: int, devices: Sequence[jax.Device], device_bytes: int | None
+    settings: MeshSettings, parameters: int, devices: Sequence[jax.Device], device_bytes: int | None
 ) -> tuple[Mesh, str]:
     """The mesh that config.mesh asks for, and why it is so ('' if the sizes were given).
 
     Args:
-      settings: auto, data, fsdp and tensor of config.mesh.
+      settings: config.mesh.
       parameters, device_bytes: see choose_mesh.
 
     Raises:
       ValueError: the sizes do not fit the devices.
     """
-    if not settings["auto"]:
-        return make_mesh(settings["data"], settings["fsdp"], settings["tensor"], devices), ""
+    if not settings.auto:
+        return make_mesh(settings.data, settings.fsdp, settings.tensor, devices), ""
     choice = choose_mesh(parameters, device_bytes, len(devices))
     return make_mesh(choice.data, choice.fsdp, choice.tensor, devices), choice.reason
 

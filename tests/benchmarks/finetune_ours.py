@@ -51,30 +51,33 @@ def measure(work: Work) -> None:
     milestones = {"jax imported": time.time() - work.started}
     hardware.wake()
     programs = _record_programs()
+    from bertjax.config import finetune_config, frozen
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
-    from bertjax.tasks.finetune import FineTuneSettings, RunSettings
     from bertjax.training.budget import process_age
 
     milestones["all imported"] = time.time() - work.started
     jax.devices()
     milestones["devices"] = time.time() - work.started
-    recipe = FineTuneSettings(
-        max_length=work.max_length,
-        warmup=work.warmup,
-        weight_decay=work.weight_decay,
-        schedule="linear_after_warmup",
-        bias_correction=True,
-        head_init="normal",
-        group_by_length=work.group_by_length,
+    settings = frozen(finetune_config()).replace(
+        {
+            "batch_size": work.batch_size,
+            "optimizer.learning_rate": work.learning_rate,
+            "optimizer.weight_decay": work.weight_decay,
+            "optimizer.schedule": "linear_after_warmup",
+            "task.epochs": work.epochs,
+            "task.max_length": work.max_length,
+            "task.warmup": work.warmup,
+            "task.head_init": "normal",
+            "task.group_by_length": work.group_by_length,
+            "log.every_steps": 10,
+        }
     )
-    settings = RunSettings(work.learning_rate, work.batch_size, work.epochs, 0)
     task = work.limit(job.make_task(work.task, work.data, work.options))
     tuner = job.prepare_task(
         task,
         work.checkpoint,
         "",
-        recipe,
         settings,
         execution=Execution.for_backend(jax.default_backend(), dtype=work.dtype, **work.execution),
     ).tuner
@@ -87,8 +90,7 @@ def measure(work: Work) -> None:
     runs, recorders, ends = [], [], []
     for seed in range(work.first_seed, work.seeds):
         recorders.append(_Recorder())
-        one = RunSettings(work.learning_rate, work.batch_size, work.epochs, seed)
-        runs.append(tuner.run(one, recorders[-1], log_every=10))
+        runs.append(tuner.run(settings.replace({"seed": seed}), recorders[-1]))
         ends.append(time.time())
         reached = {name: age + late for name, age in tuner.milestones.items()}
         reached["first step"] = recorders[0].first_step - work.started

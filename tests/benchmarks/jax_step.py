@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.config import OptimizerSettings
 from bertjax.data.masking import MaskingSpec, packed_predictions
 from bertjax.model.heads import BertForPreTraining
 from bertjax.model.kernels import compiler_options as kernel_options
@@ -76,7 +77,7 @@ def prepare(
     )
     mesh = sharding.make_mesh(fsdp=fsdp, devices=devices)
     schedule = learning_rate_schedule("linear", 1e-4, 10_000, 1_000_000)
-    trainer = Trainer(make_optimizer(schedule), mesh)
+    trainer = Trainer(make_optimizer(OptimizerSettings(), schedule), mesh)
     batch = sharding.put_batch(batch, mesh)
     abstract = trainer.abstract_state(objective)
     started = time.perf_counter()

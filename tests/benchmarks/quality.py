@@ -183,7 +183,7 @@ def heldout(settings: Settings, length: int) -> Iterator[dict[str, np.ndarray]]:
     """The batches that a run with these settings evaluates on rows of `length` tokens, masked."""
     import jax
 
-    from bertjax.config import default_config
+    from bertjax.config import OptimizerSettings, default_config, frozen
     from bertjax.run import pretraining
     from bertjax.training.optimizer import make_optimizer
     from bertjax.training.trainer import Trainer
@@ -194,8 +194,8 @@ def heldout(settings: Settings, length: int) -> Iterator[dict[str, np.ndarray]]:
         | {"phases": ((UNITS, length),), "eval.seq_length": length, "data.packed": False}
     )
     with tempfile.TemporaryDirectory() as workdir:
-        job = pretraining.prepare(config, workdir)
-    trainer = Trainer(make_optimizer(0.0), job.mesh, config.seed)
+        job = pretraining.prepare(frozen(config), workdir)
+    trainer = Trainer(make_optimizer(OptimizerSettings(), 0.0), job.mesh, config.seed)
     evaluation = job.evaluations[0]
     mask = jax.jit(lambda batch, number: evaluation.objective.prepare(batch, trainer.evaluation_key(number)))
     for number, batch in enumerate(evaluation.batches):

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.config import OptimizerSettings
 from bertjax.log.logbook import Logbook
 from bertjax.model.paths import flatten
 from bertjax.run.checkpoint import Checkpoints
@@ -75,7 +76,8 @@ def train(directory: pathlib.Path, steps: int, save_every: int, pause_s: float, 
     """Resumes where it can, trains to the end, writes `final.npz`."""
     objective = NoisyRegression()
     trainer = Trainer(
-        make_optimizer(learning_rate_schedule("linear", 1e-3, 10, steps)), make_mesh(devices=jax.devices()[:1])
+        make_optimizer(OptimizerSettings(), learning_rate_schedule("linear", 1e-3, 10, steps)),
+        make_mesh(devices=jax.devices()[:1]),
     )
     kind = FullDisk if full_disk else Checkpoints
     checkpoints = kind(directory / "checkpoints", keep_last=2)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import default_config
+from bertjax.config import OptimizerSettings, default_config, frozen
 from bertjax.config_checks import check_config
 from bertjax.run import pretraining
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
@@ -28,8 +28,8 @@ def test_the_saved_rows_and_masks_are_those_that_a_run_evaluates(settings, tmp_p
     config = default_config()
     config.update_from_flattened_dict(settings.overrides("bertjax", tmp_path))
     check_config(config)
-    job = pretraining.prepare(config, str(tmp_path / "run"))
-    trainer = Trainer(make_optimizer(0.0), job.mesh, config.seed)
+    job = pretraining.prepare(frozen(config), str(tmp_path / "run"))
+    trainer = Trainer(make_optimizer(OptimizerSettings(), 0.0), job.mesh, config.seed)
     evaluation = job.evaluations[1]  # of the second phase, on rows of the first one's length
     params = jax.jit(evaluation.objective.init)(jax.random.key(3))
     expected = trainer.evaluate(evaluation.objective, params, evaluation.batches)

@@ -118,10 +118,11 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
     """All models and seeds of one task; leaves OUT/TASK/MODEL/runs.jsonl."""
     import jax
 
+    from bertjax.config import finetune_config, frozen
     from bertjax.model.heads import init_params
     from bertjax.model.presets import Execution
     from bertjax.tasks import job, sweep
-    from bertjax.tasks.finetune import FineTuneSettings, RunSettings
+    from bertjax.tasks.results import recorded
 
     work = WORK[name]
     (out / name).mkdir(parents=True, exist_ok=True)
@@ -130,21 +131,21 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
     for model, where in models.items():
         how, directory = _start(where)
         start = job.Pretrained(directory)
-        settings = FineTuneSettings(max_length=work.max_length, bilstm=int(how == "bilstm"))
-        kind = start.config, _vocabulary(directory), settings
+        settings = frozen(finetune_config()).replace(
+            {"task.max_length": work.max_length, "task.bilstm": int(how == "bilstm")}
+        )
+        kind = start.config, _vocabulary(directory), how
         if kind not in tuners:
             task = job.make_task(work.task, str(out / "data" / work.folder), work.options)
-            tuners[kind] = job.prepare_task(
-                task, directory, out / name, settings, RunSettings(), execution=execution
-            ).tuner
+            tuners[kind] = job.prepare_task(task, directory, out / name, settings, execution=execution).tuner
         tuner = tuners[kind]
         (out / name / "metric.txt").write_text(tuner.task.metric)
         tuner.load_params = jax.jit(init_params, static_argnums=0) if how == "scratch" else start
         outcomes = sweep.sweep(
             tuner,
-            sweep.grid([BATCH_SIZE], [rate], [work.epochs], range(seeds)),
+            sweep.grid(settings, [BATCH_SIZE], [rate], [work.epochs], range(seeds)),
             out / name / model,
-            {"task": name, "model": where, "settings": dataclasses.asdict(settings)},
+            {"task": name, "model": where, "settings": recorded(settings)["settings"]},
         )
         values = [outcome.value for outcome in outcomes]
         print(

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bertjax import inference
+from bertjax.config import finetune_config, frozen
 from bertjax.formats.arrays import read_safetensors
 from bertjax.interop import LoadError, check_pretrained, load_model, open_source
 from bertjax.interop.huggingface import read_state_dict, write_directory
@@ -84,13 +85,11 @@ def test_a_vocabulary_larger_than_the_model_is_refused_at_every_door_before_data
 
 
 def test_fine_tuning_refuses_a_vocabulary_before_it_reads_the_data(tmp_path):
-    from bertjax.config import finetune_config
-
     model = directory(tmp_path / "model", words=[*WORDS, *(f"w{i}" for i in range(78))])
     config = finetune_config()
     config.init_from, config.task.name, config.task.data = str(model), "cola", str(tmp_path / "no")
     with pytest.raises(LoadError, match="has 90 entries, the model 37 rows"):
-        job.prepare(config, str(tmp_path / "run"))
+        job.prepare(frozen(config), str(tmp_path / "run"))
 
 
 # --- labels
@@ -165,7 +164,7 @@ def test_numbers_are_their_own_order_and_a_nameless_head_is_not_trained_on(tmp_p
     (tmp_path / "t.tsv").write_text("text\tlabel\nthe cat\tx\nsat on\ty\n")
     task = job.make_task("table", tmp_path, {"files": {"train": "t.tsv", "dev": "t.tsv"}})
     start = job.Pretrained(classifier(tmp_path / "m", labels=2))
-    job.prepare_task(task, start, tmp_path / "run", job.FineTuneSettings(max_length=16), job.RunSettings())
+    job.prepare_task(task, start, tmp_path / "run", frozen(finetune_config()).replace({"task.max_length": 16}))
     assert not start.keep_head
 
 
@@ -239,7 +238,7 @@ def test_pairs_are_refused_by_a_model_of_one_segment(tmp_path):
     (tmp_path / "t.tsv").write_text("text\tother\tlabel\nthe cat\tsat\tx\nsat on\tmat\ty\n")
     task = job.make_task("table", tmp_path, {"files": {"train": "t.tsv", "dev": "t.tsv"}, "text": ["text", "other"]})
     with pytest.raises(ValueError, match="one segment"):
-        job.prepare_task(task, model, tmp_path / "run", job.FineTuneSettings(max_length=16), job.RunSettings())
+        job.prepare_task(task, model, tmp_path / "run", frozen(finetune_config()).replace({"task.max_length": 16}))
 
 
 # --- keys of config.json

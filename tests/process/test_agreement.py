@@ -16,7 +16,7 @@ from bertjax.process import distributed
 from bertjax.run import claim
 coordinator, process_id, what = sys.argv[1:]
 distributed.initialize(coordinator, 2, int(process_id), timeout_s=60, heartbeat_s=10)
-from bertjax.config import default_config
+from bertjax.config import default_config, frozen
 from bertjax.process.agreement import require_same_command
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.run.checkpoint import Checkpoints
@@ -29,7 +29,7 @@ if process_id == "1" and what == "directory":
     os.mkdir("other"); os.chdir("other")
     claim.SHARED_WITHIN_S = 1
 try:
-    require_same_command(config, workdir)
+    require_same_command(frozen(config), workdir)
     checkpoints = Checkpoints(workdir + "/checkpoints")
     if process_id == "1" and what == "late":  # as a network file system may be
         checkpoints.steps = lambda: []

@@ -50,7 +50,7 @@ def batches(step):
         time.sleep(float(pause))
 
 objective = Linear()
-trainer = Trainer(make_optimizer(1e-2), mesh, accumulation=2)
+trainer = Trainer(make_optimizer(OptimizerSettings(), 1e-2), mesh, accumulation=2)
 checkpoints = Checkpoints(directory + "/checkpoints")
 if checkpoints.latest() is None:
     state, step = trainer.init(objective), 0

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.config import OptimizerSettings
 from bertjax.process.watchdog import EXIT_HUNG, Watchdog
 from bertjax.run import loop
 from bertjax.training.optimizer import make_optimizer
@@ -152,7 +153,7 @@ def test_the_watchdog_knows_what_the_loop_waits_for(monkeypatch, hangs, expected
             yield batch()
 
     monkeypatch.setattr(loop, "Watchdog", Listening)
-    trainer, objective = Trainer(make_optimizer(1e-3), make_mesh()), Square()
+    trainer, objective = Trainer(make_optimizer(OptimizerSettings(), 1e-3), make_mesh()), Square()
     if "step" in hangs:
         compiled, done = trainer.train_step(objective), []
 

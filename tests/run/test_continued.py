@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.config import frozen
 from bertjax.data.build import build_store
 from bertjax.data.documents import read_documents
 from bertjax.interop import load_model, load_pretrained_params
@@ -59,7 +60,7 @@ def run(store, tmp_path_factory):
     config.init_from = ""
     config.optimizer.learning_rate = 1e-2
     config.optimizer.weight_decay = 0.0
-    pretraining.run(pretraining.prepare(config, str(directory)))
+    pretraining.run(pretraining.prepare(frozen(config), str(directory)))
     return directory, heldout(directory)[-1]
 
 
@@ -70,8 +71,8 @@ def heldout(workdir):
 
 def start_loss(config, workdir):
     """Held-out loss of the weights that a job starts from."""
-    job = pretraining.prepare(config, str(workdir))
-    trainer = pretraining.make_trainer(config, job.mesh)
+    job = pretraining.prepare(frozen(config), str(workdir))
+    trainer = pretraining.make_trainer(frozen(config), job.mesh)
     params = load_pretrained_params(
         config.init_from, job.phases[0].objective.model, jax.random.key(0), config.reinitialise_head
     )
@@ -142,7 +143,7 @@ def test_added_words_go_through_the_whole_flow(run, tmp_path):
     config = continued(tmp_path / "larger", store)
     loss = start_loss(config, tmp_path / "b")["mlm_loss"]
     assert loss < last["eval/mlm_loss"] + 0.3
-    pretraining.run(pretraining.prepare(config, str(tmp_path / "b")))
+    pretraining.run(pretraining.prepare(frozen(config), str(tmp_path / "b")))
     assert load_model(tmp_path / "b").config.vocab_size == 39
 
 
@@ -167,7 +168,7 @@ def test_first_loss_of_a_released_checkpoint_on_wikipedia_is_that_of_transformer
     config.reinitialise_head = True  # it has no pooler and no next-sentence head
     config.execution.dtype = "float32"
     config.model.hidden_dropout_prob = config.model.attention_probs_dropout_prob = 0.0
-    job = pretraining.prepare(config, str(tmp_path / "run"))
+    job = pretraining.prepare(frozen(config), str(tmp_path / "run"))
     objective = job.phases[0].objective
     params = load_pretrained_params(found[0], objective.model, jax.random.key(0), True)
     batch = objective.prepare(next(job.phases[0].batches(0)), jax.random.key(1))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bertjax.config import default_config
+from bertjax.config import default_config, frozen
 from bertjax.config_checks import check_config
 from bertjax.data.build import build_store
 from bertjax.formats.tfrecord import make_example, write_records
@@ -83,7 +83,7 @@ def config(files):
 
 
 def test_the_masks_of_the_files_reach_the_loss_as_they_are(config, tmp_path):
-    job = pretraining.prepare(config, str(tmp_path))
+    job = pretraining.prepare(frozen(config), str(tmp_path))
     batch = next(job.phases[0].batches(0))
     objective = job.phases[0].objective
     prepared = objective.prepare(batch, jax.random.key(0))
@@ -98,12 +98,12 @@ def test_the_masks_of_the_files_reach_the_loss_as_they_are(config, tmp_path):
 def test_a_stopped_run_on_records_resumes_to_the_same_bits(config, tmp_path):
     config.data.cache = str(tmp_path / "cache")
     config.phases = ((8, 48),)  # of the compressed records
-    pretraining.run(pretraining.prepare(config, str(tmp_path / "run")))
+    pretraining.run(pretraining.prepare(frozen(config), str(tmp_path / "run")))
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     for later in ("6", "8"):
         shutil.rmtree(tmp_path / "again" / "checkpoints" / later)
     (tmp_path / "again" / "checkpoints.committed.json").unlink()
-    job = pretraining.prepare(config, str(tmp_path / "again"))
+    job = pretraining.prepare(frozen(config), str(tmp_path / "again"))
     assert job.resumed_from == 3
     pretraining.run(job)
     first, second = (Checkpoints(str(tmp_path / name / "checkpoints")).restore_numpy(8)[0] for name in ("run", "again"))
@@ -114,7 +114,7 @@ def test_a_stopped_run_on_records_resumes_to_the_same_bits(config, tmp_path):
 def test_other_files_to_evaluate_on(config, files, tmp_path):
     config.phases = ((4, 32),)
     config.data.heldout = f"{TFRECORD}{files}/other.tfrecord"
-    job = pretraining.prepare(config, str(tmp_path))
+    job = pretraining.prepare(frozen(config), str(tmp_path))
     assert job.evaluations[0].batches.num_pairs == 20
     assert "70 records" in job.corpus.describe()
     share = random_share(job.evaluations[0].batches)
@@ -144,13 +144,13 @@ def test_settings_that_do_not_go_with_the_files_are_refused(config, files, tmp_p
             value = f"{TFRECORD}{files}/{value}"
         (config[group] if group else config)[last] = value
     with pytest.raises(ValueError, match=message):
-        pretraining.prepare(config, str(tmp_path))
+        pretraining.prepare(frozen(config), str(tmp_path))
 
 
 def test_a_token_store_with_settings_of_records_is_refused(config, tmp_path):
     config.data.corpus = str(tmp_path / "store")
     with pytest.raises(ValueError, match="config.data.tokenizer is for TFRecords"):
-        pretraining.prepare(config, str(tmp_path / "run"))
+        pretraining.prepare(frozen(config), str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("name", ["a=b", "a,b", "a=1,b=2"])
@@ -158,10 +158,10 @@ def test_a_store_may_be_called_what_separates_stores(random_store, tmp_path, nam
     shutil.copytree(random_store, tmp_path / name)
     config = default_config()
     config.data.corpus = str(tmp_path / name)
-    assert open_corpus(config, tmp_path, (0, 1)).weights is None
+    assert open_corpus(frozen(config), tmp_path, (0, 1)).weights is None
     if "," not in name:
         config.data.corpus = f"{tmp_path / name}=2,{random_store}=1,"
-        corpus = open_corpus(config, tmp_path, (0, 1))
+        corpus = open_corpus(frozen(config), tmp_path, (0, 1))
         assert corpus.weights == [2.0, 1.0] and len(corpus.stores) == 2
 
 
@@ -170,7 +170,7 @@ def test_a_corpus_of_records_is_known_by_its_content_wherever_it_lies(config, fi
 
     def fingerprint(directory):
         config.data.corpus = f"{TFRECORD}{directory}/{{length}}-*"
-        return open_corpus(config, None, (0, 1)).fingerprint
+        return open_corpus(frozen(config), None, (0, 1)).fingerprint
 
     shutil.copytree(files, tmp_path / "copy")
     assert fingerprint(tmp_path / "copy") == fingerprint(files)
@@ -205,11 +205,11 @@ def test_the_demo_corpus_is_built_in_the_workdir_and_only_on_a_local_disk(tmp_pa
     monkeypatch.setattr(corpora, "build_docstring_store", build)
     config = default_config()
     config.data.corpus, config.data.demo_megabytes = "docstrings", 3.0
-    opened = open_corpus(config, epath.Path(tmp_path), (0, 1))
+    opened = open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
     assert opened.describe().startswith("17 documents")  # one is held out
     assert built == [(tmp_path / "corpus", 3.0, config.data.demo_vocab_size)]
     with pytest.raises(ValueError, match="not on a local disk"):
-        open_corpus(config, epath.Path("gs://bucket/run"), (0, 1))
+        open_corpus(frozen(config), epath.Path("gs://bucket/run"), (0, 1))
 
 
 def test_a_corpus_is_measured_at_the_start_and_refused_or_trained_on_with_a_word(tmp_path):
@@ -220,15 +220,15 @@ def test_a_corpus_is_measured_at_the_start_and_refused_or_trained_on_with_a_word
     config = default_config()
     config.data.corpus, config.phases = str(tmp_path / "s"), ((2, 128), (2, 64))
     with pytest.raises(ValueError, match="s: .* are in no pair of 64 tokens.*corpus_limits=warn"):
-        open_corpus(config, epath.Path(tmp_path), (0, 1))
+        open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
     config.data.corpus_limits = "warn"
-    opened = open_corpus(config, epath.Path(tmp_path), (0, 1))
+    opened = open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
     at_128, at_64 = opened.numbers[str(tmp_path / "s")]
     assert at_128["seen_ever"] > 0.9 > 0.8 > at_64["seen_ever"]
     assert len(opened.facts()) == 2 and "in rows of 64" in opened.facts()[1]
     assert len(opened.remarks) == 1 and opened.remarks[0].startswith(str(tmp_path / "s"))
     config.data.nsp, config.data.corpus_limits = False, "refuse"  # rows without NSP lose nothing
-    assert open_corpus(config, epath.Path(tmp_path), (0, 1)).remarks == []
+    assert open_corpus(frozen(config), epath.Path(tmp_path), (0, 1)).remarks == []
 
 
 @pytest.mark.parametrize(("documents", "remark"), [(2, None), (3, "NSP is not evaluated")])
@@ -241,9 +241,9 @@ def test_nsp_needs_another_document_in_training_and_says_where_none_is_held_out(
     config.data.corpus, config.phases = str(tmp_path / "s"), ((2, 64),)
     if not remark:
         with pytest.raises(ValueError, match="'train' has a single document.*data.nsp=false"):
-            open_corpus(config, epath.Path(tmp_path), (0, 1))
+            open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
         config.data.nsp = False
-    opened = open_corpus(config, epath.Path(tmp_path), (0, 1))
+    opened = open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
     assert [found.startswith(remark) for found in opened.remarks] == [True] * bool(remark)
     assert not opened.heldout(64).nsp
 
@@ -253,10 +253,10 @@ def test_records_are_measured_at_the_start(tmp_path, config):
     examples = [masked_example(rng, 32, 5) for _ in range(300)]
     write_records(tmp_path / "32.tfrecord", examples)
     config.data.corpus, config.phases = f"{TFRECORD}{tmp_path}/32.tfrecord", ((4, 32),)
-    opened = open_corpus(config, epath.Path(tmp_path), (0, 1))
+    opened = open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
     training = opened.numbers["training"][0]
     assert 0.4 < training["random_share"] < 0.6 and training["rows"] == 297
     assert opened.remarks == [] and "random pairs" in opened.facts()[0]
     write_records(tmp_path / "32.tfrecord", examples[:20] * 20)
     with pytest.raises(ValueError, match="equal to an earlier one.*corpus_limits=warn"):
-        open_corpus(config, epath.Path(tmp_path), (0, 1))
+        open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))

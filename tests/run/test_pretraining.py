@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 
-from bertjax.config import default_config
+from bertjax.config import OptimizerSettings, default_config, frozen
 from bertjax.data.build import build_store
 from bertjax.interop.huggingface import write_directory
 from bertjax.log.logbook import Logbook
@@ -55,7 +55,7 @@ def config(store):
 def test_without_a_corpus_the_message_says_how_to_get_one(config, tmp_path):
     config.data.corpus = ""
     with pytest.raises(ValueError, match="build_corpus") as refused:
-        pretraining.prepare(config, str(tmp_path))
+        pretraining.prepare(frozen(config), str(tmp_path))
     assert len(str(refused.value).splitlines()) < 24  # one screen
     assert "train_vocab" in str(refused.value)
 
@@ -63,35 +63,35 @@ def test_without_a_corpus_the_message_says_how_to_get_one(config, tmp_path):
 def test_batch_that_the_devices_cannot_split_is_refused_with_valid_sizes(config, tmp_path):
     config.batch_size = 10
     with pytest.raises(ValueError, match=r"batch_size=10 .*8 devices.*8 or 16"):
-        pretraining.prepare(config, str(tmp_path))
+        pretraining.prepare(frozen(config), str(tmp_path))
 
 
 def test_vocabulary_larger_than_the_model_is_refused(config, tmp_path):
     config.model.vocab_size = 50
     with pytest.raises(ValueError, match="65 entries.*50"):
-        pretraining.prepare(config, str(tmp_path))
+        pretraining.prepare(frozen(config), str(tmp_path))
 
 
 def test_directory_that_is_no_store_is_refused(config, tmp_path):
     config.data.corpus = str(tmp_path)
     with pytest.raises(ValueError, match="no token store"):
-        pretraining.prepare(config, str(tmp_path / "run"))
+        pretraining.prepare(frozen(config), str(tmp_path / "run"))
 
 
 def test_mixture_with_a_bad_weight_is_refused(config, store, tmp_path):
     config.data.corpus = f"{store}=2,{store}"
     with pytest.raises(ValueError, match="every corpus of the mixture a weight"):
-        pretraining.prepare(config, str(tmp_path))
+        pretraining.prepare(frozen(config), str(tmp_path))
     config.data.corpus = f"{store}=much"
     with pytest.raises(ValueError, match="'much'.*not a number"):
-        pretraining.prepare(config, str(tmp_path))
+        pretraining.prepare(frozen(config), str(tmp_path))
 
 
 def test_every_corpus_of_a_mixture_has_its_held_out_loss(config, store, tmp_path):
     for place in ("more/books", "store"):  # the second is called like the first
         shutil.copytree(store, tmp_path / place)
     config.data.corpus = f"{store}=2,{tmp_path / 'more/books'}=1,{tmp_path / 'store'}=1"
-    evaluation = pretraining.prepare(config, str(tmp_path / "run")).evaluations[0]
+    evaluation = pretraining.prepare(frozen(config), str(tmp_path / "run")).evaluations[0]
 
     class Counts:
         def evaluate(self, objective, params, batches):
@@ -102,7 +102,7 @@ def test_every_corpus_of_a_mixture_has_its_held_out_loss(config, store, tmp_path
 
 
 def test_weights_of_another_vocabulary_are_refused(config, tmp_path):
-    job = pretraining.prepare(config, str(tmp_path / "first"))
+    job = pretraining.prepare(frozen(config), str(tmp_path / "first"))
     objective = job.phases[0].objective
     params = jax.jit(objective.init)(jax.random.key(0))
     write = functools.partial(
@@ -113,10 +113,10 @@ def test_weights_of_another_vocabulary_are_refused(config, tmp_path):
     write(tmp_path / "other", tokenizer=WordPieceTokenizer(vocabulary, do_lower_case=True))
 
     config.init_from = str(tmp_path / "same")
-    pretraining.prepare(config, str(tmp_path / "second"))
+    pretraining.prepare(frozen(config), str(tmp_path / "second"))
     config.init_from = str(tmp_path / "other")
     with pytest.raises(ValueError, match="another vocabulary or casing"):
-        pretraining.prepare(config, str(tmp_path / "third"))
+        pretraining.prepare(frozen(config), str(tmp_path / "third"))
 
 
 # ------------------------------------------------------------------------------------ exactness
@@ -124,9 +124,9 @@ def test_weights_of_another_vocabulary_are_refused(config, tmp_path):
 
 def train(config, workdir, mesh=None, steps=3):
     """Losses and parameters after a few steps of the job's first phase."""
-    job = pretraining.prepare(config, str(workdir))
+    job = pretraining.prepare(frozen(config), str(workdir))
     mesh = mesh or job.mesh
-    trainer = Trainer(make_optimizer(1e-3), mesh, config.seed, accumulation=config.accumulation)
+    trainer = Trainer(make_optimizer(OptimizerSettings(), 1e-3), mesh, config.seed, accumulation=config.accumulation)
     phase = job.phases[0]
     state, step = trainer.init(phase.objective), trainer.train_step(phase.objective)
     batches, seen = phase.batches(0), []
@@ -199,7 +199,7 @@ def finished_run(store, tmp_path_factory):
     config.log.every_steps = 1
     config.checkpoint.every_steps = 3
     directory = tmp_path_factory.mktemp("finished")
-    pretraining.run(pretraining.prepare(config, str(directory)))
+    pretraining.run(pretraining.prepare(frozen(config), str(directory)))
     return config, directory
 
 
@@ -237,7 +237,7 @@ def test_stopped_run_resumes_to_the_same_bits(finished_run, run_copy):
     for later in ("6", "8"):  # what a kill between steps 3 and 6 would have left
         shutil.rmtree(directory / "checkpoints" / later)
     (directory / "checkpoints.committed.json").unlink()
-    job = pretraining.prepare(config, str(directory))
+    job = pretraining.prepare(frozen(config), str(directory))
     assert job.resumed_from == 3
     pretraining.run(job)
     undisturbed = weights(finished_run[1], 8)
@@ -248,12 +248,12 @@ def test_second_run_with_other_settings_is_refused_until_it_says_what_it_means(r
     config, directory = run_copy
     config.optimizer.learning_rate = 5e-4
     with pytest.raises(ValueError, match="learning_rate: 0.0001 -> 0.0005") as refused:
-        pretraining.prepare(config, str(directory))
+        pretraining.prepare(frozen(config), str(directory))
     assert "overwrite" in str(refused.value) and "changed" in str(refused.value)
     config.resume = "changed"
-    assert pretraining.prepare(config, str(directory)).resumed_from == 8
+    assert pretraining.prepare(frozen(config), str(directory)).resumed_from == 8
     config.resume = "overwrite"
-    assert pretraining.prepare(config, str(directory)).resumed_from is None
+    assert pretraining.prepare(frozen(config), str(directory)).resumed_from is None
 
 
 def rebuilt(config, tmp_path, words, documents=40):
@@ -269,20 +269,20 @@ def test_a_corpus_that_was_built_anew_is_refused_until_the_run_says_what_it_mean
     config, directory = run_copy
     config = rebuilt(config, directory.parent, [f"w{i}" for i in range(60)])
     config.resume = "changed"  # of the path, and of what lies there
-    job = pretraining.prepare(config, str(directory))
+    job = pretraining.prepare(frozen(config), str(directory))
     (directory / "config.json").write_text(config.to_json())
     (directory / "corpus.json").write_text(corpus_record(job.corpus))
     config.resume = "auto"
-    assert pretraining.prepare(config, str(directory)).resumed_from == 8
+    assert pretraining.prepare(frozen(config), str(directory)).resumed_from == 8
     rebuilt(config, directory.parent, [f"w{i}" for i in range(60)], documents=41)
     with pytest.raises(ValueError, match="holds other text now.*--config.resume=changed"):
-        pretraining.prepare(config, str(directory))
+        pretraining.prepare(frozen(config), str(directory))
     config.resume = "changed"
-    assert pretraining.prepare(config, str(directory)).resumed_from == 8
+    assert pretraining.prepare(frozen(config), str(directory)).resumed_from == 8
     shutil.rmtree(directory / "model")  # not finished
     config.resume = "overwrite"
     (directory / "config.json").write_text(config.to_json())
-    assert pretraining.prepare(config, str(directory)).resumed_from is None
+    assert pretraining.prepare(frozen(config), str(directory)).resumed_from is None
 
 
 @pytest.mark.parametrize("resume", ["auto", "changed"])
@@ -292,13 +292,13 @@ def test_other_words_under_the_same_ids_are_refused(run_copy, resume):
     (directory / "config.json").write_text(config.to_json())
     config.resume = resume
     with pytest.raises(ValueError, match="another vocabulary .* build_corpus --tokenizer="):
-        pretraining.prepare(config, str(directory))
+        pretraining.prepare(frozen(config), str(directory))
 
 
 def test_a_run_of_a_version_without_a_record_of_its_corpus_goes_on(run_copy):
     config, directory = run_copy
     (directory / "corpus.json").unlink()
-    assert pretraining.prepare(config, str(directory)).resumed_from == 8
+    assert pretraining.prepare(frozen(config), str(directory)).resumed_from == 8
 
 
 def test_a_run_is_overwritten_once_nothing_more_can_be_refused(run_copy):
@@ -306,9 +306,9 @@ def test_a_run_is_overwritten_once_nothing_more_can_be_refused(run_copy):
     config.resume = "overwrite"
     corpus, config.data.corpus = config.data.corpus, "nowhere"
     with pytest.raises(ValueError, match="no token store here"):
-        pretraining.prepare(config, str(directory))
+        pretraining.prepare(frozen(config), str(directory))
     config.data.corpus = corpus
-    job = pretraining.prepare(config, str(directory))
+    job = pretraining.prepare(frozen(config), str(directory))
     assert (directory / "checkpoints" / "8").exists() and (directory / "model").exists()
     delete_run(job.workdir)
     assert not list((directory / "checkpoints").iterdir()) and not (directory / "model").exists()
@@ -318,33 +318,33 @@ def test_a_command_that_overwrites_goes_on_with_its_own_unfinished_run(run_copy)
     config, directory = run_copy
     config.resume = "overwrite"
     (directory / "config.json").write_text(config.to_json())
-    assert pretraining.prepare(config, str(directory)).resumed_from is None  # it is finished
+    assert pretraining.prepare(frozen(config), str(directory)).resumed_from is None  # it is finished
     shutil.rmtree(directory / "model")
-    assert pretraining.prepare(config, str(directory)).resumed_from == 8
+    assert pretraining.prepare(frozen(config), str(directory)).resumed_from == 8
     config.seed += 1
-    assert pretraining.prepare(config, str(directory)).resumed_from is None
+    assert pretraining.prepare(frozen(config), str(directory)).resumed_from is None
 
 
 def test_workdirs_of_other_jobs_are_refused(run_copy):
     config, directory = run_copy
     (directory / "config.json").unlink()
     with pytest.raises(ValueError, match="no config.json that tells of which run"):
-        pretraining.prepare(config, str(directory))
+        pretraining.prepare(frozen(config), str(directory))
     (directory / "finetune.json").write_text("{}")
     with pytest.raises(ValueError, match="holds a fine-tuning run"):
-        pretraining.prepare(config, str(directory))
+        pretraining.prepare(frozen(config), str(directory))
 
 
 def test_finished_run_is_left_alone(finished_run, run_copy, capsys):
     config, directory = run_copy
-    pretraining.run(pretraining.prepare(config, str(directory)))
+    pretraining.run(pretraining.prepare(frozen(config), str(directory)))
     assert "already finished at step 8" in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, weights(directory, 8), weights(finished_run[1], 8))
 
 
 def test_model_and_report_of_a_remote_run_are_where_the_run_is(finished_run, run_copy, bucket):
     config, directory = run_copy
-    job = pretraining.prepare(config, str(directory))
+    job = pretraining.prepare(frozen(config), str(directory))
     away = dataclasses.replace(job, workdir=bucket / "run")
     book = Logbook(away.workdir, tensorboard=False, write=lambda _: None)
     book.train(8, 8, {"loss": 1.0})
@@ -390,7 +390,7 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
     config = config.copy_and_resolve_references()
     config.data.nsp, config.model.is_decoder = False, True
     config.budget_minutes = 2.5
-    job = pretraining.prepare(config, str(directory.parent / "other"))
+    job = pretraining.prepare(frozen(config), str(directory.parent / "other"))
     text = finish.card(job, 5, [], [{"text": "a [MASK]", "predictions": [("b", 0.5), ("c", 0.25)]}])
     for expected in (
         "the next token of a text. Its pooler and next-sentence head are untrained",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bertjax.config import default_config
+from bertjax.config import Config
 from bertjax.formats.checkpoint import CheckpointError
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.workdir import DamagedRecord, goes_on_with, read_record, step_to_resume
@@ -29,7 +29,7 @@ def workdir(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(7, {"x": np.ones(3)})
     checkpoints.close()
-    (tmp_path / "config.json").write_text(default_config().to_json())
+    (tmp_path / "config.json").write_text(Config().to_json())
     corpus = Corpus(VOCABULARY)
     corpus.tokenizer.save(tmp_path)
     (tmp_path / "corpus.json").write_text(
@@ -39,9 +39,7 @@ def workdir(tmp_path):
 
 
 def resumed(resume="auto"):
-    config = default_config()
-    config.resume = resume
-    return config
+    return Config().replace({"resume": resume})
 
 
 @pytest.mark.parametrize("content", DAMAGED)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.config import finetune_config, frozen
 from bertjax.model.heads import init_params
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import finetune, results, schedule
@@ -46,15 +47,22 @@ def write_table(folder, name, rows, seed):
     (folder / name).write_text("\n".join(lines) + "\n")
 
 
+SETTINGS = frozen(finetune_config()).replace({"task.max_length": 32, "task.buckets": 2, "task.eval_batch_size": 16})
+
+
+def run_of(rate, rows, epochs, seed=0):
+    """The settings of one run."""
+    return SETTINGS.replace({"optimizer.learning_rate": rate, "batch_size": rows, "task.epochs": epochs, "seed": seed})
+
+
 @pytest.fixture
 def tuner(tmp_path):
     write_table(tmp_path, "train.tsv", 192, 0)
     write_table(tmp_path, "dev.tsv", 41, 1)
     task = TableTask(tmp_path, {"train": "train.tsv", "dev": "dev.tsv"})
     tokenizer = WordPieceTokenizer(VOCAB, do_lower_case=True)
-    settings = finetune.FineTuneSettings(max_length=32, buckets=2, eval_batch_size=16)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    return finetune.FineTuner(task, tokenizer, CONFIG, fresh, settings, mesh=mesh)
+    return finetune.FineTuner(task, tokenizer, CONFIG, fresh, SETTINGS, mesh=mesh)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -68,14 +76,14 @@ def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
 
 @pytest.mark.slow
 def test_a_toy_task_is_learnt_and_runs_share_their_compiled_steps(tuner):
-    first = tuner.run(finetune.RunSettings(5e-3, 16, 6, seed=0))
+    first = tuner.run(run_of(5e-3, 16, 6))
     assert first.value > 0.9
     assert len(first.history) == 6 and first.best_step in dict(first.history)
     _, trainer = tuner.objective_and_trainer()
     (step,) = (found[1] for key, found in trainer._compiled.items() if key[0] == "train")
     compiled = step._cache_size()
     assert compiled <= 2  # one a bucket
-    tuner.run(finetune.RunSettings(1e-3, 16, 1, seed=3))
+    tuner.run(run_of(1e-3, 16, 1, 3))
     assert step._cache_size() == compiled
     assert tuner._predict._cache_size() <= 2
     result = results.result_json(tuner, first, "none")
@@ -85,7 +93,7 @@ def test_a_toy_task_is_learnt_and_runs_share_their_compiled_steps(tuner):
 
 @pytest.mark.slow
 def test_a_run_is_a_function_of_its_seed(tuner):
-    runs = [tuner.run(finetune.RunSettings(1e-3, 16, 1, seed)) for seed in (1, 1, 2)]
+    runs = [tuner.run(run_of(1e-3, 16, 1, seed)) for seed in (1, 1, 2)]
     leaves = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(r.params)]) for r in runs]
     np.testing.assert_array_equal(leaves[0], leaves[1])
     assert np.abs(leaves[0] - leaves[2]).max() > 1e-4

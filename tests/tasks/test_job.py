@@ -1,18 +1,17 @@
 """The fine-tuning job from files to a model directory, and the refusals before it starts."""
 
-import dataclasses
 import json
 
 import jax
 import numpy as np
 import pytest
 
+from bertjax.config import finetune_config, frozen
 from bertjax.interop import LoadError, open_source
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import job
-from bertjax.tasks.finetune import FineTuneSettings, RunSettings
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools import evaluate, predict
 from bertjax.training import sharding
@@ -29,7 +28,12 @@ CONFIG = BertConfig(
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
 )
-SETTINGS = FineTuneSettings(max_length=32, buckets=1, eval_batch_size=16)
+SETTINGS = frozen(finetune_config()).replace({"task.max_length": 32, "task.buckets": 1, "task.eval_batch_size": 16})
+
+
+def run_of(rate, rows, epochs, seed=0):
+    """The settings of one run."""
+    return SETTINGS.replace({"optimizer.learning_rate": rate, "batch_size": rows, "task.epochs": epochs, "seed": seed})
 
 
 def one_device():
@@ -64,8 +68,8 @@ def table(folder, **options):
 
 
 def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
-    run = RunSettings(1e-3, 16, 3)
-    prepared = job.prepare_task(table(data), start, data / "run", SETTINGS, run, mesh=one_device())
+    run = run_of(1e-3, 16, 3)
+    prepared = job.prepare_task(table(data), start, data / "run", run, mesh=one_device())
     lines = dict(line.strip().split("  ", 1) for line in job.summary(prepared).splitlines())
     assert lines["model"].startswith("L=1 H=16 A=2 F=32 V=11")
     assert lines["rows"] == "train 64, dev 21"
@@ -80,17 +84,10 @@ def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
 @pytest.mark.slow
 def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start, data, tmp_path, capsys):
     task, workdir = table(data), tmp_path / "run"
-    run = RunSettings(5e-3, 16, 3, seed=1)
-    prepared = job.prepare_task(
-        task,
-        start,
-        workdir,
-        SETTINGS,
-        run,
-        mesh=one_device(),
-        predict=("dev", "test"),
-        log={"csv": True, "tensorboard": False},
+    run = run_of(5e-3, 16, 3, seed=1).replace(
+        {"task.predict": ("dev", "test"), "log.csv": True, "log.tensorboard": False}
     )
+    prepared = job.prepare_task(task, start, workdir, run, mesh=one_device())
     result = job.run(prepared)
     stored = json.loads((workdir / "result.json").read_text())
     assert stored["value"] == result["value"] and stored["run"]["seed"] == 1
@@ -171,8 +168,8 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     repeated = job.run(prepared)
     assert repeated["value"] == result["value"] and repeated["best_step"] == result["best_step"]
     with pytest.raises(ValueError, match="run.learning_rate: 0.005 -> 0.001.*another workdir"):
-        other = RunSettings(1e-3, 16, 3, seed=1)
-        job.run(job.prepare_task(task, start, workdir, SETTINGS, other, mesh=one_device()))
+        other = run_of(1e-3, 16, 3, seed=1)
+        job.run(job.prepare_task(task, start, workdir, other, mesh=one_device()))
 
 
 def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
@@ -180,9 +177,8 @@ def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
     workdir.mkdir()
 
     def prepare(options=None, **more):
-        return job.prepare_task(
-            table(data, **more), start, workdir, SETTINGS, RunSettings(), mesh=one_device(), options=options
-        )
+        settings = SETTINGS.replace({"task.options": options or {}})
+        return job.prepare_task(table(data, **more), start, workdir, settings, mesh=one_device())
 
     identity = job._identity(prepare({"separator": "|"}))
     (workdir / "finetune.json").write_text(json.dumps(identity))
@@ -217,8 +213,9 @@ def test_evaluating_a_checkpoint_without_the_head_is_refused(start, data):
 
 
 def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_path):
-    def prepare(task, settings=SETTINGS, **options):
-        return job.prepare_task(task, start, tmp_path, settings, RunSettings(), mesh=one_device(), **options)
+    def prepare(task, **changes):
+        settings = SETTINGS.replace({f"task.{name}": value for name, value in changes.items()})
+        return job.prepare_task(task, start, tmp_path, settings, mesh=one_device())
 
     absent = {"files": {"train": "train.tsv", "dev": "dev.tsv", "test": "absent.tsv"}}
     with pytest.raises(ValueError, match="absent.tsv does not exist: the 'test' split"):
@@ -227,7 +224,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     with pytest.raises(ValueError, match="cannot predict split 'valid'; one of train, dev, test"):
         prepare(table(data), predict=("valid",))
     with pytest.raises(ValueError, match="max_length=65 exceeds the 64 positions"):
-        prepare(table(data), FineTuneSettings(max_length=65))
+        prepare(table(data), max_length=65)
     with pytest.raises(ValueError, match="'rouge' cannot say which.*one of accuracy, matthews"):
         prepare(table(data, metric="rouge"))
     with pytest.raises(ValueError, match="no training split"):
@@ -237,7 +234,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         prepare(unlabelled, predict=())
     (tmp_path / "pretraining" / "checkpoints" / "5").mkdir(parents=True)
     with pytest.raises(ValueError, match="pretraining holds a pre-training run; choose another"):
-        job.prepare_task(table(data), start, tmp_path / "pretraining", SETTINGS, RunSettings(), mesh=one_device())
+        job.prepare_task(table(data), start, tmp_path / "pretraining", SETTINGS, mesh=one_device())
     for settings, words in (
         ({"freeze": ("encoder/layer_9",)}, "layer_9"),
         ({"freeze": ("(",)}, "regular expression"),
@@ -246,7 +243,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         ({"class_weights": ("a", "b")}, "must be numbers from 0 on"),
     ):
         with pytest.raises(ValueError, match=words):
-            prepare(table(data), dataclasses.replace(SETTINGS, **settings))
+            prepare(table(data), **settings)
     with pytest.raises(ValueError, match="files='train.tsv' does not say which"):
         job.make_task("table", data, {"files": "train.tsv"})
     with pytest.raises(ValueError, match="unknown task 'boolq'; one of cola"):
@@ -268,7 +265,7 @@ def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tm
     for name, labels in (("same", {0: "good", 1: "bad"}), ("other", {0: "x", 1: "y"})):
         write_directory(tmp_path / name, CONFIG, params, "BertForSequenceClassification", tokenizer, labels)
         task = table(data)
-        prepared = job.prepare_task(task, tmp_path / name, tmp_path, SETTINGS, RunSettings(), mesh=one_device())
+        prepared = job.prepare_task(task, tmp_path / name, tmp_path, SETTINGS, mesh=one_device())
         loaded = prepared.tuner.load_params(prepared.tuner.model, jax.random.key(0))
         kept = np.array_equal(loaded["classifier"]["kernel"], params["classifier"]["kernel"])
         assert kept == (name == "same")
@@ -276,58 +273,33 @@ def test_a_head_goes_on_for_the_same_names_and_is_drawn_anew_for_others(data, tm
 
 
 def test_a_config_gives_the_job_it_describes(start, data, tmp_path):
-    from ml_collections import ConfigDict
-
-    from bertjax.config import default_config
-
-    config = default_config().unlock()
-    config.update(ConfigDict({"init_from": str(start), "batch_size": 16, "seed": 4}))
+    config = finetune_config()
+    config.init_from, config.batch_size, config.seed = str(start), 16, 4
     config.optimizer.learning_rate = 3e-5
     files = {s: f"{s}.tsv" for s in ("train", "dev", "test")}
-    config.task = ConfigDict(
-        {
-            "name": "table",
-            "data": str(data),
-            "options": {"files": files},
-            "metric": "matthews",
-            "max_length": 32,
-            "epochs": 2,
-            "warmup": 0.1,
-            "buckets": 1,
-            "eval_batch_size": 16,
-            "group_by_length": True,
-            "evaluations_per_epoch": 1,
-            "early_stopping": 0,
-            "layer_decay": 0.9,
-            "freeze": (),
-            "class_weights": ("balanced",),
-            "feature_layers": "",
-            "bilstm": 0,
-            "head_init": "normal",
-            "predict": ("dev,test",),
-        }
+    config.task.update(
+        name="table",
+        data=str(data),
+        options={"files": files},
+        metric="matthews",
+        max_length=32,
+        epochs=2,
+        buckets=1,
+        eval_batch_size=16,
+        group_by_length=True,
+        layer_decay=0.9,
+        class_weights=("balanced",),
+        head_init="normal",
+        predict=("dev,test",),
     )
-    prepared = job.prepare(config, str(tmp_path / "run"), mesh=one_device())
-    assert prepared.run == RunSettings(3e-5, 16, 2, 4)
+    prepared = job.prepare(frozen(config), str(tmp_path / "run"), mesh=one_device())
+    assert prepared.settings == frozen(config) and prepared.settings.optimizer.learning_rate == 3e-5
     assert prepared.predict == ("dev", "test") and prepared.tuner.task.metric == "matthews"
-    assert prepared.tuner.settings.class_weights == "balanced"
-    assert prepared.tuner.settings.layer_decay == 0.9
-    assert prepared.tuner.settings.group_by_length
+    assert prepared.tuner.settings == prepared.settings
     assert prepared.tuner.model.head_init == "normal"
     config.init_from = ""
     with pytest.raises(ValueError, match="config.init_from is empty"):
-        job.prepare(config, str(tmp_path / "run"))
-
-
-def test_a_search_trains_as_a_config_does():
-    # bertjax.tools.sweep and the benchmarks start from the class's defaults.
-    from bertjax.config import finetune_config
-
-    config = finetune_config()
-    assert job.finetune_settings(config) == FineTuneSettings()
-    assert RunSettings() == RunSettings(
-        config.optimizer.learning_rate, config.batch_size, config.task.epochs, config.seed
-    )
+        job.prepare(frozen(config), str(tmp_path / "run"))
 
 
 def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start):

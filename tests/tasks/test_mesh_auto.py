@@ -2,7 +2,7 @@
 
 import jax
 
-from bertjax.config import finetune_config
+from bertjax.config import finetune_config, frozen
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
@@ -37,7 +37,7 @@ def test_the_mesh_follows_the_model_and_the_start_up_screen_says_why(tmp_path, m
     config.task.predict = ("dev",)
     config.mesh.auto = True
     monkeypatch.setattr(hardware, "device_bytes", lambda device=None: 1_500_000)
-    prepared = job.prepare(config, str(tmp_path / "run"))
+    prepared = job.prepare(frozen(config), str(tmp_path / "run"))
     # 55 thousand parameters with gradients and moments: 0.9 MB; 40 % of the device are 0.6.
     assert prepared.tuner.mesh.shape["fsdp"] == 2
     assert "sharded over fsdp=2" in job.summary(prepared)

@@ -4,14 +4,14 @@ import types
 
 import pytest
 
-from bertjax.config import finetune_config
+from bertjax.config import finetune_config, frozen
 from bertjax.tasks import job, suite
 
 
 def config_for(folder):
     config = finetune_config()
     config.task.name, config.task.data = "all", str(folder)
-    return config
+    return frozen(config)
 
 
 def test_the_folders_decide_and_the_table_has_the_benchmarks_scores(tmp_path, monkeypatch, capsys):
@@ -48,9 +48,7 @@ def test_a_submission_of_the_suite_has_both_files_of_mnli(asked, tmp_path, monke
     monkeypatch.setattr(
         job, "prepare", lambda config, workdir, mesh=None: predicted.update({config.task.name: config.task.predict})
     )
-    config = config_for(tmp_path)
-    config.task.predict = asked
-    suite.prepare(config, "run")
+    suite.prepare(config_for(tmp_path).replace({"task.predict": asked}), "run")
     both = (*asked, "test_mismatched") if len(",".join(asked)) > 3 else asked
     assert predicted == {"mnli": both, "rte": asked}
 

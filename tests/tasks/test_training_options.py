@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.config import finetune_config, frozen
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.paths import flatten
@@ -29,8 +30,15 @@ CONFIG = BertConfig(
     max_position_embeddings=32,
     initializer_range=0.2,
 )
-SETTINGS = finetune.FineTuneSettings(max_length=16, buckets=1, eval_batch_size=16)
+SETTINGS = frozen(finetune_config()).replace(
+    {"task.max_length": 16, "task.buckets": 1, "task.eval_batch_size": 16, "log.every_steps": 1}
+)
 pytestmark = pytest.mark.slow
+
+
+def run_of(rate, rows, epochs, seed=0):
+    """The settings of one run."""
+    return SETTINGS.replace({"optimizer.learning_rate": rate, "batch_size": rows, "task.epochs": epochs, "seed": seed})
 
 
 @pytest.fixture
@@ -52,7 +60,7 @@ def tuner(folder, config=CONFIG, **changes):
         WordPieceTokenizer(VOCAB, do_lower_case=True),
         config,
         init_params,
-        dataclasses.replace(SETTINGS, **changes),
+        SETTINGS.replace({name if "." in name else f"task.{name}": value for name, value in changes.items()}),
         mesh=sharding.make_mesh(devices=jax.devices()[:1]),
     )
 
@@ -67,7 +75,7 @@ def first_loss(found, run):
         def __getattr__(self, name):
             return lambda *args, **kwargs: None
 
-    found.run(run, Book(), log_every=1)
+    found.run(run, Book())
     return losses[0]
 
 
@@ -79,7 +87,7 @@ def moved(found, run):
 
 
 def test_class_weights_weigh_the_loss_and_balanced_ones_follow_the_counts(table):
-    run = finetune.RunSettings(1e-3, 64, 1, seed=0)  # one batch holds all rows: 8 bad, 56 good
+    run = run_of(1e-3, 64, 1, 0)  # one batch holds all rows: 8 bad, 56 good
     still = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     plain = tuner(table, still)
     rows = plain.data("train", training=True)[1]
@@ -91,7 +99,7 @@ def test_class_weights_weigh_the_loss_and_balanced_ones_follow_the_counts(table)
     bad = gold == plain.task.labels.index("bad")
     assert bad.sum() == 8
     expected = (losses[bad].mean() + losses[~bad].mean()) / 2  # each class counts the same
-    assert first_loss(tuner(table, still, class_weights="balanced"), run) == pytest.approx(expected, abs=1e-5)
+    assert first_loss(tuner(table, still, class_weights=("balanced",)), run) == pytest.approx(expected, abs=1e-5)
     third = (3 * losses[bad].sum() + losses[~bad].sum()) / (3 * 8 + 56)
     assert first_loss(tuner(table, still, class_weights=(3.0, 1.0)), run) == pytest.approx(third, abs=1e-5)
     with pytest.raises(ValueError, match="3 class_weights for 2 labels"):
@@ -99,7 +107,7 @@ def test_class_weights_weigh_the_loss_and_balanced_ones_follow_the_counts(table)
 
 
 def test_frozen_parameters_stay_and_the_others_move(table):
-    run = finetune.RunSettings(1e-2, 16, 1, seed=0)
+    run = run_of(1e-2, 16, 1, 0)
     changes = moved(tuner(table, freeze=("embeddings/", "layer_0/")), run)
     frozen = {p for p in changes if "embeddings/" in p or "layer_0/" in p}
     assert frozen and all(changes[path] == 0 for path in frozen)
@@ -109,9 +117,10 @@ def test_frozen_parameters_stay_and_the_others_move(table):
 
 def test_layerwise_decay_slows_what_is_far_from_the_head(table):
     """Without weight decay Adam's first steps have the size of their rate."""
-    run = finetune.RunSettings(1e-3, 64, 1, seed=0)
-    settings = {"warmup": 0.0, "weight_decay": 0.0, "bias_correction": True, "clip_norm": 0.0}
-    changes = moved(tuner(table, layer_decay=0.5, eps=1e-12, **settings), run)
+    run = run_of(1e-3, 64, 1, 0)
+    settings = {"weight_decay": 0.0, "bias_correction": True, "clip_norm": 0.0, "eps": 1e-12}
+    slowed = tuner(table, layer_decay=0.5, **{f"optimizer.{name}": value for name, value in settings.items()})
+    changes = moved(slowed, run.replace({"task.warmup": 0.0}))
     head, name = changes["classifier/kernel"], "attention/output/kernel"
     assert head == pytest.approx(1e-3, rel=0.01)
     for layer, power in ((1, 2), (0, 3)):  # head 1, last layer decay^2 (see the optimizer)
@@ -120,8 +129,8 @@ def test_layerwise_decay_slows_what_is_far_from_the_head(table):
 
 
 def test_early_stopping_ends_a_run_that_does_not_improve(table):
-    run = finetune.RunSettings(1e-9, 16, 8, seed=0)  # too slow to change any prediction
-    stopped = tuner(table, early_stopping=2).run(run)
+    run = run_of(1e-9, 16, 8, 0)  # too slow to change any prediction
+    stopped = tuner(table, early_stopping=2).run(run.replace({"task.early_stopping": 2}))
     assert len(stopped.history) == 3 and stopped.best_step == 4 and stopped.steps == 12
     assert len(tuner(table).run(run).history) == 8
 
@@ -131,7 +140,7 @@ class Killed(Exception):
 
 
 def test_a_run_that_is_killed_goes_on_bit_for_bit(table, tmp_path):
-    run = finetune.RunSettings(3e-3, 16, 4, seed=5)
+    run = run_of(3e-3, 16, 4, 5)
     undisturbed = tuner(table).run(run)
 
     class Book:
@@ -147,7 +156,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(table, tmp_path):
 
     kept = checkpoints()
     with pytest.raises(Killed):
-        tuner(table).run(run, Book(), kept, log_every=1)
+        tuner(table).run(run, Book(), kept)
     kept.wait()
     kept.close()
     kept = checkpoints()

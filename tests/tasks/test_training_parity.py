@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.config import OptimizerSettings
 from bertjax.model.dropout import random_words, site_keys
 from bertjax.model.encoder import head_site
 from bertjax.model.kernels import dropout_bits
@@ -14,7 +15,7 @@ from bertjax.tasks.objective import TaskObjective, model_for
 from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
 from bertjax.tasks.task import TrainingBatches
 from bertjax.training import sharding
-from bertjax.training.optimizer import NO_DECAY, make_optimizer
+from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import DROPOUT, Trainer
 
 HEADS = {
@@ -181,7 +182,7 @@ def test_losses_follow_torch_step_by_step(head, words, tmp_path, monkeypatch):
     task = types.SimpleNamespace(name="toy", head=head, outputs=outputs)
     model = model_for(task, bert, execution)
     objective = TaskObjective(model, head)
-    unit = make_optimizer(1.0, eps=1e-6, bias_correction=True, no_decay=NO_DECAY)
+    unit = make_optimizer(OptimizerSettings(bias_correction=True), 1.0)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     trainer = Trainer(with_schedule_in_state(unit, "constant"), mesh)
     params = load_pretrained_params(tmp_path, model, jax.random.key(0))

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from bertjax.config import OptimizerSettings, frozen
 from bertjax.model.presets import PRESETS
 from bertjax.tools.plan import candidates, chips, compilation, page, planner
 from bertjax.tools.plan.chips import GIB
@@ -155,7 +156,7 @@ def test_the_step_has_the_name_by_which_a_quick_plan_knows_its_dump():
         def init(self, key):
             return {"kernel": jnp.zeros(2)}
 
-    trainer = Trainer(make_optimizer(1e-3), make_mesh(devices=jax.devices()[:1]))
+    trainer = Trainer(make_optimizer(OptimizerSettings(), 1e-3), make_mesh(devices=jax.devices()[:1]))
     assert f"jit_{trainer.train_step(Objective()).__name__}" == chips.STEP_MODULE
 
 
@@ -282,7 +283,7 @@ def test_a_search_compiles_what_should_fit_and_puts_the_fastest_that_fits_first(
         return info(remat=remat), Compiled(text) if cycles[remat] else refusal
 
     monkeypatch.setattr(planner, "compile_stage", compile_stage)
-    config = load("large").get_config()
+    config = frozen(load("large").get_config())
     found = planner.Planner(chips.parse("v5e:4x4"), Cache("unused")).search(config, 3)
     assert [plan.stages[0].info.remat for plan in found] == ["full", "dots", "minimal"]
     assert [plan.unfit is None for plan in found] == [True, True, False]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.config import OptimizerSettings
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.budget import Budget, Steps
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -170,7 +171,8 @@ def test_rate_phases_evaluations_and_the_end_follow_the_clock(tmp_path):
         return stream
 
     trainer = Trainer(
-        make_optimizer(learning_rate_schedule("linear", 1.0, 0, 10_000)), make_mesh(devices=jax.devices()[:1])
+        make_optimizer(OptimizerSettings(), learning_rate_schedule("linear", 1.0, 0, 10_000)),
+        make_mesh(devices=jax.devices()[:1]),
     )
     book, checkpoints = Book(), Checkpoints(tmp_path / "checkpoints")
     objective = Line()

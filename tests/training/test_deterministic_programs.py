@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import default_config
+from bertjax.config import OptimizerSettings, default_config, frozen
 from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.run import pretraining
@@ -45,8 +45,8 @@ def pretraining_programs(store, workdir, changes):
     config.model.update(SIZES)
     config.phases, config.batch_size, config.optimizer.warmup_steps = ((10, LENGTH),), ROWS, 2
     config.update_from_flattened_dict(changes)
-    job = pretraining.prepare(config, str(workdir))
-    trainer, phase = pretraining.make_trainer(config, job.mesh), job.phases[0]
+    job = pretraining.prepare(frozen(config), str(workdir))
+    trainer, phase = pretraining.make_trainer(frozen(config), job.mesh), job.phases[0]
     state = trainer.init(phase.objective)
     evaluation = job.evaluations[0]
     batch = sharding.put_batch(next(phase.batches(0)), job.mesh)
@@ -80,7 +80,7 @@ def task_programs(head):
     execution = Execution.for_backend(jax.default_backend())
     model = model_for(task, BertConfig(vocab_size=1000, **SIZES), execution)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    trainer = Trainer(with_schedule_in_state(make_optimizer(1.0), "linear"), mesh)
+    trainer = Trainer(with_schedule_in_state(make_optimizer(OptimizerSettings(), 1.0), "linear"), mesh)
     objective = TaskObjective(model, head)
     state, batch = trainer.init(objective), sharding.put_batch(batch, mesh)
     predict = jax.jit(

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import default_config
+from bertjax.config import default_config, frozen
 from bertjax.data.build import build_store
 from bertjax.process import hardware
 from bertjax.run import pretraining
@@ -50,6 +50,6 @@ def test_a_run_with_an_automatic_mesh_says_why_at_the_start(tmp_path, monkeypatc
     config.mesh.auto = True
     # Half a million parameters (an assumed vocabulary included): 8 MB of state.
     monkeypatch.setattr(hardware, "device_bytes", lambda device=None: 12 * 2**20)
-    job = pretraining.prepare(config, str(tmp_path / "run"))
+    job = pretraining.prepare(frozen(config), str(tmp_path / "run"))
     assert dict(job.mesh.shape) == {"data": 4, "fsdp": 2, "tensor": 1}
     assert "sharded over fsdp=2" in pretraining.summary(job, 0)

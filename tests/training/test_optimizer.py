@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from bertjax.config import default_config
+from bertjax.config import OptimizerSettings, default_config
 from bertjax.config_checks import check_config
 from bertjax.training import sharding
 from bertjax.training.optimizer import (
@@ -58,7 +58,7 @@ def test_the_rate_stays_at_its_end_beyond_the_last_step():
 def test_no_warmup_starts_at_the_peak(name):
     schedule = learning_rate_schedule(name, 1e-4, 0, 10)
     assert float(schedule(0)) == pytest.approx(1e-4)
-    optimizer = make_optimizer(schedule)
+    optimizer = make_optimizer(OptimizerSettings(), schedule)
     params, (gradients,) = params_and_gradients()
     changes, _ = optimizer.update(gradients, optimizer.init(params), params, step=0)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(changes))
@@ -81,7 +81,7 @@ def test_impossible_warmup_is_refused(warmup, total):
 @pytest.mark.parametrize(("bias_correction", "expected"), [(False, 3.162178), (True, 0.999999)])
 def test_first_update_with_and_without_bias_correction(bias_correction, expected):
     # g = 1, b = (0.9, 0.999), eps 1e-6: 0.1 / (sqrt(0.001) + 1e-6), or 1 / (1 + 1e-6).
-    optimizer = make_optimizer(0.1, weight_decay=0, clip_norm=0, bias_correction=bias_correction)
+    optimizer = make_optimizer(OptimizerSettings(weight_decay=0, clip_norm=0, bias_correction=bias_correction), 0.1)
     params = {"w": jnp.zeros(())}
     changes, _ = optimizer.update({"w": jnp.ones(())}, optimizer.init(params), params, step=0)
     assert float(changes["w"]) / -0.1 == pytest.approx(expected, abs=1e-6)
@@ -92,7 +92,7 @@ def test_first_update_with_and_without_bias_correction(bias_correction, expected
 def test_hundred_steps_equal_an_independent_float64_version(name, bias_correction):
     params, gradients = params_and_gradients(seed=1, steps=100)
     schedule = learning_rate_schedule("linear", 1e-2, 10, 100)
-    optimizer = make_optimizer(schedule, name, bias_correction=bias_correction)
+    optimizer = make_optimizer(OptimizerSettings(name, bias_correction=bias_correction), schedule)
 
     expected = {path: np.float64(leaf) for path, leaf in leaves(params).items()}
     m = {path: np.zeros_like(p) for path, p in expected.items()}
@@ -128,7 +128,7 @@ def leaves(tree):
 
 def test_state_is_float32_for_bfloat16_parameters():
     params = {"w": jnp.ones((3,), jnp.bfloat16)}
-    optimizer = make_optimizer(0.1)
+    optimizer = make_optimizer(OptimizerSettings(), 0.1)
     state = optimizer.init(params)
     changes, state = optimizer.update(params, state, params, step=0)
     assert {x.dtype for x in jax.tree.leaves(state)} == {jnp.dtype("float32")}
@@ -136,7 +136,7 @@ def test_state_is_float32_for_bfloat16_parameters():
 
 
 def test_a_frozen_parameter_has_no_state_no_update_and_no_part_in_the_norm():
-    optimizer = make_optimizer(0.1, learning_rate_rules=[("^encoder/", 0.0)])
+    optimizer = make_optimizer(OptimizerSettings(), 0.1, learning_rate_rules=[("^encoder/", 0.0)])
     params = {"encoder": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}}
     gradients = {"encoder": {"w": jnp.full(2, 1e6)}, "head": {"w": jnp.array([3.0, 4.0])}}
     state = optimizer.init(params)
@@ -155,7 +155,7 @@ def test_the_first_matching_rule_sets_the_learning_rate():
         "layer_1": {"w": jnp.zeros(1)},
         "head": {"w": jnp.zeros(1)},
     }
-    optimizer = make_optimizer(1.0, clip_norm=0, learning_rate_rules=rules)
+    optimizer = make_optimizer(OptimizerSettings(clip_norm=0), 1.0, rules)
     gradients = jax.tree.map(jnp.ones_like, params)
     changes, _ = optimizer.update(gradients, optimizer.init(params), params, step=0)
     ratio = {name: float(changes[name]["w"][0] / changes["head"]["w"][0]) for name in params}
@@ -164,7 +164,7 @@ def test_the_first_matching_rule_sets_the_learning_rate():
 
 
 def test_a_rule_that_matches_nothing_is_refused():
-    optimizer = make_optimizer(1.0, learning_rate_rules=[("encodr", 0.0)])
+    optimizer = make_optimizer(OptimizerSettings(), 1.0, learning_rate_rules=[("encodr", 0.0)])
     with pytest.raises(ValueError, match="encodr.*matches no parameter.*encoder/w"):
         optimizer.init({"encoder": {"w": jnp.ones(2)}})
 
@@ -180,7 +180,7 @@ def run_steps(optimizer, params, gradients):
 def test_adamw_with_bias_correction_is_optax_adamw():
     params, gradients = params_and_gradients(steps=20)
     schedule = learning_rate_schedule("linear", 1e-2, 4, 20)
-    ours = make_optimizer(schedule, bias_correction=True, clip_norm=1.0, no_decay="bias|norm")
+    ours = make_optimizer(OptimizerSettings(bias_correction=True), schedule)
     decayed = {"encoder": {"dense": {"kernel": True, "bias": False}, "layer_norm": {"scale": False, "bias": False}}}
     theirs = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(1.0, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, mask=decayed)
@@ -203,12 +203,8 @@ def test_state_of_an_optax_optimizer_is_sharded_like_its_parameters():
 
 
 def test_lamb_without_its_bias_correction_is_said_at_the_start():
-    from bertjax.config import default_config
     from bertjax.run.pretraining import optimizer_text
 
-    settings = default_config().optimizer
-    assert "bias" not in optimizer_text(settings)
-    settings.name = "lamb"
-    assert "bias_correction=true" in optimizer_text(settings)
-    settings.bias_correction = True
-    assert "bias" not in optimizer_text(settings)
+    assert "bias" not in optimizer_text(OptimizerSettings())
+    assert "bias_correction=true" in optimizer_text(OptimizerSettings("lamb"))
+    assert "bias" not in optimizer_text(OptimizerSettings("lamb", bias_correction=True))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from bertjax.config import OptimizerSettings
 from bertjax.model.encoder import BertEncoder
 from bertjax.model.heads import BertForPreTraining
 from bertjax.model.presets import BertConfig, Execution
@@ -80,7 +81,7 @@ def test_parameters_are_really_split():
 def test_optimizer_state_lies_where_its_parameter_lies():
     mesh = mesh_of((2, 2, 2))
     params = jax.eval_shape(init, jax.random.key(0))
-    state = jax.eval_shape(make_optimizer(1e-3).init, params)
+    state = jax.eval_shape(make_optimizer(OptimizerSettings(), 1e-3).init, params)
     expected = tree_shardings(params, mesh)
     shardings = tree_shardings(state, mesh)
     assert shardings["mean"] == expected and shardings["variance"] == expected
@@ -169,7 +170,7 @@ class Encoding:
 @functools.cache
 def collectives(sizes, rows):
     """(kind, bytes, executions) of the exchanges of a step on 8 devices, rows of 64 tokens."""
-    objective, trainer = Encoding(), Trainer(make_optimizer(1e-3), mesh_of(sizes))
+    objective, trainer = Encoding(), Trainer(make_optimizer(OptimizerSettings(), 1e-3), mesh_of(sizes))
     batch = {"ids": jax.ShapeDtypeStruct((rows, 64), jnp.int32, sharding=batch_sharding(trainer.mesh))}
     compiled = trainer.train_step(objective).lower(trainer.abstract_state(objective), batch).compile()
     return [
@@ -206,7 +207,7 @@ def test_no_device_gathers_the_vectors_of_all_rows(sizes):
 def test_gradients_of_the_word_table_are_added_up_over_devices_once(sizes, sums):
     """It has two uses, the lookup and the MLM decoder."""
     objective = PretrainingObjective(BertForPreTraining(Encoding().encoder.config), masking=None)
-    trainer = Trainer(make_optimizer(1e-3), mesh_of(sizes))
+    trainer = Trainer(make_optimizer(OptimizerSettings(), 1e-3), mesh_of(sizes))
     tokens, masked, pair = ((8, n) for n in (64, 4, 1))
     shapes = {
         "input_ids": tokens,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from bertjax.config import OptimizerSettings
 from bertjax.log.logbook import Logbook
 from bertjax.process.preemption import Preempted
 from bertjax.run import checkpoint, loop
@@ -84,7 +85,7 @@ def trainer_on(sizes=(8, 1, 1), steps=20, **options):
 @functools.cache
 def cached_trainer(sizes, steps, **options):
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
-    optimizer = make_optimizer(learning_rate_schedule("linear", 3e-2, 2, steps))
+    optimizer = make_optimizer(OptimizerSettings(), learning_rate_schedule("linear", 3e-2, 2, steps))
     return Trainer(optimizer, mesh, seed=7, **options)
 
 
@@ -165,7 +166,7 @@ def test_dropout_changes_with_step_and_micro_batch_but_not_with_the_run():
         "y": np.ones(ROWS, np.float32),
         "weight": np.ones(ROWS, np.float32),
     }
-    trainer = Trainer(make_optimizer(0.0), make_mesh(), accumulation=1)
+    trainer = Trainer(make_optimizer(OptimizerSettings(), 0.0), make_mesh(), accumulation=1)
     seen = []
     for _ in range(2):
         state = trainer.init(objective)
@@ -174,7 +175,7 @@ def test_dropout_changes_with_step_and_micro_batch_but_not_with_the_run():
             seen.append(float(metrics["loss"]))
     assert len(set(seen[:3])) == 3 and seen[:3] == seen[3:]
 
-    halves = Trainer(make_optimizer(0.0), make_mesh(), accumulation=2)
+    halves = Trainer(make_optimizer(OptimizerSettings(), 0.0), make_mesh(), accumulation=2)
     _, gradients_of_two = halves._gradients(
         objective, trainer.init(objective).params, put_batch(same, halves.mesh), jax.random.key(0)
     )
@@ -407,7 +408,7 @@ def test_a_run_that_ends_in_an_error_is_no_longer_watched():
 
 
 def test_a_batch_without_any_target_changes_nothing_but_weight_decay():
-    trainer, objective = Trainer(make_optimizer(0.1, weight_decay=0), make_mesh()), regression()
+    trainer, objective = Trainer(make_optimizer(OptimizerSettings(weight_decay=0), 0.1), make_mesh()), regression()
     state = trainer.init(objective)
     before = jax.device_get(state.params)
     batch = batch_of(0) | {"weight": np.zeros(ROWS, np.float32)}

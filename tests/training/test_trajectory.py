@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import default_config
+from bertjax.config import default_config, frozen
 from bertjax.run import pretraining
 from bertjax.training import sharding
 
@@ -28,9 +28,9 @@ def losses(store, directory, sizes):
     config.phases, config.batch_size = ((STEPS, 32),), 16
     config.optimizer.update(warmup_steps=5, learning_rate=1e-3)
     config.eval.rows = 16
-    job = pretraining.prepare(config, f"{directory}/{sizes}")
+    job = pretraining.prepare(frozen(config), f"{directory}/{sizes}")
     mesh = sharding.make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
-    trainer, phase = pretraining.make_trainer(config, mesh), job.phases[0]
+    trainer, phase = pretraining.make_trainer(frozen(config), mesh), job.phases[0]
     state, step = trainer.init(phase.objective), trainer.train_step(phase.objective)
     batches, seen = phase.batches(0), []
     for _ in range(STEPS):

@@ -56,10 +56,9 @@ def main(arguments: Sequence[str]) -> None:
     with refusals("plan", 2, RuntimeError):
         if len(arguments) > 1:
             raise ValueError(f"unexpected arguments {' '.join(arguments[1:])}")
-        config = _CONFIG.value
-        if config is None:
+        if _CONFIG.value is None:
             raise ValueError("no experiment given; try --config=configs/large.py")
-        check_config(config)
+        config = check_config(_CONFIG.value)
         piece = None if _TOPOLOGY.value == "local" else chips.parse(_TOPOLOGY.value)
         if piece is not None:
             chips.check_libtpu()

@@ -126,7 +126,7 @@ def compile_stage(
       ValueError: the configuration does not work on the topology; names the setting.
       RuntimeError: the compiler failed for another reason than memory.
     """
-    request = (config.copy_and_resolve_references(), topology, stage, cache.directory, quick)
+    request = (config, topology, stage, cache.directory, quick)
     with tempfile.TemporaryDirectory(prefix="bertjax-plan-") as scratch:
         directory = pathlib.Path(scratch)
         (directory / "request").write_bytes(pickle.dumps(request))

@@ -7,14 +7,13 @@ with the best first.
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from bertjax import config as settings
+from bertjax.config import Config, max_predictions
 from bertjax.model.kernels import select_attention
-from bertjax.model.presets import BertConfig
+from bertjax.model.presets import BertConfig, Execution
 from bertjax.process import hardware
 from bertjax.tools.plan import candidates, chips
 from bertjax.tools.plan.compilation import Cache, compile_stage
@@ -63,7 +62,7 @@ class Planner:
         """Memory of a device, if known."""
         return self.piece.chip.hbm_bytes if self.piece else chips.local_device_bytes()
 
-    def plan(self, config: Any, overrides: str = "", by_roofline: bool = False) -> Plan:
+    def plan(self, config: Config, overrides: str = "", by_roofline: bool = False) -> Plan:
         """Costs of every stage of a configuration; `by_roofline` as of cost()."""
         topology = self.piece.name if self.piece else "local"
         peak = self.piece.chip.peak_flops if self.piece else hardware.peak_flops()
@@ -73,18 +72,18 @@ class Planner:
             costs.append(cost(*stage, self.piece, peak, limit, by_roofline))
         return Plan(costs, overrides)
 
-    def search(self, config: Any, count: int) -> list[Plan]:
+    def search(self, config: Config, count: int) -> list[Plan]:
         """Plans of the first `count` candidates, the best first."""
         if config.job == "finetune":
             raise ValueError("--search is for pre-training; fine-tuning fits almost everywhere")
         limit = self.device_bytes or UNKNOWN_BYTES
         length = max(length for _, length in config.phases)
-        model = settings.model_config(config, vocabulary_size(config))
+        model = BertConfig.of(config.model, vocabulary_size(config))
         worth = candidates.candidates(
             model,
             config.batch_size,
             length,
-            settings.max_predictions(config, length),
+            max_predictions(config, length),
             self.piece.devices if self.piece else jax.device_count(),
             limit,
             _attention_is_fused(config, model, length, "tpu" if self.piece else jax.default_backend()),
@@ -92,8 +91,7 @@ class Planner:
         plans = []
         for number, candidate in enumerate(itertools.islice(worth, count), 1):
             self.say(f"candidate {number}: {candidate}, about {candidate.bytes / chips.GIB:.1f} GiB by arithmetic")
-            tried = config.copy_and_resolve_references()
-            tried.update_from_flattened_dict(candidate.overrides())
+            tried = config.replace(candidate.overrides())
             # One method for all: a candidate that was once compiled to the end has cycles, which
             # are more than the roofline of the others.
             plans.append(self.plan(tried, str(candidate), by_roofline=self.quick))
@@ -105,8 +103,8 @@ class Planner:
         return sorted(plans, key=lambda plan: plan.rank)
 
 
-def _attention_is_fused(config: Any, model: BertConfig, length: int, platform: str) -> bool:
-    execution = settings.execution(config, platform)
+def _attention_is_fused(config: Config, model: BertConfig, length: int, platform: str) -> bool:
+    execution = Execution.of(config.execution, platform, config.mesh.tensor > 1)
     kind = execution.attention
     if kind == "auto":
         shape = (1, length, model.num_attention_heads, model.head_size)

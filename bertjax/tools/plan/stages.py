@@ -12,17 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 
-from bertjax import config as settings
+from bertjax.config import Config
 from bertjax.data.packing import PackedRows
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.process import hardware
 from bertjax.run import pretraining
 from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
-from bertjax.tasks.job import finetune_settings
 from bertjax.tools.plan import candidates
 from bertjax.tools.plan.compilation import StageInfo
 from bertjax.tools.plan.vocabulary import Vocabulary, vocabulary_size
@@ -102,17 +100,17 @@ class TaskShape:
         return tuple(map(str, range(self.outputs)))
 
 
-def stages(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> list[Stage]:
+def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
     """The steps that a run of `config` on `devices` compiles.
 
     Raises:
       ValueError: mesh or batch do not fit the devices; names the setting and valid values.
     """
     vocabulary = Vocabulary(vocabulary_size(config))
-    model = settings.model_config(config, vocabulary.vocab_size)
+    model = BertConfig.of(config.model, vocabulary.vocab_size)
     mesh, _ = sharding.mesh_of(config.mesh, parameter_count(model), devices, hardware.device_bytes(devices[0]))
     sharding.check_batch(config.batch_size, mesh, config.accumulation)
-    execution = settings.execution(config, devices[0].platform)
+    execution = Execution.of(config.execution, devices[0].platform, config.mesh.tensor > 1)
     if config.job == "finetune":
         return [_task_stage(config, model, execution, mesh)]
     trainer, found = pretraining.make_trainer(config, mesh), []
@@ -130,7 +128,7 @@ def stages(config: ml_collections.ConfigDict, devices: Sequence[Any]) -> list[St
     return found
 
 
-def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution: Execution, mesh: Any) -> Stage:
+def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: Any) -> Stage:
     task, rows = config.task, config.batch_size
     if config.init_from:
         from bertjax.interop import open_source
@@ -139,7 +137,7 @@ def _task_stage(config: ml_collections.ConfigDict, model: BertConfig, execution:
         _ = source.headers  # whose sizes are compared with those of the configuration
         model = source.config
     shape = task_shape(task.name, task.options)
-    tuner = FineTuner(shape, None, model, None, finetune_settings(config), execution, mesh, config.execution.prng)
+    tuner = FineTuner(shape, None, model, None, config, execution, mesh)
     objective, trainer = tuner.objective_and_trainer()
     words = (rows, *((4,) if shape.head == "multiple_choice" else ()), task.max_length)
     batch = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), (words, np.int32))
