@@ -94,8 +94,7 @@ def with_settings(config: Any, settings: Sequence[str]) -> Any:
         values(["bench", *settings])
     except flags.Error as error:
         raise ValueError(str(error)) from None
-    check_config(config)
-    return config
+    return check_config(config)
 
 
 class Program:

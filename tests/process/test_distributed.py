@@ -20,6 +20,7 @@ if int(processes) > 1:
     distributed.initialize(coordinator, int(processes), int(process_id), timeout_s=60,
                            heartbeat_s=10)
 import time, dataclasses, jax, jax.numpy as jnp, numpy as np
+from bertjax.config import OptimizerSettings
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.log.logbook import Logbook
 from bertjax.training.optimizer import make_optimizer

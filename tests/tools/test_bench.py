@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
-from bertjax import config as settings
+from bertjax.config import frozen, max_predictions
 from bertjax.data.store import TokenStore
-from bertjax.model.presets import PRESETS
+from bertjax.model.presets import PRESETS, BertConfig
 from bertjax.tools import bench
 
 
 def test_a_shape_is_the_published_size_with_these_rows():
-    config = bench.shape_config("large@512x32")
-    assert settings.model_config(config, 30522).to_dict() == PRESETS["large"].to_dict()
+    config = frozen(bench.shape_config("large@512x32"))
+    assert BertConfig.of(config.model, 30522).to_dict() == PRESETS["large"].to_dict()
     assert config.phases[0][1] == 512 and config.batch_size == 32 and not config.data.packed
-    assert settings.max_predictions(config, 512) == 77
+    assert max_predictions(config, 512) == 77
     assert bench.shape_config("base-128x256").batch_size == 256  # as the benchmarks write it
 
 
