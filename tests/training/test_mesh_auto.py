@@ -4,14 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import default_config, frozen
+from bertjax.config import MeshSettings, default_config, frozen
 from bertjax.data.build import build_store
 from bertjax.process import hardware
 from bertjax.run import pretraining
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import sharding
 
-GIVEN = {"auto": False, "data": 2, "fsdp": 4, "tensor": 1}
+GIVEN = MeshSettings(data=2, fsdp=4, tensor=1)
 
 
 def test_given_sizes_are_taken_without_a_reason():
@@ -22,7 +22,7 @@ def test_given_sizes_are_taken_without_a_reason():
 @pytest.mark.parametrize("gib, fsdp", [(16, 1), (12, 2), (4, 4), (None, 1)])
 def test_automatic_sizes_follow_memory_and_ignore_the_given_ones(gib, fsdp):
     large = 336_000_000  # 5.0 GiB of weights, gradients and moments
-    mesh, reason = sharding.mesh_of({**GIVEN, "auto": True}, large, jax.devices(), gib and gib * 2**30)
+    mesh, reason = sharding.mesh_of(MeshSettings(True, 2, 4, 1), large, jax.devices(), gib and gib * 2**30)
     assert dict(mesh.shape) == {"data": 8 // fsdp, "fsdp": fsdp, "tensor": 1}
     assert reason
 
