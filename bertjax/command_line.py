@@ -9,7 +9,9 @@ import pathlib
 import traceback
 from collections.abc import Sequence
 
+import ml_collections
 from absl import flags
+from ml_collections import config_flags
 
 from bertjax import config as settings
 from bertjax.config import nearest
@@ -51,6 +53,23 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
     except Exception as error:  # a config file is a program, which may raise anything
         raise ValueError(_complaint(error, arguments)) from error
     return remaining
+
+
+def load_config(file: str, settings: Sequence[str] = ()) -> ml_collections.ConfigDict:
+    """The configuration of `--config=FILE[:VARIANT]` with `--config.NAME=VALUE` settings, for a tool.
+
+    Raises ValueError that names the setting, or the config file with its line.
+    """
+    arguments = expand_overrides(["", f"--config={file}", *settings])
+    check_override_names(arguments[1:])
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
+    try:
+        values(arguments)
+        _ = values.config.job  # a file that cannot be read shows only at its first use
+        return values.config
+    except Exception as error:  # a config file is a program, which may raise anything
+        raise ValueError(_complaint(error, arguments)) from error
 
 
 def flag_hint(name: str) -> str:

@@ -19,7 +19,7 @@ FORKS = """
 import gc, importlib, json, os, resource, sys, time
 import bertjax.main  # defines the flags of a run
 for name in ("build_corpus", "convert", "evaluate", "features", "predict", "report", "sweep",
-             "train_vocab", "ablate"):
+             "train_vocab", "bench", "soak"):
     importlib.import_module("bertjax.tools." + name)
 for late in ("bertjax.tasks.job", "bertjax.tasks.suite", "bertjax.run.pretraining",
              "bertjax.process.runtime", "bertjax.data.build", "bertjax.interop.stablehlo"):
@@ -75,6 +75,10 @@ def place(tmp_path_factory):
     (place / "train.csv").write_text("text,label\na b,x\nc d,y\n")
     (place / os.fsdecode(b"n\xff.txt")).write_text("a\n\nb\n")
     (place / "config.py").write_text("\ndef get_config():\n    return 1 / 0\n")
+    for name, loss in (("run", 1.0), ("odd", [])):
+        (place / name).mkdir()
+        (place / name / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": loss}) + "\n")
+    (place / "run" / "result.json").write_text('{"scores": 3, "rows": [], "history": [4], "details": "x"}')
     (place / "locked").mkdir()
     (place / "locked" / "f").write_text("")
     return place
@@ -198,7 +202,13 @@ BAD = [
     ("sweep --task=nope --data={p} --init_from={p}/model --workdir={p}/new/w", "nope"),
     ("sweep --task=mrpc --data={p} --init_from={p}/model --workdir={p}/new/w --seeds=0", "--seeds"),
     ("sweep --task=mrpc --data={p} --init_from={p}/model --workdir={p}/w --epochs=x", "--epochs"),
-    ("ablate --store={p} --out={p}/new --steps=3", "data"),
+    ("report {p}/run", "result.json"),
+    ("report {p}/odd", "metrics.jsonl"),
+    ("bench input --store={p}/absent", "absent"),
+    ("bench step huge@1x1", "huge@1x1"),
+    ("bench step --config={p}/config.py", "config.py"),
+    ("soak --kills=1", "after --"),
+    ("soak --kills=1 --directory={p}/a.txt -- --config=configs/demo.py", "a.txt"),
 ]
 
 

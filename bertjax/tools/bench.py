@@ -42,59 +42,36 @@ MOVED = ("finetune", "finetune_startup", "memory", "numerics", "packed", "predic
 # ------------------------------------------------------------------------------------------ step
 
 
-def shape_config(text: str) -> Any:
-    """The pre-training that 'base@128x256' stands for: a published size, tokens of a row, rows a step.
+def shape_settings(text: str) -> list[str]:
+    """Settings of configs/base.py that make it 'base@128x256': a published size, tokens of a row, rows a step.
 
     Raises:
       ValueError: it is no such name.
     """
-    from bertjax.config import default_config
     from bertjax.model.presets import PRESETS
 
     found = SHAPE.fullmatch(text)
     if found is None or found[1] not in PRESETS:
         raise ValueError(f"{text!r} is not MODEL@LENGTHxROWS with a model of {', '.join(PRESETS)}: base@128x256")
     model, length, rows = PRESETS[found[1]], int(found[2]), int(found[3])
-    config = default_config()
-    for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"):
-        config.model[name] = getattr(model, name)
-    config.model.max_position_embeddings = max(length, model.max_position_embeddings)
-    config.phases, config.batch_size, config.data.packed = ((1_000_000, length),), rows, False
-    return config
+    fields = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+    return [
+        *(f"--config.model.{name}={getattr(model, name)}" for name in fields),
+        f"--config.model.max_position_embeddings={max(length, model.max_position_embeddings)}",
+        f"--config.phases=((1000000, {length}),)",
+        f"--config.batch_size={rows}",
+        "--config.data.packed=False",
+    ]
 
 
-def file_config(text: str) -> Any:
-    """The configuration of `--config=FILE[:VARIANT]`."""
-    from absl import flags
-    from ml_collections import config_flags
-
-    from bertjax.command_line import config_file
-
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=["bench"])
-    try:
-        values(["bench", f"--config={config_file(text)}"])
-        return values.config
-    except (flags.Error, OSError) as error:
-        raise ValueError(f"--config={text}: {error}") from None
-
-
-def with_settings(config: Any, settings: Sequence[str]) -> Any:
-    """The configuration, checked, after `--config.NAME=VALUE` of the command line."""
-    from absl import flags
-    from ml_collections import config_flags
-
-    from bertjax.command_line import check_override_names
+def configurations(shapes: Sequence[str], files: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:
+    """{name: checked configuration} of everything that is to be timed."""
+    from bertjax.command_line import load_config
     from bertjax.config_checks import check_config
 
-    check_override_names(list(settings))
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", config, flag_values=values)
-    try:
-        values(["bench", *settings])
-    except flags.Error as error:
-        raise ValueError(str(error)) from None
-    return check_config(config)
+    named = {text.replace("-", "@"): ("bertjax:base", [*shape_settings(text), *settings]) for text in shapes}
+    named |= {text: (text, settings) for text in files}
+    return {name: check_config(load_config(*config)) for name, config in named.items()}
 
 
 class Program:
@@ -239,9 +216,7 @@ def tree_table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
 def run_step(flags: argparse.Namespace) -> None:
     """`bench step`."""
     shapes = flags.shapes or ([] if flags.config else list(SHAPES))
-    configs = {text.replace("-", "@"): shape_config(text) for text in shapes}
-    configs |= {text: file_config(text) for text in flags.config}
-    configs = {name: with_settings(config, flags.settings) for name, config in configs.items()}
+    configs = configurations(shapes, flags.config, flags.settings)
     if flags.tree:
         arguments = [*shapes, *(f"--config={text}" for text in flags.config), *flags.settings]
         trees = [ROOT, *(tree.expanduser().absolute() for tree in flags.tree)]

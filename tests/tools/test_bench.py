@@ -6,18 +6,20 @@ import sys
 
 import pytest
 
-from bertjax.config import frozen, max_predictions
+from bertjax.config import max_predictions
 from bertjax.data.store import TokenStore
 from bertjax.model.presets import PRESETS, BertConfig
 from bertjax.tools import bench
 
 
 def test_a_shape_is_the_published_size_with_these_rows():
-    config = frozen(bench.shape_config("large@512x32"))
+    found = bench.configurations(["large@512x32", "base-128x256"], [], [])  # with - as the benchmarks write it
+    config = found["large@512x32"]
     assert BertConfig.of(config.model, 30522).to_dict() == PRESETS["large"].to_dict()
     assert config.phases[0][1] == 512 and config.batch_size == 32 and not config.data.packed
     assert max_predictions(config, 512) == 77
-    assert bench.shape_config("base-128x256").batch_size == 256  # as the benchmarks write it
+    assert found["base@128x256"].batch_size == 256
+    assert bench.configurations(["base@128x256"], [], ["--config.batch_size=8"])["base@128x256"].batch_size == 8
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from bertjax.formats.files import write_whole
 from bertjax.log.report.charts import charts
@@ -35,17 +36,20 @@ def write_report(
       output: default: report.html in the first directory.
 
     Raises:
-      ValueError: a directory holds no metrics.jsonl, or no record in it.
+      ValueError: a directory holds no metrics.jsonl, or no record in it; or a file of a run holds
+        what no run writes.
     """
     runs = load(directories)
-    data = {"runs": [run.name for run in runs], "charts": charts(runs)}
+    data = {"runs": [run.name for run in runs], "charts": _made("metrics.jsonl", lambda: charts(runs))}
+    shown = _made("result.json", lambda: [summary(runs), *classes(runs), *calibration(runs)])
     # One run's examples come first; of several runs the curves do.
-    examples = "\n".join(filter(None, [*classes(runs), *calibration(runs), section(runs)]))
+    examples = "\n".join(filter(None, [*shown[1:], _made("examples.json", lambda: section(runs))]))
+    settings = _made("config.json, hardware.json or starts.jsonl", lambda: details(runs))
     contents = {
         "title": html.escape(" vs ".join(run.name for run in runs)),
-        "summary": summary(runs),
+        "summary": shown[0],
         "examples": examples * (len(runs) == 1),
-        "tables": "\n".join([examples * (len(runs) > 1), *details(runs)]),
+        "tables": "\n".join([examples * (len(runs) > 1), *settings]),
         # '<' escaped: the data must not be able to end the script element it stands in.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
@@ -54,3 +58,14 @@ def write_report(
     path = pathlib.Path(output or pathlib.Path(directories[0]) / "report.html")
     write_whole(path, page)
     return path
+
+
+def _made(file: str, make: Callable[[], Any]) -> Any:
+    """A part of the report; an error in it is one of the file that it is made from."""
+    try:
+        return make()
+    except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
+        raise ValueError(
+            f"{file} of a run holds what no run writes ({type(error).__name__}: {error}); move it away, and the "
+            "report is made without it"
+        ) from error
