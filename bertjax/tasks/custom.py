@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Record, Split, check_split, file_fingerprint, in_order
-from bertjax.tasks.text import TextTask
+from bertjax.tasks.task import Record, Split, all_labelled, file_fingerprint, in_order, texts_of
+from bertjax.tasks.text_task import TextTask
 
 # A list of names in a cell, ['a', "b"]. numpy's form without commas is no such list.
 _QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[-+]?\d{1,18})"""
@@ -56,22 +56,14 @@ class TableTask(TextTask):
         self.source, self.splits = pathlib.Path(source), dict(files)
         self.text, self.label, self.separator = tuple(text), label, separator
         self.headerless = headerless
-        self.options = {
-            "files": self.splits,
-            "head": head,
-            "text": self.text,
-            "label": label,
-            "separator": separator,
-            "headerless": headerless,
-        }
+        self.options = dict(
+            files=self.splits, head=head, text=self.text, label=label, separator=separator, headerless=headerless
+        )
         if head != "regression" and not self.labels:
             self.labels = self._labels_of_train()
 
     def _labels_of_train(self) -> tuple[str, ...]:
-        if "train" not in self.splits:
-            raise ValueError("without a train split the task needs labels=(...)")
-        split = self.read("train")
-        split.require_labels("training")
+        split = self.labelled_train()
         if self.head == "multilabel":
             return in_order(name for record in split.records for name in record.label)
         labels = in_order(record.label for record in split.records)
@@ -86,8 +78,7 @@ class TableTask(TextTask):
         """Records in file order; a file without the label column, or with every label empty, is
         unlabelled. Raises ValueError with file and line for a label that is missing or no number.
         """
-        check_split(self, split)
-        path = self.source / self.splits[split]
+        path = self.file_of(split)
         table = read_table(
             path,
             self.text,
@@ -100,21 +91,15 @@ class TableTask(TextTask):
         records = []
         for number, (line, row) in enumerate(table.rows):
             where = f"{path}:{line}"
-            texts = [row[column] for column in self.text]
-            for column, text in zip(self.text, texts, strict=True):
-                if not isinstance(text, str):
-                    raise ValueError(f"{where}: {column} is {text!r}, not text")
-            label = self._label(row.get(self.label), where)
+            for column in self.text:
+                if not isinstance(row[column], str):
+                    raise ValueError(f"{where}: {column} is {row[column]!r}, not text")
             key = row.get("id", row.get("index", number))
-            second = texts[1] if len(texts) > 1 else None
-            records.append(Record(str(key), texts[0], second, label, where))
-        unlabelled = [record for record in records if record.label is None]
-        if unlabelled and len(unlabelled) < len(records):
-            raise ValueError(
-                f"{unlabelled[0].where}: no label, although other rows have one (-1 is no label, "
-                "as in GLUE's test files; write a class of that name in another way)"
-            )
-        labelled = bool(records) and not unlabelled
+            label = self._label(row.get(self.label), where)
+            records.append(Record(str(key), *texts_of(row, self.text), label, where))
+        labelled = all_labelled(
+            records, " (-1 is no label, as in GLUE's test files; write a class of that name in another way)"
+        )
         notes = self._remarks(records) if labelled else ()
         return Split(split, records, labelled, file_fingerprint(path), notes)
 

@@ -24,24 +24,23 @@ from bertjax.config import Config
 from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.model.rows import rows_on
-from bertjax.tasks.best import Best, EarlyStop, copy
-from bertjax.tasks.lengths import Buckets
-from bertjax.tasks.metrics import Scores
-from bertjax.tasks.objective import TaskObjective, balanced_class_weights, class_counts, model_for
-from bertjax.tasks.schedule import rate_at, set_schedule, with_schedule_in_state
-from bertjax.tasks.task import (
+from bertjax.tasks.batches import (
+    INPUTS,
     Features,
-    Split,
-    Task,
     TrainingBatches,
+    as_one_array,
     collate,
     evaluation_batches,
     has_pair,
     process_slice,
-    require_segments,
     row_length,
 )
-from bertjax.tasks.transfer import pack
+from bertjax.tasks.best import Best, EarlyStop, copy
+from bertjax.tasks.buckets import Buckets
+from bertjax.tasks.kinds import KINDS, TaskObjective, balanced_class_weights, model_for
+from bertjax.tasks.metrics import Scores
+from bertjax.tasks.schedule import rate_at, set_schedule, with_schedule_in_state
+from bertjax.tasks.task import Split, Task, require_segments
 from bertjax.training import sharding
 from bertjax.training.budget import Steps, process_age
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
@@ -181,11 +180,11 @@ class FineTuner:
     def _class_weights(self) -> tuple[float, ...]:
         """One a class, or () for none. Raises ValueError for those that do not go with the task."""
         weights = self.settings.task.class_weights
-        if weights and self.task.head not in ("classification", "tagging"):
+        if weights and not KINDS[self.task.head].class_weights:
             raise ValueError(f"class_weights do not apply to the head {self.task.head!r}")
         if weights == ("balanced",):
-            counts = class_counts(self.data("train", training=True)[1], self.task.head)
-            weights = balanced_class_weights(counts, len(self.task.labels))
+            classes = KINDS[self.task.head].gold_classes(self.data("train", training=True)[1])
+            weights = balanced_class_weights(classes, len(self.task.labels))
         if weights and len(weights) != len(self.task.labels):
             raise ValueError(
                 f"{len(weights)} class_weights for {len(self.task.labels)} labels {list(self.task.labels)}"
@@ -232,11 +231,13 @@ class FineTuner:
                 ("train", length, batch_size),
                 trainer.train_step(objective),
                 state,
-                batch_shapes(pack(batch), self.mesh),
+                batch_shapes(as_one_array(batch), self.mesh),
             )
         for length, row in self._evaluated_lengths():
             batch = collate([_inputs(row)], length, self._evaluation_rows, pad_id)
-            self.programs.start(("predict", length), self._predict, state.params, batch_shapes(pack(batch), self.mesh))
+            self.programs.start(
+                ("predict", length), self._predict, state.params, batch_shapes(as_one_array(batch), self.mesh)
+            )
         self.programs.start("copy", copy, state.params)
         self.programs.lowered_first()
 
@@ -259,10 +260,10 @@ class FineTuner:
         buckets = self.buckets(features)
         rows = [_inputs(row) for row in features]
         for members, batch in evaluation_batches(rows, batch_size, buckets, self.tokenizer.pad_id):
-            batch = sharding.put_batch(pack(process_slice(batch, index, count)), self.mesh)
+            batch = sharding.put_batch(as_one_array(process_slice(batch, index, count)), self.mesh)
             pending.append((members, self._predict(params, batch)))
         outputs: list[Any] = [None] * len(features)
-        by_token = self.task.head in ("tagging", "spans")
+        by_token = KINDS[self.task.head].by_token
         for members, logits in pending:
             for member, row in zip(members, np.asarray(logits), strict=False):
                 outputs[member] = row[: row_length(features[member])] if by_token else row
@@ -325,7 +326,7 @@ class FineTuner:
         def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:
             rows = run.batch_size // batches.process_count
             for step in range(first_step, steps):
-                yield pack(batches[step] | {"run": np.full(rows, run.seed, np.int32)})
+                yield as_one_array(batches[step] | {"run": np.full(rows, run.seed, np.int32)})
 
         tokens = run.batch_size * int(np.mean([row_length(row) for row in batches.features]))
         if int(state.step) < steps:
@@ -390,7 +391,7 @@ _rate_at = jax.jit(rate_at, static_argnums=0)  # one program, not one an operati
 
 def _inputs(row: Features) -> Features:
     """What a prediction needs of a row: no gold."""
-    return {name: row[name] for name in ("input_ids", "token_type_ids")}
+    return {name: row[name] for name in INPUTS}
 
 
 class _WithLearningRate:

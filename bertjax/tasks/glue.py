@@ -16,10 +16,20 @@ import numpy as np
 from bertjax import markdown
 from bertjax.data.opening import read_lines
 from bertjax.formats.files import whole_file
+from bertjax.tasks.batches import Features
 from bertjax.tasks.metrics import Scores, binary_f1
 from bertjax.tasks.tables import Table, read_table
-from bertjax.tasks.task import Features, Record, Split, check_split, file_fingerprint
-from bertjax.tasks.text import TextTask
+from bertjax.tasks.task import Record, Split, all_labelled, file_fingerprint, texts_of
+from bertjax.tasks.text_task import TextTask
+
+_FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
+_MNLI_FILES = {
+    "train": "train.tsv",
+    "dev": "dev_matched.tsv",
+    "dev_mismatched": "dev_mismatched.tsv",
+    "test": "test_matched.tsv",
+    "test_mismatched": "test_mismatched.tsv",
+}
 
 
 @dataclass(frozen=True)
@@ -28,17 +38,27 @@ class GlueSpec:
 
     folder: str
     text: tuple[str, ...]  # columns of the one or two texts
-    label: str  # column of the gold label
+    label: str = "label"  # column of the gold label
     names: dict[str, str] = field(default_factory=dict)  # value in the file -> label name, by index
     metric: str = "accuracy"  # picks the best checkpoint
     reported: tuple[str, ...] = ("accuracy",)  # what the benchmark reports
-    submission: dict[str, str] = field(default_factory=dict)  # split -> file name
-    files: dict[str, str] = field(default_factory=lambda: {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"})
-    tfds: dict[str, str] = field(default_factory=lambda: {"train": "train", "dev": "validation", "test": "test"})
-    tfds_text: tuple[str, ...] | None = None  # TFDS's names of the texts, where they differ
+    files: dict[str, str] = field(default_factory=lambda: _FILES)
+    submitted: dict[str, str] = field(default_factory=dict)  # split -> its file for the site; {}: FOLDER.tsv
+    tfds_text: tuple[str, ...] = ()  # TFDS's names of the texts, where they differ
     headerless: tuple[str, ...] | None = None  # columns of labelled files without a header
     skip_short: bool = False  # the official loader leaves short rows out
     skip_label: str | None = None  # rows without a gold majority
+
+    @property
+    def submission(self) -> dict[str, str]:
+        """Split -> name of the file that the GLUE site expects."""
+        return self.submitted or {"test": f"{self.folder}.tsv"}
+
+    @property
+    def tfds(self) -> dict[str, str]:
+        """Split -> TFDS's name of it."""
+        names = {split: name.removesuffix(".tsv").replace("dev", "validation") for split, name in self.files.items()}
+        return {split: {"diagnostic": "test"}.get(name, name) for split, name in names.items()}
 
 
 _TWO = {"0": "not_entailment", "1": "entailment"}
@@ -46,25 +66,20 @@ _NAMED_TWO = {"entailment": "entailment", "not_entailment": "not_entailment"}
 _THREE = {name: name for name in ("entailment", "neutral", "contradiction")}
 _PAIR = ("sentence1", "sentence2")
 _PREMISE = ("premise", "hypothesis")
+_MRPC = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
+_BOTH = ("f1", "accuracy")
 
 GLUE = {
     "cola": GlueSpec(
         "CoLA",
         ("sentence",),
-        "label",
-        {"0": "unacceptable", "1": "acceptable"},
-        "matthews",
-        ("matthews",),
-        {"test": "CoLA.tsv"},
+        names={"0": "unacceptable", "1": "acceptable"},
+        metric="matthews",
+        reported=("matthews",),
         headerless=("source", "label", "star", "sentence"),
     ),
     "sst2": GlueSpec(
-        "SST-2",
-        ("sentence",),
-        "label",
-        {"0": "negative", "1": "positive"},
-        submission={"test": "SST-2.tsv"},
-        headerless=("sentence", "label"),
+        "SST-2", ("sentence",), names={"0": "negative", "1": "positive"}, headerless=("sentence", "label")
     ),
     "mrpc": GlueSpec(
         "MRPC",
@@ -72,20 +87,18 @@ GLUE = {
         "Quality",
         {"0": "not_equivalent", "1": "equivalent"},
         "accuracy_f1",
-        ("f1", "accuracy"),
-        {"test": "MRPC.tsv"},
+        _BOTH,
         tfds_text=_PAIR,
-        headerless=("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
+        headerless=_MRPC,
     ),
-    "stsb": GlueSpec("STS-B", _PAIR, "score", {}, "pearson_spearman", ("pearson", "spearman"), {"test": "STS-B.tsv"}),
+    "stsb": GlueSpec("STS-B", _PAIR, "score", {}, "pearson_spearman", ("pearson", "spearman")),
     "qqp": GlueSpec(
         "QQP",
         ("question1", "question2"),
         "is_duplicate",
         {"0": "not_duplicate", "1": "duplicate"},
         "accuracy_f1",
-        ("f1", "accuracy"),
-        {"test": "QQP.tsv"},
+        _BOTH,
         skip_short=True,
     ),
     "mnli": GlueSpec(
@@ -93,38 +106,22 @@ GLUE = {
         _PAIR,
         "gold_label",
         _THREE,
-        submission={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-        files={
-            "train": "train.tsv",
-            "dev": "dev_matched.tsv",
-            "dev_mismatched": "dev_mismatched.tsv",
-            "test": "test_matched.tsv",
-            "test_mismatched": "test_mismatched.tsv",
-        },
-        tfds={
-            "train": "train",
-            "dev": "validation_matched",
-            "dev_mismatched": "validation_mismatched",
-            "test": "test_matched",
-            "test_mismatched": "test_mismatched",
-        },
+        files=_MNLI_FILES,
+        submitted={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
         tfds_text=_PREMISE,
         skip_label="-",
     ),
-    "qnli": GlueSpec("QNLI", ("question", "sentence"), "label", _NAMED_TWO, submission={"test": "QNLI.tsv"}),
-    "rte": GlueSpec("RTE", _PAIR, "label", _NAMED_TWO, submission={"test": "RTE.tsv"}),
-    "wnli": GlueSpec("WNLI", _PAIR, "label", _TWO, submission={"test": "WNLI.tsv"}),
+    "qnli": GlueSpec("QNLI", ("question", "sentence"), names=_NAMED_TWO),
+    "rte": GlueSpec("RTE", _PAIR, names=_NAMED_TWO),
+    "wnli": GlueSpec("WNLI", _PAIR, names=_TWO),
     # The diagnostic set has no training data: it is answered by a model trained on MNLI.
     "ax": GlueSpec(
         "AX",
         _PAIR,
-        "label",
-        _THREE,
-        "matthews",
-        ("matthews",),
-        {"test": "AX.tsv"},
-        {"test": "diagnostic.tsv"},
-        {"test": "test"},
+        names=_THREE,
+        metric="matthews",
+        reported=("matthews",),
+        files={"test": "diagnostic.tsv"},
         tfds_text=_PREMISE,
     ),
 }
@@ -153,7 +150,7 @@ class GlueTask(TextTask):
 
     def read(self, split: str) -> Split:
         """Reads 'train', 'dev', 'test' (and 'dev_mismatched', 'test_mismatched' of MNLI)."""
-        check_split(self, split)
+        self.check_split(split)
         if self.source.startswith("tfds:"):
             return self._read_tfds(split)
         folder = pathlib.Path(self.source)
@@ -161,19 +158,31 @@ class GlueTask(TextTask):
             folder = folder / self.spec.folder
         path = folder / self.spec.files[split]
         if self.name == "mrpc" and not path.exists():
-            return _read_msr(self, folder, split)
-        table = read_table(
-            path, required=self.spec.text, headerless=self._headerless(split), skip_short=self.spec.skip_short
-        )
+            return self._read_msr(folder, split)
+        headerless = self.spec.headerless
+        if headerless is not None and split.startswith("test"):
+            headerless = ("index", *self.spec.text)
+        table = read_table(path, self.spec.text, headerless, skip_short=self.spec.skip_short)
         notes = [f"{table.skipped} short rows skipped"] if table.skipped else []
         records = self._records(table, str(path), notes)
         return self._split(split, records, file_fingerprint(path), notes)
 
-    def _headerless(self, split: str) -> tuple[str, ...] | None:
-        columns = self.spec.headerless
-        if columns is not None and split.startswith("test"):
-            return ("index", *self.spec.text)
-        return columns
+    def _read_msr(self, folder: pathlib.Path, split: str) -> Split:
+        """MRPC from Microsoft's files; dev_ids.tsv says which training pairs are the dev split."""
+        paths = [folder / ("msr_paraphrase_test.txt" if split == "test" else "msr_paraphrase_train.txt")]
+        if split != "test":
+            paths.append(folder / "dev_ids.tsv")
+        if missing := [path.name for path in paths if not path.exists()]:
+            raise ValueError(
+                f"{folder} has neither {self.spec.files[split]} nor {missing[0]}; MRPC needs the "
+                "GLUE files or the three original ones"
+            )
+        table = read_table(paths[0], _MRPC, _MRPC)
+        if split != "test":
+            dev = {tuple(line.split()) for line in read_lines(paths[1]) if line.strip()}
+            rows = [row for row in table.rows if ((row[1]["#1 ID"], row[1]["#2 ID"]) in dev) == (split == "dev")]
+            table = Table(table.columns, rows)
+        return Split(split, self._records(table, str(paths[0]), []), True, file_fingerprint(*paths))
 
     def _records(self, table: Table, path: str, notes: list[str]) -> list[Record]:
         labelled = self.spec.label in table.columns
@@ -184,10 +193,8 @@ class GlueTask(TextTask):
             if label is not None and label == self.spec.skip_label:
                 dropped += 1
                 continue
-            texts = [row[column] for column in self.spec.text]
-            second = texts[1] if len(texts) > 1 else None
             key = row.get("index") or row.get("id") or str(number)
-            records.append(Record(str(key), texts[0], second, label, where))
+            records.append(Record(key, *texts_of(row, self.spec.text), label, where))
         if dropped:
             notes.append(f"{dropped} rows without a gold label skipped")
         return records
@@ -208,17 +215,12 @@ class GlueTask(TextTask):
         return self.spec.names[value]
 
     def _split(self, split: str, records: list[Record], fingerprint: str, notes: list[str]) -> Split:
-        labels = [record.label for record in records]
-        labelled = bool(labels) and all(label is not None for label in labels)
-        if not labelled and any(label is not None for label in labels):
-            first = next(record for record in records if record.label is None)
-            raise ValueError(f"{first.where}: no label, although other rows of {split} have one")
         if self.name == "qnli" and len(records) != _QNLI_ROWS[split]:
             notes.append(
                 f"QNLI {split} has {len(records)} rows, not the {_QNLI_ROWS[split]} of version 2; "
                 "version 1 is obsolete: its splits overlap and its submissions are refused"
             )
-        return Split(split, records, labelled, fingerprint, tuple(notes))
+        return Split(split, records, all_labelled(records), fingerprint, tuple(notes))
 
     def _read_tfds(self, split: str) -> Split:
         from bertjax.tasks.tfds_source import read_tfds
@@ -230,10 +232,8 @@ class GlueTask(TextTask):
             label: str | float | None = None
             if row["label"] >= 0:
                 label = names[int(row["label"])] if names else float(row["label"])
-            texts = [row[column] for column in columns]
             where = f"{self.source}/{split} row {row['idx']}"
-            second = texts[1] if len(texts) > 1 else None
-            records.append(Record(str(row["idx"]), texts[0], second, label, where))
+            records.append(Record(str(row["idx"]), *texts_of(row, columns), label, where))
         return self._split(split, records, fingerprint, [])
 
     # --- scores and submissions
@@ -275,28 +275,6 @@ class GlueTask(TextTask):
                 answer = f"{min(max(value, 0.0), 5.0):.3f}" if not self.labels else (in_file[self.labels[int(value)]])
                 file.write(f"{record.id}\t{answer}\n")
         return [*paths, path]
-
-
-def _read_msr(task: GlueTask, folder: pathlib.Path, split: str) -> Split:
-    """MRPC from Microsoft's files; dev_ids.tsv says which training pairs are the dev split."""
-    name = "msr_paraphrase_test.txt" if split == "test" else "msr_paraphrase_train.txt"
-    path, ids_path = folder / name, folder / "dev_ids.tsv"
-    for needed in (path, ids_path) if split != "test" else (path,):
-        if not needed.exists():
-            raise ValueError(
-                f"{folder} has neither {task.spec.files[split]} nor {needed.name}; MRPC needs the "
-                "GLUE files or the three original ones"
-            )
-    columns = task.spec.headerless
-    table = read_table(path, required=columns)
-    paths = [path]
-    if split != "test":
-        dev = {tuple(line.split()) for line in read_lines(ids_path) if line.strip()}
-        rows = [(line, row) for line, row in table.rows if ((row["#1 ID"], row["#2 ID"]) in dev) == (split == "dev")]
-        table = Table(table.columns, rows)
-        paths.append(ids_path)
-    records = task._records(table, str(path), [])
-    return Split(split, records, True, file_fingerprint(*paths))
 
 
 def glue_table(results: Mapping[str, Mapping[str, float]]) -> str:

@@ -32,13 +32,13 @@ from bertjax.run.finish import writing_results
 from bertjax.run.starts import Starts
 from bertjax.run.workdir import read_record
 from bertjax.tasks.custom import TableTask
-from bertjax.tasks.examples import label_shares
 from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE, GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.pretrained import Pretrained
 from bertjax.tasks.remembered import remembered, task_name
 from bertjax.tasks.results import recorded, result_json, save_model, summary_line, write_json, write_predictions
+from bertjax.tasks.shown import label_shares
 from bertjax.tasks.squad import SquadTask, with_null_threshold
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.task import adopt_labels
@@ -312,8 +312,8 @@ def summary(job: Job, resumed_from: int | None = None) -> str:
         lines.append(("labels", label_shares(task, splits["train"][1])))
     for name, (split, _) in splits.items():
         lines += [("note", f"{name}: {note}") for note in split.notes]
-    if dropped := getattr(task, "dropped", 0):
-        lines.append(("note", f"{dropped:,} training answers are not in their passage: left out"))
+    if task.dropped:
+        lines.append(("note", f"{task.dropped:,} training answers are not in their passage: left out"))
     epochs, batch_size = settings.task.epochs, settings.batch_size
     per_epoch = -(-rows["train"] // batch_size)
     warmup = int(settings.task.warmup * per_epoch * epochs)

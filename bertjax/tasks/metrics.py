@@ -41,6 +41,12 @@ class Scores:
         return ONE_CLASS_ONLY in self.flags or CONSTANT in self.flags
 
 
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities [..., C] of logits [..., C]."""
+    shifted = np.exp(logits - logits.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
 def is_better(value: float, best: float | None) -> bool:
     """True if `value` beats `best` (higher is better). NaN and infinities never win."""
     return math.isfinite(value) and (best is None or not math.isfinite(best) or value > best)

@@ -8,15 +8,17 @@ section 5.3 and appendix: first sub-token, maximal document context, no CRF.
 import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from bertjax.formats.files import whole_file
 from bertjax.tasks import metrics
+from bertjax.tasks.batches import Features
 from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_scheme, read_tagged
-from bertjax.tasks.task import Features, Split, check_split, file_fingerprint, in_order, label_index
+from bertjax.tasks.shown import MAX_WORDS, Example
+from bertjax.tasks.task import Split, Task, file_fingerprint, in_order, label_index
 from bertjax.tasks.windows import most_context, window_starts
+from bertjax.tokenization import Tokenizer
 
 OUTSIDE = "O"
 
@@ -35,11 +37,10 @@ class TaggedWindow:
     outside: tuple[tuple[int, int], ...] = ()
 
 
-class NerTask:
+class NerTask(Task):
     """Named entities or any other tag a word, with head 'tagging'."""
 
     head = "tagging"
-    metric = "f1"
 
     def __init__(
         self,
@@ -83,19 +84,14 @@ class NerTask:
         return len(self.labels)
 
     def _labels_of_train(self) -> tuple[str, ...]:
-        if "train" not in self.splits:
-            raise ValueError("without a train split the task needs labels=(...)")
-        split = self.read("train")
-        split.require_labels("training")
-        found = in_order(tag for sentence in split.records for tag in sentence.tags)
-        return tuple(sorted(found, key=lambda tag: tag != "O"))
+        found = in_order(tag for sentence in self.labelled_train().records for tag in sentence.tags)
+        return tuple(sorted(found, key=lambda tag: tag != OUTSIDE))
 
     # --- reading
 
     def read(self, split: str) -> Split:
         """Sentences in file order; a file with one column has no tags."""
-        check_split(self, split)
-        path = self.source / self.splits[split]
+        path = self.file_of(split)
         records = read_tagged(path)
         if not records:
             raise ValueError(f"{path} holds no sentences")
@@ -112,7 +108,7 @@ class NerTask:
 
     # --- sentences -> rows
 
-    def features(self, split: Split, tokenizer: Any, max_length: int, training: bool) -> list[Features]:
+    def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
         """Windows over documents (or sentences); every word is answered for in exactly one.
 
         Windows overlap by half, and a word belongs to the window that shows most around it. The
@@ -137,7 +133,7 @@ class NerTask:
                 units.append([i])
         return units
 
-    def _rows(self, split: Split, unit: list[int], tokenizer: Any, room: int) -> list[Features]:
+    def _rows(self, split: Split, unit: list[int], tokenizer: Tokenizer, room: int) -> list[Features]:
         places = [(s, w) for s in unit for w in range(len(split.records[s].words))]
         pieces = tokenizer.encode_batch([split.records[s].words[w] for s, w in places])
         if OUTSIDE not in self.labels:  # then a word of dropped characters needs a position
@@ -226,3 +222,14 @@ class NerTask:
                     file.write("\t".join(cells) + "\n")
                 file.write("\n")
         return [path]
+
+    def examples(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> list[Example]:
+        made = []
+        for sentence, tags in zip(split.records, self.predict(split, features, outputs), strict=True):
+            words = list(zip(sentence.words, sentence.tags, tags, strict=True))[:MAX_WORDS]
+            if all(gold == predicted == OUTSIDE for _, gold, predicted in words):
+                continue  # nothing to see
+            misses = sum(gold != predicted for _, gold, predicted in words)
+            example = {"texts": [], "gold": "", "predicted": "", "right": not misses, "score": float(misses)}
+            made.append(example | {"words": [list(word) for word in words]})
+        return made

@@ -20,8 +20,9 @@ from bertjax.config import Config
 from bertjax.formats.files import write_whole
 from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.model.presets import parameter_count
-from bertjax.tasks.examples import choose, examples_of
+from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.remembered import to_remember
+from bertjax.tasks.shown import choose, examples_of
 from bertjax.version import source_version
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def result_json(
         "data": {s: tuner.data(s, training=s == "train")[0].fingerprint for s in splits},
         "rows": {s: len(tuner.data(s, training=s == "train")[1]) for s in splits},
         "notes": [n for s in splits for n in tuner.data(s, training=s == "train")[0].notes],
-        "dropped": getattr(tuner.task, "dropped", 0),
+        "dropped": tuner.task.dropped,
         "labels": list(tuner.task.labels),
         **recorded(run.settings),
         "best_step": run.best_step,
@@ -127,14 +128,9 @@ def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: M
     if jax.process_index() != 0:
         return
     task = tuner.task
-    kinds = {
-        "regression": "regression",
-        "multilabel": "multi_label_classification",
-        "classification": "single_label_classification",
-    }
     settings: dict[str, Any] = {"finetuned": to_remember(task, result, tuner.settings.task.max_length)}
-    if task.head in kinds:
-        settings["problem_type"] = kinds[task.head]
+    if problem_type := KINDS[task.head].problem_type:
+        settings["problem_type"] = problem_type
     labels = dict(enumerate(task.labels)) or None
     if task.head == "regression":
         labels = {0: "value"}

@@ -19,9 +19,12 @@ import numpy as np
 from bertjax.data.opening import read_text
 from bertjax.formats.files import parse_json, write_whole
 from bertjax.tasks import squad_score
-from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores
-from bertjax.tasks.task import Features, Split, check_split, file_fingerprint
+from bertjax.tasks.batches import Features
+from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores, softmax
+from bertjax.tasks.shown import MAX_LETTERS, RIVALS, Example, cut
+from bertjax.tasks.task import Split, Task, file_fingerprint
 from bertjax.tasks.windows import Window, passage_tokens, passage_windows
+from bertjax.tokenization import Tokenizer
 
 MAX_DROPPED = 0.01  # share of training questions whose answer is not where the file says
 
@@ -44,7 +47,10 @@ def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
     """
     impossible, answers = entry.get("is_impossible") or False, entry.get("answers", ())
     if isinstance(answers, Mapping):  # as `datasets` holds them
-        pairs = tuple(zip(answers["text"], answers["answer_start"], strict=True))
+        texts, starts = answers["text"], answers["answer_start"]
+        if len(texts) != len(starts):
+            raise TypeError(f"question {entry['id']!r} has {len(texts)} answer texts, but {len(starts)} starts")
+        pairs = tuple(zip(texts, starts, strict=True))
     else:
         pairs = tuple((answer["text"], answer["answer_start"]) for answer in answers)
     pairs = () if impossible else tuple(pair for pair in pairs if pair[0] != "")
@@ -60,11 +66,10 @@ def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
     return Question(entry["id"], entry["question"], context, pairs, where)
 
 
-class SquadTask:
+class SquadTask(Task):
     """Extractive question answering with head 'spans' (start and end logits by token)."""
 
     head = "spans"
-    labels = ()
     outputs = 2
 
     def __init__(
@@ -103,7 +108,6 @@ class SquadTask:
         self.null_threshold = null_threshold
         self.metric_names = ("exact", "f1") if version == "1.1" else ("exact", "f1", "best_exact", "best_f1")
         self.metric = self.metric_names[-1]
-        self.dropped = 0  # training answers that the last `features` could not find
 
     # --- reading
 
@@ -113,10 +117,9 @@ class SquadTask:
         Raises ValueError for a file of another layout, and in version 1.1 for a question without
         an answer among others that have one.
         """
-        check_split(self, split)
         if self.source.startswith("tfds:"):
             return self._read_tfds(split)
-        path = pathlib.Path(self.source) / self.splits[split]
+        path = self.file_of(split)
         try:
             articles = parse_json(read_text(path), str(path))["data"]
             if not isinstance(articles, list):
@@ -156,6 +159,7 @@ class SquadTask:
     def _read_tfds(self, split: str) -> Split:
         from bertjax.tasks.tfds_source import read_tfds
 
+        self.check_split(split)
         name = {"dev": "validation"}.get(split, split)
         rows, fingerprint = read_tfds(self.source, name, self.data_dir)
         questions = []
@@ -169,7 +173,7 @@ class SquadTask:
 
     # --- questions -> windows
 
-    def features(self, split: Split, tokenizer: Any, max_length: int, training: bool) -> list[Features]:
+    def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
         """The windows of every question; with training=True also the first answer's span.
 
         Raises ValueError before any work if a question could leave no room for the passage, and
@@ -301,6 +305,35 @@ class SquadTask:
             write_whole(paths[-1], text + "\n")
         return paths
 
+    def examples(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> list[Example]:
+        found = self.answers(split, features, outputs)
+        decided = self.decided(found)
+        made = []
+        for question in split.records:
+            predicted, rivals = decided[question.id], found.n_best[question.id]
+            golds = list(dict.fromkeys(text for text, _ in question.answers)) or [""]
+            made.append(
+                {
+                    "texts": [question.question, _around(question.context, golds[0] or predicted)],
+                    "gold": " / ".join(_shown(text) for text in golds[:3]),
+                    "predicted": _shown(predicted),
+                    "right": any(squad_score.exact(gold, predicted) for gold in golds),
+                    "score": max((rival["probability"] for rival in rivals if rival["text"] == predicted), default=0.0),
+                    "predictions": [[_shown(rival["text"]), rival["probability"]] for rival in rivals[:RIVALS]],
+                }
+            )
+        return made
+
+
+def _shown(answer: str) -> str:
+    return cut(answer or "no answer", 80)
+
+
+def _around(passage: str, answer: str) -> str:
+    """The part of a passage that an answer stands in."""
+    begin = max(0, passage.find(answer) - (MAX_LETTERS - len(answer)) // 2 if answer else 0)
+    return "…" * (begin > 0) + passage[begin:].lstrip()
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -323,10 +356,10 @@ class Answers:
         self.null_odds[key] = null_score - (candidates[0][1] if candidates else lowest)
         rivals = [*candidates, *([("", null_score)] if null or not candidates else [])]
         rivals.sort(key=lambda rival: -rival[1])
-        weights = np.exp([score - rivals[0][1] for _, score in rivals])
+        shares = softmax(np.array([score for _, score in rivals]))
         self.n_best[key] = [
             {"text": text, "probability": float(p), "score": float(score)}
-            for (text, score), p in zip(rivals, weights / weights.sum(), strict=True)
+            for (text, score), p in zip(rivals, shares, strict=True)
         ]
 
     def decided(self, threshold: float | None) -> dict[str, str]:

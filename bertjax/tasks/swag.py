@@ -6,7 +6,6 @@ label), or CODAH's TSV without a header: category, prompt, four answers, label. 
 segments as run_swag of transformers: sent1 | sent2 + ending.
 """
 
-import json
 import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.opening import plain_name
-from bertjax.formats.files import whole_file
 from bertjax.tasks import metrics
+from bertjax.tasks.batches import INPUTS, Features
+from bertjax.tasks.shown import Example, cut, likeliest
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Features, Split, check_split, encode_segments, file_fingerprint
+from bertjax.tasks.task import Split, Task, encode_segments, file_fingerprint, write_predictions
+from bertjax.tokenization import Tokenizer
 
 CHOICES = 4
 _ENDINGS = tuple(f"ending{i}" for i in range(CHOICES))
@@ -42,11 +43,10 @@ def _gold(value: Any) -> str:
     return "" if value is None or isinstance(value, bool) else str(value).strip()
 
 
-class MultipleChoiceTask:
+class MultipleChoiceTask(Task):
     """Picks one of four continuations; head 'multiple_choice' (one logit a choice)."""
 
     head = "multiple_choice"
-    labels = ()
     metric = "accuracy"
     metric_names = ("accuracy", "matthews", "macro_f1")
     outputs = 1
@@ -58,8 +58,7 @@ class MultipleChoiceTask:
 
     def read(self, split: str) -> Split:
         """Choices in file order. Raises ValueError with file and line for a bad label."""
-        check_split(self, split)
-        path = self.source / self.splits[split]
+        path = self.file_of(split)
         if plain_name(path.name).endswith(".tsv"):
             table = read_table(path, _CODAH[1:-1], headerless=_CODAH)
             columns = (None, "prompt", _CODAH[2:-1])
@@ -90,7 +89,7 @@ class MultipleChoiceTask:
             )
         return Split(split, records, labelled, file_fingerprint(path))
 
-    def features(self, split: Split, tokenizer: Any, max_length: int, training: bool) -> list[Features]:
+    def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
         """One feature dict a question, whose input_ids are a list of four rows."""
         if training:
             split.require_labels("training")
@@ -102,7 +101,7 @@ class MultipleChoiceTask:
         for i, record in enumerate(split.records):
             mine = endings[i * CHOICES : (i + 1) * CHOICES]
             rows = [encode_segments(tokenizer, contexts[i], ids, max_length) for ids in mine]
-            feature: Features = {name: [row[name] for row in rows] for name in ("input_ids", "token_type_ids")}
+            feature: Features = {name: [row[name] for row in rows] for name in INPUTS}
             feature["example"] = i
             if split.labelled:
                 feature["labels"] = record.label
@@ -119,10 +118,25 @@ class MultipleChoiceTask:
         self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
     ) -> list[pathlib.Path]:
         """predictions_SPLIT.jsonl: id, chosen ending (0 to 3) and its text."""
-        path = directory / f"predictions_{split.name}.jsonl"
-        with whole_file(path) as file:
-            for record, logits in zip(split.records, outputs, strict=True):
-                best = int(np.argmax(logits))
-                row = {"id": record.id, "prediction": best, "text": record.endings[best]}
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        return [path]
+        chosen = [int(np.argmax(logits)) for logits in outputs]
+        rows = [
+            {"id": record.id, "prediction": best, "text": record.endings[best]}
+            for record, best in zip(split.records, chosen, strict=True)
+        ]
+        return write_predictions(directory, split, rows)
+
+    def examples(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> list[Example]:
+        made = []
+        for record, shares in zip(split.records, metrics.softmax(np.asarray(outputs, np.float64)), strict=True):
+            best, endings = int(shares.argmax()), [cut(ending, 160) for ending in record.endings]
+            made.append(
+                {
+                    "texts": [f"{record.context} {record.start}".strip()],
+                    "gold": endings[record.label],
+                    "predicted": endings[best],
+                    "right": best == record.label,
+                    "score": float(shares.max()),
+                    "predictions": likeliest(endings, shares, len(shares)),
+                }
+            )
+        return made

@@ -1,38 +1,28 @@
-"""What every fine-tuning task has in common: the `Task` interface, pairs of segments, batches.
+"""What every fine-tuning task has in common: the `Task` interface, splits, labels, segments.
 
 The way of an example:
 
-    file -> Record (text and gold) -> features (ids, one row of the model) -> batch [B, T]
+    file -> Record (text and gold) -> features (batches.py) -> batch [B, T]
          -> outputs (logits of each row) -> Scores, prediction and submission files
 
 A task says how to read, featurise, score and write; the loop, the sweep and the table know nothing
-else of it. Features are dicts of plain numpy values, one dict a row:
-
-    input_ids, token_type_ids   int32 [t]; multiple choice: [C][t]
-    labels                      int: class or right choice
-    targets                     float: regression
-    label_set                   float32 [C]: multi-label, 0 or 1
-    tags, tag_weights           int32 [t], float32 [t]: tagging; weight 1 where a word is predicted
-    start_positions, end_positions   int: spans, in tokens of the row; 0, 0 = no answer here
-    example                     int: which record of the split the row belongs to
-
-A split without gold (a test set) yields features without the gold fields.
+else of it.
 """
 
 import hashlib
+import json
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from bertjax.formats.files import whole_file
 from bertjax.model.presets import BertConfig
+from bertjax.tasks.batches import Features
 from bertjax.tasks.metrics import Scores
-
-Features = dict[str, Any]
-
-GOLD_FIELDS = ("labels", "targets", "label_set", "tags", "tag_weights", "start_positions", "end_positions")
+from bertjax.tokenization import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -67,35 +57,88 @@ class Split:
             )
 
 
-class Task(Protocol):
-    """The contract of a task. One instance serves all splits of one data set."""
+class Task:
+    """A data set and what to do with it. One instance serves all its splits.
+
+    A subclass reads files in `read` and says what a row looks like in `features`. `head` names a
+    kind of kinds.py, `metric` the score that picks the best checkpoint (higher is better).
+    """
 
     name: str
-    head: str  # classification, regression, multilabel, tagging, spans or multiple_choice
-    labels: tuple[str, ...]  # names by index of the head's outputs; () where there are none
-    metric: str  # the name in Scores that picks the best checkpoint (higher is better)
-    metric_names: tuple[str, ...]  # the names in Scores that could
+    head: str
+    labels: tuple[str, ...] = ()  # names by index of the head's outputs; () where there are none
+    outputs: int  # size of the head's output
+    metric: str
+    metric_names: tuple[str, ...]  # the names in Scores that could be `metric`
+    source: pathlib.Path | str
     splits: dict[str, str]  # 'train', 'dev', 'test' (and more) -> what is read for them
+    dropped = 0  # training rows that the last `features` left out
 
     def read(self, split: str) -> Split:
         """Reads a split. Errors name file and line."""
+        raise NotImplementedError
 
-    def features(self, split: Split, tokenizer: Any, max_length: int, training: bool) -> list[Features]:
-        """Rows for the model, in record order; a record may give several (windows)."""
+    def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
+        """Rows for the model, in record order; a record may give several (windows).
+
+        Raises ValueError with training=True for a split without gold.
+        """
+        raise NotImplementedError
 
     def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> Scores:
         """Scores the outputs, one array a row in feature order, without padding."""
+        raise NotImplementedError
 
     def write(
         self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
     ) -> list[pathlib.Path]:
         """Writes the prediction (or submission) files and returns their paths."""
+        raise NotImplementedError
+
+    def examples(
+        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
+    ) -> list[dict[str, Any]]:
+        """What a reader is shown of a split with gold, in record order; see shown.py."""
+        raise NotImplementedError
+
+    def file_of(self, split: str) -> pathlib.Path:
+        """The file of a split. Raises ValueError as `check_split`."""
+        self.check_split(split)
+        return pathlib.Path(self.source) / self.splits[split]
+
+    def check_split(self, split: str) -> None:
+        """Raises ValueError naming the splits that there are, if this is none of them."""
+        if split not in self.splits:
+            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+
+    def labelled_train(self) -> Split:
+        """The train split, from which label names are taken. Raises ValueError if it has none."""
+        if "train" not in self.splits:
+            raise ValueError("without a train split the task needs labels=(...)")
+        split = self.read("train")
+        split.require_labels("training")
+        return split
 
 
-def check_split(task: Task, split: str) -> None:
-    """Raises ValueError naming the splits that there are, if this is none of them."""
-    if split not in task.splits:
-        raise ValueError(f"{task.name} has no split {split!r}; one of {', '.join(task.splits)}")
+def write_predictions(directory: pathlib.Path, split: Split, rows: Iterable[Mapping[str, Any]]) -> list[pathlib.Path]:
+    """Writes predictions_SPLIT.jsonl, a line for each record."""
+    path = directory / f"predictions_{split.name}.jsonl"
+    with whole_file(path) as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return [path]
+
+
+def texts_of(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, str | None]:
+    """The text, or the pair, in one or two columns of a row."""
+    return row[columns[0]], row[columns[1]] if len(columns) > 1 else None
+
+
+def all_labelled(records: Sequence[Record], remark: str = "") -> bool:
+    """Whether the records of a split have labels. Raises ValueError where only some of them have."""
+    unlabelled = [record for record in records if record.label is None]
+    if unlabelled and len(unlabelled) < len(records):
+        raise ValueError(f"{unlabelled[0].where}: no label, although other rows have one{remark}")
+    return bool(records) and not unlabelled
 
 
 def label_index(labels: Sequence[str], name: str, what: str) -> int:
@@ -167,7 +210,9 @@ def trim_lengths(length_a: int, length_b: int, room: int) -> tuple[int, int]:
     return length_a, length_b
 
 
-def encode_segments(tokenizer: Any, ids_a: Sequence[int], ids_b: Sequence[int] | None, max_length: int) -> Features:
+def encode_segments(
+    tokenizer: Tokenizer, ids_a: Sequence[int], ids_b: Sequence[int] | None, max_length: int
+) -> Features:
     """[CLS] A [SEP] or [CLS] A [SEP] B [SEP], trimmed to max_length.
 
     The first [SEP] belongs to segment 0. An empty B stays a segment: [CLS] A [SEP] [SEP].
@@ -194,150 +239,10 @@ def require_segments(config: BertConfig) -> None:
         )
 
 
-def encode_texts(tokenizer: Any, texts: Sequence[str | None]) -> list[list[int] | None]:
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str | None]) -> list[list[int] | None]:
     """encode_batch that passes None through (records without a second text)."""
     present = [i for i, text in enumerate(texts) if text is not None]
     encoded: list[list[int] | None] = [None] * len(texts)
     for i, ids in zip(present, tokenizer.encode_batch([texts[i] for i in present]), strict=True):
         encoded[i] = ids
     return encoded
-
-
-# --- batches --------------------------------------------------------------------------------------
-
-_TOKEN_FIELDS = ("input_ids", "token_type_ids", "tags", "tag_weights")
-_HOST_FIELDS = ("example", "window")  # stay on the host
-
-
-def row_length(features: Features) -> int:
-    """Tokens of a row; of its longest choice where there are several."""
-    ids = features["input_ids"]
-    return max(map(len, ids)) if isinstance(ids, list) else len(ids)
-
-
-def has_pair(features: Features) -> bool:
-    """Whether a row has a second segment."""
-    types = features["token_type_ids"]
-    return any(map(np.any, types)) if isinstance(types, list) else bool(np.any(types))
-
-
-def _bucket_of(features: Sequence[Features], buckets: Sequence[int]) -> np.ndarray:
-    lengths = np.array([row_length(f) for f in features])
-    if lengths.size and lengths.max() > max(buckets):
-        raise ValueError(f"a row of {lengths.max()} tokens is longer than the buckets {buckets}")
-    return np.searchsorted(np.asarray(sorted(buckets)), lengths)
-
-
-def collate(features: Sequence[Features], length: int, batch_size: int, pad_id: int) -> dict[str, np.ndarray]:
-    """Pads rows to [batch_size, length]; missing rows repeat the first with weight 0.
-
-    Adds attention_mask (1 = token) and weights [B] float32 (0 = not a row of the data).
-    """
-    rows = [*features, *[features[0]] * (batch_size - len(features))]
-    batch: dict[str, np.ndarray] = {}
-    for name, first in rows[0].items():
-        if name in _HOST_FIELDS:
-            continue
-        if name not in _TOKEN_FIELDS:
-            batch[name] = np.asarray([row[name] for row in rows])
-            kind = np.int32 if batch[name].dtype.kind in "iu" else np.float32
-            batch[name] = batch[name].astype(kind)
-            continue
-        choices = isinstance(first, list)
-        shape = (batch_size, len(first), length) if choices else (batch_size, length)
-        kind = np.float32 if name == "tag_weights" else np.int32
-        batch[name] = np.full(shape, pad_id if name == "input_ids" else 0, kind)
-        mask = np.zeros(shape, np.int32)
-        for i, row in enumerate(rows):
-            for j, values in enumerate(row[name]) if choices else [(..., row[name])]:
-                batch[name][i, j, : len(values)] = values
-                mask[i, j, : len(values)] = 1
-        if name == "input_ids":
-            batch["attention_mask"] = mask
-    batch["weights"] = (np.arange(batch_size) < len(features)).astype(np.float32)
-    return batch
-
-
-def process_slice(batch: dict[str, np.ndarray], process_index: int, process_count: int) -> dict[str, np.ndarray]:
-    """The contiguous rows of one process."""
-    size = len(batch["weights"]) // process_count
-    return {k: v[process_index * size : (process_index + 1) * size] for k, v in batch.items()}
-
-
-class TrainingBatches:
-    """Training batches by step: a pure function of (seed, step), every row once an epoch.
-
-    Rows are shuffled anew each epoch and a batch is the next ones, padded to the bucket of its
-    longest row. With `group`, that many batches' worth of rows at a time are ordered by bucket
-    before they are cut into batches, and the batches are shuffled: a batch rarely pads beyond its
-    bucket then, but is no random draw any more. The last, short batch of an epoch is filled with
-    rows of weight 0. `batches[step]` gives the rows of this process.
-    """
-
-    def __init__(
-        self,
-        features: Sequence[Features],
-        batch_size: int,
-        seed: int,
-        buckets: Sequence[int],
-        pad_id: int,
-        group: int = 0,
-        process_index: int = 0,
-        process_count: int = 1,
-    ):
-        if not features:
-            raise ValueError("no training rows")
-        if batch_size % process_count:
-            raise ValueError(f"batch_size={batch_size} is not divisible by {process_count} hosts")
-        for row in features:
-            if not any(name in row for name in GOLD_FIELDS):
-                raise ValueError("training rows have no labels; a test split cannot be trained on")
-        self.features, self.batch_size, self.seed = features, batch_size, seed
-        self.buckets, self.pad_id, self.group = tuple(sorted(buckets)), pad_id, group
-        self.process_index, self.process_count = process_index, process_count
-        self._bucket = _bucket_of(features, self.buckets)
-        self._plan: tuple[int, list[np.ndarray]] = (-1, [])
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.features) // self.batch_size)
-
-    def rows(self, step: int) -> np.ndarray:
-        """Indices of the features in the global batch of `step`."""
-        epoch, at = divmod(step, self.steps_per_epoch)
-        if self._plan[0] != epoch:
-            self._plan = (epoch, self._epoch(epoch))
-        return self._plan[1][at]
-
-    def _epoch(self, epoch: int) -> list[np.ndarray]:
-        rng = np.random.default_rng([self.seed, epoch])
-        order = rng.permutation(len(self.features))
-        if len(self.buckets) == 1 or not self.group:
-            return np.split(order, range(self.batch_size, len(order), self.batch_size))
-        size = self.group * self.batch_size
-        groups = np.split(order, range(size, len(order), size))
-        order = np.concatenate([g[np.argsort(self._bucket[g], kind="stable")] for g in groups])
-        batches = np.split(order, range(self.batch_size, len(order), self.batch_size))
-        return [batches[i] for i in rng.permutation(len(batches))]
-
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        rows = self.rows(step)
-        length = self.buckets[self._bucket[rows].max()]
-        batch = collate([self.features[i] for i in rows], length, self.batch_size, self.pad_id)
-        return process_slice(batch, self.process_index, self.process_count)
-
-
-def evaluation_batches(
-    features: Sequence[Features], batch_size: int, buckets: Sequence[int], pad_id: int
-) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Every row exactly once, by bucket, as (feature indices, batch [B, bucket]) pairs.
-
-    The last batch of a bucket is filled with weight-0 rows, so a bucket has one shape.
-    """
-    buckets = sorted(buckets)
-    bucket = _bucket_of(features, buckets)
-    for number, length in enumerate(buckets):
-        members = np.flatnonzero(bucket == number)
-        for start in range(0, len(members), batch_size):
-            rows = members[start : start + batch_size]
-            yield rows, collate([features[i] for i in rows], length, batch_size, pad_id)

@@ -7,15 +7,16 @@ unpack. Out: records of one language or of several, and a score for each. Source
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bertjax.tasks import metrics
+from bertjax.tasks.batches import Features
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Features, Record, Split, check_split, file_fingerprint
-from bertjax.tasks.text import TextTask
+from bertjax.tasks.task import Record, Split, file_fingerprint, texts_of
+from bertjax.tasks.text_task import TextTask
 
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 _LABELS = ("entailment", "neutral", "contradiction")
@@ -24,18 +25,9 @@ _ROWS = {"train": 392_702, "dev": 2_490, "test": 5_010}  # of each language
 _FOLDERS = ("", "XNLI-1.0", "XNLI-MT-1.0/multinli", "multinli")
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """What a file calls its columns."""
-
-    premise: str
-    hypothesis: str
-    label: str
-    language: tuple[str, ...] = ()  # () = the file is of one language
-
-
-_TRAINING = _Columns("premise", "hypo", "label")
-_SCORED = _Columns("sentence1", "sentence2", "gold_label", ("language",))
+# Columns of the label and the two texts, then of the language where a file has several.
+_TRAINING = ("label", "premise", "hypo")
+_SCORED = ("gold_label", "sentence1", "sentence2", "language")
 
 
 @dataclass(frozen=True)
@@ -82,27 +74,20 @@ class XnliTask(TextTask):
 
     def read(self, split: str) -> Split:
         """Records in file order. Raises ValueError with file and line for an unknown label."""
-        check_split(self, split)
+        self.check_split(split)
         if split == "train":
             wanted = self.train_languages
             paths = [self._find(_training_file(language)) for language in wanted]
-            records = [
-                record
-                for path, language in zip(paths, wanted, strict=True)
-                for record in _records(path, _TRAINING, (language,))
-            ]
+            records = [r for path, name in zip(paths, wanted, strict=True) for r in _records(path, _TRAINING, (name,))]
         else:
             wanted, paths = self.languages, [self._find(self.splits[split])]
             records = _records(paths[0], _SCORED, wanted)
         counts = {language: sum(record.language == language for record in records) for language in wanted}
         if empty := [language for language, count in counts.items() if not count]:
             raise ValueError(f"{paths[0]} holds no row of language {', '.join(map(repr, empty))}")
-        others = [f"{count:,} rows of {language}" for language, count in counts.items() if count != _ROWS[split]]
-        notes = (
-            (f"XNLI {split} has {', '.join(others)}, not the {_ROWS[split]:,} of the published files",)
-            if others
-            else ()
-        )
+        notes: tuple[str, ...] = ()
+        if others := [f"{count:,} rows of {name}" for name, count in counts.items() if count != _ROWS[split]]:
+            notes = (f"XNLI {split} has {', '.join(others)}, not the {_ROWS[split]:,} of the published files",)
         return Split(split, records, True, file_fingerprint(*paths), notes)
 
     def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> metrics.Scores:
@@ -113,13 +98,8 @@ class XnliTask(TextTask):
         scores = super().score(split, features, outputs)
         right = self.predict(outputs) == [row["labels"] for row in features]
         spoken = np.array([split.records[row["example"]].language for row in features])
-        return replace(
-            scores,
-            values={
-                **scores.values,
-                **{name: float(right[spoken == language].mean()) for name, language in self._by_language().items()},
-            },
-        )
+        values = {name: float(right[spoken == language].mean()) for name, language in self._by_language().items()}
+        return replace(scores, values={**scores.values, **values})
 
     def _find(self, name: str) -> pathlib.Path:
         found = [path for folder in _FOLDERS if (path := self.source / folder / name).exists()]
@@ -148,31 +128,17 @@ def _training_file(language: str) -> str:
     return f"multinli.train.{language}.tsv"
 
 
-def _records(path: pathlib.Path, names: _Columns, languages: Sequence[str]) -> list[XnliRecord]:
+def _records(path: pathlib.Path, columns: Sequence[str], languages: Sequence[str]) -> list[XnliRecord]:
     """The rows of a file that are of these languages (of its only one, if it does not say)."""
-    columns = (*names.language, names.label, names.premise, names.hypothesis)
     records = []
     for number, (line, row) in enumerate(read_table(path, columns).rows):
-        language = row["language"] if names.language else languages[0]
+        language = row.get("language", languages[0])
         if language not in languages:
             continue
-        label = _TRANSLATED.get(row[names.label], row[names.label])
+        label = _TRANSLATED.get(row[columns[0]], row[columns[0]])
         if label not in _LABELS:
             raise ValueError(f"{path}:{line}: label {label!r} is not one of {', '.join(_LABELS)}")
-        records.append(
-            XnliRecord(
-                _key(row, number, language, len(languages) > 1),
-                row[names.premise],
-                row[names.hypothesis],
-                label,
-                f"{path}:{line}",
-                language,
-            )
-        )
+        key = row.get("pairID") or str(number)  # the pair's number, which the languages share
+        key = f"{language}-{key}" if len(languages) > 1 else key
+        records.append(XnliRecord(key, *texts_of(row, columns[1:3]), label, f"{path}:{line}", language))
     return records
-
-
-def _key(row: Mapping[str, str], number: int, language: str, several: bool) -> str:
-    """The pair's number, which the languages share; among several with the language before it."""
-    pair = row.get("pairID") or str(number)
-    return f"{language}-{pair}" if several else pair

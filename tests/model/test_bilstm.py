@@ -11,7 +11,7 @@ from bertjax.model.heads import BertForTokenClassification, BertModel, init_para
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import job
-from bertjax.tasks.objective import model_for
+from bertjax.tasks.kinds import model_for
 
 draw = jax.jit(init_params, static_argnums=0)
 CONFIG = BertConfig(30, 8, 2, 2, 16, max_position_embeddings=16, is_decoder=True, initializer_range=0.5)

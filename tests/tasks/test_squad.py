@@ -381,6 +381,7 @@ ANSWERED = {"id": "1", "question": "what?", "answers": [{"text": "good", "answer
         ({"question": 7}, "the question of question '1' is 7"),
         ({"is_impossible": "false"}, "the is_impossible of question '1' is 'false'"),
         ({"answers": "good"}, "article 0 .t. is not laid out as SQuAD"),
+        ({"answers": {"text": ["good"], "answer_start": []}}, "question '1' has 1 answer texts, but 0 starts"),
     ],
 )
 def test_what_is_not_laid_out_as_squad_names_the_place(tmp_path, changed, words):

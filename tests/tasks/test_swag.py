@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from bertjax.tasks.batches import collate
 from bertjax.tasks.swag import MultipleChoiceTask
-from bertjax.tasks.task import collate
 
 
 class Letters:

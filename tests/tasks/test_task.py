@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 
+from bertjax.tasks import batches as batching
 from bertjax.tasks import task
 from bertjax.tasks.job import make_task
 
@@ -42,8 +43,8 @@ def test_the_first_separator_belongs_to_segment_zero_and_an_empty_segment_stays(
 @pytest.mark.parametrize("group", (0, 4))
 def test_training_batches_are_a_function_of_seed_and_step_and_show_each_row_once_an_epoch(group):
     features = rows(np.random.default_rng(1).integers(3, 60, 101))
-    batches = task.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0, group=group)
-    again = task.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0, group=group)
+    batches = batching.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0, group=group)
+    again = batching.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0, group=group)
     assert batches.steps_per_epoch == 13
     for epoch in (1, 0):  # any order of access
         seen = np.concatenate([batches.rows(epoch * 13 + i) for i in range(13)])
@@ -53,20 +54,20 @@ def test_training_batches_are_a_function_of_seed_and_step_and_show_each_row_once
             np.testing.assert_array_equal(value, batches[step][name])
     first = [tuple(batches.rows(i)) for i in range(13)]
     assert first != [tuple(batches.rows(13 + i)) for i in range(13)]
-    other = task.TrainingBatches(features, 8, seed=6, buckets=(16, 32, 64), pad_id=0, group=group)
+    other = batching.TrainingBatches(features, 8, seed=6, buckets=(16, 32, 64), pad_id=0, group=group)
     assert first != [tuple(other.rows(i)) for i in range(13)]
 
 
 def test_batches_are_random_draws_whatever_the_buckets_unless_grouped():
     features = rows(np.random.default_rng(1).integers(3, 128, 640))
     one, three, grouped = (
-        task.TrainingBatches(features, 8, 0, buckets, 0, group)
+        batching.TrainingBatches(features, 8, 0, buckets, 0, group)
         for buckets, group in (((128,), 0), ((32, 80, 128), 0), ((32, 80, 128), 16))
     )
     for step in range(160):
         np.testing.assert_array_equal(one.rows(step), three.rows(step))
     # Lengths within a batch scatter as much as they do over all rows, or far less when grouped.
-    lengths = np.array([task.row_length(row) for row in features])
+    lengths = np.array([batching.row_length(row) for row in features])
     spread = [np.mean([lengths[b.rows(i)].var(ddof=1) for i in range(80)]) / lengths.var() for b in (three, grouped)]
     assert abs(spread[0] - 1) < 0.1 and spread[1] < 0.3
     spent = [sum(b[i]["input_ids"].size for i in range(80)) for b in (one, three, grouped)]
@@ -74,7 +75,7 @@ def test_batches_are_random_draws_whatever_the_buckets_unless_grouped():
 
 
 def test_the_short_last_batch_keeps_its_shape_with_rows_of_weight_zero():
-    batches = task.TrainingBatches(rows([4] * 10), 8, 0, (16,), pad_id=9)
+    batches = batching.TrainingBatches(rows([4] * 10), 8, 0, (16,), pad_id=9)
     batch = batches[1]
     assert batch["input_ids"].shape == (8, 16)
     np.testing.assert_array_equal(batch["weights"], [1, 1, 0, 0, 0, 0, 0, 0])
@@ -85,8 +86,8 @@ def test_the_short_last_batch_keeps_its_shape_with_rows_of_weight_zero():
 
 def test_processes_get_the_contiguous_slices_of_the_global_batch():
     features = rows(range(3, 35))
-    whole = task.TrainingBatches(features, 8, 0, (64,), 0)[2]
-    parts = [task.TrainingBatches(features, 8, 0, (64,), 0, process_index=i, process_count=2)[2] for i in range(2)]
+    whole = batching.TrainingBatches(features, 8, 0, (64,), 0)[2]
+    parts = [batching.TrainingBatches(features, 8, 0, (64,), 0, process_index=i, process_count=2)[2] for i in range(2)]
     for name, value in whole.items():
         np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), value)
 
@@ -94,7 +95,7 @@ def test_processes_get_the_contiguous_slices_of_the_global_batch():
 def test_evaluation_shows_every_row_exactly_once_in_one_shape_a_bucket():
     features = rows(np.random.default_rng(2).integers(3, 129, 408))
     shapes, seen = set(), []
-    for indices, batch in task.evaluation_batches(features, 32, (32, 64, 128), 0):
+    for indices, batch in batching.evaluation_batches(features, 32, (32, 64, 128), 0):
         shapes.add(batch["input_ids"].shape)
         real = batch["weights"] > 0
         assert real.sum() == len(indices)
@@ -106,7 +107,7 @@ def test_evaluation_shows_every_row_exactly_once_in_one_shape_a_bucket():
 
 def test_rows_without_labels_cannot_be_trained_on():
     with pytest.raises(ValueError, match="no labels"):
-        task.TrainingBatches(rows([4] * 5, labelled=False), 2, 0, (16,), 0)
+        batching.TrainingBatches(rows([4] * 5, labelled=False), 2, 0, (16,), 0)
     for records, missing in (([object()], "labels"), ([], "rows")):
         split = task.Split("test", records, labelled=False, fingerprint="")
         with pytest.raises(ValueError, match=f"'test' has no {missing}.*scoring"):
@@ -122,12 +123,12 @@ def test_labels_are_matched_by_name_with_those_of_the_head():
 def test_multiple_choice_and_tagging_fields_are_padded_along_their_tokens():
     ids = [np.full(n, 7, np.int32) for n in (3, 5)]
     row = {"input_ids": ids, "token_type_ids": [np.zeros(3, int), np.ones(5, int)], "labels": 1}
-    batch = task.collate([row], 8, 2, pad_id=0)
+    batch = batching.collate([row], 8, 2, pad_id=0)
     assert batch["input_ids"].shape == (2, 2, 8)
     np.testing.assert_array_equal(batch["attention_mask"].sum(-1), [[3, 5], [3, 5]])
-    assert task.row_length(row) == 5
+    assert batching.row_length(row) == 5
     tagged = {"input_ids": ids[0], "tags": np.array([0, 2, 0]), "tag_weights": np.array([0, 1, 0])}
-    batch = task.collate([tagged], 4, 1, pad_id=0)
+    batch = batching.collate([tagged], 4, 1, pad_id=0)
     np.testing.assert_array_equal(batch["tags"], [[0, 2, 0, 0]])
     assert batch["tag_weights"].dtype == np.float32
 

@@ -11,9 +11,9 @@ from bertjax.model.dropout import random_words, site_keys
 from bertjax.model.encoder import head_site
 from bertjax.model.kernels import dropout_bits
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.tasks.objective import TaskObjective, model_for
+from bertjax.tasks.batches import TrainingBatches
+from bertjax.tasks.kinds import TaskObjective, model_for
 from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
-from bertjax.tasks.task import TrainingBatches
 from bertjax.training import sharding
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import DROPOUT, Trainer

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.tasks.transfer import pack, unpack
+from bertjax.tasks.batches import as_one_array, fields_of
 
 
 def test_fields_come_back_with_shape_type_and_bits():
@@ -15,9 +15,9 @@ def test_fields_come_back_with_shape_type_and_bits():
         "label_set": rng.normal(size=(3, 2)).astype(np.float32),
         "labels": np.array([0, -1, 7], np.int32),
     }
-    packed = pack(batch)
+    packed = as_one_array(batch)
     assert len(packed) == 1 and next(iter(packed.values())).shape == (3, 4 * 7 + 1 + 2 + 1)
-    back = jax.device_get(jax.jit(unpack)(packed))
+    back = jax.device_get(jax.jit(fields_of)(packed))
     assert set(back) == set(batch)
     for name, values in batch.items():
         assert back[name].dtype == values.dtype
@@ -26,6 +26,6 @@ def test_fields_come_back_with_shape_type_and_bits():
 
 def test_other_batches_pass_and_other_types_are_refused():
     batch = {"input_ids": np.zeros((2, 3), np.int32)}
-    assert unpack(batch) == batch
+    assert fields_of(batch) == batch
     with pytest.raises(ValueError, match="'x' is int64; only int32 and float32"):
-        pack({"x": np.zeros(2, np.int64)})
+        as_one_array({"x": np.zeros(2, np.int64)})

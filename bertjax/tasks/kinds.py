@@ -1,0 +1,320 @@
+"""The kinds of heads: for each its network, its gold, its loss and what its logits mean.
+
+A task names its kind by `head`. A new kind is a class here, its network in model/heads.py (whose new
+parameters are called `classifier`, which every reader and writer of checkpoints knows) and the task
+that uses it. Kinds for a text or a pair (`TextKind`) also make gold from labels and predictions and
+scores from logits; for the others, whose predictions need the rows, the task does that.
+
+Losses are sums over rows divided by the global weights, so that accumulation and padding rows change
+nothing. They are the original's and those of transformers' models of the same names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.model import heads
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.tasks import metrics
+from bertjax.tasks.batches import Features, fields_of
+from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger
+from bertjax.tasks.task import Task
+from bertjax.training import losses
+
+Batch = Mapping[str, jax.Array]
+
+
+class Kind:
+    """What the trainer needs to know of a kind of head."""
+
+    network: type[heads.TaskNetwork]
+    sized = True  # the network has `num_labels` outputs; else its number is fixed
+    by_token = False  # logits have an entry for each token
+    classes: str | None = None  # the batch's field of gold classes, for accuracy
+    class_weights = False  # whether classes can be weighted
+    problem_type: str | None = None  # what transformers calls it in config.json
+
+    def logits(self, outputs: Any, attention_mask: jax.Array) -> jax.Array:
+        """The network's outputs as one float32 array [B, ...]."""
+        return outputs
+
+    def counted(self, batch: Batch) -> jax.Array:
+        """1 where a row (or a token) has a loss, else 0."""
+        return batch["weights"]
+
+    def losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
+        """Loss of each entry of `counted`."""
+        return losses.cross_entropy(logits, batch[self.classes])
+
+    def gold_classes(self, features: Sequence[Features]) -> np.ndarray:
+        """The gold classes of all rows (or words), for class weights."""
+        return np.array([row[self.classes] for row in features])
+
+
+class Tagging(Kind):
+    """A class for each word: gold `tags`, weighted by `tag_weights`; logits [B, T, tags]."""
+
+    network = heads.BertForTokenClassification
+    by_token = True
+    classes = "tags"
+    class_weights = True
+
+    def counted(self, batch: Batch) -> jax.Array:
+        return batch["tag_weights"] * batch["weights"][:, None]
+
+    def gold_classes(self, features: Sequence[Features]) -> np.ndarray:
+        return np.concatenate([row["tags"][row["tag_weights"] > 0] for row in features])
+
+
+class Spans(Kind):
+    """First and last token of an answer: logits [B, T, 2], padding masked out, whatever the bucket."""
+
+    network = heads.BertForQuestionAnswering
+    sized = False
+    by_token = True
+
+    def logits(self, outputs: Any, attention_mask: jax.Array) -> jax.Array:
+        return jnp.where(attention_mask[..., None] > 0, jnp.stack(outputs, -1), -1e9)
+
+    def losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
+        start = losses.cross_entropy(logits[..., 0], batch["start_positions"])
+        end = losses.cross_entropy(logits[..., 1], batch["end_positions"])
+        return (start + end) / 2
+
+
+class MultipleChoice(Kind):
+    """The right one of C rows: gold `labels`; logits [B, C]."""
+
+    network = heads.BertForMultipleChoice
+    sized = False
+    classes = "labels"
+
+
+class TextKind(Kind):
+    """What a text or a pair is mapped to. `labels` are the names of the head's outputs."""
+
+    network = heads.BertForSequenceClassification
+    metrics: tuple[str, ...]  # scores that can choose the best checkpoint, the default first
+
+    def gold(self, label: Any, index: Callable[[str], int], outputs: int) -> Features:
+        """The gold fields of a row, from a record's label; `index` gives a name's place."""
+        raise NotImplementedError
+
+    def predict(self, logits: np.ndarray) -> np.ndarray:
+        """One prediction for each of the logits [N, C]."""
+        raise NotImplementedError
+
+    def readable(self, prediction: Any, labels: Sequence[str]) -> Any:
+        """A prediction as a number, a name, or a list of names."""
+        raise NotImplementedError
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """[..., C] of logits [..., C]."""
+        return metrics.softmax(logits)
+
+    def score(self, features: Sequence[Features], logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
+        """The scores of metrics.py, with details by class."""
+        raise NotImplementedError
+
+    def compare(self, gold: Any, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+        """Gold and prediction of one record, for a reader (see shown.py)."""
+        shares = self.probabilities(logits)
+        predicted = self.readable(self.predict(logits[None])[0], labels)
+        return {"gold": gold, "predicted": predicted, "right": predicted == gold, "score": float(shares.max())}
+
+
+class Classification(TextKind):
+    """One class: gold `labels`; logits [B, C]."""
+
+    classes = "labels"
+    class_weights = True
+    problem_type = "single_label_classification"
+    metrics = ("accuracy", "matthews", "macro_f1", "f1")
+
+    def gold(self, label: Any, index: Callable[[str], int], outputs: int) -> Features:
+        return {"labels": index(label)}
+
+    def predict(self, logits: np.ndarray) -> np.ndarray:
+        return logits.argmax(1)
+
+    def readable(self, prediction: Any, labels: Sequence[str]) -> str:
+        return labels[int(prediction)]
+
+    def score(self, features: Sequence[Features], logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
+        gold, predicted = self.gold_classes(features), self.predict(logits)
+        details = metrics.by_class(gold, predicted, labels) | metrics.calibration(gold, self.probabilities(logits))
+        return dataclasses.replace(metrics.classification_scores(gold, predicted), details=details)
+
+
+class MultiLabel(TextKind):
+    """Any number of classes: gold `label_set` [C] of 0 and 1; logits [B, C]."""
+
+    problem_type = "multi_label_classification"
+    metrics = ("micro_f1", "macro_f1", "accuracy")
+
+    def losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
+        softplus = jnp.logaddexp(0.0, logits)  # binary cross-entropy, stable for large logits
+        return jnp.mean(softplus - logits * batch["label_set"], -1)
+
+    def gold(self, label: Any, index: Callable[[str], int], outputs: int) -> Features:
+        chosen = np.zeros(outputs, np.float32)
+        chosen[[index(name) for name in label]] = 1.0
+        return {"label_set": chosen}
+
+    def predict(self, logits: np.ndarray) -> np.ndarray:
+        return logits >= 0  # a probability of at least one half
+
+    def readable(self, prediction: Any, labels: Sequence[str]) -> list[str]:
+        return [name for name, on in zip(labels, prediction, strict=True) if on]
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        return 1.0 / (1.0 + np.exp(-np.clip(logits, -500, 500)))
+
+    def score(self, features: Sequence[Features], logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
+        gold, predicted = np.array([row["label_set"] > 0 for row in features]), self.predict(logits)
+        details = metrics.by_class(gold, predicted, labels)
+        return dataclasses.replace(metrics.multilabel_scores(gold, predicted), details=details)
+
+    def compare(self, gold: Any, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+        made = super().compare(gold, logits, labels)
+        right, sure = set(made["predicted"]) == set(gold), np.abs(self.probabilities(logits) - 0.5).min() * 2
+        names = {name: ", ".join(made[name]) or "none" for name in ("gold", "predicted")}
+        return {**names, "right": right, "score": float(sure)}
+
+
+class Regression(TextKind):
+    """A number: gold `targets`; logits [B, 1]."""
+
+    problem_type = "regression"
+    metrics = ("pearson_spearman", "pearson", "spearman")
+
+    def losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
+        return jnp.square(logits[:, 0] - batch["targets"])
+
+    def gold(self, label: Any, index: Callable[[str], int], outputs: int) -> Features:
+        return {"targets": float(label)}
+
+    def predict(self, logits: np.ndarray) -> np.ndarray:
+        return logits[:, 0]
+
+    def readable(self, prediction: Any, labels: Sequence[str]) -> float:
+        return float(prediction)
+
+    def score(self, features: Sequence[Features], logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
+        return metrics.regression_scores([row["targets"] for row in features], self.predict(logits))
+
+    def compare(self, gold: Any, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+        value = float(logits[0])
+        return {"gold": f"{gold:.2f}", "predicted": f"{value:.2f}", "right": None, "score": abs(value - gold)}
+
+
+KINDS: dict[str, Kind] = {
+    "classification": Classification(),
+    "regression": Regression(),
+    "multilabel": MultiLabel(),
+    "tagging": Tagging(),
+    "spans": Spans(),
+    "multiple_choice": MultipleChoice(),
+}
+
+
+def model_for(
+    task: Task,
+    config: BertConfig,
+    execution: Execution,
+    feature_layers: str = "",
+    bilstm: int = 0,
+    head_init: str = "truncated_normal",
+) -> Any:
+    """The model of the task's head, with as many outputs as the task has.
+
+    Args:
+      feature_layers: for tagging, a choice of feature_tagger.py makes the paper's feature-based
+        model over a frozen encoder.
+      bilstm, head_init: layers of a BiLSTM between encoder and head, and how that is drawn
+        (heads.TaskNetwork).
+    """
+    if not feature_layers:
+        kind = KINDS[task.head]
+        return kind.network(
+            config, execution, bilstm, head_init, **({"num_labels": task.outputs} if kind.sized else {})
+        )
+    if bilstm:
+        raise ValueError(f"feature_layers={feature_layers!r} brings a BiLSTM: set bilstm=0")
+    if head_init != "truncated_normal":
+        raise ValueError(f"feature_layers={feature_layers!r} draws its own head: head_init has no effect")
+    if task.head != "tagging":
+        raise ValueError(f"feature_layers={feature_layers!r} is for tagging, not {task.head}")
+    if feature_layers not in LAYER_CHOICES:
+        raise ValueError(f"feature_layers={feature_layers!r}; one of {', '.join(LAYER_CHOICES)}")
+    return BertFeatureTagger(config, execution, num_labels=task.outputs, layers=feature_layers)
+
+
+def balanced_class_weights(labels: Sequence[int], classes: int) -> tuple[float, ...]:
+    """Weights inversely proportional to the frequency of each class, 1 on average over the rows."""
+    counts = np.bincount(np.asarray(labels), minlength=classes)
+    return tuple(float(len(labels) / (classes * max(1, count))) for count in counts)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TaskObjective:
+    """The trainer's Objective (training/trainer.py) for every kind of head.
+
+    class_weights: one factor a class (classification) or tag (tagging), () = all 1; the loss is
+    the weighted mean. A batch may carry `run` int32 [B], the run's seed: dropout derives from it
+    as well, so that runs with different seeds share one compiled step.
+    """
+
+    model: Any
+    head: str
+    class_weights: tuple[float, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.head]
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        return heads.shared_init(self.model, key)
+
+    def prepare(self, batch: Batch, key: jax.Array | None) -> Batch:
+        """The fields of a batch that travelled as one array."""
+        return fields_of(batch)
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Sum of the weights of what is averaged: rows, or words when tagging."""
+        return {"loss": jnp.sum(self._weights(batch))}
+
+    def loss(
+        self, params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array | None
+    ) -> tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]:
+        if dropout_key is not None and "run" in batch:
+            dropout_key = jax.random.fold_in(dropout_key, batch["run"][0])
+        logits = self.outputs(params, batch, dropout_key)
+        weights = self._weights(batch)
+        total = jnp.sum(self.kind.losses(logits, batch) * weights)
+        sums = {"loss": (total, jnp.sum(weights))}
+        if self.kind.classes is not None:
+            counted = self.kind.counted(batch)
+            correct = (jnp.argmax(logits, -1) == batch[self.kind.classes]).astype(jnp.float32)
+            sums["accuracy"] = (jnp.sum(correct * counted), jnp.sum(counted))
+        return losses.mean(total, denominators["loss"]), sums
+
+    def outputs(self, params: Any, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
+        """float32 logits: [B, labels], [B, C] choices, [B, T, tags], or [B, T, 2] start and end."""
+        mask = batch["attention_mask"]
+        made = self.model.apply(
+            {"params": params}, batch["input_ids"], mask, batch["token_type_ids"], dropout_key=dropout_key
+        )
+        return self.kind.logits(made, mask)
+
+    def _weights(self, batch: Batch) -> jax.Array:
+        counted = self.kind.counted(batch)
+        if not self.class_weights:
+            return counted
+        return counted * jnp.asarray(self.class_weights, jnp.float32)[batch[self.kind.classes]]
