@@ -10,7 +10,9 @@ none of the three is needed at run time.
 """
 
 import math
+import operator
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -283,24 +285,17 @@ def lenient_entities(tags: Sequence[str]) -> list[Entity]:
     return entities
 
 
-# Which neighbours (previous tag, this tag) begin, continue or close an entity, and whether their
-# types must agree: '=' same, '!' different, '*' any. seqeval 1.2.2, scheme.py.
-_BEGIN = {"IOB1": "OI* II! BI* IB= BB=", "IOB2": "OB* BB* IB*", "BIOES": "OB* BB* IB* EB* SB* OS* BS* IS* ES* SS*"}
-_CONTINUE = {"IOB1": "BI= II=", "IOB2": "BI= II=", "BIOES": "BI= BE= II= IE="}
-_CLOSE = {
-    "IOB1": "II! IO* IB* BO* BI! BB=",
-    "IOB2": "IO* II! IB* BO* BI! BB*",
-    "BIOES": "SO* SB* SI* SE* SS* EO* EB* EI* EE* ES*",
-}
-SCHEMES = tuple(_BEGIN)
+SCHEMES = ("IOB1", "IOB2", "BIOES")
 
 
-def _matches(rules: str, before: tuple[str, str], current: tuple[str, str]) -> bool:
-    for rule in rules.split():
-        if rule[:2] == before[0] + current[0]:
-            same = before[1] == current[1]
-            return rule[2] == "*" or same == (rule[2] == "=")
-    return False
+def _opens(scheme: str, before: tuple[str, str], current: tuple[str, str]) -> bool:
+    """Whether a tag may begin an entity after another one (seqeval 1.2.2, scheme.py)."""
+    same = before[1] == current[1]
+    if scheme != "IOB1":
+        return current[0] in "BS"
+    if current[0] == "B":  # only between two entities of one type
+        return before[0] in "BI" and same
+    return current[0] == "I" and not (before[0] == "I" and same)
 
 
 def strict_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
@@ -318,15 +313,20 @@ def strict_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
             raise ValueError(f"tag {tag!r} is not part of {scheme} (prefixes {' '.join(allowed)})")
     entities, i, before = [], 0, outside
     while i < len(pairs):
-        if not _matches(_BEGIN[scheme], before, pairs[i]):
+        if not _opens(scheme, before, pairs[i]):
             before, i = pairs[i], i + 1
             continue
-        end = i + 1
-        while _matches(_CONTINUE[scheme], pairs[end - 1], pairs[end]):
+        end, kind = i + 1, pairs[i][1]
+        while pairs[end - 1][0] in "BI" and pairs[end][0] in "IE" and pairs[end][1] == kind:
             end += 1
-        if _matches(_CLOSE[scheme], pairs[end - 1], pairs[end]):
-            entities.append((pairs[i][1], i, end))
-        before, i = pairs[end - 1], end
+        last, after = pairs[end - 1], pairs[end]
+        if scheme == "BIOES":
+            closed = last[0] in "ES"
+        else:  # IOB1: a B is wrong after an entity of another type that is itself only a B
+            closed = scheme == "IOB2" or last[0] + after[0] != "BB" or after[1] == kind
+        if closed:
+            entities.append((kind, i, end))
+        before, i = last, end
     return entities
 
 
@@ -342,24 +342,24 @@ def entity_scores(
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} gold sentences but {len(predicted)} predicted")
     extract = partial(strict_entities, scheme=scheme) if strict else lenient_entities
-    counts: dict[str, list[int]] = {}  # by type: hits, predicted, gold
+    hits, guessed, present = (Counter() for _ in range(3))  # entities by type
     tokens = correct = 0
     for number, (gold_tags, predicted_tags) in enumerate(zip(gold, predicted, strict=True)):
         if len(gold_tags) != len(predicted_tags):
             raise ValueError(f"sentence {number}: {len(gold_tags)} gold tags but {len(predicted_tags)} predicted")
         tokens += len(gold_tags)
-        correct += sum(g == p for g, p in zip(gold_tags, predicted_tags, strict=True))
-        present, guessed = set(extract(gold_tags)), set(extract(predicted_tags))
-        for column, entities in enumerate((present & guessed, guessed, present)):
-            for kind, _, _ in entities:
-                counts.setdefault(kind, [0, 0, 0])[column] += 1
+        correct += sum(map(operator.eq, gold_tags, predicted_tags))
+        right, found = set(extract(gold_tags)), set(extract(predicted_tags))
+        for count, entities in ((hits, right & found), (guessed, found), (present, right)):
+            count.update(kind for kind, _, _ in entities)
     if not tokens:
         raise ValueError("no tags to score")
-    total = [sum(c[column] for c in counts.values()) for column in range(3)]
-    precision, recall, f1 = precision_recall_f1(*total)
-    values = {"precision": precision, "recall": recall, "f1": f1}
-    values["token_accuracy"] = correct / tokens
-    by_type = {k: (*precision_recall_f1(*c), c[2]) for k, c in sorted(counts.items())}
+    precision, recall, f1 = precision_recall_f1(hits.total(), guessed.total(), present.total())
+    values = {"precision": precision, "recall": recall, "f1": f1, "token_accuracy": correct / tokens}
+    by_type = {
+        kind: (*precision_recall_f1(hits[kind], guessed[kind], present[kind]), present[kind])
+        for kind in sorted(guessed | present)
+    }
     details = {"mode": f"strict {scheme}" if strict else "default (conlleval)", "by_type": by_type}
-    flags = (ONE_CLASS_ONLY,) if total[2] and not total[1] else ()
+    flags = (ONE_CLASS_ONLY,) if present and not guessed else ()
     return Scores(values, flags, details)
