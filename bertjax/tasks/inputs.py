@@ -27,22 +27,7 @@ COLUMNS = {
     "next-sentence": ("first", "second"),
 }
 _TABLES = (".csv", ".tsv", ".jsonl")
-_OTHER = (
-    ".json",
-    ".ndjson",
-    ".parquet",
-    ".arrow",
-    ".xls",
-    ".xlsx",
-    ".ods",
-    ".pdf",
-    ".docx",
-    ".html",
-    ".xml",
-    ".zip",
-    ".npz",
-    ".pkl",
-)
+_OTHER = tuple(".json .ndjson .parquet .arrow .xls .xlsx .ods .pdf .docx .html .xml .zip .npz .pkl".split())
 _CONLL = (".conll", ".tsv", ".bio", ".iob", ".iob2", ".bioes", ".tags")
 
 

@@ -66,6 +66,24 @@ def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
     return Question(entry["id"], entry["question"], context, pairs, where)
 
 
+@dataclass(frozen=True)
+class Answers:
+    """By question id: the best non-empty span, its rivals, and the odds of having no answer.
+
+    `null_odds` is the lowest [CLS] score over the windows minus the best span's score; it is finite
+    also where there is no span.
+    """
+
+    spans: dict[str, str]
+    n_best: dict[str, list[dict[str, Any]]]
+    null_odds: dict[str, float]
+
+    def decided(self, threshold: float | None) -> dict[str, str]:
+        """Final answers: empty where the null odds are above the threshold (None: never)."""
+        limit = math.inf if threshold is None else threshold
+        return {key: "" if self.null_odds[key] > limit else text for key, text in self.spans.items()}
+
+
 class SquadTask(Task):
     """Extractive question answering with head 'spans' (start and end logits by token)."""
 
@@ -93,19 +111,15 @@ class SquadTask(Task):
             raise ValueError(f"SQuAD version {version!r} is not 1.1 or 2.0")
         if doc_stride < 1:
             raise ValueError(f"doc_stride={doc_stride} must be at least 1, or no window advances")
-        for name, value in (
-            ("max_query_length", max_query_length),
-            ("n_best", n_best),
-            ("max_answer_length", max_answer_length),
-        ):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
         self.source, self.version, self.data_dir = str(source), version, data_dir
         self.name = f"squad{version}"
-        self.splits = files or {"train": f"train-v{version}.json", "dev": f"dev-v{version}.json"}
+        self.splits = files or {split: f"{split}-v{version}.json" for split in ("train", "dev")}
         self.doc_stride, self.max_query_length = doc_stride, max_query_length
         self.max_answer_length, self.n_best = max_answer_length, n_best
         self.null_threshold = null_threshold
+        for name in ("max_query_length", "n_best", "max_answer_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         self.metric_names = ("exact", "f1") if version == "1.1" else ("exact", "f1", "best_exact", "best_f1")
         self.metric = self.metric_names[-1]
 
@@ -162,14 +176,8 @@ class SquadTask(Task):
         self.check_split(split)
         name = {"dev": "validation"}.get(split, split)
         rows, fingerprint = read_tfds(self.source, name, self.data_dir)
-        questions = []
-        for row in rows:
-            texts, starts = row["answers"]["text"], row["answers"]["answer_start"]
-            impossible = row.get("is_impossible", False)
-            pairs = () if impossible else tuple(zip(texts, starts, strict=True))
-            where = f"{self.source}/{split}"
-            questions.append(Question(row["id"], row["question"], row["context"], pairs, where))
-        return Split(split, questions, True, fingerprint)
+        where = f"{self.source}/{split}"
+        return Split(split, [_question(row, row["context"], where) for row in rows], True, fingerprint)
 
     # --- questions -> windows
 
@@ -195,11 +203,7 @@ class SquadTask(Task):
         for number, (question, query) in enumerate(zip(split.records, queries, strict=True)):
             if passage[0] != question.context:  # consecutive questions share their passage
                 passage = (question.context, *passage_tokens(tokenizer, question.context))
-            if (
-                training
-                and question.answers
-                and not (answer_is_there(question) and _answer_tokens(question, passage[2]))
-            ):
+            if training and question.answers and not _answer_tokens(question, passage[2]):
                 dropped.append(question)
                 continue
             query = query[: self.max_query_length]
@@ -220,28 +224,38 @@ class SquadTask(Task):
 
     # --- span logits -> answers
 
-    def answers(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> "Answers":
+    def answers(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> Answers:
         """Best spans, n-best lists and null odds from the [t, 2] logits of every window."""
         windows: list[list[tuple[Window, np.ndarray]]] = [[] for _ in split.records]
         for row, logits in zip(features, outputs, strict=True):
             windows[row["example"]].append((row["window"], np.asarray(logits, np.float64)))
         found = Answers({}, {}, {})
         for question, parts in zip(split.records, windows, strict=True):
-            found.add(question, *self._search(question, parts), null=self.version == "2.0")
+            candidates, null, lowest = self._search(question, parts)
+            key, best = question.id, candidates[0] if candidates else ("", lowest)
+            found.spans[key] = best[0]
+            # Without any span: at least as null as the worst span imaginable would make it.
+            found.null_odds[key] = null - best[1]
+            if self.version == "2.0" or not candidates:
+                candidates = sorted([*candidates, ("", null)], key=lambda rival: -rival[1])
+            shares = softmax(np.array([score for _, score in candidates]))
+            found.n_best[key] = [
+                {"text": text, "probability": float(share), "score": float(score)}
+                for (text, score), share in zip(candidates, shares, strict=True)
+            ]
         return found
 
-    def _search(self, question: Question, parts) -> tuple[list[tuple[str, float]], float, float]:
+    def _search(
+        self, question: Question, parts: Sequence[tuple[Window, np.ndarray]]
+    ) -> tuple[list[tuple[str, float]], float, float]:
         """(text, score) candidates best first, the null score, and the lowest span score."""
         if not parts:
             return [], 0.0, 0.0
-        candidates, null, lowest = [], math.inf, math.inf
-        for window, logits in parts:
-            null = min(null, float(logits[0].sum()))
-            lowest = min(lowest, float(logits[:, 0].min() + logits[:, 1].min()))
-            candidates += self._candidates(window, logits)
-        candidates.sort(key=lambda candidate: -candidate[0])
+        null = min(float(logits[0].sum()) for _, logits in parts)
+        lowest = min(float(logits[:, 0].min() + logits[:, 1].min()) for _, logits in parts)
+        candidates = [candidate for part in parts for candidate in self._candidates(*part)]
         texts: dict[str, float] = {}
-        for score, first, last in candidates:
+        for score, first, last in sorted(candidates, key=lambda candidate: -candidate[0]):
             if len(texts) == self.n_best:
                 break
             texts.setdefault(question.context[first:last], score)
@@ -267,7 +281,7 @@ class SquadTask(Task):
 
     # --- scores and files
 
-    def decided(self, found: "Answers") -> dict[str, str]:
+    def decided(self, found: Answers) -> dict[str, str]:
         """The final answer of each question; with version 2.0 it may be empty (null_threshold)."""
         return found.decided(self.null_threshold if self.version == "2.0" else None)
 
@@ -335,61 +349,24 @@ def _around(passage: str, answer: str) -> str:
     return "…" * (begin > 0) + passage[begin:].lstrip()
 
 
-@dataclass(frozen=True)
-class Answers:
-    """By question id: the best non-empty span, its rivals, and the odds of having no answer.
-
-    `null_odds` is the lowest [CLS] score over the windows minus the best span's score.
-    """
-
-    spans: dict[str, str]
-    n_best: dict[str, list[dict[str, Any]]]
-    null_odds: dict[str, float]
-
-    def add(
-        self, question: Question, candidates: list[tuple[str, float]], null_score: float, lowest: float, null: bool
-    ) -> None:
-        """Records one question. Without any span the answer is empty and the odds stay finite."""
-        key = question.id
-        self.spans[key] = candidates[0][0] if candidates else ""
-        # No span at all: at least as null as the worst span imaginable would make it.
-        self.null_odds[key] = null_score - (candidates[0][1] if candidates else lowest)
-        rivals = [*candidates, *([("", null_score)] if null or not candidates else [])]
-        rivals.sort(key=lambda rival: -rival[1])
-        shares = softmax(np.array([score for _, score in rivals]))
-        self.n_best[key] = [
-            {"text": text, "probability": float(p), "score": float(score)}
-            for (text, score), p in zip(rivals, shares, strict=True)
-        ]
-
-    def decided(self, threshold: float | None) -> dict[str, str]:
-        """Final answers: empty where the null odds are above the threshold (None: never)."""
-        if threshold is None:
-            return dict(self.spans)
-        return {k: "" if self.null_odds[k] > threshold else text for k, text in self.spans.items()}
-
-
 def as_articles(questions: Sequence[Question]) -> list[dict[str, Any]]:
     """The questions in the shape of a SQuAD file's 'data', for the official scores."""
     entries = [{"id": q.id, "answers": [{"text": t, "answer_start": s} for t, s in q.answers]} for q in questions]
     return [{"paragraphs": [{"qas": entries}]}]
 
 
-def answer_is_there(question: Question) -> bool:
-    """True if the first answer stands at its answer_start, any white space matching any other."""
-    text, start = question.answers[0]
-    there = question.context[start : start + len(text)] if start >= 0 else ""
-    blank = [["" if c.isspace() else c for c in part] for part in (text, there)]
-    return bool(text.strip()) and blank[0] == blank[1]
-
-
 def _answer_tokens(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
     """The first answer's first and last token among those at `offsets` [n, 2].
 
-    None if the tokenizer drops all of its characters.
+    None if it does not stand at its answer_start, any white space matching any other, or if the
+    tokenizer drops all of its characters.
     """
     text, start = question.answers[0]
+    there = question.context[start : start + len(text)] if start >= 0 else ""
+    given, found = (["" if c.isspace() else c for c in part] for part in (text, there))
     stripped = text.strip()
+    if not stripped or given != found:
+        return None
     start += text.index(stripped)
     first = int(np.searchsorted(offsets[:, 1], start, side="right"))
     last = int(np.searchsorted(offsets[:, 0], start + len(stripped), side="left")) - 1
