@@ -423,7 +423,7 @@ class Config:
     budget_minutes: float = setting(
         0.0,
         "end the run by wall clock, start-up included: 'phases' then is the scale of a schedule that follows the time "
-        "(training/budget.py); 0 = off",
+        "(process/clock.py); 0 = off",
         allowed=AT_LEAST_0,
     )
     batch_size: int = setting(256, "rows of the global batch (sequences an optimizer step)", PAPER, allowed=AT_LEAST_1)
@@ -485,12 +485,10 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "masking.": "nothing is masked",
         "model.": "the model is that of config.init_from",
         "optimizer.warmup_steps": "config.task.warmup is the share of the steps",
-        "checkpoint.": "the newest evaluation and the best one are saved",
+        "checkpoint.every_steps": "every evaluation is saved (config.task.evaluations_per_epoch)",
+        "checkpoint.metric": "config.task.metric says which is best",
         "eval.": "config.task.evaluations_per_epoch says how often",
         "log.fill_mask": "there is no MLM head",
-        "profile_steps": "only pre-training is profiled",
-        "watchdog_seconds": "only pre-training is watched",
-        "resume": "name another workdir, or delete it, to begin anew",
     },
 }
 
@@ -596,6 +594,7 @@ def finetune_config() -> ml_collections.ConfigDict:
     # Without it, small tasks often fail to train (Mosbach et al. 2021); the original has none.
     config.optimizer.bias_correction = True
     config.log.every_steps = 50
+    config.checkpoint.keep_last = 1  # beside the best one
     return config
 
 

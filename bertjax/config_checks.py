@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,7 @@ def check_config(config: ml_collections.ConfigDict | Config) -> Config:
     _check_effect(config.job, values)
     if config.job == "pretrain":
         _check_pretraining(config)
+    _check_profile(config)
     if config.batch_size % config.accumulation:
         raise ValueError(
             f"config.batch_size={config.batch_size} is not divisible by config.accumulation="
@@ -154,13 +156,13 @@ def _check_pretraining(config: Config) -> None:
         raise ValueError(
             f"config.optimizer.warmup_steps={warmup} must be between 0 and the {steps:,} steps of config.phases"
         )
-    profiled = config.profile_steps
-    if not (
-        len(profiled) == 2
-        and all(isinstance(step, int) for step in profiled)
-        and 0 <= profiled[0] <= profiled[1] <= steps
-    ):
-        raise ValueError(f"config.profile_steps={profiled!r} must be (first, last) with 0 <= first <= last <= {steps}")
+
+
+def _check_profile(config: Config) -> None:
+    steps, last = config.profile_steps, settings.total_steps(config) if config.job == "pretrain" else sys.maxsize
+    if not (len(steps) == 2 and all(isinstance(step, int) for step in steps) and 0 <= steps[0] <= steps[1] <= last):
+        limit = f" <= {last}" if config.job == "pretrain" else ""
+        raise ValueError(f"config.profile_steps={steps!r} must be (first, last) with 0 <= first <= last{limit}")
 
 
 def _check_phases(config: Config) -> None:

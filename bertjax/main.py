@@ -99,12 +99,12 @@ def _run(jobs: ModuleType, config: Any, workdir: str) -> None:
     from bertjax.process.distributed import wait_for_all
     from bertjax.process.preemption import EXIT_PREEMPTED, Preempted
     from bertjax.run.claim import withdrawn_after_errors
-    from bertjax.run.finish import OutputError
-    from bertjax.run.loop import NotFiniteError
+    from bertjax.run.run import OutputError
+    from bertjax.training.loop import NotFiniteError
 
     # Checkpoints that cannot be read or written may be there at the next start: code 1.
     with refusals("bertjax", 1, CheckpointError, NotFiniteError, OutputError):
-        with withdrawn_after_errors(workdir), refusals("bertjax", 2):
+        with withdrawn_after_errors(), refusals("bertjax", 2):
             require_same_command(config, workdir)
             job = jobs.prepare(config, workdir)
         try:

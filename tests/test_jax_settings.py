@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bertjax import jax_settings
+from bertjax.config import LogSettings
 from bertjax.log.logbook import Logbook
 
 OTHER = {
@@ -91,7 +92,7 @@ def test_what_only_compilers_read_is_recorded():
 def test_a_resume_under_other_flags_says_so(tmp_path, monkeypatch):
     def start(step):
         said = []
-        Logbook(tmp_path, step, tensorboard=False, write=said.append).close()
+        Logbook(tmp_path, step, log=LogSettings(tensorboard=False), write=said.append).close()
         return said
 
     monkeypatch.setattr(jax_settings, "environment", lambda: {"XLA_FLAGS": "--xla_a=1"})

@@ -20,12 +20,13 @@ from typing import Any
 import jax
 from etils import epath
 
+from bertjax.config import LogSettings
 from bertjax.formats.files import write_whole
 from bertjax.interruption import drop_unwritable_output
 from bertjax.jax_settings import changes
 from bertjax.log.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
+from bertjax.process.clock import process_age
 from bertjax.process.hardware import describe
-from bertjax.training.budget import process_age
 
 METRICS_FILE = "metrics.jsonl"
 HARDWARE_FILE = "hardware.json"
@@ -41,38 +42,32 @@ class Logbook:
         URLs, a local stand-in whose files are copied there at each `flush`.
 
     Args:
-      directory: of the run.
+      directory: of the run; None = nothing is recorded or printed.
       start_step: step of the checkpoint that is resumed from, 0 = fresh. Records beyond it, left
         by the part of the run that is repeated, are removed, so no step appears twice.
-      tensorboard: write TensorBoard events too.
-      csv: write metrics.csv too.
-      wandb: project at Weights & Biases; '' = none.
-      settings: of the run, recorded there.
+      log: where else the numbers go.
+      settings: of the run, recorded at Weights & Biases.
       write: prints a line; None = standard output.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: str | os.PathLike[str] | None,
         start_step: int = 0,
+        log: LogSettings = LogSettings(),  # noqa: B008  frozen
         *,
-        tensorboard: bool = True,
-        csv: bool = False,
-        wandb: str = "",
         settings: Mapping[str, Any] | None = None,
         write: Callable[[str], None] | None = None,
     ):
-        self._active, self._pauses = jax.process_index() == 0, _Pauses()
+        self._active, self._pauses = directory is not None and jax.process_index() == 0, _Pauses()
+        self._remote = epath.Path(directory) if "://" in str(directory) else None
+        self.directory = self._remote or pathlib.Path(directory or "").expanduser()
         if not self._active:
             return
         self._write = write or _print
-        self._remote = epath.Path(directory) if "://" in str(directory) else None
         self._copied: dict[pathlib.Path, int] = {}  # file -> its time when it was copied
-        self.directory = (
-            pathlib.Path(tempfile.mkdtemp(prefix="bertjax-")) / self._remote.name
-            if self._remote
-            else pathlib.Path(directory).expanduser()
-        )
+        if self._remote:
+            self.directory = pathlib.Path(tempfile.mkdtemp(prefix="bertjax-")) / self._remote.name
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / METRICS_FILE
         for name in (METRICS_FILE, CSV_FILE, WANDB_FILE) if self._remote else ():
@@ -83,13 +78,13 @@ class Logbook:
         self._file = open(path, "a", encoding="utf-8")
         self._complained = False
         self._sinks: list[Sink] = []
-        if tensorboard:
+        if log.tensorboard:
             self._sinks.append(TensorBoardSink(self.directory / "tensorboard", start_step))
-        if csv:
+        if log.csv:
             self._sinks.append(CsvSink(self.directory / CSV_FILE, start_step, self._write))
-        if wandb:
+        if log.wandb:
             name = os.path.basename(os.fspath(directory).rstrip("/"))
-            self._sinks.append(WandbSink(self.directory, start_step, wandb, name, settings))
+            self._sinks.append(WandbSink(self.directory, start_step, log.wandb, name, settings))
 
     def _record_machine(self, told: bool) -> None:
         """Writes hardware.json; what may change a resumed run's numbers is told."""

@@ -33,6 +33,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from bertjax.config import CheckpointSettings
 from bertjax.formats import checkpoint as formats
 from bertjax.formats.checkpoint import STATE, CheckpointError, SavedStates
 from bertjax.formats.files import write_whole
@@ -48,11 +49,8 @@ class Checkpoints(SavedStates):
 
     Args:
       directory: see `resolve_directory`. Made if absent, and tried by writing to it.
-      keep_last: newest checkpoints kept, at least 1.
-      keep_best: best checkpoints kept besides, by `metric`; 0 = none.
-      metric: name in the metrics given to `save`.
+      rules: which checkpoints are kept; `metric` is a name in the metrics given to `save`.
       mode: 'min' or 'max', which value of the metric is better.
-      keep_every: checkpoints whose step is a multiple of this are never deleted; 0 = none.
       timeout_s: longest time of one save, after which it counts as failed.
 
     Raises:
@@ -63,20 +61,16 @@ class Checkpoints(SavedStates):
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        keep_last: int = 3,
-        keep_best: int = 0,
-        metric: str = "eval/loss",
+        rules: CheckpointSettings = CheckpointSettings(),  # noqa: B008  frozen
         mode: str = "min",
         timeout_s: int = 1200,
-        keep_every: int = 0,
     ):
-        if keep_last < 1 or keep_best < 0:
-            raise ValueError(f"keep_last={keep_last} must be at least 1, keep_best={keep_best} at least 0")
+        if rules.keep_last < 1:
+            raise ValueError(f"keep_last={rules.keep_last} must be at least 1")
         if mode not in ("min", "max"):
             raise ValueError(f"mode={mode!r}; 'min' or 'max'")
         super().__init__(directory)
-        self.keep_last, self.keep_best, self.keep_every = keep_last, keep_best, keep_every
-        self.metric, self.mode = metric, mode
+        self.rules, self.mode = rules, mode
         self._primary = jax.process_index() == 0
         self._timeout_s, self._begun = timeout_s, 0.0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -114,7 +108,7 @@ class Checkpoints(SavedStates):
 
         Args:
           state: tree of arrays.
-          metrics: numbers kept with the checkpoint, for `keep_best`.
+          metrics: numbers kept with the checkpoint.
         """
         import orbax.checkpoint as ocp
 
@@ -196,7 +190,7 @@ class Checkpoints(SavedStates):
             ) from error
 
     def _retain(self, newest: int) -> None:
-        """Deletes all but the newest `keep_last`, the best `keep_best` and every `keep_every`-th.
+        """Deletes what no rule keeps.
 
         History is linear: what is beyond the step just saved, or was beyond the one restored, is
         corrupt or abandoned, and a resume must not land on it.
@@ -206,11 +200,10 @@ class Checkpoints(SavedStates):
             for step in self.steps()
             if step <= newest and (self._restored is None or step <= self._restored or step in self._saved)
         ]
-        keep = set(steps[-self.keep_last :])
-        if self.keep_best:
-            keep |= set([step for step, _ in self.ranked() if step in steps][: self.keep_best])
-        if self.keep_every:
-            keep |= {step for step in steps if step % self.keep_every == 0}
+        keep = set(steps[-self.rules.keep_last :])
+        keep |= set([step for step, _ in self.ranked() if step in steps][: self.rules.keep_best])
+        if self.rules.keep_every:
+            keep |= {step for step in steps if step % self.rules.keep_every == 0}
         write_whole(self._ledger, json.dumps({"newest": newest, "kept": sorted(keep)}))
         for step in set(self.steps()) - keep:
             doomed = self.directory / str(step)
@@ -246,11 +239,11 @@ class Checkpoints(SavedStates):
         return None if found == _NONE else found
 
     def ranked(self) -> list[tuple[int, float]]:
-        """(step, value of `metric`), best first, of equals the oldest; others are left out."""
+        """(step, value of the metric), best first, of equals the oldest; others are left out."""
         found = []
         for step in self.steps():
             try:
-                value = self.metrics(step).get(self.metric)
+                value = self.metrics(step).get(self.rules.metric)
             except (OSError, ValueError, KeyError):
                 continue  # a corrupt manifest: restore will say so
             if value is not None and not np.isnan(value):
@@ -259,7 +252,7 @@ class Checkpoints(SavedStates):
         return sorted(found, key=lambda pair: (sign * pair[1], pair[0]))
 
     def best(self) -> int | None:
-        """The step with the best `metric`, or None."""
+        """The step with the best value of the metric, or None."""
         ranked = self.ranked()
         return ranked[0][0] if ranked else None
 

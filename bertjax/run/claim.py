@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 SHARED_WITHIN_S = 20  # a network file system may show late what another machine has written
 _LOCKS: dict[str, IO[str]] = {}  # path -> open file that holds the lock until the process ends
+_MADE: list[pathlib.Path] = []  # locks and directories that this process has made
 
 
 def claim(directory: epath.Path) -> None:
@@ -34,9 +35,13 @@ def claim(directory: epath.Path) -> None:
 
     Raises CheckpointError.
     """
+    if is_remote(directory):  # a bucket has no directories, and no locks
+        _try_writing(directory)
+        return
+    lock = directory.parent / f"{directory.name}.lock"
+    _MADE.extend(pathlib.Path(path) for path in (lock, directory, *directory.parents) if not path.exists())
     _try_writing(directory)
-    if not is_remote(directory):
-        _lock(directory)
+    _lock(str(lock), directory)
 
 
 def _try_writing(directory: epath.Path) -> None:
@@ -54,9 +59,8 @@ def _try_writing(directory: epath.Path) -> None:
         raise CheckpointError(f"cannot write checkpoints to {directory}: {error}. {remedy}") from error
 
 
-def _lock(directory: epath.Path) -> None:
+def _lock(path: str, directory: epath.Path) -> None:
     """Refuses a second process that trains here (a job requeued while the first still runs)."""
-    path = str(directory.parent / f"{directory.name}.lock")
     if path in _LOCKS:
         return
     # A POSIX lock: the kernel drops it however the process ends, and data workers forked from
@@ -82,22 +86,18 @@ def _lock(directory: epath.Path) -> None:
 
 
 @contextlib.contextmanager
-def withdrawn_after_errors(workdir: str) -> Iterator[None]:
+def withdrawn_after_errors() -> Iterator[None]:
     """A start that is refused in this block leaves no lock and no empty directory that it made."""
-    if "://" in workdir:  # a bucket has no directories
-        yield
-        return
-    checkpoints = pathlib.Path(workdir).absolute() / "checkpoints"
-    lock = checkpoints.with_name(f"{checkpoints.name}.lock")
-    made = [path for path in (lock, checkpoints, *checkpoints.parents) if not path.exists()]
+    _MADE.clear()
     try:
         yield
     except BaseException:
-        for held in [path for path in _LOCKS if os.path.abspath(path) == str(lock)]:
-            if lock in made:
-                lock.unlink(missing_ok=True)
-                _LOCKS.pop(held).close()
-        remove_empty(made[lock in made :])
+        for path in sorted(_MADE, key=lambda path: -len(path.parts)):
+            if lock := _LOCKS.pop(str(path), None):
+                path.unlink(missing_ok=True)
+                lock.close()
+            else:
+                remove_empty([path])
         raise
 
 

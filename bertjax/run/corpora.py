@@ -34,7 +34,6 @@ class Corpus(Protocol):
       tokenizer: of the ids.
       fingerprint: of the content that the rows are made of, wherever it lies.
       masked: the rows bring their masks (mlm_positions, _labels, _weights [B, P]).
-      slice: this process's number and the number of processes, for the rows that it makes.
       numbers: of each store or set of files by name, of each row length, what `laws` measures.
       remarks: what is beyond its limit and trained on nevertheless, or cannot be evaluated.
     """
@@ -42,7 +41,6 @@ class Corpus(Protocol):
     tokenizer: Any
     fingerprint: str
     masked: bool
-    slice: tuple[int, int]
     numbers: dict[str, list[dict[str, Any]]]
     remarks: list[str]
 
@@ -92,10 +90,17 @@ class StoreCorpus:
     masked = False
 
     def __init__(self, config: Config, workdir: epath.Path, rows: tuple[int, int]):
-        self._config, self.slice = config, rows
+        self._config = config
         self.stores, self.weights = _open_stores(config, workdir)
         self.tokenizer = self.stores[0].load_tokenizer()
         self.fingerprint = " ".join(store.manifest["content_hash"] for store in self.stores)
+        self._options = dict(
+            process_index=rows[0],
+            process_count=rows[1],
+            nsp=config.data.nsp,
+            short_seq_prob=config.data.short_seq_prob,
+            tokenizer=self.tokenizer,
+        )
         self._heldout = self.stores[0].other_split("heldout")
         self._others = {}
         for number, store in enumerate(self.stores[1:], 2):
@@ -105,58 +110,40 @@ class StoreCorpus:
             if len(heldout := store.other_split("heldout")):
                 self._others[name] = heldout
         self.numbers, self.remarks = {}, []
-        self._check()
+        for store in self.stores:
+            self._check(store)
+        for name, heldout in {str(self.stores[0].path): self._heldout, **self._others}.items():
+            if len(heldout):
+                self._look_at(name, heldout)
 
-    def _check(self) -> None:
-        """Measures every store at every row length of the run; refuses what is beyond a limit."""
+    def _measure(self, store: TokenStore) -> list[dict[str, Any]]:
+        """The numbers of a store at every row length of the run."""
         data = self._config.data
         lengths = dict.fromkeys(length for _, length in self._config.phases)
-        for store in self.stores:
-            if data.nsp and (problem := laws.single_document(store)):
-                raise ValueError(f"{store.path}: {problem}")
-            found = [
-                laws.measure(store, length, self._config.seed, data.short_seq_prob, data.nsp) for length in lengths
-            ]
-            self.numbers[str(store.path)] = found
-            counts = store.manifest["splits"][store.split]
-            for numbers in found:
-                _refuse(
-                    self._config,
-                    self.remarks,
-                    (
-                        f"{store.path}: {problem}"
-                        for _, problem in laws.problems(
-                            numbers,
-                            store.manifest["settings"],
-                            store.manifest.get("worst", {}),
-                            counts.get("one_sentence_documents", 0) / store.num_documents,
-                        )
-                    ),
-                )
-        for name, heldout in {str(self.stores[0].path): self._heldout, **self._others}.items():
-            if not len(heldout):
-                continue
-            found = [
-                laws.measure(heldout, length, self._config.seed, data.short_seq_prob, data.nsp) for length in lengths
-            ]
-            self.numbers[f"{name}, held out"] = found
-            if data.nsp and (problem := laws.single_document(heldout)):
-                self.remarks.append(f"NSP is not evaluated on {name}: {problem.partition('.')[0]}")
-            elif any((numbers["random_share"] or 0) > laws.LIMITS["max_random_share"] for numbers in found):
-                self.remarks.append(
-                    f"the held-out pairs of {name} are nearly all random: their NSP accuracy says "
-                    "nothing. Hold out more documents (build_corpus --heldout_fraction)"
-                )
+        return [laws.measure(store, length, self._config.seed, data.short_seq_prob, data.nsp) for length in lengths]
 
-    def _options(self) -> dict[str, Any]:
-        data, (index, count) = self._config.data, self.slice
-        return dict(
-            process_index=index,
-            process_count=count,
-            nsp=data.nsp,
-            short_seq_prob=data.short_seq_prob,
-            tokenizer=self.tokenizer,
-        )
+    def _check(self, store: TokenStore) -> None:
+        """Refuses what is beyond a limit."""
+        if self._config.data.nsp and (problem := laws.single_document(store)):
+            raise ValueError(f"{store.path}: {problem}")
+        self.numbers[str(store.path)] = found = self._measure(store)
+        manifest = store.manifest
+        counts = manifest["splits"][store.split]
+        alone = counts.get("one_sentence_documents", 0) / store.num_documents
+        for numbers in found:
+            problems = laws.problems(numbers, manifest["settings"], manifest.get("worst", {}), alone)
+            _refuse(self._config, self.remarks, [f"{store.path}: {problem}" for _, problem in problems])
+
+    def _look_at(self, name: str, heldout: TokenStore) -> None:
+        """Remarks what of the held-out pairs cannot be evaluated."""
+        self.numbers[f"{name}, held out"] = found = self._measure(heldout)
+        if self._config.data.nsp and (problem := laws.single_document(heldout)):
+            self.remarks.append(f"NSP is not evaluated on {name}: {problem.partition('.')[0]}")
+        elif any((numbers["random_share"] or 0) > laws.LIMITS["max_random_share"] for numbers in found):
+            self.remarks.append(
+                f"the held-out pairs of {name} are nearly all random: their NSP accuracy says "
+                "nothing. Hold out more documents (build_corpus --heldout_fraction)"
+            )
 
     def training(self, length: int) -> PretrainingBatches:
         return PretrainingBatches(
@@ -166,7 +153,7 @@ class StoreCorpus:
             self._config.seed,
             weights=self.weights,
             packed=self._config.data.packed,
-            **self._options(),
+            **self._options,
         )
 
     def heldout(self, length: int) -> EvaluationBatches:
@@ -182,7 +169,7 @@ class StoreCorpus:
             self._config.batch_size,
             self._config.seed,
             max_batches=_max_batches(self._config),
-            **self._options(),
+            **self._options,
         )
 
     def token_counts(self, length: int) -> np.ndarray:
@@ -222,8 +209,8 @@ class RecordCorpus:
     masked = True
 
     def __init__(self, config: Config, rows: tuple[int, int]):
-        self._config, self.slice = config, rows
-        data = config.data
+        self._config, data = config, config.data
+        self._slice = dict(process_index=rows[0], process_count=rows[1])
         if not data.tokenizer:
             raise ValueError(
                 f"config.data.corpus={data.corpus}: TFRecords hold ids only. Say which vocabulary "
@@ -258,14 +245,9 @@ class RecordCorpus:
             sample = TFRecordEvaluation(records, SAMPLED_RECORDS, numbers=numbers, max_batches=1)
             found = laws.measure_rows(sample, self.tokenizer.unk_id, self.tokenizer.special_ids)
             self.numbers.setdefault(name, []).append({"seq_length": length, **found})
-            _refuse(
-                self._config,
-                self.remarks,
-                (
-                    f"{records.paths[0]} ({name} records of {length} tokens): {problem}"
-                    for problem in laws.row_problems(found, self._config.data.nsp)
-                ),
-            )
+            problems = laws.row_problems(found, self._config.data.nsp)
+            place = f"{records.paths[0]} ({name} records of {length} tokens)"
+            _refuse(self._config, self.remarks, [f"{place}: {problem}" for problem in problems])
 
     def facts(self) -> list[str]:
         return [
@@ -310,27 +292,13 @@ class RecordCorpus:
 
     def training(self, length: int) -> TFRecordBatches:
         (records, numbers), _ = self._split(length)
-        index, count = self.slice
-        return TFRecordBatches(
-            records,
-            self._config.batch_size,
-            self._config.seed,
-            numbers=numbers,
-            process_index=index,
-            process_count=count,
-        )
+        config = self._config
+        return TFRecordBatches(records, config.batch_size, config.seed, numbers=numbers, **self._slice)
 
     def heldout(self, length: int) -> TFRecordEvaluation:
         _, (records, numbers) = self._split(length)
-        index, count = self.slice
-        return TFRecordEvaluation(
-            records,
-            self._config.batch_size,
-            numbers=numbers,
-            process_index=index,
-            process_count=count,
-            max_batches=_max_batches(self._config),
-        )
+        limit = _max_batches(self._config)
+        return TFRecordEvaluation(records, self._config.batch_size, numbers=numbers, max_batches=limit, **self._slice)
 
     def others(self, length: int) -> dict[str, Any]:
         return {}
@@ -374,12 +342,11 @@ def random_share(batches: Iterable[dict[str, np.ndarray]]) -> float:
     return random / max(pairs, 1.0)
 
 
-def _refuse(config: Config, remarks: list[str], problems: Iterable[str]) -> None:
+def _refuse(config: Config, remarks: list[str], problems: list[str]) -> None:
     """ValueError with the problems, or remarks where config.data.corpus_limits says so."""
-    found = list(problems)
-    if found and config.data.corpus_limits == "refuse":
-        raise ValueError(". Also: ".join(found) + ". --config.data.corpus_limits=warn trains on it as it is")
-    remarks.extend(found)
+    if problems and config.data.corpus_limits == "refuse":
+        raise ValueError(". Also: ".join(problems) + ". --config.data.corpus_limits=warn trains on it as it is")
+    remarks.extend(problems)
 
 
 def _max_batches(config: Config) -> int | None:

@@ -6,12 +6,9 @@ work directory `model/` (Hugging Face's layout), `examples.json` and `report.htm
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import pathlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,14 +18,13 @@ from bertjax.config import FREE_ON_RESUME, Config, flatten, total_steps
 from bertjax.formats.files import write_whole
 from bertjax.interop import huggingface, load_model
 from bertjax.log.logbook import Logbook
-from bertjax.log.report import write_report
 from bertjax.log.summary import model_line
 from bertjax.model.presets import parameter_count
 from bertjax.run.corpora import random_share, token_entropy
 from bertjax.training import sharding
 
 if TYPE_CHECKING:
-    from bertjax.run.pretraining import Job
+    from bertjax.run.pretraining import PretrainingJob
 
 ARCHITECTURE = "BertForPreTraining"
 # Settings that the table of the training leaves out: told elsewhere in the card, or about the run's
@@ -48,25 +44,7 @@ UNTOLD = (
 )
 
 
-class OutputError(RuntimeError):
-    """What a finished run leaves could not be written; the same command goes on there."""
-
-
-@contextlib.contextmanager
-def writing_results(workdir: str | os.PathLike[str]) -> Iterator[None]:
-    """Has a full disk, or a place that cannot be written, end a run that is trained in one line."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, OSError) and "SafetensorError" not in repr(error):
-            raise
-        raise OutputError(
-            f"the results could not be written to {workdir}: {error}. The trained state is in its "
-            "checkpoints: with room on the disk the same command goes on from there"
-        ) from error
-
-
-def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook: Logbook) -> None:
+def finish(job: PretrainingJob, params: Any, step: int, metrics: dict[str, float], logbook: Logbook) -> None:
     """Prints the result, and writes model, examples and report; every process calls it.
 
     Args:
@@ -95,12 +73,9 @@ def finish(job: Job, params: Any, step: int, metrics: dict[str, float], logbook:
     )
     write_whole(model / "README.md", card(job, step, told, examples))
     logbook.message(f"model written to {job.workdir / 'model'} (loads in transformers and bertjax.load_model)")
-    report = write_report([logbook.directory])
-    logbook.flush()
-    logbook.message(f"report: {job.workdir / report.name}")
 
 
-def results(job: Job, metrics: dict[str, float]) -> tuple[list[str], dict[str, float]]:
+def results(job: PretrainingJob, metrics: dict[str, float]) -> tuple[list[str], dict[str, float]]:
     """A line for each objective on held-out text, beside the best guess without a model; and the
     numbers that the report judges (report/verdicts.py).
     """
@@ -134,7 +109,7 @@ def results(job: Job, metrics: dict[str, float]) -> tuple[list[str], dict[str, f
     return told, numbers
 
 
-def fill_masks(job: Job, model: pathlib.Path, logbook: Logbook) -> list[dict[str, Any]]:
+def fill_masks(job: PretrainingJob, model: pathlib.Path, logbook: Logbook) -> list[dict[str, Any]]:
     """Prints the best fillings of config.log.fill_mask, and keeps them for the report."""
     if not job.config.log.fill_mask:
         return []
@@ -159,7 +134,7 @@ def _words(predictions: list[tuple[str, float]]) -> str:
     return ", ".join(f"{token} {probability:.0%}" for token, probability in predictions)
 
 
-def card(job: Job, step: int, told: list[str], examples: list[dict[str, Any]]) -> str:
+def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[str, Any]]) -> str:
     """README.md of the model: how to load it, data, training, results; no path of this machine."""
     config, model = job.config, job.model_config
     start = f"the weights of `{epath.Path(config.init_from).name}`" if config.init_from else "random weights"

@@ -1,40 +1,43 @@
 """Pre-training: the masked language model and next-sentence prediction over a corpus.
 
-`prepare` turns a configuration into a checked `Job` without compiling anything; `run` trains and
-evaluates it, and finish.py leaves the model and a report in the work directory. What is learnt
-stands in objective.py, which runs may go on in a work directory in workdir.py.
+`prepare` turns a configuration into a checked job of run.py without compiling anything. What is learnt stands in
+training/objective.py, what the run leaves in finish.py.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config import Config, OptimizerSettings, order_of_sums, total_steps
+from bertjax.config import Config, OptimizerSettings, resume_conflicts, total_steps
 from bertjax.data.batches import prefetch
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import write_whole
 from bertjax.interop import check_pretrained, check_vocabulary, load_pretrained_params
 from bertjax.log.logbook import Logbook
-from bertjax.log.summary import devices_lines, model_line, screen
+from bertjax.log.summary import Line
 from bertjax.model.heads import BertForPreTraining
-from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
+from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.process import hardware
 from bertjax.process.agreement import require_same
-from bertjax.process.distributed import wait_for_all
+from bertjax.process.clock import Clock
+from bertjax.run import finish
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.corpora import Corpus, open_corpus
-from bertjax.run.finish import finish, writing_results
-from bertjax.run.starts import Starts
-from bertjax.run.workdir import CORPUS_FILE, SETTINGS_FILE, corpus_record, delete_run, goes_on_with, step_to_resume
+from bertjax.run.run import clock_of, run
+from bertjax.run.workdir import CORPUS_FILE, RECORDS, DamagedRecord, read_record, step_to_resume
+from bertjax.tokenization import load_tokenizer
 from bertjax.training import sharding
-from bertjax.training.budget import Budget, Steps
 from bertjax.training.objective import PretrainingObjective, make_objective, masking_spec
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.trainer import Batch, Phase, Trainer, TrainState
+
+__all__ = ["PretrainingJob", "prepare", "run"]
 
 NO_CORPUS = (
     "config.data.corpus is empty: this run needs a corpus, a token store. Make one of your own "
@@ -69,29 +72,93 @@ class Evaluation:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Job:
-    """A pre-training run whose settings have been checked against each other and the data."""
+@dataclasses.dataclass(eq=False)
+class PretrainingJob:
+    """A pre-training run whose settings have been checked against each other and the data; see run.Job."""
 
     config: Config
     workdir: epath.Path
-    mesh: Mesh
-    tokenizer: Any
+    resumed_from: int | None
+    trainer: Trainer
+    mesh_reason: str
+    corpus: Corpus
     model_config: BertConfig
     execution: Execution
-    corpus: Corpus
-    phases: list[Phase]
-    batches: list[Any]  # of the phases: [step]
-    evaluations: list[Evaluation]  # of the phases
-    epochs: float
-    resumed_from: int | None  # step of the newest checkpoint
-    mesh_reason: str = ""  # why config.mesh.auto chose this mesh
+    phases: Sequence[Phase]
+    batches: Sequence[Any]  # of the phases: [step], epochs(steps)
+    evaluations: Sequence[Evaluation]  # of the phases
+    heads = PRETRAINING_HEADS
+    mode = "min"
+
+    def __post_init__(self) -> None:
+        self._evaluated: dict[int, dict[str, float]] = {}  # by step
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.trainer.mesh
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.corpus.tokenizer
+
+    def compile_ahead(self) -> None:
+        clock = clock_of(self.config, total_steps(self.config))
+        for phase, batches, evaluation in zip(self.phases, self.batches, self.evaluations, strict=True):
+            if (self.resumed_from or 0) < phase.until_step:
+                self.trainer.compile_ahead("train", phase.objective, clock.mark(batches[0], 0))
+                self.trainer.compile_ahead("evaluate", evaluation.objective, next(iter(evaluation.batches)))
+
+    def start(self, checkpoints: Checkpoints) -> TrainState:
+        config, objective = self.config, self.phases[0].objective
+        if self.resumed_from is not None:
+            return checkpoints.restore(self.trainer.abstract_state(objective))[0]
+        if not config.init_from:
+            return self.trainer.init(objective)
+        # New heads where it has none.
+        key = jax.random.key(config.seed)
+        params = load_pretrained_params(config.init_from, objective.model, key, config.reinitialise_head)
+        return self.trainer.init(objective, params)
+
+    def record(self, directory: pathlib.Path) -> None:
+        write_whole(directory / RECORDS["pretrain"], self.config.to_json())
+        write_whole(directory / CORPUS_FILE, corpus_record(self.corpus))
+        self.tokenizer.save(directory)
+
+    def evaluate(self, state: TrainState, place: int) -> dict[str, float]:
+        last = len(self.phases) - 1
+        now = next((i for i, phase in enumerate(self.phases) if place <= phase.until_step), last)
+        self._evaluated[int(state.step)] = found = self.evaluations[now](self.trainer, state.params)
+        return found
+
+    def finish(self, state: TrainState, logbook: Logbook, clock: Clock) -> None:
+        step = int(state.step)
+        metrics = self._evaluated.get(step) or self.evaluate(state, clock.position(step))
+        finish.finish(self, state.params, step, metrics, logbook)
+
+    def facts(self) -> list[Line]:
+        config, corpus = self.config, self.corpus
+        heldout = self.evaluations[0].batches.num_pairs
+        lines = [("corpus", f"{corpus.describe()} + {heldout:,} held-out pairs")]
+        lines += [("text", fact) for fact in corpus.facts()]
+        lines += [("warning", remark) for remark in corpus.remarks]
+        begin = 0
+        for number, (phase, (steps, length)) in enumerate(zip(self.phases, config.phases, strict=True), 1):
+            text = (
+                f"steps {begin + 1:,} to {phase.until_step:,}: {config.batch_size} x {length} = "
+                f"{phase.tokens_per_step:,} tokens a step, {phase.flops_per_step / 1e12:,.3g} TFLOP"
+            )
+            lines.append((f"phase {number}", text))
+            begin += steps
+        steps = total_steps(config)
+        if config.budget_minutes:
+            text = f"{config.budget_minutes:g} minutes, start-up included; at most {steps:,} steps"
+        else:
+            epochs = sum(one.epochs(steps) for one, (steps, _) in zip(self.batches, config.phases, strict=True))
+            text = f"{steps:,} steps, {epochs:,.1f} epochs of the corpus"
+        return [*lines, ("length", text), ("optimizer", optimizer_text(config.optimizer))]
 
 
-# --------------------------------------------------------------------------------------- prepare
-
-
-def prepare(config: Config, workdir: str) -> Job:
+def prepare(config: Config, workdir: str) -> PretrainingJob:
     """Checks everything that can be checked without compiling.
 
     Raises ValueError naming the setting and the remedy. May build the embedded demo corpus.
@@ -103,15 +170,13 @@ def prepare(config: Config, workdir: str) -> Job:
     estimate = BertConfig.of(config.model, config.model.vocab_size or 30_522)
     mesh, mesh_reason = sharding.mesh_of(config.mesh, parameter_count(estimate), jax.devices(), hardware.device_bytes())
     sharding.check_batch(config.batch_size, mesh, config.accumulation)
-    resumed_from = step_to_resume(config, directory)
+    resumed_from = step_to_resume(config, directory, lambda before: resume_conflicts(before, config))
 
     corpus = open_corpus(config, directory, sharding.batch_slice(mesh))
-    require_same(
-        {"the content of --config.data.corpus": corpus.fingerprint, "its vocabulary": corpus.tokenizer.fingerprint}
-    )
+    tokenizer = corpus.tokenizer
+    require_same({"the content of --config.data.corpus": corpus.fingerprint, "its vocabulary": tokenizer.fingerprint})
     if resumed_from is not None and not goes_on_with(config, directory, corpus):
         resumed_from = None
-    tokenizer = corpus.tokenizer
     starts_from = config.init_from if resumed_from is None else ""
     if starts_from:
         check_vocabulary(starts_from, tokenizer)
@@ -121,21 +186,27 @@ def prepare(config: Config, workdir: str) -> Job:
         check_pretrained(starts_from, BertForPreTraining(model_config), config.reinitialise_head)
 
     phases, batches, evaluations = _phases(config, corpus, model_config, execution)
-    epochs = sum(one.epochs(steps) for one, (steps, _) in zip(batches, config.phases, strict=True))
-    return Job(
-        config,
-        directory,
-        mesh,
-        tokenizer,
-        model_config,
-        execution,
-        corpus,
-        phases,
-        batches,
-        evaluations,
-        epochs,
-        resumed_from,
-        mesh_reason,
+    return PretrainingJob(
+        config=config,
+        workdir=directory,
+        resumed_from=resumed_from,
+        trainer=make_trainer(config, mesh),
+        mesh_reason=mesh_reason,
+        corpus=corpus,
+        model_config=model_config,
+        execution=execution,
+        phases=phases,
+        batches=batches,
+        evaluations=evaluations,
+    )
+
+
+def make_trainer(config: Config, mesh: Mesh) -> Trainer:
+    """The trainer with the optimizer and schedule of the settings."""
+    o = config.optimizer
+    schedule = learning_rate_schedule(o.schedule, o.learning_rate, o.warmup_steps, total_steps(config))
+    return Trainer(
+        make_optimizer(o, schedule), mesh, config.seed, accumulation=config.accumulation, prng=config.execution.prng
     )
 
 
@@ -151,8 +222,10 @@ def _phases(
         if corpus.masked:
             objective = dataclasses.replace(objective, masking=None)
             predictions = batches.max_predictions
-        # With a budget the trainer counts steps from where the phase began.
-        stream = _stream(config, batches, phase_start=0 if config.budget_minutes else until)
+
+        def stream(first_step: int, batches: Any = batches) -> Iterator[Batch]:
+            return prefetch(batches, first_step, buffer=config.data.prefetch, workers=config.data.workers)
+
         until += steps
         streams.append(batches)
         phases.append(
@@ -169,21 +242,6 @@ def _phases(
     return phases, streams, evaluations
 
 
-def make_trainer(config: Config, mesh: Mesh) -> Trainer:
-    """The trainer with the optimizer and schedule of the settings."""
-    o = config.optimizer
-    schedule = learning_rate_schedule(o.schedule, o.learning_rate, o.warmup_steps, total_steps(config))
-    return Trainer(
-        make_optimizer(o, schedule),
-        mesh,
-        config.seed,
-        accumulation=config.accumulation,
-        prng=config.execution.prng,
-        max_skipped_in_row=o.max_skipped_in_row,
-        watchdog_s=config.watchdog_seconds,
-    )
-
-
 def _evaluation(config: Config, corpus: Corpus, objective: PretrainingObjective, length: int) -> Evaluation:
     """The evaluation of a phase that trains on rows of `length` tokens: padded rows, always."""
     length = config.eval.seq_length or length
@@ -191,127 +249,6 @@ def _evaluation(config: Config, corpus: Corpus, objective: PretrainingObjective,
         masking = masking_spec(config, corpus.tokenizer, length, 1, config.eval.masking_rate or None)
         objective = dataclasses.replace(objective, masking=masking)
     return Evaluation(objective, corpus.heldout(length), corpus.others(length))
-
-
-def _stream(config: Config, batches: Any, phase_start: int) -> Callable[[int], Iterator[Batch]]:
-    def stream(first_step: int) -> Iterator[Batch]:
-        return prefetch(batches, first_step - phase_start, buffer=config.data.prefetch, workers=config.data.workers)
-
-    return stream
-
-
-# ------------------------------------------------------------------------------------------- run
-
-
-def run(job: Job) -> None:
-    """Trains, evaluates, exports. See trainer.py for what may be raised."""
-    config, workdir = job.config, job.workdir
-    if config.resume == "overwrite" and job.resumed_from is None:
-        delete_run(workdir)
-    trainer = make_trainer(config, job.mesh)
-    checkpoints = Checkpoints(
-        str(workdir / "checkpoints"),
-        config.checkpoint.keep_last,
-        config.checkpoint.keep_best,
-        config.checkpoint.metric,
-        keep_every=config.checkpoint.keep_every,
-    )
-    first = job.phases[0].objective
-    starts = Starts(workdir, order_of_sums(config))
-    starts.keep(trainer.programs, job.mesh)
-    _compile_ahead(job, trainer)
-    if job.resumed_from is not None:
-        state, step = checkpoints.restore(trainer.abstract_state(first))
-    else:
-        state, step = trainer.init(first, _initial_params(job)), 0
-
-    with Logbook(
-        str(workdir),
-        step,
-        tensorboard=config.log.tensorboard,
-        csv=config.log.csv,
-        wandb=config.log.wandb,
-        settings=dataclasses.asdict(config),
-    ) as logbook:
-        _train(job, trainer, checkpoints, state, logbook, starts)
-    checkpoints.close()
-    wait_for_all("writing model and report")
-
-
-def _train(
-    job: Job, trainer: Trainer, checkpoints: Checkpoints, state: TrainState, logbook: Logbook, starts: Starts
-) -> None:
-    """From a state, fresh or restored, to the end of the run."""
-    config, workdir, step = job.config, job.workdir, int(state.step)
-    clock = _clock(config, checkpoints.metrics(step) if step else None)
-    if jax.process_index() == 0:
-        write_whole(logbook.directory / SETTINGS_FILE, config.to_json())
-        write_whole(logbook.directory / CORPUS_FILE, corpus_record(job.corpus))
-        job.tokenizer.save(logbook.directory)
-        logbook.flush()
-    logbook.message(summary(job, step))
-    starts.begin(step, logbook)
-
-    evaluated: dict[int, dict[str, float]] = {}  # by step
-
-    def evaluate(state: TrainState) -> dict[str, float]:
-        step = int(state.step)
-        place = clock.position(step)
-        now = next((i for i, phase in enumerate(job.phases) if place <= phase.until_step), len(job.phases) - 1)
-        evaluated[step] = job.evaluations[now](trainer, state.params)
-        return evaluated[step]
-
-    if clock.position(step) >= job.phases[-1].until_step:
-        logbook.message(f"The run is already finished at step {step:,}; nothing to train.")
-    else:
-        state = trainer.fit(
-            state,
-            job.phases,
-            logbook=logbook,
-            checkpoints=checkpoints,
-            evaluate=evaluate,
-            log_every=config.log.every_steps,
-            eval_every=config.eval.every_steps,
-            checkpoint_every=config.checkpoint.every_steps,
-            profile_steps=config.profile_steps,
-            profile_directory=str(workdir / "profile"),
-            budget=clock,
-        )
-    metrics = evaluated.get(int(state.step)) or evaluate(state)
-    with writing_results(workdir):
-        finish(job, state.params, int(state.step), metrics, logbook)
-
-
-def _clock(config: Config, record: dict[str, float] | None = None) -> Budget | Steps:
-    """What the schedule follows: the steps, or the time; `record` is that of the checkpoint."""
-    steps = total_steps(config)
-    if not config.budget_minutes:
-        clock = Steps(steps)
-        clock.go_on(record or {})
-        return clock
-    return Budget(config.budget_minutes, steps, record, jax.process_count())
-
-
-def _compile_ahead(job: Job, trainer: Trainer) -> None:
-    """All programs of what is left of the run, side by side with the initial state."""
-    clock = _clock(job.config)
-    for phase, batches, evaluation in zip(job.phases, job.batches, job.evaluations, strict=True):
-        if (job.resumed_from or 0) < phase.until_step:
-            batch = clock.mark(batches[0], 0)
-            trainer.compile_ahead("train", phase.objective, batch)
-            trainer.compile_ahead("evaluate", evaluation.objective, next(iter(evaluation.batches)))
-
-
-def _initial_params(job: Job) -> dict[str, Any] | None:
-    """Weights of config.init_from with new heads where it has none; None = from scratch."""
-    if not job.config.init_from:
-        return None
-    return load_pretrained_params(
-        job.config.init_from,
-        job.phases[0].objective.model,
-        jax.random.key(job.config.seed),
-        job.config.reinitialise_head,
-    )
 
 
 def optimizer_text(o: OptimizerSettings) -> str:
@@ -322,41 +259,50 @@ def optimizer_text(o: OptimizerSettings) -> str:
     return text
 
 
-def summary(job: Job, step: int) -> str:
-    """The start-up screen: what will run, on what, over how much data."""
-    config, phases = job.config, job.phases
-    lines = [
-        model_line(job.model_config),
-        *devices_lines(job.mesh, job.execution.dtype, job.mesh_reason),
-        ("corpus", f"{job.corpus.describe()} + {job.evaluations[0].batches.num_pairs:,} held-out pairs"),
-    ]
-    lines += [("text", fact) for fact in job.corpus.facts()]
-    lines += [("warning", remark) for remark in job.corpus.remarks]
-    begin = 0
-    for number, (phase, (steps, length)) in enumerate(zip(phases, config.phases, strict=True), 1):
-        lines.append(
-            (
-                f"phase {number}",
-                (
-                    f"steps {begin + 1:,} to {phase.until_step:,}: {config.batch_size} x {length} = "
-                    f"{phase.tokens_per_step:,} tokens a step, {phase.flops_per_step / 1e12:,.3g} TFLOP"
-                ),
-            )
+# -------------------------------------------------------------------------- the corpus of a run
+
+
+def corpus_record(corpus: Corpus) -> str:
+    """The text of CORPUS_FILE."""
+    content = {**_identity(corpus), "numbers": corpus.numbers, "remarks": corpus.remarks}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _identity(corpus: Corpus) -> dict[str, str]:
+    return {"content": corpus.fingerprint, "vocabulary": corpus.tokenizer.fingerprint}
+
+
+def goes_on_with(config: Config, workdir: epath.Path, corpus: Corpus) -> bool:
+    """Whether the run there goes on with this corpus, False = it is to be overwritten.
+
+    Raises ValueError where a corpus of the same name is another one now, unless `config.resume`
+    says that it is meant. Other words under the same ids are never meant.
+    """
+    path = workdir / CORPUS_FILE
+    if not path.exists():  # a run of an earlier version
+        return True
+    now = _identity(corpus)
+    try:
+        before = read_record(path, *now)
+    except DamagedRecord:
+        if config.resume == "overwrite":
+            return False
+        if config.resume != "changed":
+            raise
+        before = {**now, "vocabulary": load_tokenizer(str(workdir)).fingerprint}
+    if config.resume == "overwrite":
+        return {key: before.get(key) for key in now} == now
+    name = f"config.data.corpus={config.data.corpus}"
+    if before["vocabulary"] != now["vocabulary"]:
+        raise ValueError(
+            f"{name} has another vocabulary or casing now than the run in {workdir} was trained "
+            "with, so the same ids would mean other words. Choose another --workdir, or build the "
+            f"corpus again with build_corpus --tokenizer={workdir}"
         )
-        begin += steps
-    if config.budget_minutes:
-        lines.append(
-            ("length", f"{config.budget_minutes:g} minutes, start-up included; at most {total_steps(config):,} steps")
+    if before["content"] != now["content"] and config.resume != "changed":
+        raise ValueError(
+            f"{name} holds other text now than the run in {workdir} was trained on. Choose another "
+            "--workdir, or say what is meant: --config.resume=changed goes on with the new text, "
+            "--config.resume=overwrite deletes the old run."
         )
-    else:
-        lines.append(("length", f"{total_steps(config):,} steps, {job.epochs:,.1f} epochs of the corpus"))
-    lines.append(("optimizer", optimizer_text(config.optimizer)))
-    if job.resumed_from is not None:
-        origin = f"resumed from the checkpoint of step {step:,}"
-        if config.init_from:
-            origin += f" (init_from={config.init_from} counts at step 0 only: the checkpoint wins)"
-    else:
-        origin = f"weights of {config.init_from}" if config.init_from else "random weights"
-    lines.append(("start", origin))
-    lines.append(("workdir", str(job.workdir)))
-    return screen(lines)
+    return True

@@ -21,10 +21,10 @@ from jax.sharding import Mesh
 
 from bertjax.formats.files import write_whole
 from bertjax.log.logbook import Logbook
+from bertjax.log.report.runs import STARTS_FILE, read_starts
 from bertjax.process import hardware
 from bertjax.training.programs import DIRECTORY, Programs
 
-FILE = "starts.jsonl"
 # What executables are made for; sums may be ordered otherwise where one of them is another.
 MADE_FOR = ("device_kind", "devices", "processes", "jax", "jaxlib", "platform_version", "XLA_FLAGS")
 
@@ -47,12 +47,12 @@ class Starts:
     """
 
     def __init__(self, workdir: epath.Path, settings: Mapping[str, Any] | None = None):
-        self.path = epath.Path(workdir) / FILE
+        self.path = epath.Path(workdir) / STARTS_FILE
         self.facts = facts()
         self.record = {"settings": dict(settings or {}), **self.facts}
         self.earlier: list[dict[str, Any]] = []
         if self.path.exists():
-            self.earlier = read(self.path)
+            self.earlier = read_starts(self.path)
         self.why: list[str] = []
         if self.earlier:
             self.why += differences(self.earlier[-1], self.record)
@@ -114,16 +114,3 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in old
         if name in new and old[name] is not None and old[name] != new[name]
     ]
-
-
-def read(path: epath.Path) -> list[dict[str, Any]]:
-    """The starts so far; lines that are damaged are left out."""
-    starts = []
-    for line in path.read_bytes().decode(errors="replace").splitlines():
-        try:
-            start = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(start, dict) and isinstance(start.get("step"), int):
-            starts.append(start)
-    return starts

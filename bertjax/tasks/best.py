@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bertjax.formats.checkpoint import CheckpointError
 from bertjax.formats.files import write_whole
+from bertjax.run.checkpoint import Checkpoints
 from bertjax.tasks.metrics import Scores, is_better
-
-if TYPE_CHECKING:  # orbax takes a second to import
-    from bertjax.run.checkpoint import Checkpoints
-
-
-class EarlyStop(Exception):  # noqa: N818  not an error: it leaves Trainer.fit in good order
-    """Raised inside an evaluation when the patience is used up."""
+from bertjax.training.loop import EarlyStop
 
 
 @jax.jit

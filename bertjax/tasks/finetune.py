@@ -1,10 +1,9 @@
-"""Fine-tuning: one loop for every task, from a pre-trained model to scores and files.
+"""Fine-tuning: one way for every task, from a pre-trained model to scores.
 
-In: a Task, a tokenizer, the weights to start from, settings. Out: the weights that scored best on
-the development split (best.py) and their scores; results.py writes them. The loop is the trainer's;
-this module adds length buckets and evaluation with the task's own metric. `FineTuner` reads and
-featurises once and keeps its compiled steps: any number of runs with other learning rates, epochs
-and seeds share them (see sweep.py).
+In: a Task, a tokenizer, the weights to start from, settings. Out: the weights that scored best on the development split
+(best.py) and their scores; results.py writes them. `FineTuner` reads and featurises once and keeps its compiled steps:
+any number of trainings with other learning rates, epochs and seeds share them (see sweep.py). `Training` is one of
+them, for Trainer.fit, which this module gives length buckets and evaluation with the task's own metric.
 """
 
 from __future__ import annotations
@@ -14,16 +13,19 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import Config
+from bertjax.log.logbook import Logbook
 from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.model.rows import rows_on
+from bertjax.process.clock import Clock, process_age
+from bertjax.run.checkpoint import Checkpoints
 from bertjax.tasks.batches import (
     INPUTS,
     Features,
@@ -35,20 +37,16 @@ from bertjax.tasks.batches import (
     process_slice,
     row_length,
 )
-from bertjax.tasks.best import Best, EarlyStop, copy
+from bertjax.tasks.best import Best, copy
 from bertjax.tasks.buckets import Buckets
 from bertjax.tasks.kinds import KINDS, TaskObjective, balanced_class_weights, model_for
 from bertjax.tasks.metrics import Scores
-from bertjax.tasks.schedule import rate_at, set_schedule, with_schedule_in_state
+from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
 from bertjax.tasks.task import Split, Task, require_segments
 from bertjax.training import sharding
-from bertjax.training.budget import Steps, process_age
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
-from bertjax.training.programs import Programs, batch_shapes
+from bertjax.training.programs import batch_shapes
 from bertjax.training.trainer import Phase, Trainer, TrainState
-
-if TYPE_CHECKING:  # orbax takes a second to import: that can wait until programs compile
-    from bertjax.run.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +58,8 @@ PER_RUN = ("seed", "batch_size", "optimizer.learning_rate", "task.epochs", "task
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """The outcome of one run: the best parameters on the development split and how they scored."""
+class Trained:
+    """What came out of a training: the best parameters on the development split and how they scored."""
 
     settings: Config
     params: Any
@@ -110,9 +108,7 @@ class FineTuner:
         self.model = model_for(task, config, execution, recipe.feature_layers, recipe.bilstm, recipe.head_init)
         self.load_params = load_params
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
-        self._prepared: tuple[TaskObjective, Trainer] | None = None
-        self.programs = Programs()
-        # Seconds from the process's start until this was reached, by the first run.
+        # Seconds from the process's start until this was reached, by the first training.
         self.milestones: dict[str, float] = {}
         self._buckets = Buckets(recipe.max_length, recipe.buckets)
 
@@ -154,28 +150,21 @@ class FineTuner:
 
     # --- compiled parts
 
-    def objective_and_trainer(self) -> tuple[TaskObjective, Trainer]:
-        """What is learnt, and what compiles its steps; made once for all runs."""
-        if self._prepared is None:
-            s, recipe = self.settings, self.settings.task
-            objective = TaskObjective(self.model, self.task.head, self._class_weights())
-            frozen = (*recipe.freeze, *(("^encoder/",) if recipe.feature_layers else ()))
-            rules = [(pattern, 0.0) for pattern in frozen]
-            if recipe.layer_decay != 1.0:
-                rules += layerwise_decay_rules(self.config.num_hidden_layers, recipe.layer_decay)
-            unit = make_optimizer(s.optimizer, 1.0, rules)
-            # Seeds travel with the batches, and schedules in the state: see TaskObjective.
-            trainer = Trainer(
-                with_schedule_in_state(unit, s.optimizer.schedule),
-                self.mesh,
-                seed=0,
-                accumulation=s.accumulation,
-                prng=s.execution.prng,
-                max_skipped_in_row=s.optimizer.max_skipped_in_row,
-                programs=self.programs,
-            )
-            self._prepared = objective, trainer
-        return self._prepared
+    @functools.cached_property
+    def objective(self) -> TaskObjective:
+        """What is learnt."""
+        return TaskObjective(self.model, self.task.head, self._class_weights())
+
+    @functools.cached_property
+    def trainer(self) -> Trainer:
+        """What compiles the steps, for all trainings: seeds travel with the batches, and schedules in the state."""
+        s, recipe = self.settings, self.settings.task
+        frozen = (*recipe.freeze, *(("^encoder/",) if recipe.feature_layers else ()))
+        rules = [(pattern, 0.0) for pattern in frozen]
+        if recipe.layer_decay != 1.0:
+            rules += layerwise_decay_rules(self.config.num_hidden_layers, recipe.layer_decay)
+        optimizer = with_schedule_in_state(make_optimizer(s.optimizer, 1.0, rules), s.optimizer.schedule)
+        return Trainer(optimizer, self.mesh, seed=0, accumulation=s.accumulation, prng=s.execution.prng)
 
     def _class_weights(self) -> tuple[float, ...]:
         """One a class, or () for none. Raises ValueError for those that do not go with the task."""
@@ -207,7 +196,7 @@ class FineTuner:
             with rows_on(self.mesh):
                 return objective.outputs(params, objective.prepare(batch, None))
 
-        return self.programs.wrap(
+        return self.trainer.programs.wrap(
             "predict",
             jax.jit(
                 predict,
@@ -221,25 +210,21 @@ class FineTuner:
 
         What is needed first comes first.
         """
-        objective, trainer = self.objective_and_trainer()
-        state, pad_id = trainer.abstract_state(objective), self.tokenizer.pad_id
+        trainer, programs, pad_id = self.trainer, self.trainer.programs, self.tokenizer.pad_id
+        state = trainer.abstract_state(self.objective)
         shortest = min(self.data("train", training=True)[1], key=row_length)
         for length in reversed(self.training_buckets(batch_size)):
             batch = collate([shortest], length, batch_size, pad_id)
             batch["run"] = np.zeros(batch_size, np.int32)
-            self.programs.start(
-                ("train", length, batch_size),
-                trainer.train_step(objective),
-                state,
-                batch_shapes(as_one_array(batch), self.mesh),
-            )
+            step, shapes = trainer.train_step(self.objective), batch_shapes(as_one_array(batch), self.mesh)
+            programs.start(("train", length, batch_size), step, state, shapes)
         for length, row in self._evaluated_lengths():
             batch = collate([_inputs(row)], length, self._evaluation_rows, pad_id)
-            self.programs.start(
+            programs.start(
                 ("predict", length), self._predict, state.params, batch_shapes(as_one_array(batch), self.mesh)
             )
-        self.programs.start("copy", copy, state.params)
-        self.programs.lowered_first()
+        programs.start("copy", copy, state.params)
+        programs.lowered_first()
 
     def _evaluated_lengths(self) -> list[tuple[int, Features]]:
         """(bucket, a row of it) for the buckets that 'dev' uses, the longest first."""
@@ -264,7 +249,8 @@ class FineTuner:
             pending.append((members, self._predict(params, batch)))
         outputs: list[Any] = [None] * len(features)
         by_token = KINDS[self.task.head].by_token
-        for members, logits in pending:
+        for number, (members, logits) in enumerate(pending):
+            self.trainer.between_batches(number)
             for member, row in zip(members, np.asarray(logits), strict=False):
                 outputs[member] = row[: row_length(features[member])] if by_token else row
         return outputs
@@ -282,83 +268,10 @@ class FineTuner:
             )
         return scores[self.task.metric]
 
-    # --- one run
+    # --- trainings
 
-    def initial_state(self, run: Config, steps: int) -> TrainState:
-        """Weights to start from, with a head drawn from the run's seed."""
-        objective, trainer = self.objective_and_trainer()
-        params = self.load_params(self.model, jax.random.key(run.seed, impl="threefry2x32"))
-        state = trainer.init(objective, params)
-        return set_schedule(state, run.optimizer.learning_rate, int(run.task.warmup * steps), steps)
-
-    def run(self, run: Config, logbook: Any = None, checkpoints: Checkpoints | None = None) -> Run:
-        """Trains once and returns the best parameters on 'dev'.
-
-        With `checkpoints` every evaluation is saved, and an interrupted run goes on.
-
-        Args:
-          run: settings that differ from those of the FineTuner in PER_RUN alone.
-        """
-        sharding.check_batch(run.batch_size, self.mesh, self.settings.accumulation)
-        objective, trainer = self.objective_and_trainer()
-        batches = self._training_batches(run)
-        steps = batches.steps_per_epoch * run.task.epochs
-        every = max(1, batches.steps_per_epoch // run.task.evaluations_per_epoch)
-
-        clock = Steps(steps)
-        self.compile_ahead(run.batch_size)
-        state = self.initial_state(run, steps)
-        schedule = jax.device_get(state.opt_state["schedule"])
-        book = _WithLearningRate(logbook, run.optimizer.schedule, schedule)
-        self._reach("weights")
-        self.programs.wait()
-        self._reach("programs")
-        best = Best(run.task.early_stopping, checkpoints)
-        if checkpoints is not None and checkpoints.latest() is not None:
-            state = self._resume(checkpoints, trainer.abstract_state(objective), best)
-            clock.go_on(checkpoints.metrics(int(state.step)))
-
-        def evaluate(state: TrainState) -> Mapping[str, float]:
-            scores = self.evaluate(state.params)
-            self._reach("first score")
-            return best.see(int(state.step), scores, self._value(scores), state.params)
-
-        def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:
-            rows = run.batch_size // batches.process_count
-            for step in range(first_step, steps):
-                yield as_one_array(batches[step] | {"run": np.full(rows, run.seed, np.int32)})
-
-        tokens = run.batch_size * int(np.mean([row_length(row) for row in batches.features]))
-        if int(state.step) < steps:
-            try:
-                state = trainer.fit(
-                    state,
-                    [Phase(steps, objective, stream, tokens)],
-                    logbook=book,
-                    checkpoints=checkpoints,
-                    evaluate=evaluate,
-                    log_every=run.log.every_steps,
-                    eval_every=every,
-                    checkpoint_every=every if checkpoints is not None else 0,
-                    budget=clock,
-                )
-            except EarlyStop as stop:
-                log.info("%s", stop)
-        if best.params is None:
-            raise NoFiniteScore("no evaluation gave a finite score; nothing can be chosen as best")
-        return Run(
-            run,
-            best.params,
-            best.scores,
-            best.value,
-            best.step,
-            best.history[-1][0],
-            tuple(best.history),
-            clock.elapsed(),
-        )
-
-    def _training_batches(self, run: Config) -> TrainingBatches:
-        """This process's rows of the batches of a run."""
+    def training_batches(self, run: Config) -> TrainingBatches:
+        """This process's rows of the batches of a training."""
         _, features = self.data("train", training=True)
         index, count = sharding.batch_slice(self.mesh)
         return TrainingBatches(
@@ -372,44 +285,112 @@ class FineTuner:
             count,
         )
 
-    def _reach(self, milestone: str) -> None:
+    def run(self, run: Config, logbook: Any = None, checkpoints: Checkpoints | None = None) -> Trained:
+        """Trains once, without a work directory, and returns the best parameters on 'dev'.
+
+        Args:
+          run: see Training.
+          checkpoints: an interrupted training goes on from them.
+        """
+        training = Training(self, run)
+        state = training.start(checkpoints)
+        step, total = int(state.step), training.phases[-1].until_step
+        clock = Clock(total, checkpoints.metrics(step) if step else None)
+        if step < total:
+            self.trainer.fit(
+                state,
+                training.phases,
+                training.config,
+                logbook=logbook or Logbook(None),
+                checkpoints=checkpoints,
+                evaluate=training.evaluate,
+                clock=clock,
+            )
+        return training.outcome(clock)
+
+    def reach(self, milestone: str) -> None:
         self.milestones.setdefault(milestone, process_age())
 
-    def _resume(self, checkpoints: Checkpoints, target: TrainState, best: Best) -> TrainState:
-        """The newest state; `best` relearns what was found before."""
-        if (step := checkpoints.best()) is not None:
-            state, _ = checkpoints.restore(target, step)
-            scores = self.evaluate(state.params)
-            best.adopt(step, scores, self._value(scores), state.params)
-        state, _ = checkpoints.restore(target)
-        best.recall(int(state.step))
-        return state
 
+class Training:
+    """One training of a FineTuner.
 
-_rate_at = jax.jit(rate_at, static_argnums=0)  # one program, not one an operation
+    Args:
+      run: settings that differ from those of the FineTuner in PER_RUN alone.
+
+    Attributes:
+      config: those of Trainer.fit: an evaluation so many times an epoch, each of which is saved.
+      best: the best evaluation so far, once `start` was called.
+    """
+
+    def __init__(self, tuner: FineTuner, run: Config):
+        sharding.check_batch(run.batch_size, tuner.mesh, run.accumulation)
+        self.tuner, batches = tuner, tuner.training_batches(run)
+        self.steps_per_epoch = batches.steps_per_epoch
+        every = max(1, batches.steps_per_epoch // run.task.evaluations_per_epoch)
+        self.config = run.replace(
+            {
+                "eval.every_steps": every,
+                "checkpoint.every_steps": every,
+                "checkpoint.metric": f"eval/{tuner.task.metric}",
+            }
+        )
+        steps = batches.steps_per_epoch * run.task.epochs
+
+        def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:
+            rows = run.batch_size // batches.process_count
+            for step in range(first_step, steps):
+                yield as_one_array(batches[step] | {"run": np.full(rows, run.seed, np.int32)})
+
+        tokens = run.batch_size * int(np.mean([row_length(row) for row in batches.features]))
+        self.phases = [Phase(steps, tuner.objective, stream, tokens)]
+        self.warmup_steps = int(run.task.warmup * steps)
+        self.best: Best | None = None
+
+    def start(self, checkpoints: Checkpoints | None = None) -> TrainState:
+        """The newest state of the checkpoints; without one, weights to start from with a head drawn from the seed."""
+        tuner, run, trainer = self.tuner, self.config, self.tuner.trainer
+        resuming = checkpoints is not None and checkpoints.latest() is not None
+        tuner.compile_ahead(run.batch_size)
+        if not resuming:
+            params = tuner.load_params(tuner.model, jax.random.key(run.seed, impl="threefry2x32"))
+            state = trainer.init(tuner.objective, params)
+        tuner.reach("weights")
+        trainer.programs.wait()
+        tuner.reach("programs")
+        self.best = Best(run.task.early_stopping, checkpoints)
+        if resuming:
+            target = trainer.abstract_state(tuner.objective)
+            if (step := checkpoints.best()) is not None:
+                state, _ = checkpoints.restore(target, step)
+                self.best.adopt(step, *self._scored(state.params), state.params)
+            state, _ = checkpoints.restore(target)
+            self.best.recall(int(state.step))
+        return set_schedule(state, run.optimizer.learning_rate, self.warmup_steps, self.phases[-1].until_step)
+
+    def evaluate(self, state: TrainState) -> Mapping[str, float]:
+        """Scores on 'dev'; raises EarlyStop if the last ones were no better than those before."""
+        scores, value = self._scored(state.params)
+        self.tuner.reach("first score")
+        return self.best.see(int(state.step), scores, value, state.params)
+
+    def _scored(self, params: Any) -> tuple[Scores, float]:
+        task, scores = self.tuner.task, self.tuner.evaluate(params)
+        if task.metric not in scores.values:
+            raise ValueError(f"task {task.name!r} has no metric {task.metric!r}; it gives {', '.join(scores.values)}")
+        return scores, scores[task.metric]
+
+    def outcome(self, clock: Clock) -> Trained:
+        """The best of the evaluations. Raises NoFiniteScore."""
+        best = self.best
+        if best.params is None:
+            raise NoFiniteScore("no evaluation gave a finite score; nothing can be chosen as best")
+        history = tuple(best.history)
+        return Trained(
+            self.config, best.params, best.scores, best.value, best.step, history[-1][0], history, clock.elapsed()
+        )
 
 
 def _inputs(row: Features) -> Features:
     """What a prediction needs of a row: no gold."""
     return {name: row[name] for name in INPUTS}
-
-
-class _WithLearningRate:
-    """Passes on to a logbook (or to nothing), with the learning rate that the state holds."""
-
-    def __init__(self, logbook: Any, schedule: str, numbers: Mapping[str, Any]):
-        self._logbook, self._schedule, self._numbers = logbook, schedule, numbers
-        self._rate(0)  # compiles, while the steps do
-
-    def _rate(self, step: int) -> float:
-        return float(_rate_at(self._schedule, self._numbers, step))
-
-    def train(self, step: int, last_step: int, metrics: Mapping[str, Any]) -> None:
-        if self._logbook is not None:
-            metrics = {**metrics, "learning_rate": self._rate(step - 1)}
-            self._logbook.train(step, last_step, metrics)
-
-    def __getattr__(self, name: str) -> Any:
-        if self._logbook is None:
-            return lambda *args, **kwargs: None
-        return getattr(self._logbook, name)

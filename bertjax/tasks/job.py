@@ -1,140 +1,132 @@
 """The fine-tuning jobs of the command line: from a config to a run, a suite entry or an evaluation.
 
-In: the settings below, as a mapping. Out: in the workdir metrics.jsonl, result.json, predictions
-(and submission files), and `model/` in Hugging Face's layout with the label names in config.json.
+In: a Config, of which `task` says what is learnt. Out: in the workdir metrics.jsonl, result.json, predictions (and
+submission files), and `model/` in Hugging Face's layout with the label names in config.json.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import inspect
 import json
-import logging
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 from etils import epath
 
-from bertjax.config import Config, finetune_config, flatten, frozen, nearest
+from bertjax.config import Config, finetune_config, flatten, frozen
+from bertjax.formats.checkpoint import resolve_directory
 from bertjax.interop import load_pretrained_params
 from bertjax.log.logbook import Logbook, counted
-from bertjax.log.report import write_report
-from bertjax.log.summary import devices_lines, model_line, screen
+from bertjax.log.summary import Line
 from bertjax.model.presets import Execution, parameter_count
 from bertjax.process import hardware
-from bertjax.process.distributed import wait_for_all
-from bertjax.run.finish import writing_results
-from bertjax.run.starts import Starts
-from bertjax.run.workdir import read_record
-from bertjax.tasks.custom import TableTask
-from bertjax.tasks.finetune import FineTuner
-from bertjax.tasks.glue import GLUE, GlueTask
-from bertjax.tasks.ner import NerTask
+from bertjax.process.agreement import require_same
+from bertjax.process.clock import Clock
+from bertjax.run.checkpoint import Checkpoints
+from bertjax.run.run import run
+from bertjax.run.workdir import RECORDS, step_to_resume
+from bertjax.tasks.finetune import FineTuner, Training
+from bertjax.tasks.make import TASKS, make_task
 from bertjax.tasks.pretrained import Pretrained
 from bertjax.tasks.remembered import remembered, task_name
 from bertjax.tasks.results import recorded, result_json, save_model, summary_line, write_json, write_predictions
 from bertjax.tasks.shown import label_shares
-from bertjax.tasks.squad import SquadTask, with_null_threshold
-from bertjax.tasks.swag import MultipleChoiceTask
+from bertjax.tasks.squad import with_null_threshold
 from bertjax.tasks.task import adopt_labels
-from bertjax.tasks.xnli import XnliTask
 from bertjax.training import sharding
+from bertjax.training.trainer import TrainState
 
-log = logging.getLogger(__name__)
-
-# name -> what makes the task from its data and options
-TASKS: dict[str, Callable[..., Any]] = {
-    **{name: functools.partial(GlueTask, name) for name in GLUE},
-    "xnli": XnliTask,
-    "squad1.1": functools.partial(SquadTask, version="1.1"),
-    "squad2.0": functools.partial(SquadTask, version="2.0"),
-    "ner": functools.partial(NerTask, name="ner", entities=True),
-    "tag": functools.partial(NerTask, name="tag", entities=False),
-    "swag": MultipleChoiceTask,
-    "table": TableTask,
-}
+__all__ = ["TASKS", "TaskJob", "evaluate", "make_task", "prepare", "prepare_task", "prepare_tuner", "run", "task_name"]
 
 
-def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) -> Any:
-    """The task `name` over `data` (a directory, or 'tfds:...').
+@dataclasses.dataclass(eq=False)
+class TaskJob:
+    """A fine-tuning run whose data and settings have been read and checked; see run.Job."""
 
-    Args:
-      name: a GLUE task (cola ... ax), xnli, squad1.1, squad2.0, ner, tag (tags that are no
-        entities), swag, or table (your own CSV, TSV or JSON lines); or an alias of these
-        (remembered.py).
-      options: keyword arguments of the task's class, see glue.py, squad.py, ner.py, swag.py and
-        custom.py.
-
-    The task keeps both as `kind` and `options`, for the model that is trained on it.
-    """
-    name = task_name(name, TASKS)
-    make, options, data = TASKS[name], dict(options or {}), os.path.expanduser(data)
-    fixed = ("source", *getattr(make, "keywords", ()))
-    parameters = inspect.signature(make).parameters
-    known = [option for option in parameters if option not in fixed]
-    for option in options:
-        if option not in known:
-            raise ValueError(f"task {name!r} has no option {option!r}." + nearest(option, known))
-    if os.path.isfile(data):
-        raise ValueError(
-            f"{data} is a file: name the directory that it is in, and which file is "
-            "which split by the task's option files={'train': NAME, 'dev': NAME}"
-        )
-    if "files" in set(known) - set(options) and (parameters["files"].default is inspect.Parameter.empty):
-        raise ValueError(
-            f"task {name!r}: missing its option 'files', which file of {data} is "
-            "which split: {'train': 'train.csv', 'dev': 'dev.csv'}"
-        )
-    if not hasattr(files := options.get("files", {}), "items"):
-        raise ValueError(
-            f"files={files!r} does not say which file is which split: give it as "
-            "{'train': 'train.csv', 'dev': 'dev.csv'}"
-        )
-    try:
-        task = make(data, **options)
-    except TypeError as error:
-        raise ValueError(f"task {name!r}: an option is of a wrong kind: {error}") from None
-    except FileNotFoundError as error:  # label names are read from the training file
-        raise ValueError(
-            f"task {name!r}: {error.filename} does not exist; its files are looked "
-            f"for in {str(data)!r}; the task's option files={{'train': NAME, 'dev': "
-            "NAME}} names others"
-        ) from None
-    if twice := sorted({label for label in task.labels if task.labels.count(label) > 1}):
-        raise ValueError(f"task {name!r}: its labels name {', '.join(twice)} twice")
-    task.kind, task.options = name, options
-    return task
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A fine-tuning run whose data and settings have been read and checked."""
-
-    tuner: FineTuner
     settings: Config
-    workdir: pathlib.Path
-    init_from: str
-    predict: tuple[str, ...]
-    mesh_reason: str = ""  # why the devices are used as they are
+    workdir: epath.Path
+    resumed_from: int | None
+    tuner: FineTuner
+    training: Training
+    predict: tuple[str, ...]  # splits for which predictions (and submission files) are written
+    identity: Mapping[str, Any]
+    mesh_reason: str = ""
+    heads = ("pooler",)
+    mode = "max"
+
+    def __post_init__(self) -> None:
+        self.config, self.phases = self.training.config, self.training.phases
+        self.trainer, self.model_config = self.tuner.trainer, self.tuner.config
+        self.execution = self.tuner.model.execution
+
+    def compile_ahead(self) -> None:
+        if self.resumed_from is None:
+            self.tuner.load_params.read_ahead()  # not before: a suite prepares all its jobs first
+        self.tuner.compile_ahead(self.config.batch_size)
+
+    def start(self, checkpoints: Checkpoints) -> TrainState:
+        return self.training.start(checkpoints)
+
+    def record(self, directory: pathlib.Path) -> None:
+        write_json(directory / RECORDS["finetune"], {**self.identity, "resume": self.config.resume})
+
+    def evaluate(self, state: TrainState, place: int) -> Mapping[str, float]:
+        return self.training.evaluate(state)
+
+    def facts(self) -> list[Line]:
+        tuner, config, task = self.tuner, self.config, self.tuner.task
+        splits = {name: tuner.data(name, training=name == "train") for name in ("train", "dev")}
+        lines = [
+            ("task", f"{task.name} ({task.head.replace('_', ' ')}), best on dev by {task.metric}"),
+            ("rows", ", ".join(f"{name} {len(features):,}" for name, (_, features) in splits.items())),
+        ]
+        if task.labels:
+            lines.append(("labels", label_shares(task, splits["train"][1])))
+        for name, (split, _) in splits.items():
+            lines += [("note", f"{name}: {note}") for note in split.notes]
+        if task.dropped:
+            lines.append(("note", f"{task.dropped:,} training answers are not in their passage: left out"))
+        steps = (
+            f"{self.phases[-1].until_step:,}: {counted(config.task.epochs, 'epoch')} of "
+            f"{self.training.steps_per_epoch:,} x {config.batch_size} rows, learning rate "
+            f"{config.optimizer.learning_rate:g}, {self.training.warmup_steps:,} of warm-up, seed {config.seed}"
+        )
+        lengths = ", ".join(map(str, tuner.training_buckets(config.batch_size)))
+        return [*lines, ("lengths", f"padded to {lengths} tokens"), ("steps", steps)]
+
+    def finish(self, state: TrainState, logbook: Logbook, clock: Clock) -> dict[str, Any]:
+        """Writes predictions, model and result.json, whose content it returns."""
+        tuner, directory = self.tuner, logbook.directory
+        done = self.training.outcome(clock)
+        logbook.message(summary_line(tuner.task, done))
+        if tuner.task.name == "squad2.0":
+            with_null_threshold(tuner.task, done.scores)
+        result = result_json(tuner, done, self.identity["init_from"])
+        if jax.process_index() == 0:
+            write_json(directory / "result.json", result)
+        files = write_predictions(tuner, done.params, self.predict, directory)
+        save_model(tuner, done.params, directory / "model", result)
+        logbook.message(
+            "\n".join(
+                [*(f"predictions: {self.workdir / path.name}" for path in files), f"model: {self.workdir / 'model'}"]
+            )
+        )
+        return result
 
 
-def prepare_task(
+def prepare_tuner(
     task: Any,
     init_from: str | Pretrained,
-    workdir: str | pathlib.Path,
     settings: Config,
     *,
     dropout: tuple[float, float] | None = None,
     execution: Execution = Execution(),  # noqa: B008  frozen
     mesh: Any = None,
-    mesh_reason: str = "",
-) -> Job:
-    """Reads what can be read before anything compiles.
+) -> FineTuner:
+    """The task with its data read and the weights to start from, before anything compiles.
 
     Args:
       settings: config.task.options are those that the task was made with.
@@ -142,11 +134,6 @@ def prepare_task(
 
     Raises ValueError or LoadError naming the setting, or file and line, and the remedy.
     """
-    if "://" in str(workdir):
-        raise ValueError(
-            f"workdir={workdir}: fine-tuning writes to a local disk; name a directory "
-            "there, and copy model/ from it when it is done"
-        )
     if "train" not in task.splits:
         raise ValueError(
             f"task {task.name!r} has no training split: score a fine-tuned model on it with "
@@ -157,10 +144,6 @@ def prepare_task(
             f"metric {task.metric!r} cannot say which checkpoint of {task.name!r} is "
             f"best; one of {', '.join(task.metric_names)} (higher is better)"
         )
-    predict = tuple(name for names in settings.task.predict for name in names.split(",") if name)
-    for split in predict:
-        if split not in task.splits:
-            raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
     start = init_from if isinstance(init_from, Pretrained) else Pretrained(init_from)
     if task.labels:
         # A head for the same names goes on in its own order; one for other names, or for names
@@ -175,17 +158,32 @@ def prepare_task(
     tuner = FineTuner(task, start.tokenizer, config, start, settings, execution, mesh)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
+    tuner.trainer.abstract_state(tuner.objective)  # refuses rules for parameters that do not exist
+    return tuner
+
+
+def prepare_task(
+    task: Any, init_from: str | Pretrained, workdir: str | os.PathLike[str], settings: Config, **options: Any
+) -> TaskJob:
+    """The job of a task in a work directory; `options` and errors as of prepare_tuner, and those of the directory."""
+    mesh_reason = options.pop("mesh_reason", "")
+    tuner = prepare_tuner(task, init_from, settings, **options)
+    predict = tuple(name for names in settings.task.predict for name in names.split(",") if name)
     for split in dict.fromkeys(predict):
+        if split not in task.splits:
+            raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
         if split not in ("train", "dev"):
             tuner.read(split)  # what cannot be read shows now, not after the training
-    objective, trainer = tuner.objective_and_trainer()
-    trainer.abstract_state(objective)  # refuses rules for parameters that do not exist
-    job = Job(tuner, settings, pathlib.Path(workdir), start.path, predict, mesh_reason)
-    _refuse_other_run(job)
-    return job
+    settings = settings.replace({"init_from": tuner.load_params.path})
+    training = Training(tuner, settings)
+    identity = identity_of(tuner, settings)
+    require_same({f"{name} of the fine-tuning": value for name, value in flatten(identity).items()})
+    directory = resolve_directory(workdir)
+    resumed_from = step_to_resume(settings, directory, lambda before: conflicts(before, identity))
+    return TaskJob(settings, directory, resumed_from, tuner, training, predict, identity, mesh_reason)
 
 
-def prepare(config: Config, workdir: str, mesh: Any = None) -> Job:
+def prepare(config: Config, workdir: str, mesh: Any = None) -> TaskJob:
     """The job of a config file: `config.task` beside the settings that pre-training shares."""
     t = config.task
     if not config.init_from:
@@ -205,135 +203,33 @@ def prepare(config: Config, workdir: str, mesh: Any = None) -> Job:
     return prepare_task(task, start, workdir, config, execution=execution, mesh=mesh, mesh_reason=reason)
 
 
-def run(job: Job) -> dict[str, Any]:
-    """Trains, keeps the best on dev, writes everything, and returns the result (see result.json).
-
-    An interrupted run in the same workdir goes on; a finished one is only written out again.
-    """
-    tuner, workdir = job.tuner, job.workdir
-    directory = workdir / "checkpoints"
-    _refuse_other_run(job)
-    wait_for_all("preparing its data")  # before process 0 writes what the line above looks for
-    starts = Starts(epath.Path(workdir))
-    starts.keep(tuner.programs, tuner.mesh)
-    tuner.load_params.read_ahead()  # not before: a suite prepares all its jobs first
-    tuner.compile_ahead(job.settings.batch_size)
-    # Late, beside the compiler: orbax takes a second to import.
-    from bertjax.run.checkpoint import Checkpoints
-
-    if jax.process_index() == 0:
-        write_json(workdir / "finetune.json", _identity(job))
-    checkpoints = Checkpoints(str(directory), keep_last=1, keep_best=1, metric=f"eval/{tuner.task.metric}", mode="max")
-    resumed_from = checkpoints.latest()
-    with contextlib.closing(checkpoints), _logbook(job, resumed_from or 0) as logbook:
-        logbook.message(summary(job, resumed_from))
-        starts.begin(resumed_from or 0, logbook)
-        done = tuner.run(job.settings, logbook, checkpoints)
-        logbook.message(summary_line(tuner.task, done))
-        if tuner.task.name == "squad2.0":
-            with_null_threshold(tuner.task, done.scores)
-        result = result_json(tuner, done, job.init_from)
-        with writing_results(workdir):
-            if jax.process_index() == 0:
-                write_json(workdir / "result.json", result)
-            files = write_predictions(tuner, done.params, job.predict, workdir)
-            save_model(tuner, done.params, workdir / "model", result)
-            logbook.message("\n".join([*(f"predictions: {path}" for path in files), f"model: {workdir / 'model'}"]))
-            logbook.flush()
-            if jax.process_index() == 0:
-                logbook.message(f"report: {write_report([workdir])}")
-    wait_for_all("writing model and report")  # a suite reads the model
-    return result
-
-
-def _logbook(job: Job, step: int) -> Logbook:
-    log = job.settings.log
-    return Logbook(
-        str(job.workdir),
-        step,
-        tensorboard=log.tensorboard,
-        csv=log.csv,
-        wandb=log.wandb,
-        settings=dataclasses.asdict(job.settings),
-    )
-
-
-def _identity(job: Job) -> dict[str, Any]:
+def identity_of(tuner: FineTuner, settings: Config) -> dict[str, Any]:
     """The settings, data and weights that a workdir belongs to."""
-    tuner = job.tuner
     identity = {
         "task": tuner.task.name,
         "metric": tuner.task.metric,
-        "options": job.settings.task.options,
+        "options": settings.task.options,
         "data": {split: tuner.data(split, training=split == "train")[0].fingerprint for split in ("train", "dev")},
-        "init_from": job.init_from,
+        "init_from": tuner.load_params.path,
         "weights": tuner.load_params.source.fingerprint(),
         "tokenizer": tuner.tokenizer.fingerprint,
-        **recorded(job.settings),
+        **recorded(settings),
     }
     return json.loads(json.dumps(identity))
 
 
-def _refuse_other_run(job: Job) -> None:
-    """Raises ValueError naming every setting in which the workdir's run differs."""
-    path = job.workdir / "finetune.json"
-    if not path.exists():
-        if (job.workdir / "checkpoints").exists():
-            raise ValueError(f"{job.workdir} holds a pre-training run; choose another workdir")
-        return
-    before, now = read_record(epath.Path(path)), _identity(job)
+def conflicts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Lines 'name: old -> new' of what the run of a record has otherwise than this one."""
+    before = {name: value for name, value in before.items() if name != "resume"}
     # Earlier versions wrote down less; what they did not set was as it is by default.
     now = {name: value for name, value in now.items() if name in before}
     default = {"settings": recorded(frozen(finetune_config()))["settings"]} if "settings" in now else {}
     old, new = flatten(default) | flatten(before), flatten(now)
-    if changes := [
+    return [
         f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
         for name in sorted(old.keys() | new)
         if old.get(name) != new.get(name)
-    ]:
-        raise ValueError(
-            f"{job.workdir} holds a fine-tuning run with other settings or other content of the "
-            f"same files ({'; '.join(changes)}); choose another workdir, or delete it"
-        )
-
-
-def summary(job: Job, resumed_from: int | None = None) -> str:
-    """The start-up screen: what will be learnt, on what, from how many rows, in how many steps."""
-    tuner, settings, task = job.tuner, job.settings, job.tuner.task
-    splits = {name: tuner.data(name, training=name == "train") for name in ("train", "dev")}
-    rows = {name: len(features) for name, (_, features) in splits.items()}
-    lines = [
-        model_line(tuner.config, heads=("pooler",)),
-        *devices_lines(tuner.mesh, tuner.model.execution.dtype, job.mesh_reason),
-        ("task", f"{task.name} ({task.head.replace('_', ' ')}), best on dev by {task.metric}"),
-        ("rows", ", ".join(f"{name} {count:,}" for name, count in rows.items())),
     ]
-    if task.labels:
-        lines.append(("labels", label_shares(task, splits["train"][1])))
-    for name, (split, _) in splits.items():
-        lines += [("note", f"{name}: {note}") for note in split.notes]
-    if task.dropped:
-        lines.append(("note", f"{task.dropped:,} training answers are not in their passage: left out"))
-    epochs, batch_size = settings.task.epochs, settings.batch_size
-    per_epoch = -(-rows["train"] // batch_size)
-    warmup = int(settings.task.warmup * per_epoch * epochs)
-    lines += [
-        ("lengths", f"padded to {', '.join(map(str, tuner.training_buckets(batch_size)))} tokens"),
-        (
-            "steps",
-            f"{per_epoch * epochs:,}: {counted(epochs, 'epoch')} of {per_epoch:,} x "
-            f"{batch_size} rows, learning rate {settings.optimizer.learning_rate:g}, "
-            f"{warmup:,} of warm-up, seed {settings.seed}",
-        ),
-        (
-            "start",
-            f"weights of {job.init_from}"
-            if resumed_from is None
-            else f"resumed from the checkpoint of step {resumed_from:,}",
-        ),
-        ("workdir", str(job.workdir)),
-    ]
-    return screen(lines)
 
 
 def evaluate(

@@ -26,13 +26,13 @@ from bertjax.tasks.shown import choose, examples_of
 from bertjax.version import source_version
 
 if TYPE_CHECKING:
-    from bertjax.tasks.finetune import FineTuner, Run
+    from bertjax.tasks.finetune import FineTuner, Trained
 
 log = logging.getLogger(__name__)
 
 
 def result_json(
-    tuner: FineTuner, run: Run, checkpoint: str, splits: Sequence[str] = ("train", "dev")
+    tuner: FineTuner, run: Trained, checkpoint: str, splits: Sequence[str] = ("train", "dev")
 ) -> dict[str, Any]:
     """What must be known to believe and to repeat a number."""
     return {
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def summary_line(task: Any, run: Run) -> str:
+def summary_line(task: Any, run: Trained) -> str:
     """'mrpc: accuracy_f1 0.8512 (step 345 of 345; ...)' with the flags that make it doubtful."""
     numbers = ", ".join(f"{name} {value:.4f}" for name, value in run.scores.values.items())
     flags = "".join(f"  [{flag}]" for flag in run.scores.flags)

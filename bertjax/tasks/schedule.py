@@ -23,7 +23,6 @@ def with_schedule_in_state(unit: Optimizer, name: str) -> Optimizer:
     """`unit` (an optimizer of learning rate 1) scaled by the schedule in the state.
 
     The state gains 'schedule': peak, warmup_steps and total_steps, all 0 until `set_schedule`.
-    `learning_rate`, which sees the step only, is not a number: take it from `rate_at`.
     """
     if name not in SCHEDULES:
         raise ValueError(f"unknown learning-rate schedule {name!r}; one of {', '.join(SCHEDULES)}")
@@ -39,10 +38,10 @@ def with_schedule_in_state(unit: Optimizer, name: str) -> Optimizer:
         changes = jax.tree.map(lambda change: change * rate.astype(change.dtype), changes)
         return changes, {**moments, "schedule": state["schedule"]}
 
-    def unknown_rate(step: Any) -> jax.Array:
-        return jnp.full_like(jnp.asarray(step, jnp.float32), jnp.nan)
+    def rate(step: Any, state: Any) -> jax.Array:
+        return rate_at(name, state["schedule"], step)
 
-    return Optimizer(init, update, unknown_rate, unit.gradient_norm)
+    return Optimizer(init, update, rate, unit.gradient_norm)
 
 
 def set_schedule(state: Any, peak: float, warmup_steps: int, total_steps: int) -> Any:

@@ -16,7 +16,7 @@ import jax
 
 from bertjax.config import Config
 from bertjax.formats.files import write_whole
-from bertjax.run.finish import writing_results
+from bertjax.run.run import writing_results
 from bertjax.tasks import job
 from bertjax.tasks.glue import GLUE, glue_table
 
@@ -25,7 +25,7 @@ from bertjax.tasks.glue import GLUE, glue_table
 class Suite:
     """The jobs of a suite by task name; their data and settings have been checked."""
 
-    jobs: dict[str, job.Job]
+    jobs: dict[str, job.TaskJob]
     data: str
     workdir: pathlib.Path
 
@@ -35,6 +35,8 @@ def prepare(config: Config, workdir: str, mesh: Any = None) -> Suite:
 
     Raises ValueError if there is none, and for whatever job.prepare refuses.
     """
+    if "://" in str(workdir):
+        raise ValueError(f"workdir={workdir}: a suite writes to a local disk, one of its tasks to a bucket too")
     data = str(config.task.data)
     if not data or data.startswith("tfds:"):
         raise ValueError(

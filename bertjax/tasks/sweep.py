@@ -18,9 +18,9 @@ from bertjax import markdown
 from bertjax.config import Config
 from bertjax.formats.files import read_json, write_whole
 from bertjax.log.logbook import counted
-from bertjax.run.loop import NotFiniteError
 from bertjax.tasks.finetune import FineTuner, NoFiniteScore
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
+from bertjax.training.loop import NotFiniteError
 
 log = logging.getLogger(__name__)
 

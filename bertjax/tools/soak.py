@@ -26,9 +26,8 @@ import numpy as np
 
 from bertjax.formats.checkpoint import SavedStates
 from bertjax.log.logbook import METRICS_FILE, read_records
+from bertjax.log.report.runs import STARTS_FILE, read_starts
 from bertjax.model.paths import flatten
-from bertjax.run.starts import FILE as STARTS_FILE
-from bertjax.run.starts import read as read_starts
 from bertjax.tools.arguments import make_parser, refusals
 from bertjax.training.programs import DIRECTORY as PROGRAMS
 

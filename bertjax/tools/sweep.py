@@ -20,7 +20,7 @@ from bertjax.tasks.sweep import PAPER_GRID
 from bertjax.tools.arguments import json_object, make_parser, refusals
 
 if TYPE_CHECKING:  # jax is set up before they are imported
-    from bertjax.tasks.finetune import FineTuner, Run
+    from bertjax.tasks.finetune import FineTuner, Trained
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,13 +83,8 @@ def search(flags: argparse.Namespace) -> str:
         {"task.max_length": flags.max_length, "task.buckets": flags.buckets, "task.options": flags.options}
     )
     task = job.make_task(flags.task, flags.data, flags.options)
-    tuner = job.prepare_task(
-        task,
-        flags.init_from,
-        flags.workdir,
-        settings,
-        execution=Execution.for_backend(jax.default_backend(), dtype=flags.dtype),
-    ).tuner
+    execution = Execution.for_backend(jax.default_backend(), dtype=flags.dtype)
+    tuner = job.prepare_tuner(task, flags.init_from, settings, execution=execution)
     identity = {
         "task": task.name,
         "options": flags.options,
@@ -118,7 +113,7 @@ def search(flags: argparse.Namespace) -> str:
     )
 
 
-def _keep(tuner: FineTuner, run: Run, flags: argparse.Namespace) -> None:
+def _keep(tuner: FineTuner, run: Trained, flags: argparse.Namespace) -> None:
     """Writes the best model so far and what it scored."""
     from bertjax.tasks.results import result_json, save_model, write_json
 

@@ -86,7 +86,7 @@ class Optimizer(NamedTuple):
     init: Callable[[Params], Params]  # params -> state
     # (gradients, state, params, step=, updates=) -> (updates to add to params, new state)
     update: Callable[..., tuple[Params, Params]]
-    learning_rate: Schedule
+    learning_rate: Callable[[Any, Params], jax.Array]  # (step, state) -> the rate that `update` uses there
     gradient_norm: Callable[[Params], jax.Array]  # global norm of what is trained, before clipping
 
 
@@ -163,7 +163,7 @@ def make_optimizer(
             changes[path] = (-rate * multiplier * step_direction).astype(flat_params[path].dtype)
         return unflatten(changes), {"mean": unflatten(new_means), "variance": unflatten(new_variances)}
 
-    return Optimizer(init, update, schedule, gradient_norm)
+    return Optimizer(init, update, lambda step, state: schedule(step), gradient_norm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +213,7 @@ def from_optax(transform: "optax.GradientTransformation", learning_rate: Schedul
         rate = learning_rate(step)
         return jax.tree.map(lambda change: rate * change, changes), state
 
-    return Optimizer(transform.init, update, learning_rate, global_norm)
+    return Optimizer(transform.init, update, lambda step, state: learning_rate(step), global_norm)
 
 
 def layerwise_decay_rules(num_layers: int, decay: float) -> list[tuple[str, float]]:

@@ -1,14 +1,14 @@
-"""The trainer: one compiled step over the mesh, repeated, logged, saved and resumable (loop.py).
+"""The trainer: one compiled step over the mesh; `fit` repeats, logs, evaluates and saves it (loop.py).
 
-In: an Objective (what is learnt), an optimizer, a mesh, host batches as a function of the step.
-Out: the trained TrainState; on the way metrics to a logbook and states to checkpoints.
+In: an Objective (what is learnt), an optimizer, a mesh, host batches as a function of the step. Out: the trained
+TrainState.
 
-Everything random derives from (seed, step), and batches are asked for by step, so a resumed run
-repeats the undisturbed one bit for bit:
-  1. `resume` = restore a TrainState and call `fit`: it goes on at state.step.
+Everything random derives from (seed, step), and batches are asked for by step, so a resumed run repeats the undisturbed
+one bit for bit:
+  1. To resume, restore a TrainState and call `fit`: it goes on at state.step.
   2. The step's key is fold_in(key(seed), step); masks and dropout derive from it.
-  3. The optimizer's schedule reads state.step; phases are chosen by state.step. Only a run with a
-     budget of wall clock (budget.py) reads both from the time instead.
+  3. The optimizer's schedule reads state.step; phases are chosen by state.step. Only a run with a budget of wall clock
+     (process/clock.py) reads both from the time instead.
   4. A skipped (non-finite) step counts as a step: its batch is not repeated.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import flax.struct
 import jax
@@ -24,19 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bertjax.config import Config
 from bertjax.jax_settings import with_fixed
 from bertjax.log.logbook import Logbook
 from bertjax.model.kernels import compiler_options
 from bertjax.model.rows import rows_on
+from bertjax.process.clock import POSITION, Clock
 from bertjax.process.hardware import prng_implementation
-from bertjax.run.loop import Loop
 from bertjax.training import sharding
-from bertjax.training.budget import POSITION, Budget, Steps
+from bertjax.training.loop import Loop
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.programs import Programs, batch_shapes
-
-if TYPE_CHECKING:  # orbax takes a second to import, and not every run saves
-    from bertjax.run.checkpoint import Checkpoints
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, tuple[jax.Array, jax.Array]]
@@ -76,8 +74,7 @@ class Objective(Protocol):
     ) -> tuple[jax.Array, Sums]:
         """Loss of a micro-batch, and {name: (numerator, denominator)} to report.
 
-        Losses and sums of the micro-batches of one batch add up to the batch's. No dropout key
-        means deterministic.
+        Losses and sums of the micro-batches of one batch add up to the batch's. No dropout key means deterministic.
         """
 
 
@@ -87,7 +84,7 @@ class Phase:
 
     until_step: int
     objective: Objective
-    # first step -> endless iterator of this process's rows, {name: [rows, ...]} numpy
+    # first step of the phase, from 0 -> endless iterator of this process's rows, {name: [rows, ...]} numpy
     batches: Callable[[int], Iterator[Mapping[str, np.ndarray]]]
     tokens_per_step: int = 0  # of the global batch, padding included
     flops_per_step: float = 0.0  # model FLOPs of the global batch, forward and backward
@@ -100,77 +97,57 @@ class Trainer:
       optimizer: see optimizer.make_optimizer.
       mesh: see sharding.make_mesh.
       seed: of initial parameters, masks and dropout.
-      accumulation: micro-batches a step; the update equals the large batch's without dropout, of
-        which each micro-batch draws its own.
-      prng: 'threefry2x32', 'rbg' or 'auto' (rbg on TPU). Initial parameters always use threefry,
-        so that they are the same everywhere.
-      max_skipped_in_row: `fit` raises after this many non-finite steps in a row.
-      watchdog_s: seconds after which a step, or whatever else `fit` waits for, counts as hanging,
-        and the process ends itself (watchdog.py); 0 = never.
-      programs: where steps are compiled; None = of its own.
+      accumulation: micro-batches a step; the update equals the large batch's without dropout, of which each micro-batch
+        draws its own.
+      prng: 'threefry2x32', 'rbg' or 'auto' (rbg on TPU). Initial parameters always use threefry, so that they are the
+        same everywhere.
 
     Attributes:
+      programs: where steps are compiled.
       between_batches: called during an evaluation with the number of batches so far, from 0 on.
 
     With jax_debug_nans set, the state is not donated, since jax runs a failing step again.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        mesh: Mesh,
-        seed: int = 0,
-        *,
-        accumulation: int = 1,
-        prng: str = "auto",
-        max_skipped_in_row: int = 20,
-        watchdog_s: float = 0,
-        programs: Programs | None = None,
-    ):
+    def __init__(self, optimizer: Optimizer, mesh: Mesh, seed: int = 0, *, accumulation: int = 1, prng: str = "auto"):
         self.optimizer, self.mesh, self.seed = optimizer, mesh, seed
         self.accumulation = accumulation
         self.prng = prng_implementation(prng, mesh.devices.flat[0].platform)
-        self.max_skipped_in_row = max_skipped_in_row
-        self.watchdog_s = watchdog_s
+        self.programs = Programs()
         self.between_batches: Callable[[int], None] = lambda done: None
         self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
-        self._abstract: dict[int, tuple[Objective, TrainState]] = {}
-        self.programs = programs or Programs()
 
     # ------------------------------------------------------------------------------------ state
 
     @with_fixed
     def init(self, objective: Objective, params: Any = None) -> TrainState:
         """A fresh state, sharded over the mesh; from `params` (arrays) where given."""
+
+        def initialise(make: Callable[[Any], TrainState]) -> Any:
+            return jax.jit(make, out_shardings=self._state_shardings(objective))
+
         if params is None:
-            initialise = self._jit(
-                "init",
-                objective,
-                lambda state_shardings: jax.jit(
-                    lambda key: self._state_of(objective.init(key)), out_shardings=state_shardings
-                ),
-            )
-            return initialise(self._init_key())
-        shardings = sharding.tree_shardings(params, self.mesh)
+            start = self._once("init", objective, lambda: initialise(lambda key: self._state_of(objective.init(key))))
+            return start(self._init_key())
         params = jax.tree.map(
             lambda leaf, where: jax.make_array_from_callback(leaf.shape, where, lambda index, leaf=leaf: leaf[index]),
             params,
-            shardings,
+            sharding.tree_shardings(params, self.mesh),
         )
         # Not donated: a part of the result would alias the caller's arrays.
-        start = self._jit(
-            "init from parameters",
-            objective,
-            lambda state_shardings: jax.jit(self._state_of, out_shardings=state_shardings),
-        )
-        return start(params)
+        return self._once("init from parameters", objective, lambda: initialise(self._state_of))(params)
 
     def abstract_state(self, objective: Objective) -> TrainState:
         """Shapes and shardings of the state: the target for Checkpoints.restore."""
-        if id(objective) not in self._abstract:
-            state = jax.eval_shape(lambda: self._state_of(objective.init(self._init_key())))
-            self._abstract[id(objective)] = objective, sharding.abstract(state, self.mesh)
-        return self._abstract[id(objective)][1]
+
+        def state() -> TrainState:
+            shapes = jax.eval_shape(lambda: self._state_of(objective.init(self._init_key())))
+            return sharding.abstract(shapes, self.mesh)
+
+        return self._once("abstract state", objective, state)
+
+    def _state_shardings(self, objective: Objective) -> TrainState:
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(objective))
 
     def _state_of(self, params: Any) -> TrainState:
         return TrainState(
@@ -184,6 +161,12 @@ class Trainer:
     def _init_key(self) -> jax.Array:
         return jax.random.fold_in(jax.random.key(self.seed, impl="threefry2x32"), INIT_STREAM)
 
+    def _once(self, kind: str, objective: Objective, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once for each objective, which is kept alive so that its id stays its own."""
+        if (kind, id(objective)) not in self._compiled:
+            self._compiled[kind, id(objective)] = objective, make()
+        return self._compiled[kind, id(objective)][1]
+
     # ------------------------------------------------------------------------------------- step
 
     def train_step(
@@ -194,19 +177,18 @@ class Trainer:
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
             return self._step(objective, state, batch)
 
-        donate = () if jax.config.jax_debug_nans else (0,)
-        options = compiler_options(self.mesh.devices.flat[0].platform)
-        return self._jit(
-            "train",
-            objective,
-            lambda state_shardings: jax.jit(
+        def compiled() -> Any:
+            states = self._state_shardings(objective)
+            function = jax.jit(
                 train_step,
-                donate_argnums=donate,
-                compiler_options=options,
-                in_shardings=(state_shardings, sharding.batch_sharding(self.mesh)),
-                out_shardings=(state_shardings, self._replicated()),
-            ),
-        )
+                donate_argnums=() if jax.config.jax_debug_nans else (0,),
+                compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
+                in_shardings=(states, sharding.batch_sharding(self.mesh)),
+                out_shardings=(states, self._replicated()),
+            )
+            return self.programs.wrap("train", function)
+
+        return self._once("train", objective, compiled)
 
     def _step(self, objective: Objective, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(self.seed, impl=self.prng), state.step)
@@ -236,7 +218,7 @@ class Trainer:
             "loss": loss,
             **ratios(sums),
             "grad_norm": norm,
-            "learning_rate": self.optimizer.learning_rate(place),
+            "learning_rate": self.optimizer.learning_rate(place, state.opt_state),
             "skipped": new_state.skipped,
             "skipped_in_row": new_state.skipped_in_row,
         }
@@ -285,6 +267,9 @@ class Trainer:
 
         return loss
 
+    def _replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
     def compile_ahead(self, kind: str, objective: Objective, batch: Mapping[str, np.ndarray]) -> None:
         """Starts to compile a step in the background (programs.py); its first use waits for that.
 
@@ -303,19 +288,6 @@ class Trainer:
         """Returns once what `compile_ahead` started is compiled, if anything."""
         self.programs.wait((kind, id(objective)))
 
-    def _jit(self, kind: str, objective: Objective, build: Callable[[Any], Any]) -> Any:
-        """Compiled functions by objective, which is kept alive so that its id stays its own."""
-        if (kind, id(objective)) not in self._compiled:
-            shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(objective))
-            function = build(shardings)
-            if kind in ("train", "evaluate"):
-                function = self.programs.wrap(kind, function)
-            self._compiled[kind, id(objective)] = objective, function
-        return self._compiled[kind, id(objective)][1]
-
-    def _replicated(self) -> NamedSharding:
-        return NamedSharding(self.mesh, PartitionSpec())
-
     # ------------------------------------------------------------------------------- evaluation
 
     def evaluation_key(self, number: jax.Array | int) -> jax.Array:
@@ -329,9 +301,9 @@ class Trainer:
     ) -> dict[str, float]:
         """Ratios of the objective's sums over all `batches`, without dropout.
 
-        Each row counts once, whatever the batch size (pad the last batch with weight 0). The key
-        given to `prepare` depends on the seed and the batch's number only, so masks are the same at
-        every evaluation. 'loss' is the sum of the ratios that end in 'loss', if not among them.
+        Each row counts once, whatever the batch size (pad the last batch with weight 0). The key given to `prepare`
+        depends on the seed and the batch's number only, so masks are the same at every evaluation. 'loss' is the sum of
+        the ratios that end in 'loss', if not among them.
         """
         compiled = self._evaluation(objective)
         self.wait_for("evaluate", objective)
@@ -357,15 +329,15 @@ class Trainer:
             batch = objective.prepare(batch, self.evaluation_key(number))
             return self._loss(objective)(params, batch, objective.denominators(batch), None)[1]
 
-        return self._jit(
-            "evaluate",
-            objective,
-            lambda state_shardings: jax.jit(
+        def compiled() -> Any:
+            function = jax.jit(
                 sums_of,
                 out_shardings=self._replicated(),
-                in_shardings=(state_shardings.params, sharding.batch_sharding(self.mesh), None),
-            ),
-        )
+                in_shardings=(self._state_shardings(objective).params, sharding.batch_sharding(self.mesh), None),
+            )
+            return self.programs.wrap("evaluate", function)
+
+        return self._once("evaluate", objective, compiled)
 
     # ------------------------------------------------------------------------------------- loop
 
@@ -374,49 +346,31 @@ class Trainer:
         self,
         state: TrainState,
         phases: Sequence[Phase],
+        config: Config = Config(),  # noqa: B008  frozen
         *,
         logbook: Logbook,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: Any = None,
         evaluate: Callable[[TrainState], Mapping[str, float]] | None = None,
-        log_every: int = 100,
-        eval_every: int = 0,
-        checkpoint_every: int = 0,
-        profile_steps: tuple[int, int] = (0, 0),
-        profile_directory: str = "profile",
-        budget: Budget | Steps | None = None,
+        clock: Clock | None = None,
     ) -> TrainState:
         """Trains from state.step to the end of the last phase.
 
         Args:
           state: fresh or restored; donated, so not usable afterwards.
-          evaluate: called every `eval_every` steps (0 = never) and at the end.
-          log_every, eval_every, checkpoint_every: in steps; the last step is always logged,
-            evaluated and saved.
-          profile_steps: first and last step of a profiler trace; (0, 0) = none.
-          budget: ends the run by wall clock. `until_step` of the phases, eval_every and
-            checkpoint_every are then in steps of its scale, and each phase's `batches` is asked
-            for steps since the phase began. None, or Steps, ends it with the last phase.
+          config: of which log.every_steps, eval.every_steps, checkpoint.every_steps (the last step is always logged,
+            evaluated and saved), profile_steps, watchdog_seconds and optimizer.max_skipped_in_row count.
+          checkpoints: a run.checkpoint.Checkpoints that states are saved to.
+          evaluate: gives the metrics of a state; EarlyStop raised by it ends the training.
+          clock: None ends the training with the last phase. With a Budget, `until_step` of the phases and the settings
+            above but for log.every_steps are in steps of its scale.
 
         Raises:
           Preempted: after SIGTERM or SIGINT, once the state is saved (SystemExit, code 75).
-          NotFiniteError: see max_skipped_in_row.
+          NotFiniteError: optimizer.max_skipped_in_row steps in a row were not finite.
           CheckpointError: a checkpoint could not be written.
         """
-        clock = budget or Steps(phases[-1].until_step)
-        return Loop(
-            self,
-            state,
-            phases,
-            logbook,
-            checkpoints,
-            evaluate,
-            log_every,
-            eval_every,
-            checkpoint_every,
-            profile_steps,
-            profile_directory,
-            clock,
-        ).run()
+        clock = clock or Clock(phases[-1].until_step)
+        return Loop(self, state, phases, config, logbook, checkpoints, evaluate, clock).run()
 
 
 def ratios(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:

@@ -53,8 +53,8 @@ def measure(work: Work) -> None:
     programs = _record_programs()
     from bertjax.config import finetune_config, frozen
     from bertjax.model.presets import Execution
+    from bertjax.process.clock import process_age
     from bertjax.tasks import job
-    from bertjax.training.budget import process_age
 
     milestones["all imported"] = time.time() - work.started
     jax.devices()
@@ -74,13 +74,8 @@ def measure(work: Work) -> None:
         }
     )
     task = work.limit(job.make_task(work.task, work.data, work.options))
-    tuner = job.prepare_task(
-        task,
-        work.checkpoint,
-        "",
-        settings,
-        execution=Execution.for_backend(jax.default_backend(), dtype=work.dtype, **work.execution),
-    ).tuner
+    execution = Execution.for_backend(jax.default_backend(), dtype=work.dtype, **work.execution)
+    tuner = job.prepare_tuner(task, work.checkpoint, settings, execution=execution)
     tuner.load_params.read_ahead()  # as job.run does
     milestones["data"] = time.time() - work.started
     rows = len(tuner.data("train", training=True)[1])

@@ -19,7 +19,7 @@ The runs (--runs=NAME,NAME):
     recipe   'bertjax' with masking, dropout, b2 and clipping of configs/recipes.py:budget
 
 Batch in rows, learning rate, shape of the schedule, optimizer and dropout are the same in all, but
-for what 'recipe' changes. The schedule follows the clock (training/budget.py), so each run ends its
+for what 'recipe' changes. The schedule follows the clock (process/clock.py), so each run ends its
 decay when its time ends and no speed has to be known beforehand. Every run evaluates the same
 held-out rows with the same masks, about 24 times; the time this takes counts.
 """

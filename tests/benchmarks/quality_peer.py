@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from bertjax.data.batches import PretrainingBatches
+from bertjax.process.clock import Budget, process_age
 from bertjax.tokenization import load_tokenizer
-from bertjax.training.budget import Budget, process_age
 from tests.benchmarks import peer
 from tests.benchmarks.quality import UNITS, Settings
 from tests.benchmarks.quality_curves import write_curve

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.config import OptimizerSettings
+from bertjax.config import CheckpointSettings, Config, OptimizerSettings
 from bertjax.log.logbook import Logbook
 from bertjax.model.paths import flatten
 from bertjax.run.checkpoint import Checkpoints
@@ -80,16 +80,15 @@ def train(directory: pathlib.Path, steps: int, save_every: int, pause_s: float, 
         make_mesh(devices=jax.devices()[:1]),
     )
     kind = FullDisk if full_disk else Checkpoints
-    checkpoints = kind(directory / "checkpoints", keep_last=2)
+    checkpoints = kind(directory / "checkpoints", CheckpointSettings(keep_last=2, keep_best=0))
     if checkpoints.latest() is None:
         state, step = trainer.init(objective), 0
     else:
         state, step = checkpoints.restore(trainer.abstract_state(objective))
     phase = Phase(steps, objective, lambda start: batches(start, pause_s))
-    with Logbook(directory, step, tensorboard=False, write=lambda line: None) as logbook:
-        state = trainer.fit(
-            state, [phase], logbook=logbook, checkpoints=checkpoints, checkpoint_every=save_every, log_every=1
-        )
+    config = Config().replace({"log.every_steps": 1, "log.tensorboard": False, "checkpoint.every_steps": save_every})
+    with Logbook(directory, step, config.log, write=lambda line: None) as logbook:
+        state = trainer.fit(state, [phase], config, logbook=logbook, checkpoints=checkpoints)
     checkpoints.close()
     flat = flatten(
         {

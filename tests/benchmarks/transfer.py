@@ -137,7 +137,7 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
         kind = start.config, _vocabulary(directory), how
         if kind not in tuners:
             task = job.make_task(work.task, str(out / "data" / work.folder), work.options)
-            tuners[kind] = job.prepare_task(task, directory, out / name, settings, execution=execution).tuner
+            tuners[kind] = job.prepare_tuner(task, directory, settings, execution=execution)
         tuner = tuners[kind]
         (out / name / "metric.txt").write_text(tuner.task.metric)
         tuner.load_params = jax.jit(init_params, static_argnums=0) if how == "scratch" else start

@@ -7,6 +7,7 @@ import os
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from bertjax.config import LogSettings
 from bertjax.log.logbook import Logbook, counted, human_count, human_time, progress_line, read_records, truncate_records
 
 METRICS = {
@@ -39,7 +40,7 @@ def test_a_record_holds_step_and_metrics_as_json(tmp_path):
 def test_the_remaining_time_includes_evaluations_and_savings_to_come(tmp_path, monkeypatch):
     lines, clock = [], [0.0]
     monkeypatch.setattr("bertjax.log.logbook.time.monotonic", lambda: clock[0])
-    with Logbook(tmp_path, tensorboard=False, write=lines.append) as book:
+    with Logbook(tmp_path, log=LogSettings(tensorboard=False), write=lines.append) as book:
         # (seconds since the start, step): 2 s a step, the first compiled for 20 s; from step 10 on
         # an evaluation of 60 s every 10 steps.
         for clock[0], step in ((22, 1), (40, 10), (120, 20), (200, 30), (280, 40)):
@@ -54,7 +55,7 @@ def test_a_full_disk_is_told_once_and_ends_no_run_that_is_still_to_be_saved(tmp_
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
     lines = []
-    with Logbook(tmp_path, tensorboard=False, write=lines.append) as book:
+    with Logbook(tmp_path, log=LogSettings(tensorboard=False), write=lines.append) as book:
         book._file.close()
         book._file = open("/dev/full", "a")
         for step in (1, 2):
@@ -127,7 +128,7 @@ def test_tensorboard_reads_the_events_and_drops_what_a_resume_repeats(tmp_path):
 
 
 def test_no_tensorboard_when_it_is_off(tmp_path):
-    Logbook(tmp_path, tensorboard=False, write=lambda line: None).close()
+    Logbook(tmp_path, log=LogSettings(tensorboard=False), write=lambda line: None).close()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["hardware.json", "metrics.jsonl"]
     hardware = json.loads((tmp_path / "hardware.json").read_text())
     assert hardware["devices"] == 8 and hardware["platform"] == "cpu"
@@ -184,14 +185,14 @@ def test_only_the_first_run_of_a_process_tells_how_long_its_start_took(tmp_path,
     monkeypatch.setattr("bertjax.log.logbook._FIRST_STEPS", itertools.count())
     lines = []
     for name in ("cola", "mrpc"):  # as a suite does
-        with Logbook(tmp_path / name, tensorboard=False, write=lines.append) as book:
+        with Logbook(tmp_path / name, log=LogSettings(tensorboard=False), write=lines.append) as book:
             book.train(1, 9, METRICS)
             book.train(2, 9, METRICS)
     assert [line.startswith("first step done") for line in lines] == [False, True] + [False] * 3
 
 
 def test_files_of_a_remote_run_are_written_here_and_copied_at_each_flush(bucket):
-    book = Logbook(bucket / "runs" / "base", tensorboard=False, write=lambda _: None)
+    book = Logbook(bucket / "runs" / "base", log=LogSettings(tensorboard=False), write=lambda _: None)
     assert book.directory.name == "base" and book.directory.is_dir()  # the report has its name
     (book.directory / "model").mkdir()
     (book.directory / "model" / "vocab.txt").write_text("x")
@@ -203,14 +204,14 @@ def test_files_of_a_remote_run_are_written_here_and_copied_at_each_flush(bucket)
     book.train(2, 2, METRICS)
     book.close()
     assert not (bucket / "runs" / "base" / "model").exists()  # not changed, so not copied again
-    with Logbook(bucket / "runs" / "base", 1, tensorboard=False, write=lambda _: None) as again:
+    with Logbook(bucket / "runs" / "base", 1, log=LogSettings(tensorboard=False), write=lambda _: None) as again:
         assert [r["step"] for r in read_records(again.directory / "metrics.jsonl")] == [1]
 
 
 def test_a_run_goes_on_where_nobody_reads_its_output_any_more(tmp_path, monkeypatch):
     reading, writing = os.pipe()
     os.close(reading)
-    with open(writing, "w") as output, Logbook(tmp_path, tensorboard=False) as book:
+    with open(writing, "w") as output, Logbook(tmp_path, log=LogSettings(tensorboard=False)) as book:
         monkeypatch.setattr("sys.stdout", output)
         for step in (1, 2):
             book.train(step, 2, {"loss": 1.0})

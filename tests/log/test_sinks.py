@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from bertjax.config import default_config
+from bertjax.config import LogSettings, default_config
 from bertjax.config_checks import check_config
 from bertjax.log.logbook import Logbook
 
@@ -34,8 +34,9 @@ def wandb(monkeypatch):
     return module
 
 
-def book(directory, start_step=0, **settings):
-    return Logbook(directory, start_step, tensorboard=False, write=lambda line: None, **settings)
+def book(directory, start_step=0, settings=None, **log):
+    log = LogSettings(tensorboard=False, **log)
+    return Logbook(directory, start_step, log, settings=settings, write=lambda line: None)
 
 
 def test_wandb_gets_finite_numbers_by_step_and_the_settings(wandb, tmp_path):
@@ -123,7 +124,7 @@ def test_csv_of_a_resumed_run_has_no_step_twice(tmp_path):
 def test_a_damaged_metrics_csv_is_set_aside_and_said(tmp_path, content, kept, told):
     path, said = tmp_path / "metrics.csv", []
     path.write_bytes(content)
-    with Logbook(tmp_path, 5, tensorboard=False, csv=True, write=said.append) as logbook:
+    with Logbook(tmp_path, 5, LogSettings(tensorboard=False, csv=True), write=said.append) as logbook:
         logbook.evaluation(6, {"loss": 2.0})
     with open(path, newline="") as file:
         assert [row["step"] for row in csv.DictReader(file)] == [*kept, "6"]

@@ -20,7 +20,7 @@ if int(processes) > 1:
     distributed.initialize(coordinator, int(processes), int(process_id), timeout_s=60,
                            heartbeat_s=10)
 import time, dataclasses, jax, jax.numpy as jnp, numpy as np
-from bertjax.config import OptimizerSettings
+from bertjax.config import Config, OptimizerSettings
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.log.logbook import Logbook
 from bertjax.training.optimizer import make_optimizer
@@ -58,9 +58,10 @@ if checkpoints.latest() is None:
 else:
     state, step = checkpoints.restore(trainer.abstract_state(objective))
 print("start", step, flush=True)
-with Logbook(directory, step, tensorboard=False, write=lambda line: None) as logbook:
-    state = trainer.fit(state, [Phase(int(steps), objective, batches)], logbook=logbook,
-                        checkpoints=checkpoints, log_every=1, checkpoint_every=5,
+config = Config().replace({"log.every_steps": 1, "log.tensorboard": False, "checkpoint.every_steps": 5})
+with Logbook(directory, step, config.log, write=lambda line: None) as logbook:
+    state = trainer.fit(state, [Phase(int(steps), objective, batches)], config, logbook=logbook,
+                        checkpoints=checkpoints,
                         evaluate=lambda state: trainer.evaluate(
                             objective, state.params, [next(batches(99))]))
 checkpoints.close()

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import OptimizerSettings
+from bertjax.config import Config, OptimizerSettings
 from bertjax.process.watchdog import EXIT_HUNG, Watchdog
-from bertjax.run import loop
+from bertjax.training import loop
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
 from bertjax.training.trainer import Phase, Trainer
@@ -168,10 +168,9 @@ def test_the_watchdog_knows_what_the_loop_waits_for(monkeypatch, hangs, expected
         trainer.fit(
             trainer.init(objective),
             [Phase(6, objective, rows)],
+            Config().replace({"checkpoint.every_steps": 2, "eval.every_steps": 2}),
             logbook=Book(),
             checkpoints=Storage(hangs),
-            checkpoint_every=2,
-            eval_every=2,
             evaluate=lambda state: trainer.evaluate(objective, state.params, heldout()),
         )
     what, suspects, patiently = told[-1]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.config import CheckpointSettings
 from bertjax.formats import checkpoint as formats
 from bertjax.formats.checkpoint import CheckpointError, SavedStates, resolve_directory
 from bertjax.run.checkpoint import Checkpoints
@@ -45,8 +46,12 @@ def assert_same(a, b):
     jax.tree.map(check, a, b)
 
 
-def saved(directory, steps, **options):
-    checkpoints = Checkpoints(directory, **options)
+def rules(last=3, best=0, every=0, metric="eval/loss"):
+    return CheckpointSettings(keep_last=last, keep_best=best, keep_every=every, metric=metric)
+
+
+def saved(directory, steps, rules=rules(), mode="min"):  # noqa: B008
+    checkpoints = Checkpoints(directory, rules, mode)
     for step in steps:
         checkpoints.save(step, state_of(step), {"eval/loss": abs(step - 2.5)})
     checkpoints.wait()
@@ -107,7 +112,7 @@ def test_another_model_is_refused_by_name_and_shape_and_is_not_called_corrupt(tm
 
 
 def test_a_donated_state_is_saved_as_it_was(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep_last=20)
+    checkpoints = Checkpoints(tmp_path, rules(20))
     advance = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
     for step in range(10):
         state = state_of(step)
@@ -137,19 +142,19 @@ def test_saving_a_step_again_replaces_it(tmp_path):
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
-    checkpoints = saved(tmp_path, range(1, 9), keep_last=2, keep_best=1)
+    checkpoints = saved(tmp_path, range(1, 9), rules(2, best=1))
     assert checkpoints.steps() == [2, 7, 8]  # |step - 2.5| is least at 2 and 3; the earlier counts
     assert checkpoints.best() == 2
 
 
 def test_best_may_be_the_largest(tmp_path):
-    checkpoints = saved(tmp_path, range(1, 5), keep_last=1, keep_best=2, mode="max")
+    checkpoints = saved(tmp_path, range(1, 5), rules(1, best=2), "max")
     assert checkpoints.steps() == [1, 4]
     assert [step for step, _ in checkpoints.ranked()] == [1, 4]
 
 
 def test_nothing_old_is_deleted_when_the_new_one_fails(tmp_path, monkeypatch):
-    checkpoints = saved(tmp_path, [1], keep_last=1)
+    checkpoints = saved(tmp_path, [1], rules(1))
 
     def full_disk(path, text):
         raise OSError(28, "No space left on device")
@@ -222,29 +227,29 @@ def test_a_corrupt_newest_falls_back_to_the_one_before_loudly(tmp_path, damage, 
 def test_saves_after_a_fall_back_are_not_outlived_by_the_corrupt_one(tmp_path):
     saved(tmp_path, [3, 5])
     truncate(tmp_path / "5")
-    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    checkpoints = Checkpoints(tmp_path, rules(1))
     assert checkpoints.restore_numpy()[1] == 3
     checkpoints.save(4, state_of(4))
     checkpoints.wait()
     assert checkpoints.steps() == [4]
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_best": 1}, {"keep_every": 3}])
+@pytest.mark.parametrize("options", [{}, {"best": 1}, {"every": 3}])
 def test_a_corrupt_one_does_not_take_the_place_of_a_good_one(tmp_path, options):
-    options = {"keep_last": 2, "metric": "loss", **options}
-    checkpoints = Checkpoints(tmp_path, **options)
+    keep = rules(2, metric="loss", **options)
+    checkpoints = Checkpoints(tmp_path, keep)
     for step in (1, 2, 3):
         checkpoints.save(step, state_of(step), {"loss": -step})
     checkpoints.close()
     flip_one_bit(tmp_path / "3")
-    checkpoints = Checkpoints(tmp_path, **options)
+    checkpoints = Checkpoints(tmp_path, keep)
     assert checkpoints.restore(state_of(0))[1] == 2
     checkpoints.save(4, state_of(4), {"loss": 0.0})
     checkpoints.wait()
     assert checkpoints.steps() == [2, 4]
     checkpoints.save(5, state_of(5), {"loss": 0.0})
     checkpoints.wait()
-    assert checkpoints.steps() == ([2, 4, 5] if "keep_best" in options else [4, 5])
+    assert checkpoints.steps() == ([2, 4, 5] if "best" in options else [4, 5])
     checkpoints.close()
 
 
@@ -328,7 +333,7 @@ def test_a_directory_that_cannot_be_written_is_refused_at_start(tmp_path):
 
 def test_settings_that_keep_nothing_are_refused(tmp_path):
     with pytest.raises(ValueError, match="keep_last=0"):
-        Checkpoints(tmp_path, keep_last=0)
+        Checkpoints(tmp_path, rules(0))
     with pytest.raises(ValueError, match="'min' or 'max'"):
         Checkpoints(tmp_path, mode="least")
 
@@ -337,9 +342,10 @@ def test_settings_that_keep_nothing_are_refused(tmp_path):
 
 SAVER = """
 import sys, jax, numpy as np
+from bertjax.config import CheckpointSettings
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.sharding import make_mesh, tree_shardings
-checkpoints = Checkpoints(sys.argv[1], keep_last=1)
+checkpoints = Checkpoints(sys.argv[1], CheckpointSettings(keep_last=1))
 step = (checkpoints.latest() or 0) + 1
 print("ready", flush=True)
 while True:

@@ -12,7 +12,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+import jax
 import pytest
+
+from bertjax.interop.huggingface import write_directory
+from bertjax.model.heads import BertModel, init_params
+from bertjax.model.presets import BertConfig
+from bertjax.tokenization import WordPieceTokenizer
 
 pytest.importorskip("gcsfs", reason="needs gcsfs, as the extra 'tpu' brings it")
 pytestmark = pytest.mark.slow
@@ -45,6 +51,7 @@ class Bucket:
             [sys.executable, ROOT / "tests" / "run" / "fake_gcs.py", *options], stdout=subprocess.PIPE, text=True
         )
         self.url = f"http://127.0.0.1:{int(self.server.stdout.readline())}"
+        self.command = RUN
         self.environment = {
             **os.environ,
             "STORAGE_EMULATOR_HOST": self.url,
@@ -87,7 +94,7 @@ class Bucket:
 
     def start(self, run):
         return subprocess.Popen(
-            [sys.executable, *RUN, f"--workdir=gs://bucket/{run}"],
+            [sys.executable, *self.command, f"--workdir=gs://bucket/{run}"],
             cwd=ROOT,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -154,3 +161,31 @@ def test_a_run_in_a_bucket_survives_kills_and_a_damaged_checkpoint_bit_for_bit(b
 def test_requests_that_the_storage_refuses_for_a_moment_are_repeated(bucket):
     bucket.finish("run")
     assert bucket.steps("run")[-1] == STEPS
+
+
+def test_a_fine_tuning_run_in_a_bucket_goes_on_bit_for_bit(bucket, tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    config = BertConfig(8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    params = jax.jit(lambda key: init_params(BertModel(config), key))(jax.random.key(0))
+    write_directory(tmp_path / "start", config, params, "BertModel", WordPieceTokenizer(words, do_lower_case=True))
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + "good film,yes\nbad film,no\n" * 40)
+    bucket.command = [
+        "-m",
+        "bertjax.main",
+        "--config=configs/classify.py",
+        f"--config.init_from={tmp_path / 'start'}",
+        f"--config.task.data={tmp_path}",
+        "--config.batch_size=8",
+        "--config.task.epochs=4",
+        "--config.mesh.data=1",
+        "--config.log.every_steps=1",
+        "--config.log.tensorboard=False",
+    ]
+    bucket.finish("calm")
+    code, said = bucket.stop("rough", signal.SIGTERM, 23)
+    assert code == 75, said
+    said = bucket.finish("rough")
+    assert "resumed from the checkpoint of step 2" in said
+    assert bucket.result("rough") == bucket.result("calm")
+    assert {"rough/finetune.json", "rough/result.json", "rough/report.html"} <= bucket.names("rough/").keys()

@@ -4,18 +4,22 @@ import dataclasses
 import functools
 import json
 import shutil
+import types
 
 import jax
 import numpy as np
 import pytest
 from safetensors import SafetensorError
 
-from bertjax.config import OptimizerSettings, default_config, frozen
+from bertjax.config import LogSettings, OptimizerSettings, default_config, frozen
 from bertjax.data.build import build_store
 from bertjax.interop.huggingface import write_directory
 from bertjax.log.logbook import Logbook
+from bertjax.process.clock import Clock
 from bertjax.run import finish, pretraining
-from bertjax.run.workdir import corpus_record, delete_run
+from bertjax.run.pretraining import corpus_record
+from bertjax.run.run import OutputError, write_results, writing_results
+from bertjax.run.workdir import delete_run
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import sharding
 from bertjax.training.optimizer import make_optimizer
@@ -346,11 +350,12 @@ def test_model_and_report_of_a_remote_run_are_where_the_run_is(finished_run, run
     config, directory = run_copy
     job = pretraining.prepare(frozen(config), str(directory))
     away = dataclasses.replace(job, workdir=bucket / "run")
-    book = Logbook(away.workdir, tensorboard=False, write=lambda _: None)
+    book = Logbook(away.workdir, log=LogSettings(tensorboard=False), write=lambda _: None)
     book.train(8, 8, {"loss": 1.0})
     metrics = {"mlm_loss": 4.0, "mlm_accuracy": 0.1, "nsp_loss": 0.7, "nsp_accuracy": 0.5}
     params = jax.device_put(weights(directory, 8)["params"])
-    finish.finish(away, params, 8, metrics, book)
+    away._evaluated[8] = metrics
+    write_results(away, types.SimpleNamespace(step=8, params=params), book, Clock(8))
     book.close()
     written = (bucket / "run" / "model" / "model.safetensors").read_bytes()
     assert written == (finished_run[1] / "model" / "model.safetensors").read_bytes()
@@ -435,8 +440,8 @@ def test_a_sentence_that_cannot_be_filled_does_not_end_a_finished_run(tmp_path, 
     ],
 )
 def test_results_that_cannot_be_written_are_one_line_and_the_same_command_goes_on(error):
-    with pytest.raises(finish.OutputError, match="written to runs/x: .*the same command goes on"):
-        with finish.writing_results("runs/x"):
+    with pytest.raises(OutputError, match="written to runs/x: .*the same command goes on"):
+        with writing_results("runs/x"):
             raise error
-    with pytest.raises(ValueError, match="a fault"), finish.writing_results("runs/x"):
+    with pytest.raises(ValueError, match="a fault"), writing_results("runs/x"):
         raise ValueError("a fault")

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bertjax.config import Config
+from bertjax.config import Config, resume_conflicts
 from bertjax.formats.checkpoint import CheckpointError
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.workdir import DamagedRecord, goes_on_with, read_record, step_to_resume
+from bertjax.run.pretraining import goes_on_with
+from bertjax.run.workdir import DamagedRecord, read_record
+from bertjax.run.workdir import step_to_resume as resume
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
 DAMAGED = [b"", b'{"a": 1,', b"\0" * 40, b"[1]", b"[" * 100_000, b"\xff\xfe{}"]
@@ -36,6 +38,10 @@ def workdir(tmp_path):
         json.dumps({"content": "the text", "vocabulary": corpus.tokenizer.fingerprint})
     )
     return epath.Path(tmp_path)
+
+
+def step_to_resume(config, workdir):
+    return resume(config, workdir, lambda before: resume_conflicts(before, config))
 
 
 def resumed(resume="auto"):

@@ -79,8 +79,7 @@ def test_a_toy_task_is_learnt_and_runs_share_their_compiled_steps(tuner):
     first = tuner.run(run_of(5e-3, 16, 6))
     assert first.value > 0.9
     assert len(first.history) == 6 and first.best_step in dict(first.history)
-    _, trainer = tuner.objective_and_trainer()
-    (step,) = (found[1] for key, found in trainer._compiled.items() if key[0] == "train")
+    (step,) = (found[1] for key, found in tuner.trainer._compiled.items() if key[0] == "train")
     compiled = step._cache_size()
     assert compiled <= 2  # one a bucket
     tuner.run(run_of(1e-3, 16, 1, 3))

@@ -1,5 +1,6 @@
 """The fine-tuning job from files to a model directory, and the refusals before it starts."""
 
+import contextlib
 import json
 
 import jax
@@ -11,6 +12,8 @@ from bertjax.interop import LoadError, open_source
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
+from bertjax.run.checkpoint import Checkpoints
+from bertjax.run.run import summary
 from bertjax.tasks import job
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools import evaluate, predict
@@ -70,14 +73,15 @@ def table(folder, **options):
 def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
     run = run_of(1e-3, 16, 3)
     prepared = job.prepare_task(table(data), start, data / "run", run, mesh=one_device())
-    lines = dict(line.strip().split("  ", 1) for line in job.summary(prepared).splitlines())
+    lines = dict(line.strip().split("  ", 1) for line in summary(prepared, 0).splitlines())
     assert lines["model"].startswith("L=1 H=16 A=2 F=32 V=11")
     assert lines["rows"] == "train 64, dev 21"
     good = sum(row.label == "good" for row in prepared.tuner.task.read("train").records)
     assert lines["labels"] == f"bad {100 - 100 * good / 64:.0f} %, good {100 * good / 64:.0f} %"
     assert lines["steps"].startswith("12: 3 epochs of 4 x 16 rows, learning rate 0.001, 1 of warm")
     assert lines["start"] == f"weights of {start}"
-    resumed = job.summary(prepared, resumed_from=8)
+    prepared.resumed_from = 8
+    resumed = summary(prepared, 8)
     assert "start  resumed from the checkpoint of step 8" in resumed
 
 
@@ -167,7 +171,7 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     # A finished run is not trained again, and another one is not mixed with it.
     repeated = job.run(prepared)
     assert repeated["value"] == result["value"] and repeated["best_step"] == result["best_step"]
-    with pytest.raises(ValueError, match="run.learning_rate: 0.005 -> 0.001.*another workdir"):
+    with pytest.raises(ValueError, match="(?s)run.learning_rate: 0.005 -> 0.001.*another --workdir"):
         other = run_of(1e-3, 16, 3, seed=1)
         job.run(job.prepare_task(task, start, workdir, other, mesh=one_device()))
 
@@ -180,10 +184,13 @@ def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
         settings = SETTINGS.replace({"task.options": options or {}})
         return job.prepare_task(table(data, **more), start, workdir, settings, mesh=one_device())
 
-    identity = job._identity(prepare({"separator": "|"}))
-    (workdir / "finetune.json").write_text(json.dumps(identity))
+    prepared = prepare({"separator": "|"})
+    prepared.record(workdir)
+    identity = dict(prepared.identity)
+    with contextlib.closing(Checkpoints(workdir / "checkpoints")) as checkpoints:
+        checkpoints.save(1, {"x": np.ones(3)})
     prepare({"separator": "|"})
-    with pytest.raises(ValueError, match=r"other content .*options.separator: '\|' -> ','"):
+    with pytest.raises(ValueError, match=r"(?s)other settings or data.*options.separator: '\|' -> ','"):
         prepare({"separator": ","})
     with pytest.raises(ValueError, match="metric: 'accuracy' -> 'macro_f1'"):
         prepare({"separator": "|"}, metric="macro_f1")
@@ -202,6 +209,29 @@ def test_a_workdir_is_known_by_what_its_files_hold(start, data, tmp_path):
         del identity[name]
     (workdir / "finetune.json").write_text(json.dumps(identity))
     prepare({"separator": "|"})
+
+
+def test_what_follows_where_the_workdir_holds_a_run_already(start, data, tmp_path):
+    def prepare(resume, rate=1e-3):
+        settings = run_of(rate, 16, 3).replace({"resume": resume})
+        return job.prepare_task(table(data), start, tmp_path / "run", settings, mesh=one_device())
+
+    assert prepare("never").resumed_from is None
+    with contextlib.closing(Checkpoints(tmp_path / "run" / "checkpoints")) as checkpoints:
+        checkpoints.save(4, {"x": np.ones(3)})
+    with pytest.raises(ValueError, match="no finetune.json that tells of which run"):
+        prepare("auto")
+    prepare("overwrite").record(tmp_path / "run")
+    assert prepare("auto").resumed_from == 4
+    with pytest.raises(ValueError, match="already holds a run at step 4 and config.resume is 'never'"):
+        prepare("never")
+    with pytest.raises(ValueError, match="(?s)learning_rate: 0.001 -> 0.002.*resume=changed.*resume=overwrite"):
+        prepare("auto", 2e-3)
+    assert prepare("changed", 2e-3).resumed_from == 4
+    assert prepare("overwrite", 2e-3).resumed_from is None
+    assert prepare("overwrite").resumed_from == 4  # which this command has begun
+    (tmp_path / "run" / "model").mkdir()
+    assert prepare("overwrite").resumed_from is None
 
 
 def test_evaluating_a_checkpoint_without_the_head_is_refused(start, data):
@@ -233,6 +263,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     with pytest.raises(ValueError, match="'dev' has no labels.*choosing the best"):
         prepare(unlabelled, predict=())
     (tmp_path / "pretraining" / "checkpoints" / "5").mkdir(parents=True)
+    (tmp_path / "pretraining" / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="pretraining holds a pre-training run; choose another"):
         job.prepare_task(table(data), start, tmp_path / "pretraining", SETTINGS, mesh=one_device())
     for settings, words in (

@@ -7,6 +7,7 @@ from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
 from bertjax.process import hardware
+from bertjax.run.run import summary
 from bertjax.tasks import job
 from bertjax.tokenization import WordPieceTokenizer
 
@@ -40,4 +41,4 @@ def test_the_mesh_follows_the_model_and_the_start_up_screen_says_why(tmp_path, m
     prepared = job.prepare(frozen(config), str(tmp_path / "run"))
     # 55 thousand parameters with gradients and moments: 0.9 MB; 40 % of the device are 0.6.
     assert prepared.tuner.mesh.shape["fsdp"] == 2
-    assert "sharded over fsdp=2" in job.summary(prepared)
+    assert "sharded over fsdp=2" in summary(prepared, 0)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.config import finetune_config, frozen
+from bertjax.config import CheckpointSettings, finetune_config, frozen
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.paths import flatten
@@ -81,7 +81,7 @@ def first_loss(found, run):
 
 def moved(found, run):
     """Path -> largest change of a parameter, over a run whose last evaluation is the best."""
-    start = flatten(jax.device_get(found.initial_state(run, 4).params))
+    start = flatten(jax.device_get(finetune.Training(found, run).start().params))
     end = flatten(jax.device_get(found.run(run).params))
     return {path: float(np.abs(end[path] - start[path]).max()) for path in start}
 
@@ -91,7 +91,7 @@ def test_class_weights_weigh_the_loss_and_balanced_ones_follow_the_counts(table)
     still = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     plain = tuner(table, still)
     rows = plain.data("train", training=True)[1]
-    params = plain.initial_state(run, 1).params
+    params = finetune.Training(plain, run).start().params
     logits = np.array(plain.predict(params, rows), np.float64)
     gold = np.array([row["labels"] for row in rows])
     losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(64), gold]
@@ -103,7 +103,7 @@ def test_class_weights_weigh_the_loss_and_balanced_ones_follow_the_counts(table)
     third = (3 * losses[bad].sum() + losses[~bad].sum()) / (3 * 8 + 56)
     assert first_loss(tuner(table, still, class_weights=(3.0, 1.0)), run) == pytest.approx(third, abs=1e-5)
     with pytest.raises(ValueError, match="3 class_weights for 2 labels"):
-        tuner(table, class_weights=(1.0, 2.0, 3.0)).objective_and_trainer()
+        tuner(table, class_weights=(1.0, 2.0, 3.0)).objective.init(None)
 
 
 def test_frozen_parameters_stay_and_the_others_move(table):
@@ -152,7 +152,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(table, tmp_path):
             return lambda *args, **kwargs: None
 
     def checkpoints():
-        return Checkpoints(str(tmp_path / "c"), keep_last=1, keep_best=1, metric="eval/accuracy", mode="max")
+        return Checkpoints(tmp_path / "c", CheckpointSettings(keep_last=1, metric="eval/accuracy"), "max")
 
     kept = checkpoints()
     with pytest.raises(Killed):

@@ -8,6 +8,7 @@ from bertjax.config import MeshSettings, default_config, frozen
 from bertjax.data.build import build_store
 from bertjax.process import hardware
 from bertjax.run import pretraining
+from bertjax.run.run import summary
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import sharding
 
@@ -52,4 +53,4 @@ def test_a_run_with_an_automatic_mesh_says_why_at_the_start(tmp_path, monkeypatc
     monkeypatch.setattr(hardware, "device_bytes", lambda device=None: 12 * 2**20)
     job = pretraining.prepare(frozen(config), str(tmp_path / "run"))
     assert dict(job.mesh.shape) == {"data": 4, "fsdp": 2, "tensor": 1}
-    assert "sharded over fsdp=2" in pretraining.summary(job, 0)
+    assert "sharded over fsdp=2" in summary(job, 0)

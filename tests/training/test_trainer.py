@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from bertjax.config import OptimizerSettings
+from bertjax.config import CheckpointSettings, Config, OptimizerSettings
 from bertjax.log.logbook import Logbook
 from bertjax.process.preemption import Preempted
-from bertjax.run import checkpoint, loop
+from bertjax.run import checkpoint
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.loop import DataError, NotFiniteError
+from bertjax.training import loop
+from bertjax.training.loop import DataError, NotFiniteError
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.trainer import Phase, Trainer
@@ -110,12 +111,20 @@ class Memory:
     close = flush
 
 
+def config(log=100, evaluate=0, save=0, **others):
+    """Settings of the loop; `others` by their names, '.' written as '__'."""
+    steps = {"log.every_steps": log, "eval.every_steps": evaluate, "checkpoint.every_steps": save}
+    return Config().replace(steps | {name.replace("__", "."): value for name, value in others.items()})
+
+
+def keep(last):
+    return CheckpointSettings(keep_last=last, keep_best=0)
+
+
 def losses(trainer, objective=None, steps=10, **options):
     objective = objective or regression()
     book = Memory()
-    state = trainer.fit(
-        trainer.init(objective), [Phase(steps, objective, batches)], logbook=book, log_every=1, **options
-    )
+    state = trainer.fit(trainer.init(objective), [Phase(steps, objective, batches)], config(1), logbook=book, **options)
     return np.array([record["loss"] for record in book.records]), state
 
 
@@ -192,18 +201,13 @@ def test_dropout_changes_with_step_and_micro_batch_but_not_with_the_run():
 def run_with_checkpoints(directory, until, steps=20, sizes=(8, 1, 1)):
     objective = regression(dropout=0.2, noise=0.1)
     trainer = trainer_on(sizes, steps)
-    checkpoints = Checkpoints(directory, keep_last=2)
+    checkpoints = Checkpoints(directory, keep(2))
     state = trainer.init(objective)
     if checkpoints.latest() is not None:
         state, _ = checkpoints.restore(trainer.abstract_state(objective))
     book = Memory()
     state = trainer.fit(
-        state,
-        [Phase(until, objective, batches)],
-        logbook=book,
-        checkpoints=checkpoints,
-        checkpoint_every=4,
-        log_every=1,
+        state, [Phase(until, objective, batches)], config(log=1, save=4), logbook=book, checkpoints=checkpoints
     )
     checkpoints.close()
     return state, book.records
@@ -236,7 +240,7 @@ def test_a_finished_run_that_is_resumed_does_nothing(tmp_path):
 
 def test_a_signal_saves_says_so_and_leaves(tmp_path):
     trainer, objective, book = trainer_on(), regression(), Memory()
-    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    checkpoints = Checkpoints(tmp_path, keep(1))
 
     def interrupted(start):
         for number, batch in enumerate(batches(start), start + 1):
@@ -254,7 +258,7 @@ def test_a_signal_saves_says_so_and_leaves(tmp_path):
 @pytest.mark.parametrize("moment", ["evaluation", "last save"])
 def test_a_signal_is_not_lost_while_no_step_runs(tmp_path, monkeypatch, moment):
     trainer, objective, book = trainer_on(), regression(), Memory()
-    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    checkpoints = Checkpoints(tmp_path, keep(1))
     rows = []
 
     def heldout():
@@ -276,9 +280,9 @@ def test_a_signal_is_not_lost_while_no_step_runs(tmp_path, monkeypatch, moment):
         trainer.fit(
             trainer.init(objective),
             [Phase(4, objective, batches)],
+            config(evaluate=2),
             logbook=book,
             checkpoints=checkpoints,
-            eval_every=2,
             evaluate=lambda state: trainer.evaluate(objective, state.params, heldout()),
         )
     assert checkpoints.latest() == (2 if moment == "evaluation" else 4)
@@ -296,17 +300,15 @@ def test_saving_and_evaluating_between_donated_steps(tmp_path):
         states[int(state.step)] = jax.device_get(state)
         return trainer.evaluate(objective, state.params, [batch_of(99)])
 
-    checkpoints = Checkpoints(tmp_path, keep_last=10)
+    checkpoints = Checkpoints(tmp_path, keep(10))
     book = Memory()
     trainer.fit(
         trainer.init(objective),
         [Phase(6, objective, batches)],
+        config(log=2, evaluate=1, save=1),
         logbook=book,
         checkpoints=checkpoints,
         evaluate=evaluate,
-        eval_every=1,
-        checkpoint_every=1,
-        log_every=2,
     )
     for step in range(1, 7):
         saved, _ = checkpoints.restore(trainer.abstract_state(objective), step)
@@ -358,9 +360,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
 
 
 def test_too_many_bad_steps_in_a_row_stop_the_run_with_an_explanation():
-    trainer, objective = trainer_on(max_skipped_in_row=3), regression()
+    trainer, objective = trainer_on(), regression()
     with pytest.raises(NotFiniteError, match="3 steps in a row up to step 7 .* learning"):
-        trainer.fit(trainer.init(objective), [Phase(20, objective, poisoned({1, *range(4, 20)}))], logbook=Memory())
+        phases = [Phase(20, objective, poisoned({1, *range(4, 20)}))]
+        trainer.fit(trainer.init(objective), phases, config(optimizer__max_skipped_in_row=3), logbook=Memory())
 
 
 @pytest.mark.parametrize(
@@ -378,15 +381,15 @@ def test_an_error_in_the_loop_finishes_the_save_that_has_begun(tmp_path, monkeyp
         write(*arguments)
 
     monkeypatch.setattr(checkpoint.formats, "write_manifest", slowly)
-    trainer, objective = trainer_on(max_skipped_in_row=2), regression()
+    trainer, objective = trainer_on(), regression()
     checkpoints = Checkpoints(tmp_path / "run")
     with pytest.raises(error):
         trainer.fit(
             trainer.init(objective),
             [Phase(20, objective, source)],
+            config(save=1, optimizer__max_skipped_in_row=2),
             logbook=Memory(),
             checkpoints=checkpoints,
-            checkpoint_every=1,
         )
     assert checkpoints._pending is None and checkpoints.steps()[-1] >= 4
     assert not list((tmp_path / "run").glob("tmp.*"))
@@ -398,9 +401,10 @@ def damaged():
 
 
 def test_a_run_that_ends_in_an_error_is_no_longer_watched():
-    trainer, objective = trainer_on(watchdog_s=60), regression()
+    trainer, objective = trainer_on(), regression()
     with pytest.raises(ValueError, match="the data ended"):
-        trainer.fit(trainer.init(objective), [Phase(3, objective, lambda start: iter(()))], logbook=Memory())
+        phases = [Phase(3, objective, lambda start: iter(()))]
+        trainer.fit(trainer.init(objective), phases, config(watchdog_seconds=60.0), logbook=Memory())
     watching = [thread for thread in threading.enumerate() if thread.name == "watchdog"]
     for thread in watching:
         thread.join(5)
@@ -422,7 +426,7 @@ def test_a_batch_without_any_target_changes_nothing_but_weight_decay():
 
 def test_the_logged_learning_rate_is_the_one_used():
     book, trainer = Memory(), trainer_on(steps=20)
-    trainer.fit(trainer.init(regression()), [Phase(10, regression(), batches)], logbook=book, log_every=1)
+    trainer.fit(trainer.init(regression()), [Phase(10, regression(), batches)], config(1), logbook=book)
     schedule = learning_rate_schedule("linear", 3e-2, 2, 20)
     for record in book.records:  # the update that made step s used schedule(s - 1)
         assert record["learning_rate"] == pytest.approx(float(schedule(record["step"] - 1)))
@@ -433,9 +437,8 @@ def test_log_evaluation_and_last_step():
     trainer.fit(
         trainer.init(objective),
         [Phase(7, objective, batches, 320, 1e6)],
+        config(log=3, evaluate=5),
         logbook=book,
-        log_every=3,
-        eval_every=5,
         evaluate=lambda state: {"loss": 1.0, "squad/f1": 2.0},
     )
     assert [record["step"] for record in book.records] == [1, 3, 6, 7]
@@ -448,7 +451,7 @@ def test_log_evaluation_and_last_step():
 
 def fit(log_every, book, steps=10):
     trainer, objective = trainer_on((1, 1, 1)), regression()
-    trainer.fit(trainer.init(objective), [Phase(steps, objective, batches)], logbook=book, log_every=log_every)
+    trainer.fit(trainer.init(objective), [Phase(steps, objective, batches)], config(log_every), logbook=book)
     return {record["step"]: record for record in book.records}
 
 
@@ -466,7 +469,7 @@ def test_a_line_has_the_means_of_the_steps_since_the_one_before():
 def test_a_line_after_a_resume_is_the_mean_that_it_would_have_been(tmp_path, saved_at):
     calm = Memory()
     trainer, objective = trainer_on((1, 1, 1)), regression()
-    trainer.fit(trainer.init(objective), phases_of(objective, batches), logbook=calm, log_every=4)
+    trainer.fit(trainer.init(objective), phases_of(objective, batches), config(4), logbook=calm)
 
     def broken(start):
         return itertools.chain(itertools.islice(batches(start), saved_at + 1 - start), [None])
@@ -476,22 +479,21 @@ def test_a_line_after_a_resume_is_the_mean_that_it_would_have_been(tmp_path, sav
         trainer.fit(
             trainer.init(objective),
             phases_of(objective, broken),
+            config(log=4, save=saved_at),
             logbook=rough,
-            log_every=4,
             checkpoints=checkpoints,
-            checkpoint_every=saved_at,
         )
     state, step = checkpoints.restore(trainer.abstract_state(objective))
     assert step == saved_at
     rough.records = [record for record in rough.records if record["step"] <= step]
-    trainer.fit(state, phases_of(objective, batches), logbook=rough, log_every=4, checkpoints=checkpoints)
+    trainer.fit(state, phases_of(objective, batches), config(4), logbook=rough, checkpoints=checkpoints)
     checkpoints.close()
     lines = [[(r["step"], r["loss"], r["mse"], r["grad_norm"]) for r in book.records] for book in (calm, rough)]
     assert lines[0] == lines[1] and [line[0] for line in lines[0]] == [1, 4, 8, 10]
 
 
 def phases_of(objective, batches):
-    return [Phase(6, objective, batches), Phase(10, objective, batches)]
+    return [Phase(6, objective, batches), Phase(10, objective, lambda start: batches(6 + start))]
 
 
 def test_a_long_silence_is_ended_by_a_line_that_is_not_recorded(monkeypatch):
@@ -515,7 +517,7 @@ def test_the_next_step_is_dispatched_before_metrics_are_fetched():
             yield batch
 
     trainer, objective = trainer_on(), regression()
-    trainer.fit(trainer.init(objective), [Phase(4, objective, source)], logbook=Watched(), log_every=1)
+    trainer.fit(trainer.init(objective), [Phase(4, objective, source)], config(1), logbook=Watched())
     assert events == ["batch 1", "batch 2", "log 1", "batch 3", "log 2", "batch 4", "log 3", "log 4"]
 
 
@@ -529,9 +531,9 @@ def test_phases_share_one_optimizer_state_and_schedule():
         return batches(start, rows=2 * ROWS)
 
     state = trainer.fit(
-        trainer.init(first), [Phase(5, first, batches), Phase(8, second, longer)], logbook=book, log_every=1
+        trainer.init(first), [Phase(5, first, batches), Phase(8, second, longer)], config(1), logbook=book
     )
-    assert int(state.step) == 8 and starts == [5]
+    assert int(state.step) == 8 and starts == [0]
     schedule = learning_rate_schedule("linear", 3e-2, 2, 20)
     assert [r["learning_rate"] for r in book.records] == pytest.approx([float(schedule(step)) for step in range(8)])
 
@@ -604,7 +606,7 @@ def test_what_was_compiled_ahead_is_what_runs():
     for kind in ("train", "evaluate"):
         trainer.wait_for(kind, objective)
     jax.monitoring.register_event_duration_secs_listener(listen)
-    trainer.fit(state, [Phase(3, objective, batches)], logbook=book, log_every=1)
+    trainer.fit(state, [Phase(3, objective, batches)], config(1), logbook=book)
     trainer.evaluate(objective, trainer.init(objective).params, [batch_of(7)])
     assert len(book.records) == 3 and not compiled
 
@@ -612,7 +614,7 @@ def test_what_was_compiled_ahead_is_what_runs():
 def test_records_of_a_real_logbook_are_the_documented_names(tmp_path):
     trainer, objective = trainer_on(), regression()
     with Logbook(tmp_path, write=lambda line: None) as book:
-        trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], logbook=book, log_every=2)
+        trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], config(2), logbook=book)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {"step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "step_time", "data_wait"} <= set(
         records[-1]
@@ -621,12 +623,7 @@ def test_records_of_a_real_logbook_are_the_documented_names(tmp_path):
 
 def test_profile_is_written_on_request(tmp_path):
     trainer, objective, book = trainer_on((1, 1, 1)), regression(), Memory()
-    trainer.fit(
-        trainer.init(objective),
-        [Phase(4, objective, batches)],
-        logbook=book,
-        profile_steps=(2, 3),
-        profile_directory=str(tmp_path),
-    )
+    book.directory = tmp_path
+    trainer.fit(trainer.init(objective), [Phase(4, objective, batches)], config(profile_steps=(2, 3)), logbook=book)
     assert list(tmp_path.rglob("*.xplane.pb"))
     assert "steps 2 to 3" in book.messages[-1]

@@ -10,8 +10,8 @@ from typing import Any
 from bertjax.formats.files import read_json
 from bertjax.log.logbook import HARDWARE_FILE, METRICS_FILE, read_records
 from bertjax.model.paths import flatten
-from bertjax.run.starts import FILE as STARTS_FILE
-from bertjax.run.starts import read as read_starts
+
+STARTS_FILE = "starts.jsonl"  # of run/starts.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,3 +83,16 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, str]:
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in flatten(tree, separator=".").items()
     }
+
+
+def read_starts(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The starts so far; lines that are damaged are left out."""
+    starts = []
+    for line in path.read_bytes().decode(errors="replace").splitlines():
+        try:
+            start = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(start, dict) and isinstance(start.get("step"), int):
+            starts.append(start)
+    return starts

@@ -138,7 +138,7 @@ def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: A
         model = source.config
     shape = task_shape(task.name, task.options)
     tuner = FineTuner(shape, None, model, None, config, execution, mesh)
-    objective, trainer = tuner.objective_and_trainer()
+    objective, trainer = tuner.objective, tuner.trainer
     words = (rows, *((4,) if shape.head == "multiple_choice" else ()), task.max_length)
     batch = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), (words, np.int32))
     batch |= {

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import OptimizerSettings
+from bertjax.config import Config, OptimizerSettings
+from bertjax.process.clock import Budget, Clock
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.training.budget import Budget, Steps
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh
 from bertjax.training.trainer import Phase, Trainer
 
 
-class Clock(Budget):
+class HandClock(Budget):
     """A budget whose time is set by hand."""
 
     now = 0.0
@@ -27,14 +27,14 @@ class Clock(Budget):
 
 
 def test_age_is_the_time_since_the_process_started():
-    code = "import time; time.sleep(0.3); from bertjax.training.budget import process_age; print(process_age())"
+    code = "import time; time.sleep(0.3); from bertjax.process.clock import process_age; print(process_age())"
     started = time.monotonic()
     age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert 0.3 < age < time.monotonic() - started + 0.02  # the kernel counts in 1/100 s
 
 
 def test_start_up_uses_time_but_no_schedule():
-    clock = Clock(minutes=1, total=100)
+    clock = HandClock(minutes=1, total=100)
     clock.begin_phase(0, 0)
     clock.now = 20
     assert clock.position(1) == 1  # compiling still; only steps count
@@ -46,7 +46,7 @@ def test_start_up_uses_time_but_no_schedule():
 
 
 def test_compiling_the_next_phase_stands_still_and_the_rest_is_stretched_to_the_end():
-    clock = Clock(minutes=1, total=1000)
+    clock = HandClock(minutes=1, total=1000)
     clock.begin_phase(0, 0)
     clock.now = 10
     clock.compiled()
@@ -64,12 +64,12 @@ def test_compiling_the_next_phase_stands_still_and_the_rest_is_stretched_to_the_
 
 
 def test_a_resumed_run_goes_on_with_the_time_and_the_place_of_the_checkpoint():
-    first = Clock(minutes=1, total=100)
+    first = HandClock(minutes=1, total=100)
     first.begin_phase(0, 0)
     first.compiled()
     first.now = 30
     record = first.record(5)
-    second = Clock(1, 100, record)
+    second = HandClock(1, 100, record)
     assert second.position(5) == 50
     second.begin_phase(0, 5)
     assert second.phase_start == 0
@@ -82,7 +82,7 @@ def test_a_resumed_run_goes_on_with_the_time_and_the_place_of_the_checkpoint():
 
 
 def test_a_run_that_has_ended_goes_on_with_more_minutes_and_only_then():
-    first = Clock(minutes=1, total=100)
+    first = HandClock(minutes=1, total=100)
     first.begin_phase(0, 0)
     first.compiled()
     first.now = 45
@@ -91,28 +91,25 @@ def test_a_run_that_has_ended_goes_on_with_more_minutes_and_only_then():
     first.now = 61
     record = first.record(9)
     assert record["budget/position"] == 100 and record["budget/phase_position"] == 75
-    assert Clock(1, 100, record).position(9) == 100
-    longer = Clock(2, 100, record)
+    assert HandClock(1, 100, record).position(9) == 100
+    longer = HandClock(2, 100, record)
     assert longer.position(9) == 75 and longer.phase_start == 3  # rows of phase 1 go on
-    much_longer = Clock(61 / 60 / 0.8, 100, record)
+    much_longer = HandClock(61 / 60 / 0.8, 100, record)
     assert much_longer.position(9) == 80
     much_longer.begin_phase(1, 9)
     much_longer.compiled()
     assert much_longer.phase_start == 3
     much_longer.now = much_longer.seconds - 61
     assert much_longer.position(10) == 100
-    assert Clock(2, 100, {**record, "budget/position": 100.0}).position(100) == 100  # all steps
+    assert HandClock(2, 100, {**record, "budget/position": 100.0}).position(100) == 100  # all steps
 
 
 def test_the_seconds_of_a_run_are_those_of_all_its_processes():
-    first = Steps(10)
+    first = Clock(10)
     record = first.record(3)
     assert 0 <= record["run/seconds"] < 5
-    second = Steps(10)
-    second.go_on({"run/seconds": 100.0})
-    assert 100 <= second.record(5)["run/seconds"] < 105
-    second.go_on({})  # of a checkpoint of an earlier version
-    assert second.elapsed() < 5
+    assert 100 <= Clock(10, {"run/seconds": 100.0}).record(5)["run/seconds"] < 105
+    assert Clock(10, {}).elapsed() < 5  # of a checkpoint of an earlier version
 
 
 def test_a_budget_of_nothing_is_refused():
@@ -158,7 +155,7 @@ class Book:
 
 
 def test_rate_phases_evaluations_and_the_end_follow_the_clock(tmp_path):
-    clock = Clock(minutes=100 / 60, total=10_000)
+    clock = HandClock(minutes=100 / 60, total=10_000)
     begun = []
 
     def batches(phase):
@@ -179,12 +176,11 @@ def test_rate_phases_evaluations_and_the_end_follow_the_clock(tmp_path):
     state = trainer.fit(
         trainer.init(objective),
         [Phase(6_000, objective, batches("short")), Phase(10_000, objective, batches("long"))],
+        Config().replace({"log.every_steps": 1, "eval.every_steps": 2_500, "checkpoint.every_steps": 0}),
         logbook=book,
-        log_every=1,
         evaluate=lambda state: {"loss": 1.0},
-        eval_every=2_500,
         checkpoints=checkpoints,
-        budget=clock,
+        clock=clock,
     )
     checkpoints.close()
     steps = int(state.step)
@@ -197,4 +193,4 @@ def test_rate_phases_evaluations_and_the_end_follow_the_clock(tmp_path):
     assert len(book.evaluated) in (3, 4) and book.evaluated[-1] == steps
     record = checkpoints.metrics(steps)
     assert record["budget/position"] == 10_000 and record["budget/phase"] == 1
-    assert Clock(100 / 60, 10_000, record).position(steps) == 10_000  # finished
+    assert HandClock(100 / 60, 10_000, record).position(steps) == 10_000  # finished

@@ -1,31 +1,30 @@
 """The training loop around a compiled step: input, dispatch, log, profile, evaluate, save, stop.
 
-In: what `Trainer.fit` was given. Out: the state after the last phase; metrics in the logbook and
-states in the checkpoints on the way. The step n+1 is dispatched before the metrics of step n are
-fetched, so that the device never waits for the log.
+In: what `Trainer.fit` was given. Out: the state after the last phase; metrics in the logbook and states in the
+checkpoints on the way. The step n+1 is dispatched before the metrics of step n are fetched, so that the device never
+waits for the log.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 
+from bertjax.config import Config
 from bertjax.formats.checkpoint import CheckpointError
 from bertjax.log.logbook import Logbook, progress_line
 from bertjax.log.meter import Means, Meter
+from bertjax.process.clock import Clock
 from bertjax.process.distributed import lost_peer
 from bertjax.process.preemption import Preempted, StopSignal, must_stop, stop_on_signals
 from bertjax.process.watchdog import PEERS, Watchdog
 from bertjax.training import sharding
-from bertjax.training.budget import Budget, Steps
 
 if TYPE_CHECKING:
-    from bertjax.run.checkpoint import Checkpoints
     from bertjax.training.trainer import Phase, Trainer, TrainState
 
 
@@ -40,47 +39,52 @@ class DataError(ValueError):
     """The rows of a step could not be read; the message names file and remedy."""
 
 
+class EarlyStop(Exception):  # noqa: N818  not an error: it ends the loop in good order
+    """Raised by an evaluation that has seen enough."""
+
+
 class _StopRequested(Exception):
     """Leaves an evaluation, which may last longer than a machine that is taken away."""
 
 
-@dataclasses.dataclass(eq=False)
 class Loop:
-    """One call of `Trainer.fit`, which says what the fields are, and where it stands."""
+    """One call of `Trainer.fit`, which says what the arguments are, and where it stands."""
 
-    trainer: Trainer
-    state: TrainState
-    phases: Sequence[Phase]
-    logbook: Logbook
-    checkpoints: Checkpoints | None
-    evaluate: Callable[[TrainState], Mapping[str, float]] | None
-    log_every: int
-    eval_every: int
-    checkpoint_every: int
-    profile_steps: tuple[int, int]
-    profile_directory: str
-    clock: Budget | Steps
-
-    def __post_init__(self) -> None:
-        self.step = int(self.state.step)  # dispatched so far
-        self.place = self.clock.position(self.step)  # in the schedule and among the phases
-        self.last_place = self.phases[-1].until_step
+    def __init__(
+        self,
+        trainer: Trainer,
+        state: TrainState,
+        phases: Sequence[Phase],
+        config: Config,
+        logbook: Logbook,
+        checkpoints: Any,
+        evaluate: Callable[[TrainState], Mapping[str, float]] | None,
+        clock: Clock,
+    ):
+        self.trainer, self.state, self.phases, self.config = trainer, state, phases, config
+        self.logbook, self.checkpoints, self.evaluate, self.clock = logbook, checkpoints, evaluate, clock
+        self.step = int(state.step)  # dispatched so far
+        self.place = clock.position(self.step)  # in the schedule and among the phases
+        self.last_place = phases[-1].until_step
         self.saved_step = self.step if self.step else None  # a restored state is on disk already
         self.in_flight: tuple[int, Phase, dict[str, jax.Array]] | None = None
         self.profiling = False
-        self.meter, self.means = Meter(self.trainer.mesh), Means(self._saved_record())
+        self.meter, self.means = Meter(trainer.mesh), Means(self._saved_record())
         self.told_at = time.monotonic()
-        self.watchdog = Watchdog(self.trainer.watchdog_s)
+        self.watchdog = Watchdog(config.watchdog_seconds)
         self.stop = StopSignal()
 
     def run(self) -> TrainState:
-        """Trains to the end of the last phase."""
+        """Trains to the end of the last phase, or until an evaluation raises EarlyStop."""
         try:
             self.trainer.between_batches = self._between_evaluated_batches
             with stop_on_signals() as self.stop:
-                for number, phase in enumerate(self.phases):
-                    if self.place < phase.until_step:
-                        self._train(number, phase)
+                try:
+                    for number, phase in enumerate(self.phases):
+                        if self.place < phase.until_step:
+                            self._train(number, phase)
+                except EarlyStop as end:
+                    self.logbook.message(str(end))
                 self._settle()
                 self._wait_until_saved()
                 if must_stop(self.stop):
@@ -95,13 +99,14 @@ class Loop:
 
     def _train(self, number: int, phase: Phase) -> None:
         self._settle()
-        self.clock.begin_phase(number, self.step)
+        planned = self.phases[number - 1].until_step if number else 0
+        self.clock.begin_phase(number, self.step, planned)
         train_step = self.trainer.train_step(phase.objective)
         self.watchdog.doing("compiling the step", "the compiler", patiently=True)
         which = f" of phase {number + 1}" if len(self.phases) > 1 else ""
         self.logbook.message(f"compiling the training step{which} ...")
         self.trainer.wait_for("train", phase.objective)
-        if self.place == (self.phases[number - 1].until_step if number else 0):
+        if self.place == planned:
             self.means = Means()  # rows of other lengths have other losses
         batches = phase.batches(self.step - self.clock.phase_start)
         self.meter.start(compiling=True)
@@ -123,7 +128,7 @@ class Loop:
                     evaluated = self._evaluate(before)
                 except _StopRequested:
                     stopping = True
-            if stopping or self._due(self.checkpoint_every, before):
+            if stopping or self._due(self.config.checkpoint.every_steps, before):
                 self._save(evaluated)
             if self.checkpoints is not None:
                 self.checkpoints.check()
@@ -143,8 +148,8 @@ class Loop:
         self.watchdog.doing(
             f"the batch of step {self.step + 1}",
             "the disk of config.data.corpus, or a data worker",
-            patiently=self.meter.compiling,
-        )  # the first makes the index of pairs
+            patiently=self.meter.compiling,  # the first makes the index of pairs
+        )
         with self.meter.waiting_for_data():
             try:
                 batch = next(batches, None)
@@ -166,7 +171,7 @@ class Loop:
         self.meter.step_done()
         self.watchdog.doing(f"logging step {done}", "the disk of --workdir")
         self.means.add(metrics)
-        due = done == 1 or done % self.log_every == 0 or self.place >= self.last_place
+        due = done == 1 or done % self.config.log.every_steps == 0 or self.place >= self.last_place
         if due or time.monotonic() - self.told_at > SIGN_OF_LIFE_S:
             values = self.means.take(keep=not due)
             rates = self.meter.rates(phase.tokens_per_step, phase.flops_per_step, keep=not due)
@@ -177,7 +182,7 @@ class Loop:
             else:  # not recorded: which steps are is no matter of the clock
                 self.logbook.message(progress_line(done, self.clock.last_step(done), line))
             self.told_at = time.monotonic()
-        if skipped_in_row >= self.trainer.max_skipped_in_row:
+        if skipped_in_row >= self.config.optimizer.max_skipped_in_row:
             raise NotFiniteError(
                 f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient that is "
                 "not finite. Parameters are those before them. Lower the learning rate, lengthen "
@@ -193,7 +198,7 @@ class Loop:
 
     def _evaluate(self, before: int) -> Mapping[str, float]:
         """The metrics of an evaluation, if one is due."""
-        if self.evaluate is None or not self._due(self.eval_every, before):
+        if self.evaluate is None or not self._due(self.config.eval.every_steps, before):
             return {}
         self._settle()
         with self.meter.paused():
@@ -216,15 +221,16 @@ class Loop:
         self._settle()
         if self.checkpoints is None or self.saved_step == self.step:
             return
-        self.watchdog.doing(
-            f"saving step {self.step}, or the checkpoint before it", self._suspected_storage(), patiently=True
-        )
+        self._watch_saving(f"saving step {self.step}, or the checkpoint before it")
         with self.meter.paused():
             self.checkpoints.save(
                 self.step, self.state, {**metrics, **self.clock.record(self.step), **self.means.record()}
             )
             self.logbook.flush()
         self.saved_step = self.step
+
+    def _watch_saving(self, what: str) -> None:
+        self.watchdog.doing(what, f"{PEERS}, or the storage of {self.checkpoints.directory}", patiently=True)
 
     def _saved_record(self) -> Mapping[str, float]:
         """The numbers that were saved with the state that the run goes on from."""
@@ -237,9 +243,7 @@ class Loop:
 
     def _wait_until_saved(self) -> None:
         if self.checkpoints is not None:
-            self.watchdog.doing(
-                f"writing the checkpoint of step {self.saved_step}", self._suspected_storage(), patiently=True
-            )
+            self._watch_saving(f"writing the checkpoint of step {self.saved_step}")
             self.checkpoints.wait()
 
     def _finish_save_after(self, error: Exception) -> None:
@@ -251,20 +255,18 @@ class Loop:
         except CheckpointError as another:  # the first error is the one to tell
             self.logbook.message(str(another))
 
-    def _suspected_storage(self) -> str:
-        return f"{PEERS}, or the storage of {self.checkpoints.directory}"
-
     def _begin_profile(self) -> None:
-        if not self.profiling and self.step + 1 == self.profile_steps[0]:
+        if not self.profiling and self.step + 1 == self.config.profile_steps[0]:
             self._settle()
-            jax.profiler.start_trace(self.profile_directory)
+            jax.profiler.start_trace(str(self.logbook.directory / "profile"))
             self.profiling = True
 
     def _end_profile(self) -> None:
-        if self.profiling and self.step == self.profile_steps[1]:
+        if self.profiling and self.step == self.config.profile_steps[1]:
             self._settle()
             jax.profiler.stop_trace()
             self.profiling = False
             self.logbook.message(
-                f"profile of steps {self.profile_steps[0]} to {self.step} written to {self.profile_directory}"
+                f"profile of steps {self.config.profile_steps[0]} to {self.step} written to "
+                f"{self.logbook.directory / 'profile'}"
             )

@@ -1,16 +1,14 @@
-"""A run limited by wall clock: where it stands in its schedule is read from the time used up.
+"""The clock of a run: where it stands in its schedule, by its steps or by the time that it has used.
 
-With a budget, the `total` steps of the phases are no longer counted but are a scale: `position` is
-the step of that scale that the time used so far stands for. Learning rate, ends of phases,
-evaluations and checkpoints follow the position, so the rate reaches its end when the time does,
-however fast the machine is (the "budget" schedule of Izsak et al. 2021, section 3.3).
+`position` is the place in the schedule after some steps: the step itself (Clock), or, in a run that is limited by wall
+clock (Budget), the step of the schedule's scale that the time used so far stands for. Learning rate, ends of phases,
+evaluations and checkpoints follow the position, so the rate reaches its end when the time does, however fast the
+machine is (the "budget" schedule of Izsak et al. 2021, section 3.3). The learning rate of step s, and with it the run's
+bits, then depend on the clock; rows, masks and dropout of a step still derive from (seed, step) alone.
 
-What is given up: the learning rate of step s, and with it the run's bits, depend on the clock.
-Rows, masks and dropout of a step still derive from (seed, step) alone.
-
-Start-up and compilation use up time, but not schedule: warm-up would otherwise be over before the
-first update. After each of them the position goes on from where it was, over the time that is left.
-A run that has ended goes on if it is started again with more minutes (config.resume=changed).
+Start-up and compilation use up time, but not schedule: warm-up would otherwise be over before the first update. After
+each of them the position goes on from where it was, over the time that is left. A run that has ended goes on if it is
+started again with more minutes (config.resume=changed).
 """
 
 from __future__ import annotations
@@ -38,60 +36,65 @@ def process_age() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-class Steps:
-    """The clock of a run without a budget: its place in the schedule is the step."""
-
-    phase_start = 0
-
-    def __init__(self, total: int):
-        self.total = total
-        self._used, self._started = 0.0, time.monotonic()
-
-    def go_on(self, record: Mapping[str, float]) -> None:
-        """Adds the time of the processes before; `record` is that of the checkpoint."""
-        self._used = record.get("run/seconds", 0.0)
-
-    def elapsed(self) -> float:
-        """Seconds since this was made, and those of the processes before."""
-        return self._used + time.monotonic() - self._started
-
-    def begin_phase(self, phase: int, step: int) -> None:
-        """As of Budget; so are the others."""
-
-    def compiled(self) -> None: ...
-
-    def position(self, step: int) -> int:
-        return step
-
-    def last_step(self, step: int) -> int:
-        return self.total
-
-    def record(self, step: int) -> dict[str, float]:
-        return {"run/seconds": self.elapsed()}
-
-    def mark(self, batch: Mapping[str, np.ndarray], place: int) -> Mapping[str, np.ndarray]:
-        return batch
-
-
-class Budget:
-    """The clock of a run that ends by the clock.
+class Clock:
+    """The clock of a run of `total` steps.
 
     Args:
-      minutes: of wall clock, from the start of the process; over all processes of a resumed run.
-      total: steps of the schedule's scale.
       record: what `record` gave at the checkpoint that is resumed from.
-      processes: of the run; they follow the clock of process 0.
 
     Attributes:
       phase_start: steps done when the current phase began.
     """
 
+    def __init__(self, total: int, record: Mapping[str, float] | None = None):
+        self.total, self.phase_start = total, 0
+        self._used, self._started = (record or {}).get("run/seconds", 0.0), time.monotonic()
+
+    def elapsed(self) -> float:
+        """Seconds used up, by this process and those before it."""
+        return self._used + time.monotonic() - self._started
+
+    def begin_phase(self, phase: int, step: int, planned: int) -> None:
+        """Phase `phase`, which was to begin after `planned` steps, is about to compile after `step`."""
+        self.phase_start = planned
+
+    def compiled(self) -> None:
+        """The first step of a phase has ended: from here on time moves the schedule of a Budget."""
+
+    def position(self, step: int) -> int:
+        """Where the run stands in its schedule after `step` steps, 0 to total."""
+        return step
+
+    def last_step(self, step: int) -> int:
+        """The step at which the run will end, as far as it is known after `step`."""
+        return self.total
+
+    def record(self, step: int) -> dict[str, float]:
+        """What a checkpoint must keep for a resumed run to go on in the schedule."""
+        return {"run/seconds": self.elapsed()}
+
+    def mark(self, batch: Mapping[str, np.ndarray], place: int) -> Mapping[str, np.ndarray]:
+        """The batch with the place in the schedule that its step has, where that is not the step."""
+        return batch
+
+
+class Budget(Clock):
+    """The clock of a run that ends by the clock.
+
+    Args:
+      minutes: of wall clock, from the start of the process; over all processes of a resumed run.
+      total: steps of the schedule's scale.
+      record: see Clock.
+      processes: of the run; they follow the clock of process 0.
+    """
+
     def __init__(self, minutes: float, total: int, record: Mapping[str, float] | None = None, processes: int = 1):
         if minutes <= 0:
             raise ValueError(f"a budget of {minutes} minutes leaves no time to train")
+        super().__init__(total)
         record = record or {}
-        self.seconds, self.total, self._processes = 60.0 * minutes, total, processes
-        # The time between a checkpoint and the process that resumes it is nobody's.
+        self.seconds, self._processes = 60.0 * minutes, processes
+        # The time between a checkpoint and the process that resumes it does not count.
         self._used = record.get("budget/seconds", 0.0)
         self._started = time.monotonic() - process_age()
         self._phase = int(record.get("budget/phase", -1))
@@ -105,23 +108,17 @@ class Budget:
         self._anchor: float | None = None  # seconds used up there; None = compiling
         self._now = self.elapsed()
 
-    def elapsed(self) -> float:
-        """Seconds used up, by this process and those before it."""
-        return self._used + time.monotonic() - self._started
-
-    def begin_phase(self, phase: int, step: int) -> None:
-        """Phase `phase` is about to compile, after `step` steps of the run."""
+    def begin_phase(self, phase: int, step: int, planned: int = 0) -> None:
         if phase != self._phase:
             self._phase, self.phase_start = phase, step
             self._phase_position = float(self.position(step))
         self._position, self._anchor = self.position(step), None
 
     def compiled(self) -> None:
-        """The first step of a phase has ended: from here on time moves the schedule."""
         self._anchor = self._now = self._agreed(self.elapsed())
 
     def position(self, step: int) -> int:
-        """Where the run stands after `step` steps, 0 to total; never less than `step`."""
+        """Never less than `step`."""
         place = self._position
         if self._anchor is not None:
             if self._processes == 1:
@@ -134,13 +131,12 @@ class Budget:
         return min(self.total, max(step, int(place)))
 
     def last_step(self, step: int) -> int:
-        """The step at which the run will end, by the speed of the current phase so far."""
+        """By the speed of the current phase so far."""
         place, done = self.position(step), step - self.phase_start
         moved = place - self._position
         return step + int((self.total - place) * done / moved) if moved > 0 else self.total
 
     def record(self, step: int) -> dict[str, float]:
-        """What a checkpoint must keep for a resumed run to go on in the schedule."""
         return {
             "budget/seconds": self.elapsed(),
             "budget/position": float(self.position(step)),
@@ -150,7 +146,6 @@ class Budget:
         }
 
     def mark(self, batch: Mapping[str, np.ndarray], place: int) -> Mapping[str, np.ndarray]:
-        """The batch with the place in the schedule that its step has."""
         rows = len(next(iter(batch.values())))
         return {**batch, POSITION: np.full(rows, place, np.int32)}
 

@@ -1,0 +1,165 @@
+"""One run of a job in its work directory: begun or gone on with, trained, evaluated, saved, written out.
+
+What is learnt from what is for the job to say (run/pretraining.py, tasks/job.py); what every run has is here: which
+checkpoint it goes on from, its programs, clock and logbook, the start-up screen, the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+from etils import epath
+
+from bertjax.config import Config, order_of_sums
+from bertjax.log.logbook import Logbook
+from bertjax.log.report import write_report
+from bertjax.log.summary import Line, devices_lines, model_line, screen
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.process.clock import Budget, Clock
+from bertjax.process.distributed import wait_for_all
+from bertjax.run.checkpoint import Checkpoints
+from bertjax.run.starts import Starts
+from bertjax.run.workdir import delete_run
+from bertjax.training.trainer import Phase, Trainer, TrainState
+
+
+class Job(Protocol):
+    """What a run does. Its settings have been checked against each other and the data.
+
+    Attributes:
+      config: settings of the run; of its training loop see Trainer.fit.
+      resumed_from: step of the newest checkpoint, None = the run starts afresh (workdir.step_to_resume).
+      mesh_reason: why config.mesh.auto chose this mesh.
+      heads: that count among the parameters of the model.
+      mode: 'min' or 'max', which value of config.checkpoint.metric is better.
+    """
+
+    config: Config
+    workdir: epath.Path
+    resumed_from: int | None
+    trainer: Trainer
+    mesh_reason: str
+    model_config: BertConfig
+    execution: Execution
+    heads: tuple[str, ...]
+    phases: Sequence[Phase]
+    mode: str
+
+    def compile_ahead(self) -> None:
+        """Starts to compile the programs of what is left of the run, those that are needed first before others."""
+
+    def start(self, checkpoints: Checkpoints) -> TrainState:
+        """The state to go on from: restored if `resumed_from` says so, else fresh."""
+
+    def facts(self) -> list[Line]:
+        """Of the start-up screen: data, length, optimizer."""
+
+    def record(self, directory: pathlib.Path) -> None:
+        """Writes the files that tell which run the directory holds (workdir.py)."""
+
+    def evaluate(self, state: TrainState, place: int) -> Mapping[str, float]:
+        """Metrics of a state at a place in the schedule; may raise EarlyStop."""
+
+    def finish(self, state: TrainState, logbook: Logbook, clock: Clock) -> Any:
+        """Says what came out and writes it to the directory of the logbook; all processes call it."""
+
+
+class OutputError(RuntimeError):
+    """What a finished run leaves could not be written; the same command goes on there."""
+
+
+@contextlib.contextmanager
+def writing_results(workdir: str | os.PathLike[str]) -> Iterator[None]:
+    """Has a full disk, or a place that cannot be written, end a run that is trained in one line."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, OSError) and "SafetensorError" not in repr(error):
+            raise
+        raise OutputError(
+            f"the results could not be written to {workdir}: {error}. The trained state is in its "
+            "checkpoints: with room on the disk the same command goes on from there"
+        ) from error
+
+
+def run(job: Job) -> Any:
+    """Trains a prepared job to its end and returns what its `finish` gives. See Trainer.fit for what may be raised."""
+    config, workdir, trainer = job.config, job.workdir, job.trainer
+    if config.resume == "overwrite" and job.resumed_from is None:
+        delete_run(workdir)
+    starts = Starts(workdir, order_of_sums(config))
+    starts.keep(trainer.programs, trainer.mesh)
+    job.compile_ahead()
+    import orbax.checkpoint  # noqa: F401  here, since it takes a second, beside the compiler
+
+    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, job.mode)
+    state = job.start(checkpoints)
+    step = int(state.step)
+    clock = clock_of(config, job.phases[-1].until_step, checkpoints.metrics(step) if step else None)
+
+    with Logbook(str(workdir), step, config.log, settings=dataclasses.asdict(config)) as logbook:
+        if jax.process_index() == 0:
+            job.record(logbook.directory)
+            logbook.flush()
+        logbook.message(summary(job, step))
+        starts.begin(step, logbook)
+        if clock.position(step) >= job.phases[-1].until_step:
+            logbook.message(f"The run is already finished at step {step:,}; nothing to train.")
+        else:
+            state = trainer.fit(
+                state,
+                job.phases,
+                config,
+                logbook=logbook,
+                checkpoints=checkpoints,
+                evaluate=lambda state: job.evaluate(state, clock.position(int(state.step))),
+                clock=clock,
+            )
+        result = write_results(job, state, logbook, clock)
+    checkpoints.close()
+    wait_for_all("writing model and report")
+    return result
+
+
+def write_results(job: Job, state: TrainState, logbook: Logbook, clock: Clock) -> Any:
+    """What the job leaves, and the report."""
+    with writing_results(job.workdir):
+        result = job.finish(state, logbook, clock)
+        if jax.process_index() == 0:
+            report = write_report([logbook.directory])
+            logbook.flush()
+            logbook.message(f"report: {job.workdir / report.name}")
+    return result
+
+
+def clock_of(config: Config, total: int, record: Mapping[str, float] | None = None) -> Clock:
+    """What the schedule of `total` steps follows: the steps, or the time; `record` is that of the checkpoint."""
+    if config.budget_minutes:
+        return Budget(config.budget_minutes, total, record, jax.process_count())
+    return Clock(total, record)
+
+
+def summary(job: Job, step: int) -> str:
+    """The start-up screen: what will run, on what, over how much data, from where."""
+    config = job.config
+    if job.resumed_from is not None:
+        origin = f"resumed from the checkpoint of step {step:,}"
+        if config.init_from:
+            origin += f" (init_from={config.init_from} counts at step 0 only: the checkpoint wins)"
+    else:
+        origin = f"weights of {config.init_from}" if config.init_from else "random weights"
+    return screen(
+        [
+            model_line(job.model_config, job.heads),
+            *devices_lines(job.trainer.mesh, job.execution.dtype, job.mesh_reason),
+            *job.facts(),
+            ("start", origin),
+            ("workdir", str(job.workdir)),
+        ]
+    )
