@@ -61,8 +61,7 @@ class Means:
         return means
 
     def record(self) -> dict[str, float]:
-        """What a checkpoint keeps, for the next line of a resumed run to be the mean that it would
-        have been."""
+        """What a checkpoint keeps, for the next line of a resumed run to be the mean that it would have been."""
         self._add_up()
         return {_SUM + name: total for name, (total, _) in self._sums.items()} | {
             _COUNT + name: count for name, (_, count) in self._sums.items()

@@ -1,7 +1,6 @@
 """The start-up screen of a run: what will run, on what, over how much data, from where.
 
-A job makes (name, text) lines, of which every job has the model's and the devices'; `screen` lays
-them out.
+A job makes (name, text) lines, of which every job has the model's and the devices'; `screen` lays them out.
 """
 
 from collections.abc import Sequence
@@ -17,8 +16,7 @@ def model_line(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEADS) -
     """Size of the network; `heads` are those counted among its parameters."""
     return "model", (
         f"L={config.num_hidden_layers} H={config.hidden_size} A={config.num_attention_heads} "
-        f"F={config.intermediate_size} V={config.vocab_size:,}: "
-        f"{parameter_count(config, heads) / 1e6:.1f} M parameters"
+        f"F={config.intermediate_size} V={config.vocab_size:,}: {parameter_count(config, heads) / 1e6:.1f} M parameters"
     )
 
 

@@ -130,9 +130,8 @@ def initialize(
 
     def give_up() -> None:
         _end_with(
-            f"{who} waited {timeout_s} s (--wait_seconds) for {waiting_for()}. Is every "
-            "process started, with the same coordinator and number of processes and a "
-            "process_id of its own, and can this machine reach that port?"
+            f"{who} waited {timeout_s} s (--wait_seconds) for {waiting_for()}. Is every process started, with the same "
+            "coordinator and number of processes and a process_id of its own, and can this machine reach that port?"
         )
 
     with _telling(lambda: f"{who} waits for {waiting_for()}", timeout_s, give_up, delay_s=1.0):
@@ -209,9 +208,8 @@ def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
             time.sleep(1)  # a process that ended in good order has said why
             if (ended := _ended(client)) is None:
                 _end_with(
-                    f"process {jax.process_index()} of {jax.process_count()} has lost "
-                    f"another one ({_first_line(lost)}). The same command goes on from the "
-                    "newest checkpoint."
+                    f"process {jax.process_index()} of {jax.process_count()} has lost another one "
+                    f"({_first_line(lost)}). The same command goes on from the newest checkpoint."
                 )
             _end_as(ended)
         reason = error.__cause__ or error.__context__ or error
@@ -294,9 +292,8 @@ def _say_why_aborted() -> None:
     def aborted(number: int) -> None:
         os.write(
             2,
-            f"bertjax: process {os.getpid()} was aborted by jax (above), as it is when "
-            "another process of the run is gone. The same command goes on from the newest "
-            f"checkpoint. Exit code {EXIT_NO_PEERS}.\n".encode(),
+            f"bertjax: process {os.getpid()} was aborted by jax (above), as it is when another process of the run is "
+            f"gone. The same command goes on from the newest checkpoint. Exit code {EXIT_NO_PEERS}.\n".encode(),
         )
         os._exit(EXIT_NO_PEERS)
 

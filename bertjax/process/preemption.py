@@ -1,7 +1,6 @@
 """Leaving in good order: signals become a flag that the training loop reads between steps.
 
-Exit code, for launchers: EXIT_PREEMPTED = asked to stop, all there was to save is saved, start
-again to go on.
+Exit code, for launchers: EXIT_PREEMPTED = asked to stop, all there was to save is saved, start again to go on.
 """
 
 import contextlib

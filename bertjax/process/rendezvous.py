@@ -98,9 +98,8 @@ class Meeting:
         number, who = hello["process_id"], hello["who"]
         if hello["processes"] != self.processes:
             return (
-                f"process_id={number} ({who}) was started with --processes="
-                f"{hello['processes']}, process_id=0 ({self.who}) with --processes="
-                f"{self.processes}; start all alike"
+                f"process_id={number} ({who}) was started with --processes={hello['processes']}, process_id=0 "
+                f"({self.who}) with --processes={self.processes}; start all alike"
             )
         first = self.who if number == 0 else None
         if number in met and not _is_closed(met[number][0]):

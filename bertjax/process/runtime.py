@@ -16,8 +16,7 @@ def start(
 ) -> None:
     """Joins the other processes of the run and applies config.execution. Call it first.
 
-    For programs only: SIGTERM ends the process from then on, as preemption.py says, and SIGUSR1
-    prints its stacks.
+    For programs only: SIGTERM ends the process from then on, as preemption.py says, and SIGUSR1 prints its stacks.
 
     Args:
       coordinator, processes, process_id: see distributed.detect; empty = found by environment.

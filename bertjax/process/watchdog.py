@@ -1,8 +1,7 @@
 """Ends a process in which something hangs: a peer, a device, a disk, a data worker.
 
-In: what the process is doing, told by whoever does it. Out: nothing; or, once one thing takes too
-long, which one it was and all stacks on stderr, and the end of the process with EXIT_HUNG, so that
-a launcher starts it again.
+In: what the process is doing, told by whoever does it. Out: nothing; or, once one thing takes too long, which one it
+was and all stacks on stderr, and the end of the process with EXIT_HUNG, so that a launcher starts it again.
 """
 
 import faulthandler
@@ -84,9 +83,8 @@ class Watchdog:
         faulthandler.dump_traceback(all_threads=True)
         # At the end, where who looks at the last lines of a log finds it.
         sys.stderr.write(
-            f"watchdog: {self._who}: {activity.what} has not ended for {silent_s:.0f} s (limit: "
-            f"{limit}). Suspect {activity.suspects}. Exit code {EXIT_HUNG}: the same command goes "
-            "on from the newest checkpoint.\n"
+            f"watchdog: {self._who}: {activity.what} has not ended for {silent_s:.0f} s (limit: {limit}). Suspect "
+            f"{activity.suspects}. Exit code {EXIT_HUNG}: the same command goes on from the newest checkpoint.\n"
         )
         sys.stderr.flush()
         os._exit(EXIT_HUNG)

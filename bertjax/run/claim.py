@@ -117,7 +117,6 @@ def require_shared(directory: epath.Path) -> None:
         sign.unlink()
     if blind:
         raise ValueError(
-            f"{directory} is not the same directory for all processes: what process 0 writes there "
-            f"is not seen by {', '.join(map(str, blind))}. --workdir must name storage that all "
-            "machines share, such as NFS or gs://"
+            f"{directory} is not the same directory for all processes: what process 0 writes there is not seen by "
+            f"{', '.join(map(str, blind))}. --workdir must name storage that all machines share, such as NFS or gs://"
         )

@@ -361,9 +361,8 @@ def _open_stores(config: Config, workdir: epath.Path) -> tuple[list[TokenStore],
     for path, weight in _mixture(config.data.corpus):
         if path.startswith(TFRECORD):
             raise ValueError(
-                "config.data.corpus: TFRecords bring their masks and cannot be mixed "
-                "with token stores; several patterns of TFRecords go after one "
-                f"{TFRECORD}, separated by commas"
+                "config.data.corpus: TFRecords bring their masks and cannot be mixed with token stores; several "
+                f"patterns of TFRecords go after one {TFRECORD}, separated by commas"
             )
         stores.append(TokenStore(local_store(path, config.data.cache) if "://" in path else path))
         try:

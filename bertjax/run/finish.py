@@ -84,9 +84,8 @@ def results(job: PretrainingJob, metrics: dict[str, float]) -> tuple[list[str], 
     entropy = token_entropy(job.corpus.token_counts(length))
     objective = "next-token" if job.model_config.is_decoder else "MLM"
     told = [
-        f"held-out {objective} loss {metrics['mlm_loss']:.3f}, accuracy "
-        f"{metrics['mlm_accuracy']:.1%} (unigram entropy of the held-out tokens: "
-        f"{entropy:.3f})"
+        f"held-out {objective} loss {metrics['mlm_loss']:.3f}, accuracy {metrics['mlm_accuracy']:.1%} (unigram entropy "
+        f"of the held-out tokens: {entropy:.3f})"
     ]
     numbers = {"mlm_loss": metrics["mlm_loss"], "unigram_entropy": entropy}
     if "nsp_accuracy" in metrics:
@@ -141,9 +140,8 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
     objective = "the next token of a text" if model.is_decoder else "masked words"
     objectives = f"{objective} and next sentences" if config.data.nsp else objective
     summary = (
-        f"A BERT with {model.num_hidden_layers} layer{'s' * (model.num_hidden_layers > 1)} of "
-        f"width {model.hidden_size}, {model.num_attention_heads} heads and "
-        f"{parameter_count(model) / 1e6:.1f} M parameters, "
+        f"A BERT with {model.num_hidden_layers} layer{'s' * (model.num_hidden_layers > 1)} of width "
+        f"{model.hidden_size}, {model.num_attention_heads} heads and {parameter_count(model) / 1e6:.1f} M parameters, "
         f"pre-trained from {start} to predict {objectives}."
     )
     if not config.data.nsp:

@@ -40,11 +40,10 @@ from bertjax.training.trainer import Batch, Phase, Trainer, TrainState
 __all__ = ["PretrainingJob", "prepare", "run"]
 
 NO_CORPUS = (
-    "config.data.corpus is empty: this run needs a corpus, a token store. Make one of your own "
-    "text (plain, JSONL, Parquet, WikiExtractor output, TFDS) with bertjax train_vocab "
-    "--input='corpus/*.txt' --output=vocab, then bertjax build_corpus --input='corpus/*.txt' "
-    "--tokenizer=vocab --output=store, and give --config.data.corpus=store; or try the embedded "
-    "demo corpus: --config=configs/demo.py"
+    "config.data.corpus is empty: this run needs a corpus, a token store. Make one of your own text (plain, JSONL, "
+    "Parquet, WikiExtractor output, TFDS) with bertjax train_vocab --input='corpus/*.txt' --output=vocab, then bertjax "
+    "build_corpus --input='corpus/*.txt' --tokenizer=vocab --output=store, and give --config.data.corpus=store; or try "
+    "the embedded demo corpus: --config=configs/demo.py"
 )
 
 

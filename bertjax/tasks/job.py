@@ -245,10 +245,9 @@ def evaluate(
     """Scores a fine-tuned model on a split (None if it has no labels) and writes predictions.
 
     `labels` are the names of the head's classes in its order, for a model that does not store them
-    (Google's checkpoints, or a config.json without id2label). The task takes over the head's label
-    order and, for SQuAD 2.0, the null threshold that was found on the development split, unless
-    its options name one. Raises LoadError for a checkpoint without the head and ValueError for
-    labels that the head does not know.
+    (Google's checkpoints, or a config.json without id2label). The task takes over the head's label order and, for SQuAD
+    2.0, the null threshold that was found on the development split, unless its options name one. Raises LoadError for a
+    checkpoint without the head and ValueError for labels that the head does not know.
     """
     source = Pretrained(model_directory)
     if labels and source.labels() not in ((), tuple(labels)):

@@ -34,11 +34,9 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     """The task `name` over `data` (a directory, or 'tfds:...').
 
     Args:
-      name: a GLUE task (cola ... ax), xnli, squad1.1, squad2.0, ner, tag (tags that are no
-        entities), swag, or table (your own CSV, TSV or JSON lines); or an alias of these
-        (remembered.py).
-      options: keyword arguments of the task's class, see glue.py, squad.py, ner.py, swag.py and
-        custom.py.
+      name: a GLUE task (cola ... ax), xnli, squad1.1, squad2.0, ner, tag (tags that are no entities), swag, or table
+        (your own CSV, TSV or JSON lines); or an alias of these (remembered.py).
+      options: keyword arguments of the task's class, see glue.py, squad.py, ner.py, swag.py and custom.py.
 
     The task keeps both as `kind` and `options`, for the model that is trained on it.
     """
@@ -71,9 +69,8 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
         raise ValueError(f"task {name!r}: an option is of a wrong kind: {error}") from None
     except FileNotFoundError as error:  # label names are read from the training file
         raise ValueError(
-            f"task {name!r}: {error.filename} does not exist; its files are looked "
-            f"for in {str(data)!r}; the task's option files={{'train': NAME, 'dev': "
-            "NAME}} names others"
+            f"task {name!r}: {error.filename} does not exist; its files are looked for in {str(data)!r}; the task's "
+            f"option files={{'train': NAME, 'dev': NAME}}}} names others"
         ) from None
     if twice := sorted({label for label in task.labels if task.labels.count(label) > 1}):
         raise ValueError(f"task {name!r}: its labels name {', '.join(twice)} twice")

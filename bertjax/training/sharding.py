@@ -148,8 +148,7 @@ def _dividing(axis: Any, size: int, mesh: Mesh) -> Any:
 def tree_shardings(tree: Any, mesh: Mesh) -> Any:
     """A NamedSharding for each leaf of parameters, or of any state that mirrors them.
 
-    Optimizer moments end in their parameter's path, so the same rule finds them; scalars are
-    replicated.
+    Optimizer moments end in their parameter's path, so the same rule finds them; scalars are replicated.
 
     Args:
       tree: arrays or ShapeDtypeStructs.
@@ -209,9 +208,8 @@ def batch_slice(mesh: Mesh) -> tuple[int, int]:
     first = min(mine)
     if mine != set(range(first, first + len(mine))) or first % len(mine):
         raise ValueError(
-            f"the mesh {dict(mesh.shape)} gives process {jax.process_index()} the "
-            f"batch parts {sorted(mine)}, which are not one slice; put the larger "
-            "axis over whole hosts (tensor and fsdp within a host)"
+            f"the mesh {dict(mesh.shape)} gives process {jax.process_index()} the batch parts {sorted(mine)}, which "
+            "are not one slice; put the larger axis over whole hosts (tensor and fsdp within a host)"
         )
     return first // len(mine), count
 

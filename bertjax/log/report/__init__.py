@@ -1,7 +1,6 @@
 """report.html of one run, or of several side by side: one file that opens offline.
 
-In: the directories of runs (runs.py). Out: HTML with its data, style and script inside; no library,
-nothing is loaded.
+In: the directories of runs (runs.py). Out: HTML with its data, style and script inside; no library, nothing is loaded.
 
     runs.py       what the files of a run say
     charts.py     curves of the metrics
@@ -36,8 +35,7 @@ def write_report(
       output: default: report.html in the first directory.
 
     Raises:
-      ValueError: a directory holds no metrics.jsonl, or no record in it; or a file of a run holds
-        what no run writes.
+      ValueError: a directory holds no metrics.jsonl, or no record in it; or a file of a run holds what no run writes.
     """
     runs = load(directories)
     data = {"runs": [run.name for run in runs], "charts": _made("metrics.jsonl", lambda: charts(runs))}

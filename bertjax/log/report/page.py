@@ -1,5 +1,4 @@
-"""The page that __init__.py fills in: {{title}}, {{summary}}, {{examples}}, {{tables}}
-and {{data}}.
+"""The page that __init__.py fills in: {{title}}, {{summary}}, {{examples}}, {{tables}} and {{data}}.
 
 The script draws each chart as SVG from the data: training curves as a faint line with a smoothed
 one over it, held-out values as dots; a cross-hair reads all values of a step. The horizontal axis

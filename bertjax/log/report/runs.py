@@ -20,8 +20,7 @@ class Run:
 
     Attributes:
       records: of metrics.jsonl, at least one.
-      settings: {'optimizer.learning_rate': '0.0001'} of config.json, or of a fine-tuning run's
-        finetune.json.
+      settings: {'optimizer.learning_rate': '0.0001'} of config.json, or of a fine-tuning run's finetune.json.
       hardware: of hardware.json.
       examples: of examples.json; see examples.py.
       result: of result.json: of a finished fine-tuning run what tasks/results.py says, of a
