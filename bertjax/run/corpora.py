@@ -8,7 +8,7 @@ that were drawn once, when they were written, so the settings under config.maski
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -325,21 +325,6 @@ class RecordCorpus:
             "with other masks: config.data.heldout names files of other text)"
         )
         return ", ".join(sizes) + shared
-
-
-def token_entropy(counts: np.ndarray) -> float:
-    """Entropy in nats of tokens counted [V]: the MLM loss of the best context-free guess."""
-    share = counts[counts > 0] / counts.sum()
-    return float(-np.sum(share * np.log(share)))
-
-
-def random_share(batches: Iterable[dict[str, np.ndarray]]) -> float:
-    """Share of the pairs whose second half is from elsewhere (label 1), in this process's rows."""
-    random = pairs = 0.0
-    for batch in batches:
-        random += float((batch["nsp_labels"] * batch["nsp_weights"]).sum())
-        pairs += float(batch["nsp_weights"].sum())
-    return random / max(pairs, 1.0)
 
 
 def _refuse(config: Config, remarks: list[str], problems: list[str]) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from etils import epath
 
 from bertjax.config import FREE_ON_RESUME, Config, flatten, total_steps
 from bertjax.formats.files import write_whole
 from bertjax.interop import huggingface, load_model
 from bertjax.log.logbook import Logbook
-from bertjax.log.summary import model_line
 from bertjax.model.presets import parameter_count
-from bertjax.run.corpora import random_share, token_entropy
+from bertjax.run.run import model_text
 from bertjax.training import sharding
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def finish(job: PretrainingJob, params: Any, step: int, metrics: dict[str, float
         logbook.directory / "result.json",
         json.dumps(
             {
-                "about": [": ".join(model_line(job.model_config)), f"corpus: {job.corpus.describe()}"],
+                "about": [f"model: {model_text(job.model_config)}", f"corpus: {job.corpus.describe()}"],
                 "results": told,
                 "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
             },
@@ -106,6 +107,21 @@ def results(job: PretrainingJob, metrics: dict[str, float]) -> tuple[list[str], 
         for name in job.evaluations[-1].others
     ]
     return told, numbers
+
+
+def token_entropy(counts: np.ndarray) -> float:
+    """Entropy in nats of tokens counted [V]: the MLM loss of the best context-free guess."""
+    share = counts[counts > 0] / counts.sum()
+    return float(-np.sum(share * np.log(share)))
+
+
+def random_share(batches: Iterable[dict[str, np.ndarray]]) -> float:
+    """Share of the pairs whose second half is from elsewhere (label 1), in this process's rows."""
+    random = pairs = 0.0
+    for batch in batches:
+        random += float((batch["nsp_labels"] * batch["nsp_weights"]).sum())
+        pairs += float(batch["nsp_weights"].sum())
+    return random / max(pairs, 1.0)
 
 
 def fill_masks(job: PretrainingJob, model: pathlib.Path, logbook: Logbook) -> list[dict[str, Any]]:

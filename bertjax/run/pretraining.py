@@ -20,7 +20,6 @@ from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import write_whole
 from bertjax.interop import check_pretrained, check_vocabulary, load_pretrained_params
 from bertjax.log.logbook import Logbook
-from bertjax.log.summary import Line
 from bertjax.model.heads import BertForPreTraining
 from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.process import hardware
@@ -29,7 +28,7 @@ from bertjax.process.clock import Clock
 from bertjax.run import finish
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.corpora import Corpus, open_corpus
-from bertjax.run.run import clock_of, run
+from bertjax.run.run import Line, clock_of, run
 from bertjax.run.workdir import CORPUS_FILE, RECORDS, DamagedRecord, read_record, step_to_resume
 from bertjax.tokenization import load_tokenizer
 from bertjax.training import sharding

@@ -15,18 +15,20 @@ from typing import Any, Protocol
 
 import jax
 from etils import epath
+from jax.sharding import Mesh
 
 from bertjax.config import Config, order_of_sums
 from bertjax.log.logbook import Logbook
 from bertjax.log.report import write_report
-from bertjax.log.summary import Line, devices_lines, model_line, screen
-from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, parameter_count
 from bertjax.process.clock import Budget, Clock
 from bertjax.process.distributed import wait_for_all
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.starts import Starts
 from bertjax.run.workdir import delete_run
 from bertjax.training.trainer import Phase, Trainer, TrainState
+
+Line = tuple[str, str]  # of the start-up screen: name, text
 
 
 class Job(Protocol):
@@ -154,12 +156,27 @@ def summary(job: Job, step: int) -> str:
             origin += f" (init_from={config.init_from} counts at step 0 only: the checkpoint wins)"
     else:
         origin = f"weights of {config.init_from}" if config.init_from else "random weights"
-    return screen(
-        [
-            model_line(job.model_config, job.heads),
-            *devices_lines(job.trainer.mesh, job.execution.dtype, job.mesh_reason),
-            *job.facts(),
-            ("start", origin),
-            ("workdir", str(job.workdir)),
-        ]
+    lines = [
+        ("model", model_text(job.model_config, job.heads)),
+        *devices_lines(job.trainer.mesh, job.execution.dtype, job.mesh_reason),
+        *job.facts(),
+        ("start", origin),
+        ("workdir", str(job.workdir)),
+    ]
+    return "\n".join(f"{name:>9}  {text}" for name, text in lines)
+
+
+def model_text(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEADS) -> str:
+    """Size of the network; `heads` are those counted among its parameters."""
+    return (
+        f"L={config.num_hidden_layers} H={config.hidden_size} A={config.num_attention_heads} "
+        f"F={config.intermediate_size} V={config.vocab_size:,}: {parameter_count(config, heads) / 1e6:.1f} M parameters"
     )
+
+
+def devices_lines(mesh: Mesh, dtype: str, reason: str = "") -> list[Line]:
+    """The devices and how the run is spread over them; `reason` is why, where it was chosen."""
+    devices = mesh.devices
+    shape = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    lines = [("devices", f"{devices.size} x {devices.flat[0].device_kind} ({shape}), {dtype}")]
+    return [*lines, ("mesh", reason)] if reason else lines

@@ -20,13 +20,12 @@ from bertjax.config import Config, finetune_config, flatten, frozen
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.interop import load_pretrained_params
 from bertjax.log.logbook import Logbook, counted
-from bertjax.log.summary import Line
 from bertjax.model.presets import Execution, parameter_count
 from bertjax.process import hardware
 from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.run import run
+from bertjax.run.run import Line, run
 from bertjax.run.workdir import RECORDS, step_to_resume
 from bertjax.tasks.finetune import FineTuner, Training
 from bertjax.tasks.make import TASKS, make_task

@@ -52,6 +52,9 @@ def classification_sums(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Weighted sums over all positions of a softmax classifier.
 
+    Of the masked language model (logits [B, P, V]; the original's get_masked_lm_output has 1e-5 more in its
+    denominator) and of next-sentence prediction ([B, K, 2], 0 = next).
+
     Args:
       logits: [..., C].
       labels: int [...]; the value where the weight is 0 does not matter.
@@ -64,19 +67,6 @@ def classification_sums(
     weights = weights.astype(jnp.float32)
     losses, correct = scored_cross_entropy(logits, labels)
     return jnp.sum(losses * weights), jnp.sum(correct * weights), jnp.sum(weights)
-
-
-def mlm_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sums of the masked language model: logits [B, P, V], labels and weights [B, P].
-
-    Original: run_pretraining.py, get_masked_lm_output, without its 1e-5 in the denominator.
-    """
-    return classification_sums(logits, labels, weights)
-
-
-def nsp_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sums of next-sentence prediction: logits [B, K, 2], labels (0 is next) and weights [B, K]."""
-    return classification_sums(logits, labels, weights)
 
 
 def mean(total: jax.Array, denominator: jax.Array) -> jax.Array:

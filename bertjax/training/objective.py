@@ -67,11 +67,11 @@ class PretrainingObjective:
             batch.get("cls_positions"),
             dropout_key,
         )
-        loss, correct, count = losses.mlm_sums(mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
+        loss, correct, count = losses.classification_sums(mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
         total = losses.mean(loss, denominators["mlm"])
         sums = {"mlm_loss": (loss, count), "mlm_accuracy": (correct, count)}
         if self.nsp:
-            loss, correct, count = losses.nsp_sums(nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
+            loss, correct, count = losses.classification_sums(nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
             total += losses.mean(loss, denominators["nsp"])
             sums |= {"nsp_loss": (loss, count), "nsp_accuracy": (correct, count)}
         return total, sums

@@ -286,9 +286,9 @@ def score(out: pathlib.Path) -> dict[str, dict[str, dict[str, float]]]:
             weights = batch["mlm_weights"]
             beyond = weights * (batch["mlm_positions"] >= settings.length)
             return (
-                losses.mlm_sums(mlm, batch["mlm_labels"], weights),
-                losses.mlm_sums(mlm, batch["mlm_labels"], beyond),
-                losses.nsp_sums(nsp, batch["nsp_labels"], batch["nsp_weights"]),
+                losses.classification_sums(mlm, batch["mlm_labels"], weights),
+                losses.classification_sums(mlm, batch["mlm_labels"], beyond),
+                losses.classification_sums(nsp, batch["nsp_labels"], batch["nsp_weights"]),
             )
 
         for length, _ in settings.phases:

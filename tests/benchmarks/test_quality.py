@@ -154,8 +154,8 @@ def test_the_peer_has_the_same_schedule_and_the_same_evaluation(settings, tmp_pa
         None,
         jnp.asarray(batch["mlm_positions"]),
     )
-    loss, correct, count = losses.mlm_sums(mlm, batch["mlm_labels"], batch["mlm_weights"])
-    _, right, pairs = losses.nsp_sums(nsp, batch["nsp_labels"], batch["nsp_weights"])
+    loss, correct, count = losses.classification_sums(mlm, batch["mlm_labels"], batch["mlm_weights"])
+    _, right, pairs = losses.classification_sums(nsp, batch["nsp_labels"], batch["nsp_weights"])
     assert found["mlm_loss"] == pytest.approx(float(loss / count), rel=1e-5)
     assert found["mlm_accuracy"] == pytest.approx(float(correct / count))
     assert found["nsp_accuracy"] == pytest.approx(float(right / pairs))

@@ -9,7 +9,7 @@ from bertjax.interop import load_model
 from bertjax.interop.huggingface import write_directory
 from bertjax.interop.names import hugging_face_place
 from bertjax.model.paths import flatten
-from bertjax.training.losses import mean, mlm_sums, nsp_sums
+from bertjax.training.losses import classification_sums, mean
 
 torch = pytest.importorskip("torch", reason="parity needs the [parity] extra")
 transformers = pytest.importorskip("transformers", reason="parity needs the [parity] extra")
@@ -167,8 +167,8 @@ def test_loss_and_every_gradient_of_a_pretraining_step(shape, tmp_path, record_p
     def objective(params):
         mlm, nsp = loaded.model.apply({"params": params}, *arrays, masked_positions=jnp.asarray(positions))
         one = jnp.ones(positions.shape)
-        mlm_loss, _, mlm_weight = mlm_sums(mlm, jnp.asarray(labels), one)
-        nsp_loss, _, nsp_weight = nsp_sums(nsp, jnp.asarray(nsp_labels)[:, None], one[:, :1])
+        mlm_loss, _, mlm_weight = classification_sums(mlm, jnp.asarray(labels), one)
+        nsp_loss, _, nsp_weight = classification_sums(nsp, jnp.asarray(nsp_labels)[:, None], one[:, :1])
         return mean(mlm_loss, mlm_weight) + mean(nsp_loss, nsp_weight)
 
     loss, gradient = jax.jit(jax.value_and_grad(objective))(loaded.params)

@@ -417,7 +417,7 @@ def padded():
 
 
 def test_rows_beyond_the_vocabulary_have_no_share_in_the_softmax(padded):
-    from bertjax.training.losses import mlm_sums
+    from bertjax.training.losses import classification_sums
 
     model, golden, params = padded
     rng = np.random.default_rng(0)
@@ -427,7 +427,9 @@ def test_rows_beyond_the_vocabulary_have_no_share_in_the_softmax(padded):
     wide, _ = jax.jit(lambda p: model.apply({"params": p}, ids, ids * 0 + 1))(params)
     narrow, _ = golden(ids, ids * 0 + 1)
     weights = np.ones(ids.shape, np.float32)
-    for ours, theirs in zip(mlm_sums(wide, ids, weights), mlm_sums(narrow, ids, weights), strict=True):
+    for ours, theirs in zip(
+        classification_sums(wide, ids, weights), classification_sums(narrow, ids, weights), strict=True
+    ):
         assert float(ours) == pytest.approx(float(theirs), rel=1e-6)
     assert wide.shape[-1] == 64 and np.asarray(wide).argmax(-1).max() < 37
 

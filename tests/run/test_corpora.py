@@ -14,7 +14,8 @@ from bertjax.data.build import build_store
 from bertjax.formats.tfrecord import make_example, write_records
 from bertjax.run import corpora, pretraining
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.corpora import TFRECORD, open_corpus, random_share, token_entropy
+from bertjax.run.corpora import TFRECORD, open_corpus
+from bertjax.run.finish import random_share, token_entropy
 from bertjax.run.run import summary
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
