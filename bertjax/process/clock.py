@@ -41,14 +41,16 @@ class Clock:
 
     Args:
       record: what `record` gave at the checkpoint that is resumed from.
+      started: time.monotonic() when this start of the run began; None = now.
 
     Attributes:
       phase_start: steps done when the current phase began.
     """
 
-    def __init__(self, total: int, record: Mapping[str, float] | None = None):
+    def __init__(self, total: int, record: Mapping[str, float] | None = None, started: float | None = None):
         self.total, self.phase_start = total, 0
-        self._used, self._started = (record or {}).get("run/seconds", 0.0), time.monotonic()
+        self._used = (record or {}).get("run/seconds", 0.0)
+        self._started = time.monotonic() if started is None else started
 
     def elapsed(self) -> float:
         """Seconds used up, by this process and those before it."""

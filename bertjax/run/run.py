@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -92,7 +93,7 @@ def writing_results(workdir: str | os.PathLike[str]) -> Iterator[None]:
 
 def run(job: Job) -> Any:
     """Trains a prepared job to its end and returns what its `finish` gives. See Trainer.fit for what may be raised."""
-    config, workdir, trainer = job.config, job.workdir, job.trainer
+    config, workdir, trainer, started = job.config, job.workdir, job.trainer, time.monotonic()
     if config.resume == "overwrite" and job.resumed_from is None:
         delete_run(workdir)
     starts = Starts(workdir, order_of_sums(config))
@@ -103,7 +104,7 @@ def run(job: Job) -> Any:
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, job.mode)
     state = job.start(checkpoints)
     step = int(state.step)
-    clock = clock_of(config, job.phases[-1].until_step, checkpoints.metrics(step) if step else None)
+    clock = clock_of(config, job.phases[-1].until_step, checkpoints.metrics(step) if step else None, started)
 
     with Logbook(str(workdir), step, config.log, settings=dataclasses.asdict(config)) as logbook:
         if jax.process_index() == 0:
@@ -140,11 +141,13 @@ def write_results(job: Job, state: TrainState, logbook: Logbook, clock: Clock) -
     return result
 
 
-def clock_of(config: Config, total: int, record: Mapping[str, float] | None = None) -> Clock:
+def clock_of(
+    config: Config, total: int, record: Mapping[str, float] | None = None, started: float | None = None
+) -> Clock:
     """What the schedule of `total` steps follows: the steps, or the time; `record` is that of the checkpoint."""
     if config.budget_minutes:
         return Budget(config.budget_minutes, total, record, jax.process_count())
-    return Clock(total, record)
+    return Clock(total, record, started)
 
 
 def summary(job: Job, step: int) -> str:

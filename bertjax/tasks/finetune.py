@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -292,10 +293,10 @@ class FineTuner:
           run: see Training.
           checkpoints: an interrupted training goes on from them.
         """
-        training = Training(self, run)
+        training, started = Training(self, run), time.monotonic()
         state = training.start(checkpoints)
         step, total = int(state.step), training.phases[-1].until_step
-        clock = Clock(total, checkpoints.metrics(step) if step else None)
+        clock = Clock(total, checkpoints.metrics(step) if step else None, started)
         if step < total:
             self.trainer.fit(
                 state,
