@@ -26,6 +26,14 @@ SYNONYMS = (
 class Parser(argparse.ArgumentParser):
     """argparse's, whose refusals are one line that names the remedy, with exit code 2."""
 
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As argparse's; a value is N, X or TEXT in the help unless its name says more."""
+        takes_value = options.get("action", "store") in ("store", "append") and "choices" not in options
+        if takes_value and names[0].startswith("-"):
+            kinds = {int: "N", float: "X", boolean: "true|false", json_object: "JSON"}
+            options.setdefault("metavar", kinds.get(options.get("type"), "TEXT"))
+        return super().add_argument(*names, **options)
+
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """The flags (of sys.argv by default). Of a flag that is given twice the last one counts."""
         found, left_over = self.parse_known_args(args, namespace)
@@ -61,12 +69,20 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser(name: str, doc: str | None, package: str = "bertjax.tools") -> Parser:
     """The parser of `python -m bertjax.tools.NAME`, whose help is the docstring of its module."""
+    command = f"python -m {package}.{name}"
     return Parser(
-        f"python -m {package}.{name}",
-        description=doc,
+        command,
+        f"{command} [flags]",
+        doc,
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100),
     )
+
+
+def add_input(parser: Parser, required: bool = False) -> None:
+    """Adds --input, the text files of a corpus."""
+    text = "files; wildcards in quotes; commas or repetition for several; tfds:name/config:split"
+    parser.add_argument("--input", action="append", required=required, metavar="PATTERN", help=text)
 
 
 def json_object(text: str) -> dict[str, Any]:

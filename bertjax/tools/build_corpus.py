@@ -1,10 +1,11 @@
-"""Text files -> a token store for pre-training; or a look into one.
+"""Builds a token store for pre-training from text files, or shows what is in one.
 
     python -m bertjax.tools.build_corpus --input='corpus/*.txt' --tokenizer=DIR --output=DIR
     python -m bertjax.tools.build_corpus --inspect --output=DIR --seq_length=128
 
-The tokenizer is copied into the store; training reads it from there. Killed or out of disk: run
-the same command again. Several machines: give each --shard=i/n and the same output directory.
+The tokenizer is copied into the store; training reads it from there. After a kill or a full disk,
+repeat the command: it goes on with what is missing. On several machines give each --shard=i/n and
+the same output directory.
 """
 
 from __future__ import annotations
@@ -24,76 +25,69 @@ from bertjax.data.sentences import UNSPACED
 from bertjax.data.sources import FORMATS, Reading, resolve
 from bertjax.data.store import SPLITS, TokenStore
 from bertjax.interruption import Interrupted
-from bertjax.tools.arguments import make_parser, refusals
+from bertjax.tools.arguments import Parser, add_input, make_parser, refusals
+
+# Of the settings that decide the bytes of a store; see BuildSettings.
+HELP = {
+    "heldout_fraction": "share of documents kept out of training",
+    "shard_bytes": "text of a shard, about",
+    "max_tokens": "stop after so many tokens",
+    "deduplicate": "keep only the first of documents with identical text",
+    "split_lines": "cut lines of more tokens into equal parts",
+    "max_unknown_rate": "refuse a tokenizer for which a larger share of tokens is unknown",
+    "max_random_share": "refuse a corpus whose next-sentence pairs are random more often",
+    "max_unseen_share": "refuse a corpus of which a larger share is in no pair in 40 epochs",
+    "max_duplicate_share": "refuse a corpus of which a larger share is copies of earlier documents",
+    "max_line_tokens": "refuse a longer line",
+}
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line; defaults of settings are those of `BuildSettings` and `Reading`."""
+def make() -> Parser:
+    """The command line; the defaults are those of `BuildSettings` and `Reading`."""
     parser = make_parser("build_corpus", __doc__)
     add = parser.add_argument
-    add(
-        "--input",
-        action="append",
-        metavar="PATTERN",
-        help="files; wildcards in quotes; commas or repetition for several; tfds:name/config:split",
-    )
+    add_input(parser)
     add("--tokenizer", help="directory or file (python -m bertjax.tools.train_vocab makes one)")
     add("--do_lower_case", choices=("true", "false"), help="only if the tokenizer does not say")
     add("--output", required=True, help="directory of the store")
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     add("--shard", metavar="i/n", help="make only every n-th shard from i on, i from 0")
-    add(
-        "--runner",
-        default="local",
-        choices=("local", "beam"),
-        help="beam: on Apache Beam; its options follow after --, such as --runner=FlinkRunner",
-    )
-    add("--overwrite", action="store_true", help="throw away what the output directory holds")
+    add("--runner", default="local", choices=("local", "beam"), help="beam: Apache Beam; its options follow after --")
+    add("--overwrite", action="store_true", help="delete what the output directory holds")
     add("--format", default="auto", choices=("auto", *FORMATS))
     add("--field", help="of JSONL, Parquet and TFDS records (default text)")
     add("--language", help="for splitting prose into sentences (ISO 639-1; default: a guess)")
-    add(
-        "--max_line_mb",
-        type=int,
-        default=Reading.max_line_mb,
-        help=f"refuse longer lines, MiB (default {Reading.max_line_mb})",
-    )
-    add("--segment", choices=("true", "false"), help="split into sentences; default by format")
-    add("--errors", default="strict", choices=("strict", "replace"), help="for bytes not UTF-8")
+    default = Reading.max_line_mb
+    add("--max_line_mb", type=int, default=default, help=f"refuse longer lines, MiB (default {default})")
+    add("--segment", choices=("true", "false"), help="split lines into sentences; default by format")
+    add("--errors", default="strict", choices=("strict", "replace"), help="for bytes that are not UTF-8")
     add("--data_dir", help="where TFDS data sets are prepared")
     for field in dataclasses.fields(BuildSettings):
+        text = f"{HELP[field.name]} (default {field.default})"
         if field.type == "bool":
-            add(f"--{field.name}", action="store_true")
+            add(f"--{field.name}", action="store_true", help=HELP[field.name])
         else:
-            add(
-                f"--{field.name}",
-                type=float if field.type == "float" else int,
-                default=field.default,
-                help=f"default {field.default}",
-            )
+            add(f"--{field.name}", type=float if field.type == "float" else int, default=field.default, help=text)
     add("--inspect", action="store_true", help="print statistics and decoded examples of the store")
-    add("--seq_length", type=int, default=128, help="for --inspect")
-    add("--examples", type=int, default=4, help="rows that --inspect shows")
+    add("--seq_length", type=int, default=128, help="for --inspect (default 128)")
+    add("--examples", type=int, default=4, help="rows that --inspect shows (default 4)")
     add("--packed", action="store_true", help="--inspect shows packed rows")
     add("--split", default="train", choices=SPLITS, help="that --inspect shows")
     add("--seed", type=int, default=0, help="for --inspect")
     return parser
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Build, inspect, or both."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    beam_options: list[str] = []
-    if "--" in arguments:
-        cut = arguments.index("--")
-        arguments, beam_options = arguments[:cut], arguments[cut + 1 :]
-    flags = parser().parse_args(arguments)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    flags = make().parse_args(arguments[:cut])
     try:
         with refusals("build_corpus"):
             if not flags.input and not flags.inspect:
                 raise ValueError("nothing to do: give --input='PATTERN' to build, --inspect to look")
             if flags.input:
-                build(flags, beam_options)
+                build(flags, arguments[cut + 1 :])
             if flags.inspect:
                 inspect(flags)
     except Interrupted:
@@ -102,6 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
+    """Builds the store; prints how the files are read, progress and the summary."""
     if not flags.tokenizer:
         raise ValueError(
             "--tokenizer is missing: a directory with vocab.txt; make one with python -m bertjax.tools.train_vocab"
@@ -116,16 +111,13 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
         data_dir=flags.data_dir,
     )
     seen = preview(resolve(flags.input), reading)
-    reading = seen.reading
-    settings = {f.name: getattr(flags, f.name) for f in dataclasses.fields(BuildSettings)}
     if flags.do_lower_case:
         from bertjax.tokenization import load_tokenizer
 
         tokenizer = load_tokenizer(flags.tokenizer, flags.do_lower_case == "true")
     else:
         tokenizer = load(flags.tokenizer)
-    started = time.monotonic()
-    run = None
+    started, run = time.monotonic(), None
     if flags.runner == "beam":
         from bertjax.data.beam import beam_run
 
@@ -135,17 +127,17 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
         tokenizer,
         flags.output,
         workers=flags.workers,
-        reading=reading,
+        reading=seen.reading,
         overwrite=flags.overwrite,
         shard=parse_shard(flags.shard),
         progress=show_progress,
         on_plan=lambda files, size: show_plan(files, size, reading_lines(seen, flags)),
         run=run,
-        **settings,
+        **{field.name: getattr(flags, field.name) for field in dataclasses.fields(BuildSettings)},
     )
     print()
     if manifest:
-        print(summary(manifest, flags.output, time.monotonic() - started))
+        print(summary(manifest, flags.output, f"  ({clock(time.monotonic() - started)})"))
     else:
         print(f"shards of {flags.shard} are whole; the store is finished when all are")
 
@@ -181,26 +173,19 @@ def reading_lines(seen: Preview, flags: argparse.Namespace) -> list[str]:
         for form, n in formats.items()
     ]
     splits = reading.segment or (reading.segment is None and set(formats) != {"text"})
-    lines.append(
-        f"{seen.words:.1f} words a {'paragraph' if splits else 'sentence'} in the first "
-        f"{seen.lines:,} lines"
-        + (
-            f", split into sentences by the rules of {reading.language!r} ({'as set' if flags.language else 'a guess'})"
-            if splits
-            else ""
-        )
-    )
+    unit = "paragraph" if splits else "sentence"
+    told = "as set" if flags.language else "a guess"
+    rules = f", split into sentences by the rules of {reading.language!r} ({told})" if splits else ""
+    lines.append(f"{seen.words:.1f} words a {unit} in the first {seen.lines:,} lines{rules}")
     if not splits and seen.several > 0.15:
         lines.append(
-            f"warning: {seen.several:.0%} of the lines hold several sentences, and a line "
-            "is taken as one. --format=blocks (a blank line ends a document) or "
-            "--format=prose (a file is a document) splits them"
+            f"warning: {seen.several:.0%} of the lines hold several sentences, and a line is taken as one. "
+            "--format=blocks (a blank line ends a document) or --format=prose (a file is a document) splits them"
         )
     if seen.tabs > 0.5:
         lines.append(
-            f"warning: {seen.tabs:.0%} of the lines are two columns with a tab between "
-            "them, and a line is taken as one sentence. Put each sentence on a line of "
-            "its own, with a blank line between documents"
+            f"warning: {seen.tabs:.0%} of the lines are two columns with a tab between them, and a line is taken as "
+            "one sentence. Put each sentence on a line of its own, with a blank line between documents"
         )
     if flags.language and not splits:
         lines.append(
@@ -212,9 +197,8 @@ def reading_lines(seen: Preview, flags: argparse.Namespace) -> list[str]:
     if name := UNSPACED.get(reading.language):
         apart = " (characters of Chinese are set apart by the tokenizer)" if name in ("Chinese", "Japanese") else ""
         lines.append(
-            f"note: {name} has no spaces between words{apart}: separate the words by "
-            "spaces with a segmenter first, or use a Unigram (SentencePiece) tokenizer, "
-            "which needs none; otherwise whole clauses are taken as words"
+            f"note: {name} has no spaces between words{apart}: separate the words by spaces with a segmenter first, "
+            "or use a Unigram (SentencePiece) tokenizer, which needs none; otherwise whole clauses are taken as words"
         )
     return lines
 
@@ -249,60 +233,56 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
-def summary(manifest: dict[str, Any], path: str, seconds: float) -> str:
+def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
     """The table that stands at the end of a build."""
-    lines = [f"token store {path}  ({clock(seconds)})", f"{'':10}{'documents':>14}{'sentences':>14}{'tokens':>16}"]
+
+    def counts(key: str) -> str:
+        return ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in manifest[key].items()) or "nothing"
+
+    lines = [f"token store {path}{duration}", f"{'':10}{'documents':>14}{'sentences':>14}{'tokens':>16}"]
     for split in SPLITS:
-        counts = manifest["splits"][split]
-        lines.append(f"{split:10}{counts['documents']:14,}{counts['sentences']:14,}{counts['tokens']:16,}")
-    dropped, repaired = (
-        ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in manifest[key].items()) or "nothing"
-        for key in ("dropped", "repaired")
-    )
-    random = (
-        "none (another document has them, this is one): train with config.data.nsp=false"
-        if manifest["random_share"] is None
-        else f"{manifest['random_share']:.1%} at 128 (label 1; 0 = is next)"
-    )
-    seen = []
+        found = manifest["splits"][split]
+        lines.append(f"{split:10}{found['documents']:14,}{found['sentences']:14,}{found['tokens']:16,}")
+    random = "none (another document has them, this is one): train with config.data.nsp=false"
+    if manifest["random_share"] is not None:
+        random = f"{manifest['random_share']:.1%} at 128 (label 1; 0 = is next)"
+    lines += [f"unknown tokens   {manifest['unknown_rate']:.3%}", f"random pairs     {random}"]
     if "seen_ever" in manifest:  # not in a store of an earlier version
-        seen = [
+        lines += [
             f"tokens seen      {manifest['seen_in_epoch']:.2%} in an epoch at 128, "
             f"{manifest['seen_ever']:.2%} in {EPOCHS}",
             f"longest line     {manifest['longest_line']:,} tokens",
             f"copies           {manifest['duplicate_share']:.2%} of the tokens, in documents whose text occurs before",
         ]
     if manifest["splits"]["heldout"]["documents"] == 1:
-        seen.append("held out         a single document: NSP is not evaluated on it")
-    lines += [
-        f"unknown tokens   {manifest['unknown_rate']:.3%}",
-        f"random pairs     {random}",
-        *seen,
-        f"dropped          {dropped}",
-        f"repaired         {repaired}",
-        f"tokenizer        {manifest['tokenizer']['vocab_size']:,} entries, "
-        f"{manifest['tokenizer']['fingerprint'][:16]}",
-        f"content          {manifest['content_hash'][:16]}",
-    ]
-    return "\n".join(lines)
+        lines.append("held out         a single document: NSP is not evaluated on it")
+    tokenizer = manifest["tokenizer"]
+    return "\n".join(
+        [
+            *lines,
+            f"dropped          {counts('dropped')}",
+            f"repaired         {counts('repaired')}",
+            f"tokenizer        {tokenizer['vocab_size']:,} entries, {tokenizer['fingerprint'][:16]}",
+            f"content          {manifest['content_hash'][:16]}",
+        ]
+    )
 
 
 def inspect(flags: argparse.Namespace) -> None:
+    """Prints statistics of the store and decoded rows."""
     from bertjax.data.inspection import decoded_examples, pair_statistics
 
     store = TokenStore(flags.output, flags.split)
-    print(summary(store.manifest, flags.output, 0.0).replace("  (0:00:00)", ""))
-    numbers = pair_statistics(store, flags.seq_length, flags.seed)
+    print(summary(store.manifest, flags.output))
     print(f"\nfirst epoch of {flags.split!r} at length {flags.seq_length}")
-    for name, value in numbers.items():
+    for name, value in pair_statistics(store, flags.seq_length, flags.seed).items():
         share = name in ("random", "full", "padded_fill", "packed_fill", "coverage")
         text = f"{value:.1%}" if share else f"{value:,.1f}".removesuffix(".0")
         print(f"  {name:14}{text:>14}")
     print("\n{what stands there->what is to be predicted}, segment B in another colour")
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for line in decoded_examples(
-        store, store.load_tokenizer(), flags.seq_length, flags.examples, flags.seed, packed=flags.packed, colour=colour
-    ):
+    rows = (flags.seq_length, flags.examples, flags.seed)
+    for line in decoded_examples(store, store.load_tokenizer(), *rows, packed=flags.packed, colour=colour):
         print(line)
 
 

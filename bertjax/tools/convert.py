@@ -1,10 +1,10 @@
-"""Converts a model between formats, and extends its vocabulary.
+"""Converts a model to Hugging Face's layout or StableHLO, and can add words to its vocabulary.
 
-    python -m bertjax.tools.convert --from=DIR --to=hf --out=DIR [--add_vocab=FILE]
-    python -m bertjax.tools.convert --from=DIR --to=stablehlo --out=DIR
+    python -m bertjax.tools.convert --from=runs/base --out=base --add_vocab=words.txt
 
-DIR is a Hugging Face directory, a TF1 checkpoint (directory or prefix) or a bertjax workdir. The
-result of --to=hf is what transformers, `bertjax.load_model` and --config.init_from read.
+--from is a Hugging Face directory, a TF1 checkpoint (directory or prefix) or a bertjax workdir. What
+--to=hf (the default) writes is read by transformers, bertjax.load_model and --config.init_from. The
+outputs of the model that was read and of the one that was written are compared.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _PASSED_ON = ("problem_type", "finetuning_task", "finetuned")
 def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[LoadedModel, int]:
     """Adds words at the end of the vocabulary; a new row is the mean of its old pieces' rows.
 
-    Old ids keep their meaning and old rows their bits, so that text without new words gives the
-    same ids. Rows of the table beyond the old vocabulary are used before the table grows. A word
-    becomes the entry that the tokenizer will look for: of an uncased model in lower case.
+    Old ids and rows stay as they are, so text without new words gives the same ids. Rows of the table
+    beyond the old vocabulary are used before the table grows. A word becomes the entry that the
+    tokenizer will look for: in lower case for an uncased model.
 
     Returns:
       (the larger model, the number of words added). Words that exist already are passed over.
@@ -99,11 +99,8 @@ def _pieces(tokenizer: Any, word: str) -> list[int]:
 
 
 def compare(before: LoadedModel, after: LoadedModel) -> float:
-    """Largest absolute difference of two models' outputs on the same random rows.
-
-    Only ids and classes that both have are compared, so a larger vocabulary may be held against
-    the old one.
-    """
+    """Largest absolute difference of two models' outputs on the same random rows, over the ids and
+    classes that both have."""
     rng = np.random.default_rng(0)
     vocabulary = min(before.config.vocab_size, after.config.vocab_size)
     if before.tokenizer is not None:
@@ -142,14 +139,11 @@ def convert(
     if target not in ("hf", "stablehlo"):
         raise ValueError(f"--to={target} is not one of hf, stablehlo")
     started = time.monotonic()
-    before = load_model(source, task)
-    count = sum(x.size for x in jax.tree.leaves(before.params))
-    name = architecture(before)
-    say(f"read    {source}: {name}, {count / 1e6:,.1f} M parameters, {time.monotonic() - started:.1f} s")
-    after = before
+    before = after = load_model(source, task)
+    name, size = architecture(before), _millions(before)
+    say(f"read    {source}: {name}, {size:,.1f} M parameters, {time.monotonic() - started:.1f} s")
     if add_vocab is not None:
-        words = read_lines(add_vocab)
-        after, added = extend_vocabulary(before, words)
+        after, added = extend_vocabulary(before, read_lines(add_vocab))
         say(f"vocab   {added:,} words added, {after.config.vocab_size:,} rows")
     if target == "stablehlo":
         from bertjax.interop.stablehlo import export_model
@@ -180,10 +174,12 @@ def convert(
 def architecture(loaded: LoadedModel) -> str:
     """transformers' class for a model: the one that its config.json names, where that has these
     parameters (BertLMHeadModel), else the class of heads.py."""
-    kind = type(loaded.model)
-    return next(
-        (name for name in loaded.settings.get("architectures") or () if ARCHITECTURES.get(name) is kind), kind.__name__
-    )
+    kind, named = type(loaded.model), loaded.settings.get("architectures") or ()
+    return next((name for name in named if ARCHITECTURES.get(name) is kind), kind.__name__)
+
+
+def _millions(loaded: LoadedModel) -> float:
+    return sum(x.size for x in jax.tree.leaves(loaded.params)) / 1e6
 
 
 def _check_bits(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
@@ -197,12 +193,11 @@ def _card(loaded: LoadedModel, source: str) -> str:
     run = loaded.settings if "batch_size" in loaded.settings else {}
     recipe = {k: run[k] for k in ("phases", "batch_size", "seed") if run.get(k)}
     recipe |= {f"optimizer.{k}": v for k, v in (run.get("optimizer") or {}).items()}
-    count = sum(x.size for x in jax.tree.leaves(loaded.params))
     masked = isinstance(loaded.model, BertForPreTraining | BertForMaskedLM)
     return model_card(
         Path(source).name,
         architecture(loaded),
-        f"{count / 1e6:.1f} M parameters, converted from `{Path(source).name}`.",
+        f"{_millions(loaded):.1f} M parameters, converted from `{Path(source).name}`.",
         recipe=recipe,
         fill_mask=masked and not loaded.config.is_decoder,
     )
@@ -211,15 +206,16 @@ def _card(loaded: LoadedModel, source: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("convert", __doc__)
-    parser.add_argument("--from", dest="source", required=True, metavar="DIR")
-    parser.add_argument("--to", default="hf", choices=("hf", "stablehlo"))
-    parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument("--task", choices=tuple(TASKS), help="which model to make of it")
-    parser.add_argument("--add_vocab", metavar="FILE", help="new words, one a line")
-    parser.add_argument("--overwrite", action="store_true")
-    options = parser.parse_args(arguments)
+    add = parser.add_argument
+    add("--from", dest="source", required=True, metavar="DIR", help="the model to read")
+    add("--to", default="hf", choices=("hf", "stablehlo"), help="the format to write (default hf)")
+    add("--out", required=True, metavar="DIR", help="where it goes")
+    add("--task", choices=tuple(TASKS), help="which model to make of it (default: as it is stored)")
+    add("--add_vocab", metavar="FILE", help="new words, one a line")
+    add("--overwrite", action="store_true", help="replace what --out holds")
+    flags = parser.parse_args(arguments)
     with refusals("convert"):
-        convert(options.source, options.to, options.out, options.add_vocab, options.task, options.overwrite, print)
+        convert(flags.source, flags.to, flags.out, flags.add_vocab, flags.task, flags.overwrite, print)
 
 
 if __name__ == "__main__":

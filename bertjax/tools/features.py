@@ -1,12 +1,12 @@
-"""Writes what the layers of a model compute: token features or one embedding a sentence.
+"""Writes what the layers of a model compute: token features, or one embedding per sentence.
 
     python -m bertjax.tools.features --model=DIR --file=in.txt --out=out.jsonl --layers=-1,-2,-3,-4
     python -m bertjax.tools.features --model=DIR --file=in.txt --out=out.npz --pooling=mean
 
 The input has one text a line (a tab separates the two of a pair), or is a table (.csv, .tsv,
-.jsonl) with a column of texts, or two. JSONL has the original's layout
-(extract_features.py): linex_index, features: [token, layers: [index, values]]. An npz has
-`embeddings` [N, H] with --pooling, else `tokens_i` and `layers_i` [layers, tokens, H] for line i.
+.jsonl) with a column of texts, or two. JSONL has the layout of the original's extract_features.py:
+linex_index, features: [token, layers: [index, values]]. An npz file has `embeddings` [N, H] with
+--pooling, else `tokens_i` and `layers_i` [layers, tokens, H] for line i.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,51 +30,49 @@ from bertjax.tools.arguments import make_parser, refusals
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("features", __doc__)
-    parser.add_argument("--model", required=True, metavar="DIR")
-    parser.add_argument("--file", required=True, metavar="FILE", help="lines, or a table")
-    parser.add_argument(
-        "--columns", metavar="NAME,NAME", help="of the texts in a .csv, .tsv or .jsonl file (default text)"
-    )
-    parser.add_argument("--out", required=True, metavar="FILE", help=".jsonl or .npz")
-    parser.add_argument("--layers", default="-1", help="list indices; 0 is the embeddings")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="a model that bertjax.load_model reads")
+    add("--file", required=True, metavar="FILE", help="lines, or a table")
+    add("--columns", metavar="NAME,NAME", help="of the texts in a .csv, .tsv or .jsonl file (default text)")
+    add("--out", required=True, metavar="FILE", help=".jsonl or .npz")
+    add("--layers", default="-1", help="list indices, with commas; 0 is the embeddings (default -1)")
+    add(
         "--pooling",
         choices=("model", *POOLINGS),
         help="one vector a sentence instead; model: as its sentence-transformers files say (else the mean)",
     )
-    parser.add_argument("--batch_size", type=int, default=32, help="rows")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES)
-    options = parser.parse_args(arguments)
-    out = Path(options.out)
+    add("--batch_size", type=int, default=32, help="rows (default 32)")
+    add("--dtype", default="float32", choices=DTYPES, help="of the arithmetic (default float32)")
+    flags = parser.parse_args(arguments)
     with refusals("features"):
-        if out.suffix not in (".jsonl", ".npz"):
-            raise ValueError(f"--out={out} must end in .jsonl or .npz")
-        texts = read_texts(options.file, options.columns)
-        try:
-            layers = [int(index) for index in options.layers.split(",")]
-        except ValueError:
-            raise ValueError(
-                f"--layers={options.layers}: give numbers, separated by commas, such as --layers=-1,-2"
-            ) from None
-        with whole_file(out, "wb" if out.suffix == ".npz" else "w") as stream:
-            loaded = load_model(
-                options.model, "features", Execution(dtype=options.dtype), reinitialise_head=True
-            )  # the pooler is not used here
-            if options.pooling:
-                results = inference.sentence_embeddings(
-                    loaded,
-                    texts,
-                    None if options.pooling == "model" else options.pooling,
-                    batch_size=options.batch_size,
-                )
-            else:
-                results = inference.layer_outputs(loaded, texts, layers, options.batch_size)
-            if out.suffix == ".npz":
-                np.savez(stream, **_arrays(results))
-            else:
-                for number, result in enumerate(results):
-                    row = {"linex_index": number, **_row(result, layers)}
-                    stream.write(json.dumps(row) + "\n")
+        write_features(flags)
+
+
+def write_features(flags: Any) -> None:
+    """Runs the model over the texts and writes the file."""
+    binary = Path(flags.out).suffix == ".npz"
+    if Path(flags.out).suffix not in (".jsonl", ".npz"):
+        raise ValueError(f"--out={flags.out} must end in .jsonl or .npz")
+    texts = read_texts(flags.file, flags.columns)
+    try:
+        layers = [int(index) for index in flags.layers.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--layers={flags.layers}: give numbers, separated by commas, such as --layers=-1,-2"
+        ) from None
+    with whole_file(Path(flags.out), "wb" if binary else "w") as stream:
+        # The pooler is not used here, so a model without one will do.
+        loaded = load_model(flags.model, "features", Execution(dtype=flags.dtype), reinitialise_head=True)
+        if flags.pooling:
+            pooling = None if flags.pooling == "model" else flags.pooling
+            results = inference.sentence_embeddings(loaded, texts, pooling, batch_size=flags.batch_size)
+        else:
+            results = inference.layer_outputs(loaded, texts, layers, flags.batch_size)
+        if binary:
+            np.savez(stream, **_arrays(results))
+            return
+        for number, result in enumerate(results):
+            stream.write(json.dumps({"linex_index": number, **_row(result, layers)}) + "\n")
 
 
 def _arrays(results: np.ndarray | Iterable[tuple[list[str], np.ndarray]]) -> dict[str, np.ndarray]:

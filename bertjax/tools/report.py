@@ -1,8 +1,6 @@
-"""report.html of one run, or of several side by side: one file that opens offline.
+"""Makes report.html of one run, or of several side by side: one file that opens offline.
 
-    python -m bertjax.tools.report RUN [RUN ...] [--output=report.html]
-
-A RUN is a work directory; what is read of it stands in bertjax/log/report/runs.py.
+python -m bertjax.tools.report runs/base runs/large --output=report.html
 """
 
 from collections.abc import Sequence
@@ -14,11 +12,11 @@ from bertjax.tools.arguments import make_parser, refusals
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("report", __doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="work directory of a run")
     parser.add_argument("--output", help="default: report.html in the first directory")
-    options = parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
     with refusals("report"):
-        print(write_report(options.runs, options.output))
+        print(write_report(flags.runs, flags.output))
 
 
 if __name__ == "__main__":

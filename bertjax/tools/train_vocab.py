@@ -1,38 +1,31 @@
-"""Trains a WordPiece vocabulary on text files, and says how well it fits.
+"""Trains a WordPiece vocabulary on text files, and measures how well it fits.
 
     python -m bertjax.tools.train_vocab --input='corpus/*.txt' --output=vocab --compare=DIR
 
-writes vocab.txt and tokenizer_config.json (casing included) to the output directory, and prints
-the unknown rate and the tokens a word on text that was not trained on, beside those of another
-vocabulary (--compare). The corpus is read once, in any size, in memory that does not grow with it.
+Writes vocab.txt and tokenizer_config.json (casing included) to the output directory, and prints the
+unknown rate and the tokens per word on text that was not trained on, beside those of another
+vocabulary (--compare). The corpus may have any size; it is read once, in bounded memory.
 """
 
 import argparse
 import itertools
 import logging
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bertjax.formats.files import directory_for_work
 from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
-from bertjax.tools.arguments import add_boolean, make_parser, refusals
+from bertjax.tools.arguments import Parser, add_boolean, add_input, make_parser, refusals
 
 _KEPT_OUT_EVERY = 100  # without --heldout, every hundredth line is measured on, not trained on
 _MEASURED_LINES = 20_000
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
     parser = make_parser("train_vocab", __doc__)
     add = parser.add_argument
-    add(
-        "--input",
-        action="append",
-        required=True,
-        metavar="PATTERN",
-        help="files; wildcards in quotes; commas or repetition for several",
-    )
+    add_input(parser, required=True)
     add("--output", required=True, help="directory for vocab.txt and tokenizer_config.json")
     add("--vocab_size", type=int, default=VOCAB_SIZE, help=f"entries (default {VOCAB_SIZE})")
     add_boolean(parser, "do_lower_case", True, "an uncased vocabulary (default true)")
@@ -40,21 +33,17 @@ def parser() -> argparse.ArgumentParser:
         parser,
         "strip_accents",
         None,
-        "drop combining marks (default: as do_lower_case, unless words that differ would "
-        "become one: then they are kept, and it is said)",
+        "drop combining marks (default: as do_lower_case, unless words that differ would become one; then they are "
+        "kept and a line says so)",
     )
     add_boolean(parser, "tokenize_chinese_chars", True, "isolate CJK ideographs (default true)")
     add("--num_unused", type=int, help="[unusedN] rows (default vocab_size / 30, at most 994)")
-    add(
-        "--min_char_count",
-        type=int,
-        help="rarer characters get no entry (default 2; 1 in under 10000 characters of text)",
-    )
+    add("--min_char_count", type=int, help="rarer characters get no entry (default 2; 1 in under 10000 characters)")
     add(
         "--max_chars",
         type=int,
-        help="characters with entries (default 1000, or as many as cover "
-        "99.95 %% of the text, at most a third of vocab_size)",
+        help="characters with entries (default 1000, or as many as cover 99.95 %% of the text, at most a third of "
+        "vocab_size)",
     )
     add(
         "--max_words",
@@ -71,11 +60,11 @@ def parser() -> argparse.ArgumentParser:
     add("--compare", metavar="DIR_OR_VOCAB", help="a vocabulary to measure beside the new one")
     add("--format", default="auto", help="auto, or a format of bertjax.tools.build_corpus")
     add("--field", default="text", help="of JSONL, Parquet and TFDS records (default text)")
-    add("--errors", default="strict", choices=("strict", "replace"), help="for bytes not UTF-8")
+    add("--errors", default="strict", choices=("strict", "replace"), help="for bytes that are not UTF-8")
     return parser
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train, save, measure."""
     flags = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -86,22 +75,12 @@ def main(arguments: list[str] | None = None) -> None:
 def train(flags: argparse.Namespace) -> None:
     from bertjax.tokenization import load_tokenizer
 
-    # Before hours of counting: is there anything wrong with what is needed only afterwards?
+    # What is needed only at the end is opened now: counting may take hours.
     other = load_tokenizer(flags.compare) if flags.compare else None
-    if flags.heldout:
-        measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES))
-    else:
-        measured = []
-    for name in (
-        "vocab_size",
-        "do_lower_case",
-        "strip_accents",
-        "tokenize_chinese_chars",
-        "num_unused",
-        "min_char_count",
-        "max_chars",
-        "max_words",
-    ):
+    measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES)) if flags.heldout else []
+    rule = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+    sizes = ("num_unused", "min_char_count", "max_chars", "max_words")
+    for name in ("vocab_size", *rule, *sizes):
         value = getattr(flags, name)
         print(f"{name} = {'default' if value is None else value}")
     started = time.monotonic()
@@ -112,21 +91,18 @@ def train(flags: argparse.Namespace) -> None:
         flags.do_lower_case,
         "auto" if flags.strip_accents is None else flags.strip_accents,
         flags.tokenize_chinese_chars,
-        num_unused=flags.num_unused,
-        min_char_count=flags.min_char_count,
-        max_chars=flags.max_chars,
-        max_words=flags.max_words,
+        **{name: getattr(flags, name) for name in sizes},
     )
     tokenizer.save(flags.output)
     print(f"{tokenizer.vocab_size} entries in {flags.output}/vocab.txt, {time.monotonic() - started:.1f} s")
-    rows = [(flags.output, tokenizer)] + ([(flags.compare, other)] if other else [])
-    trained_on = "not " if measured else ""
+    kind = "not " if measured else ""
     if not measured:  # under 51 lines
         measured = list(itertools.islice(read_lines(flags.input, flags), _MEASURED_LINES))
-    print(f"on {len(measured)} lines that were {trained_on}trained on:")
-    for name, one in rows:
-        unknown, tokens_a_word = fit(one, measured)
-        print(f"  {name}: {one.vocab_size} entries, unknown rate {unknown:.4%}, {tokens_a_word:.4f} tokens a word")
+    print(f"on {len(measured)} lines that were {kind}trained on:")
+    for name, one in ((flags.output, tokenizer), (flags.compare, other)):
+        if one is not None:
+            unknown, tokens_a_word = fit(one, measured)
+            print(f"  {name}: {one.vocab_size} entries, unknown rate {unknown:.4%}, {tokens_a_word:.4f} tokens a word")
 
 
 def fit(tokenizer, texts: list[str]) -> tuple[float, float]:
@@ -149,7 +125,7 @@ def read_lines(patterns: list[str], flags: argparse.Namespace) -> Iterator[str]:
 
 
 def keep_out(lines: Iterator[str], kept: list[str]) -> Iterator[str]:
-    """Yields `lines` but for every hundredth, which goes to `kept` (20,000 at most)."""
+    """Yields `lines` except every hundredth, which goes to `kept` (20,000 at most)."""
     for number, line in enumerate(lines):
         if number % _KEPT_OUT_EVERY == _KEPT_OUT_EVERY // 2 and len(kept) < _MEASURED_LINES:
             kept.append(line)
@@ -158,4 +134,4 @@ def keep_out(lines: Iterator[str], kept: list[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
