@@ -3,7 +3,7 @@ being written cleaned up.
 
 A tool has the signals become `Interrupted`, which unwinds it as an error does, so that half-written
 files vanish (formats/files.py); its exit code is the shell's for the signal. A training run is told by
-training/preemption.py instead, since it saves first; it ends with `leave`.
+process/preemption.py instead, since it saves first; it ends with `leave`.
 """
 
 import atexit
