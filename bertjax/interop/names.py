@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -28,46 +28,23 @@ class Place(NamedTuple):
     transposed: bool
 
 
-# bertjax module -> (Hugging Face module, Google module). {i} is the layer.
-_MODULES: tuple[tuple[str, str, str], ...] = (
-    (
-        r"encoder/embeddings/(word|position|token_type)_embeddings",
-        r"bert.embeddings.\1_embeddings",
-        r"bert/embeddings/\1_embeddings",
-    ),
-    (r"encoder/embeddings/LayerNorm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
-    (
-        r"encoder/layer_(\d+)/attention/(query|key|value)",
-        r"bert.encoder.layer.\1.attention.self.\2",
-        r"bert/encoder/layer_\1/attention/self/\2",
-    ),
-    (
-        r"encoder/layer_(\d+)/attention/output",
-        r"bert.encoder.layer.\1.attention.output.dense",
-        r"bert/encoder/layer_\1/attention/output/dense",
-    ),
-    (
-        r"encoder/layer_(\d+)/attention/LayerNorm",
-        r"bert.encoder.layer.\1.attention.output.LayerNorm",
-        r"bert/encoder/layer_\1/attention/output/LayerNorm",
-    ),
-    (
-        r"encoder/layer_(\d+)/(intermediate|output)",
-        r"bert.encoder.layer.\1.\2.dense",
-        r"bert/encoder/layer_\1/\2/dense",
-    ),
-    (
-        r"encoder/layer_(\d+)/LayerNorm",
-        r"bert.encoder.layer.\1.output.LayerNorm",
-        r"bert/encoder/layer_\1/output/LayerNorm",
-    ),
-    (r"pooler", "bert.pooler.dense", "bert/pooler/dense"),
-    (r"mlm/transform", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
-    (r"mlm/LayerNorm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm"),
-    (r"mlm", "cls.predictions", "cls/predictions"),
-    (r"nsp", "cls.seq_relationship", "cls/seq_relationship"),
-    (r"classifier", "classifier", ""),
-    (r"qa_outputs", "qa_outputs", "cls/squad"),
+Naming = Callable[[str], Place]  # parameter path -> its place
+
+# bertjax module -> Hugging Face module. Google's has slashes instead of dots, and layer_3 for layer.3.
+_MODULES = (
+    (r"encoder/embeddings/(word|position|token_type)_embeddings", r"bert.embeddings.\1_embeddings"),
+    (r"encoder/embeddings/LayerNorm", "bert.embeddings.LayerNorm"),
+    (r"encoder/layer_(\d+)/attention/(query|key|value)", r"bert.encoder.layer.\1.attention.self.\2"),
+    (r"encoder/layer_(\d+)/attention/output", r"bert.encoder.layer.\1.attention.output.dense"),
+    (r"encoder/layer_(\d+)/attention/LayerNorm", r"bert.encoder.layer.\1.attention.output.LayerNorm"),
+    (r"encoder/layer_(\d+)/(intermediate|output)", r"bert.encoder.layer.\1.\2.dense"),
+    (r"encoder/layer_(\d+)/LayerNorm", r"bert.encoder.layer.\1.output.LayerNorm"),
+    (r"pooler", "bert.pooler.dense"),
+    (r"mlm/transform", "cls.predictions.transform.dense"),
+    (r"mlm/LayerNorm", "cls.predictions.transform.LayerNorm"),
+    (r"mlm", "cls.predictions"),
+    (r"nsp", "cls.seq_relationship"),
+    (r"classifier|qa_outputs", r"\g<0>"),
 )
 _TABLES = re.compile(r"encoder/embeddings/\w+_embeddings")
 
@@ -86,25 +63,17 @@ def part_of(path: str) -> str:
     return path.split("/", 1)[0]
 
 
-def _translate(path: str, column: int) -> tuple[str, str]:
-    """(foreign module, leaf name) of a parameter path; tables have the leaf ''."""
-    module, leaf = (path, "") if _TABLES.fullmatch(path) else path.rsplit("/", 1)
-    for row in _MODULES:
-        match = re.fullmatch(row[0], module)
-        if match:
-            return match.expand(row[column]), leaf
-    raise KeyError(f"no foreign name is known for parameter {path!r}")
-
-
 def hugging_face_place(path: str) -> Place:
     """The state-dict entry of a parameter, e.g. bert.encoder.layer.3.attention.self.query.weight.
 
     Raises:
       KeyError: the path is not a parameter of any model in heads.py.
     """
-    module, leaf = _translate(path, 1)
-    name = {"": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"}[leaf]
-    return Place(f"{module}.{name}", leaf == "kernel")
+    module, leaf = (path, "") if _TABLES.fullmatch(path) else path.rsplit("/", 1)
+    for ours, theirs in _MODULES:
+        if match := re.fullmatch(ours, module):
+            return Place(f"{match.expand(theirs)}.{'bias' if leaf == 'bias' else 'weight'}", leaf == "kernel")
+    raise KeyError(f"no foreign name is known for parameter {path!r}")
 
 
 def google_place(path: str) -> Place:
@@ -116,17 +85,29 @@ def google_place(path: str) -> Place:
     Raises:
       KeyError: as `hugging_face_place`.
     """
-    module, leaf = _translate(path, 2)
+    module = hugging_face_place(path).name.rpartition(".")[0]
+    module = re.sub(r"layer\.(\d+)", r"layer_\1", module).replace(".", "/")
+    leaf = path.rpartition("/")[2]
     if part_of(path) in ("nsp", "classifier", "qa_outputs"):
-        name = {"kernel": "output_weights", "bias": "output_bias"}[leaf]
-        return Place(f"{module}/{name}".lstrip("/"), leaf == "kernel")
+        module = {"classifier": "", "qa_outputs": "cls/squad/"}.get(module, f"{module}/")
+        return Place(f"{module}output_{'weights' if leaf == 'kernel' else 'bias'}", leaf == "kernel")
     if path == "mlm/bias":
         return Place("cls/predictions/output_bias", False)
-    if not leaf:
+    if _TABLES.fullmatch(path):
         return Place(module, False)
-    layer_norm = module.endswith("LayerNorm")
-    name = {"kernel": "kernel", "scale": "gamma", "bias": "beta" if layer_norm else "bias"}[leaf]
-    return Place(f"{module}/{name}", False)
+    if module.endswith("LayerNorm"):
+        leaf = {"scale": "gamma", "bias": "beta"}[leaf]
+    return Place(f"{module}/{leaf}", False)
+
+
+def heads_in(names: Iterable[str], place: Naming) -> set[str]:
+    """The heads of HEAD_PARTS of which a file has every array."""
+    names = set(names)
+    return {head for head in HEAD_PARTS if names.issuperset(_names_of_head(head, place))}
+
+
+def _names_of_head(head: str, place: Naming) -> list[str]:
+    return [place(f"{head}/{leaf}").name for leaf in HEAD_PARTS[head]]
 
 
 # -------------------------------------------------------------------------------------- matching
@@ -135,7 +116,7 @@ def google_place(path: str) -> Place:
 def match(
     wanted: Mapping[str, tuple[int, ...]],
     available: Mapping[str, np.ndarray],
-    place: Any,
+    place: Naming,
     source: str,
     fresh_heads: bool = False,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -151,12 +132,16 @@ def match(
     """
     headers = {name: Header(array.shape, array.dtype) for name, array in available.items()}
     paths, fresh = match_headers(wanted, headers, place, source, fresh_heads)
-    arrays = []
-    for path in paths:
+
+    def read(path: str) -> np.ndarray | None:
+        """Contiguous float32; None where a value is not finite."""
         name, transposed = place(path)
-        arrays.append(available[name].T if transposed else available[name])
+        with np.errstate(over="ignore"):  # of float64
+            array = np.ascontiguousarray(available[name].T if transposed else available[name], np.float32)
+        return array if np.isfinite(array).all() else None
+
     with ThreadPoolExecutor() as threads:  # kernels are transposed: a second for a base model
-        copies = dict(zip(paths, threads.map(_finite, arrays), strict=True))
+        copies = dict(zip(paths, threads.map(read, paths), strict=True))
     if broken := [place(path).name for path, array in copies.items() if array is None]:
         raise LoadError(
             f"{source}: {len(broken)} weights hold values that are NaN or infinite in float32: "
@@ -168,7 +153,7 @@ def match(
 def match_headers(
     wanted: Mapping[str, tuple[int, ...]],
     available: Mapping[str, Header],
-    place: Any,
+    place: Naming,
     source: str,
     fresh_heads: bool = False,
 ) -> tuple[list[str], list[str]]:
@@ -192,113 +177,72 @@ def match_headers(
       LoadError: missing, unexpected or mis-shaped names, all listed with their shapes; types that
         are no floating-point numbers.
     """
-    found = _compare(wanted, available, place, fresh_heads)
-    known = {place(path).name for path in wanted} | _names_of_other_heads(wanted, place)
+    places = {path: place(path) for path in wanted}
+    needed = {path: tuple(shape)[:: -1 if places[path].transposed else 1] for path, shape in wanted.items()}
+    found = {path: available.get(places[path].name) for path in wanted}
+    unfit = [path for path, header in found.items() if header is None or header.shape != needed[path]]
+    # A head is taken whole or not at all: half of one is no head.
+    afresh = {part_of(path) for path in unfit} & HEAD_PARTS.keys() if fresh_heads else set()
+    loaded = [path for path in wanted if part_of(path) not in afresh]
+    unfit = [path for path in unfit if part_of(path) not in afresh]
+
+    parts = {part_of(path) for path in wanted}
+    known = {name for name, _ in places.values()}
+    known.update(*(_names_of_head(head, place) for head in HEAD_PARTS if head not in parts))
     unexpected = [name for name in available if name not in known]
-    root = re.split("[./]", place("encoder/embeddings/word_embeddings").name)[0]
-    foreign = [name for name in unexpected if re.split("[./]", name)[0] != root]
+    root = _first(place("encoder/embeddings/word_embeddings").name)
+    foreign = [name for name in unexpected if _first(name) != root]
     refused = unexpected
-    if fresh_heads or not {"classifier", "qa_outputs"} & {part_of(path) for path in wanted}:
+    if fresh_heads or not {"classifier", "qa_outputs"} & parts:
         if not fresh_heads:  # a head of this model with more parts than it has is another head
-            heads = {re.split("[./]", place(path).name)[0] for path in wanted} - {root}
-            foreign = [name for name in foreign if re.split("[./]", name)[0] not in heads]
+            heads = {_first(name) for name, _ in places.values()} - {root}
+            foreign = [name for name in foreign if _first(name) not in heads]
         refused = [name for name in unexpected if name not in foreign]
-    if found.missing or found.misshaped or refused:
-        raise LoadError(
-            _complaint(
-                source,
-                found,
-                [f"{name} {available[name].shape}" for name in unexpected],
-                _remedy(found, unexpected, foreign, available, place, root),
-            )
+    if unfit or refused:
+        lines = [f"{source} does not fit the model:"]
+        lines += _listed("missing in the file", [f"{places[p].name} {needed[p]}" for p in unfit if found[p] is None])
+        lines += _listed("unexpected in the file", [f"{name} {available[name].shape}" for name in unexpected])
+        lines += _listed(
+            "of another shape",
+            [
+                f"{places[p].name}: the file has {found[p].shape}, the model needs {needed[p]}"
+                for p in unfit
+                if found[p] is not None
+            ],
         )
+        remedy = _remedy({part_of(path) for path in unfit}, unexpected, foreign, available, place, root)
+        raise LoadError("\n".join([*lines, remedy]))
     if foreign:
         log.info("%s: heads that are not used: %s", source, ", ".join(foreign[:20]))
-    if wrong := [
-        f"{name} ({available[name].dtype})"
-        for name in (place(path).name for path in found.loaded)
-        if not _is_float(available[name])
-    ]:
+    types = {places[path].name: found[path].dtype for path in loaded}
+    if wrong := [f"{name} ({t})" for name, t in types.items() if t.kind != "f" and t != ml_dtypes.bfloat16]:
         raise LoadError(
             f"{source}: weights are floating-point numbers, but {len(wrong)} arrays "
             f"are not: {', '.join(wrong[:5])}; restore a quantised model first"
         )
-    return found.loaded, found.fresh
+    return loaded, [path for path in wanted if part_of(path) in afresh]
 
 
-class _Compared(NamedTuple):
-    """What a file has of a model's parameters; the last two are lines of a message."""
-
-    loaded: list[str]
-    fresh: list[str]
-    missing: list[str]
-    misshaped: list[str]
-    heads: set[str]  # that the missing and misshaped are of; 'encoder' is one of them
+def _first(name: str) -> str:
+    """'bert' of 'bert.pooler.dense.weight' and of 'bert/pooler/dense/kernel'."""
+    return re.split("[./]", name)[0]
 
 
-def _compare(
-    wanted: Mapping[str, tuple[int, ...]], available: Mapping[str, Header], place: Any, fresh_heads: bool
-) -> _Compared:
-    """Looks for every parameter of the model; arguments as of `match_headers`."""
-    loaded, fresh, missing, misshaped, parts = found = _Compared([], [], [], [], set())
-    for path, shape in wanted.items():
-        name, transposed = place(path)
-        header, needed = available.get(name), _foreign_shape(shape, transposed)
-        if header is not None and header.shape == needed:
-            loaded.append(path)
-        elif fresh_heads and part_of(path) in HEAD_PARTS:
-            fresh.append(path)
-        elif header is None:
-            missing.append(f"{name} {needed}")
-            parts.add(part_of(path))
-        else:
-            misshaped.append(f"{name}: the file has {header.shape}, the model needs {needed}")
-            parts.add(part_of(path))
-    if not fresh:
-        return found
-    # A head is taken whole or not at all: half of one is no head.
-    heads = {part_of(path) for path in fresh}
-    return found._replace(
-        loaded=[path for path in loaded if part_of(path) not in heads],
-        fresh=[path for path in wanted if part_of(path) in heads],
-    )
-
-
-def _is_float(header: Header) -> bool:
-    return header.dtype.kind == "f" or header.dtype == ml_dtypes.bfloat16
-
-
-def _finite(array: np.ndarray) -> np.ndarray | None:
-    """As contiguous float32; None where a value is not finite."""
-    with np.errstate(over="ignore"):  # of float64
-        array = np.ascontiguousarray(array, np.float32)
-    return array if np.isfinite(array).all() else None
-
-
-def _foreign_shape(shape: Iterable[int], transposed: bool) -> tuple[int, ...]:
-    return tuple(shape)[::-1] if transposed else tuple(shape)
-
-
-def _names_of_other_heads(wanted: Iterable[str], place: Any) -> set[str]:
-    """Foreign names of every parameter of the heads that the model lacks."""
-    present = {part_of(path) for path in wanted}
-    return {
-        place(f"{head}/{leaf}").name for head, leaves in HEAD_PARTS.items() if head not in present for leaf in leaves
-    }
-
-
-def heads_in(names: Iterable[str], place: Any) -> set[str]:
-    """The heads of HEAD_PARTS of which a file has every array."""
-    names = set(names)
-    return {
-        head for head, leaves in HEAD_PARTS.items() if all(place(f"{head}/{leaf}").name in names for leaf in leaves)
-    }
+def _listed(title: str, entries: list[str], limit: int = 100) -> list[str]:
+    """Lines of a message."""
+    lines = [f"  {len(entries)} {title}:", *(f"    {entry}" for entry in entries[:limit])] if entries else []
+    return lines + ([f"    ... and {len(entries) - limit} more"] if len(entries) > limit else [])
 
 
 def _remedy(
-    found: _Compared, unexpected: list[str], foreign: list[str], available: Mapping[str, Header], place: Any, root: str
+    unfit: set[str],
+    unexpected: list[str],
+    foreign: list[str],
+    available: Mapping[str, Header],
+    place: Naming,
+    root: str,
 ) -> str:
-    """What can be done about a file that does not fit."""
+    """What can be done about a file that does not fit; `unfit`: the heads (or 'encoder') that do not."""
     words = place("encoder/embeddings/word_embeddings").name
     inner = words.removeprefix(root)[1:]
     if inside := [name for name in available if name.endswith(inner) and name != words and not name.startswith(root)]:
@@ -308,7 +252,7 @@ def _remedy(
             "which the model is a part. Save that part alone, or write the arrays again "
             f"without {prefix!r} in their names."
         )
-    if found.heads and "encoder" not in found.heads:
+    if unfit and "encoder" not in unfit:
         stored = ", ".join(sorted(heads_in(available, place))) or "none"
         return (
             f"The encoder fits; the heads that the file has are: {stored}. To predict, take a "
@@ -316,25 +260,10 @@ def _remedy(
             "squad.py, ner.py, classify.py ...). To train on, start the head afresh with "
             "reinitialise_head=True (--config.reinitialise_head=True)."
         )
-    if foreign and len(foreign) == len(unexpected) and not found.heads:
+    if foreign and len(foreign) == len(unexpected) and not unfit:
         return (
             "The encoder fits, but the file has parts beside it that belong to another program "
             "and may be part of its answers. The encoder alone is read by task='features', by "
             "fine-tuning, and with reinitialise_head=True (--config.reinitialise_head=True)."
         )
     return "The encoder must fit in full: compare config.json with the file, or take the files that belong together."
-
-
-def _complaint(source: str, found: _Compared, unexpected: list[str], remedy: str, limit: int = 100) -> str:
-    lines = [f"{source} does not fit the model:"]
-    for title, entries in (
-        ("missing in the file", found.missing),
-        ("unexpected in the file", unexpected),
-        ("of another shape", found.misshaped),
-    ):
-        if entries:
-            lines.append(f"  {len(entries)} {title}:")
-            lines += [f"    {entry}" for entry in entries[:limit]]
-            if len(entries) > limit:
-                lines.append(f"    ... and {len(entries) - limit} more")
-    return "\n".join([*lines, remedy])

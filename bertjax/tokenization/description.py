@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.formats.files import read_json
-from bertjax.tokenization.hub import parse
+from bertjax.tokenization.hub import named_errors, parse
 from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, USUAL_NAMES
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS
 
@@ -352,7 +352,8 @@ def check_template(
     words = {"type": "WordLevel", "vocab": {"A": a, "B": b}, "unk_token": "A"}
     mini = dict.fromkeys(_PARTS) | {"added_tokens": [], "post_processor": processor, "model": words}
     library = parse(mini, f"{source}: post_processor")
-    encoded = (library.encode("A"), library.encode("A", "B"))
+    with named_errors(f"{source}: post_processor"):
+        encoded = (library.encode("A"), library.encode("A", "B"))
     found = [list(zip(each.ids, each.type_ids, strict=True)) for each in encoded]
     cls, sep = special_tokens["cls_token"], special_tokens["sep_token"]
     one = [(ids[cls], 0), (a, 0), (ids[sep], 0)]

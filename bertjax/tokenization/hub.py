@@ -69,7 +69,7 @@ class HubTokenizer(Tokenizer):
         for entry in content["added_tokens"]:
             self._is_text[entry["id"]] &= not entry["special"]
         normalizer = self._text.normalizer
-        with _named(source):
+        with named_errors(source):
             self.do_lower_case = normalizer is not None and (
                 normalizer.normalize_str("ABC") == normalizer.normalize_str("abc")
             )
@@ -108,14 +108,14 @@ class HubTokenizer(Tokenizer):
         if keep_special_tokens and self._marked is None:
             self._marked = parse(self._given, self._source)
         library = self._marked if keep_special_tokens else self._text
-        with _named(self._source):
+        with named_errors(self._source):
             return library.encode(_clean(text), add_special_tokens=False)
 
     def encode(self, text: str, keep_special_tokens: bool = False) -> list[int]:
         return self._encoding(text, keep_special_tokens).ids
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        with _named(self._source):
+        with named_errors(self._source):
             found = self._text.encode_batch_fast([_clean(text) for text in texts], add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
@@ -133,7 +133,7 @@ class HubTokenizer(Tokenizer):
         kept = [int(i) for i in ids if int(i) not in special]
         for i in kept:
             self.id_to_token(i)  # refuses what is out of range
-        with _named(self._source):
+        with named_errors(self._source):
             return self._text.decode(kept, skip_special_tokens=False)
 
     def _content(self) -> bytes:
@@ -155,7 +155,7 @@ def parse(content: Mapping[str, Any], source: str) -> "tokenizers.Tokenizer":
     """The library's tokenizer of the content of a tokenizer.json; ValueError begins with `source`."""
     import tokenizers  # late: a vocab.txt does not need it
 
-    with _named(source):
+    with named_errors(source):
         library = tokenizers.Tokenizer.from_str(json.dumps(content))
     library.no_truncation()  # the caller cuts and pads, as with transformers
     library.no_padding()
@@ -163,7 +163,7 @@ def parse(content: Mapping[str, Any], source: str) -> "tokenizers.Tokenizer":
 
 
 @contextlib.contextmanager
-def _named(source: str) -> Iterator[None]:
+def named_errors(source: str) -> Iterator[None]:
     """The library raises plain Exceptions, and BaseExceptions where its Rust code panics."""
     try:
         yield
