@@ -616,8 +616,8 @@ PRETRAINING_VARIANTS = {"two_phase": two_phase, "packed": packed}
 def scan_layers(remat: str) -> Callable[[ml_collections.ConfigDict], None]:
     """Variant for a TPU slice: one compiled layer and this remat policy, pure data parallelism.
 
-    Which policy fits which slice is what `python -m bertjax.tools.plan` found (README, "Plan before
-    you rent").
+    Which policy fits which slice is what `python -m bertjax.tools.plan` found
+    (docs/plan.md).
     """
 
     def variant(config: ml_collections.ConfigDict) -> None:

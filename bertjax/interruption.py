@@ -190,7 +190,7 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
     if text.startswith("RESOURCE_EXHAUSTED"):  # XlaRuntimeError
         return (
             f"the device is out of memory: fewer rows at once, --config.accumulation=2 or "
-            f"--batch_size (README, 'Out of memory'). XLA says: {text[:300]}"
+            f"--batch_size (docs/pretraining.md, 'Out of memory'). XLA says: {text[:300]}"
         )
     if not isinstance(error, (*REFUSALS, *more)):
         return None

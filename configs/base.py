@@ -9,7 +9,7 @@ v4_32 (settings that fit those slices of 16 TPU chips).
 
 from bertjax.config import PRETRAINING_VARIANTS, apply_variants, default_config, scan_layers
 
-# 16 TPU chips: what the TPU compiler took for 256 x 512 is in the README, "Plan before you rent".
+# 16 TPU chips: what the TPU compiler took for 256 x 512 is in docs/plan.md.
 SLICES = {"v5e_16": scan_layers("none"), "v4_32": scan_layers("none")}
 
 

@@ -10,7 +10,7 @@ v4_32 (settings that fit those slices of 16 TPU chips).
 from bertjax.config import PRETRAINING_VARIANTS, apply_variants, default_config, scan_layers
 
 # 16 TPU chips: 256 x 512 takes at most 9 GiB of a v5e or v4 chip; by the compiler's cycles "dots"
-# would be slower, with XLA's attention (README, "Plan before you rent").
+# would be slower, with XLA's attention (docs/plan.md).
 SLICES = {"v5e_16": scan_layers("full"), "v4_32": scan_layers("full")}
 
 
