@@ -8,15 +8,12 @@ not run, and why.
 
 import argparse
 import configparser
-import csv
 import importlib
 import json
 import os
 import pathlib
-import random
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,7 +114,9 @@ def test_a_tool_takes_the_flags_that_it_is_shown_with(command, only_parse, capsy
     if name in ("NAME", "TOOL") or not flags:
         return
     if name == "plan":
-        told = subprocess.run([sys.executable, "-m", command.module, "--help"], capture_output=True, text=True, cwd=ROOT)
+        told = subprocess.run(
+            [sys.executable, "-m", command.module, "--help"], capture_output=True, text=True, cwd=ROOT
+        )
         known = re.findall(r"--(?:\[no\])?(\w+)", told.stdout)
         assert {flag.lstrip("-").split("=")[0] for flag in flags if not flag.startswith("--config.")} <= {*known}
         return
@@ -156,7 +155,10 @@ def test_configurations_and_settings_of_all_commands_exist():
     for text in PAGES.values():
         settings = re.findall(r"`(--config\.[a-z_.]+=[^`\s]*)`", text)
         settings = [flag.replace("'", "").replace('"', "") for flag in settings if "options" not in flag]
-        runs.append(["--config=configs/demo.py"] + [flag for flag in settings if not re.search("lerning_rate|[A-Z]{2}|NAME|=N$|=$", flag)])
+        runs.append(
+            ["--config=configs/demo.py"]
+            + [flag for flag in settings if not re.search("lerning_rate|[A-Z]{2}|NAME|=N$|=$", flag)]
+        )
     done = subprocess.run(
         [sys.executable, "-c", READS_ALL, json.dumps(runs)],
         cwd=ROOT,

@@ -5,7 +5,8 @@ import types
 import ml_collections
 import pytest
 
-from bertjax.tasks import job
+from bertjax.config import finetune_config, frozen
+from bertjax.tasks import custom, job
 from bertjax.tasks.remembered import remembered, task_name, to_remember
 
 
@@ -30,7 +31,7 @@ def test_task_and_options_go_through_a_config_and_come_back(tmp_path):
 
 
 def test_a_table_made_in_python_is_remembered_too(tmp_path):
-    task = job.TableTask(tmp_path, {"dev": "d.csv"}, text="review", labels=("a", "b"))
+    task = custom.TableTask(tmp_path, {"dev": "d.csv"}, text="review", labels=("a", "b"))
     found = remembered({"finetuned": to_remember(task, {"value": 1, "best_step": 2}, 8)}, "m")
     assert found.columns() == (("review",), None) and found.options["files"] == {"dev": "d.csv"}
 
@@ -106,5 +107,5 @@ def test_a_threshold_that_options_name_counts_before_the_stored_one(monkeypatch,
     monkeypatch.setattr(job, "FineTuner", tuner)
     for options in ({}, {"null_threshold": 2.0}):
         with pytest.raises(KeyboardInterrupt):
-            job.evaluate(job.make_task("squad2.0", str(tmp_path), options), "m")
+            job.evaluate(job.make_task("squad2.0", str(tmp_path), options), "m", frozen(finetune_config()))
     assert seen == [-3.0, 2.0]
