@@ -189,7 +189,8 @@ def compare_trees(
                 command = ["bertjax.tools.bench", "step", *arguments, "--rounds=1", "--json"]
                 if (tree / "bertjax/tools/bench/jax_step.py").exists():  # before this module was one file
                     command = ["bertjax.tools.bench.jax_step", *(shape.replace("@", "-") for shape in shapes)]
-                environment = {**os.environ, "PYTHONPATH": str(tree), "JAX_COMPILATION_CACHE_DIR": f"{scratch}/{place}"}
+                path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
+                environment = {**os.environ, "PYTHONPATH": path, "JAX_COMPILATION_CACHE_DIR": f"{scratch}/{place}"}
                 command = [sys.executable, "-m", *command, f"--steps={steps}"]
                 done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)
                 if done.returncode:
