@@ -1,13 +1,12 @@
-"""Text -> documents -> sentences -> a token store -> sentence pairs -> rows, padded or packed.
+"""Text -> documents -> sentences -> a token store -> sentence pairs -> rows, padded or packed -> batches.
 
 The way of a text through the modules, in this order:
 
-    documents, sentences    files of any format -> documents of sentences (opening, sources)
-    build, shard, finish    documents -> the token store, in parallel (workers; beam: Apache Beam)
-    store, verification     the store, memory-mapped, and checked (remote: at gs:// too)
-    pairs                   which sentences form the next-sentence pairs of an epoch
-    rows, packing           a pair a row, or several
-    batches, global_batch   rows of a step, as a function of (seed, step)
-    masking                 on the device: what is to be predicted
-    bert_tfrecord, tfrecord instead of all that: the original's masked records (bert_example)
+    sources, documents, sentences   files of any format -> documents of sentences (opening)
+    build, shards, splits           documents -> the token store, in parallel (also on Apache Beam)
+    store, verification             the store, memory-mapped, and checked (remote: at gs:// too)
+    pairs, laws                     the sentence pairs of an epoch; what must hold of a corpus
+    rows, batches                   pairs -> rows -> the batch of a step, a function of (seed, step)
+    masking                         on the device: what is to be predicted
+    bert_records, bert_example      instead of all that: the original's masked records
 """

@@ -1,156 +1,128 @@
 """Training and evaluation batches: a pure function of (seed, step), whatever reads them.
 
-In: one or more `TokenStore`s. Out: dicts of numpy arrays, the rows of this process:
+In: the rows of one or more corpora (rows.py; tfrecords.py). Out: dicts of numpy arrays, the rows of
+this process:
 
     input_ids, token_type_ids, attention_mask   int32 [B, T]
     nsp_labels                                  int32 [B, K]    0 = is next, 1 = random
     nsp_weights                                 float32 [B, K]  0 for rows or slots without a pair
     position_ids int32 [B, T], cls_positions int32 [B, K]       packed rows only
 
-Batch s is rows s*B to (s+1)*B of an endless stream (`rows.py`), so a resume needs the step only.
-Process p of n computes its contiguous slice of the B rows and touches nothing else.
-Tokens are unmasked; masks are drawn on the device (`masking.py`).
+Batch s is rows s*B to (s+1)*B of an endless stream, so a resume needs the step only. Process p of n
+computes its contiguous slice of the B rows and touches nothing else. Tokens are unmasked; masks are
+drawn on the device (masking.py).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from bertjax.data.global_batch import FiniteBatches, Share
 from bertjax.data.laws import single_document
-from bertjax.data.packing import PackedRows
 from bertjax.data.pairs import check_length, combine, permute
-from bertjax.data.rows import Batch, PaddedRows, Rows, Special, stored_special
+from bertjax.data.rows import Batch, PairRows, Rows, Special
 from bertjax.data.store import TokenStore
 from bertjax.interruption import leave_signals_to_parent
+from bertjax.tokenization import Tokenizer
 
 MIXTURE_BLOCK = 10_000  # rows in which a mixture has its exact proportions
+AnyStore = TokenStore | str | os.PathLike[str]
 
 
-class PretrainingBatches:
-    """Endless random-access batches: `batches[step]` is this process's part of global batch `step`.
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The contiguous slice that one of several processes makes of every global batch.
 
-    Args:
-      stores: a `TokenStore` or its path, or several: a mixture.
-      seq_length: T; at least 5 (3 without NSP).
-      batch_size: B, rows of the global batch, divisible by process_count.
-      seed: of pairs and order. Masks have their own.
-      weights: of a mixture, share of rows from each store; default by the number of tokens.
-      packed: several pairs a row (`packing.py`), at most `pairs_per_row` (default T // 32, 4..16).
-      process_index, process_count: which contiguous slice of the rows to make.
-      short_seq_prob: share of documents whose pairs are shorter than T (0.1 in the original).
-      nsp: False gives single segments instead of pairs, with nsp_weights 0.
-      tokenizer: whose special ids to use; default the one stored beside the ids.
-
-    Raises:
-      ValueError: before anything is read where seq_length is too short, where the batch does not
-        divide, or stores of different tokenizers are mixed.
+    Raises ValueError where the rows of a batch do not divide over the processes.
     """
 
-    def __init__(
-        self,
-        stores: TokenStore | str | os.PathLike[str] | Sequence[TokenStore | str | os.PathLike[str]],
-        seq_length: int,
-        batch_size: int,
-        seed: int = 0,
-        *,
-        weights: Sequence[float] | None = None,
-        packed: bool = False,
-        pairs_per_row: int | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
-        short_seq_prob: float = 0.1,
-        nsp: bool = True,
-        tokenizer: Any = None,
-    ):
-        check_length(seq_length, nsp)
-        self._share = Share(batch_size, process_index, process_count)
-        if isinstance(stores, (TokenStore, str, os.PathLike)):
-            stores = [stores]
-        self.stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
-        for store in self.stores if nsp else ():
-            if problem := single_document(store):
-                warnings.warn(f"{store.path}: {problem}", stacklevel=2)
-        self._options = dict(
-            weights=weights,
-            packed=packed,
-            pairs_per_row=pairs_per_row,
-            process_index=process_index,
-            process_count=process_count,
-            short_seq_prob=short_seq_prob,
-            nsp=nsp,
-            tokenizer=tokenizer,
-        )
-        self.seq_length, self.batch_size, self.seed = seq_length, batch_size, seed
-        special = Special.of(tokenizer) if tokenizer is not None else stored_special(self.stores)
+    batch_size: int  # B, rows of the global batch
+    process_index: int = 0
+    process_count: int = 1
 
-        def rows_of(store: TokenStore, seed: int) -> Rows:
-            if packed:
-                return PackedRows(store, seq_length, seed, special, short_seq_prob, nsp, pairs_per_row)
-            return PaddedRows(store, seq_length, seed, special, short_seq_prob, nsp)
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.batch_size % self.process_count:
+            raise ValueError(
+                f"batch_size {self.batch_size} does not divide over {self.process_count} "
+                "processes; use a multiple of their number"
+            )
+        if not 0 <= self.process_index < self.process_count:
+            raise ValueError(f"process_index {self.process_index} of {self.process_count} processes")
 
-        self._rows = [
-            rows_of(store, int(combine(np.uint64(seed % 2**64), np.uint64(i)))) for i, store in enumerate(self.stores)
-        ]
-        if weights is None:
-            weights = [store.num_tokens for store in self.stores]
-        self._counts = mixture_counts(weights, len(self.stores))
+    @property
+    def rows(self) -> int:
+        """Rows of the slice."""
+        return self.batch_size // self.process_count
 
-    def __reduce__(self) -> tuple:
-        return _remake, (self.stores, self.seq_length, self.batch_size, self.seed, self._options)
+    def of(self, number: int) -> np.ndarray:
+        """Batch `number`'s rows of this process, counted from batch 0's first: int64 [rows]."""
+        first = number * self.batch_size + self.process_index * self.rows
+        return np.arange(first, first + self.rows, dtype=np.int64)
+
+
+class EndlessBatches:
+    """Random-access training batches: `batches[step]` is this process's part of global batch `step`.
+
+    Args:
+      corpora: the rows of each corpus; several are a mixture.
+      share: which part of each batch this process makes.
+      seed: of the order in which the corpora of a mixture take turns.
+      weights: of a mixture, share of rows from each corpus.
+    """
+
+    def __init__(self, corpora: Sequence[Rows], share: Share, seed: int, weights: Sequence[float] = (1.0,)):
+        self.corpora, self.batch_size, self.seed = corpora, share.batch_size, seed
+        self._share = share
+        self._counts = mixture_counts(weights, len(corpora))
 
     def __getitem__(self, step: int) -> Batch:
-        corpora, numbers = self._assign(self._share.of(step))
-        batch = self._rows[0].empty(self._share.rows)
-        for corpus, rows in enumerate(self._rows):
-            into = np.flatnonzero(corpora == corpus)
+        corpus_of, numbers = self._assign(self._share.of(step))
+        batch = self.corpora[0].empty(self._share.rows)
+        for corpus, rows in enumerate(self.corpora):
+            into = np.flatnonzero(corpus_of == corpus)
             if len(into):
                 rows.fill(numbers[into], into, batch)
         return batch
 
     def _assign(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(corpus, row of its stream) of each row of the run."""
-        if len(self._rows) == 1:
+        if len(self.corpora) == 1:
             return np.zeros(len(rows), np.int64), rows
         # Each block of rows holds every corpus exactly in proportion, in an order of its own.
-        block = rows // MIXTURE_BLOCK
+        blocks, places = np.divmod(rows, MIXTURE_BLOCK)
+        key = np.uint64(self.seed % 2**64)
         order = np.array(
             [
-                permute(
-                    row % MIXTURE_BLOCK,
-                    MIXTURE_BLOCK,
-                    np.uint64(combine(np.uint64(self.seed % 2**64), np.uint64(row // MIXTURE_BLOCK))),
-                )
-                for row in rows.tolist()
+                permute(place, MIXTURE_BLOCK, np.uint64(combine(key, np.uint64(block))))
+                for block, place in zip(blocks.tolist(), places.tolist(), strict=True)
             ]
         )
         starts = np.cumsum(self._counts) - self._counts
         corpora = np.searchsorted(starts, order, side="right") - 1
-        return corpora, block * self._counts[corpora] + order - starts[corpora]
+        return corpora, blocks * self._counts[corpora] + order - starts[corpora]
 
     @property
     def pairs_per_row(self) -> int:
-        return self._rows[0].pairs_per_row
+        return self.corpora[0].pairs_per_row
 
     @property
     def examples_per_epoch(self) -> int:
         """Rows that the first epoch of the corpus has; of a mixture, of all its corpora."""
-        return sum(rows.rows_per_epoch for rows in self._rows)
+        return sum(rows.rows_per_epoch for rows in self.corpora)
 
     def epochs(self, steps: int) -> float:
         """How often `steps` batches go through the corpus (of a mixture, through each: mean)."""
-        share = self._counts / self._counts.sum()
-        each = [steps * self.batch_size * s / rows.rows_per_epoch for s, rows in zip(share, self._rows, strict=True)]
-        return float(np.dot(share, each))
-
-
-def _remake(stores, seq_length, batch_size, seed, options) -> PretrainingBatches:
-    return PretrainingBatches(stores, seq_length, batch_size, seed, **options)
+        shares = self._counts / self._counts.sum()
+        each = [
+            steps * self.batch_size * share / rows.rows_per_epoch
+            for share, rows in zip(shares, self.corpora, strict=True)
+        ]
+        return float(np.dot(shares, each))
 
 
 def mixture_counts(weights: Sequence[float], corpora: int) -> np.ndarray:
@@ -166,20 +138,115 @@ def mixture_counts(weights: Sequence[float], corpora: int) -> np.ndarray:
     return counts
 
 
-class EvaluationBatches(FiniteBatches):
-    """Every pair of a split once. Arguments as of `PretrainingBatches` and `FiniteBatches`; a path
-    stands for the held-out split of its store.
+class PretrainingBatches(EndlessBatches):
+    """`EndlessBatches` of token stores.
 
-    The pairs depend on `seed` only, so that evaluations compare.
+    Args:
+      stores: a `TokenStore` or its path, or several: a mixture.
+      seq_length: T; at least 5 (3 without NSP).
+      batch_size: B, rows of the global batch, divisible by process_count.
+      seed: of pairs and order. Masks have their own.
+      weights: of a mixture; default by the number of tokens.
+      packed: several pairs a row, at most `pairs_per_row` (default T // 32, 4..16).
+      process_index, process_count: which contiguous slice of the rows to make.
+      short_seq_prob: share of documents whose pairs are shorter than T (0.1 in the original).
+      nsp: False gives single segments instead of pairs, with nsp_weights 0.
+      tokenizer: whose special ids to use; default the one stored beside the ids.
 
-    Attributes:
-      nsp: whether the batches have NSP labels. A split of one document has none: its "random" pairs
-        would be of the same document, which is another task than the one that is trained.
+    Raises:
+      ValueError: before anything is read where seq_length is too short, where the batch does not
+        divide, or stores of different tokenizers are mixed.
     """
 
     def __init__(
         self,
-        store: TokenStore | str | os.PathLike[str],
+        stores: AnyStore | Sequence[AnyStore],
+        seq_length: int,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        weights: Sequence[float] | None = None,
+        packed: bool = False,
+        pairs_per_row: int | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
+        short_seq_prob: float = 0.1,
+        nsp: bool = True,
+        tokenizer: Tokenizer | None = None,
+    ):
+        check_length(seq_length, nsp)
+        share = Share(batch_size, process_index, process_count)
+        if isinstance(stores, (TokenStore, str, os.PathLike)):
+            stores = [stores]
+        self.seq_length = seq_length
+        self.stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
+        for store in self.stores if nsp else ():
+            if problem := single_document(store):
+                warnings.warn(f"{store.path}: {problem}", stacklevel=2)
+        special = Special.of(tokenizer) if tokenizer is not None else Special.stored(self.stores)
+        rows = [
+            PairRows(
+                store,
+                seq_length,
+                int(combine(np.uint64(seed % 2**64), np.uint64(number))),
+                special,
+                short_seq_prob=short_seq_prob,
+                nsp=nsp,
+                packed=packed,
+                pairs_per_row=pairs_per_row,
+            )
+            for number, store in enumerate(self.stores)
+        ]
+        if weights is None:
+            weights = [store.num_tokens for store in self.stores]
+        super().__init__(rows, share, seed, weights)
+
+
+class FiniteBatches:
+    """Every row of the first epoch once, in order; the last batch is filled up with rows of weight 0.
+
+    `len()`, `[i]` and iteration.
+
+    Args:
+      rows: of the corpus, not shuffled.
+      share: which part of each batch this process makes.
+      max_batches: takes evenly spread rows, as many as fill so many batches; None takes all.
+    """
+
+    nsp = True  # whether the batches have NSP labels
+
+    def __init__(self, rows: Rows, share: Share, max_batches: int | None = None):
+        self._rows, self._share, self._available = rows, share, rows.rows_per_epoch
+        most = self._available if max_batches is None else max_batches * share.batch_size
+        self.num_pairs = min(self._available, most)
+
+    def __len__(self) -> int:
+        return -(-self.num_pairs // self._share.batch_size)
+
+    def __getitem__(self, number: int) -> Batch:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        places = self._share.of(number)
+        places = places[places < self.num_pairs]
+        batch = self._rows.empty(self._share.rows)
+        self._rows.fill(places * self._available // self.num_pairs, np.arange(len(places)), batch)
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.__getitem__, range(len(self)))
+
+
+class EvaluationBatches(FiniteBatches):
+    """Every pair of a split once. Arguments as of `PretrainingBatches` and `FiniteBatches`; a path
+    stands for the held-out split of its store.
+
+    The pairs depend on `seed` only, so that evaluations compare. A split of one document has no NSP
+    labels: its "random" pairs would be of the same document, which is another task than the trained one.
+    """
+
+    def __init__(
+        self,
+        store: AnyStore,
         seq_length: int,
         batch_size: int,
         seed: int = 0,
@@ -188,27 +255,32 @@ class EvaluationBatches(FiniteBatches):
         process_count: int = 1,
         short_seq_prob: float = 0.1,
         nsp: bool = True,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         max_batches: int | None = None,
     ):
         check_length(seq_length, nsp)
         share = Share(batch_size, process_index, process_count)
         self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
         self.nsp = nsp and self.store.num_documents > 1
-        special = Special.of(tokenizer) if tokenizer is not None else stored_special([self.store])
-        self._rows = PaddedRows(self.store, seq_length, seed, special, short_seq_prob, nsp, shuffle=False)
-        super().__init__(share, self._rows.rows_per_epoch, max_batches)
+        special = Special.of(tokenizer) if tokenizer is not None else Special.stored([self.store])
+        rows = PairRows(self.store, seq_length, seed, special, short_seq_prob=short_seq_prob, nsp=nsp, shuffle=False)
+        super().__init__(rows, share, max_batches)
 
-    def read(self, numbers: np.ndarray, rows: int) -> Batch:
-        batch = self._rows.empty(rows)
-        self._rows.fill(numbers, np.arange(len(numbers)), batch)
+    def __getitem__(self, number: int) -> Batch:
+        batch = super().__getitem__(number)
         if not self.nsp:
             batch["nsp_weights"][:] = 0
         return batch
 
 
+class ByStep(Protocol):
+    """Batches by step."""
+
+    def __getitem__(self, step: int) -> Batch: ...
+
+
 def prefetch(
-    batches: Any,
+    batches: ByStep,
     start_step: int = 0,
     stop_step: int | None = None,
     *,
@@ -219,7 +291,6 @@ def prefetch(
     """Batches from `start_step` on, made ahead by Grain.
 
     Args:
-      batches: an object with `[step]`.
       stop_step: first step not made; None goes on without end.
       threads, buffer: threads that make batches and how many are kept ready.
       workers: processes instead of threads of this one; 0 is enough for padded and packed rows,
@@ -242,11 +313,11 @@ def prefetch(
 class _Steps:
     """The steps from `start` on as a Grain source."""
 
-    def __init__(self, batches: Any, start: int, length: int):
+    def __init__(self, batches: ByStep, start: int, length: int):
         self._batches, self._start, self._length = batches, start, length
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Any:
         return self._batches[self._start + index]

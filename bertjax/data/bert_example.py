@@ -1,12 +1,11 @@
 """One example of the original's pre-training data: a tf.train.Example of seven lists.
 
-In: the bytes of a record, or a masked batch to write. Out: a row of a batch (see bert_tfrecord.py)
-whose values are in their ranges, or a ValueError that names file, record and field.
+In: the bytes of a record. Out: a row of a batch (see bert_records.py) whose values are in their
+ranges, or a ValueError that names file, record and field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numba
@@ -14,7 +13,8 @@ import numpy as np
 
 from bertjax.data.rows import Batch
 from bertjax.formats.protobuf import content_at, varint_at
-from bertjax.formats.tfrecord import make_example, parse_example
+from bertjax.formats.tfrecord import parse_example
+from bertjax.tokenization import Tokenizer
 
 # The original's name of each field -> the name in a batch.
 FIELDS = {
@@ -26,19 +26,8 @@ FIELDS = {
     "masked_lm_weights": "mlm_weights",
     "next_sentence_labels": "nsp_labels",
 }
-
-
-def examples_of_batch(batch: Mapping[str, np.ndarray]) -> Iterator[bytes]:
-    """Serialized examples, with the original's names, of a masked batch (see the module).
-
-    Rows without a pair (all padding) are left out. Packed rows have no place in that format.
-    """
-    if "position_ids" in batch:
-        raise ValueError("packed rows cannot be written: the original's format has one pair a row")
-    columns = {name: np.asarray(batch[ours]) for name, ours in FIELDS.items()}
-    columns["masked_lm_weights"] = columns["masked_lm_weights"].astype(np.float32)
-    for row in np.flatnonzero(columns["input_mask"].any(axis=1)):
-        yield make_example({name: column[row] for name, column in columns.items()})
+_WEIGHTS = list(FIELDS).index("masked_lm_weights")
+_NAMES = np.array([list(name.encode().ljust(32, b"\0")) for name in FIELDS], np.uint8)
 
 
 class ExampleReader:
@@ -53,7 +42,7 @@ class ExampleReader:
       ValueError: not the original's data, or of another vocabulary.
     """
 
-    def __init__(self, first: bytes, path: str, tokenizer: Any = None):
+    def __init__(self, first: bytes, path: str, tokenizer: Tokenizer | None = None):
         self._first = path
         example = _parse(first, f"{path}, record 0")
         if missing := [name for name in FIELDS if not len(example.get(name, ()))]:
@@ -137,12 +126,6 @@ def _parse(record: bytes, where: str) -> dict[str, np.ndarray]:
         raise ValueError(
             f"{where}: it is not the original's pre-training data, but other bytes ({error}); build the file again"
         ) from None
-
-
-_NAMES = np.zeros((len(FIELDS), 32), np.uint8)
-for _i, _name in enumerate(FIELDS):
-    _NAMES[_i, : len(_name)] = np.frombuffer(_name.encode(), np.uint8)
-_WEIGHTS = list(FIELDS).index("masked_lm_weights")
 
 
 @numba.njit(cache=True, nogil=True)

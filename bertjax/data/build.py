@@ -3,9 +3,9 @@
 In: files (or documents in memory) and a tokenizer. Out: a directory for `store.TokenStore`.
 
 The files are cut into shards by their sizes alone; each shard is made by one process in one pass
-(shard.py) and becomes visible only when whole, so the bytes written do not depend on the number of
+(shards.py) and becomes visible only when whole, so the bytes written do not depend on the number of
 processes, and a build that was killed goes on with the shards that are missing. `finish_store`
-(finish.py) then streams over the shards' small tables: removes duplicates, stops at `max_tokens`,
+(splits.py) then streams over the shards' small tables: removes duplicates, stops at `max_tokens`,
 splits by the hash of the text, and writes the manifest last.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import functools
 import hashlib
@@ -27,18 +28,14 @@ from typing import IO, Any, NamedTuple
 
 from bertjax.data import store as stores
 from bertjax.data.documents import Document, settled
-from bertjax.data.finish import BuildSettings, check_unknown_rate, finish_store
-from bertjax.data.shard import write_shard
+from bertjax.data.shards import ShardMaker, ShardTask, make_here, read_shard_record, write_shard
 from bertjax.data.sources import Extent, Reading, plan_extents, resolve
+from bertjax.data.splits import BuildSettings, check_unknown_rate, finish_store
 from bertjax.data.verification import STAMPS
-from bertjax.data.workers import run_here
 from bertjax.formats.files import read_json
-from bertjax.tokenization import load_tokenizer
+from bertjax.tokenization import Tokenizer, load_tokenizer
 
 LOCK = "build.lock"  # held while a directory is written to
-
-# (arguments of `build_shard`, tokenizer, whether to stop early) -> (number, record) of each shard.
-Run = Callable[[list[tuple], Any, Callable[[], bool]], Iterator[tuple[int, dict[str, Any]]]]
 
 
 class Progress(NamedTuple):
@@ -56,7 +53,7 @@ class Progress(NamedTuple):
 
 def build_store(
     patterns: str | Iterable[str] | None,
-    tokenizer: Any,
+    tokenizer: Tokenizer | str | os.PathLike[str],
     out_dir: str | os.PathLike[str],
     *,
     documents: Iterable[Document | Sequence[str]] | None = None,
@@ -66,7 +63,7 @@ def build_store(
     shard: tuple[int, int] | None = None,
     progress: Callable[[Progress], None] | None = None,
     on_plan: Callable[[list[str], int], None] | None = None,
-    run: Run | None = None,
+    make_shards: ShardMaker | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Build a token store; return its manifest.
@@ -81,7 +78,7 @@ def build_store(
       shard: (i, n): make every n-th shard from i on and return {} unless all shards are then there;
         for n machines that share a directory. The one that finds all shards whole finishes.
       progress, on_plan: called after each shard, and with (files, bytes) before the first.
-      run: makes the missing shards elsewhere (`beam.py`) instead of in `workers` processes here.
+      make_shards: makes the missing shards elsewhere (`beam_maker`) instead of in `workers` processes here.
       **settings: fields of `BuildSettings`.
 
     Raises:
@@ -115,8 +112,8 @@ def build_store(
             else:
                 shards = len(plan)
                 todo = range(shards)[shard[0] :: shard[1]] if shard else range(shards)
-                run = run or functools.partial(run_here, workers=workers)
-                complete = _build_shards(plan, todo, tokenizer, out_dir, options, reading, run, progress)
+                make_shards = make_shards or functools.partial(make_here, workers=workers)
+                complete = _build_shards(plan, todo, tokenizer, out_dir, options, reading, make_shards, progress)
                 if complete is not None:
                     shards = complete
                 elif shard is not None:
@@ -124,7 +121,7 @@ def build_store(
             sources = [[extent.path for extent in extents] for extents in plan]
             return finish_store(out_dir, shards, build, options, sources)
     except OSError as error:
-        raise (stores.disk_full(error, out_dir) or error) from error
+        raise (_disk_full(error, out_dir) or error) from error
     except BrokenProcessPool as error:
         raise OSError(
             "a worker process was ended from outside, most often because memory ran out. Run the "
@@ -132,14 +129,25 @@ def build_store(
         ) from error
 
 
-def load(tokenizer: Any) -> Any:
+def _disk_full(error: OSError, directory: Path) -> OSError | None:
+    """The error to raise instead of `error` where that says that the disk is full."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return None
+    return OSError(
+        error.errno,
+        f"the disk of {directory} is full ({os.strerror(error.errno)}). Free some space and run "
+        "the same command again: finished shards are kept, the unfinished one is made anew",
+    )
+
+
+def load(tokenizer: Tokenizer | str | os.PathLike[str]) -> Tokenizer:
     if not isinstance(tokenizer, (str, os.PathLike)):
         return tokenizer
     return load_tokenizer(tokenizer)
 
 
 def _describe_build(
-    tokenizer: Any, options: BuildSettings, reading: Reading, files: list[str], plan: list[list[Extent]]
+    tokenizer: Tokenizer, options: BuildSettings, reading: Reading, files: list[str], plan: list[list[Extent]]
 ) -> dict[str, Any]:
     """Everything that decides the bytes of the store; two builds may mix only if this is equal."""
 
@@ -250,7 +258,7 @@ def _lock(file: IO[bytes], mode: int, seconds: float = 1) -> bool:
             time.sleep(0.05)
 
 
-def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Any, anew: bool) -> None:
+def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Tokenizer, anew: bool) -> None:
     """Make the directory ready for the shards; `anew` throws away what it holds."""
     if anew:  # manifest first: the rest is no store any more; build.json says whose the rest is
         (out_dir / "manifest.json").unlink(missing_ok=True)
@@ -287,11 +295,11 @@ def _brief(value: Any) -> str:
 def _build_shards(
     plan: list[list[Extent]],
     todo: range,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     out_dir: Path,
     options: BuildSettings,
     reading: Reading,
-    run: Run,
+    make_shards: ShardMaker,
     progress: Callable[[Progress], None] | None,
 ) -> int | None:
     """Make the missing shards of `todo`; how many shards the store has, None if some are missing.
@@ -306,7 +314,7 @@ def _build_shards(
     paths = [[extent.path for extent in extents] for extents in plan]
     records: dict[int, dict[str, Any]] = {}
     for number in range(len(plan)):
-        record = stores.read_shard_record(directory, number, dtype, verified=True)
+        record = read_shard_record(directory, number, dtype, verified=True)
         if record is not None:
             records[number] = record
 
@@ -345,8 +353,8 @@ def _build_shards(
     missing = [number for number in todo if number not in records]
     if records:
         report()
-    tasks = [(plan[n], n, directory, dtype, reading, options.split_lines) for n in missing]
-    for number, record in run(tasks, tokenizer, lambda: enough() is not None):
+    tasks = [ShardTask(plan[n], n, directory, dtype, reading, options.split_lines) for n in missing]
+    for number, record in make_shards(tasks, tokenizer, lambda: enough() is not None):
         records[number] = record
         made_tokens += record["tokens"]
         made_bytes += sizes[number]
@@ -354,15 +362,11 @@ def _build_shards(
     if (count := enough()) is not None:
         return count
     # Other machines may have finished theirs meanwhile.
-    return (
-        len(plan)
-        if all(n in records or stores.read_shard_record(directory, n, dtype) for n in range(len(plan)))
-        else None
-    )
+    return len(plan) if all(n in records or read_shard_record(directory, n, dtype) for n in range(len(plan))) else None
 
 
 def _build_from_memory(
-    documents: Iterable[Document | Sequence[str]], tokenizer: Any, out_dir: Path, options: BuildSettings
+    documents: Iterable[Document | Sequence[str]], tokenizer: Tokenizer, out_dir: Path, options: BuildSettings
 ) -> int:
     """Documents of this process, cut into shards by their characters; the number of shards."""
     dtype = stores.ids_dtype(tokenizer.vocab_size)

@@ -102,17 +102,11 @@ def preview(files: Sequence[str], reading: Reading) -> Preview:
     formats = Counter(detect_format(path) if reading.format == "auto" else reading.format for path in files)
     lines: list[str] = []
     most_files, most_characters = PREVIEWED
-    for number in range(0, len(files), -(-len(files) // most_files)):
+    for path in files[:: -(-len(files) // most_files)]:
         size = 0
-        for extent in plan_extents(files[number : number + 1], reading, 1 << 62)[0]:
-            for _, paragraphs in _READERS[extent.format](extent, reading, {}):
-                for line in paragraphs:
-                    lines.append(line)
-                    size += len(line)
-                    if size >= most_characters:
-                        break
-                if size >= most_characters:
-                    break
+        for line in _paragraphs_of_file(path, reading):
+            lines.append(line)
+            size += len(line)
             if size >= most_characters:
                 break
     language = reading.language
@@ -128,6 +122,12 @@ def preview(files: Sequence[str], reading: Reading) -> Preview:
         sum(len(split_sentences(line[:2000], language)) > 1 for line in lines) / count,
         sum(line.count("\t") == 1 for line in lines) / count,
     )
+
+
+def _paragraphs_of_file(path: str, reading: Reading) -> Iterator[str]:
+    for extent in plan_extents([path], reading, 1 << 62)[0]:
+        for _, paragraphs in _READERS[extent.format](extent, reading, {}):
+            yield from paragraphs
 
 
 def settled(files: Sequence[str], reading: Reading) -> Reading:
@@ -187,25 +187,25 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
             text = record[reading.field]
             if "\\ud" in line or "\\uD" in line:  # half of a surrogate pair is JSON, but no text
                 text = _whole_characters(text, reading, counts)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, RecursionError):
-                problem = "the JSON is nested too deep"
-            elif isinstance(error, json.JSONDecodeError):
-                problem = (
-                    f"not JSON ({error}); each line must hold one object, as `jq -c '.[]'` "
-                    "writes the elements of an array"
-                )
-            elif isinstance(error, UnicodeEncodeError):
-                problem = (
-                    "an escape \\ud... without its other half is no character; read it with "
-                    "errors=replace, which counts such lines"
-                )
-            elif isinstance(error, ValueError):
-                problem = f"not readable as JSON ({error})"
-            else:
-                fields = sorted(record) if isinstance(record, dict) else type(record).__name__
-                problem = f"no field {reading.field!r} (there is {fields}); set the field's name"
-            raise ValueError(f"{where()}: {problem}") from None
+        except RecursionError:
+            raise ValueError(f"{where()}: the JSON is nested too deep") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{where()}: not JSON ({error}); each line must hold one object, as `jq -c '.[]'` "
+                "writes the elements of an array"
+            ) from None
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{where()}: an escape \\ud... without its other half is no character; read it with "
+                "errors=replace, which counts such lines"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{where()}: not readable as JSON ({error})") from None
+        except (KeyError, TypeError):
+            fields = sorted(record) if isinstance(record, dict) else type(record).__name__
+            raise ValueError(
+                f"{where()}: no field {reading.field!r} (there is {fields}); set the field's name"
+            ) from None
         yield str(record.get("id", "")), _paragraphs(text, where)
 
 

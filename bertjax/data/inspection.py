@@ -6,14 +6,14 @@ In: a `TokenStore` and a sequence length. Out: a dict of statistics; lines of te
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from bertjax.data.batches import PretrainingBatches
-from bertjax.data.packing import PackedEpoch, PackedRows
 from bertjax.data.pairs import PairIndex
+from bertjax.data.rows import Batch, PackedEpoch, default_pairs_per_row
 from bertjax.data.store import TokenStore
+from bertjax.tokenization import Tokenizer
 
 MOST_PAIRS = 2_000_000  # statistics of larger epochs are of an even sample
 RESET, BOLD, DIM, RED, GREEN, CYAN = (f"\x1b[{code}m" for code in (0, 1, 2, 31, 32, 36))
@@ -32,7 +32,7 @@ def pair_statistics(store: TokenStore, seq_length: int, seed: int = 0) -> dict[s
     pairs = index.describe(np.arange(0, len(index), step))
     lengths = pairs[:, 1] + pairs[:, 3]
     room = seq_length - 3
-    packed = PackedEpoch(index, seq_length, PackedRows.default_pairs(seq_length))
+    packed = PackedEpoch(index, seq_length, default_pairs_per_row(seq_length))
     statistics = {
         "pairs": len(index),
         "random": index.random_share,
@@ -41,7 +41,7 @@ def pair_statistics(store: TokenStore, seq_length: int, seed: int = 0) -> dict[s
         "mean_b": float(pairs[:, 3].mean()),
         "full": float((lengths == room).mean()),
         "padded_fill": float((lengths + seq_length - room).mean() / seq_length),
-        "packed_fill": packed.fill,
+        "packed_fill": packed.share_filled,
         "packed_rows": len(packed),
     }
     if step == 1:
@@ -61,7 +61,7 @@ def covered(pairs: np.ndarray) -> int:
 
 def decoded_examples(
     store: TokenStore,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     seq_length: int,
     count: int = 3,
     seed: int = 0,
@@ -100,9 +100,7 @@ def decoded_examples(
             yield (f"row {row} pair {slot}  {label}  {len(where)} tokens\n  " + " ".join(words))
 
 
-def _draw_masks(
-    batch: dict[str, np.ndarray], tokenizer: Any, seed: int, max_predictions: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _draw_masks(batch: Batch, tokenizer: Tokenizer, seed: int, max_predictions: int) -> tuple[np.ndarray, np.ndarray]:
     """(masked ids, original id where predicted and -1 elsewhere), both [B, T]."""
     # Late: statistics need no jax.
     import jax

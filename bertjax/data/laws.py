@@ -2,7 +2,7 @@
 
 In: one split of a token store and how its pairs will be drawn. Out: `measure`, the numbers;
 `problems`, a sentence for each one beyond its limit, with the files responsible. A build checks at
-128 tokens (`finish.py`), training again at the lengths of its rows, in every store of a mixture.
+128 tokens (splits.py), training again at the lengths of its rows, in every store of a mixture.
 """
 
 from __future__ import annotations
@@ -14,16 +14,41 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.finish import EPOCHS, BuildSettings
 from bertjax.data.pairs import Tables, drawing_of, longest_sentence, mark, tables_of
 from bertjax.data.store import TokenStore
 
+EPOCHS = 40  # in which a token should be seen: as many as the original BERT was trained for
 SAMPLE = 1 << 19  # tokens of whole documents that stand for a larger corpus
-# Copies in a corpus of less are a trial.
+# Copies in a smaller corpus are not judged: it is a trial.
 JUDGED_DOCUMENTS, JUDGED_TOKENS = 100, 50_000
 TRIAL_LENGTH = 64  # shorter rows lose much of any text, which is then not the text's fault
 TRIAL_LIMITS = {"max_unseen_share": 0.5, "max_random_share": 1.0}
-LIMITS = {field.name: field.default for field in dataclasses.fields(BuildSettings) if field.name.startswith("max_")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Beyond which a corpus is refused.
+
+    Attributes:
+      max_unknown_rate: refuse a tokenizer that makes a larger share of tokens unknown.
+      max_random_share: refuse a corpus whose next-sentence pairs are 'random' more often.
+      max_unseen_share: refuse a corpus of which a larger share is in no pair in 40 epochs.
+      max_duplicate_share: refuse one of which a larger share is copies of earlier documents.
+      max_line_tokens: refuse a longer line.
+    """
+
+    max_unknown_rate: float = 0.05
+    max_random_share: float = 0.9
+    max_unseen_share: float = 0.1
+    max_duplicate_share: float = 0.5
+    max_line_tokens: int = 100_000
+
+    def __post_init__(self) -> None:
+        for name in ("max_unknown_rate", "max_random_share", "max_unseen_share", "max_duplicate_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} {getattr(self, name)}: must be in [0, 1]")
+        if self.max_line_tokens < 1:
+            raise ValueError(f"max_line_tokens {self.max_line_tokens}: must be positive")
 
 
 def measure(
@@ -102,12 +127,12 @@ def problems(
 
     Args:
       numbers: of `measure`.
-      limits: the settings of the build; `LIMITS` are the defaults.
+      limits: the settings of the build, by name; those of `Limits` where one is missing.
       worst: of each kind the files that hold most of it, as (path, share).
     """
 
     def beyond(name: str, value: float | None) -> bool:
-        limit = limits.get(name, LIMITS[name])
+        limit = limits.get(name, getattr(Limits, name))
         if numbers["seq_length"] < TRIAL_LENGTH:
             limit = max(limit, TRIAL_LIMITS.get(name, 0))
         return value is not None and value > limit
@@ -231,13 +256,13 @@ def row_problems(numbers: Mapping[str, Any], nsp: bool) -> Iterator[str]:
     """What is beyond its limit in the numbers of `measure_rows`; too few rows are not judged."""
     if numbers["rows"] < JUDGED_DOCUMENTS:
         return
-    share, limit = numbers["random_share"], LIMITS["max_random_share"]
+    share, limit = numbers["random_share"], Limits.max_random_share
     if nsp and not 1 - limit <= share <= limit:
         yield (
             f"{share:.0%} of the next-sentence labels are 1 (random; about half should be): "
             "train without NSP (config.data.nsp=false)"
         )
-    if (rate := numbers["unknown_rate"]) > LIMITS["max_unknown_rate"]:
+    if (rate := numbers["unknown_rate"]) > Limits.max_unknown_rate:
         yield f"{rate:.1%} of the tokens are unknown ([UNK]) in the vocabulary of the records"
-    if (copies := numbers["duplicate_share"]) > LIMITS["max_duplicate_share"]:
+    if (copies := numbers["duplicate_share"]) > Limits.max_duplicate_share:
         yield f"{copies:.0%} of the rows are equal to an earlier one"

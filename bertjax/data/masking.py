@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from bertjax.tokenization import Tokenizer
 
 # Greedy passes over the words of a row. Each pass takes every word that fits in turn, up to the
 # first that does not; what it leaves is shorter than that word. With pieces of real words four
@@ -98,7 +100,7 @@ class MaskingSpec:
 
     @classmethod
     def from_tokenizer(
-        cls, tokenizer: Any, max_predictions: int, original_replacements: bool = False, **settings
+        cls, tokenizer: Tokenizer, max_predictions: int, original_replacements: bool = False, **settings
     ) -> MaskingSpec:
         """The specification for a tokenizer of bertjax.tokenization.
 

@@ -158,17 +158,18 @@ def _chunk(tables, drawing, document, first, start, target):
 
 
 @numba.njit(cache=True)
-def _resolve(tables, drawing, document, first, start, target):
-    """The whole pair whose chunk begins at sentence `first`, truncated to fit."""
+def _draw(tables, drawing, document, first, start, target):
+    """The pair whose chunk begins at sentence `first`, truncated to fit, and (first, start) of the next chunk."""
     ends, firsts = tables.sentence_ends, tables.document_sentences
-    end, a_end, is_random, _, _, state = _chunk(tables, drawing, document, first, start, target)
-    origin = np.int64(0)
+    end, a_end, is_random, next_first, next_start, state = _chunk(tables, drawing, document, first, start, target)
+    a_from = start
     if first > firsts[document]:
-        origin = np.int64(ends[first - 1])
-    a_from = origin + start
+        a_from += np.int64(ends[first - 1])
+    address = tables.document_addresses[document]
     if not drawing.nsp:
         a_to = a_from + target if end == first else np.int64(ends[end - 1])
-        return Pair(tables.document_addresses[document] + a_from, a_to - a_from, np.int64(0), np.int64(0), np.int64(0))
+        pair = Pair(address + a_from, a_to - a_from, np.int64(0), np.int64(0), np.int64(0))
+        return pair, next_first, next_start
     a_to = np.int64(ends[a_end - 1])
     state += _GAMMA + _GAMMA
     b_document = document
@@ -190,38 +191,41 @@ def _resolve(tables, drawing, document, first, start, target):
         b_to = np.int64(ends[b_end - 1])
     else:
         b_from, b_to = a_to, np.int64(ends[end - 1])
-    bits, left = np.uint64(0), 0
-    while a_to - a_from + b_to - b_from > drawing.max_tokens:
-        if left == 0:
-            bits, left = mix(state), 64
-            state += _GAMMA
-        front = (bits & np.uint64(1)) == np.uint64(0)
-        bits >>= np.uint64(1)
-        left -= 1
-        if a_to - a_from > b_to - b_from:
-            if front:
-                a_from += 1
-            else:
-                a_to -= 1
-        elif front:
-            b_from += 1
-        else:
-            b_to -= 1
-    return Pair(
-        tables.document_addresses[document] + a_from,
+    a_from, a_to, b_from, b_to = _truncate(a_from, a_to, b_from, b_to, drawing.max_tokens, state)
+    pair = Pair(
+        address + a_from,
         a_to - a_from,
         tables.document_addresses[b_document] + b_from,
         b_to - b_from,
         np.int64(is_random),
     )
+    return pair, next_first, next_start
+
+
+@numba.njit(cache=True)
+def _truncate(a_from, a_to, b_from, b_to, most, state):
+    """Take tokens from random ends of the longer segment until both have at most `most`.
+
+    Without branches: which end it is, no processor can predict.
+    """
+    bits = np.uint64(0)
+    for removed in range(a_to - a_from + b_to - b_from - most):
+        if removed & 63 == 0:
+            bits = mix(state)
+            state += _GAMMA
+        back = np.int64(bits & np.uint64(1))
+        bits >>= np.uint64(1)
+        of_a = np.int64(a_to - a_from > b_to - b_from)
+        a_from += of_a & (back ^ 1)
+        a_to -= of_a & back
+        b_from += (of_a ^ 1) & (back ^ 1)
+        b_to -= (of_a ^ 1) & back
+    return a_from, a_to, b_from, b_to
 
 
 @numba.njit(cache=True, nogil=True)
 def _index(tables, drawing, anchors, lengths):
-    """Fill anchors [N/STRIDE+1, 3] and, where it is not empty, lengths [N].
-
-    Returns (pairs, random pairs) of the epoch.
-    """
+    """Fill anchors [N/STRIDE+1, 3] and lengths [N] where they are not empty; (pairs, random pairs) of the epoch."""
     count, random = np.int64(0), np.int64(0)
     firsts = tables.document_sentences
     for document in range(len(firsts) - 1):
@@ -233,7 +237,7 @@ def _index(tables, drawing, anchors, lengths):
                 anchors[count // STRIDE, 1] = first
                 anchors[count // STRIDE, 2] = start
             if len(lengths):
-                pair = _resolve(tables, drawing, document, first, start, target)
+                pair, _, _ = _draw(tables, drawing, document, first, start, target)
                 lengths[count] = pair.a_length + pair.b_length
             _, _, is_random, first, start, _ = _chunk(tables, drawing, document, first, start, target)
             random += np.int64(is_random)
@@ -243,7 +247,7 @@ def _index(tables, drawing, anchors, lengths):
 
 @numba.njit(cache=True, nogil=True)
 def mark(tables, drawing, seen):
-    """Set seen[i] for each token i in a pair of the epoch; returns as `_index`.
+    """Set seen[i] for each token i in a pair of the epoch; (pairs, random pairs).
 
     The documents' addresses are places in `seen`.
     """
@@ -253,10 +257,9 @@ def mark(tables, drawing, seen):
         target = _target(drawing, document)
         first, start = firsts[document], np.int64(0)
         while first < firsts[document + 1]:
-            pair = _resolve(tables, drawing, document, first, start, target)
+            pair, first, start = _draw(tables, drawing, document, first, start, target)
             seen[pair.a_address : pair.a_address + pair.a_length] = 1
             seen[pair.b_address : pair.b_address + pair.b_length] = 1
-            _, _, _, first, start, _ = _chunk(tables, drawing, document, first, start, target)
             random += pair.is_random
             count += 1
     return count, random
@@ -288,7 +291,7 @@ def locate(tables, drawing, anchors, number):
         if first == firsts[document + 1]:
             document += 1
             target = _target(drawing, document)
-    return _resolve(tables, drawing, document, first, start, target)
+    return _draw(tables, drawing, document, first, start, target)[0]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -351,7 +354,7 @@ class PairIndex:
                 "held out) or another heldout_fraction"
             )
         self.store, self.seq_length, self.nsp = store, seq_length, nsp
-        self.tables = tables_of(store)
+        self.tables = tables_of(store)  # valid while the store is there, which holds the memory maps
         self.drawing = drawing_of(seq_length, seed, epoch, short_seq_prob, nsp)
         nothing = np.empty(0, np.uint16)
         bound = store.num_sentences  # a pair takes at least one; untouched memory costs nothing
@@ -378,10 +381,10 @@ class PairIndex:
         return out
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each pair without special tokens, uint16 or uint32 [num_pairs]."""
-        small = self.drawing.max_tokens < 1 << 16
-        out = np.empty(self.num_pairs, np.uint16 if small else np.uint32)
+        """Tokens of each pair, special tokens included, uint16 or uint32 [num_pairs]."""
+        out = np.empty(self.num_pairs, np.uint16 if self.seq_length < 1 << 16 else np.uint32)
         _index(self.tables, self.drawing, np.empty((0, 3), np.int64), out)
+        out += out.dtype.type(self.seq_length - self.drawing.max_tokens)
         return out
 
 

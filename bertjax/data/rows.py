@@ -1,120 +1,91 @@
-"""Rows of one corpus: epochs of pairs -> numbered rows without end.
+"""Rows of one corpus: epochs of pairs -> numbered rows without end, a pair a row or several (packed).
 
-In: a `TokenStore`. Out: `fill` writes any rows of the endless stream into a batch (`batches.py`
-names its arrays). Row r is row r - N_0 - ... of the epoch that it falls into; N, the rows of an
-epoch, differs a little from epoch to epoch. Nothing is dropped where an epoch ends.
+In: a `TokenStore`. Out: `PairRows`, whose `fill` writes any rows of the endless stream into a batch
+(batches.py names its arrays). The rows of epoch 0 come first, then those of epoch 1 and so on; an
+epoch's number of rows differs a little from the next one's. Nothing is dropped at its end.
+
+Packed rows hold up to K whole pairs, so that little work is spent on padding. `attention_mask` numbers
+the pairs of a row 1..K (attention is confined to equal numbers), `position_ids` restart with each
+pair, `cls_positions` [K] says where each begins. The shuffled epoch is cut into windows of pairs and
+each window is packed by best fit, longest pair first; the rows of a window are then shuffled. Row r
+of an epoch therefore needs one window only, and stays a function of (seed, step).
 """
 
 from __future__ import annotations
 
+import collections
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numba
 import numpy as np
 
-from bertjax.data.laws import LIMITS
-from bertjax.data.pairs import PairIndex, copy_ids, locate, permute, tables_of
+from bertjax.data.laws import Limits
+from bertjax.data.pairs import PairIndex, combine, copy_ids, locate, permute, tables_of
 from bertjax.data.store import TokenStore
+from bertjax.tokenization import Tokenizer
 
 Batch = dict[str, np.ndarray]
 
+WINDOW = 1 << 14  # pairs packed together; larger fills better and costs more at a random step
+_KEPT_WINDOWS = 4
 
-class Special:
+
+class Special(NamedTuple):
     """Ids of [PAD], [CLS] and [SEP]."""
 
-    def __init__(self, pad: int, cls: int, sep: int):
-        self.pad, self.cls, self.sep = pad, cls, sep
+    pad: int
+    cls: int
+    sep: int
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Special:
+    def of(cls, tokenizer: Tokenizer) -> Special:
         return cls(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
 
-
-def stored_special(stores: Sequence[TokenStore]) -> Special:
-    """Special ids of the tokenizer beside the ids; ValueError where the stores' ones differ."""
-    prints = {store.manifest["tokenizer"]["fingerprint"] for store in stores}
-    if len(prints) > 1:
-        raise ValueError(
-            "the corpora of a mixture were built with different tokenizers: "
-            + ", ".join(f"{s.path} ({s.manifest['tokenizer']['fingerprint'][:12]})" for s in stores)
-            + "; build them with the same one"
-        )
-    ids = stores[0].manifest["tokenizer"]
-    return Special(ids["pad_id"], ids["cls_id"], ids["sep_id"])
+    @classmethod
+    def stored(cls, stores: Sequence[TokenStore]) -> Special:
+        """Of the tokenizer that is kept beside the ids; ValueError where the stores' ones differ."""
+        recorded = [store.manifest["tokenizer"] for store in stores]
+        if len({tokenizer["fingerprint"] for tokenizer in recorded}) > 1:
+            named = ", ".join(
+                f"{store.path} ({tokenizer['fingerprint'][:12]})"
+                for store, tokenizer in zip(stores, recorded, strict=True)
+            )
+            raise ValueError(
+                f"the corpora of a mixture were built with different tokenizers: {named}; build them with the same one"
+            )
+        return cls(*(recorded[0][f"{name}_id"] for name in cls._fields))
 
 
 class Rows(Protocol):
-    """The endless rows of one corpus; `PaddedRows` here, `packing.PackedRows`."""
+    """The endless rows of one corpus."""
 
     pairs_per_row: int
-    rows_per_epoch: int
+    rows_per_epoch: int  # of the first epoch
 
-    def empty(self, rows: int) -> Batch: ...
-    def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None: ...
+    def empty(self, rows: int) -> Batch:
+        """A batch of padding rows with weight 0."""
+
+    def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None:
+        """Write rows `numbers` of the stream to the rows `into` of the batch."""
 
 
-class Epochs:
-    """Which epoch, and which place in it, each row of an endless stream has.
+def default_pairs_per_row(seq_length: int) -> int:
+    """K of packed rows where it is not set."""
+    return min(max(seq_length // 32, 4), 16)
 
-    `make(epoch)` gives an object with a length, the rows of that epoch. Lengths are remembered,
-    the last two objects are kept (a batch may cross an epoch's end).
+
+class PairRows:
+    """The endless rows of one token store.
+
+    Args:
+      seed: of the pairs and their order.
+      packed: several pairs a row, at most `pairs_per_row`.
+      shuffle: False keeps the order of the corpus (not of packed rows).
+      Others as of `PairIndex`.
     """
-
-    def __init__(self, make: Callable[[int], Any]):
-        self._make = make
-        self._starts = [0]
-        self._kept: dict[int, Any] = {}
-        self._lock = threading.RLock()  # batches may be made by several threads
-
-    def __getitem__(self, epoch: int) -> Any:
-        with self._lock:
-            if epoch not in self._kept:
-                while len(self._kept) >= 2:
-                    self._kept.pop(min(self._kept))
-                self._kept[epoch] = self._make(epoch)
-            return self._kept[epoch]
-
-    def locate(self, row: int) -> tuple[int, int]:
-        """(epoch, place in it) of a row of the stream."""
-        with self._lock:
-            while self._starts[-1] <= row:
-                self._starts.append(self._starts[-1] + len(self[len(self._starts) - 1]))
-        epoch = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return epoch, row - self._starts[epoch]
-
-    def split(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-        """(epoch's object, indices into `rows`, places in the epoch) for each epoch touched."""
-        if not len(rows):
-            return
-        first, last = self.locate(int(rows.min()))[0], self.locate(int(rows.max()))[0]
-        for epoch in range(first, last + 1):
-            start, end = self._starts[epoch], self._starts[epoch + 1]
-            chosen = np.flatnonzero((rows >= start) & (rows < end))
-            if len(chosen):
-                yield self[epoch], chosen, rows[chosen] - start
-
-
-def index_epoch(
-    store: TokenStore, seq_length: int, seed: int, epoch: int, short_seq_prob: float, nsp: bool
-) -> PairIndex:
-    """The pairs of an epoch; warns once where their labels teach nothing."""
-    index = PairIndex(store, seq_length, seed, epoch, short_seq_prob, nsp)
-    if epoch == 0 and nsp and index.random_share > LIMITS["max_random_share"]:
-        warnings.warn(
-            f"{store.path}: {index.random_share:.0%} of the next-sentence pairs would be "
-            "random (label 1; about half should be)",
-            stacklevel=2,
-        )
-    return index
-
-
-class PaddedRows:
-    """One pair a row, padded to seq_length."""
-
-    pairs_per_row = 1
 
     def __init__(
         self,
@@ -122,57 +93,248 @@ class PaddedRows:
         seq_length: int,
         seed: int,
         special: Special,
+        *,
         short_seq_prob: float = 0.1,
         nsp: bool = True,
+        packed: bool = False,
+        pairs_per_row: int | None = None,
         shuffle: bool = True,
     ):
-        self.seq_length, self.special, self.nsp, self.shuffle = seq_length, special, nsp, shuffle
+        if pairs_per_row is None or not packed:
+            pairs_per_row = default_pairs_per_row(seq_length) if packed else 1
+        if pairs_per_row < 1:
+            raise ValueError(f"pairs_per_row {pairs_per_row}: must be at least 1")
+        self.pairs_per_row = pairs_per_row
+        self.store, self.seq_length, self.seed, self.special = store, seq_length, seed, special
+        self.short_seq_prob, self.nsp, self.packed, self.shuffle = short_seq_prob, nsp, packed, shuffle
         self._tables = tables_of(store)
-        self._store = store  # keeps the memory maps alive
-        self.epochs = Epochs(lambda epoch: index_epoch(store, seq_length, seed, epoch, short_seq_prob, nsp))
+        self._starts = [0]  # first row of each epoch that was seen so far, and of the next one
+        self._epochs: dict[int, PaddedEpoch | PackedEpoch] = {}
+        self._lock = threading.RLock()  # batches may be made by several threads
+
+    def __getstate__(self) -> dict:
+        """Processes make tables, whose pointers are of this one, and epochs anew."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict) -> None:
+        special, store, seq_length, seed = (state.pop(n) for n in ("special", "store", "seq_length", "seed"))
+        PairRows.__init__(self, store, seq_length, seed, special, **state)
 
     @property
     def rows_per_epoch(self) -> int:
-        return len(self.epochs[0])
+        return len(self.epoch(0))
+
+    def epoch(self, number: int) -> PaddedEpoch | PackedEpoch:
+        """The rows of an epoch. The last two are kept, since a batch may cross an epoch's end."""
+        with self._lock:
+            if number not in self._epochs:
+                while len(self._epochs) >= 2:
+                    self._epochs.pop(min(self._epochs))
+                self._epochs[number] = self._make_epoch(number)
+            return self._epochs[number]
+
+    def _make_epoch(self, number: int) -> PaddedEpoch | PackedEpoch:
+        """Warns once where the labels of the pairs teach nothing."""
+        index = PairIndex(self.store, self.seq_length, self.seed, number, self.short_seq_prob, self.nsp)
+        if number == 0 and self.nsp and index.random_share > Limits.max_random_share:
+            warnings.warn(
+                f"{self.store.path}: {index.random_share:.0%} of the next-sentence pairs would be "
+                "random (label 1; about half should be)",
+                stacklevel=2,
+            )
+        if self.packed:
+            return PackedEpoch(index, self.seq_length, self.pairs_per_row)
+        return PaddedEpoch(index, self.shuffle)
+
+    def _epoch_of(self, row: int) -> int:
+        with self._lock:
+            while self._starts[-1] <= row:
+                self._starts.append(self._starts[-1] + len(self.epoch(len(self._starts) - 1)))
+        return int(np.searchsorted(self._starts, row, side="right")) - 1
 
     def empty(self, rows: int) -> Batch:
-        return empty_batch(rows, self.seq_length, 1, self.special.pad)
+        shape, pairs = (rows, self.seq_length), (rows, self.pairs_per_row)
+        batch = {
+            "input_ids": np.full(shape, self.special.pad, np.int32),
+            "token_type_ids": np.zeros(shape, np.int32),
+            "attention_mask": np.zeros(shape, np.int32),
+            "nsp_labels": np.zeros(pairs, np.int32),
+            "nsp_weights": np.zeros(pairs, np.float32),
+        }
+        if self.packed:
+            batch |= {"position_ids": np.zeros(shape, np.int32), "cls_positions": np.zeros(pairs, np.int32)}
+        return batch
 
     def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None:
-        """Write rows `numbers` of the stream to the rows `into` of the batch."""
-        for index, chosen, places in self.epochs.split(numbers):
-            _fill(
+        if not len(numbers):
+            return
+        unused = np.empty((0, 0), np.int32)
+        for number in range(self._epoch_of(int(numbers.min())), self._epoch_of(int(numbers.max())) + 1):
+            begin, end = self._starts[number : number + 2]
+            chosen = np.flatnonzero((numbers >= begin) & (numbers < end))
+            if not len(chosen):  # rows of a mixture or of one process may pass over a short epoch
+                continue
+            epoch = self.epoch(number)
+            pairs, firsts = epoch.pairs_of(numbers[chosen] - begin)
+            _write_rows(
                 self._tables,
-                index.drawing,
-                index.anchors,
-                index.num_pairs,
-                places,
-                self.shuffle,
+                epoch.index.drawing,
+                epoch.index.anchors,
+                pairs,
+                firsts,
+                into[chosen],
                 self.special.cls,
                 self.special.sep,
-                into[chosen],
                 batch["input_ids"],
                 batch["token_type_ids"],
                 batch["attention_mask"],
                 batch["nsp_labels"],
                 batch["nsp_weights"],
+                batch.get("position_ids", unused),
+                batch.get("cls_positions", unused),
             )
 
 
-def empty_batch(rows: int, seq_length: int, pairs_per_row: int, pad: int) -> Batch:
-    """A batch of padding rows with weight 0."""
-    shape = (rows, seq_length)
-    return {
-        "input_ids": np.full(shape, pad, np.int32),
-        "token_type_ids": np.zeros(shape, np.int32),
-        "attention_mask": np.zeros(shape, np.int32),
-        "nsp_labels": np.zeros((rows, pairs_per_row), np.int32),
-        "nsp_weights": np.zeros((rows, pairs_per_row), np.float32),
-    }
+class PaddedEpoch:
+    """The rows of one epoch, a pair each."""
+
+    def __init__(self, index: PairIndex, shuffle: bool = True):
+        self.index, self.shuffle = index, shuffle
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def pairs_of(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(numbers of the pairs in the rows `places`, where each row begins among them and the end)."""
+        if self.shuffle:
+            places = _permute_all(places, len(self.index), self.index.drawing.key)
+        return places, np.arange(len(places) + 1)
+
+
+class PackedEpoch:
+    """The rows of one epoch, several pairs each."""
+
+    def __init__(self, index: PairIndex, seq_length: int, pairs_per_row: int):
+        self.index, self.seq_length, self.pairs_per_row = index, seq_length, pairs_per_row
+        self._lengths = index.lengths()
+        counts = np.empty(-(-len(index) // WINDOW), np.int64)
+        _count_rows(self._lengths, index.drawing.key, WINDOW, seq_length, pairs_per_row, counts)
+        self._starts = np.concatenate([[0], np.cumsum(counts)])
+        self._windows: collections.OrderedDict[int, tuple[np.ndarray, np.ndarray]] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def share_filled(self) -> float:
+        """Share of the epoch's positions that hold a token."""
+        return int(self._lengths.sum(dtype=np.int64)) / (len(self) * self.seq_length)
+
+    def pairs_of(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `PaddedEpoch.pairs_of`."""
+        rows = [self._pairs_of(place) for place in places.tolist()]
+        return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
+
+    def _pairs_of(self, place: int) -> np.ndarray:
+        number = int(np.searchsorted(self._starts, place, side="right")) - 1
+        pairs, firsts = self._window(number)
+        key = np.uint64(combine(self.index.drawing.key, np.uint64(number + 1)))
+        row = permute(place - int(self._starts[number]), len(firsts) - 1, key)
+        return pairs[firsts[row] : firsts[row + 1]]
+
+    def _window(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """(pair numbers row by row, where each row begins among them and the end)."""
+        if (kept := self._windows.get(number)) is not None:
+            return kept
+        pairs, lengths = _pairs_of_window(self._lengths, self.index.drawing.key, number, WINDOW)
+        rows, row_of = pack(lengths, self.seq_length, self.pairs_per_row)
+        firsts = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=rows))])
+        window = pairs[np.argsort(row_of, kind="stable")], firsts
+        while len(self._windows) >= _KEPT_WINDOWS:
+            try:
+                self._windows.popitem(last=False)
+            except KeyError:  # another thread was faster
+                break
+        self._windows[number] = window
+        return window
+
+
+# --- compiled -------------------------------------------------------------------------------------
 
 
 @numba.njit(cache=True, nogil=True)
-def write_pair(tables, pair, cls_id, sep_id, ids, types, mask, position, mark):
+def _permute_all(places, n, key):
+    numbers = np.empty(len(places), np.int64)
+    for i in range(len(places)):
+        numbers[i] = permute(places[i], n, key)
+    return numbers
+
+
+@numba.njit(cache=True, nogil=True)
+def pack(lengths, capacity, most):
+    """Best fit, longest first, of pairs into rows.
+
+    Args: lengths int [n], each <= capacity; at most `most` pairs a row.
+    Returns: (rows, row of each pair int32 [n]).
+    """
+    n = len(lengths)
+    order = np.empty(n, np.int64)  # counting sort, longest first, stable
+    place = np.zeros(capacity + 2, np.int64)
+    for i in range(n):
+        place[capacity - lengths[i] + 1] += 1
+    place = np.cumsum(place)
+    for i in range(n):
+        slot = capacity - lengths[i]
+        order[place[slot]] = i
+        place[slot] += 1
+    row_of = np.empty(n, np.int32)
+    held = np.zeros(n, np.int32)  # pairs in each row
+    head = np.full(capacity + 1, -1, np.int64)  # open rows by the space left in them
+    following = np.empty(n, np.int64)
+    rows = 0
+    for i in order:
+        length = lengths[i]
+        space = length
+        while space <= capacity and head[space] < 0:
+            space += 1
+        if space <= capacity:
+            row = head[space]
+            head[space] = following[row]
+        else:
+            row, space = rows, capacity
+            rows += 1
+        row_of[i] = row
+        held[row] += 1
+        space -= length
+        if held[row] < most and space > 0:
+            following[row] = head[space]
+            head[space] = row
+    return rows, row_of
+
+
+@numba.njit(cache=True, nogil=True)
+def _pairs_of_window(pair_lengths, key, window, size):
+    """(numbers of the window's pairs, their lengths)."""
+    n = len(pair_lengths)
+    first = window * size
+    count = min(size, n - first)
+    numbers = np.empty(count, np.int64)
+    lengths = np.empty(count, np.int64)
+    for i in range(count):
+        numbers[i] = permute(first + i, n, key)
+        lengths[i] = np.int64(pair_lengths[numbers[i]])
+    return numbers, lengths
+
+
+@numba.njit(cache=True, nogil=True)
+def _count_rows(pair_lengths, key, size, capacity, most, out):
+    for window in range(len(out)):
+        _, lengths = _pairs_of_window(pair_lengths, key, window, size)
+        out[window] = pack(lengths, capacity, most)[0]
+
+
+@numba.njit(cache=True, nogil=True)
+def _write_pair(tables, pair, cls_id, sep_id, ids, types, mask, position, mark):
     """[CLS] A [SEP] (B [SEP]) into one row from `position` on; returns the position after it."""
     ids[position] = cls_id
     copy_ids(tables, pair.a_address, pair.a_length, ids, position + 1)
@@ -190,15 +352,19 @@ def write_pair(tables, pair, cls_id, sep_id, ids, types, mask, position, mark):
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill(
-    tables, drawing, anchors, num_pairs, places, shuffle, cls_id, sep_id, into, ids, types, mask, labels, weights
+def _write_rows(
+    tables, drawing, anchors, pairs, firsts, into, cls_id, sep_id, ids, types, mask, labels, weights, positions, starts
 ):
-    for i in range(len(places)):
-        number = places[i]
-        if shuffle:
-            number = permute(number, num_pairs, drawing.key)
-        pair = locate(tables, drawing, anchors, number)
-        row = into[i]
-        write_pair(tables, pair, cls_id, sep_id, ids[row], types[row], mask[row], 0, 1)
-        labels[row, 0] = pair.is_random
-        weights[row, 0] = 1.0 if drawing.nsp else 0.0
+    """Row into[i] of the batch gets the pairs firsts[i] to firsts[i+1]."""
+    for i in range(len(into)):
+        row, position = into[i], np.int64(0)
+        for slot in range(firsts[i + 1] - firsts[i]):
+            pair = locate(tables, drawing, anchors, pairs[firsts[i] + slot])
+            end = _write_pair(tables, pair, cls_id, sep_id, ids[row], types[row], mask[row], position, slot + 1)
+            labels[row, slot] = pair.is_random
+            weights[row, slot] = 1.0 if drawing.nsp else 0.0
+            if len(starts):
+                starts[row, slot] = position
+                for j in range(position, end):
+                    positions[row, j] = j - position
+            position = end

@@ -1,8 +1,8 @@
 """The token store: a corpus as memory-mapped token ids, ready to be drawn from in any order.
 
-In: documents as lists of sentences of token ids (from `shard.py`). Out: `TokenStore`, the tables
-that `pairs.py` indexes and the ids that `batches.py` copies into rows. A store is independent of
-the sequence length, of masking and of the number of machines.
+In: a directory that build.py wrote. Out: `TokenStore`, the tables that pairs.py indexes and the ids
+that rows.py copies into rows. A store is independent of the sequence length, of masking and of the
+number of machines.
 
     DIR/manifest.json         written last: a directory without it is an unfinished build
     DIR/tokenizer/            the tokenizer's own files
@@ -22,9 +22,7 @@ All numbers are little-endian.
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import io
 import json
 import os
 import secrets
@@ -34,16 +32,15 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.verification import ADDRESS_BITS, TABLES, SplitTables, hash_file, map_file, verify
-from bertjax.formats.files import parse_json, read_json
-from bertjax.tokenization import load_tokenizer
+from bertjax.data.verification import ADDRESS_BITS, TABLES, SplitTables, map_file, verify
+from bertjax.formats.files import parse_json
+from bertjax.tokenization import Tokenizer, load_tokenizer
 
 FORMAT = "bertjax-token-store"
 VERSION = 1
 SPLITS = ("train", "heldout")
 TOKENIZER_FIELDS = ("fingerprint", "vocab_size", "unk_id", "pad_id", "cls_id", "sep_id")
 NSP_LABELS = {"0": "is next", "1": "random"}
-DOCUMENT_DTYPE = np.dtype([("hash", "<u8"), ("sentences", "<u4"), ("tokens", "<u8")])
 
 
 def ids_dtype(vocab_size: int) -> np.dtype:
@@ -51,14 +48,8 @@ def ids_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def content_hash(sentences: list[str]) -> int:
-    """64-bit hash of a document's text, the same for every tokenizer: decides the split."""
-    digest = hashlib.blake2b("\n".join(sentences).encode("utf-8", "surrogatepass"), digest_size=8)
-    return int.from_bytes(digest.digest(), "little")
-
-
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `path` so that it is there whole or not at all, also after a power cut."""
+    """Write a file atomically, also where the power fails."""
     temporary = temporary_name(path)
     try:
         with open(temporary, "wb") as file:
@@ -72,7 +63,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name of this process alone: others that write the same file do not get in each other's way."""
+    """A name that no other process uses, so that several may write the same file at once."""
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
@@ -88,106 +79,8 @@ def to_json(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def disk_full(error: OSError, directory: Path) -> OSError | None:
-    """The error to raise instead of `error` where that says that the disk is full."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return None
-    return OSError(
-        error.errno,
-        f"the disk of {directory} is full ({os.strerror(error.errno)}). Free some space and run "
-        "the same command again: finished shards are kept, the unfinished one is made anew",
-    )
-
-
-class ShardWriter:
-    """Writes one shard; memory is the two tables (12 bytes a sentence at most), not the tokens.
-
-    Nothing is visible under the shard's names before `finish`; a writer that is killed before
-    leaves only `.tmp` files, which the next run removes.
-    """
-
-    def __init__(self, directory: Path, number: int, dtype: np.dtype):
-        self.directory, self.number, self.dtype = Path(directory), number, np.dtype(dtype)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._tokens_path = shard_path(self.directory, number, "tokens")
-        self._temporary = temporary_name(self._tokens_path)
-        self._file = open(self._temporary, "wb", buffering=1 << 20)  # noqa: SIM115
-        self._hash = hashlib.blake2b(digest_size=32)
-        self._lengths: list[np.ndarray] = []
-        self._documents: list[np.ndarray] = []
-        self._num_tokens = 0
-
-    def add(self, ids: np.ndarray, lengths: np.ndarray, documents: np.ndarray) -> None:
-        """Append whole documents: ids [N], sentence lengths [S], documents [D] (DOCUMENT_DTYPE)."""
-        data = np.ascontiguousarray(ids, self.dtype).tobytes()
-        self._hash.update(data)
-        self._file.write(data)
-        self._lengths.append(np.asarray(lengths, "<u4"))
-        self._documents.append(np.asarray(documents, DOCUMENT_DTYPE))
-        self._num_tokens += len(ids)
-
-    def finish(self, counts: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the shard whole and return its record (also stored as `<number>.json`)."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        lengths = np.concatenate([np.empty(0, "<u4"), *self._lengths])
-        documents = np.concatenate([np.empty(0, DOCUMENT_DTYPE), *self._documents])
-        tokens_hash = self._hash.hexdigest()
-        for name, table in (("sentences", lengths), ("documents", documents)):
-            self._hash.update(table.tobytes())
-            content = io.BytesIO()
-            np.save(content, table)
-            write_atomically(shard_path(self.directory, self.number, name), content.getbuffer())
-        os.replace(self._temporary, self._tokens_path)
-        record = {
-            **counts,
-            "documents": len(documents),
-            "sentences": len(lengths),
-            "tokens": self._num_tokens,
-            "tokens_hash": tokens_hash,
-            "hash": self._hash.hexdigest(),
-        }
-        write_atomically(shard_path(self.directory, self.number, "json"), to_json(record))
-        return record
-
-    def abandon(self) -> None:
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-
 def shard_path(directory: Path, number: int, kind: str) -> Path:
     return Path(directory) / f"{number:05d}.{kind}"
-
-
-def read_shard_record(directory: Path, number: int, dtype: np.dtype, verified: bool = False) -> dict[str, Any] | None:
-    """The record of a whole shard, None where it is not there yet.
-
-    A shard whose files contradict its record (cut off, or edited) counts as not there. Contents are
-    compared if `verified`, which reads the files; otherwise sizes.
-    """
-    try:
-        record = read_json(shard_path(directory, number, "json"))
-        size = shard_path(directory, number, "tokens").stat().st_size
-        tables = [
-            np.load(shard_path(directory, number, k), mmap_mode="r") if record[k] else ()
-            for k in ("sentences", "documents")
-        ]
-        whole = size == record["tokens"] * np.dtype(dtype).itemsize
-        whole &= len(tables[0]) == record["sentences"] and len(tables[1]) == record["documents"]
-        if whole and verified:
-            digest = hash_file(shard_path(directory, number, "tokens"))
-            for table in tables:
-                digest.update(np.ascontiguousarray(table))
-            whole = digest.hexdigest() == record["hash"]
-    except Exception:  # a damaged header makes np.load raise about anything
-        return None
-    return record if whole else None
-
-
-def read_shard_tables(directory: Path, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """(sentence lengths uint32 [S], documents DOCUMENT_DTYPE [D]) of one whole shard."""
-    return (np.load(shard_path(directory, number, "sentences")), np.load(shard_path(directory, number, "documents")))
 
 
 class TokenStore:
@@ -245,7 +138,7 @@ class TokenStore:
         """Another split of the same store."""
         return TokenStore.of_manifest(self.path, split, self.manifest)
 
-    def load_tokenizer(self) -> Any:
+    def load_tokenizer(self) -> Tokenizer:
         """The tokenizer that the ids were made with; ValueError where the store's differs."""
         recorded = self.manifest["tokenizer"]
         try:

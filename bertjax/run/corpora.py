@@ -17,7 +17,7 @@ from etils import epath
 from bertjax.config import Config, MaskingSettings, walk
 from bertjax.data import laws
 from bertjax.data.batches import EvaluationBatches, PretrainingBatches
-from bertjax.data.bert_tfrecord import Records, TFRecordBatches, TFRecordEvaluation, check_lengths, split_records
+from bertjax.data.bert_records import Records, TFRecordBatches, TFRecordEvaluation, check_lengths, split_records
 from bertjax.data.docstrings import build_docstring_store
 from bertjax.data.remote import local_store
 from bertjax.data.store import TokenStore
@@ -139,7 +139,7 @@ class StoreCorpus:
         self.numbers[f"{name}, held out"] = found = self._measure(heldout)
         if self._config.data.nsp and (problem := laws.single_document(heldout)):
             self.remarks.append(f"NSP is not evaluated on {name}: {problem.partition('.')[0]}")
-        elif any((numbers["random_share"] or 0) > laws.LIMITS["max_random_share"] for numbers in found):
+        elif any((numbers["random_share"] or 0) > laws.Limits.max_random_share for numbers in found):
             self.remarks.append(
                 f"the held-out pairs of {name} are nearly all random: their NSP accuracy says "
                 "nothing. Hold out more documents (build_corpus --heldout_fraction)"

@@ -18,11 +18,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bertjax.data.build import BuildSettings, Progress, build_store, load
+from bertjax.data.build import Progress, build_store, load
 from bertjax.data.documents import Preview, preview
-from bertjax.data.finish import EPOCHS
+from bertjax.data.laws import EPOCHS
 from bertjax.data.sentences import UNSPACED
 from bertjax.data.sources import FORMATS, Reading, resolve
+from bertjax.data.splits import BuildSettings
 from bertjax.data.store import SPLITS, TokenStore
 from bertjax.interruption import Interrupted
 from bertjax.tools.arguments import Parser, add_input, make_parser, refusals
@@ -117,11 +118,11 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
         tokenizer = load_tokenizer(flags.tokenizer, flags.do_lower_case == "true")
     else:
         tokenizer = load(flags.tokenizer)
-    started, run = time.monotonic(), None
+    started, make_shards = time.monotonic(), None
     if flags.runner == "beam":
-        from bertjax.data.beam import beam_run
+        from bertjax.data.shards import beam_maker
 
-        run = beam_run(beam_options)
+        make_shards = beam_maker(beam_options)
     manifest = build_store(
         flags.input,
         tokenizer,
@@ -132,7 +133,7 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
         shard=parse_shard(flags.shard),
         progress=show_progress,
         on_plan=lambda files, size: show_plan(files, size, reading_lines(seen, flags)),
-        run=run,
+        make_shards=make_shards,
         **{field.name: getattr(flags, field.name) for field in dataclasses.fields(BuildSettings)},
     )
     print()

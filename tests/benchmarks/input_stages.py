@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data import shards
 from bertjax.data import store as stores
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.build import load
 from bertjax.data.documents import read_extent
-from bertjax.data.finish import BuildSettings
-from bertjax.data.shard import encode
 from bertjax.data.sources import Reading, plan_extents, resolve
+from bertjax.data.splits import BuildSettings
 from bertjax.data.store import TokenStore
 from tests.benchmarks import harness
 
@@ -73,7 +73,7 @@ def build_stages(pattern: str, tokenizer: Any) -> dict[str, float]:
         if size < STAGE_BYTES:
             extents.append(extent)
             size += extent.size
-    encode(tokenizer, ["compiles"])
+    shards.encode(tokenizer, ["compiles"])
 
     def timed(function: Callable[[], Any]) -> tuple[float, Any]:
         started = time.process_time()
@@ -92,17 +92,15 @@ def build_stages(pattern: str, tokenizer: Any) -> dict[str, float]:
         groups[-1].extend(document)
         if sum(map(len, document)) and sum(map(len, groups[-1])) > 1 << 20:
             groups.append([])
-    tokenizing, encoded = timed(lambda: [encode(tokenizer, group) for group in groups])
+    tokenizing, encoded = timed(lambda: [shards.encode(tokenizer, group) for group in groups])
     tokens = sum(len(ids) for ids, _ in encoded)
-    hashing, _ = timed(lambda: [stores.content_hash(document) for document in documents])
+    hashing, _ = timed(lambda: [shards.content_hash(document) for document in documents])
 
     def write() -> None:
         with tempfile.TemporaryDirectory() as directory:
-            writer = stores.ShardWriter(Path(directory), 0, stores.ids_dtype(tokenizer.vocab_size))
-            for ids, lengths in encoded:
-                table = np.zeros(0, stores.DOCUMENT_DTYPE)
-                writer.add(ids, lengths, table)
-            writer.abandon()
+            with shards.ShardWriter(Path(directory), 0, stores.ids_dtype(tokenizer.vocab_size)) as writer:
+                for ids, lengths in encoded:
+                    writer.add(ids, lengths, np.zeros(0, shards.DOCUMENT_DTYPE))
 
     writing, _ = timed(write)
     seconds = {

@@ -79,7 +79,7 @@ def test_an_epoch_has_every_pair_once_and_batches_cross_its_end(store_path):
     assert pairs % 7
     stream = [r for step in range(2 * pairs // 7) for r in rows(batches[step])]
     assert stream == [rows(one_by_one[i])[0] for i in range(len(stream))]
-    index = batches._rows[0].epochs[0]
+    index = batches.corpora[0].epoch(0).index
     everything = index.describe(np.arange(pairs))
     assert sorted(map(len, stream[:pairs])) == sorted(everything[:, 1] + everything[:, 3] + 3)
     assert len(set(stream[:pairs])) == pairs

@@ -8,10 +8,11 @@ import time
 import numpy as np
 import pytest
 
+from bertjax.data import shards
 from bertjax.data import store as stores
 from bertjax.data.build import build_store
-from bertjax.data.finish import BuildSettings
 from bertjax.data.sources import Reading
+from bertjax.data.splits import BuildSettings
 from bertjax.data.store import TokenStore
 
 
@@ -190,7 +191,7 @@ def test_a_foreign_directory_is_not_touched(tmp_path, tokenizer):
 def test_a_full_disk_is_a_clear_error_and_can_be_gone_on_from(tmp_path, tokenizer, documents, text_file, monkeypatch):
     text_file(tmp_path / "a.txt", documents(40))
     arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s", shard_bytes=10_000)
-    finish = stores.ShardWriter.finish
+    finish = shards.ShardWriter.finish
 
     def full(self, counts):
         if self.number == 2:
@@ -198,7 +199,7 @@ def test_a_full_disk_is_a_clear_error_and_can_be_gone_on_from(tmp_path, tokenize
         return finish(self, counts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stores.ShardWriter, "finish", full)
+        patch.setattr(shards.ShardWriter, "finish", full)
         with pytest.raises(OSError, match="disk of .* is full.*run the same command again"):
             build_store(**arguments)
     assert not list((tmp_path / "s").rglob("*.tmp"))
@@ -354,7 +355,7 @@ import resource, sys
 sys.path.insert(0, {here!r})
 import conftest
 from bertjax.data.build import build_store
-from bertjax.data.finish import BuildSettings
+from bertjax.data.splits import BuildSettings
 from bertjax.data.sources import Reading
 class Fast(conftest.WordTokenizer):
     def encode_batch(self, texts):

@@ -3,8 +3,8 @@ import pytest
 
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.build import build_store
-from bertjax.data.packing import PackedEpoch, pack
 from bertjax.data.pairs import PairIndex
+from bertjax.data.rows import PackedEpoch, pack
 from bertjax.data.store import TokenStore
 
 
@@ -54,7 +54,7 @@ def test_a_packed_epoch_has_the_pairs_of_the_padded_one_each_once(store_path):
 
 
 def test_rows_do_not_depend_on_the_windows_asked_for_before(store_path, monkeypatch):
-    monkeypatch.setattr("bertjax.data.packing.WINDOW", 50)
+    monkeypatch.setattr("bertjax.data.rows.WINDOW", 50)
     options = dict(seq_length=64, batch_size=16, seed=4, packed=True)
     batches = PretrainingBatches(store_path, **options)
     forward = [batches[i]["input_ids"] for i in range(80)]
@@ -80,9 +80,9 @@ def test_fill_is_above_98_percent_at_512_on_short_documents(tmp_path, tokenizer,
     docs = documents(500, sentences=(2, 60), words=(5, 30))
     build_store(None, tokenizer, tmp_path / "s", documents=docs)
     epoch = PackedEpoch(PairIndex(TokenStore(tmp_path / "s"), 512, seed=0), 512, 16)
-    assert epoch.fill > 0.98
-    tokens = sum(len(epoch.pairs_of(row)) for row in range(len(epoch)))
-    assert tokens == len(epoch.index)
+    assert epoch.share_filled > 0.98
+    pairs, firsts = epoch.pairs_of(np.arange(len(epoch)))
+    assert sorted(pairs) == list(range(len(epoch.index))) and firsts[-1] == len(pairs)
 
 
 def test_single_segments_pack_too(store_path):

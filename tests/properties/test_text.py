@@ -23,9 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax.data.documents import read_documents, read_extent
-from bertjax.data.shard import build_shard
+from bertjax.data.shards import ShardTask, build_shard, read_shard_tables
 from bertjax.data.sources import Extent, Reading
-from bertjax.data.store import read_shard_tables
 
 COMPRESS = {
     "": bytes,
@@ -225,7 +224,7 @@ def test_tokens_in_are_the_tokens_in_the_store_and_the_losses_counted(documents,
     path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     reading = Reading(format="jsonl", segment=False, language="en")
     extents = [Extent(str(path), "jsonl", 0, -1, 1)]
-    record = build_shard(extents, 0, FOLDER, np.dtype("<u2"), reading, split_lines, tokenizer=Characters())
+    record = build_shard(ShardTask(extents, 0, FOLDER, np.dtype("<u2"), reading, split_lines), Characters())
     sentences, table = read_shard_tables(FOLDER, 0)
     written = np.fromfile(FOLDER / "00000.tokens", "<u2")
     tokens = [Characters().encode_batch(document) for document in documents]

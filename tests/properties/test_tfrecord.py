@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax.data.bert_example import FIELDS, ExampleReader
-from bertjax.data.bert_tfrecord import Records
+from bertjax.data.bert_records import Records
 from bertjax.formats.tfrecord import NO_EXAMPLE, make_example, parse_example, read_records, write_records
 
 T, P, V = 8, 3, 300
@@ -305,7 +305,8 @@ def test_a_damaged_file_is_refused_by_name_or_has_a_part_of_its_records(path, da
     path.write_bytes(content)
     try:
         records = Records(path, path.parent / "cache", Vocabulary())
-        records.read(range(len(records)), records.empty(len(records)))
+        numbers = range(len(records))
+        records.read(numbers, numbers, records.empty(len(records)))
         plain = list(read_records(path))
     except ValueError as error:
         assert path.name in str(error)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from bertjax.config import Config
-from bertjax.data.packing import PackedRows
+from bertjax.data.rows import default_pairs_per_row
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.process import hardware
 from bertjax.run import pretraining
@@ -116,7 +116,7 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
     trainer, found = pretraining.make_trainer(config, mesh), []
     for number, (steps, length) in enumerate(config.phases, 1):
         rows, packed = config.batch_size, config.data.packed
-        pairs = PackedRows.default_pairs(length) if packed else 1
+        pairs = default_pairs_per_row(length) if packed else 1
         objective = make_objective(config, model, execution, vocabulary, length, pairs)
         batch = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), ((rows, length), np.int32))
         if packed:

@@ -1,4 +1,4 @@
-"""The original's pre-training files: TFRecords of tf.train.Example (bert_example.py).
+"""The original's pre-training files: TFRecords of tf.train.Example, a masked row each.
 
 In: files that `create_pretraining_data.py` of google-research/bert wrote, plain or GZIP. Out:
 `TFRecordBatches` and `TFRecordEvaluation`, batches whose masks are fixed:
@@ -8,9 +8,9 @@ In: files that `create_pretraining_data.py` of google-research/bert wrote, plain
     mlm_weights                                 float32 [B, P]  0 in unused slots
     nsp_labels, nsp_weights                     int32, float32 [B, 1]
 
-TensorFlow is not needed (`formats/tfrecord.py`). Records are read in any order through a memory map and an
-index of their offsets (8 bytes of memory a record). GZIP has no random access: such files are
-unpacked once, into a directory that is kept (`cache_dir`) or into a temporary one.
+Records are read in any order through a memory map and an index of their offsets (8 bytes of memory a
+record). GZIP has no random access: such files are unpacked once, into a directory that is kept
+(`cache_dir`) or into a temporary one. bert_example.py reads and checks a single record.
 """
 
 from __future__ import annotations
@@ -28,34 +28,37 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data.batches import EndlessBatches, FiniteBatches, Share
 from bertjax.data.bert_example import FIELDS, ExampleReader
-from bertjax.data.bert_example import examples_of_batch as examples_of_batch
-from bertjax.data.global_batch import FiniteBatches, Share
 from bertjax.data.pairs import combine, permute
 from bertjax.data.rows import Batch
 from bertjax.data.sources import resolve
 from bertjax.formats.crc32c import masked_crc32c
 from bertjax.formats.files import make_once, whole_file
 from bertjax.formats.tfrecord import gzip_errors, is_gzip, read_records, record_offsets
+from bertjax.tokenization import Tokenizer
 
 CHECKED = 2_000  # records that a start reads, in 0.1 s; each is checked when it is drawn
 
 
 class Records:
-    """The examples of the original's files by number: `len()` and `read(numbers, rows, batch)`.
+    """The examples of the original's files by number: `len()` and `read(numbers, into, batch)`.
 
     Args:
       patterns: files (see `sources.resolve`); the lengths T and P are those of the first record.
       cache_dir: where GZIP files are unpacked to and found again by later starts and by other
         processes; None: a temporary directory that is removed at exit.
-      tokenizer: the vocabulary that the ids are of.
+      tokenizer: the vocabulary that the ids are of; None: any.
 
     Raises:
       ValueError: no records, a missing field, a damaged file, ids of another vocabulary.
     """
 
     def __init__(
-        self, patterns: str | Iterable[str], cache_dir: str | os.PathLike[str] | None = None, tokenizer: Any = None
+        self,
+        patterns: str | Iterable[str],
+        cache_dir: str | os.PathLike[str] | None = None,
+        tokenizer: Tokenizer | None = None,
     ):
         self.paths = resolve(patterns)
         path, first = next(((path, r) for path in self.paths for r in read_records(path)), (None, None))
@@ -110,21 +113,21 @@ class Records:
         batch["nsp_weights"] = np.zeros((rows, 1), np.float32)
         return batch
 
-    def read(self, numbers: Iterable[int], batch: Batch) -> None:
-        """Write records to the first rows of a batch that `empty` made.
+    def read(self, numbers: Iterable[int], into: Iterable[int], batch: Batch) -> None:
+        """Write records to the rows `into` of a batch that `empty` made.
 
         Raises:
           ValueError: a record that is damaged, of another shape than the first, or has a value
             that its field cannot have; with file and record.
         """
-        for row, number in enumerate(numbers):
+        for number, row in zip(numbers, into, strict=True):
             self._reader.read(*self._record(number), batch, row)
 
     def check(self) -> None:
         """Read up to CHECKED records, evenly spread, to refuse before training. Raises as `read`."""
         batch = self.empty(1)
         for number in range(0, len(self), -(-len(self) // CHECKED)):
-            self._reader.read(*self._record(number), batch, 0)
+            self.read([number], [0], batch)
 
     def _record(self, number: int) -> tuple[np.ndarray, str]:
         """(bytes of a record, file and place for errors); ValueError at a wrong checksum."""
@@ -137,6 +140,82 @@ class Records:
         if checksum != masked_crc32c(record):
             raise ValueError(f"{where} is damaged (wrong checksum); copy or build the file again")
         return record, where
+
+
+class RecordRows:
+    """The endless rows of records, for batches.py: each epoch has every record once, in another order.
+
+    Args:
+      numbers: which records to take; None takes all.
+      seed: of the order; None keeps that of `numbers`.
+    """
+
+    pairs_per_row = 1
+
+    def __init__(self, records: Records, numbers: np.ndarray | None, seed: int | None):
+        self.records, self._seed = records, seed
+        self._numbers = np.arange(len(records)) if numbers is None else numbers
+        self.rows_per_epoch = len(self._numbers)
+        self.empty = records.empty
+
+    def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None:
+        self.records.read(map(self._number, numbers.tolist()), into.tolist(), batch)
+
+    def _number(self, row: int) -> int:
+        """The record of a row of the endless stream."""
+        epoch, place = divmod(row, self.rows_per_epoch)
+        if self._seed is not None:
+            key = np.uint64(combine(np.uint64(self._seed % 2**64), np.uint64(epoch)))
+            place = permute(place, self.rows_per_epoch, key)
+        return int(self._numbers[place])
+
+
+class TFRecordBatches(EndlessBatches):
+    """`EndlessBatches` out of the original's TFRecords.
+
+    Args:
+      records: the files (or patterns of them).
+      numbers: which records to take; default all.
+      seq_length, max_predictions: what the training is set to; None takes what the files hold.
+
+    Raises:
+      ValueError: another T or P than set, both named; and as `Records`.
+    """
+
+    def __init__(
+        self,
+        records: Records | str | os.PathLike[str],
+        batch_size: int,
+        seed: int = 0,
+        *,
+        numbers: np.ndarray | None = None,
+        seq_length: int | None = None,
+        max_predictions: int | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        share = Share(batch_size, process_index, process_count)
+        self.records = records if isinstance(records, Records) else Records(records)
+        check_lengths(self.records, seq_length, max_predictions)
+        self.seq_length, self.max_predictions = self.records.seq_length, self.records.max_predictions
+        super().__init__([RecordRows(self.records, numbers, seed)], share, seed)
+
+
+class TFRecordEvaluation(FiniteBatches):
+    """Every chosen record once; None chooses all. Further arguments as of `FiniteBatches`."""
+
+    def __init__(
+        self,
+        records: Records,
+        batch_size: int,
+        *,
+        numbers: np.ndarray | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
+        max_batches: int | None = None,
+    ):
+        share = Share(batch_size, process_index, process_count)
+        super().__init__(RecordRows(records, numbers, seed=None), share, max_batches)
 
 
 def split_records(count: int, heldout_fraction: float) -> tuple[np.ndarray, np.ndarray]:
@@ -154,86 +233,6 @@ def split_records(count: int, heldout_fraction: float) -> tuple[np.ndarray, np.n
     training = np.ones(count, bool)
     training[heldout] = False
     return np.flatnonzero(training), heldout
-
-
-class TFRecordBatches:
-    """Endless random-access training batches out of the original's TFRecords.
-
-    As `batches.PretrainingBatches`: a function of (seed, step), the rows of this process only.
-    Each epoch has every record once, in another order; nothing is dropped where one ends.
-
-    Args:
-      records: the files (or patterns of them).
-      numbers: which records to take; default all.
-      seq_length, max_predictions: what the training is set to; None takes what the files hold.
-
-    Raises:
-      ValueError: another T or P than set, both named; and as `Records`.
-    """
-
-    pairs_per_row = 1
-
-    def __init__(
-        self,
-        records: Records | str | os.PathLike[str],
-        batch_size: int,
-        seed: int = 0,
-        *,
-        numbers: np.ndarray | None = None,
-        seq_length: int | None = None,
-        max_predictions: int | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
-    ):
-        self._share = Share(batch_size, process_index, process_count)
-        self.batch_size, self.seed = batch_size, seed
-        self.records = records if isinstance(records, Records) else Records(records)
-        check_lengths(self.records, seq_length, max_predictions)
-        self._numbers = np.arange(len(self.records)) if numbers is None else numbers
-        self.examples_per_epoch = len(self._numbers)
-        self.seq_length = self.records.seq_length
-        self.max_predictions = self.records.max_predictions
-
-    def epochs(self, steps: int) -> float:
-        """How often `steps` batches go through the files."""
-        return steps * self.batch_size / self.examples_per_epoch
-
-    def __getitem__(self, step: int) -> Batch:
-        batch = self.records.empty(self._share.rows)
-        self.records.read(map(self._number, self._share.of(step).tolist()), batch)
-        return batch
-
-    def _number(self, row: int) -> int:
-        """The record of a row of the endless stream."""
-        epoch, place = divmod(row, self.examples_per_epoch)
-        key = np.uint64(combine(np.uint64(self.seed % 2**64), np.uint64(epoch)))
-        return int(self._numbers[permute(place, self.examples_per_epoch, key)])
-
-
-class TFRecordEvaluation(FiniteBatches):
-    """Every chosen record once; None chooses all. Further arguments as of `FiniteBatches`."""
-
-    nsp = True  # the records have labels
-
-    def __init__(
-        self,
-        records: Records,
-        batch_size: int,
-        *,
-        numbers: np.ndarray | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
-        max_batches: int | None = None,
-    ):
-        self.records = records
-        self._numbers = np.arange(len(records)) if numbers is None else numbers
-        share = Share(batch_size, process_index, process_count)
-        super().__init__(share, len(self._numbers), max_batches)
-
-    def read(self, numbers: np.ndarray, rows: int) -> Batch:
-        batch = self.records.empty(rows)
-        self.records.read(self._numbers[numbers].tolist(), batch)
-        return batch
 
 
 def check_lengths(records: Records, seq_length: int | None, max_predictions: int | None) -> None:

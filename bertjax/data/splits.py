@@ -1,8 +1,7 @@
 """The last part of a build: whole shards -> the tables of the splits and the manifest.
 
-In: a directory of shards (`store.ShardWriter`). Out: `train.*`, `heldout.*` and `manifest.json`,
-written last. One pass over the shards' small tables; tokens are not read. Running it again gives
-the same bytes.
+In: a directory of shards (shards.py). Out: `train.*`, `heldout.*` and `manifest.json`, written last.
+One pass over the shards' small tables; tokens are not read. Running it again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data import laws
 from bertjax.data import store as stores
-from bertjax.data.shard import JUDGED_LENGTH, SOURCE_NUMBERS
-from bertjax.data.verification import TABLES, hash_file
+from bertjax.data.shards import JUDGED_LENGTH, SOURCE_NUMBERS, read_shard_record, read_shard_tables
+from bertjax.data.verification import ADDRESS_BITS, TABLES, hash_file
 
 SHARD_FIELDS = ("documents", "sentences", "tokens", "hash", "tokens_hash")  # in the manifest
-# Kept, unlike what else is counted.
+# Counted, but not a loss of text.
 REPAIRED = ("undecodable_lines", "long_documents_cut", "long_lines_split", "unclosed_documents")
-EPOCHS = 40  # in which a token should be seen: as many as the original BERT was trained for
 NAMED = 3  # files named as those that hold most of what is wrong
 
 
 @dataclasses.dataclass(frozen=True)
-class BuildSettings:
-    """What decides the bytes of a store, beside the text and the tokenizer.
+class BuildSettings(laws.Limits):
+    """What decides the bytes of a store, beside the text and the tokenizer; and the limits.
 
     Attributes:
       heldout_fraction: share of documents kept out of training, chosen by the hash of their text;
@@ -42,11 +41,6 @@ class BuildSettings:
       deduplicate: keep only the first of documents with identical text (8 bytes of memory each).
       split_lines: cut lines of more tokens into equal parts, which are sentences then; None keeps
         them, as the original does, whose pairs hold a part of a longer one.
-      max_unknown_rate: refuse a tokenizer that makes a larger share of tokens unknown.
-      max_random_share: refuse a corpus whose next-sentence pairs are 'random' more often.
-      max_unseen_share: refuse a corpus of which a larger share is in no pair in 40 epochs.
-      max_duplicate_share: refuse one of which a larger share is copies of earlier documents.
-      max_line_tokens: refuse a longer line.
     """
 
     heldout_fraction: float = 0.01
@@ -54,19 +48,12 @@ class BuildSettings:
     max_tokens: int | None = None
     deduplicate: bool = False
     split_lines: int | None = None
-    max_unknown_rate: float = 0.05
-    max_random_share: float = 0.9
-    max_unseen_share: float = 0.1
-    max_duplicate_share: float = 0.5
-    max_line_tokens: int = 100_000
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.heldout_fraction < 1:
             raise ValueError(f"heldout_fraction {self.heldout_fraction}: must be in [0, 1)")
-        for name in ("max_unknown_rate", "max_random_share", "max_unseen_share", "max_duplicate_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} {getattr(self, name)}: must be in [0, 1]")
-        for name in ("shard_bytes", "max_tokens", "split_lines", "max_line_tokens"):
+        for name in ("shard_bytes", "max_tokens", "split_lines"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} {value}: must be positive")
 
@@ -153,7 +140,7 @@ def _read_records(directory: Path, shards: int, dtype: np.dtype) -> list[dict[st
     """The records of the first `shards` shards, all of which must be there and whole."""
     records = []
     for number in range(shards):
-        record = stores.read_shard_record(directory, number, dtype)
+        record = read_shard_record(directory, number, dtype)
         if record is None:
             raise ValueError(f"{directory}: shard {number} is missing or damaged; build it again")
         records.append(record)
@@ -190,7 +177,7 @@ def _select(
       for each document -1 (left out), 0 (train) or 1 (heldout); why some are out; for each document
       its tokens where it is kept and its text is that of an earlier one, else 0.
     """
-    tables = [stores.read_shard_tables(directory, n)[1] for n in range(len(records))]
+    tables = [read_shard_tables(directory, n)[1] for n in range(len(records))]
     hashes = np.concatenate([table["hash"] for table in tables])
     tokens = np.concatenate([table["tokens"] for table in tables]).astype(np.int64)
     distinct, first = np.unique(hashes, return_index=True)
@@ -240,7 +227,7 @@ def _write_tables(
         for split in stores.SPLITS:
             files[split, "documents"].write(np.zeros(1, "<i8").tobytes())
         for number in range(len(records)):
-            lengths, documents = stores.read_shard_tables(directory, number)
+            lengths, documents = read_shard_tables(directory, number)
             sentences = documents["sentences"].astype(np.int64)
             tokens = documents["tokens"].astype(np.int64)
             token_starts = np.cumsum(tokens) - tokens
@@ -250,7 +237,7 @@ def _write_tables(
                 total = totals[split]
                 firsts = total["sentences"] + np.cumsum(sentences[chosen])
                 files[split, "documents"].write(firsts.astype("<i8").tobytes())
-                addresses = (number << stores.ADDRESS_BITS) + token_starts[chosen]
+                addresses = (number << ADDRESS_BITS) + token_starts[chosen]
                 files[split, "addresses"].write(addresses.astype("<i8").tobytes())
                 files[split, "sentences"].write(ends[np.repeat(chosen, sentences)].astype("<u4").tobytes())
                 total["documents"] += int(np.count_nonzero(chosen))
@@ -269,8 +256,6 @@ def _judge(
     out_dir: Path, draft: dict[str, Any], options: BuildSettings, records: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The numbers of the training split; ValueError where one is beyond its limit."""
-    from bertjax.data import laws  # late: the processes that make shards need no compiler
-
     store = stores.TokenStore.of_manifest(out_dir, "train", {**draft, "shards": records})
     numbers = laws.measure(store, JUDGED_LENGTH)
     single = draft["splits"]["train"]["one_sentence_documents"] / store.num_documents

@@ -3,7 +3,7 @@ import struct
 import numpy as np
 import pytest
 
-from bertjax.data.bert_tfrecord import Records, TFRecordBatches, TFRecordEvaluation, examples_of_batch, split_records
+from bertjax.data.bert_records import Records, TFRecordBatches, TFRecordEvaluation, split_records
 from bertjax.formats.crc32c import masked_crc32c
 from bertjax.formats.tfrecord import make_example, parse_example, read_records, write_records
 
@@ -156,15 +156,6 @@ def test_the_compiled_reader_agrees_with_the_plain_one(tmp_path):
             ("nsp_labels", "next_sentence_labels"),
         ):
             assert row[ours].tolist() == plain[theirs].tolist()
-
-
-def test_written_batches_read_back(tmp_path):
-    write_records(tmp_path / "a", map(example, range(8)))
-    batch = TFRecordBatches(tmp_path / "a", 8)[0]
-    write_records(tmp_path / "b", examples_of_batch(batch))
-    again = TFRecordBatches(tmp_path / "b", 8)[0]
-    assert sorted(map(bytes, batch["input_ids"])) == sorted(map(bytes, again["input_ids"]))
-    assert {len(r) for r in read_records(tmp_path / "a")} == {len(r) for r in read_records(tmp_path / "b")}
 
 
 def test_other_lengths_than_the_files_are_refused_naming_both(tmp_path):

@@ -1,0 +1,376 @@
+"""Documents -> whole shards of a token store: read, tokenized and written, each in one pass.
+
+In: extents of files (or documents) and a tokenizer. Out: the files of a shard and its record. Which
+shards there are is the business of build.py; `make_here` makes them in this process or in several of
+this machine, `beam_maker` on Apache Beam. A shard becomes visible only when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertjax.data.documents import Document, read_extent
+from bertjax.data.sources import Extent, Reading
+from bertjax.data.store import shard_path, temporary_name, to_json, write_atomically
+from bertjax.data.verification import hash_file
+from bertjax.formats.files import read_json
+from bertjax.interruption import end_with_parent
+from bertjax.tokenization import Tokenizer
+
+DOCUMENT_DTYPE = np.dtype([("hash", "<u8"), ("sentences", "<u4"), ("tokens", "<u8")])
+BATCH_CHARACTERS = 1 << 20  # tokenized at a time; bounds a worker's memory
+JUDGED_LENGTH = 128  # tokens of the rows for which a build is judged
+ROOM = JUDGED_LENGTH - 3  # of them without [CLS] and [SEP]
+LONGEST_SHOWN = 40  # characters by which the longest line can be found
+# Of each source: documents, tokens, unknown tokens, tokens by which lines are longer than a row,
+# documents of a single sentence.
+SOURCE_NUMBERS = ("documents", "tokens", "unknown", "long", "single")
+
+
+class ShardTask(NamedTuple):
+    """What decides the bytes of a shard, beside the tokenizer."""
+
+    extents: Sequence[Extent]
+    number: int
+    directory: Path
+    dtype: np.dtype
+    reading: Reading
+    split_lines: int | None = None
+
+
+# Makes shards: (tasks, tokenizer, whether to stop early) -> (number, record) of each as it is finished.
+ShardMaker = Callable[[list[ShardTask], Tokenizer, Callable[[], bool]], Iterator[tuple[int, dict[str, Any]]]]
+
+
+def build_shard(task: ShardTask, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Read, tokenize and write one shard; return its record. Pure: same input, same bytes."""
+    counts: Counter[str] = Counter()
+    documents = (
+        (source, document)
+        for source, extent in enumerate(task.extents)
+        for document in read_extent(extent, task.reading, counts)
+    )
+    return write_shard(documents, task.number, task.directory, task.dtype, tokenizer, counts, task.split_lines)
+
+
+def write_shard(
+    documents: Iterable[tuple[int, Document | Sequence[str]]],
+    number: int,
+    directory: Path,
+    dtype: np.dtype,
+    tokenizer: Tokenizer,
+    counts: Counter[str] | None = None,
+    split_lines: int | None = None,
+) -> dict[str, Any]:
+    """Tokenize documents and write them as one whole shard; return its record.
+
+    Documents without a token are dropped and counted ('empty_documents'), as are sentences
+    ('empty_sentences'). The record's 'sources' has a row of numbers, named in SOURCE_NUMBERS, for
+    each source of documents (0, 1, ...).
+    """
+    counts = Counter() if counts is None else counts
+    sources = np.zeros((0, len(SOURCE_NUMBERS)), np.int64)
+    longest = (0, "", 0)
+    with ShardWriter(directory, number, dtype) as writer:
+        for batch, origins in _batches(documents):
+            sentences = [s for document in batch for s in document]
+            ids, lengths = encode(tokenizer, sentences)
+            if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+                raise ValueError(
+                    f"the tokenizer gave ids from {ids.min()} to {ids.max()}, and has "
+                    f"{tokenizer.vocab_size} entries: its files do not fit together"
+                )
+            ends = np.cumsum([len(document) for document in batch])
+            first = ends - [len(document) for document in batch]
+            if (most := int(lengths.max(initial=0))) > longest[0]:
+                line = int(lengths.argmax())
+                longest = (most, sentences[line][:LONGEST_SHOWN], origins[int(np.searchsorted(ends, line, "right"))])
+            pieces = lengths > 0
+            counts["empty_sentences"] += int(np.count_nonzero(lengths == 0))
+            if split_lines:
+                pieces = -(-lengths // split_lines)
+                counts["long_lines_split"] += int(np.count_nonzero(pieces > 1))
+            table = np.zeros(len(batch), DOCUMENT_DTYPE)
+            table["hash"] = [content_hash(document) for document in batch]
+            table["sentences"] = np.add.reduceat(pieces, first)
+            table["tokens"] = np.add.reduceat(lengths, first)
+            long = np.add.reduceat(np.maximum(lengths - ROOM, 0), first)
+            sources = _add_numbers(sources, origins, table, long, np.flatnonzero(ids == tokenizer.unk_id))
+            kept = table[table["tokens"] > 0]
+            counts["empty_documents"] += len(table) - len(kept)
+            lengths = _cut(lengths, pieces) if split_lines else lengths[pieces]
+            writer.add(ids, lengths, kept)
+        return writer.finish(
+            {
+                "noticed": {k: v for k, v in sorted(counts.items()) if v},
+                "unknown_tokens": int(sources[:, SOURCE_NUMBERS.index("unknown")].sum()),
+                "sources": sources.tolist(),
+                "longest_line": list(longest),
+            }
+        )
+
+
+def _add_numbers(
+    sources: np.ndarray, origins: list[int], table: np.ndarray, long: np.ndarray, unknown: np.ndarray
+) -> np.ndarray:
+    """SOURCE_NUMBERS of each source [sources, 5] with those of a batch of documents added.
+
+    Args:
+      origins: the source of each document.
+      table, long: of each document, and its tokens by which lines are longer than a row.
+      unknown: places of the unknown tokens in the batch.
+    """
+    tokens = table["tokens"].astype(np.int64)
+    document_of = np.searchsorted(np.cumsum(tokens), unknown, side="right")
+    unknown = np.bincount(document_of, minlength=len(table))
+    numbers = np.stack([tokens > 0, tokens, unknown, long, table["sentences"] == 1], axis=1).astype(np.int64)
+    sources = np.pad(sources, ((0, max(origins[-1] + 1 - len(sources), 0)), (0, 0)))
+    np.add.at(sources, origins, numbers)
+    return sources
+
+
+def _cut(lengths: np.ndarray, pieces: np.ndarray) -> np.ndarray:
+    """Lengths of the `pieces` of equal size (to a token) into which sentences are cut."""
+    number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    lengths, pieces = np.repeat(lengths, pieces), np.repeat(pieces, pieces)
+    return lengths * (number + 1) // pieces - lengths * number // pieces
+
+
+def _batches(documents: Iterable[tuple[int, Document | Sequence[str]]]) -> Iterator[tuple[list[list[str]], list[int]]]:
+    """Sentence lists of whole documents, about BATCH_CHARACTERS together, and their sources."""
+    batch: list[list[str]] = []
+    origins: list[int] = []
+    size = 0
+    for source, document in documents:
+        sentences = document.sentences if isinstance(document, Document) else document
+        if isinstance(sentences, str):
+            raise ValueError(
+                "a document is a list of sentences, this one is a string: "
+                f"{sentences[:60]!r}; split it with bertjax.data.sentences"
+            )
+        batch.append(list(sentences) or [""])
+        origins.append(source)
+        size += sum(map(len, sentences))
+        if size >= BATCH_CHARACTERS:
+            yield batch, origins
+            batch, origins, size = [], [], 0
+    if batch:
+        yield batch, origins
+
+
+def encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """(ids int32 [N] end to end, length of each sentence int64 [S])."""
+    if hasattr(tokenizer, "encode_flat"):
+        return tokenizer.encode_flat(sentences)
+    rows = tokenizer.encode_batch(sentences)  # a tokenizer of the caller's own
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    ids = np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum()))
+    return ids, lengths
+
+
+def content_hash(sentences: list[str]) -> int:
+    """64-bit hash of a document's text, the same for every tokenizer: decides the split."""
+    digest = hashlib.blake2b("\n".join(sentences).encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+class ShardWriter:
+    """Writes one shard; memory is the two tables (12 bytes a sentence at most), not the tokens.
+
+    Nothing is visible under the shard's names before `finish`. A context that ends without it removes
+    what was written; a writer that is killed leaves only `.tmp` files, which the next run removes.
+    """
+
+    def __init__(self, directory: Path, number: int, dtype: np.dtype):
+        self.directory, self.number, self.dtype = Path(directory), number, np.dtype(dtype)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._tokens_path = shard_path(self.directory, number, "tokens")
+        self._temporary = temporary_name(self._tokens_path)
+        self._file = open(self._temporary, "wb", buffering=1 << 20)  # noqa: SIM115
+        self._hash = hashlib.blake2b(digest_size=32)
+        self._lengths: list[np.ndarray] = []
+        self._documents: list[np.ndarray] = []
+        self._num_tokens = 0
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def add(self, ids: np.ndarray, lengths: np.ndarray, documents: np.ndarray) -> None:
+        """Append whole documents: ids [N], sentence lengths [S], documents [D] (DOCUMENT_DTYPE)."""
+        data = np.ascontiguousarray(ids, self.dtype).tobytes()
+        self._hash.update(data)
+        self._file.write(data)
+        self._lengths.append(np.asarray(lengths, "<u4"))
+        self._documents.append(np.asarray(documents, DOCUMENT_DTYPE))
+        self._num_tokens += len(ids)
+
+    def finish(self, counts: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the shard whole and return its record (also stored as `<number>.json`)."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        lengths = np.concatenate([np.empty(0, "<u4"), *self._lengths])
+        documents = np.concatenate([np.empty(0, DOCUMENT_DTYPE), *self._documents])
+        tokens_hash = self._hash.hexdigest()
+        for name, table in (("sentences", lengths), ("documents", documents)):
+            self._hash.update(table.tobytes())
+            content = io.BytesIO()
+            np.save(content, table)
+            write_atomically(shard_path(self.directory, self.number, name), content.getbuffer())
+        os.replace(self._temporary, self._tokens_path)
+        record = {
+            **counts,
+            "documents": len(documents),
+            "sentences": len(lengths),
+            "tokens": self._num_tokens,
+            "tokens_hash": tokens_hash,
+            "hash": self._hash.hexdigest(),
+        }
+        write_atomically(shard_path(self.directory, self.number, "json"), to_json(record))
+        return record
+
+
+def read_shard_record(directory: Path, number: int, dtype: np.dtype, verified: bool = False) -> dict[str, Any] | None:
+    """The record of a whole shard, None where it is not there yet.
+
+    A shard whose files contradict its record (cut off, or edited) counts as not there. Contents are
+    compared if `verified`, which reads the files; otherwise sizes.
+    """
+    try:
+        record = read_json(shard_path(directory, number, "json"))
+        size = shard_path(directory, number, "tokens").stat().st_size
+        tables = [
+            np.load(shard_path(directory, number, k), mmap_mode="r") if record[k] else ()
+            for k in ("sentences", "documents")
+        ]
+        whole = size == record["tokens"] * np.dtype(dtype).itemsize
+        whole &= len(tables[0]) == record["sentences"] and len(tables[1]) == record["documents"]
+        if whole and verified:
+            digest = hash_file(shard_path(directory, number, "tokens"))
+            for table in tables:
+                digest.update(np.ascontiguousarray(table))
+            whole = digest.hexdigest() == record["hash"]
+    except Exception:  # a damaged header makes np.load raise about anything
+        return None
+    return record if whole else None
+
+
+def read_shard_tables(directory: Path, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """(sentence lengths uint32 [S], documents DOCUMENT_DTYPE [D]) of one whole shard."""
+    return (np.load(shard_path(directory, number, "sentences")), np.load(shard_path(directory, number, "documents")))
+
+
+# --- where shards are made ------------------------------------------------------------------------
+
+
+def make_here(
+    tasks: list[ShardTask], tokenizer: Tokenizer, stop: Callable[[], bool], workers: int = 1
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A `ShardMaker`: in this process, or in spawned ones, which end with it however that ends."""
+    workers = min(workers, len(tasks))
+    if workers <= 1:
+        for task in tasks:
+            if stop():
+                return
+            yield task.number, build_shard(task, tokenizer)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, (tokenizer,)) as pool:
+        waiting: dict[Future, int] = {}
+        remaining = iter(tasks)
+        try:
+            while True:
+                while len(waiting) < workers + 1 and not stop():
+                    if (task := next(remaining, None)) is None:
+                        break
+                    with _signals_held():
+                        waiting[pool.submit(_work, task)] = task.number
+                if not waiting:
+                    return
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    yield waiting.pop(future), future.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block has ended; processes started in it never receive them.
+
+    A worker must not be interrupted while it starts, and on Ctrl-C workers finish their shards.
+    """
+    resource_tracker.ensure_running()  # starts with the first worker, and unblocks the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_worker_tokenizer: Tokenizer
+
+
+def _start_worker(tokenizer: Tokenizer) -> None:
+    global _worker_tokenizer
+    _worker_tokenizer = tokenizer
+    end_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))  # by which a broken pool ends it
+
+
+def _work(task: ShardTask) -> dict[str, Any]:
+    return build_shard(task, _worker_tokenizer)
+
+
+def beam_maker(options: Sequence[str] = ()) -> ShardMaker:
+    """A `ShardMaker` on Apache Beam (the [beam] extra); same shards, same bytes.
+
+    Input and output must be paths that every worker sees under the same name: a network file system,
+    or a mounted bucket.
+
+    Args:
+      options: of the pipeline; they name the runner (default: DirectRunner).
+
+    Raises:
+      ValueError: Apache Beam is not installed.
+    """
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    except ImportError as error:
+        raise ValueError("Apache Beam is not installed: pip install 'bertjax[beam]'") from error
+
+    def make(
+        tasks: list[ShardTask], tokenizer: Tokenizer, stop: Callable[[], bool]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        if not tasks or stop():
+            return
+        with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+            _ = pipeline | beam.Create(tasks) | beam.Reshuffle() | beam.Map(build_shard, tokenizer=tokenizer)
+        for task in tasks:
+            if (record := read_shard_record(task.directory, task.number, task.dtype)) is None:
+                raise ValueError(
+                    f"{task.directory}: a Beam worker reported shard {task.number} as made, but "
+                    "it is not here; input and output must be on a file system that "
+                    "all workers share"
+                )
+            yield task.number, record
+
+    return make
