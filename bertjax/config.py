@@ -3,8 +3,7 @@
 The sections below are frozen dataclasses, and `Config` holds them all: it is what the program works with. A config
 file (`configs/*.py`) and the command line write to a ConfigDict of the same names and types instead
 (`default_config()`; `--config.optimizer.learning_rate=3e-5`); `frozen` turns it into a Config once, and sections are
-handed on whole from there. `describe` gives the text of `--help_config`, `python -m bertjax.config` the table of
-docs/settings.md. config_checks.py refuses what cannot work.
+handed on whole from there. `describe` gives the text of `--help_config`; config_checks.py refuses what cannot work.
 """
 
 from __future__ import annotations
@@ -264,8 +263,7 @@ class ExecutionSettings:
     kernels: str = setting(
         "auto",
         "auto = hand-written kernels where they are faster (attention; GPU: residual + dropout + LayerNorm too), xla "
-        "= plain XLA everywhere",
-        allowed=("auto", "xla"),
+        "= plain XLA everywhere; or the name of an attention kernel: reference, cudnn, pallas (GPU), pallas_tpu",
     )
     layers: str = setting("unrolled", "unrolled, or scan (compiles faster, needs remat to fit)")
     remat: str = setting("none", "what the backward pass recomputes instead of keeping: none, dots, full")

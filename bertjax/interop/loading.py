@@ -156,7 +156,7 @@ def _shapes(source: Source, model: heads.BertNetwork) -> dict[str, tuple[int, ..
     _ = source.headers  # sizes that no file has are refused before anything of that size is made
     config = model.config
     if config.words == source.config.vocab_size:
-        model = model.clone(config=config.without_padding(), parent=None)
+        model = model.clone(config=config.without_padding())
     return {path: leaf.shape for path, leaf in flatten(heads.parameter_shapes(model)).items()}
 
 

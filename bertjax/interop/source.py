@@ -39,6 +39,7 @@ _OTHER_WEIGHTS = {
     "flax_model.msgpack": "from_flax=True, with a transformers below 5",
     "tf_model.h5": "from_tf=True, with a transformers below 5",
 }
+MANY_LAYERS = 1000  # more than any model has; the file must hold them before anything is made
 # Tokenizers in config.json that tokenization/loading.py is equivalent to.
 _TOKENIZERS = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
 
@@ -68,6 +69,11 @@ class Source:
     directory: Path
     tokenizer: Tokenizer | None = None
     sentence: SentenceSettings | None = None
+
+    def __post_init__(self) -> None:
+        # A network is built layer by layer, before its weights are read.
+        if self.config.num_hidden_layers > MANY_LAYERS:
+            _ = self.headers
 
     @functools.cached_property
     def headers(self) -> dict[str, Header]:

@@ -59,7 +59,7 @@ def export_model(
       ValueError: the export differs from the live model by more than 1e-4.
       FileExistsError: see files.whole_directory.
     """
-    model = loaded.model.clone(execution=Execution(attention="reference"), parent=None)
+    model = loaded.model.clone(execution=Execution(attention="reference"))
     weights = {path: np.asarray(x, np.float32) for path, x in flatten(loaded.params).items()}
 
     def function(weights: Mapping[str, jax.Array], ids: jax.Array, mask: jax.Array, types: jax.Array) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertjax.config import Architecture, ExecutionSettings, ModelSettings, require_dropout, require_positive_integer
+from bertjax.model.kernels import ATTENTION
 
 DTYPES = ("float32", "bfloat16", "float16")
 LAYER_MODES = ("unrolled", "scan")
@@ -173,7 +174,7 @@ class Execution:
     Attributes:
       dtype: of activations and matrix products. Parameters, LayerNorm statistics, softmax and
         losses stay float32.
-      attention: 'auto', 'reference' or the name of a fused kernel (see attention.py).
+      attention: 'auto', 'reference' or the name of a fused kernel (see kernels/__init__.py).
       layers: 'unrolled', or 'scan' for one compiled layer body (compile time, less code). The
         parameters are one leaf a layer in both.
       remat: what the backward pass finds in memory. 'none' keeps everything; 'dots' keeps the
@@ -219,7 +220,11 @@ class Execution:
         )
         if settings.kernels == "xla":
             return dataclasses.replace(fastest, attention="reference", pointwise="xla")
-        return fastest
+        if settings.kernels not in ("auto", *ATTENTION):
+            raise ValueError(
+                f"config.execution.kernels={settings.kernels!r} is not one of auto, xla, {', '.join(ATTENTION)}"
+            )
+        return dataclasses.replace(fastest, attention=settings.kernels)
 
     @classmethod
     def for_backend(cls, backend: str, tensor_parallel: bool = False, **overrides: Any) -> Execution:

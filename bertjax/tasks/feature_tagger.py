@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from bertjax.model.bilstm import BiLstm
-from bertjax.model.heads import BertModel, BertNetwork, dense_float32
+from bertjax.model.heads import BertModel, BertNetwork, model
+from bertjax.model.layers import add_bias, parameter, product, truncated_normal_rescaled, zeros
 
 # Name -> hidden states used (index 0 = embeddings, -1 = last layer), and how.
 LAYER_CHOICES: dict[str, tuple[slice, str]] = {
@@ -28,6 +28,7 @@ LAYER_CHOICES: dict[str, tuple[slice, str]] = {
 }
 
 
+@model
 class BertFeatureTagger(BertNetwork):
     """Tags from frozen features. Train it with the rule ('^encoder/', 0.0)."""
 
@@ -36,32 +37,31 @@ class BertFeatureTagger(BertNetwork):
     lstm_size: int = 768
     lstm_layers: int = 2
 
-    @nn.compact
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array,
-        token_type_ids: jax.Array | None = None,
-        position_ids: jax.Array | None = None,
-        dropout_key: jax.Array | None = None,
-    ) -> jax.Array:
-        """Float32 logits [B, T, labels]. The encoder never drops and gets no gradient."""
-        hidden = self._encoder()(input_ids, attention_mask, token_type_ids, position_ids, None, True)
-        mix = None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        c = self.config
+        states = range(c.num_hidden_layers + 1)[LAYER_CHOICES[self.layers][0]]
         if self.layers.startswith("weighted_sum"):
-            count = len(hidden[LAYER_CHOICES[self.layers][0]])
-            mix = self.param("mix", nn.initializers.zeros, (count,))
+            self.mix = parameter(zeros, len(states))
+        features = c.hidden_size * (len(states) if LAYER_CHOICES[self.layers][1] == "concat" else 1)
+        for number in range(self.lstm_layers):
+            setattr(self, f"bilstm_{number}", BiLstm(features, self.lstm_size))
+            features = 2 * self.lstm_size
+        draw = truncated_normal_rescaled(c.initializer_range)
+        first = int(hasattr(self, "mix"))  # the number that decides how it is drawn
+        self.classifier_kernel = parameter(draw, features, self.num_labels, number=first)
+        self.classifier_bias = parameter(zeros, self.num_labels)
+
+    def __call__(self, input_ids, attention_mask, token_type_ids=None, position_ids=None, dropout_key=None):
+        """Float32 logits [B, T, labels]. The encoder never drops and gets no gradient."""
+        hidden = self.encoder(input_ids, attention_mask, token_type_ids, position_ids, None, True)
+        mix = self.mix[...] if self.layers.startswith("weighted_sum") else None
         x = combine([jax.lax.stop_gradient(state) for state in hidden], self.layers, mix)
         for number in range(self.lstm_layers):
             x = self._drop(x, self._key(dropout_key, number))
-            x = BiLstm(self.lstm_size, name=f"bilstm_{number}")(x, attention_mask)
+            x = getattr(self, f"bilstm_{number}")(x, attention_mask)
         x = self._drop(x, self._key(dropout_key, self.lstm_layers))
-        scale = self.config.initializer_range
-        kernel = self.param(
-            "classifier_kernel", nn.initializers.truncated_normal(scale), (x.shape[-1], self.num_labels)
-        )
-        bias = self.param("classifier_bias", nn.initializers.zeros, (self.num_labels,))
-        return dense_float32({"kernel": kernel, "bias": bias}, x)
+        return add_bias(product(self.classifier_kernel[...], x.astype(jnp.float32)), self.classifier_bias[...])
 
     @property
     def storable(self) -> BertNetwork:

@@ -23,8 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bertjax.config import Config
 from bertjax.log.logbook import Logbook
 from bertjax.model.kernels import compiler_options
+from bertjax.model.mesh import rows_on
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.rows import rows_on
 from bertjax.process.clock import Clock, process_age
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.tasks.batches import (

@@ -71,7 +71,7 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
             grown[i] = table[ids].mean(axis=0)
         parent[name] = grown
     config = dataclasses.replace(loaded.config, vocab_size=size)
-    model = loaded.model.clone(config=config, parent=None)
+    model = loaded.model.clone(config=config)
     return dataclasses.replace(loaded, model=model, params=params, tokenizer=larger), len(added)
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from bertjax.config import Config, max_predictions
 from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_predictions
 from bertjax.model.heads import BertForPreTraining, init_params
+from bertjax.model.mesh import copies
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.model.rows import copies
 from bertjax.training import losses
 from bertjax.training.trainer import Batch, Sums
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import MeshSettings
-from bertjax.model.rows import BATCH_AXES
+from bertjax.model.mesh import BATCH_AXES
 
 P = PartitionSpec
 AXES = ("data", "fsdp", "tensor")

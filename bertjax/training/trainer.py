@@ -28,7 +28,7 @@ from bertjax.config import Config
 from bertjax.jax_settings import with_fixed
 from bertjax.log.logbook import Logbook
 from bertjax.model.kernels import compiler_options
-from bertjax.model.rows import rows_on
+from bertjax.model.mesh import rows_on
 from bertjax.process.clock import POSITION, Clock
 from bertjax.process.hardware import prng_implementation
 from bertjax.training import sharding

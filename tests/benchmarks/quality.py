@@ -271,7 +271,7 @@ def score(out: pathlib.Path) -> dict[str, dict[str, dict[str, float]]]:
         if not finished(out / name):
             continue
         loaded = load_model(out / name / "model")
-        model = loaded.model.clone(execution=execution, parent=None)
+        model = loaded.model.clone(execution=execution)
 
         @jax.jit
         def sums(params, batch, model=model):

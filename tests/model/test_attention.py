@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model.attention import IMPLEMENTATIONS, attention, reference_attention
+from bertjax.model.kernels import ATTENTION
+from bertjax.model.kernels.attention_reference import attention
+from bertjax.model.kernels.choice import attention_kernel
 
-reference = jax.jit(reference_attention)
+reference = jax.jit(attention)
 
 
 def inputs(batch=2, length=6, heads=3, size=4):
@@ -85,6 +87,5 @@ def test_half_precision_rounds_only_its_inputs_and_output():
 
 
 def test_unknown_implementation_is_refused_with_the_known_names():
-    q, k, v = inputs()
-    with pytest.raises(ValueError, match="auto, " + ", ".join(IMPLEMENTATIONS)):
-        attention(q, k, v, jnp.ones((2, 6), jnp.int32), implementation="fast")
+    with pytest.raises(ValueError, match="auto, " + ", ".join(ATTENTION)):
+        attention_kernel("fast")

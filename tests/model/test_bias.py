@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from bertjax.model.bias import add_bias
-from bertjax.model.encoder import dense
+from bertjax.model.layers import Dense, add_bias, zeros
 
 
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16, jnp.float16))
@@ -26,5 +26,6 @@ def test_the_gradient_of_a_layers_bias_loses_nothing_over_many_tokens():
     # 8,192 equal terms: a sum in bfloat16 stands still at 256 of them.
     x = jnp.ones((64, 128, 4), jnp.bfloat16)
     params = {"kernel": jnp.eye(4), "bias": jnp.zeros(4)}
-    total = jax.grad(lambda p: jnp.sum(dense(p, x).astype(jnp.float32)))(params)["bias"]
+    graph, _ = nnx.split(Dense(4, 4, zeros))
+    total = jax.grad(lambda p: jnp.sum(nnx.merge(graph, p)(x).astype(jnp.float32)))(params)["bias"]
     np.testing.assert_array_equal(total, 8192.0)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.bilstm import BiLstm
@@ -37,9 +38,10 @@ def lstm(params, x):
 
 def test_it_is_an_lstm_in_each_direction_over_the_tokens_of_a_row():
     x = np.random.default_rng(0).normal(size=(1, 7, 8))
-    layer = BiLstm(4)
-    found, variables = jax.jit(layer.init_with_output)(jax.random.key(0), jnp.asarray(x), MASK)
-    params = variables["params"]
+    layer = BiLstm(8, 4)
+    graph, _ = nnx.split(layer)
+    params = draw(layer, jax.random.key(0))
+    found = jax.jit(lambda params: nnx.merge(graph, params)(jnp.asarray(x), MASK))(params)
     cells = jax.tree.map(np.float64, params)
     expected = np.concatenate([lstm(cells["forward"], x[0, :5]), lstm(cells["backward"], x[0, 4::-1])[::-1]], -1)
     np.testing.assert_allclose(found[0, :5], expected, atol=1e-6)

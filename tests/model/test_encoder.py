@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bertjax.model.encoder import activation, layer_norm
 from bertjax.model.heads import BertForPreTraining, BertForTokenClassification, init_params
+from bertjax.model.layers import LayerNorm, activation
 from bertjax.model.lookup import gather_positions, small_table_lookup
 from bertjax.model.presets import BertConfig, Execution, parameter_count
 
@@ -95,8 +96,13 @@ def test_gelu_forms():
 def test_layer_norm_epsilon_comes_from_the_config():
     weights = {"scale": jnp.ones(2), "bias": jnp.zeros(2)}
     x = jnp.array([1e-6, -1e-6])
-    np.testing.assert_allclose(layer_norm(weights, x, 1e-12), [0.7071068, -0.7071068], atol=1e-6)
-    np.testing.assert_allclose(layer_norm(weights, x, 1e-6), [0.001, -0.001], atol=1e-8)
+
+    def layer_norm(epsilon):
+        graph, _ = nnx.split(LayerNorm(2, epsilon))
+        return nnx.merge(graph, weights)(x)
+
+    np.testing.assert_allclose(layer_norm(1e-12), [0.7071068, -0.7071068], atol=1e-6)
+    np.testing.assert_allclose(layer_norm(1e-6), [0.001, -0.001], atol=1e-8)
 
 
 def test_initial_values_are_a_normal_cut_at_two_sigma_and_not_rescaled(params):

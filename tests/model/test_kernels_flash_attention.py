@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bertjax.model.kernels.attention_pallas import Tiling, flash_attention, flash_attention_joined, tile_bounds
 from bertjax.model.kernels.dropout_bits import keep_mask, keep_probability, stream_seeds
-from bertjax.model.kernels.flash_attention import Tiling, flash_attention, flash_attention_joined, tile_bounds
-from bertjax.model.rows import rows_on
+from bertjax.model.mesh import rows_on
 
 RATE = 0.1
 AXES = ("data", "fsdp", "tensor")

@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.bias_gelu import bias_gelu
 from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
-from bertjax.model.rows import rows_on
+from bertjax.model.mesh import rows_on
 
 
 @pytest.mark.parametrize(("gelu", "approximate"), [(gelu_tanh, True), (gelu_erf, False)])

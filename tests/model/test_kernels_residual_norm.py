@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.dropout_bits import hidden_words, keep_probability, key_words, threshold
 from bertjax.model.kernels.residual_norm import residual_layer_norm
-from bertjax.model.rows import rows_on
+from bertjax.model.mesh import rows_on
 
 RATE, EPSILON = 0.1, 1e-12
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bertjax.model.kernels import compiler_options, select_attention
+from bertjax.model.kernels import compiler_options
+from bertjax.model.kernels.choice import select_attention
 
 
 def _device(monkeypatch, platform, capability=None):
@@ -31,7 +32,7 @@ def _device(monkeypatch, platform, capability=None):
 def test_fused_kernels_are_chosen_where_they_run(monkeypatch, platform, capability, head, dtype, choice):
     _device(monkeypatch, platform, capability)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    assert select_attention((2, 128, 12, head), dtype, 0.1, platform) == choice
+    assert select_attention((2, 128, 12, head), dtype, platform) == choice
 
 
 def test_only_gpus_get_compiler_options():

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.model.attention import attention, reference_attention
-from bertjax.model.kernels.tpu_attention import attention as tpu_attention
-from bertjax.model.rows import rows_on
+from bertjax.model.kernels import attention_reference
+from bertjax.model.kernels.attention_pallas_tpu import attention as tpu_attention
+from bertjax.model.kernels.choice import attention_kernel, select_attention
+from bertjax.model.mesh import rows_on
 
 RATE = 0.1
 ROOT = pathlib.Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def value_and_gradients(attend, ids, key):
 def test_value_and_gradients_equal_the_reference_with_dropout(length, heads, head):
     arrays, ids, key = inputs(2, length, heads, head)
     got = jax.jit(value_and_gradients(tpu_attention, ids, key))(*arrays)
-    want = jax.jit(value_and_gradients(reference_attention, ids, key))(*arrays)
+    want = jax.jit(value_and_gradients(attention_reference.attention, ids, key))(*arrays)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=5e-6)
 
@@ -77,10 +78,14 @@ def test_auto_means_the_kernels_where_the_program_is_for_a_tpu():
 
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
 
+    def chosen(x, platform):
+        kernel = attention_kernel(select_attention(x.shape, x.dtype, platform))
+        return kernel.attention(x, x, x, ids[:, : x.shape[1]])
+
     def program(x, platform):
         def run(x):
             with rows_on(mesh):
-                return attention(x, x, x, ids[:, : x.shape[1]], platform=platform)
+                return chosen(x, platform)
 
         return str(jax.make_jaxpr(run)(x))
 
@@ -90,12 +95,12 @@ def test_auto_means_the_kernels_where_the_program_is_for_a_tpu():
     assert "pallas_call" not in program(q, "tpu")  # float32 stays exact
     assert "pallas_call" not in program(half[:, :96], "tpu")
     # On several chips XLA cannot split a kernel, so a program of unknown placement has none.
-    assert "pallas_call" not in str(jax.make_jaxpr(lambda x: attention(x, x, x, ids, platform="tpu"))(half))
+    assert "pallas_call" not in str(jax.make_jaxpr(lambda x: chosen(x, "tpu"))(half))
 
 
 def test_rows_and_heads_that_the_kernels_do_not_take_are_refused():
     with pytest.raises(ValueError, match="96 tokens.*multiples of 128.*'reference'"):
-        attention(*[jnp.zeros((1, 96, 1, 64))] * 3, jnp.ones((1, 96)), implementation="pallas_tpu")
+        tpu_attention(*[jnp.zeros((1, 96, 1, 64))] * 3, jnp.ones((1, 96)))
     with pytest.raises(ValueError, match="size 48"):
         tpu_attention(*[jnp.zeros((1, 128, 1, 48))] * 3, jnp.ones((1, 128)))
 
@@ -106,8 +111,8 @@ import json, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from bertjax.model.kernels.tpu_attention import attention
-from bertjax.model.rows import rows_on
+from bertjax.model.kernels.attention_pallas_tpu import attention
+from bertjax.model.mesh import rows_on
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name=sys.argv[1]).devices
 mesh = Mesh(np.array(devices).reshape(-1, 1, 2), ("data", "fsdp", "tensor"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax.model import lookup
-from bertjax.model.rows import by_columns, rows_on
+from bertjax.model.mesh import by_columns, rows_on
 from bertjax.training.sharding import make_mesh
 
 KINDS = ("uniform", "zipf", "one")

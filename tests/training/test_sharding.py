@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from bertjax.config import OptimizerSettings
 from bertjax.model.encoder import BertEncoder
-from bertjax.model.heads import BertForPreTraining
+from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tools.plan import hlo
 from bertjax.training.objective import PretrainingObjective
@@ -153,8 +153,7 @@ class Encoding:
         )
 
     def init(self, key):
-        tokens = jnp.ones((1, 4), jnp.int32)
-        return self.encoder.init(key, tokens, tokens)["params"]
+        return init_params(self.encoder, key)
 
     def prepare(self, batch, key):
         return batch

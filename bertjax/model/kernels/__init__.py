@@ -1,24 +1,25 @@
-"""Hand-written kernels and the choice among them.
+"""Hand-written kernels, and the table of those for attention. (This file needs no jax.)
 
-dropout_bits       attention dropout as a hash of (key, row, head, query, key position)
-attention_programs what one GPU program of the fused attention computes (Pallas)
-flash_attention    the launch of these programs, as one differentiable function
-attention_pallas   attention() over flash_attention, for the dispatch table
-attention_cudnn    attention() over cuDNN, without dropout
-tpu_attention      fused attention for TPUs (Pallas)
+choice             the three functions of a layer that kernels compute, chosen for a machine
+attention_*        attention: plain XLA, cuDNN, Pallas for GPUs, Pallas for TPUs
+gpu_programs       what one GPU program of the fused attention computes
 residual_norm      LayerNorm(residual + dropout(h + b)), one pass forward and backward (GPU)
 bias_gelu          backward pass of GELU(h + b) with the bias's gradient (GPU)
 gelu               GELU recomputed in backward, in the form that cuBLASLt takes over
+dropout_bits       dropout as a hash of (key, row, head, query, key position)
+
+A new attention kernel is a module with `attention` as in attention_reference, and an entry here.
+`--config.execution.kernels=NAME` then runs it. If it reads queries, keys and values in place out of
+one product, it also has `joined_attention` (see attention_pallas).
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-import jax
-import jax.numpy as jnp
-
-from bertjax.model.rows import rows_are_placed
+# Name -> module of this package.
+ATTENTION = {
+    "reference": "attention_reference",
+    "cudnn": "attention_cudnn",
+    "pallas": "attention_pallas",
+    "pallas_tpu": "attention_pallas_tpu",
+}
 
 
 def compiler_options(platform: str) -> dict[str, bool | str]:
@@ -32,34 +33,3 @@ def compiler_options(platform: str) -> dict[str, bool | str]:
     if platform != "gpu":
         return {}
     return {"xla_gpu_enable_triton_gemm": False, "xla_disable_hlo_passes": "all-reduce-contiguous"}
-
-
-def select_attention(shape: Sequence[int], dtype: jnp.dtype, dropout_rate: float, platform: str) -> str:
-    """The implementation that 'auto' stands for.
-
-    Args:
-      shape: of the query, [B, T, A, D].
-      dtype: compute type.
-      dropout_rate: of the attention probabilities, 0 when deterministic.
-      platform: what the program is compiled for, 'cpu', 'gpu' or 'tpu'.
-
-    Returns:
-      'pallas' on NVIDIA GPUs from Ampere on, in 16-bit types and with a head size that is a power
-      of two; 'pallas_tpu' on TPUs, in bfloat16 and for rows and heads that it takes; else
-      'reference'. cuDNN's attention is never chosen: its dropout offset is a counter inside the
-      process, so that a resumed run would draw other masks, and without dropout it has no lead
-      (see flash_attention).
-    """
-    del dropout_rate
-    _, length, _, head = shape
-    if platform == "tpu":
-        from bertjax.model.kernels import tpu_attention  # a tenth of a second that others save
-
-        taken = dtype == jnp.bfloat16 and not tpu_attention.refusal(length, head)
-        # Such a kernel in a program that XLA partitions by itself is an error on TPUs.
-        return "pallas_tpu" if taken and rows_are_placed() else "reference"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    if platform != "gpu" or capability is None or float(capability) < 8.0:
-        return "reference"
-    half = jnp.dtype(dtype) in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-    return "pallas" if half and head >= 16 and head & (head - 1) == 0 else "reference"

@@ -1,4 +1,4 @@
-"""cuDNN's fused attention, without dropout, behind the signature of the dispatch table.
+"""cuDNN's fused attention, without dropout.
 
 For comparison and for inference. Not for training: jax's public function has no dropout argument,
 and the private one numbers its draws with a counter inside the process, so that neither a resumed
@@ -10,22 +10,8 @@ from __future__ import annotations
 import jax
 
 
-def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    attention_mask: jax.Array,
-    dropout_rate: float = 0.0,
-    dropout_key: jax.Array | None = None,
-    several_pairs: bool = False,
-) -> jax.Array:
-    """[B,T,A,D] x 3 and mask [B,T] -> context [B,T,A,D].
-
-    The mask becomes a dense boolean [B,1,T,T], since segments need it.
-
-    Raises:
-      ValueError: when dropout is asked for.
-    """
+def attention(query, key, value, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False) -> jax.Array:
+    """As attention_reference.attention; the mask becomes a dense boolean [B,1,T,T]. Refuses dropout."""
     if dropout_key is not None and dropout_rate > 0.0:
         raise ValueError(
             "attention='cudnn' cannot draw dropout that a resumed run repeats; use "

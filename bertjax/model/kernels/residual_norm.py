@@ -28,8 +28,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.sharding import Mesh
 
-from bertjax.model.kernels.dropout_bits import hidden_keep_mask, keep_probability
-from bertjax.model.rows import current_mesh, on_each_share
+from bertjax.model.kernels.dropout_bits import hidden_keep_mask, keep_probability, key_words
+from bertjax.model.mesh import current_mesh, on_each_share
 
 LARGEST_CHUNK = 1024
 SUMS = 3  # gradients that backward adds up over tokens: scale, bias, b
@@ -301,3 +301,18 @@ def residual_layer_norm(
     tokens = lax.iota(jnp.uint32, batch * length).reshape(batch, length)
     scale, bias, h_bias = (x.astype(jnp.float32) for x in (scale, bias, h_bias))
     return _norm(spec, h, h_bias, residual, scale, bias, words, tokens)
+
+
+def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """See choice.Kernels: `residual_layer_norm` behind a dense layer."""
+    return residual_layer_norm(
+        dense.product(x),
+        dense.bias[...],
+        residual,
+        norm.scale[...],
+        norm.bias[...],
+        None if key is None else key_words(key),
+        0.0 if key is None else rate,
+        norm.epsilon,
+        interpret=jax.default_backend() != "gpu",
+    )

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.config import Config, max_predictions
-from bertjax.model.kernels import select_attention
+from bertjax.model.kernels.choice import select_attention
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.process import hardware
 from bertjax.tools.plan import candidates, chips
@@ -108,5 +108,5 @@ def _attention_is_fused(config: Config, model: BertConfig, length: int, platform
     kind = execution.attention
     if kind == "auto":
         shape = (1, length, model.num_attention_heads, model.head_size)
-        kind = select_attention(shape, jnp.dtype(execution.dtype), model.attention_probs_dropout_prob, platform)
+        kind = select_attention(shape, jnp.dtype(execution.dtype), platform)
     return kind != "reference"

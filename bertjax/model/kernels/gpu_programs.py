@@ -3,7 +3,7 @@
     refs to q, k, v of a head [T,D], its seeds, the row's ids  ->  context, log-sum-exp
     the same, and the context's gradient                       ->  dq, dk, dv
 
-flash_attention.py lays arrays out as these refs, launches the programs and makes them one
+attention_pallas.py lays arrays out as these refs, launches the programs and makes them one
 differentiable function; it also says what they compute and why.
 """
 

@@ -31,7 +31,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
 from bertjax.model.kernels.dropout_bits import keep_probability, rows_keep_mask, stream_seeds
-from bertjax.model.rows import current_mesh, on_each_share
+from bertjax.model.mesh import current_mesh, on_each_share
 
 LANES = 128
 LONGEST = 2048  # tokens of a row: beyond, a block's scores do not fit
@@ -263,25 +263,10 @@ def refusal(length: int, head: int) -> str:
     return ""
 
 
-def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    attention_mask: jax.Array,
-    dropout_rate: float = 0.0,
-    dropout_key: jax.Array | None = None,
-    several_pairs: bool = False,
-) -> jax.Array:
-    """[B,T,A,D] x 3 and mask [B,T] -> context [B,T,A,D]; same dropout bits as the reference path.
+def attention(query, key, value, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False) -> jax.Array:
+    """As attention_reference.attention, with the same dropout bits; bfloat16 is the fast type.
 
-    Args:
-      query, key, value: of one floating type; bfloat16 is the fast one.
-      attention_mask: int [B, T]; a token attends to those with its own value.
-      dropout_rate, dropout_key: of the attention weights; no effect without a key.
-      several_pairs: of no consequence here.
-
-    Raises:
-      ValueError: rows or heads that the kernels do not take.
+    Raises ValueError for rows or heads that the kernels do not take.
     """
     batch, length, heads, head = query.shape
     if reason := refusal(length, head):

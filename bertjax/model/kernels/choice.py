@@ -1,0 +1,131 @@
+"""The three functions of a layer that a kernel may compute, and the choice of kernels.
+
+In: a BertConfig, an Execution and the size of a batch. Out: `Kernels`, which the encoder calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.model.dropout import dropout
+from bertjax.model.kernels import ATTENTION, attention_reference
+from bertjax.model.kernels.gelu import gelu_tanh
+from bertjax.model.layers import Dense, LayerNorm, activation, add_bias
+from bertjax.model.mesh import rows_are_placed
+from bertjax.model.presets import BertConfig, Execution
+
+# One array twice: for the residual branch and for the next product. Two variables have two
+# cotangents, which the fused LayerNorm adds up in its backward pass instead of XLA before it.
+Pair = tuple[jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """What computes the heavy parts of a layer.
+
+    Attributes:
+      attention: (query, key, value, attention_mask, dropout_rate, dropout_key, several_pairs) ->
+        context [B, T, A, D], as attention_reference.attention.
+      joined_attention: (product [B, T, 3 A D], bias [3, A, D], attention_mask, ...) -> the same, of
+        queries, keys and values that are still one product without its bias; None: as `attention`.
+      dense_add_norm: (dense, norm, x, residual, dropout_rate, dropout_key) -> norm(residual +
+        dropout(dense(x))) [B, T, H], once for each of its two uses.
+      dense_activation: (dense, x [B, T, H]) -> the activation of dense(x) [B, T, F].
+    """
+
+    attention: Callable[..., jax.Array]
+    joined_attention: Callable[..., jax.Array] | None
+    dense_add_norm: Callable[[Dense, LayerNorm, jax.Array, jax.Array, float, jax.Array | None], Pair]
+    dense_activation: Callable[[Dense, jax.Array], jax.Array]
+
+
+def choose(config: BertConfig, execution: Execution, batch: int, length: int) -> Kernels:
+    """The kernels for rows [batch, length] on the machine that a program is traced for.
+
+    Raises:
+      ValueError: an unknown kernel. (One that does not take these rows says so when it is called.)
+    """
+    if config.is_decoder:
+        attention, joined = functools.partial(attention_reference.attention, causal=True), None
+    else:
+        shape = (batch, length, config.num_attention_heads, config.head_size)
+        name = execution.attention
+        if name == "auto":
+            name = select_attention(shape, jnp.dtype(execution.dtype), execution.platform)
+        kernel = attention_kernel(name)
+        attention = kernel.attention
+        split_first = functools.partial(_split_attention, attention)
+        joined = getattr(kernel, "joined_attention", split_first) if execution.qkv == "fused" else None
+    if execution.pointwise == "xla":
+        add_norm = functools.partial(dense_add_norm, words=execution.dropout_words)
+        return Kernels(attention, joined, add_norm, functools.partial(dense_activation, config.hidden_act))
+    # Pallas is imported where it is used: that takes a fifth of a second.
+    from bertjax.model.kernels.bias_gelu import dense_gelu
+    from bertjax.model.kernels.residual_norm import dense_add_norm as fused_add_norm
+
+    by_tanh = activation(config.hidden_act) is gelu_tanh and config.intermediate_size % 128 == 0
+    act = dense_gelu if by_tanh else functools.partial(dense_activation, config.hidden_act)
+    return Kernels(attention, joined, fused_add_norm, act)
+
+
+def attention_kernel(name: str) -> ModuleType:
+    """The module of an attention kernel; imported on first use, since some need what others lack."""
+    if name not in ATTENTION:
+        raise ValueError(f"attention={name!r} is not one of auto, {', '.join(ATTENTION)}")
+    return importlib.import_module(f"bertjax.model.kernels.{ATTENTION[name]}")
+
+
+def select_attention(shape: Sequence[int], dtype: jnp.dtype, platform: str) -> str:
+    """The kernel that 'auto' stands for.
+
+    Args:
+      shape: of the query, [B, T, A, D].
+      dtype: compute type.
+      platform: what the program is compiled for, 'cpu', 'gpu' or 'tpu'; 'auto' = this machine.
+
+    Returns:
+      'pallas' on NVIDIA GPUs from Ampere on, in 16-bit types and with a head size that is a power
+      of two; 'pallas_tpu' on TPUs, in bfloat16 and for rows and heads that it takes; else
+      'reference'. cuDNN's attention is never chosen: its dropout offset is a counter inside the
+      process, so that a resumed run would draw other masks, and without dropout it has no lead.
+    """
+    _, length, _, head = shape
+    platform = jax.default_backend() if platform == "auto" else platform
+    if platform == "tpu":
+        taken = dtype == jnp.bfloat16 and not attention_kernel("pallas_tpu").refusal(length, head)
+        # Such a kernel in a program that XLA partitions by itself is an error on TPUs.
+        return "pallas_tpu" if taken and rows_are_placed() else "reference"
+    if platform != "gpu":
+        return "reference"
+    capability = getattr(jax.devices()[0], "compute_capability", None)
+    if capability is None or float(capability) < 8.0:
+        return "reference"
+    half = jnp.dtype(dtype) in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+    return "pallas" if half and head >= 16 and head & (head - 1) == 0 else "reference"
+
+
+# ------------------------------------------------------------------------- the functions in plain XLA
+
+
+def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None, words: str) -> Pair:
+    """See Kernels; `words` is Execution.dropout_words."""
+    y = norm(residual + dropout(dense(x), rate, key, words))
+    return y, y
+
+
+def dense_activation(hidden_act: str, dense: Dense, x: jax.Array) -> jax.Array:
+    return activation(hidden_act)(dense(x))
+
+
+def _split_attention(attention, product: jax.Array, bias: jax.Array, *how) -> jax.Array:
+    """`attention` over queries, keys and values that are split from their product."""
+    shape = (*product.shape[:2], *bias.shape[1:])
+    query, key, value = (x.reshape(shape) for x in jnp.split(add_bias(product, bias.reshape(-1)), 3, axis=-1))
+    return attention(query, key, value, *how)
