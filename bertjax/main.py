@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
     elif config.job == "finetune":
         from bertjax.tasks import job as jobs
     else:
-        from bertjax.run import pretraining as jobs
+        from bertjax.pretraining import job as jobs
     with distributed.not_waiting_after_errors():
         _run(jobs, config, workdir)
 

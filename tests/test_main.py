@@ -54,7 +54,7 @@ def test_wrong_command_is_one_message_and_exit_code_2(arguments, words):
 def test_workdir_that_cannot_be_written_is_one_message(tmp_path):
     (tmp_path / "file").write_text("")
     program = (
-        "from bertjax import main; from bertjax.run import pretraining as job;"
+        "from bertjax import main; from bertjax.pretraining import job;"
         "from bertjax.run.checkpoint import Checkpoints;"
         "job.prepare = lambda config, workdir: workdir; job.run = Checkpoints; main.run()"
     )
@@ -81,7 +81,7 @@ def test_a_stopped_run_does_not_wait_for_what_still_compiles():
     program = """
 import jax, jax.numpy as jnp, threading, time
 from bertjax import main
-from bertjax.run import pretraining as job
+from bertjax.pretraining import job
 from bertjax.process.preemption import Preempted
 
 def compile_for_ever():

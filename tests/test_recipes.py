@@ -16,7 +16,7 @@ from bertjax.data.masking import next_tokens
 from bertjax.model.encoder import BertEncoder
 from bertjax.model.heads import BertForSequenceClassification, init_params
 from bertjax.model.presets import BertConfig
-from bertjax.run import pretraining
+from bertjax.pretraining import job as pretraining
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 EXPERIMENTS = [("recipes", name) for name in ("budget", "roberta", "lamb_phase1", "lamb_phase2")]

@@ -21,7 +21,7 @@ import bertjax.main  # defines the flags of a run
 for name in ("build_corpus", "convert", "evaluate", "features", "predict", "report", "sweep",
              "train_vocab", "bench", "soak"):
     importlib.import_module("bertjax.tools." + name)
-for late in ("bertjax.tasks.job", "bertjax.tasks.suite", "bertjax.run.pretraining",
+for late in ("bertjax.tasks.job", "bertjax.tasks.suite", "bertjax.pretraining.job",
              "bertjax.process.runtime", "bertjax.data.build", "bertjax.interop.stablehlo"):
     importlib.import_module(late)
 gc.collect()

@@ -3,11 +3,12 @@
 import subprocess
 
 import bertjax
+from bertjax import version as versions
 from bertjax.version import source_version
 
 
 def _source_version_of(root, monkeypatch):
-    monkeypatch.setattr(bertjax, "__file__", str(root / "bertjax" / "__init__.py"))
+    monkeypatch.setattr(versions, "_PACKAGE", root / "bertjax")
     return source_version.__wrapped__()
 
 

@@ -1,1 +1,1 @@
-"""A corpus or a task -> a trained state in a directory, in pieces: prepare, claim, resume, save, loop, finish."""
+"""One run of any job in its directory: resume rules, checkpoints, starts, report."""

@@ -1,6 +1,6 @@
 """One run of a job in its work directory: begun or gone on with, trained, evaluated, saved, written out.
 
-What is learnt from what is for the job to say (run/pretraining.py, tasks/job.py); what every run has is here: which
+What is learnt from what is for the job to say (pretraining/job.py, tasks/job.py); what every run has is here: which
 checkpoint it goes on from, its programs, clock and logbook, the start-up screen, the report.
 """
 

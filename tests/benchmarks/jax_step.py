@@ -25,9 +25,9 @@ from bertjax.data.masking import MaskingSpec, packed_predictions
 from bertjax.model.heads import BertForPreTraining
 from bertjax.model.kernels import compiler_options as kernel_options
 from bertjax.model.presets import PRESETS, BertConfig, Execution
+from bertjax.pretraining.objective import PretrainingObjective
 from bertjax.process.hardware import peak_flops
 from bertjax.training import sharding
-from bertjax.training.objective import PretrainingObjective
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.trainer import Trainer
 from tests.benchmarks import harness, kernels

@@ -184,7 +184,7 @@ def heldout(settings: Settings, length: int) -> Iterator[dict[str, np.ndarray]]:
     import jax
 
     from bertjax.config import OptimizerSettings, default_config, frozen
-    from bertjax.run import pretraining
+    from bertjax.pretraining import job as pretraining
     from bertjax.training.optimizer import make_optimizer
     from bertjax.training.trainer import Trainer
 

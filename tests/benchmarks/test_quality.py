@@ -10,7 +10,7 @@ import pytest
 
 from bertjax.config import OptimizerSettings, default_config, frozen
 from bertjax.config_checks import check_config
-from bertjax.run import pretraining
+from bertjax.pretraining import job as pretraining
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.trainer import Trainer

@@ -8,8 +8,8 @@ from etils import epath
 
 from bertjax.config import Config, resume_conflicts
 from bertjax.formats.checkpoint import CheckpointError
+from bertjax.pretraining.job import goes_on_with
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.pretraining import goes_on_with
 from bertjax.run.workdir import DamagedRecord, read_record
 from bertjax.run.workdir import step_to_resume as resume
 from bertjax.tokenization.wordpiece import WordPieceTokenizer

@@ -17,7 +17,7 @@ import pytest
 from bertjax.config import OptimizerSettings, default_config, frozen
 from bertjax.model.kernels import compiler_options
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.run import pretraining
+from bertjax.pretraining import job as pretraining
 from bertjax.tasks.kinds import TaskObjective, model_for
 from bertjax.tasks.schedule import with_schedule_in_state
 from bertjax.training import sharding

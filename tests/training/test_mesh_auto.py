@@ -6,8 +6,8 @@ import pytest
 
 from bertjax.config import MeshSettings, default_config, frozen
 from bertjax.data.build import build_store
+from bertjax.pretraining import job as pretraining
 from bertjax.process import hardware
-from bertjax.run import pretraining
 from bertjax.run.run import summary
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import sharding

@@ -203,7 +203,7 @@ def test_state_of_an_optax_optimizer_is_sharded_like_its_parameters():
 
 
 def test_lamb_without_its_bias_correction_is_said_at_the_start():
-    from bertjax.run.pretraining import optimizer_text
+    from bertjax.pretraining.job import optimizer_text
 
     assert "bias" not in optimizer_text(OptimizerSettings())
     assert "bias_correction=true" in optimizer_text(OptimizerSettings("lamb"))

@@ -13,8 +13,8 @@ from bertjax.config import OptimizerSettings
 from bertjax.model.encoder import BertEncoder
 from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.pretraining.objective import PretrainingObjective
 from bertjax.tools.plan import hlo
-from bertjax.training.objective import PretrainingObjective
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import (
     batch_sharding,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import default_config, frozen
-from bertjax.run import pretraining
+from bertjax.pretraining import job as pretraining
 from bertjax.training import sharding
 
 STEPS = 50

@@ -17,15 +17,15 @@ import numpy as np
 from bertjax.config import Config
 from bertjax.data.rows import default_pairs_per_row
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
+from bertjax.pretraining import job as pretraining
+from bertjax.pretraining.objective import make_objective
 from bertjax.process import hardware
-from bertjax.run import pretraining
 from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
 from bertjax.tools.plan import candidates
 from bertjax.tools.plan.compilation import StageInfo
 from bertjax.tools.plan.vocabulary import Vocabulary, vocabulary_size
 from bertjax.training import sharding
-from bertjax.training.objective import make_objective
 from bertjax.training.trainer import Objective, Trainer
 
 # Training rows of the official data sets, for the length of a fine-tuning run.

@@ -1,7 +1,7 @@
 """Pre-training: the masked language model and next-sentence prediction over a corpus.
 
-`prepare` turns a configuration into a checked job of run.py without compiling anything. What is learnt stands in
-training/objective.py, what the run leaves in finish.py.
+`prepare` turns a configuration into a checked job of run/run.py without compiling anything. objective.py holds the
+loss, finish.py writes what the run leaves.
 """
 
 import dataclasses
@@ -22,17 +22,17 @@ from bertjax.interop import check_pretrained, check_vocabulary, load_pretrained_
 from bertjax.log.logbook import Logbook
 from bertjax.model.heads import BertForPreTraining
 from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, flops_per_row, parameter_count
+from bertjax.pretraining import finish
+from bertjax.pretraining.corpora import Corpus, open_corpus
+from bertjax.pretraining.objective import PretrainingObjective, make_objective, masking_spec
 from bertjax.process import hardware
 from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock
-from bertjax.run import finish
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.corpora import Corpus, open_corpus
 from bertjax.run.run import Line, clock_of, run
 from bertjax.run.workdir import CORPUS_FILE, RECORDS, DamagedRecord, read_record, step_to_resume
 from bertjax.tokenization import load_tokenizer
 from bertjax.training import sharding
-from bertjax.training.objective import PretrainingObjective, make_objective, masking_spec
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.trainer import Batch, Phase, Trainer, TrainState
 

@@ -15,9 +15,10 @@ from bertjax.config import LogSettings, OptimizerSettings, default_config, froze
 from bertjax.data.build import build_store
 from bertjax.interop.huggingface import write_directory
 from bertjax.log.logbook import Logbook
+from bertjax.pretraining import finish
+from bertjax.pretraining import job as pretraining
+from bertjax.pretraining.job import corpus_record
 from bertjax.process.clock import Clock
-from bertjax.run import finish, pretraining
-from bertjax.run.pretraining import corpus_record
 from bertjax.run.run import OutputError, write_results, writing_results
 from bertjax.run.workdir import delete_run
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
@@ -411,7 +412,7 @@ def test_a_sentence_that_cannot_be_filled_does_not_end_a_finished_run(tmp_path, 
     from types import SimpleNamespace
 
     from bertjax import inference
-    from bertjax.run import finish
+    from bertjax.pretraining import finish
 
     def fill_mask(model, text, top_k):
         if "[MASK]" not in text:

@@ -15,7 +15,7 @@ from bertjax.data.build import build_store
 from bertjax.data.documents import read_documents
 from bertjax.interop import load_model, load_pretrained_params
 from bertjax.model.heads import BertForSequenceClassification
-from bertjax.run import pretraining
+from bertjax.pretraining import job as pretraining
 from bertjax.tokenization import WordPieceTokenizer, load_tokenizer
 from bertjax.tools.convert import convert
 from bertjax.training import losses

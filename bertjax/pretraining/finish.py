@@ -25,7 +25,7 @@ from bertjax.run.run import model_text
 from bertjax.training import sharding
 
 if TYPE_CHECKING:
-    from bertjax.run.pretraining import PretrainingJob
+    from bertjax.pretraining.job import PretrainingJob
 
 ARCHITECTURE = "BertForPreTraining"
 # Settings that the table of the training leaves out: told elsewhere in the card, or about the run's

@@ -12,10 +12,11 @@ from bertjax.config import default_config, frozen
 from bertjax.config_checks import check_config
 from bertjax.data.build import build_store
 from bertjax.formats.tfrecord import make_example, write_records
-from bertjax.run import corpora, pretraining
+from bertjax.pretraining import corpora
+from bertjax.pretraining import job as pretraining
+from bertjax.pretraining.corpora import TFRECORD, open_corpus
+from bertjax.pretraining.finish import random_share, token_entropy
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.corpora import TFRECORD, open_corpus
-from bertjax.run.finish import random_share, token_entropy
 from bertjax.run.run import summary
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
