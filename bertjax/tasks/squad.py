@@ -48,6 +48,8 @@ def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
     impossible, answers = entry.get("is_impossible") or False, entry.get("answers", ())
     if isinstance(answers, Mapping):  # as `datasets` holds them
         texts, starts = answers["text"], answers["answer_start"]
+        if not (isinstance(texts, list) and isinstance(starts, list)):
+            raise TypeError(f"text and answer_start of question {entry['id']!r} are not two lists")
         if len(texts) != len(starts):
             raise TypeError(f"question {entry['id']!r} has {len(texts)} answer texts, but {len(starts)} starts")
         pairs = tuple(zip(texts, starts, strict=True))

@@ -151,9 +151,9 @@ def test_accepted_json_lines_are_the_words_and_tags_of_the_json_module(directory
         return
     expected = [row for row in rows if row.get("tokens") or row.get("words")]
     assert [list(s.words) for s in sentences] == [row.get("tokens") or row.get("words") for row in expected]
-    assert [s.tags for s in sentences] == [
-        None if (tags := row.get("tags", row.get("ner_tags"))) is None else tuple(tags) for row in expected
-    ]
+    # A column of nulls is as good as absent.
+    tags = [next((row[name] for name in ("tags", "ner_tags") if row.get(name) is not None), None) for row in expected]
+    assert [s.tags for s in sentences] == [None if given is None else tuple(given) for given in tags]
 
 
 @given(

@@ -158,7 +158,9 @@ def test_sentences_may_be_json_lines(tmp_path):
         (("EU", "null"), ("B-ORG", "O"), f"{path}:1"),
         (("\xa0",), ("O",), f"{path}:3"),
     ]
-    path.write_text('{"words": ["EU", "null"]}\n')
+    path.write_text('{"tokens": ["EU"], "tags": null, "words": null, "ner_tags": ["B-ORG"]}\n')  # null is absent
+    assert read_tagged(path)[0].tags == ("B-ORG",)
+    path.write_text('{"words": ["EU", "null"], "tags": null}\n')
     assert not NerTask(tmp_path, {"train": "train.jsonl"}, labels=("O",)).read("train").labelled
 
 

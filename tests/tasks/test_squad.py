@@ -382,6 +382,7 @@ ANSWERED = {"id": "1", "question": "what?", "answers": [{"text": "good", "answer
         ({"is_impossible": "false"}, "the is_impossible of question '1' is 'false'"),
         ({"answers": "good"}, "article 0 .t. is not laid out as SQuAD"),
         ({"answers": {"text": ["good"], "answer_start": []}}, "question '1' has 1 answer texts, but 0 starts"),
+        ({"answers": {"text": "good", "answer_start": [4, 5, 6, 7]}}, "of question '1' are not two lists"),
     ],
 )
 def test_what_is_not_laid_out_as_squad_names_the_place(tmp_path, changed, words):
