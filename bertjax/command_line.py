@@ -19,6 +19,8 @@ from bertjax.config_checks import check_name, meant
 
 # The command line that config_flags looks for settings in, once parse_flags has read it.
 ARGUMENTS: list[str] = []
+# How config_flags reads a config: options of a task or an optimizer may be new names; all others are checked.
+UNLOCKED = {"lock_config": False, "accept_new_attributes": True}
 # What other programs call the flags of this one.
 FLAG_ALIASES = {
     "output_dir": "workdir",
@@ -63,7 +65,7 @@ def load_config(file: str, settings: Sequence[str] = ()) -> ml_collections.Confi
     arguments = expand_overrides(["", f"--config={file}", *settings])
     check_override_names(arguments[1:])
     values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments, **UNLOCKED)
     try:
         values(arguments)
         _ = values.config.job  # a file that cannot be read shows only at its first use
@@ -131,8 +133,8 @@ def _value_apart(name: str, rest: list[str]) -> str | None:
     if setting is not None and isinstance(setting.default, bool):
         said = rest and rest[0].lower() in ("true", "false")
         return rest.pop(0) if said else "true"
-    # An option of a task may be a switch; what the class makes of it is not known here.
-    if name.startswith("task.options.") and (not rest or rest[0].startswith("--")):
+    # An option may be a switch; what is made of it is not known here.
+    if name.startswith(settings.FREE) and (not rest or rest[0].startswith("--")):
         return "true"
     return rest.pop(0) if rest else None
 

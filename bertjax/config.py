@@ -222,7 +222,11 @@ class ModelSettings(Architecture):
 class OptimizerSettings:
     """config.optimizer: the update rule and its learning rate."""
 
-    name: str = setting("adamw", "adamw or lamb", allowed=("adamw", "lamb"))
+    name: str = setting(
+        "adamw",
+        "adamw (the original's), lamb, or an optimizer of optax by its name: optax.lion, optax.contrib.muon, ...",
+    )
+    options: dict[str, Any] = setting({}, "arguments of the optax optimizer, as optimizer.options.NAME=VALUE")
     learning_rate: float = setting(1e-4, "peak learning rate", PAPER, allowed=POSITIVE)
     warmup_steps: int = setting(10_000, "steps of linear warm-up", PAPER)
     schedule: str = setting(
@@ -489,6 +493,9 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "log.fill_mask": "there is no MLM head",
     },
 }
+
+# Whose names are not listed here: they are checked by the task or the optimizer that takes them.
+FREE = ("task.options.", "optimizer.options.")
 
 # Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
 FREE_ON_RESUME = (

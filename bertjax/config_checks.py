@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bertjax import config as settings
-from bertjax.config import Config
+from bertjax.config import Config, OptimizerSettings, nearest
 
 if TYPE_CHECKING:
     import ml_collections
@@ -88,12 +89,7 @@ def check_config(config: ml_collections.ConfigDict | Config) -> Config:
         raise ValueError(
             f"config.log.wandb={config.log.wandb} needs the package of Weights & Biases: pip install wandb"
         )
-    try:
-        re.compile(config.optimizer.no_decay)
-    except re.error as error:
-        raise ValueError(
-            f"config.optimizer.no_decay={config.optimizer.no_decay!r} is not a regular expression: {error}"
-        ) from None
+    _check_optimizer(config.optimizer, config.job)
     _check_effect(config.job, values)
     if config.job == "pretrain":
         _check_pretraining(config)
@@ -105,6 +101,85 @@ def check_config(config: ml_collections.ConfigDict | Config) -> Config:
             f"{-(-config.batch_size // config.accumulation) * config.accumulation}"
         )
     return config
+
+
+def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function optax.NAME (or optax.contrib.NAME) and the arguments that config.optimizer.options give it.
+
+    Raises ValueError for an unknown name or argument, with the nearest one and what there is.
+    """
+    import optax  # late: it imports jax
+
+    factories = {
+        f"{prefix}.{name}": function
+        for prefix, module in (("optax", optax), ("optax.contrib", optax.contrib))
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if "learning_rate" in inspect.signature(function).parameters and not name.startswith(("_", "scale_by_"))
+    }
+    if "schedule_free" in settings.name:
+        raise ValueError(
+            f"config.optimizer.name={settings.name!r} is not supported: the weights that it evaluates are not those "
+            "that it trains"
+        )
+    if settings.name not in factories:
+        names = {"adamw": "adamw", "lamb": "lamb"} if "optax" not in settings.name else {}
+        names = {name.rsplit(".", 1)[-1]: name for name in factories} | names
+        close = difflib.get_close_matches(settings.name.rsplit(".", 1)[-1], names, 3)
+        close.sort(key=lambda name: "." in names[name])
+        raise ValueError(
+            f"config.optimizer.name={settings.name!r} is unknown. "
+            + (f"Did you mean {' or '.join(repr(names[name]) for name in close)}?" if close else "")
+            + f" Valid: adamw, lamb, {', '.join(factories)}." * (not close)
+        )
+    takes = dict(inspect.signature(factories[settings.name]).parameters)
+    elsewhere = {
+        "learning_rate": "config.optimizer.learning_rate",
+        "weight_decay": "config.optimizer.weight_decay",
+        "weight_decay_rate": "config.optimizer.weight_decay",
+        "adam_weight_decay": "config.optimizer.weight_decay",
+        "mask": "config.optimizer.no_decay",
+        "weight_decay_mask": "config.optimizer.no_decay",
+    }
+    own = {name: parameter for name, parameter in takes.items() if name not in elsewhere}
+    signature = ", ".join(
+        name if parameter.default is parameter.empty else f"{name}={parameter.default!r}"
+        for name, parameter in own.items()
+    )
+    for name in settings.options:
+        if name in takes and name in elsewhere:
+            raise ValueError(f"config.optimizer.options.{name} is a setting of its own: {elsewhere[name]}")
+        if name not in takes:
+            raise ValueError(
+                f"config.optimizer.options.{name}: {settings.name} has no argument {name!r}."
+                f"{nearest(name, list(own)).split(' Valid')[0]} It takes ({signature})"
+            )
+    missing = [name for name, p in own.items() if p.default is p.empty and name not in settings.options]
+    if missing:
+        raise ValueError(f"{settings.name} needs --config.optimizer.options.{missing[0]}=VALUE; it takes ({signature})")
+    return factories[settings.name], dict(settings.options)
+
+
+def _check_optimizer(o: OptimizerSettings, job: str) -> None:
+    try:
+        re.compile(o.no_decay)
+    except re.error as error:
+        raise ValueError(f"config.optimizer.no_decay={o.no_decay!r} is not a regular expression: {error}") from None
+    if o.name in ("adamw", "lamb"):
+        if o.options:
+            raise ValueError(
+                f"config.optimizer.options.{next(iter(o.options))} has no effect on config.optimizer.name={o.name!r}: "
+                "options are the arguments of an optax optimizer; adamw and lamb have b1, b2, eps and bias_correction"
+            )
+        return
+    optax_factory(o)
+    # Fine-tuning's recipe turns bias_correction on, which says nothing about other optimizers.
+    for name in ("b1", "b2", "eps", *(["bias_correction"] if job == "pretrain" else [])):
+        value, default = getattr(o, name), getattr(OptimizerSettings, name)
+        if value != default:
+            raise ValueError(
+                f"config.optimizer.{name}={value!r} has no effect on config.optimizer.name={o.name!r}, whose arguments "
+                f"are config.optimizer.options; leave it at {default}"
+            )
 
 
 def _check_effect(job: str, values: Mapping[str, Any]) -> None:
@@ -121,7 +196,7 @@ def _check_allowed(name: str, value: Any, allowed: settings.Range | tuple[str, .
         if not allowed.holds(value):
             raise ValueError(f"config.{name}={value} {allowed.complaint}")
     elif value not in allowed:
-        raise ValueError(f"config.{name}={value!r} is unknown.{settings.nearest(value, list(allowed))}")
+        raise ValueError(f"config.{name}={value!r} is unknown.{nearest(value, list(allowed))}")
 
 
 def _check_pretraining(config: Config) -> None:
@@ -201,9 +276,9 @@ def _check_phases(config: Config) -> None:
 def check_name(name: str) -> None:
     """Refuses a setting that does not exist, naming the nearest one.
 
-    The options of a task are its class's own affair.
+    The options of a task or an optimizer are checked where they are used.
     """
-    if name in dict(settings.walk()) or name.startswith("task.options."):
+    if name in dict(settings.walk()) or name.startswith(settings.FREE):
         return
     close = meant(name)
     raise ValueError(

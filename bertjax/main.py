@@ -24,7 +24,7 @@ with ended_by_ctrl_c():
     from ml_collections import config_flags
 
     from bertjax import jax_settings
-    from bertjax.command_line import ARGUMENTS, parse_flags
+    from bertjax.command_line import ARGUMENTS, UNLOCKED, parse_flags
     from bertjax.config import describe
     from bertjax.config_checks import check_config
 
@@ -34,10 +34,8 @@ _CONFIG = config_flags.DEFINE_config_file(
     "Experiment: a file of configs/, with variants after a colon "
     "(configs/large.py:two_phase), or bertjax:NAME for one that came with the package "
     "(bertjax:large:two_phase). Any setting can be overridden: --config.batch_size=64.",
-    # Options of a task are those of its class; all other names are checked.
-    lock_config=False,
-    accept_new_attributes=True,
     sys_argv=ARGUMENTS,
+    **UNLOCKED,
 )
 _WORKDIR = flags.DEFINE_string(
     "workdir",

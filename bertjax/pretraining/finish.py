@@ -175,7 +175,7 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
         **{
             f"`{name}`": value
             for name, value in flatten(config).items()
-            if value != default[name] and not name.startswith(UNTOLD)
+            if value != default.get(name) and not name.startswith(UNTOLD)
         },
     }
     sections = {"Results": "\n".join(f"* {line}" for line in told)}

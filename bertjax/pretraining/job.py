@@ -251,7 +251,9 @@ def _evaluation(config: Config, corpus: Corpus, objective: PretrainingObjective,
 
 def optimizer_text(o: OptimizerSettings) -> str:
     """What changes the parameters, with a word on what is not as its paper has it."""
-    text = f"{o.name}, learning rate {o.learning_rate:g}, {o.warmup_steps:,} steps of warm-up, {o.schedule}"
+    options = ", ".join(f"{name}={value!r}" for name, value in o.options.items())
+    name = f"{o.name}({options})" if options else o.name
+    text = f"{name}, learning rate {o.learning_rate:g}, {o.warmup_steps:,} steps of warm-up, {o.schedule}"
     if o.name == "lamb" and not o.bias_correction:  # You et al. 2019, algorithm 2
         text += ", without the bias correction of LAMB's paper (--config.optimizer.bias_correction=true)"
     return text

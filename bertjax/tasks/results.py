@@ -72,7 +72,8 @@ def recorded(config: Config) -> dict[str, dict[str, Any]]:
         del task[name]
     del optimizer["warmup_steps"]  # task.warmup is
     task["class_weights"] = "balanced" if task["class_weights"] == ("balanced",) else task["class_weights"]
-    settings = {**task, "optimizer": optimizer.pop("name"), **optimizer, "accumulation": config.accumulation}
+    task["optimizer"], task["optimizer_options"] = optimizer.pop("name"), optimizer.pop("options")
+    settings = {**task, **optimizer, "accumulation": config.accumulation}
     return {"run": run, "settings": settings}
 
 

@@ -1,27 +1,25 @@
-"""The learning-rate schedule and the optimizers: AdamW exactly as the original, and LAMB.
+"""The learning-rate schedule and the optimizers: AdamW exactly as the original, LAMB, and those of optax.
 
-In: gradients and parameters as nested dicts, the step number. Out: updates to add to the
-parameters, and the optimizer state {'mean': tree, 'variance': tree} in float32.
+In: gradients and parameters as nested dicts, the step number. Out: updates to add to the parameters, and the optimizer
+state in float32: {'mean': tree, 'variance': tree}, or {'optax': its state}.
 
-The state holds no counter. The learning rate follows `step` (batches seen) and the bias correction
-follows `updates` (batches applied); the caller passes both, so a skipped step leaves no trace.
+The learning rate follows `step` (batches seen) and our bias correction follows `updates` (batches applied); the caller
+passes both, and keeps the old state when it skips a step, so a skipped step leaves no trace.
 """
 
-import dataclasses
-import functools
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from bertjax.config import OptimizerSettings, walk
+from bertjax.config_checks import optax_factory
 from bertjax.model.paths import flatten, unflatten
-
-if TYPE_CHECKING:  # a second of imports that only `from_optax` needs
-    import optax
 
 Params = Mapping[str, Any]
 Schedule = Callable[[jax.Array | int], jax.Array]
@@ -93,13 +91,14 @@ class Optimizer(NamedTuple):
 def make_optimizer(
     settings: OptimizerSettings, learning_rate: Schedule | float, learning_rate_rules: Rules = ()
 ) -> Optimizer:
-    """The original's AdamW, or LAMB, behind clipping by global norm.
+    """The original's AdamW, LAMB, or any optimizer of optax, behind clipping by global norm.
 
     adamw: AdamWeightDecayOptimizer of google-research/bert (optimization.py):
       m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  p -= lr (m / (sqrt(v) + eps) + decay p)
     lamb: You et al. 2020, algorithm 2, with phi the identity: the same direction, scaled for each
       parameter array by |p| / |direction| (1 where either norm is 0). Arrays that `no_decay`
       matches are not scaled, as in the authors' code. Algorithm 2 has bias correction: turn it on.
+    optax.NAME: made with `options` and learning rate 1; the rate multiplies its whole update.
 
     Args:
       settings: config.optimizer. Its learning rate, warm-up and schedule are not read here.
@@ -110,29 +109,31 @@ def make_optimizer(
         match means 1. Multiplier 0 freezes: no optimizer state, no part in the gradient norm.
 
     Raises:
-      ValueError: unknown name, or (at init) a rule that matches no parameter.
+      ValueError: unknown name or option, or (at init) a rule that matches no parameter.
     """
-    if settings.name not in ("adamw", "lamb"):
-        raise ValueError(f"unknown optimizer {settings.name!r}; one of adamw, lamb")
     schedule = (
         learning_rate
         if callable(learning_rate)
         else (lambda step: jnp.full_like(jnp.asarray(step, jnp.float32), learning_rate))
     )
-    direction, clip_norm = _Direction(settings), settings.clip_norm
     excluded = re.compile(settings.no_decay)
 
-    def trained(tree: Params) -> dict[str, Any]:
-        """The flat {path: leaf} of what is not frozen."""
-        return {path: leaf for path, leaf in flatten(tree).items() if first_match(learning_rate_rules, path, 1.0)}
+    def decayed(tree: Params) -> Params:
+        """True for what weight decay applies to."""
+        return unflatten({path: not excluded.search(path) for path in flatten(tree)})
+
+    rule, after = _rule(settings, decayed)
+
+    def rate_of(path: str) -> float:
+        return first_match(learning_rate_rules, path, 1.0)
+
+    def trained(tree: Params) -> Params:
+        """What is not frozen, in float32."""
+        return unflatten({path: leaf.astype(jnp.float32) for path, leaf in flatten(tree).items() if rate_of(path)})
 
     def init(params: Params) -> Params:
         check_rules(learning_rate_rules, flatten(params))
-        # Two separate trees of zeros: shared buffers could not be donated.
-        return {
-            moment: unflatten({path: jnp.zeros(leaf.shape, jnp.float32) for path, leaf in trained(params).items()})
-            for moment in ("mean", "variance")
-        }
+        return rule.init(trained(params))
 
     def gradient_norm(gradients: Params) -> jax.Array:
         return global_norm(trained(gradients))
@@ -146,74 +147,90 @@ def make_optimizer(
         updates: jax.Array | int | None = None,
     ) -> tuple[Params, Params]:
         updates = jnp.asarray(step if updates is None else updates, jnp.float32)
-        scale = jnp.float32(1)
-        if clip_norm:
-            scale = clip_norm / jnp.maximum(gradient_norm(gradients), clip_norm)
-        means, variances = flatten(state["mean"]), flatten(state["variance"])
-        flat_params, rate = flatten(params), schedule(step)
-        changes, new_means, new_variances = {}, {}, {}
-        for path, gradient in flatten(gradients).items():
-            multiplier = first_match(learning_rate_rules, path, 1.0)
-            if not multiplier:
-                changes[path] = jnp.zeros_like(flat_params[path])
-                continue
-            step_direction, new_means[path], new_variances[path] = direction.of(
-                gradient, means[path], variances[path], flat_params[path], scale, updates, not excluded.search(path)
-            )
-            changes[path] = (-rate * multiplier * step_direction).astype(flat_params[path].dtype)
-        return unflatten(changes), {"mean": unflatten(new_means), "variance": unflatten(new_variances)}
+        directions, weights = trained(gradients), trained(params)
+        if settings.clip_norm:
+            scale = settings.clip_norm / jnp.maximum(global_norm(directions), settings.clip_norm)
+            directions = jax.tree.map(lambda gradient: gradient * scale, directions)
+        directions, state = rule.update(directions, state, weights, updates=updates)
+        directions, _ = after.update(directions, after.init(weights), weights)
+        flat, rate = flatten(directions), schedule(step)
+        changes = {
+            path: (-rate * rate_of(path) * flat[path]).astype(leaf.dtype) if path in flat else jnp.zeros_like(leaf)
+            for path, leaf in flatten(params).items()
+        }
+        return unflatten(changes), state
 
     return Optimizer(init, update, lambda step, state: schedule(step), gradient_norm)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Direction:
-    """Where a step of one array goes, before the learning rate."""
+def _rule(
+    settings: OptimizerSettings, decayed: Callable[[Params], Params]
+) -> tuple[optax.GradientTransformationExtraArgs, optax.GradientTransformation]:
+    """From gradients to directions, which the learning rate is to be taken off: what has a state, and what has none."""
+    decay = optax.add_decayed_weights(settings.weight_decay, decayed)
+    if settings.name == "adamw":
+        return _adam(settings), decay
+    if settings.name == "lamb":
+        scaled = optax.stateless(lambda directions, weights: jax.tree.map(_trusted, directions, weights))
+        return _adam(settings), optax.chain(decay, optax.masked(scaled, decayed))
+    factory, arguments = optax_factory(settings)
+    takes = inspect.signature(factory).parameters
+    mask = next((name for name in ("mask", "weight_decay_mask") if name in takes), None)
+    # The Adam that muon has for what is no matrix decays without a mask.
+    if mask and "weight_decay" in takes and "adam_weight_decay" not in takes:
+        arguments |= {"weight_decay": settings.weight_decay, mask: decayed}
+        decay = optax.identity()
+    elif "weight_decay" in takes:
+        arguments["weight_decay"] = 0.0
+    shown = f"{settings.name}({', '.join(f'{name}={value!r}' for name, value in settings.options.items())})"
+    example = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in (("kernel", (2, 3)), ("bias", (3,)))}
 
-    settings: OptimizerSettings
+    def update(gradients: Params, state: Params, params: Params, **_: Any) -> tuple[Params, Params]:
+        changes, new = made.update(gradients, state["optax"], params)
+        return jax.tree.map(jnp.negative, changes), {"optax": new}
 
-    # A function of its own, so that it is traced and lowered once for all arrays of a shape.
-    @functools.partial(jax.jit, static_argnums=(0, 7))
-    def of(
-        self, g: jax.Array, m: jax.Array, v: jax.Array, p: jax.Array, scale: jax.Array, updates: jax.Array, decays: bool
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """(direction, new m, new v) in float32; g is scaled first, `updates` were made before."""
-        s = self.settings
-        g, p = g.astype(jnp.float32) * scale, p.astype(jnp.float32)
-        m = s.b1 * m + (1 - s.b1) * g
-        v = s.b2 * v + (1 - s.b2) * jnp.square(g)
+    try:
+        made = factory(learning_rate=1.0, **arguments)
+        rule = optax.GradientTransformationExtraArgs(lambda params: {"optax": made.init(params)}, update)
+        jax.eval_shape(lambda params: rule.update(params, rule.init(params), params), example)
+    except Exception as error:  # whatever a wrong option of somebody else's function raises
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"config.optimizer: {shown} cannot train here: {type(error).__name__}: {reason}") from error
+    return rule, decay
+
+
+@jax.jit  # traced and lowered once for all arrays of a shape
+def _trusted(direction: jax.Array, weight: jax.Array) -> jax.Array:
+    return optax.scale_by_trust_ratio().update(direction, optax.EmptyState(), weight)[0]
+
+
+def _adam(settings: OptimizerSettings) -> optax.GradientTransformationExtraArgs:
+    """Adam's direction, with bias correction by the updates made before, or without."""
+    b1, b2, eps, bias_correction = settings.b1, settings.b2, settings.eps, settings.bias_correction
+
+    @jax.jit  # traced and lowered once for all arrays of a shape
+    def one(g: jax.Array, m: jax.Array, v: jax.Array, updates: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * jnp.square(g)
         m_hat, v_hat = m, v
-        if s.bias_correction:
+        if bias_correction:
             # 1 - b^n as -expm1(n log b): in float32, 1 - 0.999 has only 4 good digits.
-            m_hat = m / -jnp.expm1((updates + 1) * (math.log(s.b1) if s.b1 else -math.inf))
-            v_hat = v / -jnp.expm1((updates + 1) * math.log(s.b2))
-        direction = m_hat / (jnp.sqrt(v_hat) + s.eps)
-        if decays and s.weight_decay:
-            direction += s.weight_decay * p
-        if decays and s.name == "lamb":
-            p_norm, d_norm = jnp.linalg.norm(p.ravel()), jnp.linalg.norm(direction.ravel())
-            ratio = p_norm / jnp.where(d_norm > 0, d_norm, 1)
-            direction *= jnp.where((p_norm > 0) & (d_norm > 0), ratio, 1)
-        return direction, m, v
+            m_hat = m / -jnp.expm1((updates + 1) * (math.log(b1) if b1 else -math.inf))
+            v_hat = v / -jnp.expm1((updates + 1) * (math.log(b2) if b2 else -math.inf))
+        return m_hat / (jnp.sqrt(v_hat) + eps), m, v
 
+    def init(params: Params) -> Params:
+        # Two separate trees of zeros: shared buffers could not be donated.
+        return {moment: jax.tree.map(jnp.zeros_like, params) for moment in ("mean", "variance")}
 
-def from_optax(transform: "optax.GradientTransformation", learning_rate: Schedule) -> Optimizer:
-    """Any optax optimizer as the trainer's: Trainer(from_optax(optax.lion(1.0), schedule), mesh).
+    def update(gradients: Params, state: Params, params: Params, *, updates: jax.Array) -> tuple[Params, Params]:
+        several = jax.tree.map(lambda g, m, v: one(g, m, v, updates), gradients, state["mean"], state["variance"])
+        directions, mean, variance = jax.tree.transpose(
+            jax.tree.structure(gradients), jax.tree.structure((0, 0, 0)), several
+        )
+        return directions, {"mean": mean, "variance": variance}
 
-    Args:
-      transform: made with learning rate 1, so that the rate is the schedule's at the step (a count
-        of its own would not see skipped steps); clipping belongs in its chain.
-    """
-
-    def update(
-        gradients: Params, state: Any, params: Params, *, step: jax.Array | int, updates: jax.Array | int | None = None
-    ) -> tuple[Params, Any]:
-        del updates
-        changes, state = transform.update(gradients, state, params)
-        rate = learning_rate(step)
-        return jax.tree.map(lambda change: rate * change, changes), state
-
-    return Optimizer(transform.init, update, lambda step, state: learning_rate(step), global_norm)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def layerwise_decay_rules(num_layers: int, decay: float) -> list[tuple[str, float]]:

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from bertjax.config import OptimizerSettings, default_config
@@ -11,7 +10,7 @@ from bertjax.config_checks import check_config
 from bertjax.training import sharding
 from bertjax.training.optimizer import (
     SCHEDULES,
-    from_optax,
+    global_norm,
     layerwise_decay_rules,
     learning_rate_schedule,
     make_optimizer,
@@ -181,25 +180,142 @@ def test_adamw_with_bias_correction_is_optax_adamw():
     params, gradients = params_and_gradients(steps=20)
     schedule = learning_rate_schedule("linear", 1e-2, 4, 20)
     ours = make_optimizer(OptimizerSettings(bias_correction=True), schedule)
-    decayed = {"encoder": {"dense": {"kernel": True, "bias": False}, "layer_norm": {"scale": False, "bias": False}}}
-    theirs = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(1.0, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, mask=decayed)
-    )
+    theirs = make_optimizer(OptimizerSettings("optax.adamw", {"eps": 1e-6}), schedule)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
         run_steps(ours, params, gradients),
-        run_steps(from_optax(theirs, schedule), params, gradients),
+        run_steps(theirs, params, gradients),
     )
 
 
-def test_state_of_an_optax_optimizer_is_sharded_like_its_parameters():
+def test_twenty_steps_of_adamw_are_the_originals_formula_in_float32():
+    params, gradients = params_and_gradients(steps=20)
+    optimizer = make_optimizer(OptimizerSettings(clip_norm=0), 1e-3)
+    found = leaves(run_steps(optimizer, params, gradients))
+    for path, p in leaves(params).items():
+        m, v = np.zeros_like(p), np.zeros_like(p)
+        for step_gradients in gradients:
+            g = leaves(step_gradients)[path]
+            m = np.float32(0.9) * m + np.float32(0.1) * g
+            v = np.float32(0.999) * v + np.float32(0.001) * g * g
+            u = m / (np.sqrt(v) + np.float32(1e-6))
+            p = p - np.float32(1e-3) * (u + np.float32(0.01) * p if path.endswith("kernel") else u)
+        np.testing.assert_allclose(found[path], p, rtol=0, atol=1.2e-7)  # two ulp of a number below 1
+
+
+# ------------------------------------------------------------------------------ optimizers of optax
+
+OTHERS = {
+    "optax.lion": {"b1": 0.8},
+    "optax.sgd": {"momentum": 0.9, "nesterov": True},
+    "optax.adafactor": {"min_dim_size_to_factor": 8, "momentum": 0.5},
+    "optax.contrib.muon": {"adam_b1": 0.8},
+    "optax.lars": {"momentum": 0.5},
+}
+
+
+def other(name, learning_rate=0.1, rules=(), **values):
+    return make_optimizer(OptimizerSettings(name, OTHERS[name], **values), learning_rate, rules)
+
+
+def small_params():
+    random = np.random.default_rng(0)
+    return {
+        name: {"kernel": np.float32(random.normal(size=(16, 8))), "bias": np.float32(random.normal(size=8))}
+        for name in ("embeddings", "layer_0", "head")
+    }
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_only_what_no_decay_does_not_match_decays(name):
+    params, scale = small_params(), {"optax.lars": 0.001}.get(name, 1)  # of its trust ratio: |p| / |decay p|
+    optimizer = other(name, weight_decay=0.5, no_decay="bias|^head/")
+    still = jax.tree.map(np.zeros_like, params)
+    changes, _ = optimizer.update(still, optimizer.init(params), params, step=0)
+    for path, change in leaves(changes).items():
+        decayed = path.endswith("kernel") and not path.startswith("head")
+        expected = -0.1 * (0.5 if name != "optax.lars" else scale) * leaves(params)[path]
+        np.testing.assert_allclose(change, expected if decayed else 0, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_frozen_parameters_have_no_state_and_layers_their_own_rate(name):
+    params, gradients = small_params(), jax.tree.map(np.sign, small_params())
+    rules = [("^embeddings/", 0.0), ("^layer_0/", 0.25)]
+    optimizer, plain = other(name, 0.1, rules), other(name, 0.1, [("^embeddings/", 0.0)])
+    state = optimizer.init(params)
+    assert not any("embeddings" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(state))
+    gradients["embeddings"]["kernel"][0, 0] = np.inf  # no part in the norm either
+    changes, _ = optimizer.update(gradients, state, params, step=0)
+    wanted, _ = plain.update(gradients, state, params, step=0)
+    for path, change in leaves(changes).items():
+        scale = {"embeddings": 0, "layer_0": 0.25, "head": 1}[path.split("/")[0]]
+        np.testing.assert_allclose(change, scale * leaves(wanted)[path], rtol=1e-6)
+        assert scale == 0 or np.all(change != 0)
+
+
+def test_gradients_are_clipped_and_the_rate_follows_the_schedule():
+    params, gradients = small_params(), jax.tree.map(np.sign, small_params())
+    schedule = learning_rate_schedule("linear", 0.1, 0, 10)
+    optimizer = make_optimizer(OptimizerSettings("optax.sgd", weight_decay=0, clip_norm=2.0), schedule)
+    changes, _ = optimizer.update(gradients, optimizer.init(params), params, step=5)
+    assert float(global_norm(changes)) == pytest.approx(0.05 * 2.0, rel=1e-5)
+
+
+def test_muon_orthogonalises_matrices_and_gives_the_rest_to_adam():
+    params, gradients = small_params(), jax.tree.map(np.sign, small_params())
+    optimizer = other("optax.contrib.muon", 1.0, weight_decay=0, clip_norm=0)
+    changes, _ = optimizer.update(gradients, optimizer.init(params), params, step=0)
+    singular = np.linalg.svd(changes["head"]["kernel"], compute_uv=False)
+    assert 0.6 < singular.min() and singular.max() < 1.3  # five steps of Newton and Schulz come so near to 1
+    nesterov = 0.8 * 0.2 / (1 - 0.8**2) + 0.2 / (1 - 0.8)  # the first step of its Adam, in units of the sign
+    np.testing.assert_allclose(changes["head"]["bias"], -nesterov * gradients["head"]["bias"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_state_of_an_optax_optimizer_is_sharded_like_its_parameters(name):
     mesh = sharding.make_mesh(data=4, fsdp=2)
     params = {"encoder": {"layer_0": {"intermediate": {"kernel": jnp.zeros((16, 32))}}}}
-    optimizer = from_optax(optax.lion(1.0), lambda step: 1e-4)
-    state = sharding.tree_shardings(jax.eval_shape(optimizer.init, params), mesh)
+    state = sharding.tree_shardings(jax.eval_shape(other(name).init, params), mesh)
     specs = {leaf.spec for leaf in jax.tree.leaves(state) if any(leaf.spec)}
     wanted = sharding.tree_shardings(params, mesh)["encoder"]["layer_0"]["intermediate"]["kernel"]
-    assert specs == {wanted.spec} and any(wanted.spec)
+    assert any(wanted.spec) and wanted.spec in specs
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("adamv", {}, "'adamv' is unknown. Did you mean 'adamw'"),
+        ("lion", {}, "Did you mean 'optax.lion'"),
+        ("optax.muon", {}, "Did you mean 'optax.contrib.muon'"),
+        ("optax.xyz", {}, "Valid: adamw, lamb, .*optax.lion"),
+        ("optax.lion", {"beta": 0.9}, r"no argument 'beta'.* It takes \(b1=0.9, b2=0.99, mu_dtype=None\)"),
+        ("optax.sgd", {"momentun": 0.9}, "Did you mean 'momentum'"),
+        ("optax.lion", {"mask": 1}, "is a setting of its own: config.optimizer.no_decay"),
+        ("optax.lion", {"weight_decay": 1}, "is a setting of its own: config.optimizer.weight_decay"),
+        ("optax.contrib.dpsgd", {}, "needs --config.optimizer.options.l2_norm_clip"),
+        ("optax.contrib.schedule_free_adamw", {}, "not supported: the weights that it evaluates"),
+        ("adamw", {"b1": 0.8}, "options.b1 has no effect on config.optimizer.name='adamw'"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_is_refused_before_the_run(name, options, words):
+    config = default_config()
+    config.optimizer.name, config.optimizer.options = name, options
+    with pytest.raises(ValueError, match=words):
+        check_config(config)
+
+
+def test_settings_of_adamw_are_refused_beside_another_optimizer():
+    config = default_config()
+    config.optimizer.update(name="optax.lion", b2=0.98)
+    with pytest.raises(ValueError, match="optimizer.b2=0.98 has no effect on .*'optax.lion'.* leave it at 0.999"):
+        check_config(config)
+
+
+@pytest.mark.parametrize(("name", "options"), [("optax.lion", {"b1": "much"}), ("optax.lbfgs", {})])
+def test_an_optimizer_that_fails_on_a_small_example_is_refused(name, options):
+    with pytest.raises(ValueError, match=f"config.optimizer: {name}.* cannot train here: TypeError"):
+        make_optimizer(OptimizerSettings(name, options), 0.1)
 
 
 def test_lamb_without_its_bias_correction_is_said_at_the_start():
