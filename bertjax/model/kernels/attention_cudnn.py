@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import jax
 
+from bertjax.model.kernels.attention_reference import visible_keys
 
-def attention(query, key, value, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False) -> jax.Array:
-    """As attention_reference.attention; the mask becomes a dense boolean [B,1,T,T]. Refuses dropout."""
+
+def attention(
+    query, key, value, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False, window=None
+) -> jax.Array:
+    """As attention_reference.attention; the mask becomes a dense boolean [B,1,T,T], in which a window lies too
+    (cuDNN's own windows are one-sided). Refuses dropout."""
     if dropout_key is not None and dropout_rate > 0.0:
         raise ValueError(
             "attention='cudnn' cannot draw dropout that a resumed run repeats; use "
             "attention='pallas' or 'reference', or set attention_probs_dropout_prob=0"
         )
-    mask = attention_mask[:, None, :, None] == attention_mask[:, None, None, :]
+    mask = visible_keys(attention_mask, attention_mask, window)[:, None]
     return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="cudnn")

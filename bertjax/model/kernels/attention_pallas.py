@@ -5,7 +5,8 @@
 Written in Pallas for its Triton backend. The scores never reach device memory: forward keeps the
 context and the row-wise log-sum-exp, backward computes the probabilities again (Dao et al. 2022,
 arXiv:2205.14135; Dao 2023, arXiv:2307.08691). Padding and the boundaries of packed pairs are
-compared straight from `attention_mask` (attend iff equal), so no [T,T] mask exists. Dropout bits
+compared straight from `attention_mask` (attend iff equal), and a window by positions, so no [T,T]
+mask exists, and tiles that nothing in them sees are not visited. Dropout bits
 come from `dropout_bits`, a function of (key, row, head, query, key position), so that a resumed,
 rematerialised or re-sharded step draws the same mask. No atomics: the result is bit-identical
 from run to run.
@@ -27,6 +28,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from bertjax.model.kernels.attention_reference import seen_window
 from bertjax.model.kernels.dropout_bits import stream_seeds
 from bertjax.model.kernels.gpu_programs import (
     K,
@@ -46,23 +48,32 @@ _PADDING_ID = -1
 """Mask value of rows added to reach a multiple of the tile: no real token carries it."""
 
 
-def tile_bounds(ids: jax.Array, block: int, over: int) -> jax.Array:
+def tile_bounds(ids: jax.Array, block: int, over: int, window: int | None = None) -> jax.Array:
     """Which blocks of `over` tokens each block of `block` tokens must see.
 
     Compares the smallest and largest id of both blocks, padding taken as the largest id of all: a
     superset of what the mask allows, and tight where ids rise along the row as in packed rows.
 
     Returns:
-      int32 [B, T // block, 4]: first and last + 1 of the blocks that can share a segment, and
-      between them, in the middle, first and last + 1 of a run of blocks that have one and the same
-      id at all their tokens as this block has; the run is empty where there is none or several.
+      int32 [B, T // block, 4]: first and last + 1 of the blocks that can share a segment and reach
+      into the window, and between them, in the middle, first and last + 1 of a run of blocks that
+      lie in the window as a whole and have one and the same id at all their tokens as this block
+      has; the run is empty where there is none or several.
     """
     ids = jnp.where(ids <= 0, jnp.int32(2**30) - ids, ids)
     mine = ids.reshape(ids.shape[0], -1, 1, block)
     other = ids.reshape(ids.shape[0], 1, -1, over)
     low, high, other_low, other_high = mine.min(-1), mine.max(-1), other.min(-1), other.max(-1)
-    first, last = _ends((low <= other_high) & (other_low <= high))
+    touching = (low <= other_high) & (other_low <= high)
     same = (low == high) & (other_low == other_high) & (low == other_low)
+    if window is not None:
+        start = jnp.arange(0, ids.shape[1], block)[:, None]
+        other_start = jnp.arange(0, ids.shape[1], over)[None, :]
+        # The least and the greatest distance by which the other block's positions lie behind or before.
+        behind, before = other_start - (start + block - 1), start - (other_start + over - 1)
+        touching &= (behind <= window) & (before <= window)
+        same &= (behind + block + over - 2 <= window) & (before + block + over - 2 <= window)
+    first, last = _ends(touching)
     whole, mixed = _ends(same)
     one_run = same.any(-1) & (mixed - whole == same.sum(-1))
     whole, mixed = jnp.where(one_run, whole, first), jnp.where(one_run, mixed, first)
@@ -145,7 +156,7 @@ def _forward(ids, seeds, *qkv, spec: Spec):
         tiling.warps,
         tiling.stages,
         "attention_forward",
-        (seeds, tile_bounds(ids, block_q, block_k), *arrays, ids),
+        (seeds, tile_bounds(ids, block_q, block_k, spec.window), *arrays, ids),
     )
 
 
@@ -175,7 +186,7 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
             tiling.backward_warps,
             tiling.backward_stages,
             "attention_backward",
-            (seeds, tile_bounds(ids, block_q, block_q), *arrays, ids, do, lse, delta),
+            (seeds, tile_bounds(ids, block_q, block_q, spec.window), *arrays, ids, do, lse, delta),
         )
     # dq's partial sums, a head after the other: only touched when a head has several key blocks.
     rows = length if length > block_k else 1
@@ -247,7 +258,7 @@ def _attend_backward(spec, residuals, do):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _prepared(attention_mask, seeds, rate, batch, heads, head, tiling, joined, interpret):
+def _prepared(attention_mask, seeds, rate, batch, heads, head, tiling, joined, interpret, window):
     """(static spec, segment ids, seeds, tokens to pad each row by) of a checked call."""
     length = attention_mask.shape[1]
     if head < 16 or head & (head - 1):
@@ -261,8 +272,9 @@ def _prepared(attention_mask, seeds, rate, batch, heads, head, tiling, joined, i
     multiple = 16 if length <= 64 else 64 if length <= 256 else 128
     extra = -length % multiple
     ids = jnp.pad(attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID)
-    tiling = tiling or Tiling.for_length(length + extra)
-    spec = Spec(float(rate), 1.0 / math.sqrt(head), tiling, joined, interpret, current_mesh())
+    window = seen_window(window, length)
+    tiling = tiling or Tiling.for_length(length + extra, window=window)
+    spec = Spec(float(rate), 1.0 / math.sqrt(head), tiling, joined, window, interpret, current_mesh())
     return spec, ids, seeds, extra
 
 
@@ -275,6 +287,7 @@ def flash_attention(
     dropout_rate: float = 0.0,
     tiling: Tiling | None = None,
     interpret: bool = False,
+    window: int | None = None,
 ) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v with dropout on the probabilities, fused.
 
@@ -286,6 +299,7 @@ def flash_attention(
       dropout_rate: of the attention weights; kept ones are divided by `keep_probability` of it.
       tiling: tile sizes; by default `Tiling.for_length(T)`.
       interpret: run the kernels' code as ordinary XLA operations (tests without a GPU; slow).
+      window: as of attention_reference.attention.
 
     Returns:
       [B, T, A, D], in q's type. Softmax and sums are float32.
@@ -297,7 +311,7 @@ def flash_attention(
     if k.shape != q.shape or v.shape != q.shape:
         raise ValueError(f"q, k, v must share one shape, got {q.shape}, {k.shape}, {v.shape}")
     spec, ids, seeds, extra = _prepared(
-        attention_mask, seeds, dropout_rate, batch, heads, head, tiling, False, interpret
+        attention_mask, seeds, dropout_rate, batch, heads, head, tiling, False, interpret, window
     )
     qkv = (jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))) for x in (q, k, v))
     return _attend(spec, ids, seeds, None, *qkv)[:, :length]
@@ -311,6 +325,7 @@ def flash_attention_joined(
     dropout_rate: float = 0.0,
     tiling: Tiling | None = None,
     interpret: bool = False,
+    window: int | None = None,
 ) -> jax.Array:
     """`flash_attention` over q, k and v as they come out of one product.
 
@@ -325,33 +340,38 @@ def flash_attention_joined(
     batch, length, _ = product.shape
     _, heads, head = bias.shape
     spec, ids, seeds, extra = _prepared(
-        attention_mask, seeds, dropout_rate, batch, heads, head, tiling, True, interpret
+        attention_mask, seeds, dropout_rate, batch, heads, head, tiling, True, interpret, window
     )
     product = jnp.pad(product, ((0, 0), (0, extra), (0, 0)))
     return _attend(spec, ids, seeds, bias.astype(jnp.float32), product)[:, :length]
 
 
-def attention(query, key, value, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False) -> jax.Array:
+def attention(
+    query, key, value, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False, window=None
+) -> jax.Array:
     """As attention_reference.attention, with the same dropout bits.
 
     Runs interpreted (slowly) without a GPU, which is what tests on the CPU use.
     """
-    options = _options(query.shape[:3], dropout_rate, dropout_key, several_pairs)
+    options = _options(query.shape[:3], dropout_rate, dropout_key, several_pairs, window)
     return flash_attention(query, key, value, attention_mask, **options)
 
 
-def joined_attention(product, bias, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False):
+def joined_attention(
+    product, bias, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False, window=None
+) -> jax.Array:
     """`attention` for a product [B, T, 3 A D] and its bias [3, A, D]."""
-    options = _options((*product.shape[:2], bias.shape[1]), dropout_rate, dropout_key, several_pairs)
+    options = _options((*product.shape[:2], bias.shape[1]), dropout_rate, dropout_key, several_pairs, window)
     return flash_attention_joined(product, bias, attention_mask, **options)
 
 
-def _options(shape, rate: float, key: jax.Array | None, several_pairs: bool) -> dict[str, Any]:
+def _options(shape, rate: float, key: jax.Array | None, several_pairs: bool, window: int | None) -> dict[str, Any]:
     batch, length, heads = shape
     rate = 0.0 if key is None else rate
     return {
         "dropout_rate": rate,
         "seeds": stream_seeds(key, batch, heads) if rate > 0.0 else None,
-        "tiling": Tiling.for_length(length, several_pairs),
+        "tiling": Tiling.for_length(length, several_pairs, seen_window(window, length)),
+        "window": window,
         "interpret": jax.default_backend() != "gpu",
     }

@@ -3,9 +3,10 @@
     q, k, v [B,T,A,D] + attention_mask [B,T] + stream seeds [B,A,2]  ->  context [B,T,A,D]
 
 Written in Pallas for its Mosaic backend. A program works on one row and on as many heads as fill
-the 128 lanes of a register (two of BERT's): for a block of queries it has the scores of all keys at
-once in the chip's own memory, so that neither scores nor probabilities reach HBM, softmax needs no
-running maximum, and backward keeps nothing but q, k, v and the context.
+the 128 lanes of a register (two of BERT's): for a block of queries it has the scores of all keys, or
+of those in its window, at once in the chip's own memory, so that neither scores nor probabilities
+reach HBM and backward keeps nothing but q, k, v and the context. Only the keys of long rows without a
+window come a chunk at a time, under a running maximum, and backward finds the maximum again first.
 
 Heads are never cut apart. With two heads side by side in the lanes, q with the other head's lanes
 set to zero times k gives one head's scores, and of p times v one head's lanes are kept: a product
@@ -30,22 +31,27 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
+from bertjax.model.kernels.attention_reference import seen_window
 from bertjax.model.kernels.dropout_bits import keep_probability, rows_keep_mask, stream_seeds
 from bertjax.model.mesh import current_mesh, on_each_share
 
 LANES = 128
-LONGEST = 2048  # tokens of a row: beyond, a block's scores do not fit
+WHOLE = 2048  # keys at a time: the scores of more do not fit
+LONGEST = 8192  # tokens of a row, which lies in the chip's own memory: 48 MB of it in backward
+SMALL_CHIPS = ("TPU v2", "TPU v3", "TPU v4")  # have 16 MB of it, and take rows up to WHOLE
 BLOCK = 256  # queries at a time; 512 is 5 % faster in backward and takes thrice as long to compile
+_LONG_ROWS_MEMORY = 60 << 20
 _MASKED = -1e30
 _LOG2_E = math.log2(math.e)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """Everything static: the dropout rate, the size D of a head, where rows and heads lie."""
+    """Everything static: the dropout rate, the size D of a head, the window, where rows and heads lie."""
 
     rate: float
     head: int
+    window: int | None
     mesh: Mesh | None
     widen: bool  # a 16-bit product is written as one of float32: v2 and v3 know no other
 
@@ -76,12 +82,31 @@ def _lanes_of(h: int, x: jax.Array, spec: _Spec) -> jax.Array:
     return jnp.where(own, x, jnp.zeros_like(x))
 
 
-def _probabilities(q, k, ids_q, ids_k, spec: _Spec) -> tuple[jax.Array, jax.Array]:
-    """(exp(scores - their maximum) [n,T], its row sums [n,1]) of one head's queries, float32."""
+def _scores(q, k, ids_q, ids_k, start_q, start_k, spec: _Spec) -> jax.Array:
+    """One head's scores [n,m] in units of log 2, float32."""
     scores = _dot(q, k, (1, 1), spec) * (spec.scale * _LOG2_E)
-    scores = jnp.where(ids_q == ids_k, scores, _MASKED)
-    p = jnp.exp2(scores - jnp.max(scores, axis=1, keepdims=True))
-    return p, jnp.sum(p, axis=1, keepdims=True)
+    visible = ids_q == ids_k
+    if spec.window is not None:
+        places = [lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis, x in enumerate((ids_q, ids_k))]
+        visible &= jnp.abs(places[0] - places[1] + (start_q - start_k)) <= spec.window
+    return jnp.where(visible, scores, _MASKED)
+
+
+def _chunk(length: int, queries: int, spec: _Spec) -> int:
+    """Keys that a block of queries meets at a time."""
+    if spec.window is not None:
+        return min(length, queries + 2 * (spec.window + -spec.window % LANES))
+    return length if length <= WHOLE else math.gcd(length, WHOLE)
+
+
+def _over_keys(chunk: int, start, queries: int, length: int, spec: _Spec, visit, carry):
+    """`carry` taken through visit(first key, carry) for the chunks of keys that the queries may see."""
+    if chunk == length:
+        return visit(0, carry)
+    if spec.window is None:
+        return lax.fori_loop(0, length // chunk, lambda i, carry: visit(pl.multiple_of(i * chunk, LANES), carry), carry)
+    first = jnp.clip(start - (chunk - queries) // 2, 0, length - chunk)
+    return visit(pl.multiple_of(first, LANES), carry)
 
 
 def _over_queries(length: int, block) -> None:
@@ -93,8 +118,8 @@ def _over_queries(length: int, block) -> None:
         pl.loop(0, length // queries)(lambda i: block(i * queries, queries))
 
 
-def _keep(seeds, h: int, start, shape, spec: _Spec):
-    return rows_keep_mask(seeds[2 * h], seeds[2 * h + 1], start, shape, spec.rate)
+def _keep(seeds, h: int, start, start_k, shape, spec: _Spec):
+    return rows_keep_mask(seeds[2 * h], seeds[2 * h + 1], start, start_k, shape, spec.rate)
 
 
 def _seeds_of(seeds_ref, spec: _Spec) -> list[jax.Array]:
@@ -103,24 +128,48 @@ def _seeds_of(seeds_ref, spec: _Spec) -> list[jax.Array]:
     return [seeds_ref[0, first + i] for i in range(2 * spec.together)]
 
 
+def _summed(scores: jax.Array, carry):
+    """(exp2(scores - maximum), the correction of what was summed up to now, (maximum, sum [n,1]))."""
+    top, total = carry
+    highest = jnp.maximum(top, jnp.max(scores, axis=1, keepdims=True))
+    p, shrink = jnp.exp2(scores - highest), jnp.exp2(top - highest)
+    return p, shrink, (highest, total * shrink + jnp.sum(p, axis=1, keepdims=True))
+
+
+def _nothing_summed(queries: int):
+    return jnp.full((queries, 1), 2 * _MASKED, jnp.float32), jnp.zeros((queries, 1), jnp.float32)
+
+
 def _forward_kernel(seeds_ref, q_ref, k_ref, v_ref, ids_q_ref, ids_k_ref, o_ref, *, spec: _Spec):
     seeds = _seeds_of(seeds_ref, spec)
-    k, v, ids_k = k_ref[...], v_ref[...], ids_k_ref[...]
+    length = q_ref.shape[0]
 
     def block(start, queries):
         at = pl.ds(start, queries)
         q, ids_q = q_ref[at, :], ids_q_ref[at, :]
+        chunk = _chunk(length, queries, spec)
         out = jnp.zeros((queries, LANES), jnp.float32)
         for h in range(spec.together):
-            p, total = _probabilities(_lanes_of(h, q, spec), k, ids_q, ids_k, spec)
-            if spec.rate > 0.0:
-                p = jnp.where(_keep(seeds, h, start, p.shape, spec), p, 0.0)
-            o = _dot(p.astype(v.dtype), v, (1, 0), spec)
+            q_h = _lanes_of(h, q, spec)
+
+            def visit(start_k, carry, h=h, q_h=q_h):
+                o, sums = carry
+                at_k = pl.ds(start_k, chunk)
+                v = v_ref[at_k, :]
+                p, shrink, sums = _summed(
+                    _scores(q_h, k_ref[at_k, :], ids_q, ids_k_ref[:, at_k], start, start_k, spec), sums
+                )
+                if spec.rate > 0.0:
+                    p = jnp.where(_keep(seeds, h, start, start_k, p.shape, spec), p, 0.0)
+                return o * shrink + _dot(p.astype(v.dtype), v, (1, 0), spec), sums
+
+            carry = jnp.zeros_like(out), _nothing_summed(queries)
+            o, (_, total) = _over_keys(chunk, start, queries, length, spec, visit, carry)
             o = o * (1.0 / (total * keep_probability(spec.rate)))
             out = out + _lanes_of(h, o, spec)
         o_ref[at, :] = out.astype(o_ref.dtype)
 
-    _over_queries(q_ref.shape[0], block)
+    _over_queries(length, block)
 
 
 def _backward_kernel(
@@ -141,7 +190,7 @@ def _backward_kernel(
     spec: _Spec,
 ):
     seeds = _seeds_of(seeds_ref, spec)
-    k, v, ids_k = k_ref[...], v_ref[...], ids_k_ref[...]
+    length = q_ref.shape[0]
     kept = keep_probability(spec.rate)
     dk_sum[...] = jnp.zeros_like(dk_sum)
     dv_sum[...] = jnp.zeros_like(dv_sum)
@@ -150,27 +199,50 @@ def _backward_kernel(
         at = pl.ds(start, queries)
         q, do, ids_q = q_ref[at, :], do_ref[at, :], ids_q_ref[at, :]
         product = o_ref[at, :].astype(jnp.float32) * do.astype(jnp.float32)
-        dq = jnp.zeros((queries, LANES), jnp.float32)
-        dk = jnp.zeros(dk_sum.shape, jnp.float32)
-        dv = jnp.zeros(dv_sum.shape, jnp.float32)
-        for h in range(spec.together):
-            p, total = _probabilities(_lanes_of(h, q, spec), k, ids_q, ids_k, spec)
-            p = p * (1.0 / total)
-            dp = _dot(_lanes_of(h, do, spec), v, (1, 1), spec)
-            dropped = p
-            if spec.rate > 0.0:
-                keep = _keep(seeds, h, start, p.shape, spec)
-                dropped, dp = jnp.where(keep, p, 0.0), jnp.where(keep, dp, 0.0)
-            delta = jnp.sum(_lanes_of(h, product, spec), axis=1, keepdims=True) * kept
-            ds = (p * (dp - delta)).astype(k.dtype)
-            dq = dq + _lanes_of(h, _dot(ds, k, (1, 0), spec), spec)
-            dk = dk + _lanes_of(h, _dot(ds, q, (0, 0), spec), spec)
-            dv = dv + _lanes_of(h, _dot(dropped.astype(do.dtype), do, (0, 0), spec), spec)
-        dq_ref[at, :] = (dq * (spec.scale / kept)).astype(dq_ref.dtype)
-        dk_sum[...] += dk
-        dv_sum[...] += dv
+        chunk = _chunk(length, queries, spec)
+        loop = functools.partial(_over_keys, chunk, start, queries, length, spec)
+        qs = [_lanes_of(h, q, spec) for h in range(spec.together)]
+        nothing = _nothing_summed(queries)
 
-    _over_queries(q_ref.shape[0], block)
+        def scores(h, start_k):
+            at_k = pl.ds(start_k, chunk)
+            return _scores(qs[h], k_ref[at_k, :], ids_q, ids_k_ref[:, at_k], start, start_k, spec)
+
+        sums = [nothing] * spec.together
+        several = chunk < length and spec.window is None
+        if several:
+            for h in range(spec.together):
+                sums[h] = loop(lambda start_k, carry, h=h: _summed(scores(h, start_k), carry)[2], nothing)
+
+        def visit(start_k, dq):
+            at_k = pl.ds(start_k, chunk)
+            k, v = k_ref[at_k, :], v_ref[at_k, :]
+            dk = jnp.zeros(k.shape, jnp.float32)
+            dv = jnp.zeros(v.shape, jnp.float32)
+            for h in range(spec.together):
+                if several:
+                    p, total = jnp.exp2(scores(h, start_k) - sums[h][0]), sums[h][1]
+                else:
+                    p, _, (_, total) = _summed(scores(h, start_k), nothing)
+                p = p * (1.0 / total)
+                dp = _dot(_lanes_of(h, do, spec), v, (1, 1), spec)
+                dropped = p
+                if spec.rate > 0.0:
+                    keep = _keep(seeds, h, start, start_k, p.shape, spec)
+                    dropped, dp = jnp.where(keep, p, 0.0), jnp.where(keep, dp, 0.0)
+                delta = jnp.sum(_lanes_of(h, product, spec), axis=1, keepdims=True) * kept
+                ds = (p * (dp - delta)).astype(k.dtype)
+                dq = dq + _lanes_of(h, _dot(ds, k, (1, 0), spec), spec)
+                dk = dk + _lanes_of(h, _dot(ds, q, (0, 0), spec), spec)
+                dv = dv + _lanes_of(h, _dot(dropped.astype(do.dtype), do, (0, 0), spec), spec)
+            dk_sum[at_k, :] += dk
+            dv_sum[at_k, :] += dv
+            return dq
+
+        dq = loop(visit, jnp.zeros((queries, LANES), jnp.float32))
+        dq_ref[at, :] = (dq * (spec.scale / kept)).astype(dq_ref.dtype)
+
+    _over_queries(length, block)
     dk_ref[...] = (dk_sum[...] * (spec.scale / kept)).astype(dk_ref.dtype)
     dv_ref[...] = (dv_sum[...] * (1.0 / kept)).astype(dv_ref.dtype)
 
@@ -194,7 +266,7 @@ def _launch(kernel, spec: _Spec, name: str, products: int, results: int, ids, se
     words = pl.BlockSpec((None, 1, 2 * padded), lambda b, g: (b, 0, 0), memory_space=pltpu.SMEM)
     result = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
     scratch = [pltpu.VMEM((length, LANES), jnp.float32)] * 2 if results > 1 else []
-    weights = batch * padded * length * length
+    weights = batch * padded * length * (length if spec.window is None else _chunk(length, BLOCK, spec))
     call = functools.partial(
         pl.pallas_call,
         functools.partial(kernel, spec=spec),
@@ -203,6 +275,7 @@ def _launch(kernel, spec: _Spec, name: str, products: int, results: int, ids, se
         out_specs=[block] * results,
         out_shape=[result] * results,
         scratch_shapes=scratch,
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_LONG_ROWS_MEMORY if length > WHOLE else None),
         cost_estimate=pl.CostEstimate(
             flops=2 * products * weights * head,
             transcendentals=weights,
@@ -256,14 +329,22 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 def refusal(length: int, head: int) -> str:
     """Why the kernels do not take rows of `length` tokens or heads of `head`; '' = they do."""
-    if length % LANES or length > LONGEST:
-        return f"rows of {length} tokens: it takes multiples of {LANES} up to {LONGEST}"
+    longest = WHOLE if _chip().startswith(SMALL_CHIPS) else LONGEST
+    if length % LANES or length > longest:
+        return f"rows of {length} tokens: it takes multiples of {LANES} up to {longest}"
     if LANES % head:
         return f"heads of size {head}: it takes divisors of {LANES}"
     return ""
 
 
-def attention(query, key, value, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False) -> jax.Array:
+def _chip() -> str:
+    mesh = current_mesh()
+    return (jax.devices() if mesh is None else mesh.devices.flat)[0].device_kind
+
+
+def attention(
+    query, key, value, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False, window=None
+) -> jax.Array:
     """As attention_reference.attention, with the same dropout bits; bfloat16 is the fast type.
 
     Raises ValueError for rows or heads that the kernels do not take.
@@ -273,7 +354,6 @@ def attention(query, key, value, attention_mask, dropout_rate=0.0, dropout_key=N
         raise ValueError(f"attention='pallas_tpu' does not take {reason}; use 'reference'")
     rate = 0.0 if dropout_key is None else dropout_rate
     seeds = jnp.zeros((batch, heads, 2), jnp.uint32) if dropout_key is None else stream_seeds(dropout_key, batch, heads)
-    mesh = current_mesh()
-    chip = (jax.devices() if mesh is None else mesh.devices.flat)[0].device_kind
-    spec = _Spec(float(rate), head, mesh, widen=chip.startswith(("TPU v2", "TPU v3")))
+    widen = _chip().startswith(("TPU v2", "TPU v3"))
+    spec = _Spec(float(rate), head, seen_window(window, length), current_mesh(), widen)
     return _attend(spec, attention_mask.astype(jnp.int32), seeds, query, key, value)

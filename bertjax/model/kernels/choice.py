@@ -31,8 +31,8 @@ class Kernels:
     """What computes the heavy parts of a layer.
 
     Attributes:
-      attention: (query, key, value, attention_mask, dropout_rate, dropout_key, several_pairs) ->
-        context [B, T, A, D], as attention_reference.attention.
+      attention: (query, key, value, attention_mask, dropout_rate, dropout_key, several_pairs,
+        window=None) -> context [B, T, A, D], as attention_reference.attention.
       joined_attention: (product [B, T, 3 A D], bias [3, A, D], attention_mask, ...) -> the same, of
         queries, keys and values that are still one product without its bias; None: as `attention`.
       dense_add_norm: (dense, norm, x, residual, dropout_rate, dropout_key) -> norm(residual +
@@ -124,8 +124,8 @@ def dense_activation(hidden_act: str, dense: Dense, x: jax.Array) -> jax.Array:
     return activation(hidden_act)(dense(x))
 
 
-def _split_attention(attention, product: jax.Array, bias: jax.Array, *how) -> jax.Array:
+def _split_attention(attention, product: jax.Array, bias: jax.Array, *how, **window) -> jax.Array:
     """`attention` over queries, keys and values that are split from their product."""
     shape = (*product.shape[:2], *bias.shape[1:])
     query, key, value = (x.reshape(shape) for x in jnp.split(add_bias(product, bias.reshape(-1)), 3, axis=-1))
-    return attention(query, key, value, *how)
+    return attention(query, key, value, *how, **window)

@@ -102,6 +102,11 @@ def _split(index: jax.Array) -> tuple[jax.Array, jax.Array]:
     return high | low, (index & np.uint32(8)) != np.uint32(0)
 
 
+def _half(start: jax.Array | int) -> jax.Array:
+    """What a first position adds to those that `_split` gives. It may be negative, before a row's first token."""
+    return (jnp.asarray(start) >> 1).astype(jnp.uint32)
+
+
 def _element_word(i: jax.Array, j: jax.Array, seed_0: jax.Array, seed_1: jax.Array) -> jax.Array:
     """The hash of a query and a key position from which `_split` has cut bit 3."""
     x = (i * _ROW_STRIDE + j * _GOLDEN) + seed_0
@@ -139,8 +144,8 @@ def tile_keep_mask(
     # position stays visible to the compiler because the starts are added to the other bits.
     i, i_bit = _split(jax.lax.iota(jnp.uint32, shape[query_axis]))
     j, j_bit = _split(jax.lax.iota(jnp.uint32, shape[key_axis]))
-    i = i + (jnp.asarray(query_start).astype(jnp.uint32) >> np.uint32(1))
-    j = j + (jnp.asarray(key_start).astype(jnp.uint32) >> np.uint32(1))
+    i = i + _half(query_start)
+    j = j + _half(key_start)
     x = _element_word(expand[query_axis](i), expand[key_axis](j), seed_0, seed_1)
     word = jnp.where(expand[query_axis](i_bit), x * _MIX_3, x)
     # The upper 16 bits decide. The threshold's lower bits are zero, so the whole word can be
@@ -150,23 +155,27 @@ def tile_keep_mask(
 
 
 def rows_keep_mask(
-    seed_0: jax.Array, seed_1: jax.Array, query_start: jax.Array | int, shape: tuple[int, int], rate: float
+    seed_0: jax.Array,
+    seed_1: jax.Array,
+    query_start: jax.Array | int,
+    key_start: jax.Array | int,
+    shape: tuple[int, int],
+    rate: float,
 ) -> jax.Array:
-    """`tile_keep_mask` over all keys of some queries, in the form that suits a TPU.
+    """`tile_keep_mask` in the form that suits a TPU.
 
     Its vector registers hold 8 rows, so that the words of rows i and i ^ 8 are two registers: one
     hash makes both (a sixth of the forward kernel's instructions). Lanes j and j ^ 8 are not worth
     the exchange.
 
     Args:
-      query_start: position of the first query, a multiple of 16.
-      shape: (queries, keys); queries a multiple of 16, the keys start at 0.
-      seed_0, seed_1, rate: as of `tile_keep_mask`; the seeds are scalars.
+      shape: (queries, keys); queries a multiple of 16.
+      The others: as of `tile_keep_mask`; the seeds are scalars.
     """
     queries, keys = shape
-    start = jnp.asarray(query_start).astype(jnp.uint32) >> np.uint32(1)
-    i = jax.lax.broadcasted_iota(jnp.uint32, (queries // 2, 1), 0) + start
+    i = jax.lax.broadcasted_iota(jnp.uint32, (queries // 2, 1), 0) + _half(query_start)
     j, j_bit = _split(jax.lax.broadcasted_iota(jnp.uint32, (1, keys), 1))
+    j = j + _half(key_start)
     x = _element_word(i, j, seed_0, seed_1).reshape(queries // 16, 1, 8, keys)
     word = jnp.concatenate([x, x * _MIX_3], axis=1).reshape(queries, keys)
     word = jnp.where(j_bit, word << np.uint32(16), word)

@@ -41,10 +41,10 @@ class Tiling:
         before dv's) gave a dv that was wrong by 1 to 2 % and varied from run to run with jax
         0.11.2. The present order has not shown it with one, two or three stages (equal to one
         stage to the bit, 20 runs of each); run the gpu tests after changing either.
-      bounded, backward_bounded: visit only the tiles that some segment of a row touches; backward
+      bounded, backward_bounded: visit only the tiles that segments and window let be seen; backward
         needs 'twin'. Forward pays for the loop of unknown length (15 % where rows are full), so it
-        is bounded for packed rows alone; backward gains (8 % where rows are full, the tiles
-        themselves where they are not).
+        is bounded for packed rows and windows alone; backward gains (8 % where rows are full, the
+        tiles themselves where they are not).
     """
 
     block_q: int = 64
@@ -68,9 +68,9 @@ class Tiling:
             raise ValueError("Tiling.backward_bounded needs backward='twin'")
 
     @classmethod
-    def for_length(cls, length: int, several_pairs: bool = False) -> Tiling:
+    def for_length(cls, length: int, several_pairs: bool = False, window: int | None = None) -> Tiling:
         """The tiling to use for rows of `length` tokens, tuned on an H100 and an H200."""
-        if several_pairs:
+        if several_pairs or (window is not None and length > 128):
             return cls(block_k=64, bounded=True)
         if length <= 128:
             return cls(
@@ -89,6 +89,7 @@ class Spec:
     """Everything static that a kernel needs.
 
     `joined`: q, k, v are one array [B,T,3,A,D], whose gradient is written as one too.
+    `window`: a position sees none that is further away.
     `mesh`: where rows and heads lie; a program sees nothing of it.
     """
 
@@ -96,6 +97,7 @@ class Spec:
     scale: float
     tiling: Tiling
     joined: bool
+    window: int | None
     interpret: bool
     mesh: Mesh | None = None
 
@@ -125,9 +127,8 @@ def visit(bounds_ref, blocks: int, bounded: bool, tile, carry):
     """`carry` taken through tile(index, carry, compare=) for the blocks that this one must see.
 
     Args:
-      bounds_ref: int32 [4] of `tile_bounds`: the blocks first, ..., last - 1 may share a segment
-        with this one, of which whole, ..., mixed - 1 consist of its one segment: those need no
-        comparison of ids.
+      bounds_ref: int32 [4] of `tile_bounds`: this block may see the blocks first, ..., last - 1,
+        and all of whole, ..., mixed - 1 from all its positions: those need no comparison.
       blocks: of the row.
       bounded: leave out what is not between first and last, in two loops, of which the one without
         comparison is the faster; else one loop over all blocks.
@@ -148,9 +149,19 @@ def visit(bounds_ref, blocks: int, bounded: bool, tile, carry):
     return lax.fori_loop(0, before + last - mixed, rest, carry)
 
 
-def _compared(compare, ids_a: jax.Array, ids_b: jax.Array, tile: jax.Array, otherwise: float):
-    """`tile` where the ids of row and column agree, else `otherwise`, if there is to `compare`."""
-    masked = lambda: jnp.where(ids_a == ids_b, tile, otherwise)  # noqa: E731
+def _compared(compare, spec: Spec, ids_q, ids_k, start_q, start_k, tile: jax.Array, otherwise: float):
+    """`tile` where query and key see each other, else `otherwise`, if there is to `compare`.
+
+    ids_q, ids_k: [n,1] and [1,m] or [1,n] and [m,1], as the tile lies; start_q, start_k: their first positions.
+    """
+
+    def masked():
+        visible = ids_q == ids_k
+        if spec.window is not None:
+            places = [lax.broadcasted_iota(jnp.int32, x.shape, x.shape.index(x.size)) for x in (ids_q, ids_k)]
+            visible &= jnp.abs(places[0] + start_q - (places[1] + start_k)) <= spec.window
+        return jnp.where(visible, tile, otherwise)
+
     if isinstance(compare, bool):
         return masked() if compare else tile
     return lax.cond(compare, masked, lambda: tile)
@@ -170,7 +181,8 @@ def forward_kernel(seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, l
         start_k = index * block_k
         at_k = pl.ds(start_k, block_k)
         scores = _dot(q, k_ref[at_k, :], (1, 1)) * (spec.scale * _LOG2_E)
-        scores = _compared(compare, ids_q[:, None], ids_ref[at_k][None, :], scores, MASKED)
+        ids = ids_q[:, None], ids_ref[at_k][None, :]
+        scores = _compared(compare, spec, *ids, start_q, start_k, scores, MASKED)
         new_max = jnp.maximum(running_max, jnp.max(scores, axis=1))
         shrink = jnp.exp2(running_max - new_max)
         p = jnp.exp2(scores - new_max[:, None])
@@ -196,7 +208,7 @@ def forward_kernel(seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, l
 def _gradient_tile(spec, seeds, start_q, start_k, q, k, v, ids_q, ids_k, do, lse, delta, turned, compare):
     """(dropped probabilities, score gradients) of one tile, [bq,bk] or, `turned`, [bk,bq].
 
-    `compare`: whether the tile may hold tokens of several segments.
+    `compare`: whether the tile may hold positions that do not see each other.
     The score gradient lacks the factor scale / keep probability, which the caller applies to the
     sum of all tiles.
     """
@@ -211,7 +223,7 @@ def _gradient_tile(spec, seeds, start_q, start_k, q, k, v, ids_q, ids_k, do, lse
         lse, delta = lse[:, None], delta[:, None]
         ids_q, ids_k = ids_q[:, None], ids_k[None, :]
     p = jnp.exp2(scores * (spec.scale * _LOG2_E) - lse)
-    p = _compared(compare, ids_q, ids_k, p, 0.0)
+    p = _compared(compare, spec, ids_q, ids_k, start_q, start_k, p, 0.0)
     if spec.rate > 0.0:
         keep = tile_keep_mask(seeds[0], seeds[1], start_q, start_k, shape, spec.rate, transposed=turned)
         dropped = jnp.where(keep, p, 0.0)

@@ -1,0 +1,202 @@
+"""Attention with a window: every path against loops over what each position sees, with the same dropout bits."""
+
+import functools
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.model.kernels import attention_cudnn, attention_reference
+from bertjax.model.kernels.attention_pallas import Tiling, flash_attention, flash_attention_joined, tile_bounds
+from bertjax.model.kernels.attention_pallas_tpu import attention as tpu_attention
+from bertjax.model.kernels.choice import _split_attention
+from bertjax.model.kernels.dropout_bits import keep_mask, keep_probability, stream_seeds
+
+RATE = 0.2
+KEY = jax.random.key(3)
+SMALL = Tiling(block_q=16, block_k=16, backward_block_q=16, backward_block_k=16, bounded=True)
+
+
+def inputs(length, heads=1, head=16):
+    """q, k, v and the context's gradient of four rows: full, padded, packed, and segments in disorder."""
+    drawn = np.random.default_rng(0).normal(size=(4, 4, length, heads, head))
+    third, rest = length // 3, length - 2 * (length // 3)
+    rows = [
+        [1] * length,
+        [1] * (2 * third) + [0] * rest,
+        [1] * third + [2] * third + [3] * rest,
+        [2] * third + [1] * third + [2] * rest,
+    ]
+    return [jnp.asarray(x, jnp.float32) for x in drawn], jnp.array(rows, jnp.int32)
+
+
+def plain(q, k, v, ids, window, rate=0.0):
+    """The whole matrix of scores; what may be seen is found by loops."""
+    length = q.shape[1]
+    near = np.zeros((length, length), bool)
+    for i in range(length):
+        near[i, max(0, i - window) : i + window + 1] = True
+    visible = (ids[:, :, None] == ids[:, None, :]) & near
+    scores = jnp.einsum("bqad,bkad->baqk", q, k) / np.sqrt(q.shape[-1])
+    p = jax.nn.softmax(jnp.where(visible[:, None], scores, -1e30), axis=-1)
+    if rate:
+        keep = keep_mask(stream_seeds(KEY, q.shape[0], q.shape[2]), length, rate)
+        p = jnp.where(keep, p / keep_probability(rate), 0.0)
+    return jnp.einsum("baqk,bkad->bqad", p, v)
+
+
+def check(attend, want, arrays, atol=5e-6):
+    def run(function, q, k, v, g):
+        out, pull = jax.vjp(function, q, k, v)
+        return (out, *pull(g))
+
+    for a, b in zip(*(jax.jit(functools.partial(run, f))(*arrays) for f in (attend, want)), strict=True):
+        np.testing.assert_allclose(a, b, atol=atol)
+
+
+def pallas(q, k, v, ids, window, rate, tiling=SMALL):
+    seeds = stream_seeds(KEY, q.shape[0], q.shape[2]) if rate else None
+    return flash_attention(q, k, v, ids, seeds, rate, tiling, interpret=True, window=window)
+
+
+def joined(q, k, v, ids, window, rate):
+    batch, length, heads, head = q.shape
+    seeds = stream_seeds(KEY, batch, heads) if rate else None
+    product, bias = jnp.stack([q, k, v], axis=2).reshape(batch, length, -1), jnp.zeros((3, heads, head))
+    return flash_attention_joined(product, bias, ids, seeds, rate, SMALL, interpret=True, window=window)
+
+
+def with_key(attention):
+    def attend(q, k, v, ids, window, rate):
+        return attention(q, k, v, ids, rate, KEY if rate else None, window=window)
+
+    return attend
+
+
+def split_product(q, k, v, ids, window, rate):
+    product, bias = jnp.stack([q, k, v], axis=2).reshape(*q.shape[:2], -1), jnp.zeros((3, *q.shape[2:]))
+    how = (ids, rate, KEY if rate else None, False)
+    return _split_attention(attention_reference.attention, product, bias, *how, window=window)
+
+
+REFERENCE = with_key(attention_reference.attention)
+
+
+@pytest.mark.parametrize(
+    ("attend", "window"),
+    [
+        *((REFERENCE, window) for window in (0, 1, 5, 16, 40, 100)),
+        (split_product, 5),
+        *((pallas, window) for window in (5, 40)),
+        *(pytest.param(pallas, window, marks=pytest.mark.slow) for window in (0, 16, 100)),
+        (joined, 5),
+    ],
+)
+def test_value_and_gradients_equal_loops(attend, window):
+    arrays, ids = inputs(83)  # no multiple of a tile
+    rate = RATE if window == 5 else 0.0
+
+    def got(q, k, v):
+        return attend(q, k, v, ids, window, rate)
+
+    check(got, lambda q, k, v: plain(q, k, v, ids, window, rate), arrays)
+
+
+@pytest.mark.parametrize(
+    ("tiling", "length"),
+    [
+        pytest.param(
+            Tiling(block_q=32, block_k=16, backward_block_q=16, backward_block_k=16, bounded=True),
+            96,
+            marks=pytest.mark.slow,
+        ),
+        (Tiling(block_q=16, block_k=32, backward_block_q=32, backward_block_k=32), 96),  # forward visits all tiles
+        (Tiling(block_q=16, backward="fused", backward_block_k=16, backward_bounded=False), 48),
+    ],
+)
+def test_every_tiling_gives_the_same(tiling, length):
+    arrays, ids = inputs(length)
+    check(lambda q, k, v: pallas(q, k, v, ids, 20, RATE, tiling), lambda q, k, v: plain(q, k, v, ids, 20, RATE), arrays)
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "rate"), [(128, 64, 0.0), (640, 64, RATE), (640, 130, 0.0), (256, 300, 0.0)]
+)
+def test_tpu_kernels_equal_loops(length, window, rate):
+    arrays, ids = inputs(length, heads=2, head=64)
+    attend = with_key(tpu_attention)
+    check(lambda q, k, v: attend(q, k, v, ids, window, rate), lambda q, k, v: plain(q, k, v, ids, window, rate), arrays)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.0, RATE])
+def test_keys_of_long_rows_come_in_chunks_on_tpus(monkeypatch, rate):
+    monkeypatch.setattr("bertjax.model.kernels.attention_pallas_tpu.WHOLE", 128)
+    arrays, ids = inputs(384, heads=2, head=64)
+    attend = with_key(tpu_attention)
+    check(lambda q, k, v: attend(q, k, v, ids, None, rate), lambda q, k, v: plain(q, k, v, ids, 384, rate), arrays)
+
+
+@pytest.mark.parametrize("rate", [0.0, RATE])
+def test_queries_of_long_rows_come_in_blocks_in_the_reference(monkeypatch, rate):
+    monkeypatch.setattr(attention_reference, "WHOLE", 64)
+    monkeypatch.setattr(attention_reference, "BLOCK", 32)
+    arrays, ids = inputs(83)
+    check(lambda q, k, v: REFERENCE(q, k, v, ids, None, rate), lambda q, k, v: plain(q, k, v, ids, 83, rate), arrays)
+
+
+def test_cudnn_gets_the_window_in_its_mask(monkeypatch):
+    (q, k, v, _), ids = inputs(40)
+    on_cpu = jax.nn.dot_product_attention
+    monkeypatch.setattr(
+        jax.nn,
+        "dot_product_attention",
+        lambda *a, mask, implementation: on_cpu(*a, mask=mask),  # noqa: ARG005
+    )
+    got = attention_cudnn.attention(q, k, v, ids, window=7)
+    np.testing.assert_allclose(got, plain(q, k, v, ids, 7), atol=2e-6)
+
+
+def test_no_array_grows_with_the_square_of_a_long_row():
+    """Neither forward nor backward, in the reference and in the fused kernels."""
+    shape = jax.ShapeDtypeStruct((1, 4096, 2, 64), jnp.bfloat16)
+    ids = jax.ShapeDtypeStruct((1, 4096), jnp.int32)
+
+    def largest(attend):
+        def run(q, k, v, ids):
+            out, pull = jax.vjp(lambda *qkv: attend(*qkv, ids, window=64), q, k, v)
+            return pull(out)
+
+        sizes = []
+
+        def collect(jaxpr):
+            for equation in jaxpr.eqns:
+                sizes.extend(x.aval.size for x in equation.outvars)
+                for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                    collect(inner)
+
+        collect(jax.make_jaxpr(run)(shape, shape, shape, ids).jaxpr)
+        return max(sizes)
+
+    assert largest(attention_reference.attention) <= 4096 * 2 * 3 * 64
+    for attend in (functools.partial(flash_attention, interpret=True), tpu_attention):
+        assert largest(attend) <= 4096 * 2 * 64
+
+
+def test_tiles_out_of_the_window_are_not_visited():
+    bounds = np.asarray(tile_bounds(jnp.ones((1, 512), jnp.int32), 64, 64, 64))[0]
+    np.testing.assert_array_equal(bounds[:, 0], [0, 0, 1, 2, 3, 4, 5, 6])
+    np.testing.assert_array_equal(bounds[:, 3], [2, 3, 4, 5, 6, 7, 8, 8])
+    np.testing.assert_array_equal(bounds[:, 1:3], [[i, i + 1] for i in range(8)])  # itself needs no comparison
+    packed = jnp.repeat(jnp.arange(1, 5), 128)[None, :]
+    bounds = np.asarray(tile_bounds(packed, 64, 64, 64))[0]
+    np.testing.assert_array_equal(bounds[:, 0] // 2, [0, 0, 1, 1, 2, 2, 3, 3])  # nor other segments
+
+
+def test_a_negative_window_is_refused():
+    (q, k, v, _), ids = inputs(16)
+    for attend in (attention_reference.attention, flash_attention):
+        with pytest.raises(ValueError, match="at least 0"):
+            attend(q, k, v, ids, window=-1)
