@@ -1,9 +1,7 @@
-"""How programs end: on Ctrl-C, SIGTERM or an error that a user can cause, in one line, what was
-being written cleaned up.
+"""How programs end: on Ctrl-C, SIGTERM or an error that a user can cause, in one line.
 
-A tool has the signals become `Interrupted`, which unwinds it as an error does, so that half-written
-files vanish (formats/files.py); its exit code is the shell's for the signal. A training run is told by
-process/preemption.py instead, since it saves first; it ends with `leave`.
+In a tool a signal raises `Interrupted`, which unwinds it as an error does, so that half-written files are removed
+(formats/files.py). A training run saves first (process/preemption.py), then calls `leave`.
 """
 
 import atexit
@@ -20,8 +18,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-# What a user can cause: settings, files, disks. Anything else is a fault of the program, of which
-# the traceback tells.
+# What a user can cause: settings, files, disks. Anything else is a fault of the program and keeps its traceback.
 REFUSALS: tuple[type[BaseException], ...] = (
     ValueError,
     OSError,
@@ -34,11 +31,12 @@ REFUSALS: tuple[type[BaseException], ...] = (
 )
 # Packages whose own classes of errors tell of a network, a bucket or a file.
 OUTSIDE = ("aiohttp", "gcsfs", "google", "safetensors", "wandb")
+_NO_ROOM, _NO_ACCESS = "make room, then repeat the command", "this user may not read or write it"
 REMEDIES = {
-    errno.ENOSPC: "make room, then repeat the command",
-    errno.EDQUOT: "make room, then repeat the command",
-    errno.EACCES: "this user may not read or write it",
-    errno.EPERM: "this user may not read or write it",
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EACCES: _NO_ACCESS,
+    errno.EPERM: _NO_ACCESS,
     errno.EROFS: "choose a place that can be written",
 }
 
@@ -48,9 +46,9 @@ class Interrupted(SystemExit):
 
 
 def leave_on_signals() -> None:
-    """From now on SIGINT and SIGTERM raise `Interrupted`, but for those that the process was
-    started to ignore (nohup, a job in the background). For programs only: a library leaves the
-    signals to its caller.
+    """From now on SIGINT and SIGTERM raise `Interrupted`, unless the process was started to ignore them (nohup).
+
+    For programs only: a library leaves the signals to its caller.
     """
     code = 0
 
@@ -66,14 +64,13 @@ def leave_on_signals() -> None:
     def raise_again(ignored: Any) -> None:
         """Destructors and callbacks of the garbage collector swallow what is raised in them."""
         if isinstance(ignored.exc_value, Interrupted):
-            threading.Timer(
-                0.05, signal.pthread_kill, (threading.main_thread().ident, ignored.exc_value.code - 128)
-            ).start()
+            main, number = threading.main_thread().ident, ignored.exc_value.code - 128
+            threading.Timer(0.05, signal.pthread_kill, (main, number)).start()
         else:
             sys.__unraisablehook__(ignored)
 
     def end() -> None:
-        """Skips the end of the interpreter, which devices that still compute may not survive."""
+        """Skips the end of the interpreter, which may crash while devices still compute."""
         if code:
             leave(code, at_once=True)
 
@@ -85,10 +82,9 @@ def leave_on_signals() -> None:
 
 
 def _is_starting(frame: Any) -> bool:
-    """Whether what the program imports is being imported, and none of its functions runs yet.
+    """Whether the program is still importing and none of its functions runs yet, so nothing is half-written.
 
-    Then nothing is half-written, and an exception in the midst of a compiled module's import would
-    come out as another one.
+    An exception during the import of a compiled module would come out as another one.
     """
     importing = False
     while frame is not None:
@@ -100,10 +96,10 @@ def _is_starting(frame: Any) -> bool:
 
 
 def leave_signals_to_parent() -> None:
-    """For a process that works for another one: it ignores signals, and ends with its parent.
+    """For a worker process: it ignores signals, and ends with its parent.
 
-    SLURM, a terminal and launch/host.sh signal all processes of a run; one that saves first still
-    needs its workers for the step that runs.
+    SLURM, a terminal and launch/host.sh signal all processes of a run, but a run that saves first still needs its
+    workers for the step that runs.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -122,10 +118,7 @@ def end_with_parent() -> None:
 
 @contextlib.contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends the process without an exception: for imports, see `_is_starting`.
-
-    Only the main thread can say so; in another nothing changes.
-    """
+    """Ctrl-C ends the process without an exception: for imports, see `_is_starting`. In the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -139,22 +132,10 @@ def ended_by_ctrl_c() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def until_the_reader_leaves() -> Iterator[None]:
-    """Ends the program in silence, with the shell's code of SIGPIPE, when what reads its output
-    has seen enough (`| head`).
-    """
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is still buffered has nowhere to go at the end of the interpreter.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(128 + signal.SIGPIPE) from None
-
-
-@contextlib.contextmanager
 def refusals(name: str, code: int = 1, *more: type[BaseException]) -> Iterator[None]:
     """What a user can cause ends the program with one line, `name: ...`, and this exit code.
+
+    Where the reader of the output has left (`| head`), the program ends in silence, with the shell's code of SIGPIPE.
 
     Args:
       more: classes of errors that are meant too.
@@ -163,10 +144,13 @@ def refusals(name: str, code: int = 1, *more: type[BaseException]) -> Iterator[N
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with until_the_reader_leaves():
-            yield
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except Exception as error:
-        text = one_line(error, more)
+        text = _one_line(error, more)
         if text is None:
             raise
         drop_unwritable_output()
@@ -182,7 +166,7 @@ def refuse(name: str, text: str, code: int, cause: BaseException | None = None) 
     raise ended from cause
 
 
-def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -> str | None:
+def _one_line(error: BaseException, more: tuple[type[BaseException], ...]) -> str | None:
     """What an error that a user can cause says, in one line; None for a fault of the program."""
     text = " ".join(map(str.strip, str(error).splitlines()))
     if type(error).__module__.partition(".")[0] in OUTSIDE:
@@ -195,36 +179,33 @@ def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -
     if not isinstance(error, (*REFUSALS, *more)):
         return None
     if isinstance(error, OSError) and error.strerror:
-        names = [
-            os.fsdecode(file)
-            for file in (error.filename, error.filename2)
-            if isinstance(file, str | bytes | os.PathLike)
-        ]
+        files = (error.filename, error.filename2)
+        names = [os.fsdecode(file) for file in files if isinstance(file, str | bytes | os.PathLike)]
         remedy = REMEDIES.get(error.errno)
         return ": ".join([*names[:1], error.strerror]) + (f"; {remedy}" if remedy else "")
     if isinstance(error, ImportError) and error.name:
-        if error.name.startswith("bertjax"):
-            return None
-        return f"{text}; pip install {error.name.partition('.')[0]}"
+        return None if error.name.startswith("bertjax") else f"{text}; pip install {error.name.partition('.')[0]}"
     if isinstance(error, MemoryError):
         return f"not enough memory{': ' * bool(text)}{text}"
     return text or type(error).__name__
 
 
 def drop_unwritable_output() -> None:
-    """Standard output goes nowhere from now on, if it cannot be written: else each print, and the
-    end of the interpreter, would try again and complain below the last line.
-    """
+    """Discards standard output from now on, if it cannot be written: each print would fail again."""
     try:
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def leave(code: int, at_once: bool = False) -> NoReturn:
-    """Ends the process with this exit code, at once: no thread that still compiles is waited for.
+    """Ends the process with this exit code without waiting for threads that still compile.
 
-    A machine that is taken away gives half a minute, a compilation may take several.
+    A machine that is pre-empted gives half a minute, a compilation may take several.
     """
     if at_once or any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
         for child in multiprocessing.active_children():  # data workers

@@ -1,18 +1,14 @@
 """The settings of jax that numbers depend on, which the environment could change behind a run.
 
-In: nothing. Out: `clear` and `fix` give jax the values that bertjax is made for, in programs;
-`fixed` does so for a call of the library and puts back what its caller had. `environment` tells
-what else was set that may change numbers or speed, and that only the compilers read: it is recorded
-with a run and compared by a resume.
+`clear` and `fix` give jax the values that bertjax is made for, in programs; `fixed` does so for a call of the library
+and restores its caller's. `environment` lists the variables that only the compilers read and that may change numbers or
+speed: it is recorded with a run and compared by a resume.
 """
 
-from __future__ import annotations
-
 import contextlib
-import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
 
 # Of all jax versions that we support; each can also be set by the variable of its upper-case name.
 FIXED: Mapping[str, Any] = {
@@ -47,36 +43,15 @@ FIXED: Mapping[str, Any] = {
     "jax_transfer_guard_device_to_device": None,
     "jax_transfer_guard_device_to_host": None,
 }
-# Variables of jax that do not change numbers.
-_HARMLESS = (
-    "JAX_PLATFORMS",
-    "JAX_PLATFORM_NAME",
-    "JAX_COMPILATION_CACHE",
-    "JAX_ENABLE_COMPILATION_CACHE",
-    "JAX_PERSISTENT_CACHE",
-    "JAX_RAISE_PERSISTENT",
-    "JAX_EXPLAIN",
-    "JAX_LOG",
-    "JAX_DUMP",
-    "JAX_TRACEBACK",
-    "JAX_INCLUDE",
-    "JAX_COORDINATOR",
-    "JAX_NUM_PROCESSES",
-    "JAX_PROCESS_ID",
-    "JAX_LOCAL_DEVICE_IDS",
-    "JAX_CUDA_VISIBLE",
-    "JAX_ROCM_VISIBLE",
-    "JAX_CHECK_PROXY",
-    "JAX_CPU_GET",
-    "JAX_CROSS_HOST",
-    "JAX_PPRINT",
-    "JAX_DISTRIBUTED",
-    "JAX_DEBUG_LOG",
-    "JAX_DEBUG_NANS",
-    "JAX_ENABLE_PREEMPTION",
-    "JAX_NUM_CPU_DEVICES",
-    "JAX_CAPTURED",
-    "JAX_COMPILER_DETAILED",
+# Variables of jax that do not change numbers, by the beginning of their names.
+_HARMLESS = tuple(
+    """
+    JAX_PLATFORMS JAX_PLATFORM_NAME JAX_COORDINATOR JAX_NUM_PROCESSES JAX_PROCESS_ID JAX_LOCAL_DEVICE_IDS
+    JAX_CUDA_VISIBLE JAX_ROCM_VISIBLE JAX_CPU_GET JAX_NUM_CPU_DEVICES JAX_CROSS_HOST JAX_DISTRIBUTED
+    JAX_ENABLE_PREEMPTION JAX_COMPILATION_CACHE JAX_ENABLE_COMPILATION_CACHE JAX_PERSISTENT_CACHE JAX_RAISE_PERSISTENT
+    JAX_EXPLAIN JAX_LOG JAX_DUMP JAX_TRACEBACK JAX_INCLUDE JAX_PPRINT JAX_CHECK_PROXY JAX_DEBUG_LOG JAX_DEBUG_NANS
+    JAX_CAPTURED JAX_COMPILER_DETAILED
+    """.split()
 )
 # Read by XLA and by the libraries of GPUs and TPUs.
 _COMPILERS = (
@@ -96,27 +71,25 @@ _HARMLESS_FLAGS = (
     "--xla_gpu_per_fusion_autotune_cache_dir",
 )
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 def clear(variables: MutableMapping[str, str] = os.environ) -> None:
-    """Forgets the variables that set what is FIXED: for programs, before they import jax."""
+    """Deletes the variables that set what is FIXED: for programs, before they import jax."""
     for name in [name for name in variables if name.lower() in FIXED]:
         del variables[name]
 
 
-def fix() -> None:
-    """Gives jax the values of FIXED, whatever the environment says; for programs, at their start."""
+def fix(settings: Mapping[str, Any] = FIXED) -> None:
+    """Gives jax these settings, whatever the environment says; for programs, at their start."""
     import jax  # late: a tool that needs none clears its environment all the same
 
-    for name, value in FIXED.items():
+    for name, value in settings.items():
         if name in jax.config.values and jax.config.values[name] != value:
             jax.config.update(name, value)
 
 
 @contextlib.contextmanager
 def fixed() -> Iterator[None]:
-    """`fix`, until the block ends. It counts for all threads, since compilation has its own."""
+    """`fix`, until the block or the decorated function ends; for all threads, since compilation has its own."""
     import jax
 
     before = {name: jax.config.values[name] for name in FIXED if name in jax.config.values}
@@ -124,20 +97,7 @@ def fixed() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            if jax.config.values[name] != value:
-                jax.config.update(name, value)
-
-
-def with_fixed(function: F) -> F:
-    """A function of the library that computes under `fixed`."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        with fixed():
-            return function(*arguments, **options)
-
-    return call  # type: ignore[return-value]
+        fix(before)
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -146,7 +106,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     for name, value in sorted(variables.items()):
         if name == "XLA_FLAGS":
             value = " ".join(sorted(flag for flag in value.split() if not flag.startswith(_HARMLESS_FLAGS)))
-        unknown_jax = name.startswith("JAX_") and name.lower() not in FIXED and not (name.startswith(_HARMLESS))
+        unknown_jax = name.startswith("JAX_") and name.lower() not in FIXED and not name.startswith(_HARMLESS)
         if value and (name in _COMPILERS or unknown_jax):
             found[name] = value
     return found

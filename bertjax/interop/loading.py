@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from bertjax import jax_settings
 from bertjax.interop.names import LoadError, heads_in, match, match_headers
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.interop.source import Source, open_source
-from bertjax.jax_settings import with_fixed
 from bertjax.model import heads
 from bertjax.model.encoder import table_sizes
 from bertjax.model.kernels import compiler_options
@@ -249,7 +249,7 @@ class LoadedModel:
         return self._apply(self.params, input_ids, attention_mask, *args, **kwargs)
 
 
-@with_fixed
+@jax_settings.fixed()
 def load_model(
     path: str | Path,
     task: str | None = None,

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bertjax import jax_settings
 from bertjax.config import Config
-from bertjax.jax_settings import with_fixed
 from bertjax.log.logbook import Logbook
 from bertjax.model.kernels import compiler_options
 from bertjax.model.mesh import rows_on
@@ -119,7 +119,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------ state
 
-    @with_fixed
+    @jax_settings.fixed()
     def init(self, objective: Objective, params: Any = None) -> TrainState:
         """A fresh state, sharded over the mesh; from `params` (arrays) where given."""
 
@@ -295,7 +295,7 @@ class Trainer:
         key = jax.random.fold_in(jax.random.key(self.seed, impl=self.prng), EVALUATION_STREAM)
         return jax.random.fold_in(key, number)
 
-    @with_fixed
+    @jax_settings.fixed()
     def evaluate(
         self, objective: Objective, params: Any, batches: Iterable[Mapping[str, np.ndarray]]
     ) -> dict[str, float]:
@@ -341,7 +341,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- loop
 
-    @with_fixed
+    @jax_settings.fixed()
     def fit(
         self,
         state: TrainState,
