@@ -1,12 +1,12 @@
 """The training loop around a compiled step: input, dispatch, log, profile, evaluate, save, stop.
 
-In: what `Trainer.fit` was given. Out: the state after the last phase; metrics in the logbook and states in the
-checkpoints on the way. The step n+1 is dispatched before the metrics of step n are fetched, so that the device never
-waits for the log.
+In: what `Trainer.fit` was given. Out: the state after the last phase; metrics in the logbook, states in the
+checkpoints. Step n+1 is dispatched before the metrics of step n are fetched: the device never waits for the log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -69,7 +69,11 @@ class Loop:
         self.saved_step = self.step if self.step else None  # a restored state is on disk already
         self.in_flight: tuple[int, Phase, dict[str, jax.Array]] | None = None
         self.profiling = False
-        self.meter, self.means = Meter(trainer.mesh), Means(self._saved_record())
+        record: Mapping[str, float] = {}
+        if checkpoints is not None and self.step:
+            with contextlib.suppress(OSError, ValueError, KeyError):  # a state from elsewhere
+                record = checkpoints.metrics(self.step)
+        self.meter, self.means = Meter(trainer.mesh), Means(record)
         self.told_at = time.monotonic()
         self.watchdog = Watchdog(config.watchdog_seconds)
         self.stop = StopSignal()
@@ -90,7 +94,12 @@ class Loop:
                 if must_stop(self.stop):
                     self._leave()
         except Exception as error:
-            self._finish_save_after(error)
+            # An error ends the run, but not the save that has begun; without its peers that would hang.
+            if not isinstance(error, CheckpointError) and not lost_peer(error):
+                try:
+                    self._wait_until_saved()
+                except CheckpointError as another:  # the first error is the one to tell
+                    self.logbook.message(str(another))
             raise
         finally:  # a notebook lives on after an error
             self.watchdog.stop()
@@ -232,31 +241,13 @@ class Loop:
     def _watch_saving(self, what: str) -> None:
         self.watchdog.doing(what, f"{PEERS}, or the storage of {self.checkpoints.directory}", patiently=True)
 
-    def _saved_record(self) -> Mapping[str, float]:
-        """The numbers that were saved with the state that the run goes on from."""
-        if self.checkpoints is None or not self.step:
-            return {}
-        try:
-            return self.checkpoints.metrics(self.step)
-        except (OSError, ValueError, KeyError):  # a state from elsewhere
-            return {}
-
     def _wait_until_saved(self) -> None:
         if self.checkpoints is not None:
             self._watch_saving(f"writing the checkpoint of step {self.saved_step}")
             self.checkpoints.wait()
 
-    def _finish_save_after(self, error: Exception) -> None:
-        """An error ends the run, but not the save that has begun; without its peers that hangs."""
-        if isinstance(error, CheckpointError) or lost_peer(error):
-            return
-        try:
-            self._wait_until_saved()
-        except CheckpointError as another:  # the first error is the one to tell
-            self.logbook.message(str(another))
-
     def _begin_profile(self) -> None:
-        if not self.profiling and self.step + 1 == self.config.profile_steps[0]:
+        if self.step + 1 == self.config.profile_steps[0]:
             self._settle()
             jax.profiler.start_trace(str(self.logbook.directory / "profile"))
             self.profiling = True

@@ -1,8 +1,7 @@
 """Sums from which losses and accuracies are made.
 
-Sums, not means: the sums of micro-batches, devices and hosts add up, and the caller divides by the
-global denominator once, so that accumulation gives the loss of the large batch. Everything is
-float32; logits of any type are widened first.
+Sums, not means: those of micro-batches, devices and hosts add up, and the caller divides by the global denominator
+once, so that accumulation gives the loss of the large batch. Logits of any type are widened to float32 first.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def scored_cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(negative log probability, whether the label has the largest logit), both float32 [...].
 
-    Over logits [..., C] and int labels [...]. Logits of a vocabulary are the largest arrays of a
-    step, so passes over them are counted: maximum and sum forward, one pass backward. The label's
-    logit is a gather, whose gradient here is part of that one pass and no scatter.
+    Over logits [..., C] and int labels [...]. Logits of a vocabulary are the largest arrays of a step, so passes over
+    them are counted: maximum and sum forward, one pass backward. The label's logit is a gather, whose gradient here is
+    part of that one pass and no scatter.
     """
     return _cross_entropy_forward(logits, labels)[0]
 
@@ -50,7 +49,7 @@ scored_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 def classification_sums(
     logits: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Weighted sums over all positions of a softmax classifier.
+    """(loss_sum, correct_sum, weight_sum), float32 scalars, of a softmax classifier over all positions.
 
     Of the masked language model (logits [B, P, V]; the original's get_masked_lm_output has 1e-5 more in its
     denominator) and of next-sentence prediction ([B, K, 2], 0 = next).
@@ -58,11 +57,8 @@ def classification_sums(
     Args:
       logits: [..., C].
       labels: int [...]; the value where the weight is 0 does not matter.
-      weights: float [...], 0 for positions that do not count.
-
-    Returns:
-      (loss_sum, correct_sum, weight_sum), float32 scalars. Without any weight all three are 0 and
-      so is the gradient: whoever divides must guard the denominator, not this sum.
+      weights: float [...], 0 for positions that do not count. Without any weight all three sums are 0 and so is the
+        gradient: whoever divides must guard the denominator, not this sum.
     """
     weights = weights.astype(jnp.float32)
     losses, correct = scored_cross_entropy(logits, labels)

@@ -1,8 +1,8 @@
 """Compiled programs: in the background before their first use, and kept with the run.
 
-In: jitted functions and the shapes of their arguments. Out: executables. On a GPU, XLA chooses
-among algorithms by timing them, so that compiling the same program again may give other sums. A run
-that resumes therefore loads the executables that it kept in its directory (`Programs.keep_in`).
+In: jitted functions and the shapes of their arguments. Out: executables. On a GPU, XLA chooses among algorithms by
+timing them, so that compiling the same program again may give other sums. A run that resumes therefore loads the
+executables that it kept in its directory (`Programs.keep_in`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ DIRECTORY = "programs"  # of a run
 class Programs:
     """Compiles the programs of a run.
 
-    Python lowers one program after the other, in the order of `start`; XLA compiles each as soon as
-    it is lowered, outside Python, which can make the weights meanwhile. Only before training: a
-    compiler that tries out kernels must not share the device with it. Nothing is compiled in the
-    background in a run of several processes, which must compile in the same order.
+    Python lowers one program after the other, in the order of `start`; XLA compiles each as soon as it is lowered,
+    outside Python, which can make the weights meanwhile. Only before training: a compiler that tries out kernels must
+    not share the device with it. Nothing is compiled in the background in a run of several processes, which must
+    compile in the same order.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Programs:
         self._lowering = ThreadPoolExecutor(1)
         self._compiling = ThreadPoolExecutor()
         self._started: dict[Hashable, Future[Future[Any]]] = {}
-        self._kept: Kept | None = None
+        self._directory: epath.Path | None = None
 
     def keep_in(
         self,
@@ -51,20 +51,25 @@ class Programs:
     ) -> None:
         """Keeps what `wrap` compiles from now on in `directory`, and takes it from there.
 
+        Each executable is a file NAME-KEY: its SHA-256, and what jax serializes. It can do whatever a program can, so
+        the directory must be the run's own.
+
         Args:
           directory: local or gs://, shared by all processes.
           devices: of the programs, in the order of their mesh.
           made_for: what an executable depends on beside its program: card, jax, their numbers.
           tell: called with a reason when a program that was there before has to be compiled anew.
         """
-        self._kept = Kept(directory, devices, made_for, tell)
+        self._directory, self._devices, self._tell = epath.Path(directory), list(devices), tell
+        self._made_for = json.dumps(made_for, sort_keys=True)
+        self._before = [path.name for path in self._directory.iterdir()] if self._directory.exists() else []
 
     def wrap(self, name: str, function: Any) -> Any:
         """A jitted function under a name of its own; its executables are kept if `keep_in` says so.
 
         Its calls must have the shardings that it was jitted with.
         """
-        return Program(name, function, self._kept) if self._kept else function
+        return Program(name, function, self.executable) if self._directory else function
 
     def start(self, key: Hashable, function: Any, *arguments: Any) -> None:
         """Compiles a jitted function in the background, unless its key was there before.
@@ -93,61 +98,13 @@ class Programs:
         for program in list(wanted):
             program.result().result()
 
-
-class Program:
-    """A jitted function whose executables, one for each shape of its arguments, are kept."""
-
-    def __init__(self, name: str, function: Any, kept: Kept):
-        self.name, self.function, self.kept = name, function, kept
-        self._executables: dict[Hashable, Any] = {}
-
-    def lower(self, *arguments: Any) -> jax.stages.Lowered:
-        return self.function.lower(*arguments)
-
-    def compile(self, lowered: jax.stages.Lowered, arguments: tuple[Any, ...]) -> Any:
-        """The executable for arguments of these shapes, which calls find from now on."""
-        shapes = _shapes(arguments)
-        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]
-        executable = self.kept.executable(f"{self.name}-{digest}", lowered)
-        self._executables[shapes] = executable
-        return executable
-
-    def __call__(self, *arguments: Any) -> Any:
-        executable = self._executables.get(_shapes(arguments))
-        if executable is None:
-            executable = self.compile(self.lower(*arguments), arguments)
-        return executable(*arguments)
-
-
-def _shapes(arguments: tuple[Any, ...]) -> Hashable:
-    """Of all arguments but the first: the parameters, or the state, keep their shapes."""
-    return tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arguments[1:]))
-
-
-class Kept:
-    """Executables in a directory, each in a file NAME-KEY: its SHA-256, and what jax serializes.
-
-    An executable can do whatever a program can, so the directory must be the run's own.
-    """
-
-    def __init__(
-        self,
-        directory: epath.Path,
-        devices: Sequence[jax.Device],
-        made_for: Mapping[str, Any],
-        tell: Callable[[str], None],
-    ):
-        self.directory, self.devices, self.tell = epath.Path(directory), list(devices), tell
-        self._made_for = json.dumps(made_for, sort_keys=True)
-        self._before = [path.name for path in self.directory.iterdir()] if self.directory.exists() else []
-
     def executable(self, name: str, lowered: jax.stages.Lowered) -> Any:
         """The executable of a lowered program: the one that is kept, or a new one, kept now.
 
         All processes call it, in the same order.
         """
         key = hashlib.sha256(f"{self._made_for}\n{lowered.as_text()}".encode()).hexdigest()[:16]
-        path = self.directory / f"{name}-{key}"
+        path = self._directory / f"{name}-{key}"
         kept = self._load(path, lowered)
         if jax.process_count() > 1:  # all load it, or all compile it
             wait_for_all(f"loading {name}")
@@ -155,7 +112,9 @@ class Kept:
         if kept is not None:
             return kept
         if path.name not in self._before and any(other.startswith(f"{name}-") for other in self._before):
-            self.tell(f"the program {name} was compiled anew, since it is not the one that is kept in {self.directory}")
+            self._tell(
+                f"the program {name} was compiled anew, since it is not the one that is kept in {self._directory}"
+            )
         executable = lowered.compile()
         if jax.process_index() == 0:
             self._save(path, executable)
@@ -174,21 +133,45 @@ class Kept:
         if hashlib.sha256(content).digest() == digest:
             try:
                 return serialize_executable.deserialize_and_load(
-                    content, lowered.in_tree, lowered.out_tree, execution_devices=self.devices
+                    content, lowered.in_tree, lowered.out_tree, execution_devices=self._devices
                 )
             except (ValueError, jax.errors.JaxRuntimeError) as error:
                 reason = str(error)
-        self.tell(f"{path} could not be loaded ({reason}), so it was compiled anew")
+        self._tell(f"{path} could not be loaded ({reason}), so it was compiled anew")
         return None
 
     def _save(self, path: epath.Path, executable: Any) -> None:
         try:
             content, _, _ = serialize_executable.serialize(executable)
-            self.directory.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, hashlib.sha256(content).digest() + content)
         # NotImplementedError is jax's word for programs with large constants.
         except (ValueError, NotImplementedError, OSError, jax.errors.JaxRuntimeError) as error:
-            self.tell(f"the program {path.name} could not be kept: {error}")
+            self._tell(f"the program {path.name} could not be kept: {error}")
+
+
+class Program:
+    """A jitted function whose executables, one for each shape of its arguments, are kept."""
+
+    def __init__(self, name: str, function: Any, executable: Callable[[str, jax.stages.Lowered], Any]):
+        self.name, self.lower, self._executable = name, function.lower, executable
+        self._executables: dict[Hashable, Any] = {}
+
+    def compile(self, lowered: jax.stages.Lowered, arguments: tuple[Any, ...]) -> Any:
+        """The executable for arguments of these shapes, which calls find from now on."""
+        shapes = _shapes(arguments)
+        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:8]
+        self._executables[shapes] = executable = self._executable(f"{self.name}-{digest}", lowered)
+        return executable
+
+    def __call__(self, *arguments: Any) -> Any:
+        executable = self._executables.get(_shapes(arguments))
+        return (executable or self.compile(self.lower(*arguments), arguments))(*arguments)
+
+
+def _shapes(arguments: tuple[Any, ...]) -> Hashable:
+    """Of all arguments but the first: the parameters, or the state, keep their shapes."""
+    return tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arguments[1:]))
 
 
 def batch_shapes(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:

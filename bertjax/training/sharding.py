@@ -1,14 +1,14 @@
 """How arrays lie on devices: the mesh (data, fsdp, tensor), the table from parameter path to axes.
 
-In: device counts, parameter shapes. Out: a Mesh and NamedShardings, which `jax.jit` turns into the
-collectives. The batch is split over data and fsdp; parameters and optimizer state over fsdp and
-tensor. Results do not depend on the mesh, but for the order of sums.
+In: device counts, parameter shapes. Out: a Mesh and NamedShardings, which `jax.jit` turns into the collectives. The
+batch is split over data and fsdp; parameters and optimizer state over fsdp and tensor. Results do not depend on the
+mesh, except for the order of sums.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,10 +20,10 @@ from bertjax.model.mesh import BATCH_AXES
 P = PartitionSpec
 AXES = ("data", "fsdp", "tensor")
 
-# Ordered (regex over 'a/b/c', axes of the last dimensions); the first match counts. As Megatron-LM
-# (Shoeybi et al. 2019, section 3): the first matrix of attention and MLP is split by its outputs
-# (whole heads), the second by its inputs, so a layer needs one all-reduce in each direction. fsdp
-# splits the first dimension of every matrix: what devices gather then lies in memory as it arrives.
+# Ordered (regex over 'a/b/c', axes of the last dimensions); the first match counts. As Megatron-LM (Shoeybi et al.
+# 2019, section 3): the first matrix of attention and MLP is split by its outputs (whole heads), the second by its
+# inputs, so a layer needs one all-reduce in each direction. fsdp splits the first dimension of every matrix: what
+# devices gather then lies in memory as it arrives.
 PARTITION_RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"word_embeddings", P("tensor", "fsdp")),  # [V, H], by vocabulary; also the MLM decoder
     (r"(position|token_type)_embeddings", P(None, "fsdp")),
@@ -41,11 +41,7 @@ PARTITION_RULES: tuple[tuple[str, PartitionSpec], ...] = (
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A mesh with axes (data, fsdp, tensor) over all devices, in an order that suits the network.
 
-    Args:
-      data, fsdp, tensor: devices along each axis; one of them may be -1 = all that are left.
-
-    Raises:
-      ValueError: the product is not the number of devices.
+    One size may be -1 = all devices that are left. Raises ValueError if the product is not the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = [data, fsdp, tensor]
@@ -64,69 +60,49 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
     return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-class MeshChoice(NamedTuple):
-    """Axis sizes and the reason for them, as `--config.mesh=auto` prints it."""
+def choose_fsdp(parameters: int, device_bytes: int | None, devices: int) -> tuple[int, str]:
+    """The least fsdp under which the training state takes at most 40 % of a device, and why.
 
-    data: int
-    fsdp: int
-    tensor: int
-    reason: str
-
-
-def choose_mesh(parameters: int, device_bytes: int | None, devices: int) -> MeshChoice:
-    """The least sharding under which the training state takes at most 40 % of a device.
-
-    Pure data parallelism has the fewest collectives, so fsdp grows only when the 16 bytes a
-    parameter (weight, gradient and two moments in float32) would leave activations no room.
+    Pure data parallelism has the fewest collectives, so fsdp grows only when the 16 bytes a parameter (weight, gradient
+    and two moments in float32) would leave activations no room.
 
     Args:
-      parameters: of the model.
       device_bytes: memory of one device, or None if unknown (CPU).
       devices: in all.
     """
-    state = 16 * parameters
     if not device_bytes:
-        return MeshChoice(devices, 1, 1, "device memory unknown: data parallel")
-    budget = 0.4 * device_bytes
+        return 1, "device memory unknown: data parallel"
+    state, budget = 16 * parameters, 0.4 * device_bytes
     fsdp = next((size for size in range(1, devices + 1) if devices % size == 0 and state / size <= budget), devices)
     share = f"{state / fsdp / 2**30:.1f} of {device_bytes / 2**30:.1f} GiB a device"
     if fsdp == 1:
-        reason = f"weights, gradients and moments take {share}: data parallel, no sharding needed"
-    elif state / fsdp <= budget:
-        reason = (
-            f"weights, gradients and moments take {state / 2**30:.1f} GiB: sharded over fsdp={fsdp} they take {share}"
-        )
-    else:
-        reason = (
-            f"even sharded over all {devices} devices the state takes {share}, over 40 %: "
-            "expect to need more devices, or remat and accumulation"
-        )
-    return MeshChoice(devices // fsdp, fsdp, 1, reason)
+        return fsdp, f"weights, gradients and moments take {share}: data parallel, no sharding needed"
+    if state / fsdp <= budget:
+        whole = f"{state / 2**30:.1f} GiB"
+        return fsdp, f"weights, gradients and moments take {whole}: sharded over fsdp={fsdp} they take {share}"
+    return fsdp, (
+        f"even sharded over all {devices} devices the state takes {share}, over 40 %: expect to need more devices, or "
+        "remat and accumulation"
+    )
 
 
 def mesh_of(
     settings: MeshSettings, parameters: int, devices: Sequence[jax.Device], device_bytes: int | None
 ) -> tuple[Mesh, str]:
-    """The mesh that config.mesh asks for, and why it is so ('' if the sizes were given).
+    """The mesh that config.mesh asks for, and the reason of an automatic choice ('' if the sizes were given).
 
-    Args:
-      settings: config.mesh.
-      parameters, device_bytes: see choose_mesh.
-
-    Raises:
-      ValueError: the sizes do not fit the devices.
+    `parameters` and `device_bytes` are those of choose_fsdp. Raises ValueError as make_mesh.
     """
     if not settings.auto:
         return make_mesh(settings.data, settings.fsdp, settings.tensor, devices), ""
-    choice = choose_mesh(parameters, device_bytes, len(devices))
-    return make_mesh(choice.data, choice.fsdp, choice.tensor, devices), choice.reason
+    fsdp, reason = choose_fsdp(parameters, device_bytes, len(devices))
+    return make_mesh(len(devices) // fsdp, fsdp, 1, devices), reason
 
 
 def partition_spec(path: str, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
-    """Axes of one parameter by its rule of PARTITION_RULES.
+    """Axes of one parameter by its rule of PARTITION_RULES, which is about its last dimensions.
 
-    The axes are those of the last dimensions, the first ones are whole. A dimension that its axis
-    does not divide is whole on every device; of two axes, the first may divide it alone.
+    A dimension that its axis does not divide is whole on every device; of two axes, the first may divide it alone.
     """
     axes = next((tuple(spec) for pattern, spec in PARTITION_RULES if re.search(pattern, path)), ())
     axes = (None,) * (len(shape) - len(axes)) + axes[max(0, len(axes) - len(shape)) :]
@@ -146,16 +122,14 @@ def _dividing(axis: Any, size: int, mesh: Mesh) -> Any:
 
 
 def tree_shardings(tree: Any, mesh: Mesh) -> Any:
-    """A NamedSharding for each leaf of parameters, or of any state that mirrors them.
+    """A NamedSharding for each leaf (array or ShapeDtypeStruct) of parameters, or of any state that mirrors them.
 
     Optimizer moments end in their parameter's path, so the same rule finds them; scalars are replicated.
-
-    Args:
-      tree: arrays or ShapeDtypeStructs.
     """
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, partition_spec(path_name(path), leaf.shape, mesh))
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return NamedSharding(mesh, partition_spec(name, leaf.shape, mesh))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
@@ -194,10 +168,8 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 def batch_slice(mesh: Mesh) -> tuple[int, int]:
     """(index, count): this process supplies the index-th of `count` equal slices of the batch.
 
-    (process_index, process_count) unless the tensor axis spans processes: those share their rows.
-
-    Raises:
-      ValueError: the mesh scatters a process's rows, so that they are not one slice.
+    (process_index, process_count) unless the tensor axis spans processes: those share their rows. Raises ValueError if
+    the mesh scatters a process's rows, so that they are not one slice.
     """
     shards = batch_shards(mesh)
     rows_of: dict[int, set[int]] = {}
@@ -215,11 +187,7 @@ def batch_slice(mesh: Mesh) -> tuple[int, int]:
 
 
 def check_batch(batch_size: int, mesh: Mesh, accumulation: int = 1) -> None:
-    """Refuses a global batch that cannot be split evenly, before anything is read or compiled.
-
-    Raises:
-      ValueError: names the numbers and the valid sizes on either side.
-    """
+    """Raises ValueError, with the valid sizes on either side, for a global batch that cannot be split evenly."""
     shards = batch_shards(mesh)
     unit = shards * accumulation
     if batch_size < 1 or batch_size % unit:
@@ -230,8 +198,3 @@ def check_batch(batch_size: int, mesh: Mesh, accumulation: int = 1) -> None:
             f"(data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}) x accumulation="
             f"{accumulation}: it must be a multiple of {unit}; next valid: {nearest}"
         )
-
-
-def path_name(path: Sequence[Any]) -> str:
-    """'a/b/c' of a jax key path."""
-    return jax.tree_util.keystr(tuple(path), simple=True, separator="/")

@@ -58,7 +58,7 @@ class TrainState:
 
 
 class Objective(Protocol):
-    """What a job teaches the trainer; all methods are pure and run under jit."""
+    """What is learnt; all methods are pure and run under jit."""
 
     def init(self, key: jax.Array) -> Any:
         """Initial parameters; must not depend on sharding."""
@@ -97,10 +97,9 @@ class Trainer:
       optimizer: see optimizer.make_optimizer.
       mesh: see sharding.make_mesh.
       seed: of initial parameters, masks and dropout.
-      accumulation: micro-batches a step; the update equals the large batch's without dropout, of which each micro-batch
-        draws its own.
-      prng: 'threefry2x32', 'rbg' or 'auto' (rbg on TPU). Initial parameters always use threefry, so that they are the
-        same everywhere.
+      accumulation: micro-batches a step, each with dropout of its own; otherwise the update is the large batch's.
+      prng: 'threefry2x32', 'rbg' or 'auto' (rbg on TPU); threefry always makes the initial parameters, so that they are
+        the same everywhere.
 
     Attributes:
       programs: where steps are compiled.
@@ -114,6 +113,7 @@ class Trainer:
         self.accumulation = accumulation
         self.prng = prng_implementation(prng, mesh.devices.flat[0].platform)
         self.programs = Programs()
+        self._replicated = NamedSharding(mesh, PartitionSpec())
         self.between_batches: Callable[[int], None] = lambda done: None
         self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
 
@@ -123,11 +123,12 @@ class Trainer:
     def init(self, objective: Objective, params: Any = None) -> TrainState:
         """A fresh state, sharded over the mesh; from `params` (arrays) where given."""
 
-        def initialise(make: Callable[[Any], TrainState]) -> Any:
-            return jax.jit(make, out_shardings=self._state_shardings(objective))
+        def jitted(make: Callable[[Any], TrainState]) -> Any:
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(objective))
+            return jax.jit(make, out_shardings=shardings)
 
         if params is None:
-            start = self._once("init", objective, lambda: initialise(lambda key: self._state_of(objective.init(key))))
+            start = self._once("init", objective, lambda: jitted(lambda key: self._state_of(objective.init(key))))
             return start(self._init_key())
         params = jax.tree.map(
             lambda leaf, where: jax.make_array_from_callback(leaf.shape, where, lambda index, leaf=leaf: leaf[index]),
@@ -135,7 +136,7 @@ class Trainer:
             sharding.tree_shardings(params, self.mesh),
         )
         # Not donated: a part of the result would alias the caller's arrays.
-        return self._once("init from parameters", objective, lambda: initialise(self._state_of))(params)
+        return self._once("init from parameters", objective, lambda: jitted(self._state_of))(params)
 
     def abstract_state(self, objective: Objective) -> TrainState:
         """Shapes and shardings of the state: the target for Checkpoints.restore."""
@@ -145,9 +146,6 @@ class Trainer:
             return sharding.abstract(shapes, self.mesh)
 
         return self._once("abstract state", objective, state)
-
-    def _state_shardings(self, objective: Objective) -> TrainState:
-        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(objective))
 
     def _state_of(self, params: Any) -> TrainState:
         return TrainState(
@@ -178,13 +176,13 @@ class Trainer:
             return self._step(objective, state, batch)
 
         def compiled() -> Any:
-            states = self._state_shardings(objective)
+            states = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(objective))
             function = jax.jit(
                 train_step,
                 donate_argnums=() if jax.config.jax_debug_nans else (0,),
                 compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
                 in_shardings=(states, sharding.batch_sharding(self.mesh)),
-                out_shardings=(states, self._replicated()),
+                out_shardings=(states, self._replicated),
             )
             return self.programs.wrap("train", function)
 
@@ -232,7 +230,8 @@ class Trainer:
         shardings = sharding.tree_shardings(params, self.mesh)
 
         def of_micro_batch(index: jax.Array | int, micro_batch: Batch) -> Any:
-            result, gradients = jax.value_and_grad(self._loss(objective), has_aux=True)(
+            loss = rows_on(self.mesh)(objective.loss)  # traced with the mesh in mind
+            result, gradients = jax.value_and_grad(loss, has_aux=True)(
                 params, micro_batch, denominators, jax.random.fold_in(dropout_key, index)
             )
             return result, jax.lax.with_sharding_constraint(gradients, shardings)
@@ -257,18 +256,6 @@ class Trainer:
 
         total, _ = jax.lax.scan(add, zeros, (jnp.arange(self.accumulation), micro_batches))
         return total
-
-    def _loss(self, objective: Objective) -> Callable[..., tuple[jax.Array, Sums]]:
-        """The objective's loss, traced with the mesh in mind."""
-
-        def loss(*arguments: Any) -> tuple[jax.Array, Sums]:
-            with rows_on(self.mesh):
-                return objective.loss(*arguments)
-
-        return loss
-
-    def _replicated(self) -> NamedSharding:
-        return NamedSharding(self.mesh, PartitionSpec())
 
     def compile_ahead(self, kind: str, objective: Objective, batch: Mapping[str, np.ndarray]) -> None:
         """Starts to compile a step in the background (programs.py); its first use waits for that.
@@ -299,11 +286,10 @@ class Trainer:
     def evaluate(
         self, objective: Objective, params: Any, batches: Iterable[Mapping[str, np.ndarray]]
     ) -> dict[str, float]:
-        """Ratios of the objective's sums over all `batches`, without dropout.
+        """Ratios of the objective's sums over all `batches`, without dropout; 'loss' is the sum of those that end so.
 
         Each row counts once, whatever the batch size (pad the last batch with weight 0). The key given to `prepare`
-        depends on the seed and the batch's number only, so masks are the same at every evaluation. 'loss' is the sum of
-        the ratios that end in 'loss', if not among them.
+        depends on the seed and the batch's number only, so masks are the same at every evaluation.
         """
         compiled = self._evaluation(objective)
         self.wait_for("evaluate", objective)
@@ -327,14 +313,12 @@ class Trainer:
 
         def sums_of(params: Any, batch: Batch, number: jax.Array) -> Sums:
             batch = objective.prepare(batch, self.evaluation_key(number))
-            return self._loss(objective)(params, batch, objective.denominators(batch), None)[1]
+            return rows_on(self.mesh)(objective.loss)(params, batch, objective.denominators(batch), None)[1]
 
         def compiled() -> Any:
-            function = jax.jit(
-                sums_of,
-                out_shardings=self._replicated(),
-                in_shardings=(self._state_shardings(objective).params, sharding.batch_sharding(self.mesh), None),
-            )
+            params = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(objective).params)
+            rows = sharding.batch_sharding(self.mesh)
+            function = jax.jit(sums_of, out_shardings=self._replicated, in_shardings=(params, rows, None))
             return self.programs.wrap("evaluate", function)
 
         return self._once("evaluate", objective, compiled)
@@ -362,7 +346,7 @@ class Trainer:
           checkpoints: a run.checkpoint.Checkpoints that states are saved to.
           evaluate: gives the metrics of a state; EarlyStop raised by it ends the training.
           clock: None ends the training with the last phase. With a Budget, `until_step` of the phases and the settings
-            above but for log.every_steps are in steps of its scale.
+            above except log.every_steps are in steps of its scale.
 
         Raises:
           Preempted: after SIGTERM or SIGINT, once the state is saved (SystemExit, code 75).
@@ -375,9 +359,9 @@ class Trainer:
 
 def ratios(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     """numerator / denominator of each; 0 where nothing was counted."""
-    return {
-        name: numerator / jnp.where(denominator == 0, 1, denominator)
-        if isinstance(numerator, jax.Array)
-        else numerator / (denominator or 1)
-        for name, (numerator, denominator) in sums.items()
-    }
+
+    def ratio(numerator: Any, denominator: Any) -> Any:
+        safe = jnp.where(denominator == 0, 1, denominator) if isinstance(numerator, jax.Array) else denominator or 1
+        return numerator / safe
+
+    return {name: ratio(*pair) for name, pair in sums.items()}

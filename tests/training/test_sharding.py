@@ -20,7 +20,7 @@ from bertjax.training.sharding import (
     batch_sharding,
     batch_slice,
     check_batch,
-    choose_mesh,
+    choose_fsdp,
     make_mesh,
     partition_spec,
     put_batch,
@@ -128,12 +128,12 @@ def test_put_batch_keeps_the_rows_in_order(sizes):
 def test_mesh_auto_shards_only_as_much_as_memory_asks():
     gib = 2**30
     base, large = 110_000_000, 335_000_000
-    assert choose_mesh(base, 80 * gib, 8)[:3] == (8, 1, 1)
+    assert choose_fsdp(base, 80 * gib, 8)[0] == 1
     # 335e6 x 16 bytes = 5.0 GiB against 40 % of 8 GiB (v3 core) = 3.2 GiB
-    assert choose_mesh(large, 8 * gib, 8)[:3] == (4, 2, 1)
-    assert "fsdp=2" in choose_mesh(large, 8 * gib, 8).reason
-    assert choose_mesh(large, None, 8)[:3] == (8, 1, 1)
-    assert "more devices" in choose_mesh(100 * large, 8 * gib, 4).reason
+    assert choose_fsdp(large, 8 * gib, 8)[0] == 2
+    assert "fsdp=2" in choose_fsdp(large, 8 * gib, 8)[1]
+    assert choose_fsdp(large, None, 8)[0] == 1
+    assert "more devices" in choose_fsdp(100 * large, 8 * gib, 4)[1]
 
 
 class Encoding:
