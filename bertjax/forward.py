@@ -17,6 +17,7 @@ import numpy as np
 from bertjax import jax_settings
 from bertjax.interop.loading import LoadedModel
 from bertjax.tasks.task import require_segments, trim_lengths
+from bertjax.tokenization import Layout, Tokenizer
 
 BUCKET = 32  # rows are padded to a multiple of this many tokens: at most 16 shapes up to 512
 # Tokens of a batch on a CPU, whose caches hold no more: MiniLM takes half the time for a row of 384
@@ -38,7 +39,7 @@ class Row(NamedTuple):
 
 
 def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], longest: int | None = None) -> list[Row]:
-    """[CLS] first [SEP] (second [SEP]) of each text or pair; the tokenizer sees them all at once.
+    """The row of each text or pair, special tokens included; the tokenizer sees all texts at once.
 
     The longer of two texts is cut until both fit `longest` tokens and the model's positions. Raises
     ValueError for what is neither a text nor a pair, and for pairs on a model of one segment.
@@ -46,24 +47,19 @@ def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], longe
     tokenizer = loaded.tokenizer
     pairs = [_pair(text) for text in texts]
     if any(second is not None for _, second in pairs):
-        require_segments(loaded.config)
+        require_segments(loaded.config, tokenizer)
     first = _encoded(tokenizer, [a for a, _ in pairs])
     second = _encoded(tokenizer, [b for _, b in pairs if b is not None])
     seconds = iter(second)
     longest = min(longest or sys.maxsize, loaded.config.max_position_embeddings)
-    rows = []
+    layout, rows = Layout.of(tokenizer), []
     for a, (_, text) in zip(first, pairs, strict=True):
         if text is None:
-            n = min(len(a), longest - 2)
-            ids, types = np.empty(n + 2, np.int32), np.zeros(n + 2, np.int32)
+            ids, types = layout.join(a[: longest - layout.count(pair=False)])
         else:
             b = next(seconds)
-            n, m = trim_lengths(len(a), len(b), longest - 3)
-            ids, types = np.empty(n + m + 3, np.int32), np.zeros(n + m + 3, np.int32)
-            ids[n + 2 : -1] = b[:m]
-            types[n + 2 :] = 1
-            ids[n + 1] = tokenizer.sep_id
-        ids[0], ids[1 : n + 1], ids[-1] = tokenizer.cls_id, a[:n], tokenizer.sep_id
+            n, m = trim_lengths(len(a), len(b), longest - layout.count(pair=True))
+            ids, types = layout.join(a[:n], b[:m])
         rows.append(Row(ids, types))
     return rows
 
@@ -80,7 +76,7 @@ def _pair(text: Any) -> tuple[str, str | None]:
     return pair[0], pair[1]
 
 
-def _encoded(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
     if len(texts) < MANY:
         return [np.array(ids, np.int32) for ids in tokenizer.encode_batch(texts)]
     flat, lengths = tokenizer.encode_flat(texts)

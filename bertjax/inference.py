@@ -142,12 +142,13 @@ def _ids_with_masks(loaded: LoadedModel, text: str) -> np.ndarray:
     ids = tokenizer.encode(text, keep_special_tokens=True)
     if tokenizer.mask_id not in ids:
         raise ValueError(f"no {tokenizer.id_to_token(tokenizer.mask_id)} in {text!r:.200}")
-    if len(ids) + 2 > longest:
+    ids, _ = tokenizer.layout.join(ids)
+    if len(ids) > longest:
         raise ValueError(
-            f"the text has {len(ids) + 2} tokens with [CLS] and [SEP], the model "
+            f"the text has {len(ids)} tokens with [CLS] and [SEP], the model "
             f"reads {longest}: shorten it around the mask. It begins {text!r:.60}"
         )
-    return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id], np.int32)
+    return ids
 
 
 def _likeliest(loaded: LoadedModel, logits: np.ndarray, top_k: int) -> list[Filling]:
@@ -265,7 +266,8 @@ def tag_words(model, sentences, batch_size=32):
         for words in _listed(sentences, *takes)
     ]
     tokenizer = loaded.tokenizer
-    room = loaded.config.max_position_embeddings - 2
+    layout = tokenizer.layout
+    room = loaded.config.max_position_embeddings - layout.count(pair=False)
     outside = "O" if "O" in (loaded.labels or {}).values() else ""
     rows, wanted = [], []  # wanted: of each row, (sentence, its words, their positions in the row)
     for number, words in enumerate(sentences):
@@ -280,9 +282,8 @@ def tag_words(model, sentences, batch_size=32):
         owner = most_context(starts, room, len(ids))[firsts]
         for window, start in enumerate(starts):
             mine = np.flatnonzero(owner == window)
-            row = [tokenizer.cls_id, *ids[start : start + room], tokenizer.sep_id]
-            rows.append(Row(row, [0] * len(row)))
-            wanted.append((number, present[mine], firsts[mine] - start + 1))
+            rows.append(Row(*layout.join(ids[start : start + room])))
+            wanted.append((number, present[mine], firsts[mine] - start + len(layout.prefix)))
     tags = [[outside] * len(words) for words in sentences]
     outputs = run(loaded, rows, batch_size)
     for logits, (number, words, positions) in zip(outputs, wanted, strict=True):
@@ -349,7 +350,7 @@ def answer(model, question, context, max_answer_tokens=30, stride=128, batch_siz
     queries = loaded.tokenizer.encode_batch(questions)
     for number, (query, passage) in enumerate(zip(queries, contexts, strict=True)):
         query, (ids, offsets) = query[:64], tokens(loaded.tokenizer, passage)
-        if not len(ids) or len(query) + 3 >= longest:
+        if not len(ids) or len(query) + loaded.tokenizer.layout.count(pair=True) >= longest:
             raise ValueError(
                 f"the context is empty or the question leaves it no room. The question begins {questions[number]!r:.60}"
             )

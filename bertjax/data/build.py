@@ -161,7 +161,7 @@ def _describe_build(
     return {
         "format": stores.FORMAT,
         "version": stores.VERSION,
-        "tokenizer": {name: getattr(tokenizer, name) for name in stores.TOKENIZER_FIELDS},
+        "tokenizer": stores.tokenizer_record(tokenizer),
         "settings": {**dataclasses.asdict(options), **dataclasses.asdict(reading)},
         "files": [[path, size] for path, size, _ in sources],
         "sources_hash": hashlib.sha256(repr((sources, plan)).encode()).hexdigest(),

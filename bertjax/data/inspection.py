@@ -13,7 +13,7 @@ from bertjax.data.batches import PretrainingBatches
 from bertjax.data.pairs import PairIndex
 from bertjax.data.rows import Batch, PackedEpoch, default_pairs_per_row
 from bertjax.data.store import TokenStore
-from bertjax.tokenization import Tokenizer
+from bertjax.tokenization import Layout, Tokenizer
 
 MOST_PAIRS = 2_000_000  # statistics of larger epochs are of an even sample
 RESET, BOLD, DIM, RED, GREEN, CYAN = (f"\x1b[{code}m" for code in (0, 1, 2, 31, 32, 36))
@@ -31,7 +31,7 @@ def pair_statistics(store: TokenStore, seq_length: int, seed: int = 0) -> dict[s
     step = -(-len(index) // MOST_PAIRS)
     pairs = index.describe(np.arange(0, len(index), step))
     lengths = pairs[:, 1] + pairs[:, 3]
-    room = seq_length - 3
+    room = seq_length - store.layout.count(pair=True)
     packed = PackedEpoch(index, seq_length, default_pairs_per_row(seq_length))
     statistics = {
         "pairs": len(index),
@@ -78,6 +78,8 @@ def decoded_examples(
     def paint(text: str, *codes: str) -> str:
         return "".join(codes) + text + RESET if colour else text
 
+    layout = Layout.of(tokenizer)
+    special = {*layout.prefix, *layout.middle, *layout.suffix}
     for row in range(count):
         mask = batch["attention_mask"][row]
         for slot in range(1, int(mask.max()) + 1):
@@ -90,7 +92,7 @@ def decoded_examples(
                 if labels[row, position] >= 0:
                     label = tokenizer.id_to_token(int(labels[row, position]))
                     words.append(paint("{" + f"{token}->{label}" + "}", BOLD, RED))
-                elif batch["input_ids"][row, position] in (tokenizer.cls_id, tokenizer.sep_id):
+                elif batch["input_ids"][row, position] in special:
                     words.append(paint(token, DIM))
                 else:
                     words.append(paint(token, CYAN) if in_b else token)

@@ -67,7 +67,7 @@ def measure(
     pairs = random = 0
     in_epoch = 0.0
     for epoch in range(EPOCHS):
-        found = mark(tables, drawing_of(seq_length, seed, epoch, short_seq_prob, nsp), seen)
+        found = mark(tables, drawing_of(seq_length, seed, epoch, short_seq_prob, nsp, store.layout), seen)
         pairs, random = pairs + found[0], random + found[1]
         in_epoch = in_epoch or float(seen.mean())
         if seen.all() and epoch >= 4 and pairs > 10_000:

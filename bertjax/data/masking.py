@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.tokenization import Tokenizer
+from bertjax.tokenization import Layout, Tokenizer
 
 # Greedy passes over the words of a row. Each pass takes every word that fits in turn, up to the
 # first that does not; what it leaves is shorter than that word. With pieces of real words four
@@ -109,9 +109,10 @@ class MaskingSpec:
           **settings: other fields.
         """
         vocabulary = np.arange(tokenizer.vocab_size, dtype=np.int32)
+        layout = Layout.of(tokenizer)
         return cls(
             mask_id=tokenizer.mask_id,
-            special_ids=(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id),
+            special_ids=tuple(dict.fromkeys((tokenizer.pad_id, *layout.prefix, *layout.middle, *layout.suffix))),
             replacement_ids=vocabulary if original_replacements else tokenizer.replacement_ids,
             max_predictions=max_predictions,
             is_continuation=tokenizer.is_continuation,

@@ -24,9 +24,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from bertjax.data.store import ADDRESS_BITS, TokenStore
+from bertjax.tokenization import Layout
 
 STRIDE = 16  # pairs between two remembered beginnings
-SHORTEST = 5  # [CLS] a [SEP] b [SEP]
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # splitmix64
 _MUL1 = np.uint64(0xBF58476D1CE4E5B9)
 _MUL2 = np.uint64(0x94D049BB133111EB)
@@ -71,10 +71,10 @@ def tables_of(store: TokenStore) -> Tables:
     )
 
 
-def drawing_of(seq_length: int, seed: int, epoch: int, short_seq_prob: float, nsp: bool) -> Drawing:
+def drawing_of(seq_length: int, seed: int, epoch: int, short_seq_prob: float, nsp: bool, layout: Layout) -> Drawing:
     """Arguments as of `PairIndex`."""
     key = np.uint64(combine(np.uint64(seed % 2**64), np.uint64(epoch)))
-    return Drawing(key, np.int64(seq_length - (3 if nsp else 2)), np.uint64(round(short_seq_prob * 2**32)), nsp)
+    return Drawing(key, np.int64(seq_length - layout.count(nsp)), np.uint64(round(short_seq_prob * 2**32)), nsp)
 
 
 @numba.njit(cache=True)
@@ -333,6 +333,7 @@ class PairIndex:
       seed, epoch: another epoch draws other pairs, in another order.
       short_seq_prob: share of documents whose pairs aim at a random shorter length.
       nsp: False gives single segments of contiguous sentences of one document instead of pairs.
+      layout: the special tokens of a row; None for those of the store's tokenizer.
 
     Attributes: `num_pairs`, `num_random`, `random_share`.
     """
@@ -345,8 +346,10 @@ class PairIndex:
         epoch: int = 0,
         short_seq_prob: float = 0.1,
         nsp: bool = True,
+        layout: Layout | None = None,
     ):
-        check_length(seq_length, nsp)
+        layout = layout or store.layout
+        check_length(seq_length, nsp, layout)
         if not store.num_documents:
             raise ValueError(
                 f"{store.path}: 0 examples in the split {store.split!r}; build the store with more "
@@ -355,7 +358,7 @@ class PairIndex:
             )
         self.store, self.seq_length, self.nsp = store, seq_length, nsp
         self.tables = tables_of(store)  # valid while the store is there, which holds the memory maps
-        self.drawing = drawing_of(seq_length, seed, epoch, short_seq_prob, nsp)
+        self.drawing = drawing_of(seq_length, seed, epoch, short_seq_prob, nsp, layout)
         nothing = np.empty(0, np.uint16)
         bound = store.num_sentences  # a pair takes at least one; untouched memory costs nothing
         if not nsp:  # but a long sentence fills several rows
@@ -388,9 +391,9 @@ class PairIndex:
         return out
 
 
-def check_length(seq_length: int, nsp: bool = True) -> None:
-    """ValueError where a row cannot hold a pair."""
-    shortest = SHORTEST if nsp else 3
+def check_length(seq_length: int, nsp: bool = True, layout: Layout | None = None) -> None:
+    """ValueError where a row cannot hold a pair; of BERT's layout where none is known yet."""
+    shortest = (layout or Layout.bert(0, 0)).count(nsp) + 1 + nsp
     if seq_length < shortest:
         raise ValueError(
             f"seq_length {seq_length}: must be at least {shortest} "

@@ -25,7 +25,7 @@ import numpy as np
 from bertjax.data.laws import Limits
 from bertjax.data.pairs import PairIndex, combine, copy_ids, locate, permute, tables_of
 from bertjax.data.store import TokenStore
-from bertjax.tokenization import Tokenizer
+from bertjax.tokenization import Layout, Tokenizer
 
 Batch = dict[str, np.ndarray]
 
@@ -34,15 +34,14 @@ _KEPT_WINDOWS = 4
 
 
 class Special(NamedTuple):
-    """Ids of [PAD], [CLS] and [SEP]."""
+    """The padding's id and the special tokens around texts."""
 
     pad: int
-    cls: int
-    sep: int
+    layout: Layout
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Special:
-        return cls(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+        return cls(tokenizer.pad_id, Layout.of(tokenizer))
 
     @classmethod
     def stored(cls, stores: Sequence[TokenStore]) -> Special:
@@ -56,7 +55,7 @@ class Special(NamedTuple):
             raise ValueError(
                 f"the corpora of a mixture were built with different tokenizers: {named}; build them with the same one"
             )
-        return cls(*(recorded[0][f"{name}_id"] for name in cls._fields))
+        return cls(recorded[0]["pad_id"], stores[0].layout)
 
 
 class Rows(Protocol):
@@ -135,7 +134,9 @@ class PairRows:
 
     def _make_epoch(self, number: int) -> PaddedEpoch | PackedEpoch:
         """Warns once where the labels of the pairs teach nothing."""
-        index = PairIndex(self.store, self.seq_length, self.seed, number, self.short_seq_prob, self.nsp)
+        index = PairIndex(
+            self.store, self.seq_length, self.seed, number, self.short_seq_prob, self.nsp, self.special.layout
+        )
         if number == 0 and self.nsp and index.random_share > Limits.max_random_share:
             warnings.warn(
                 f"{self.store.path}: {index.random_share:.0%} of the next-sentence pairs would be "
@@ -168,7 +169,8 @@ class PairRows:
     def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None:
         if not len(numbers):
             return
-        unused = np.empty((0, 0), np.int32)
+        unused, layout = np.empty((0, 0), np.int32), self.special.layout
+        special = tuple(np.array(ids, np.int32) for ids in layout[:3])
         for number in range(self._epoch_of(int(numbers.min())), self._epoch_of(int(numbers.max())) + 1):
             begin, end = self._starts[number : number + 2]
             chosen = np.flatnonzero((numbers >= begin) & (numbers < end))
@@ -183,8 +185,8 @@ class PairRows:
                 pairs,
                 firsts,
                 into[chosen],
-                self.special.cls,
-                self.special.sep,
+                special,
+                layout.second,
                 batch["input_ids"],
                 batch["token_type_ids"],
                 batch["attention_mask"],
@@ -334,33 +336,40 @@ def _count_rows(pair_lengths, key, size, capacity, most, out):
 
 
 @numba.njit(cache=True, nogil=True)
-def _write_pair(tables, pair, cls_id, sep_id, ids, types, mask, position, mark):
-    """[CLS] A [SEP] (B [SEP]) into one row from `position` on; returns the position after it."""
-    ids[position] = cls_id
-    copy_ids(tables, pair.a_address, pair.a_length, ids, position + 1)
-    middle = position + 1 + pair.a_length
-    ids[middle] = sep_id
-    end = middle + 1
+def _write_pair(tables, pair, special, second, ids, types, mask, position, mark):
+    """prefix A (middle B) suffix into one row from `position` on; returns the position after it."""
+    prefix, middle, suffix = special
+    end = _copy(prefix, ids, position)
+    copy_ids(tables, pair.a_address, pair.a_length, ids, end)
+    end += pair.a_length
     if pair.b_length:
+        end = _copy(middle, ids, end)
+        begin = end
         copy_ids(tables, pair.b_address, pair.b_length, ids, end)
-        end += pair.b_length
-        ids[end] = sep_id
-        end += 1
-        types[middle + 1 : end] = 1
+        end = _copy(suffix, ids, end + pair.b_length)
+        types[begin:end] = second
+    else:
+        end = _copy(suffix, ids, end)
     mask[position:end] = mark
     return end
 
 
 @numba.njit(cache=True, nogil=True)
+def _copy(special, ids, position):
+    ids[position : position + len(special)] = special
+    return position + len(special)
+
+
+@numba.njit(cache=True, nogil=True)
 def _write_rows(
-    tables, drawing, anchors, pairs, firsts, into, cls_id, sep_id, ids, types, mask, labels, weights, positions, starts
+    tables, drawing, anchors, pairs, firsts, into, special, second, ids, types, mask, labels, weights, positions, starts
 ):
     """Row into[i] of the batch gets the pairs firsts[i] to firsts[i+1]."""
     for i in range(len(into)):
         row, position = into[i], np.int64(0)
         for slot in range(firsts[i + 1] - firsts[i]):
             pair = locate(tables, drawing, anchors, pairs[firsts[i] + slot])
-            end = _write_pair(tables, pair, cls_id, sep_id, ids[row], types[row], mask[row], position, slot + 1)
+            end = _write_pair(tables, pair, special, second, ids[row], types[row], mask[row], position, slot + 1)
             labels[row, slot] = pair.is_random
             weights[row, slot] = 1.0 if drawing.nsp else 0.0
             if len(starts):

@@ -34,7 +34,7 @@ import numpy as np
 
 from bertjax.data.verification import ADDRESS_BITS, TABLES, SplitTables, map_file, verify
 from bertjax.formats.files import parse_json
-from bertjax.tokenization import Tokenizer, load_tokenizer
+from bertjax.tokenization import Layout, Tokenizer, load_tokenizer
 
 FORMAT = "bertjax-token-store"
 VERSION = 1
@@ -138,6 +138,14 @@ class TokenStore:
         """Another split of the same store."""
         return TokenStore.of_manifest(self.path, split, self.manifest)
 
+    @property
+    def layout(self) -> Layout:
+        """The special tokens around texts, as the tokenizer has them."""
+        recorded = self.manifest["tokenizer"]
+        if (layout := recorded.get("layout")) is None:  # BERT's is not written down
+            return Layout.bert(recorded["cls_id"], recorded["sep_id"])
+        return Layout(*(tuple(part) if isinstance(part, list) else part for part in layout))
+
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer that the ids were made with; ValueError where the store's differs."""
         recorded = self.manifest["tokenizer"]
@@ -223,6 +231,13 @@ def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
     if not _is_complete(manifest):
         raise ValueError(damaged.format("a field is missing or has an impossible value"))
     return manifest
+
+
+def tokenizer_record(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a manifest says of the tokenizer; the layout where it is not BERT's."""
+    layout = Layout.of(tokenizer)
+    bert = layout == Layout.bert(tokenizer.cls_id, tokenizer.sep_id)
+    return {name: getattr(tokenizer, name) for name in TOKENIZER_FIELDS} | ({} if bert else {"layout": layout})
 
 
 def manifest_hash(manifest: Mapping[str, Any]) -> str:

@@ -132,8 +132,8 @@ class FineTuner:
             for note in records.notes:
                 log.info("%s %s: %s", self.task.name, split, note)
             features = self.task.features(records, self.tokenizer, self.settings.task.max_length, training)
-            if self.config.type_vocab_size < 2 and any(map(has_pair, features)):
-                require_segments(self.config)
+            if any(map(has_pair, features)):
+                require_segments(self.config, self.tokenizer)
             self._splits[split, training] = records, features
         return self._splits[split, training]
 

@@ -18,7 +18,7 @@ from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_schem
 from bertjax.tasks.shown import MAX_WORDS, Example
 from bertjax.tasks.task import Split, Task, file_fingerprint, in_order, label_index
 from bertjax.tasks.windows import most_context, window_starts
-from bertjax.tokenization import Tokenizer
+from bertjax.tokenization import Layout, Tokenizer
 
 OUTSIDE = "O"
 
@@ -116,11 +116,12 @@ class NerTask(Task):
         """
         if training:
             split.require_labels("training")
-        if max_length < 3:
+        layout = Layout.of(tokenizer)
+        if max_length <= layout.count(pair=False):
             raise ValueError(f"max_length={max_length} has no room beside [CLS] and [SEP]")
         rows = []
         for unit in self._units(split.records):
-            rows += self._rows(split, unit, tokenizer, max_length - 2)
+            rows += self._rows(split, unit, tokenizer, max_length - layout.count(pair=False))
         return [row for row in rows if not training or len(row["window"].positions)]
 
     def _units(self, sentences: Sequence[Sentence]) -> list[list[int]]:
@@ -134,6 +135,7 @@ class NerTask(Task):
         return units
 
     def _rows(self, split: Split, unit: list[int], tokenizer: Tokenizer, room: int) -> list[Features]:
+        layout = Layout.of(tokenizer)
         places = [(s, w) for s in unit for w in range(len(split.records[s].words))]
         pieces = tokenizer.encode_batch([split.records[s].words[w] for s, w in places])
         if OUTSIDE not in self.labels:  # then a word of dropped characters needs a position
@@ -152,12 +154,11 @@ class NerTask(Task):
             mine = np.flatnonzero(owner == number)
             if not len(mine) and not (outside and not rows):
                 continue
-            row = [[tokenizer.cls_id], ids[start : start + room], [tokenizer.sep_id]]
-            row = np.concatenate(row).astype(np.int32)
-            positions = firsts[mine] - start + 1
+            row, types = layout.join(ids[start : start + room])
+            positions = firsts[mine] - start + len(layout.prefix)
             features = {
                 "input_ids": row,
-                "token_type_ids": np.zeros(len(row), np.int32),
+                "token_type_ids": types,
                 "window": TaggedWindow(positions, sentence_of[mine], word_of[mine], () if rows else outside),
             }
             if split.labelled:

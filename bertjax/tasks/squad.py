@@ -24,7 +24,7 @@ from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores, softmax
 from bertjax.tasks.shown import MAX_LETTERS, RIVALS, Example, cut
 from bertjax.tasks.task import Split, Task, file_fingerprint
 from bertjax.tasks.windows import Window, passage_tokens, passage_windows
-from bertjax.tokenization import Tokenizer
+from bertjax.tokenization import Layout, Tokenizer
 
 MAX_DROPPED = 0.01  # share of training questions whose answer is not where the file says
 
@@ -190,10 +190,11 @@ class SquadTask(Task):
         when more than 1 % of the training answers are not where the file says, or of characters
         that the tokenizer drops (each is left out).
         """
-        if max_length <= self.max_query_length + 3:
+        specials = Layout.of(tokenizer).count(pair=True)
+        if max_length <= self.max_query_length + specials:
             raise ValueError(
                 f"max_length={max_length} leaves no room for the passage beside a question of "
-                f"max_query_length={self.max_query_length} tokens and 3 special ones; raise the "
+                f"max_query_length={self.max_query_length} tokens and {specials} special ones; raise the "
                 "first or lower the second"
             )
         if training:

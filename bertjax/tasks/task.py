@@ -22,7 +22,7 @@ from bertjax.formats.files import whole_file
 from bertjax.model.presets import BertConfig
 from bertjax.tasks.batches import Features
 from bertjax.tasks.metrics import Scores
-from bertjax.tokenization import Tokenizer
+from bertjax.tokenization import Layout, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -213,26 +213,22 @@ def trim_lengths(length_a: int, length_b: int, room: int) -> tuple[int, int]:
 def encode_segments(
     tokenizer: Tokenizer, ids_a: Sequence[int], ids_b: Sequence[int] | None, max_length: int
 ) -> Features:
-    """[CLS] A [SEP] or [CLS] A [SEP] B [SEP], trimmed to max_length.
+    """[CLS] A [SEP] or [CLS] A [SEP] B [SEP], or as the tokenizer lays them out, trimmed to max_length.
 
     The first [SEP] belongs to segment 0. An empty B stays a segment: [CLS] A [SEP] [SEP].
     """
-    specials = 2 if ids_b is None else 3
+    layout = Layout.of(tokenizer)
+    specials = layout.count(ids_b is not None)
     if max_length <= specials:
         raise ValueError(f"max_length={max_length} has no room for text beside {specials} special tokens")
     keep_a, keep_b = trim_lengths(len(ids_a), len(ids_b or ()), max_length - specials)
-    ids = [tokenizer.cls_id, *ids_a[:keep_a], tokenizer.sep_id]
-    first = len(ids)
-    if ids_b is not None:
-        ids += [*ids_b[:keep_b], tokenizer.sep_id]
-    types = np.zeros(len(ids), np.int32)
-    types[first:] = 1
-    return {"input_ids": np.array(ids, np.int32), "token_type_ids": types}
+    ids, types = layout.join(ids_a[:keep_a], None if ids_b is None else ids_b[:keep_b])
+    return {"input_ids": ids, "token_type_ids": types}
 
 
-def require_segments(config: BertConfig) -> None:
-    """Raises ValueError for a model that cannot tell the two texts of a pair apart."""
-    if config.type_vocab_size < 2:
+def require_segments(config: BertConfig, tokenizer: Tokenizer) -> None:
+    """Raises ValueError where the tokenizer numbers the two texts of a pair and the model has one number."""
+    if config.type_vocab_size == 1 and Layout.of(tokenizer).second:
         raise ValueError(
             "this model has one segment (type_vocab_size=1), so it cannot read pairs "
             "of texts; join the two into one text, or take another model"

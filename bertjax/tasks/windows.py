@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+from bertjax.tokenization import Layout, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Window:
     best: np.ndarray
 
 
-def passage_tokens(tokenizer: Any, passage: str) -> tuple[np.ndarray, np.ndarray]:
+def passage_tokens(tokenizer: Tokenizer, passage: str) -> tuple[np.ndarray, np.ndarray]:
     """(ids int32 [n], the code points [start, end) of each, int32 [n, 2]).
 
     Characters that the tokenizer drops (combining marks, vowel signs, variation selectors, joiners)
@@ -53,23 +54,21 @@ def _leading(gap: str) -> int:
 
 
 def passage_windows(
-    tokenizer: Any, query: Sequence[int], ids: np.ndarray, offsets: np.ndarray, max_length: int, stride: int
+    tokenizer: Tokenizer, query: Sequence[int], ids: np.ndarray, offsets: np.ndarray, max_length: int, stride: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, Window]]:
     """(ids, segment types, Window) of every row [CLS] query [SEP] part of the passage [SEP].
 
     Raises:
       ValueError: the query leaves the passage no room, or windows could not advance.
     """
-    head = [tokenizer.cls_id, *query, tokenizer.sep_id]
-    room = max_length - len(head) - 1
+    layout = Layout.of(tokenizer)
+    first = len(layout.prefix) + len(query) + len(layout.middle)
+    room = max_length - first - len(layout.suffix)
     starts = window_starts(len(ids), room, stride)
     best = most_context(starts, room, len(ids))
     for number, start in enumerate(starts):
         part = slice(start, start + room)
-        row = np.concatenate([head, ids[part], [tokenizer.sep_id]]).astype(np.int32)
-        types = np.zeros(len(row), np.int32)
-        types[len(head) :] = 1
-        yield row, types, Window(len(head), offsets[part], best[part] == number)
+        yield *layout.join(query, ids[part]), Window(first, offsets[part], best[part] == number)
 
 
 def window_starts(tokens: int, room: int, stride: int) -> list[int]:

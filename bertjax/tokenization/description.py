@@ -12,7 +12,7 @@ from typing import Any
 
 from bertjax.formats.files import read_json
 from bertjax.tokenization.hub import named_errors, parse
-from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, USUAL_NAMES
+from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, USUAL_NAMES, Layout
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS
 
 SPECIALS_FILE = "special_tokens_map.json"  # where old versions of transformers name the specials
@@ -29,7 +29,7 @@ _BERT_RULES = {
 _OBEYED = {*SPECIAL_NAMES, *_BERT_RULES} | set(
     "bos_token eos_token additional_special_tokens extra_special_tokens added_tokens_decoder do_lower_case "
     "strip_accents tokenize_chinese_chars max_input_chars_per_word model_max_length add_prefix_space never_split "
-    "auto_map tokenizer_class truncation_side".split()
+    "auto_map tokenizer_class trim_offsets truncation_side".split()
 )
 # ... or do not change which ids a text has. Padding is masked and on the right in any case.
 _HARMLESS = set(
@@ -64,7 +64,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
     """tokenizer_config.json over special_tokens_map.json, checked; {} without them."""
     stored = {**read_object(directory / SPECIALS_FILE), **read_object(directory / CONFIG_FILE)}
     source = directory / CONFIG_FILE
-    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"):
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "trim_offsets"):
         if not isinstance(stored.get(name), bool | None):
             raise ValueError(f"{source}: {name} is {stored[name]!r}; it must be true or false")
     _check_word_limit(stored.get("max_input_chars_per_word"), source)
@@ -205,12 +205,13 @@ def piece_ids(description: Mapping[str, Any], source: Path) -> dict[str, int]:
     return dict(vocab)
 
 
-def is_plain_bert(description: Mapping[str, Any], special_tokens: Mapping[str, str]) -> bool:
+def is_plain_bert(description: Mapping[str, Any], layout: Layout, special_tokens: Mapping[str, str]) -> bool:
     """Whether wordpiece.py follows the description, and no token but BERT's special ones is added."""
     model, normalizer = description["model"], description["normalizer"] or {}
     names = set(special_tokens.values())
     return (
-        model.get("type") == "WordPiece"
+        [*map(len, layout[:3]), layout.second] == [1, 1, 1, 1]
+        and model.get("type") == "WordPiece"
         and model.get("continuing_subword_prefix") == "##"
         and model.get("unk_token") == special_tokens["unk_token"]
         and model.get("max_input_chars_per_word") in (_LIBRARY_WORD_CHARS, MAX_WORD_CHARS)
@@ -341,26 +342,46 @@ def bert_template(special_tokens: Mapping[str, str], ids: Mapping[str, int]) -> 
     return {"type": "BertProcessing", "sep": [sep, ids[sep]], "cls": [cls, ids[cls]]}
 
 
-def check_template(
+def read_layout(
     description: Mapping[str, Any], special_tokens: Mapping[str, str], ids: Mapping[str, int], source: Path
-) -> None:
-    """Raises ValueError where the post-processor puts other special tokens around texts than BERT:
-    [CLS] a [SEP], [CLS] a [SEP] b [SEP] with segments 0 and 1. One that adds none is BERT's.
+) -> Layout:
+    """The special tokens that the post-processor puts around texts; BERT's where it adds none.
+
+    Raises ValueError for what is not `prefix A suffix` and `prefix A middle B suffix`, from the
+    token for classes to the separator, with segment 0 up to B.
     """
     processor = description["post_processor"]
+    cls, sep = (ids[special_tokens[name]] for name in ("cls_token", "sep_token"))
     a, b = (1 << 32) - 2, (1 << 32) - 1  # ids that no vocabulary has
     words = {"type": "WordLevel", "vocab": {"A": a, "B": b}, "unk_token": "A"}
     mini = dict.fromkeys(_PARTS) | {"added_tokens": [], "post_processor": processor, "model": words}
     library = parse(mini, f"{source}: post_processor")
     with named_errors(f"{source}: post_processor"):
-        encoded = (library.encode("A"), library.encode("A", "B"))
-    found = [list(zip(each.ids, each.type_ids, strict=True)) for each in encoded]
-    cls, sep = special_tokens["cls_token"], special_tokens["sep_token"]
-    one = [(ids[cls], 0), (a, 0), (ids[sep], 0)]
-    only_offsets = {step["type"] for step in processor.get("processors", [processor])} <= {"ByteLevel"}
-    if found != [one, [*one, (b, 1), (ids[sep], 1)]] and not only_offsets:
-        raise ValueError(
-            f"{source}: post_processor ({processor['type']}) puts other special tokens or segments around "
-            f"texts than BERT: {cls} A {sep} for one, {cls} A {sep} B {sep} with segments 0 "
-            "and 1 for two. A model trained so cannot be used; if it was not, set it to null"
+        one, two = library.encode("A"), library.encode("A", "B")
+    if {step["type"] for step in processor.get("processors", [processor])} <= {"ByteLevel"}:
+        return Layout.bert(cls, sep)
+    if one.ids.count(a) == two.ids.count(a) == two.ids.count(b) == 1:
+        middle, end = two.ids.index(a) + 1, two.ids.index(b)
+        layout = Layout(
+            tuple(one.ids[: one.ids.index(a)]),
+            tuple(two.ids[middle:end]),
+            tuple(one.ids[one.ids.index(a) + 1 :]),
+            two.type_ids[end],
         )
+        if (
+            layout.prefix[:1] == (cls,)
+            and layout.suffix[-1:] == (sep,)
+            and two.ids == [*layout.prefix, a, *layout.middle, b, *layout.suffix]
+            and one.type_ids == [0] * len(one.ids)
+            and two.type_ids == [0] * end + [layout.second] * (len(two.ids) - end)
+            and sep in layout.middle
+            and layout.second in (0, 1)
+        ):
+            return layout
+    raise ValueError(
+        f"{source}: post_processor ({processor['type']}) gives {one.tokens} with segments {one.type_ids} for a "
+        f"text A and {two.tokens} with segments {two.type_ids} for a pair. What can be used begins with "
+        f"{special_tokens['cls_token']} and ends in {special_tokens['sep_token']}, the same for one text and for "
+        "two, has a separator between two, and segment 0 up to the second text. A model trained otherwise cannot "
+        "be used; if it was not, set post_processor to null"
+    )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertjax.tokenization.tokenizer import Offsets, Span, Tokenizer
+from bertjax.tokenization.tokenizer import Layout, Offsets, Span, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # library warns of every fork after it has used some.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+_HIDDEN = "\ufdd0"  # no character of any text
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # How a vocabulary marks that a piece begins a word, by the pre-tokenizer that writes the mark.
 _WORD_MARKS = {"ByteLevel": "\u0120", "Metaspace": "\u2581"}
@@ -37,6 +38,7 @@ class HubTokenizer(Tokenizer):
       content: the JSON object.
       special_tokens: {name of SPECIAL_NAMES: piece}.
       source: the file, for errors.
+      layout: the special tokens around texts, as the post-processor has them.
 
     Raises:
       ValueError: the library refuses the content, or its ids are not those in the file.
@@ -44,17 +46,19 @@ class HubTokenizer(Tokenizer):
 
     VOCABULARY_FILE = "tokenizer.json"
 
-    def __init__(self, content: dict[str, Any], special_tokens: dict[str, str], source: str) -> None:
+    def __init__(
+        self, content: dict[str, Any], special_tokens: dict[str, str], source: str, layout: Layout | None = None
+    ) -> None:
         self._file, self._source = content, source
         special = set(special_tokens.values())
         # The library can leave special tokens in a text unrecognised, as the interface wants it,
         # but not some of them: here only BERT's five are special.
         added = [{**entry, "special": entry["content"] in special} for entry in content["added_tokens"]]
         self._given = {**content, "added_tokens": added}
-        self._text = parse(self._given, source)
+        self._marked = parse(self._given, source)  # recognises the special tokens
+        self._text = parse(_without_special(self._given, special), source)
         self._text.encode_special_tokens = True
-        self._marked = None  # recognises BERT's special tokens too; made when first needed
-        ids = self._text.get_vocab(with_added_tokens=True)
+        ids = self._marked.get_vocab(with_added_tokens=True)
         moved = [
             f"{entry['content']!r} has the id {entry['id']} in the file, {ids.get(entry['content'])} in the library"
             for entry in added
@@ -65,7 +69,7 @@ class HubTokenizer(Tokenizer):
         vocab = sorted(ids, key=ids.get)
         if [ids[piece] for piece in vocab] != list(range(len(vocab))):
             raise ValueError(f"{source}: ids are not 0 to {len(vocab) - 1}, each once")
-        super().__init__(vocab, special_tokens)
+        super().__init__(vocab, special_tokens, layout)
         for entry in content["added_tokens"]:
             self._is_text[entry["id"]] &= not entry["special"]
         normalizer = self._text.normalizer
@@ -75,7 +79,7 @@ class HubTokenizer(Tokenizer):
             )
 
     def __reduce__(self) -> tuple:
-        made_of = (self._file, self.special_tokens, self._source)
+        made_of = (self._file, self.special_tokens, self._source, self.layout)
         return HubTokenizer, made_of, {"model_max_length": self.model_max_length}
 
     @property
@@ -105,8 +109,6 @@ class HubTokenizer(Tokenizer):
         return hashlib.sha256(content.encode()).hexdigest()
 
     def _encoding(self, text: str, keep_special_tokens: bool) -> "tokenizers.Encoding":
-        if keep_special_tokens and self._marked is None:
-            self._marked = parse(self._given, self._source)
         library = self._marked if keep_special_tokens else self._text
         with named_errors(self._source):
             return library.encode(_clean(text), add_special_tokens=False)
@@ -134,13 +136,34 @@ class HubTokenizer(Tokenizer):
         for i in kept:
             self.id_to_token(i)  # refuses what is out of range
         with named_errors(self._source):
-            return self._text.decode(kept, skip_special_tokens=False)
+            return self._marked.decode(kept, skip_special_tokens=False)
 
     def _content(self) -> bytes:
         return json.dumps(self._file, ensure_ascii=False, indent=2).encode("utf-8", "surrogatepass")
 
     def _config(self) -> dict[str, Any]:
         return {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
+
+
+def _without_special(content: dict[str, Any], special: set[str]) -> dict[str, Any]:
+    """The same ids, with special tokens that no text contains: some models find the pieces of their
+    vocabulary in a text by themselves (`<s>` is a likely piece to Unigram)."""
+    model = dict(content["model"])
+
+    def hidden(piece: str) -> str:
+        return f"{_HIDDEN}{piece}" if piece in special else piece
+
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {hidden(piece): i for piece, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [[hidden(piece), *rest] for piece, *rest in model["vocab"]]
+    if model.get("unk_token") is not None:
+        model["unk_token"] = hidden(model["unk_token"])
+    if isinstance(model.get("merges"), list):
+        pairs = [(pair, pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
+        model["merges"] = [pair for pair, parts in pairs if not special & {*parts, "".join(parts)}]
+    added = [{**entry, "content": hidden(entry["content"])} for entry in content["added_tokens"]]
+    return {**content, "model": model, "added_tokens": added}
 
 
 def check_content(content: dict[str, Any], source: str) -> None:

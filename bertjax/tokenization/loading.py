@@ -1,9 +1,9 @@
 """Finds a tokenizer on disk: directory or file -> tokenizer, with the casing stored beside it.
 
-Reads Hugging Face's layout (tokenizer.json or vocab.txt, with tokenizer_config.json), a bare
-vocab.txt, Google's checkpoint directories (vocab.txt beside bert_config.json) and sentencepiece
-models. BERT's own rules run in wordpiece.py; a tokenizer.json that asks for others, or has added
-tokens, runs in hub.py. The casing comes, in this order, from tokenizer_config.json,
+Reads Hugging Face's layout (tokenizer.json, vocab.txt, or vocab.json with merges.txt, with
+tokenizer_config.json), a bare vocab.txt, Google's checkpoint directories (vocab.txt beside
+bert_config.json) and sentencepiece models. BERT's own rules run in wordpiece.py; whatever has
+others, or added tokens, runs in hub.py. The casing comes, in this order, from tokenizer_config.json,
 tokenizer.json, the name of the directory (`cased_L-12_H-768_A-12`), the argument, and last from
 the pieces themselves.
 """
@@ -16,9 +16,10 @@ from typing import Any
 
 from bertjax.formats.files import parse_json
 from bertjax.tokenization import description as files
+from bertjax.tokenization import families
 from bertjax.tokenization.description import CONFIG_FILE
 from bertjax.tokenization.hub import HubTokenizer, check_content
-from bertjax.tokenization.tokenizer import SPECIAL_NAMES, USUAL_NAMES, Tokenizer, check_special_tokens
+from bertjax.tokenization.tokenizer import SPECIAL_NAMES, USUAL_NAMES, Layout, Tokenizer, check_special_tokens
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer, refuse_repeated
 
 _GOOGLE_NAME = re.compile(r"(?:^|_)(uncased|cased|multilingual|chinese)_L-\d+_H-\d+_A-\d+")
@@ -34,8 +35,8 @@ log = logging.getLogger(__name__)
 def load_tokenizer(
     path: str | Path, do_lower_case: bool | None = None, *, strip_accents: bool | None = None
 ) -> Tokenizer:
-    """Loads the tokenizer at `path`: a directory, a vocab.txt, a tokenizer.json or a sentencepiece
-    .model file.
+    """Loads the tokenizer at `path`: a directory, a vocab.txt, a tokenizer.json, a vocab.json (beside
+    its merges.txt) or a sentencepiece .model file.
 
     Args:
       do_lower_case: None takes what is stored; otherwise it must agree with it.
@@ -54,13 +55,16 @@ def load_tokenizer(
         log.warning(
             "%s: keys that nothing is known of are not obeyed: %s", directory / CONFIG_FILE, ", ".join(unknown[:10])
         )
+    family = None
     if vocab_file.suffix == ".model":
+        family = families.fairseq_family(vocab_file, stored, files.read_object(directory / "config.json"))
+    if vocab_file.suffix == ".model" and family is None:
         tokenizer = _sentencepiece(vocab_file, stored)
         _check_own_rules(tokenizer, vocab_file, stored, do_lower_case, strip_accents)
     else:
-        described, specials, pieces = _described(vocab_file, named, stored)
+        described, specials, pieces, layout = _described(vocab_file, named, stored, family)
         if (described["normalizer"] or {}).get("type") != "BertNormalizer":
-            tokenizer = _hub(described, specials, vocab_file, stored)
+            tokenizer = _hub(described, specials, layout, vocab_file, stored)
             _check_own_rules(tokenizer, vocab_file, stored, do_lower_case, strip_accents)
             check_casing_matches_name(named, tokenizer.do_lower_case)
         else:
@@ -70,11 +74,11 @@ def load_tokenizer(
                 described["normalizer"], stored, vocab_file, named, pieces, do_lower_case, strip_accents
             )
             described["normalizer"] |= rules
-            if files.is_plain_bert(described, specials):
+            if files.is_plain_bert(described, layout, specials):
                 limit = stored.get("max_input_chars_per_word") or MAX_WORD_CHARS
                 tokenizer = WordPieceTokenizer(pieces, *rules.values(), max_word_chars=limit, **specials)
             else:
-                tokenizer = _hub(described, specials, vocab_file, stored)
+                tokenizer = _hub(described, specials, layout, vocab_file, stored)
     tokenizer.model_max_length = _model_max_length(stored, directory)
     return tokenizer
 
@@ -85,14 +89,14 @@ def _find(path: Path) -> tuple[Path, Path]:
         return path.parent, path
     if not path.is_dir():
         raise FileNotFoundError(f"no tokenizer at {path}: neither a directory nor a file")
-    for name in ("tokenizer.json", "vocab.txt"):
+    for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
         if (path / name).is_file():
             return path, path / name
     models = sorted(path.glob("*.model"))
     if len(models) == 1:
         return path, models[0]
     raise FileNotFoundError(
-        f"{path} holds no tokenizer: expected vocab.txt, tokenizer.json or one "
+        f"{path} holds no tokenizer: expected vocab.txt, tokenizer.json, vocab.json with merges.txt, or one "
         f"sentencepiece .model file (found {len(models)})"
     )
 
@@ -139,38 +143,44 @@ def _contradiction(name: str, value: bool, stored: bool, source: Path) -> str:
     )
 
 
-# --------------------------------------------------------------------- vocab.txt, tokenizer.json
+# ------------------------------------------------- vocab.txt, tokenizer.json, and what becomes one
 
 
 def _described(
-    vocab_file: Path, named: Path, stored: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    vocab_file: Path, named: Path, stored: Mapping[str, Any], family: str | None
+) -> tuple[dict[str, Any], dict[str, str], list[str], Layout]:
     """(description, special tokens, pieces by id) of a vocab.txt or a tokenizer.json."""
     directory = vocab_file.parent
-    if vocab_file.suffix == ".json":
-        described = files.read_description(vocab_file)
+    config = directory / CONFIG_FILE
+    if family is not None:
+        described = families.of_fairseq_model(vocab_file, family, stored, files.special_names(stored, config))
+    elif vocab_file.name == "vocab.json":
+        described = families.of_bpe_files(vocab_file, stored, files.special_names(stored, config))
+    elif vocab_file.suffix == ".json":
+        described = families.with_prefix_space(files.read_description(vocab_file), stored)
         if named.is_dir() and (directory / "vocab.txt").is_file():
             _check_same_vocabulary(described, vocab_file, directory / "vocab.txt")
     else:
-        described = files.of_vocab(read_vocab(vocab_file), stored, directory / CONFIG_FILE)
+        described = files.of_vocab(read_vocab(vocab_file), stored, config)
     described = files.with_added_tokens(described, stored, directory, vocab_file)
     ids = files.piece_ids(described, vocab_file)
     ids |= {entry["content"]: entry["id"] for entry in described["added_tokens"]}
     specials = _special_tokens(described, stored, ids, vocab_file)
     if described["post_processor"] is None:  # for whoever reads what is saved
         described["post_processor"] = files.bert_template(specials, ids)
+        layout = Layout.bert(ids[specials["cls_token"]], ids[specials["sep_token"]])
     else:
-        files.check_template(described, specials, ids, vocab_file)
-    return described, specials, sorted(ids, key=ids.get)
+        layout = files.read_layout(described, specials, ids, vocab_file)
+    return described, specials, sorted(ids, key=ids.get), layout
 
 
 def _hub(
-    described: dict[str, Any], specials: dict[str, str], vocab_file: Path, stored: Mapping[str, Any]
+    described: dict[str, Any], specials: dict[str, str], layout: Layout, vocab_file: Path, stored: Mapping[str, Any]
 ) -> HubTokenizer:
     limit = stored.get("max_input_chars_per_word")
     if limit is not None and described["model"].get("type") == "WordPiece":
         described["model"] = {**described["model"], "max_input_chars_per_word": limit}
-    return HubTokenizer(described, specials, str(vocab_file))
+    return HubTokenizer(described, specials, str(vocab_file), layout)
 
 
 def _special_tokens(
@@ -247,7 +257,7 @@ def _other_format(content: bytes) -> str | None:
     """What a file that calls itself vocab.txt is instead, and where that belongs."""
     for start, name in (
         (b"version https://git-lfs", "a Git LFS pointer, not the file: run git lfs pull"),
-        (b"#version:", "the merges.txt of a BPE tokenizer: save its tokenizer.json instead"),
+        (b"#version:", "the merges.txt of a BPE tokenizer: name it so, beside its vocab.json"),
         (b"PK\x03\x04", "a zip archive: unpack it"),
         (b"\x1f\x8b", "a gzip file: unpack it"),
         (b"\xff\xfe", "UTF-16 text: save it as UTF-8"),
@@ -266,7 +276,7 @@ def _other_format(content: bytes) -> str | None:
         if isinstance(value, dict) and "model" in value:
             return "a tokenizer.json: name it tokenizer.json"
         if isinstance(value, dict | list):
-            return "JSON, not a list of pieces, one a line: a vocab.json is read with the rest of its tokenizer.json"
+            return "JSON, not a list of pieces, one a line: a vocab.json is read with its merges.txt"
     lines = content.split(b"\n", 4)[:4]
     if len(lines) == 4 and all(re.fullmatch(rb"[^\t]*\t-?[0-9.e+-]+\r?", line) for line in lines):
         return "the list of a sentencepiece model's pieces with their scores: give the .model file beside it"

@@ -38,12 +38,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._setup(Path(model_file).read_bytes(), str(model_file), special_tokens)
 
     def _setup(self, content: bytes, source: str, special_tokens: dict[str, str]) -> None:
-        try:
-            model = sentencepiece_model_pb2.ModelProto.FromString(content)
-        except Exception as error:
-            raise ValueError(f"{source} is not a sentencepiece model: {error}") from None
-        if not model.pieces:
-            raise ValueError(f"{source} is not a sentencepiece model: it holds no pieces")
+        model = parse_model(content, source)
         self._model, self._source = content, source
         vocab = [piece.piece for piece in model.pieces]
         unknown = next((p.piece for p in model.pieces if p.type == _PieceType.UNKNOWN), None)
@@ -124,6 +119,17 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _config(self) -> dict[str, Any]:
         return {"do_lower_case": self.do_lower_case, **self.special_tokens}
+
+
+def parse_model(content: bytes, source: str) -> sentencepiece_model_pb2.ModelProto:
+    """The content of a .model file."""
+    try:
+        model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    except Exception as error:
+        raise ValueError(f"{source} is not a sentencepiece model: {error}") from None
+    if not model.pieces:
+        raise ValueError(f"{source} is not a sentencepiece model: it holds no pieces")
+    return model
 
 
 def _rebuild(content: bytes, source: str, special_tokens: dict) -> SentencePieceTokenizer:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,41 @@ Offsets = list[tuple[int, int]]
 Span = tuple[int, int, int]  # id of a token, first and end of its code points
 
 
+class Layout(NamedTuple):
+    """Ids of the special tokens around texts: `prefix A suffix`, `prefix A middle B suffix`.
+
+    B and the suffix after it belong to segment `second`, all else to segment 0.
+    """
+
+    prefix: tuple[int, ...]
+    middle: tuple[int, ...]
+    suffix: tuple[int, ...]
+    second: int
+
+    @classmethod
+    def bert(cls, cls_id: int, sep_id: int) -> "Layout":
+        """`[CLS] A [SEP] B [SEP]` with segments 0 and 1."""
+        return cls((cls_id,), (sep_id,), (sep_id,), 1)
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "Layout":
+        """That of a tokenizer; BERT's where one of the caller's own has none."""
+        return getattr(tokenizer, "layout", None) or cls.bert(tokenizer.cls_id, tokenizer.sep_id)
+
+    def count(self, pair: bool) -> int:
+        """Special tokens of one text or of a pair."""
+        return len(self.prefix) + len(self.middle) * pair + len(self.suffix)
+
+    def join(self, a: Sequence[int], b: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, segments) int32 of one text or of a pair; an empty B stays a segment."""
+        parts = (self.prefix, a, self.suffix) if b is None else (self.prefix, a, self.middle, b, self.suffix)
+        ids = np.concatenate([np.asarray(part, np.int32) for part in parts])
+        types = np.zeros(len(ids), np.int32)
+        if b is not None:
+            types[len(ids) - len(b) - len(self.suffix) :] = self.second
+        return ids, types
+
+
 class Tokenizer(abc.ABC):
     """The interface of the tokenizers, and what they share.
 
@@ -38,6 +73,7 @@ class Tokenizer(abc.ABC):
       vocab: `vocab[i]` is the piece of id i.
       special_tokens: {name of SPECIAL_NAMES: piece}.
       special_ids: their ids, in that order; also pad_id, unk_id, cls_id, sep_id and mask_id.
+      layout: the special tokens around texts.
       do_lower_case: whether text is lower-cased.
       model_max_length: the longest input of the model in tokens, where its files say so.
 
@@ -49,13 +85,14 @@ class Tokenizer(abc.ABC):
     do_lower_case: bool
     model_max_length: int | None = None
 
-    def __init__(self, vocab: Sequence[str], special_tokens: dict[str, str]) -> None:
+    def __init__(self, vocab: Sequence[str], special_tokens: dict[str, str], layout: Layout | None = None) -> None:
         self.vocab = tuple(vocab)
         self.special_tokens = special_tokens
         self._ids = {piece: i for i, piece in enumerate(self.vocab)}
         check_special_tokens(self._ids, special_tokens, "the vocabulary")
         self.special_ids: tuple[int, ...] = tuple(self._ids[special_tokens[name]] for name in SPECIAL_NAMES)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
+        self.layout = layout or Layout.bert(self.cls_id, self.sep_id)
         # The longest first: a special token may begin like another.
         longest_first = sorted(set(special_tokens.values()), key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)))

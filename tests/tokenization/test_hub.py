@@ -419,23 +419,18 @@ def test_bert_s_template_is_accepted(tmp_path, processor):
     "processor",
     [
         template([("A", 0), ("[SEP]", 0)], TWO),
-        template(ONE, [*ONE, ("B", 0), ("[SEP]", 0)]),
+        template(ONE, [*ONE, ("B", 2), ("[SEP]", 2)]),
+        template([("[CLS]", 1), ("A", 0), ("[SEP]", 0)], TWO),
+        template(ONE, [*ONE, ("A", 0), ("B", 1), ("[SEP]", 1)]),
         template(ONE, [("A", 0), ("B", 1)]),
         template([*ONE, ("[SEP]", 0)], TWO),
         template([("[SEP]", 0), ("A", 0), ("[CLS]", 0)], TWO),
         {"type": "Other"},
         {"type": "BertProcessing", "sep": ["[SEP]", 9], "cls": ["[CLS]", 2]},
-        {
-            "type": "RobertaProcessing",
-            "sep": ["[SEP]", 3],
-            "cls": ["[CLS]", 2],
-            "trim_offsets": True,
-            "add_prefix_space": True,
-        },
         {"type": "TemplateProcessing"},
     ],
 )
-def test_another_template_is_refused(tmp_path, processor):
+def test_a_template_that_no_layout_describes_is_refused(tmp_path, processor):
     with pytest.raises(ValueError, match="tokenizer.json: post_processor"):
         load_tokenizer(write(tmp_path, description(post_processor=processor)))
 
