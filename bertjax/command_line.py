@@ -129,7 +129,7 @@ def _value_apart(name: str, rest: list[str]) -> str | None:
     """The value of a setting without '=': the next argument, which is taken off `rest`; 'true' of
     a switch; None where it is missing.
     """
-    setting = dict(settings.walk()).get(name)
+    setting = dict(settings.walk(settings.Config)).get(name)
     if setting is not None and isinstance(setting.default, bool):
         said = rest and rest[0].lower() in ("true", "false")
         return rest.pop(0) if said else "true"

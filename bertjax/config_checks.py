@@ -81,9 +81,9 @@ def check_config(config: ml_collections.ConfigDict | Config) -> Config:
     values = settings.flatten(config)
     for name in values:
         check_name(name)
-    for name, setting in settings.walk():
+    for name, setting in settings.walk(Config):
         if setting.allowed is not None:
-            _check_allowed(name, values[name], setting.allowed)
+            settings.check(f"config.{name}", values[name], setting.allowed)
     config = settings.frozen(config)
     if config.log.wandb and importlib.util.find_spec("wandb") is None:
         raise ValueError(
@@ -184,19 +184,11 @@ def _check_optimizer(o: OptimizerSettings, job: str) -> None:
 
 def _check_effect(job: str, values: Mapping[str, Any]) -> None:
     """Refuses what would be ignored in silence."""
-    for name, setting in settings.walk():
+    for name, setting in settings.walk(Config):
         value = values.get(name, setting.default)
         for prefix, instead in settings.WITHOUT_EFFECT[job].items():
             if name.startswith(prefix) and value != setting.default:
                 raise ValueError(f"config.{name}={value!r} has no effect on config.job={job!r}: {instead}")
-
-
-def _check_allowed(name: str, value: Any, allowed: settings.Range | tuple[str, ...]) -> None:
-    if isinstance(allowed, settings.Range):
-        if not allowed.holds(value):
-            raise ValueError(f"config.{name}={value} {allowed.complaint}")
-    elif value not in allowed:
-        raise ValueError(f"config.{name}={value!r} is unknown.{nearest(value, list(allowed))}")
 
 
 def _check_pretraining(config: Config) -> None:
@@ -278,7 +270,7 @@ def check_name(name: str) -> None:
 
     The options of a task or an optimizer are checked where they are used.
     """
-    if name in dict(settings.walk()) or name.startswith(settings.FREE):
+    if name in dict(settings.walk(Config)) or name.startswith(settings.FREE):
         return
     close = meant(name)
     raise ValueError(
@@ -291,7 +283,7 @@ def meant(name: str) -> str:
     """The setting that an unknown name means, '' if none: another program's word for it, a right
     name in the wrong group ('learning_rate' for 'optimizer.learning_rate'), or the nearest.
     """
-    valid = [path for path, _ in settings.walk()]
+    valid = [path for path, _ in settings.walk(Config)]
     name = name.lower().replace("-", "_")
     last = name.rsplit(".", 1)[-1]
     if last in ALIASES:

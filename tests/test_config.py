@@ -1,12 +1,14 @@
 """Settings: defaults are the paper's, and what cannot work is refused with its remedy."""
 
 import json
+import pathlib
 import re
 
 import pytest
 
 from bertjax import config as settings
 from bertjax.command_line import check_override_names
+from bertjax.config.describe import page
 from bertjax.config_checks import ALIASES, check_config
 from bertjax.model.presets import BertConfig
 
@@ -89,7 +91,7 @@ def test_what_would_be_ignored_is_refused(values, words):
 
 
 def test_every_setting_without_effect_exists():
-    names = [name for name, _ in settings.walk()]
+    names = [name for name, _ in settings.walk(settings.Config)]
     for job, prefixes in settings.WITHOUT_EFFECT.items():
         for prefix in prefixes:
             assert any(name.startswith(prefix) for name in names), (job, prefix)
@@ -120,7 +122,7 @@ def test_unknown_setting_names_the_nearest_one(argument, hint):
 
 
 def test_every_alias_names_a_setting_and_is_none():
-    names = [name for name, _ in settings.walk()]
+    names = [name for name, _ in settings.walk(settings.Config)]
     for alias, meant in ALIASES.items():
         assert alias not in names
         for name in re.findall(r"(?:^|--config\.)([\w.]+)", meant):
@@ -163,14 +165,14 @@ def test_a_run_that_is_older_than_a_setting_had_its_default():
 
 def test_every_number_says_what_it_may_be():
     elsewhere = ("mesh.", "model.", "optimizer.warmup_steps", "data.demo_vocab_size", "task.max_length")
-    for name, setting in settings.walk():
+    for name, setting in settings.walk(settings.Config):
         number = isinstance(setting.default, int | float) and not isinstance(setting.default, bool)
         if number and not name.startswith(elsewhere):
             assert isinstance(setting.allowed, settings.Range), name
 
 
 def test_every_default_is_allowed():
-    for name, setting in settings.walk():
+    for name, setting in settings.walk(settings.Config):
         if isinstance(setting.allowed, settings.Range):
             assert setting.allowed.holds(setting.default), name
         elif setting.allowed is not None:
@@ -181,6 +183,13 @@ def test_every_setting_is_described():
     text = settings.describe()
     for name in settings.flatten(settings.default_config()):
         assert f"--config.{name}=" in text
+
+
+def test_the_page_of_settings_is_up_to_date():
+    text = (pathlib.Path(__file__).parents[1] / "docs" / "settings.md").read_text()
+    assert text == page(), "run: python -m bertjax.config > docs/settings.md"
+    for name, _ in settings.walk(settings.Config):
+        assert f"| `{name}` |" in text
 
 
 def test_the_variants_for_a_slice_undo_another_layout():

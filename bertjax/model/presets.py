@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bertjax.config import Architecture, ExecutionSettings, ModelSettings, require_dropout, require_positive_integer
+from bertjax.config import BELOW_ONE, POSITIVE_INTEGER, Architecture, ExecutionSettings, ModelSettings, check
 from bertjax.model.kernels import ATTENTION
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -24,7 +24,7 @@ POINTWISE_MODES = ("xla", "fused")
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(Architecture):
-    """The architecture (Devlin et al. 2019, section 3), in Hugging Face's names; config.py has most of its fields.
+    """The architecture (Devlin et al. 2019, section 3), in Hugging Face's names; bertjax/config has most of its fields.
 
     Raises:
       ValueError: a field is out of range or two fields contradict each other.
@@ -39,9 +39,9 @@ class BertConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("vocab_size", "type_vocab_size"):
-            require_positive_integer(f"BertConfig.{name}", getattr(self, name))
+            check(f"BertConfig.{name}", getattr(self, name), POSITIVE_INTEGER)
         if self.classifier_dropout is not None:
-            require_dropout("BertConfig.classifier_dropout", self.classifier_dropout)
+            check("BertConfig.classifier_dropout", self.classifier_dropout, BELOW_ONE)
         if self.words is not None and not 0 < self.words <= self.vocab_size:
             raise ValueError(f"BertConfig.words={self.words} must be from 1 to vocab_size={self.vocab_size}")
         if type(self.pad_token_id) is not int or not 0 <= self.pad_token_id < self.vocab_size:

@@ -1,0 +1,215 @@
+"""Config, all settings of a run, and what depends on the names of settings: resuming, jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bertjax.config.pretraining import PAPER, DataSettings, EvaluationSettings, MaskingSettings, ModelSettings
+from bertjax.config.setting import AT_LEAST_0, AT_LEAST_1, SEED, nearest, section, setting, walk
+from bertjax.config.task import TaskSettings
+from bertjax.config.training import CheckpointSettings, ExecutionSettings, LogSettings, MeshSettings, OptimizerSettings
+
+if TYPE_CHECKING:
+    import ml_collections
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """All settings of a run."""
+
+    job: str = setting("pretrain", "what to do: pretrain, or finetune (on 'task')", ("pretrain", "finetune"))
+    seed: int = setting(0, "seed of everything random: initial weights, pairs, order, masks, dropout", SEED)
+    init_from: str = setting(
+        "",
+        "model directory (Hugging Face, TF1 or bertjax) whose weights are loaded at step 0; optimizer and step start "
+        "fresh. Ignored when a run is resumed",
+    )
+    reinitialise_head: bool = setting(
+        False, "let heads (MLM, NSP, pooler) that init_from lacks start afresh instead of refusing the checkpoint"
+    )
+    resume: str = setting(
+        "auto",
+        "what to do when the workdir already holds a run: auto = go on if the settings agree, stop if they differ; "
+        "changed = go on with the new settings; overwrite = delete the old run (what this command has begun itself "
+        "goes on, so that a launcher may repeat it); never = stop",
+        ("auto", "changed", "overwrite", "never"),
+    )
+    phases: tuple[tuple[int, int], ...] = setting(
+        ((1_000_000, 512),),
+        "((steps, sequence length), ...): phases of one run with one optimizer state and one schedule; lengths in "
+        "tokens, never shrinking",
+        source=PAPER,
+    )
+    budget_minutes: float = setting(
+        0.0,
+        "end the run by wall clock, start-up included: 'phases' then is the scale of a schedule that follows the time "
+        "(process/clock.py); 0 = off",
+        AT_LEAST_0,
+        unit="minutes",
+    )
+    batch_size: int = setting(
+        256, "size of the global batch (sequences an optimizer step)", AT_LEAST_1, source=PAPER, unit="rows"
+    )
+    accumulation: int = setting(
+        1,
+        "micro-batches an optimizer step; the update is the large batch's, except that each micro-batch draws dropout "
+        "of its own",
+        AT_LEAST_1,
+    )
+    data: DataSettings = section(DataSettings)
+    masking: MaskingSettings = section(MaskingSettings)
+    model: ModelSettings = section(ModelSettings)
+    optimizer: OptimizerSettings = section(OptimizerSettings)
+    execution: ExecutionSettings = section(ExecutionSettings)
+    mesh: MeshSettings = section(MeshSettings)
+    checkpoint: CheckpointSettings = section(CheckpointSettings)
+    eval: EvaluationSettings = section(EvaluationSettings)
+    log: LogSettings = section(LogSettings)
+    task: TaskSettings = section(TaskSettings)
+    watchdog_seconds: float = setting(
+        3600.0,
+        "end the process (exit code 76, stacks on stderr) when a step, a batch of data or of an evaluation takes so "
+        "long: something hangs. Compiling and saving may take half an hour at least; 0 = never",
+        AT_LEAST_0,
+        unit="seconds",
+    )
+    profile_steps: tuple[int, int] = setting(
+        (0, 0), "(first, last) step recorded as a profiler trace under WORKDIR/profile; (0, 0) = none"
+    )
+
+    def replace(self, values: Mapping[str, Any]) -> Config:
+        """A copy with other values: {'batch_size': 16, 'optimizer.learning_rate': 3e-5}.
+
+        Raises ValueError for a name that is none.
+        """
+        known = dict(walk(Config))
+        changed: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f"there is no setting {name!r}.{nearest(name, list(known))}")
+            group, _, own = name.rpartition(".")
+            if group:
+                changed[group] = dataclasses.replace(changed.get(group, getattr(self, group)), **{own: value})
+            else:
+                changed[own] = value
+        return dataclasses.replace(self, **changed)
+
+    def to_json(self) -> str:
+        """The text of config.json in a work directory."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+
+# By job: what has no effect on it, and what has instead. Refused where it was changed.
+WITHOUT_EFFECT: dict[str, dict[str, str]] = {
+    "pretrain": {"task.": "it is for fine-tuning"},
+    "finetune": {
+        "phases": "config.task.epochs says how long",
+        "budget_minutes": "config.task.epochs says how long",
+        "data.": "config.task.data names the data",
+        "masking.": "nothing is masked",
+        "model.": "the model is that of config.init_from",
+        "optimizer.warmup_steps": "config.task.warmup is the share of the steps",
+        "checkpoint.every_steps": "every evaluation is saved (config.task.evaluations_per_epoch)",
+        "checkpoint.metric": "config.task.metric says which is best",
+        "eval.": "config.task.evaluations_per_epoch says how often",
+        "log.fill_mask": "there is no MLM head",
+    },
+}
+
+# Whose names are not listed here: they are checked by the task or the optimizer that takes them.
+FREE = ("task.options.", "optimizer.options.")
+
+# Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
+FREE_ON_RESUME = (
+    "execution.",
+    "mesh.",
+    "checkpoint.",
+    "eval.",
+    "log.",
+    "profile_steps",
+    "resume",
+    "init_from",
+    "reinitialise_head",
+    "watchdog_seconds",
+    "data.workers",
+    "data.prefetch",
+    "data.cache",
+    "data.corpus_limits",
+    "accumulation",
+)
+
+
+# Of these, the settings on which the order of sums depends.
+ORDER_OF_SUMS = (
+    "execution.dtype",
+    "execution.kernels",
+    "execution.layers",
+    "execution.remat",
+    "execution.prng",
+    "mesh.",
+    "accumulation",
+)
+
+
+def frozen(config: ml_collections.ConfigDict | Config) -> Config:
+    """The settings that a config file and the command line have made, which no longer change.
+
+    Raises ValueError for an architecture that cannot be; see config_checks.py for other refusals.
+    """
+    return config if isinstance(config, Config) else _of(Config, config.to_dict())
+
+
+def _of(kind: type, values: Mapping[str, Any]) -> Any:
+    """The dataclass of nested values."""
+    sections = {field.name: field.metadata.get("section") for field in dataclasses.fields(kind)}
+    return kind(**{name: _of(sections[name], value) if sections.get(name) else value for name, value in values.items()})
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """{'optimizer.learning_rate': 1e-4, ...} of a Config, a ConfigDict or a parsed config.json."""
+    flat: dict[str, Any] = {}
+    for name, value in (dataclasses.asdict(config) if isinstance(config, Config) else config).items():
+        if hasattr(value, "items"):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def resume_conflicts(old: Mapping[str, Any], new: Config) -> list[str]:
+    """Lines 'name: old -> new' of the settings that would change the run if it went on.
+
+    Args:
+      old: a parsed config.json; what it lacks is younger than the run, which had the default.
+    """
+
+    def plain(value: Any) -> Any:  # JSON turns tuples into lists
+        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+    before, after = flatten(Config()) | flatten(old), flatten(new)
+    return [
+        f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
+        for name in sorted(before.keys() | after.keys())
+        if not name.startswith(FREE_ON_RESUME) and plain(before.get(name)) != plain(after.get(name))
+    ]
+
+
+def order_of_sums(config: Config) -> dict[str, Any]:
+    """The settings that may change on a resume, but order sums otherwise."""
+    return {name: value for name, value in flatten(config).items() if name.startswith(ORDER_OF_SUMS)}
+
+
+def total_steps(config: Config | ml_collections.ConfigDict) -> int:
+    """Optimizer steps of the whole run, over all phases."""
+    return sum(steps for steps, _ in config.phases)
+
+
+def max_predictions(config: Config, seq_length: int, rate: float | None = None) -> int:
+    """P, the predicted positions of a row of `seq_length` tokens (at `rate`: config.masking's)."""
+    rate = config.masking.rate if rate is None else rate
+    # 1e-9: 0.15 * 20 is 3.0000000000000004 in floating point, which must not become 4.
+    return config.masking.max_predictions or math.ceil(rate * seq_length - 1e-9)

@@ -1,0 +1,78 @@
+"""What a setting is: a field of a frozen dataclass with its meaning, unit, source and what it may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Which numbers a setting may be, and what is said of others."""
+
+    holds: Callable[[float], bool]  # False for NaN, as every comparison with it
+    complaint: str
+
+
+AT_LEAST_1 = Range(lambda x: x >= 1, "must be at least 1")
+AT_LEAST_0 = Range(lambda x: x >= 0, "must be at least 0")
+SEED = Range(lambda x: 0 <= x < 2**31, "must be from 0 to 2,147,483,647")  # fits an int32
+POSITIVE = Range(lambda x: 0 < x < math.inf, "must be positive")
+SMALL = Range(lambda x: 0 < x < 1e6, "must be positive and below a million")
+POSITIVE_INTEGER = Range(lambda x: isinstance(x, int) and 0 < x < 2**31, "must be a positive integer below 2**31")
+SHARE = Range(lambda x: 0 <= x <= 1, "is not a probability (0 to 1)")
+BELOW_ONE = Range(lambda x: 0 <= x < 1, "must be at least 0 and below 1")
+
+Allowed = Range | tuple[str, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting; `allowed`: a Range for numbers, or the names to choose from; None = whatever has the type."""
+
+    default: Any
+    help: str
+    allowed: Allowed
+    source: str  # of the default
+    unit: str
+
+
+def setting(default: Any, help: str, allowed: Allowed = None, *, source: str = "", unit: str = "") -> Any:
+    """The field of a section; see Setting."""
+    metadata = {"setting": Setting(default, help, allowed, source, unit)}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def section(kind: type) -> Any:
+    """The field of Config that holds a section."""
+    return dataclasses.field(default_factory=kind, metadata={"section": kind})
+
+
+def walk(kind: type, prefix: str = "") -> Iterator[tuple[str, Setting]]:
+    """('optimizer.learning_rate', its Setting) of every setting of a dataclass, in order."""
+    for field in dataclasses.fields(kind):
+        if "section" in field.metadata:
+            yield from walk(field.metadata["section"], f"{prefix}{field.name}.")
+        elif "setting" in field.metadata:
+            yield prefix + field.name, field.metadata["setting"]
+
+
+def check(name: str, value: Any, allowed: Allowed) -> None:
+    """Raises ValueError for what a setting may not be."""
+    if isinstance(allowed, Range):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not allowed.holds(value):
+            raise ValueError(f"{name}={value!r:.40} {allowed.complaint}")
+    elif allowed and value not in allowed:
+        raise ValueError(f"{name}={value!r:.80} is unknown.{nearest(str(value), list(allowed))}")
+
+
+def nearest(name: str, valid: list[str]) -> str:
+    """' Did you mean ...?' for an unknown name, or the list of valid ones."""
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else f" Valid: {', '.join(valid)}."

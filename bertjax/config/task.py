@@ -1,0 +1,56 @@
+"""Settings of fine-tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from bertjax.config.pretraining import CODE
+from bertjax.config.setting import AT_LEAST_0, AT_LEAST_1, SHARE, setting
+
+PAPER_TASKS = "BERT paper A.3"
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSettings:
+    """config.task: a fine-tuning task, its data and its loop."""
+
+    name: str = setting(
+        "",
+        "fine-tuning task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax, all (of these), xnli, squad1.1, "
+        "squad2.0, ner, tag, swag, or table (your own CSV, TSV, JSON lines)",
+    )
+    data: str = setting("", "directory of the task's files in their official layout, or tfds:NAME")
+    options: dict[str, Any] = setting({}, "options of the task's class (tasks/*.py), such as columns of a table")
+    metric: str = setting("", "what 'best on dev' means; '' = the task's own")
+    max_length: int = setting(128, "length of a row", source=PAPER_TASKS, unit="tokens")
+    epochs: int = setting(3, "passes over the training set", AT_LEAST_1, source=PAPER_TASKS, unit="epochs")
+    warmup: float = setting(0.1, "share of the steps with linear warm-up", SHARE, source=CODE + " run_classifier.py")
+    buckets: int = setting(0, "padded lengths, each one compilation; 0 = by the amount of data", AT_LEAST_0)
+    group_by_length: bool = setting(
+        False, "training batches of rows of similar length: less padding, but no random draws any more"
+    )
+    eval_batch_size: int = setting(128, "size of an evaluation batch", AT_LEAST_1, unit="rows")
+    evaluations_per_epoch: int = setting(1, "evaluations on dev an epoch", AT_LEAST_1)
+    early_stopping: int = setting(
+        0, "stop after so many evaluations without a new best; 0 = never", AT_LEAST_0, unit="evaluations"
+    )
+    layer_decay: float = setting(1.0, "factor on the learning rate for each layer further from the head", SHARE)
+    freeze: tuple[str, ...] = setting((), "parameter paths (regex) that stay as they are")
+    class_weights: tuple[Any, ...] = setting((), "weight of each class in the loss, or ('balanced',)")
+    feature_layers: str = setting(
+        "", "tagging over a frozen encoder: layers used as features (paper table 7), such as concat_last_4"
+    )
+    bilstm: int = setting(
+        0,
+        "layers of a BiLSTM, drawn at random, between encoder and head (paper section 5.1: the left-to-right "
+        "model's); 0 = none",
+        AT_LEAST_0,
+    )
+    head_init: str = setting(
+        "truncated_normal",
+        "how a new head is drawn: as the original draws it, or 'normal', as transformers does, 14 % larger",
+        ("truncated_normal", "normal"),
+        source=CODE,
+    )
+    predict: tuple[str, ...] = setting(("dev",), "splits whose predictions and submission files are written")

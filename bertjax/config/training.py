@@ -1,0 +1,119 @@
+"""Settings that all jobs share: optimizer, execution, mesh, checkpoints, log."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from bertjax.config.pretraining import CODE, PAPER
+from bertjax.config.setting import AT_LEAST_0, AT_LEAST_1, BELOW_ONE, POSITIVE, setting
+
+OPTIMIZATION = CODE + " optimization.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSettings:
+    """config.optimizer: the update rule and its learning rate."""
+
+    name: str = setting(
+        "adamw",
+        "adamw (the original's), lamb, or an optimizer of optax by its name: optax.lion, optax.contrib.muon, ...",
+    )
+    options: dict[str, Any] = setting({}, "arguments of the optax optimizer, as optimizer.options.NAME=VALUE")
+    learning_rate: float = setting(1e-4, "peak learning rate", POSITIVE, source=PAPER)
+    warmup_steps: int = setting(10_000, "length of the linear warm-up", source=PAPER, unit="steps")
+    schedule: str = setting(
+        "linear",
+        "after warm-up: linear (the original's: to 0, measured from step 0), polynomial (its square root: NVIDIA's), "
+        "linear_after_warmup (Hugging Face's), cosine, constant",
+        ("linear", "polynomial", "linear_after_warmup", "cosine", "constant"),
+        source=CODE,
+    )
+    b1: float = setting(0.9, "decay of the first moment", BELOW_ONE, source=PAPER)
+    b2: float = setting(0.999, "decay of the second moment", BELOW_ONE, source=PAPER)
+    eps: float = setting(1e-6, "added to the root of the second moment", POSITIVE, source=OPTIMIZATION)
+    weight_decay: float = setting(0.01, "decoupled weight decay", AT_LEAST_0, source=PAPER)
+    no_decay: str = setting(
+        r"(^|/)(bias|scale)$", "parameter paths (regex) without weight decay: biases and LayerNorm", source=OPTIMIZATION
+    )
+    clip_norm: float = setting(1.0, "gradient clipping by global norm; 0 = off", AT_LEAST_0, source=OPTIMIZATION)
+    bias_correction: bool = setting(False, "Adam's bias correction; the original has none", source=OPTIMIZATION)
+    max_skipped_in_row: int = setting(
+        20, "stop after so many non-finite steps in a row (each is skipped and counted)", AT_LEAST_1, unit="steps"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionSettings:
+    """config.execution: speed, memory and rounding; never what is computed."""
+
+    dtype: str = setting(
+        "auto",
+        "arithmetic of the encoder: float32 or bfloat16 over float32 parameters; auto = bfloat16 on TPU and GPU, "
+        "float32 on CPU",
+        ("auto", "float32", "bfloat16"),
+    )
+    kernels: str = setting(
+        "auto",
+        "auto = hand-written kernels where they are faster (attention; GPU: residual + dropout + LayerNorm too), xla "
+        "= plain XLA everywhere; or the name of an attention kernel: reference, cudnn, pallas (GPU), pallas_tpu",
+    )
+    layers: str = setting("unrolled", "unrolled, or scan (compiles faster, needs remat to fit)")
+    remat: str = setting("none", "what the backward pass recomputes instead of keeping: none, dots, full")
+    prng: str = setting("auto", "random bits: threefry2x32 or rbg; auto = rbg on TPU", ("auto", "threefry2x32", "rbg"))
+    compilation_cache: str = setting(
+        "~/.cache/bertjax/xla", "directory of compiled programs, reused by later starts; '' = off"
+    )
+    debug_nans: bool = setting(False, "stop at the operation that makes the first NaN (slow)")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSettings:
+    """config.mesh: how the devices share the work."""
+
+    auto: bool = setting(
+        False,
+        "choose the three sizes from the model's size and the devices' memory, and say why (then they are ignored); "
+        "--config.mesh=auto for short",
+    )
+    data: int = setting(-1, "size of the data axis; -1 = all that are left", unit="devices")
+    fsdp: int = setting(1, "devices that share one copy of parameters and optimizer state", unit="devices")
+    tensor: int = setting(1, "devices that split each layer's matrices", unit="devices")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSettings:
+    """config.checkpoint: when a run is saved, and what is kept."""
+
+    every_steps: int = setting(
+        1000, "time between checkpoints; one more at the end and at SIGTERM", AT_LEAST_0, unit="steps"
+    )
+    keep_last: int = setting(3, "newest checkpoints kept", AT_LEAST_1)
+    keep_best: int = setting(1, "best checkpoints kept, by 'metric'", AT_LEAST_0)
+    keep_every: int = setting(
+        0,
+        "keep every checkpoint whose step is a multiple of this, to evaluate or export it later as WORKDIR@STEP; 0 = "
+        "none",
+        AT_LEAST_0,
+        unit="steps",
+    )
+    metric: str = setting(
+        "eval/loss", "what 'best' is measured by (lower is better)", ("eval/loss", "eval/mlm_loss", "eval/nsp_loss")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LogSettings:
+    """config.log: what is written down, and where."""
+
+    every_steps: int = setting(
+        100,
+        "time between log lines, whose losses and accuracies are the means of the steps since the line before; 1 = "
+        "every step's own",
+        AT_LEAST_1,
+        unit="steps",
+    )
+    tensorboard: bool = setting(True, "write TensorBoard events beside metrics.jsonl")
+    csv: bool = setting(False, "write metrics.csv too, for a spreadsheet")
+    wandb: str = setting("", "project at Weights & Biases that the run reports to (pip install wandb)")
+    fill_mask: tuple[str, ...] = setting((), "sentences with [MASK] whose best fillings are printed at the end")
