@@ -16,14 +16,12 @@ import numpy as np
 
 from bertjax import jax_settings
 from bertjax.interop.loading import LoadedModel
-from bertjax.tasks.task import require_segments, trim_lengths
-from bertjax.tokenization import Layout, Tokenizer
+from bertjax.tasks.encoding import pair_rows, require_segments
 
 BUCKET = 32  # rows are padded to a multiple of this many tokens: at most 16 shapes up to 512
 # Tokens of a batch on a CPU, whose caches hold no more: MiniLM takes half the time for a row of 384
 # by twos as by 32, and for a row of 32 tokens by 32 half the time as one by one.
 CPU_TOKENS = 1024
-MANY = 500  # texts from which on the tokenizer's compiled code is worth its start
 
 
 class Row(NamedTuple):
@@ -39,49 +37,24 @@ class Row(NamedTuple):
 
 
 def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], longest: int | None = None) -> list[Row]:
-    """The row of each text or pair, special tokens included; the tokenizer sees all texts at once.
+    """[CLS] first [SEP] (second [SEP]) of each text or pair.
 
     The longer of two texts is cut until both fit `longest` tokens and the model's positions. Raises
     ValueError for what is neither a text nor a pair, and for pairs on a model of one segment.
     """
-    tokenizer = loaded.tokenizer
-    pairs = [_pair(text) for text in texts]
+    pairs = [(text, None) if isinstance(text, str) else text for text in texts]
+    for pair in pairs:
+        if not (
+            isinstance(pair, tuple | list)
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and isinstance(pair[1], str | None)
+        ):
+            raise ValueError(f"an input is a text or a pair of two texts, not {pair!r:.80}")
     if any(second is not None for _, second in pairs):
-        require_segments(loaded.config, tokenizer)
-    first = _encoded(tokenizer, [a for a, _ in pairs])
-    second = _encoded(tokenizer, [b for _, b in pairs if b is not None])
-    seconds = iter(second)
+        require_segments(loaded.config, loaded.tokenizer)
     longest = min(longest or sys.maxsize, loaded.config.max_position_embeddings)
-    layout, rows = Layout.of(tokenizer), []
-    for a, (_, text) in zip(first, pairs, strict=True):
-        if text is None:
-            ids, types = layout.join(a[: longest - layout.count(pair=False)])
-        else:
-            b = next(seconds)
-            n, m = trim_lengths(len(a), len(b), longest - layout.count(pair=True))
-            ids, types = layout.join(a[:n], b[:m])
-        rows.append(Row(ids, types))
-    return rows
-
-
-def _pair(text: Any) -> tuple[str, str | None]:
-    pair = (text, None) if isinstance(text, str) else text
-    if (
-        not isinstance(pair, tuple | list)
-        or len(pair) != 2
-        or not isinstance(pair[0], str)
-        or not isinstance(pair[1], str | None)
-    ):
-        raise ValueError(f"an input is a text or a pair of two texts, not {text!r:.80}")
-    return pair[0], pair[1]
-
-
-def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
-    if len(texts) < MANY:
-        return [np.array(ids, np.int32) for ids in tokenizer.encode_batch(texts)]
-    flat, lengths = tokenizer.encode_flat(texts)
-    ends = np.cumsum(lengths).tolist()
-    return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return [Row(*row) for row in pair_rows(loaded.tokenizer, pairs, longest)]
 
 
 def batches_by_length(

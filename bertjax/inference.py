@@ -11,7 +11,7 @@ import functools
 import numbers
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from bertjax.forward import Row, make_rows, run
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings
 from bertjax.model import heads
-from bertjax.tasks.windows import Window, most_context, passage_tokens, passage_windows, window_starts
+from bertjax.tasks.encoding import Window, passage_tokens, passage_windows, word_rows
+from bertjax.tasks.metrics import softmax
 
 # A text with more [MASK]s than this is read again for the others, so that the logits of a batch,
 # float32 [batch_size, P, V] on device and host, do not grow with the fullest text.
@@ -69,40 +70,22 @@ def opened(model: Model, task: str, *kinds: type, purpose: str) -> LoadedModel:
 
 
 def _listed(values: Any, purpose: str, example: str) -> list[Any]:
-    """The inputs as a list. One string is a sequence too, of characters; answers about those
-    would make no sense.
-    """
+    """The inputs as a list; a single string, whose elements are characters, is refused."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{purpose} takes a list such as {example}, not {values!r:.80}")
     return list(values)
 
 
-def _strings(values: list[Any], each: str) -> list[str]:
+def _strings(values: Any, purpose: str, example: str, each: str) -> list[str]:
+    values = _listed(values, purpose, example)
     if strange := [value for value in values if not isinstance(value, str)]:
         raise ValueError(f"a {each} is a string, not {strange[0]!r:.80}")
     return values
 
 
-def _softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 0.5 * (1 + np.tanh(0.5 * x))
-
-
-@overload
-def fill_mask(model: Model, text: str, top_k: int = ..., batch_size: int = ...) -> list[list[Filling]]: ...
-
-
-@overload
 def fill_mask(
-    model: Model, text: Iterable[str], top_k: int = ..., batch_size: int = ...
-) -> list[list[list[Filling]]]: ...
-
-
-def fill_mask(model, text, top_k=5, batch_size=32):
+    model: Model, text: str | Iterable[str], top_k: int = 5, batch_size: int = 32
+) -> list[list[Filling]] | list[list[list[Filling]]]:
     """The likeliest tokens for every [MASK] of a text or of each of several, each mask on its own.
 
     Returns:
@@ -118,13 +101,22 @@ def fill_mask(model, text, top_k=5, batch_size=32):
         return fill_mask(loaded, [text], top_k, batch_size)[0]
     if not isinstance(top_k, numbers.Integral) or top_k < 1:
         raise ValueError(f"top_k={top_k!r} must be a whole number, at least 1")
-    texts = _strings(_listed(text, "fill-mask", "[text], or one text"), "text")
+    texts = _strings(text, "fill-mask", "[text], or one text", "text")
+    tokenizer, longest = loaded.tokenizer, loaded.config.max_position_embeddings
     rows, owners = [], []
     for number, one in enumerate(texts):
-        ids = _ids_with_masks(loaded, one)
-        masks = np.flatnonzero(ids == loaded.tokenizer.mask_id)
+        ids = tokenizer.encode(one, keep_special_tokens=True)
+        if tokenizer.mask_id not in ids:
+            raise ValueError(f"no {tokenizer.id_to_token(tokenizer.mask_id)} in {one!r:.200}")
+        ids, types = tokenizer.layout.join(ids)
+        if len(ids) > longest:
+            raise ValueError(
+                f"the text has {len(ids)} tokens with [CLS] and [SEP], the model "
+                f"reads {longest}: shorten it around the mask. It begins {one!r:.60}"
+            )
+        masks = np.flatnonzero(ids == tokenizer.mask_id)
         for start in range(0, len(masks), MASKS_A_ROW):
-            rows.append(Row(ids, np.zeros_like(ids), masks[start : start + MASKS_A_ROW]))
+            rows.append(Row(ids, types, masks[start : start + MASKS_A_ROW]))
             owners.append(number)
 
     def fillings(row: Row, output: Any) -> list[list[Filling]]:
@@ -137,74 +129,40 @@ def fill_mask(model, text, top_k=5, batch_size=32):
     return filled
 
 
-def _ids_with_masks(loaded: LoadedModel, text: str) -> np.ndarray:
-    tokenizer, longest = loaded.tokenizer, loaded.config.max_position_embeddings
-    ids = tokenizer.encode(text, keep_special_tokens=True)
-    if tokenizer.mask_id not in ids:
-        raise ValueError(f"no {tokenizer.id_to_token(tokenizer.mask_id)} in {text!r:.200}")
-    ids, _ = tokenizer.layout.join(ids)
-    if len(ids) > longest:
-        raise ValueError(
-            f"the text has {len(ids)} tokens with [CLS] and [SEP], the model "
-            f"reads {longest}: shorten it around the mask. It begins {text!r:.60}"
-        )
-    return ids
-
-
 def _likeliest(loaded: LoadedModel, logits: np.ndarray, top_k: int) -> list[Filling]:
     """Of one position's logits [V]; the lower id first where two are equal."""
     tokenizer = loaded.tokenizer
-    probabilities = _softmax(logits[: tokenizer.vocab_size].astype(np.float64))
+    probabilities = softmax(logits[: tokenizer.vocab_size].astype(np.float64))
     top_k = min(top_k, len(probabilities))
     best = np.sort(np.argpartition(-probabilities, top_k - 1)[:top_k])  # a whole sort is slow
     best = best[np.argsort(-probabilities[best], kind="stable")]
     return [Filling(tokenizer.id_to_token(i), float(probabilities[i]), i) for i in best.tolist()]
 
 
-@overload
-def next_sentence(model: Model, pairs: tuple[str, str], batch_size: int = ...) -> float: ...
-
-
-@overload
-def next_sentence(model: Model, pairs: Iterable[Iterable[str]], batch_size: int = ...) -> list[float]: ...
-
-
-def next_sentence(model, pairs, batch_size=32):
+def next_sentence(
+    model: Model, pairs: tuple[str, str] | Iterable[Iterable[str]], batch_size: int = 32
+) -> float | list[float]:
     """Probability that the second text of a pair, or of each pair, follows the first (class 0 of
     the head).
     """
-    loaded = opened(
-        model,
-        "next-sentence",
-        heads.BertForPreTraining,
-        heads.BertForNextSentencePrediction,
-        purpose="next-sentence prediction",
-    )
+    kinds = heads.BertForPreTraining, heads.BertForNextSentencePrediction
+    loaded = opened(model, "next-sentence", *kinds, purpose="next-sentence prediction")
     if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(x, str) for x in pairs):
         return next_sentence(loaded, [pairs], batch_size)[0]
     takes = "next-sentence prediction", "[(first, second)], or one pair"
-    pairs = [tuple(_listed(pair, *takes)) for pair in _listed(pairs, *takes)]
-    rows = make_rows(loaded, pairs)
-    if isinstance(loaded.model, heads.BertForPreTraining):
-        # One position each spares the MLM logits of every token.
+    rows = make_rows(loaded, [tuple(_listed(pair, *takes)) for pair in _listed(pairs, *takes)])
+    if isinstance(loaded.model, heads.BertForPreTraining):  # one position spares the MLM logits of every token
         rows = [row._replace(positions=[0]) for row in rows]
-    return run(
-        loaded,
-        rows,
-        batch_size,
-        lambda row, output: float(_softmax(output[1][0] if isinstance(output, tuple) else output)[0]),
-    )
+
+    def follows(row: Row, output: Any) -> float:
+        return float(softmax(output[1][0] if isinstance(output, tuple) else output)[0])
+
+    return run(loaded, rows, batch_size, follows)
 
 
-@overload
-def classify(model: Model, texts: str, batch_size: int = ...) -> dict[str, float]: ...
-
-
-@overload
-def classify(model: Model, texts: Iterable[str | tuple[str, str]], batch_size: int = ...) -> list[dict[str, float]]: ...
-
-
-def classify(model, texts, batch_size=32):
+def classify(
+    model: Model, texts: str | Iterable[str | tuple[str, str]], batch_size: int = 32
+) -> dict[str, float] | list[dict[str, float]]:
     """Label -> probability for a text, or for each text or pair of several; of a regression (one
     label, or problem_type in its config.json) the raw value.
 
@@ -217,11 +175,13 @@ def classify(model, texts, batch_size=32):
     texts = _listed(texts, "classification", "[text], or one text")
     if not texts:
         return []
-    logits = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
-    values = {"multi_label_classification": _sigmoid, "regression": lambda numbers: numbers}.get(
-        problem_type(loaded), _softmax
-    )(logits)
-    names = [label_name(loaded, i) for i in range(logits.shape[1])]
+    values = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
+    kind = problem_type(loaded)
+    if kind == "multi_label_classification":
+        values = 0.5 * (1 + np.tanh(0.5 * values))  # the sigmoid
+    elif kind != "regression":
+        values = softmax(values)
+    names = [label_name(loaded, i) for i in range(values.shape[1])]
     return [dict(zip(names, row, strict=True)) for row in values.tolist()]
 
 
@@ -239,15 +199,9 @@ def label_name(loaded: LoadedModel, number: int) -> str:
     return (loaded.labels or {}).get(number, f"LABEL_{number}")
 
 
-@overload
-def tag_words(model: Model, sentences: str, batch_size: int = ...) -> list[str]: ...
-
-
-@overload
-def tag_words(model: Model, sentences: Iterable[str | Iterable[str]], batch_size: int = ...) -> list[list[str]]: ...
-
-
-def tag_words(model, sentences, batch_size=32):
+def tag_words(
+    model: Model, sentences: str | Iterable[str | Iterable[str]], batch_size: int = 32
+) -> list[str] | list[list[str]]:
     """A label for every word, read at its first piece.
 
     A sentence is a list of words, or a text whose words are separated by blanks: a list of texts is
@@ -262,61 +216,32 @@ def tag_words(model, sentences, batch_size=32):
         return tag_words(loaded, [sentences], batch_size)[0]
     takes = "tagging", "[[word, word]], or one text"
     sentences = [
-        words.split() if isinstance(words, str) else _strings(_listed(words, *takes), "word")
+        words.split() if isinstance(words, str) else _strings(words, *takes, "word")
         for words in _listed(sentences, *takes)
     ]
-    tokenizer = loaded.tokenizer
-    layout = tokenizer.layout
-    room = loaded.config.max_position_embeddings - layout.count(pair=False)
     outside = "O" if "O" in (loaded.labels or {}).values() else ""
-    rows, wanted = [], []  # wanted: of each row, (sentence, its words, their positions in the row)
+    rows, owners = [], []  # owners: the sentence of each row
     for number, words in enumerate(sentences):
-        pieces = tokenizer.encode_batch(words)
-        if not outside:
-            pieces = [ids or [tokenizer.unk_id] for ids in pieces]
-        present = np.flatnonzero([len(ids) > 0 for ids in pieces])
-        pieces = [ids for ids in pieces if ids]
-        ids = [token_id for word in pieces for token_id in word]
-        firsts = np.cumsum([0, *map(len, pieces)])[: len(pieces)]
-        starts = window_starts(len(ids), room, max(1, room // 2))
-        owner = most_context(starts, room, len(ids))[firsts]
-        for window, start in enumerate(starts):
-            mine = np.flatnonzero(owner == window)
-            rows.append(Row(*layout.join(ids[start : start + room])))
-            wanted.append((number, present[mine], firsts[mine] - start + len(layout.prefix)))
+        made = word_rows(loaded.tokenizer, words, loaded.config.max_position_embeddings, not outside)
+        rows += made
+        owners += [number] * len(made)
     tags = [[outside] * len(words) for words in sentences]
-    outputs = run(loaded, rows, batch_size)
-    for logits, (number, words, positions) in zip(outputs, wanted, strict=True):
-        for word, best in zip(words, logits[positions].argmax(-1), strict=True):
+    outputs = run(loaded, [Row(row.ids, row.types) for row in rows], batch_size)
+    for logits, row, number in zip(outputs, rows, owners, strict=True):
+        for word, best in zip(row.words, logits[row.positions].argmax(-1), strict=True):
             tags[number][word] = label_name(loaded, int(best))
     return tags
 
 
-@overload
 def answer(
     model: Model,
-    question: str,
-    context: str,
-    max_answer_tokens: int = ...,
-    stride: int = ...,
-    batch_size: int = ...,
-    null_threshold: float | None = ...,
-) -> Answer: ...
-
-
-@overload
-def answer(
-    model: Model,
-    question: Iterable[str],
-    context: Iterable[str],
-    max_answer_tokens: int = ...,
-    stride: int = ...,
-    batch_size: int = ...,
-    null_threshold: float | None = ...,
-) -> list[Answer]: ...
-
-
-def answer(model, question, context, max_answer_tokens=30, stride=128, batch_size=32, null_threshold=None):
+    question: str | Iterable[str],
+    context: str | Iterable[str],
+    max_answer_tokens: int = 30,
+    stride: int = 128,
+    batch_size: int = 32,
+    null_threshold: float | None = None,
+) -> Answer | list[Answer]:
     """The best span of the context over overlapping windows (original: run_squad.py).
 
     A span starts where its window shows more of the context than any other window.
@@ -337,8 +262,7 @@ def answer(model, question, context, max_answer_tokens=30, stride=128, batch_siz
     if null_threshold is None:
         null_threshold = (loaded.settings.get("finetuned") or {}).get("null_threshold", np.inf)
     takes = "question answering", "[question] and [context], or one text each"
-    questions = _strings(_listed(question, *takes), "question")
-    contexts = _strings(_listed(context, *takes), "context")
+    questions, contexts = _strings(question, *takes, "question"), _strings(context, *takes, "context")
     if len(questions) != len(contexts):
         raise ValueError(
             f"{len(questions)} questions and {len(contexts)} contexts: give each "

@@ -11,6 +11,7 @@ import pytest
 from bertjax import forward, inference
 from bertjax.interop import load_model
 from bertjax.interop.huggingface import write_directory
+from bertjax.tasks import encoding
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools import features, predict
 
@@ -123,7 +124,7 @@ def test_a_batch_of_long_rows_has_fewer_where_tokens_are_limited_and_a_width_one
 
 @pytest.mark.parametrize("many", [1, 500])
 def test_rows_of_many_texts_are_those_of_each(pretrained, monkeypatch, many):
-    monkeypatch.setattr(forward, "MANY", many)
+    monkeypatch.setattr(encoding, "MANY", many)
     texts = ["the cat", ("cat " * 30, "the mat ."), "", ("the", ""), "mat " * 40, ("the cats", "sat " * 30)]
     tokenizer = pretrained.tokenizer
     for text, row in zip(texts, forward.make_rows(pretrained, texts), strict=True):

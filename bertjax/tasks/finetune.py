@@ -40,10 +40,11 @@ from bertjax.tasks.batches import (
 )
 from bertjax.tasks.best import Best, copy
 from bertjax.tasks.buckets import Buckets
-from bertjax.tasks.kinds import KINDS, TaskObjective, balanced_class_weights, model_for
+from bertjax.tasks.encoding import require_segments
+from bertjax.tasks.kinds import KINDS, TaskObjective, model_for
 from bertjax.tasks.metrics import Scores
 from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
-from bertjax.tasks.task import Split, Task, require_segments
+from bertjax.tasks.task import Split, Task
 from bertjax.training import sharding
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
 from bertjax.training.programs import batch_shapes
@@ -174,7 +175,8 @@ class FineTuner:
             raise ValueError(f"class_weights do not apply to the head {self.task.head!r}")
         if weights == ("balanced",):
             classes = KINDS[self.task.head].gold_classes(self.data("train", training=True)[1])
-            weights = balanced_class_weights(classes, len(self.task.labels))
+            counts = np.bincount(classes, minlength=len(self.task.labels))  # 1 on average over the rows
+            weights = tuple(float(len(classes) / (len(counts) * max(1, count))) for count in counts)
         if weights and len(weights) != len(self.task.labels):
             raise ValueError(
                 f"{len(weights)} class_weights for {len(self.task.labels)} labels {list(self.task.labels)}"
@@ -261,13 +263,6 @@ class FineTuner:
         records, features = self.data(split)
         records.require_labels("evaluation")
         return self.task.score(records, features, self.predict(params, features))
-
-    def _value(self, scores: Scores) -> float:
-        if self.task.metric not in scores.values:
-            raise ValueError(
-                f"task {self.task.name!r} has no metric {self.task.metric!r}; it gives {', '.join(scores.values)}"
-            )
-        return scores[self.task.metric]
 
     # --- trainings
 

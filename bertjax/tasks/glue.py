@@ -8,18 +8,15 @@ its download script; label names and their order are those of TFDS.
 
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-
-import numpy as np
 
 from bertjax import markdown
 from bertjax.data.opening import read_lines
 from bertjax.formats.files import whole_file
-from bertjax.tasks.batches import Features
 from bertjax.tasks.metrics import Scores, binary_f1
 from bertjax.tasks.tables import Table, read_table
-from bertjax.tasks.task import Record, Split, all_labelled, file_fingerprint, texts_of
+from bertjax.tasks.task import Outputs, Record, Rows, Split, all_labelled, file_fingerprint, texts_of
 from bertjax.tasks.text_task import TextTask
 
 _FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
@@ -244,15 +241,15 @@ class GlueTask(TextTask):
         common = tuple(name for name in super().metric_names if name != "f1")
         return (*common, "f1", "accuracy_f1") if "f1" in self.spec.reported else common
 
-    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> Scores:
+    def score(self, split: Split, rows: Rows, outputs: Outputs) -> Scores:
         """The benchmark's scores; `accuracy_f1` and `pearson_spearman` are means of two."""
-        scores = super().score(split, features, outputs)
+        scores = super().score(split, rows, outputs)
         values, flags = dict(scores.values), scores.flags
         values.pop("f1", None)
         if "f1" in self.spec.reported:
             # Of the benchmark's second class, wherever the head has it.
             positive = self.labels.index(tuple(self.spec.names.values())[1])
-            gold = [row["labels"] for row in features]
+            gold = [row["labels"] for row in rows]
             values["f1"] = binary_f1(gold, self.predict(outputs), positive)
             values["accuracy_f1"] = (values["accuracy"] + values["f1"]) / 2
         if "majority" in values and values["accuracy"] < values["majority"]:
@@ -260,11 +257,9 @@ class GlueTask(TextTask):
         details = {**scores.details, **({"note": _WNLI_NOTE} if self.name == "wnli" else {})}
         return replace(scores, values=values, flags=flags, details=details)
 
-    def write(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
-    ) -> list[pathlib.Path]:
+    def write(self, split: Split, rows: Rows, outputs: Outputs, directory: pathlib.Path) -> list[pathlib.Path]:
         """predictions_SPLIT.jsonl and, for test splits, the file that the GLUE site expects."""
-        paths = super().write(split, features, outputs, directory)
+        paths = super().write(split, rows, outputs, directory)
         if split.name not in self.spec.submission:
             return paths
         in_file = {name: value for value, name in self.spec.names.items()}

@@ -1,9 +1,8 @@
 """The kinds of heads: for each its network, its gold, its loss and what its logits mean.
 
-A task names its kind by `head`. A new kind is a class here, its network in model/heads.py (whose new
-parameters are called `classifier`, which every reader and writer of checkpoints knows) and the task
-that uses it. Kinds for a text or a pair (`TextKind`) also make gold from labels and predictions and
-scores from logits; for the others, whose predictions need the rows, the task does that.
+A task names its kind by `head`; CONTRIBUTING.md says how to add one. Kinds for a text or a pair
+(`TextKind`) also make gold from labels and predictions and scores from logits; for the others,
+whose predictions need the rows, the task does that.
 
 Losses are sums over rows divided by the global weights, so that accumulation and padding rows change
 nothing. They are the original's and those of transformers' models of the same names.
@@ -24,7 +23,7 @@ from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks import metrics
 from bertjax.tasks.batches import Features, fields_of
 from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger
-from bertjax.tasks.task import Task
+from bertjax.tasks.task import Rows, Task
 from bertjax.training import losses
 
 Batch = Mapping[str, jax.Array]
@@ -52,9 +51,9 @@ class Kind:
         """Loss of each entry of `counted`."""
         return losses.cross_entropy(logits, batch[self.classes])
 
-    def gold_classes(self, features: Sequence[Features]) -> np.ndarray:
+    def gold_classes(self, rows: Rows) -> np.ndarray:
         """The gold classes of all rows (or words), for class weights."""
-        return np.array([row[self.classes] for row in features])
+        return np.array([row[self.classes] for row in rows])
 
 
 class Tagging(Kind):
@@ -68,8 +67,8 @@ class Tagging(Kind):
     def counted(self, batch: Batch) -> jax.Array:
         return batch["tag_weights"] * batch["weights"][:, None]
 
-    def gold_classes(self, features: Sequence[Features]) -> np.ndarray:
-        return np.concatenate([row["tags"][row["tag_weights"] > 0] for row in features])
+    def gold_classes(self, rows: Rows) -> np.ndarray:
+        return np.concatenate([row["tags"][row["tag_weights"] > 0] for row in rows])
 
 
 class Spans(Kind):
@@ -101,6 +100,7 @@ class TextKind(Kind):
 
     network = heads.BertForSequenceClassification
     metrics: tuple[str, ...]  # scores that can choose the best checkpoint, the default first
+    named = True  # outputs are classes, whose names the labels of the training rows are
 
     def gold(self, label: Any, index: Callable[[str], int], outputs: int) -> Features:
         """The gold fields of a row, from a record's label; `index` gives a name's place."""
@@ -118,15 +118,15 @@ class TextKind(Kind):
         """[..., C] of logits [..., C]."""
         return metrics.softmax(logits)
 
-    def score(self, features: Sequence[Features], logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
+    def score(self, rows: Rows, logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
         """The scores of metrics.py, with details by class."""
         raise NotImplementedError
 
     def compare(self, gold: Any, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-        """Gold and prediction of one record, for a reader (see shown.py)."""
-        shares = self.probabilities(logits)
+        """Gold and prediction of one record, for a reader (task.Example)."""
         predicted = self.readable(self.predict(logits[None])[0], labels)
-        return {"gold": gold, "predicted": predicted, "right": predicted == gold, "score": float(shares.max())}
+        score = float(self.probabilities(logits).max())
+        return {"gold": gold, "predicted": predicted, "right": predicted == gold, "score": score}
 
 
 class Classification(TextKind):
@@ -146,8 +146,8 @@ class Classification(TextKind):
     def readable(self, prediction: Any, labels: Sequence[str]) -> str:
         return labels[int(prediction)]
 
-    def score(self, features: Sequence[Features], logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
-        gold, predicted = self.gold_classes(features), self.predict(logits)
+    def score(self, rows: Rows, logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
+        gold, predicted = self.gold_classes(rows), self.predict(logits)
         details = metrics.by_class(gold, predicted, labels) | metrics.calibration(gold, self.probabilities(logits))
         return dataclasses.replace(metrics.classification_scores(gold, predicted), details=details)
 
@@ -176,8 +176,8 @@ class MultiLabel(TextKind):
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         return 1.0 / (1.0 + np.exp(-np.clip(logits, -500, 500)))
 
-    def score(self, features: Sequence[Features], logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
-        gold, predicted = np.array([row["label_set"] > 0 for row in features]), self.predict(logits)
+    def score(self, rows: Rows, logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
+        gold, predicted = np.array([row["label_set"] > 0 for row in rows]), self.predict(logits)
         details = metrics.by_class(gold, predicted, labels)
         return dataclasses.replace(metrics.multilabel_scores(gold, predicted), details=details)
 
@@ -193,6 +193,7 @@ class Regression(TextKind):
 
     problem_type = "regression"
     metrics = ("pearson_spearman", "pearson", "spearman")
+    named = False
 
     def losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
         return jnp.square(logits[:, 0] - batch["targets"])
@@ -206,8 +207,8 @@ class Regression(TextKind):
     def readable(self, prediction: Any, labels: Sequence[str]) -> float:
         return float(prediction)
 
-    def score(self, features: Sequence[Features], logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
-        return metrics.regression_scores([row["targets"] for row in features], self.predict(logits))
+    def score(self, rows: Rows, logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
+        return metrics.regression_scores([row["targets"] for row in rows], self.predict(logits))
 
     def compare(self, gold: Any, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
         value = float(logits[0])
@@ -242,9 +243,8 @@ def model_for(
     """
     if not feature_layers:
         kind = KINDS[task.head]
-        return kind.network(
-            config, execution, bilstm, head_init, **({"num_labels": task.outputs} if kind.sized else {})
-        )
+        sizes = {"num_labels": task.outputs} if kind.sized else {}
+        return kind.network(config, execution, bilstm, head_init, **sizes)
     if bilstm:
         raise ValueError(f"feature_layers={feature_layers!r} brings a BiLSTM: set bilstm=0")
     if head_init != "truncated_normal":
@@ -254,12 +254,6 @@ def model_for(
     if feature_layers not in LAYER_CHOICES:
         raise ValueError(f"feature_layers={feature_layers!r}; one of {', '.join(LAYER_CHOICES)}")
     return BertFeatureTagger(config, execution, num_labels=task.outputs, layers=feature_layers)
-
-
-def balanced_class_weights(labels: Sequence[int], classes: int) -> tuple[float, ...]:
-    """Weights inversely proportional to the frequency of each class, 1 on average over the rows."""
-    counts = np.bincount(np.asarray(labels), minlength=classes)
-    return tuple(float(len(labels) / (classes * max(1, count))) for count in counts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,12 +15,12 @@ from bertjax.formats.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.batches import Features
 from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_scheme, read_tagged
-from bertjax.tasks.shown import MAX_WORDS, Example
-from bertjax.tasks.task import Split, Task, file_fingerprint, in_order, label_index
-from bertjax.tasks.windows import most_context, window_starts
+from bertjax.tasks.encoding import word_rows
+from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, file_fingerprint, in_order, label_index
 from bertjax.tokenization import Layout, Tokenizer
 
 OUTSIDE = "O"
+MAX_WORDS = 60  # of a sentence that is shown
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,6 @@ class NerTask(Task):
         entities = ("f1", "precision", "recall") if self.entities else ()
         return (*entities, "token_accuracy")
 
-    @property
-    def outputs(self) -> int:
-        """Size of the head's output."""
-        return len(self.labels)
-
     def _labels_of_train(self) -> tuple[str, ...]:
         found = in_order(tag for sentence in self.labelled_train().records for tag in sentence.tags)
         return tuple(sorted(found, key=lambda tag: tag != OUTSIDE))
@@ -116,73 +111,56 @@ class NerTask(Task):
         """
         if training:
             split.require_labels("training")
-        layout = Layout.of(tokenizer)
-        if max_length <= layout.count(pair=False):
+        if max_length <= Layout.of(tokenizer).count(pair=False):
             raise ValueError(f"max_length={max_length} has no room beside [CLS] and [SEP]")
         rows = []
         for unit in self._units(split.records):
-            rows += self._rows(split, unit, tokenizer, max_length - layout.count(pair=False))
+            rows += self._rows(split, unit, tokenizer, max_length)
         return [row for row in rows if not training or len(row["window"].positions)]
 
     def _units(self, sentences: Sequence[Sentence]) -> list[list[int]]:
+        """The sentences whose words may be in one row."""
         units: list[list[int]] = []
         for i, sentence in enumerate(sentences):
-            same = i and sentence.document == sentences[i - 1].document
-            if same and self.context == "document":
+            if i and self.context == "document" and sentence.document == sentences[i - 1].document:
                 units[-1].append(i)
             else:
                 units.append([i])
         return units
 
-    def _rows(self, split: Split, unit: list[int], tokenizer: Tokenizer, room: int) -> list[Features]:
-        layout = Layout.of(tokenizer)
-        places = [(s, w) for s in unit for w in range(len(split.records[s].words))]
-        pieces = tokenizer.encode_batch([split.records[s].words[w] for s, w in places])
-        if OUTSIDE not in self.labels:  # then a word of dropped characters needs a position
-            pieces = [ids or [tokenizer.unk_id] for ids in pieces]
-        outside = tuple(place for place, ids in zip(places, pieces, strict=True) if not ids)
-        places = [place for place, ids in zip(places, pieces, strict=True) if ids]
-        pieces = [ids for ids in pieces if ids]
-        ids = np.array([i for word in pieces for i in word], np.int32)
-        firsts = np.cumsum([0, *map(len, pieces)])[: len(pieces)]
-        sentence_of, word_of = np.array(places, int).reshape(-1, 2).T
-        tags = np.array([self._tag(split.records[s], w) for s, w in places], np.int32)
-        starts = window_starts(len(ids), room, max(1, room // 2))
-        owner = most_context(starts, room, len(ids))[firsts]
+    def _rows(self, split: Split, unit: list[int], tokenizer: Tokenizer, max_length: int) -> list[Features]:
+        places = np.array([(s, w) for s in unit for w in range(len(split.records[s].words))])
+        words = [split.records[s].words[w] for s, w in places]
+        found = word_rows(tokenizer, words, max_length, all_present=OUTSIDE not in self.labels)
+        dropped = np.setdiff1d(np.arange(len(words)), np.concatenate([row.words for row in found]))
         rows = []
-        for number, start in enumerate(starts):
-            mine = np.flatnonzero(owner == number)
-            if not len(mine) and not (outside and not rows):
-                continue
-            row, types = layout.join(ids[start : start + room])
-            positions = firsts[mine] - start + len(layout.prefix)
-            features = {
-                "input_ids": row,
+        for ids, types, mine, positions in found:
+            sentences, numbers = places[mine].T
+            outside = () if rows else tuple(map(tuple, places[dropped]))
+            row = {
+                "input_ids": ids,
                 "token_type_ids": types,
-                "window": TaggedWindow(positions, sentence_of[mine], word_of[mine], () if rows else outside),
+                "window": TaggedWindow(positions, sentences, numbers, outside),
             }
             if split.labelled:
-                features["tags"] = np.zeros(len(row), np.int32)
-                features["tags"][positions] = tags[mine]
-                features["tag_weights"] = np.zeros(len(row), np.float32)
-                features["tag_weights"][positions] = 1.0
-            rows.append(features)
+                row["tags"], row["tag_weights"] = np.zeros(len(ids), np.int32), np.zeros(len(ids), np.float32)
+                row["tags"][positions] = [self._tag(split.records[s], w) for s, w in places[mine]]
+                row["tag_weights"][positions] = 1.0
+            rows.append(row)
         return rows
 
     def _tag(self, sentence: Sentence, word: int) -> int:
-        if sentence.tags is None:
-            return 0
         return label_index(self.labels, sentence.tags[word], f"{sentence.where}: tag")
 
     # --- logits -> tags -> scores and files
 
-    def predict(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> list[list[str]]:
+    def predict(self, split: Split, rows: Rows, outputs: Outputs) -> list[list[str]]:
         """One tag a word, one list a sentence, from the [t, labels] logits of every row.
 
         A word without pieces, of characters that the tokenizer drops, is O.
         """
         tags: list[list[str | None]] = [[None] * len(s.words) for s in split.records]
-        for row, logits in zip(features, outputs, strict=True):
+        for row, logits in zip(rows, outputs, strict=True):
             window = row["window"]
             for s, w in window.outside:
                 tags[s][w] = OUTSIDE
@@ -193,10 +171,10 @@ class NerTask(Task):
             raise ValueError("some words got no tag: the rows are not those of this split")
         return tags
 
-    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> metrics.Scores:
+    def score(self, split: Split, rows: Rows, outputs: Outputs) -> metrics.Scores:
         """Entity precision, recall and F1 (or token accuracy alone) over every word."""
         split.require_labels("scoring")
-        predicted = self.predict(split, features, outputs)
+        predicted = self.predict(split, rows, outputs)
         gold = [sentence.tags for sentence in split.records]
         if self.entities:
             scheme = self.scheme or detect_scheme(gold)
@@ -210,12 +188,10 @@ class NerTask(Task):
         constant = len({p for _, p in pairs}) == 1
         return metrics.Scores({"token_accuracy": accuracy}, (metrics.ONE_CLASS_ONLY,) if constant else ())
 
-    def write(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
-    ) -> list[pathlib.Path]:
+    def write(self, split: Split, rows: Rows, outputs: Outputs, directory: pathlib.Path) -> list[pathlib.Path]:
         """predictions_SPLIT.conll: word, gold tag (where there is one) and predicted tag."""
         path = directory / f"predictions_{split.name}.conll"
-        predicted = self.predict(split, features, outputs)
+        predicted = self.predict(split, rows, outputs)
         with whole_file(path) as file:
             for sentence, tags in zip(split.records, predicted, strict=True):
                 columns = [sentence.words, *([sentence.tags] if sentence.tags else []), tags]
@@ -224,9 +200,9 @@ class NerTask(Task):
                 file.write("\n")
         return [path]
 
-    def examples(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> list[Example]:
+    def examples(self, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:
         made = []
-        for sentence, tags in zip(split.records, self.predict(split, features, outputs), strict=True):
+        for sentence, tags in zip(split.records, self.predict(split, rows, outputs), strict=True):
             words = list(zip(sentence.words, sentence.tags, tags, strict=True))[:MAX_WORDS]
             if all(gold == predicted == OUTSIDE for _, gold, predicted in words):
                 continue  # nothing to see

@@ -22,7 +22,7 @@ from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.model.presets import parameter_count
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.remembered import to_remember
-from bertjax.tasks.shown import choose, examples_of
+from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, cut
 from bertjax.version import source_version
 
 if TYPE_CHECKING:
@@ -120,6 +120,29 @@ def write_predictions(
     return paths
 
 
+def examples_of(task: Task, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:
+    """One example a record of a split with gold, in file order."""
+    made = task.examples(split, rows, outputs)
+    for example in made:
+        example["texts"] = [cut(text) for text in example["texts"]]
+        # JSON has no NaN, and the end of a run whose weights became NaN is no place to fail.
+        example["score"] = float(np.nan_to_num(example["score"]))
+        for likely in example.get("predictions", ()):
+            likely[1] = float(np.nan_to_num(likely[1]))
+    return made
+
+
+def choose(examples: Sequence[Example], count: int = 6) -> list[Example]:
+    """At most `count` wrong ones, those that the model was surest of, then as many right ones.
+
+    Right ones are spread evenly over the file. Of numbers, the worst and a sample of all.
+    """
+    wrong = sorted([e for e in examples if not e["right"]], key=lambda e: -e["score"])[:count]
+    right = [e for e in examples if e["right"]] or [e for e in examples if e["right"] is None and e not in wrong]
+    places = np.linspace(0, len(right) - 1, min(count, len(right))).round().astype(int)
+    return [*wrong, *(right[place] for place in places)]
+
+
 def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: Mapping[str, Any]) -> None:
     """Writes the model in Hugging Face's layout, with its label names."""
     if tuner.model.storable is not tuner.model:
@@ -132,9 +155,7 @@ def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: M
     settings: dict[str, Any] = {"finetuned": to_remember(task, result, tuner.settings.task.max_length)}
     if problem_type := KINDS[task.head].problem_type:
         settings["problem_type"] = problem_type
-    labels = dict(enumerate(task.labels)) or None
-    if task.head == "regression":
-        labels = {0: "value"}
+    labels = dict(enumerate(task.labels)) or ({0: "value"} if task.head == "regression" else None)
     write_directory(
         directory,
         tuner.config,

@@ -20,10 +20,9 @@ from bertjax.data.opening import read_text
 from bertjax.formats.files import parse_json, write_whole
 from bertjax.tasks import squad_score
 from bertjax.tasks.batches import Features
+from bertjax.tasks.encoding import Window, passage_tokens, passage_windows
 from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores, softmax
-from bertjax.tasks.shown import MAX_LETTERS, RIVALS, Example, cut
-from bertjax.tasks.task import Split, Task, file_fingerprint
-from bertjax.tasks.windows import Window, passage_tokens, passage_windows
+from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, cut, file_fingerprint
 from bertjax.tokenization import Layout, Tokenizer
 
 MAX_DROPPED = 0.01  # share of training questions whose answer is not where the file says
@@ -56,11 +55,10 @@ def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
     else:
         pairs = tuple((answer["text"], answer["answer_start"]) for answer in answers)
     pairs = () if impossible else tuple(pair for pair in pairs if pair[0] != "")
+    texts = [("question", entry["question"]), ("context", context), *(("answer text", text) for text, _ in pairs)]
     for name, value, kind in (
         ("is_impossible", impossible, bool),
-        ("question", entry["question"], str),
-        ("context", context, str),
-        *(("answer text", text, str) for text, _ in pairs),
+        *((name, text, str) for name, text in texts),
         *(("answer_start", start, int) for _, start in pairs),
     ):
         if not isinstance(value, kind):
@@ -79,11 +77,6 @@ class Answers:
     spans: dict[str, str]
     n_best: dict[str, list[dict[str, Any]]]
     null_odds: dict[str, float]
-
-    def decided(self, threshold: float | None) -> dict[str, str]:
-        """Final answers: empty where the null odds are above the threshold (None: never)."""
-        limit = math.inf if threshold is None else threshold
-        return {key: "" if self.null_odds[key] > limit else text for key, text in self.spans.items()}
 
 
 class SquadTask(Task):
@@ -227,10 +220,10 @@ class SquadTask(Task):
 
     # --- span logits -> answers
 
-    def answers(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> Answers:
+    def answers(self, split: Split, rows: Rows, outputs: Outputs) -> Answers:
         """Best spans, n-best lists and null odds from the [t, 2] logits of every window."""
         windows: list[list[tuple[Window, np.ndarray]]] = [[] for _ in split.records]
-        for row, logits in zip(features, outputs, strict=True):
+        for row, logits in zip(rows, outputs, strict=True):
             windows[row["example"]].append((row["window"], np.asarray(logits, np.float64)))
         found = Answers({}, {}, {})
         for question, parts in zip(split.records, windows, strict=True):
@@ -286,16 +279,17 @@ class SquadTask(Task):
 
     def decided(self, found: Answers) -> dict[str, str]:
         """The final answer of each question; with version 2.0 it may be empty (null_threshold)."""
-        return found.decided(self.null_threshold if self.version == "2.0" else None)
+        limit = self.null_threshold if self.version == "2.0" else math.inf
+        return {key: "" if found.null_odds[key] > limit else text for key, text in found.spans.items()}
 
-    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> Scores:
+    def score(self, split: Split, rows: Rows, outputs: Outputs) -> Scores:
         """Official EM and F1 as shares of 1; version 2.0 at the best threshold for F1 too.
 
         `details` holds the official numbers in percent; best_f1_thresh found on the development
         split is the null_threshold to predict a test split with.
         """
         split.require_labels("scoring")
-        found = self.answers(split, features, outputs)
+        found = self.answers(split, rows, outputs)
         gold = as_articles(split.records)
         if self.version == "1.1":
             official = squad_score.score_v1(gold, found.spans)
@@ -307,11 +301,9 @@ class SquadTask(Task):
         flags = (ONE_CLASS_ONLY,) if len(final) > 1 and not any(final.values()) else ()
         return Scores(values, flags, official)
 
-    def write(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
-    ) -> list[pathlib.Path]:
+    def write(self, split: Split, rows: Rows, outputs: Outputs, directory: pathlib.Path) -> list[pathlib.Path]:
         """predictions, nbest_predictions and (2.0) null_odds, each as _SPLIT.json."""
-        found = self.answers(split, features, outputs)
+        found = self.answers(split, rows, outputs)
         contents: dict[str, Any] = {"predictions": self.decided(found), "nbest_predictions": found.n_best}
         if self.version == "2.0":
             contents["null_odds"] = found.null_odds
@@ -322,21 +314,23 @@ class SquadTask(Task):
             write_whole(paths[-1], text + "\n")
         return paths
 
-    def examples(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> list[Example]:
-        found = self.answers(split, features, outputs)
+    def examples(self, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:
+        found = self.answers(split, rows, outputs)
         decided = self.decided(found)
         made = []
         for question in split.records:
             predicted, rivals = decided[question.id], found.n_best[question.id]
             golds = list(dict.fromkeys(text for text, _ in question.answers)) or [""]
+            sought = golds[0] or predicted  # the passage is shown around it
+            begin = max(0, question.context.find(sought) - (300 - len(sought)) // 2 if sought else 0)
             made.append(
                 {
-                    "texts": [question.question, _around(question.context, golds[0] or predicted)],
+                    "texts": [question.question, "…" * (begin > 0) + question.context[begin:].lstrip()],
                     "gold": " / ".join(_shown(text) for text in golds[:3]),
                     "predicted": _shown(predicted),
                     "right": any(squad_score.exact(gold, predicted) for gold in golds),
                     "score": max((rival["probability"] for rival in rivals if rival["text"] == predicted), default=0.0),
-                    "predictions": [[_shown(rival["text"]), rival["probability"]] for rival in rivals[:RIVALS]],
+                    "predictions": [[_shown(rival["text"]), rival["probability"]] for rival in rivals[:3]],
                 }
             )
         return made
@@ -344,12 +338,6 @@ class SquadTask(Task):
 
 def _shown(answer: str) -> str:
     return cut(answer or "no answer", 80)
-
-
-def _around(passage: str, answer: str) -> str:
-    """The part of a passage that an answer stands in."""
-    begin = max(0, passage.find(answer) - (MAX_LETTERS - len(answer)) // 2 if answer else 0)
-    return "…" * (begin > 0) + passage[begin:].lstrip()
 
 
 def as_articles(questions: Sequence[Question]) -> list[dict[str, Any]]:
@@ -386,8 +374,3 @@ def _gold(question: Question, window: Window, offsets: np.ndarray) -> Features:
             inside = _answer_tokens(question, window.offsets)
             positions = tuple(window.first + token for token in inside)
     return {"start_positions": positions[0], "end_positions": positions[1]}
-
-
-def with_null_threshold(task: SquadTask, scores: Scores) -> None:
-    """Takes over the threshold that `scores` of a development split found best for F1."""
-    task.null_threshold = float(scores.details["best_f1_thresh"])

@@ -7,7 +7,6 @@ segments as run_swag of transformers: sent1 | sent2 + ending.
 """
 
 import pathlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,10 @@ import numpy as np
 
 from bertjax.data.opening import plain_name
 from bertjax.tasks import metrics
-from bertjax.tasks.batches import INPUTS, Features
-from bertjax.tasks.shown import Example, cut, likeliest
+from bertjax.tasks.batches import Features
+from bertjax.tasks.encoding import segment_row
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Split, Task, encode_segments, file_fingerprint, write_predictions
+from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, cut, file_fingerprint, likeliest, write_predictions
 from bertjax.tokenization import Tokenizer
 
 CHOICES = 4
@@ -49,7 +48,6 @@ class MultipleChoiceTask(Task):
     head = "multiple_choice"
     metric = "accuracy"
     metric_names = ("accuracy", "matthews", "macro_f1")
-    outputs = 1
 
     def __init__(self, source: str | pathlib.Path, files: dict[str, str] | None = None, name: str = "swag"):
         """`source` is a directory with `files` (split -> name; default SWAG's names)."""
@@ -61,11 +59,10 @@ class MultipleChoiceTask(Task):
         path = self.file_of(split)
         if plain_name(path.name).endswith(".tsv"):
             table = read_table(path, _CODAH[1:-1], headerless=_CODAH)
-            columns = (None, "prompt", _CODAH[2:-1])
+            context, start, endings = "prompt", None, _CODAH[2:-1]
         else:
             table = read_table(path, ("sent1", "sent2", *_ENDINGS))
-            columns = ("sent2", "sent1", _ENDINGS)
-        start, context, endings = columns
+            context, start, endings = "sent1", "sent2", _ENDINGS
         # Test files have no label, or -1.
         golds = [_gold(row.get("label")) for _, row in table.rows]
         labelled = set(golds) - {"", "-1"} != set()
@@ -77,16 +74,8 @@ class MultipleChoiceTask(Task):
             texts = [row[context], row[start] if start else "", *(row[name] for name in endings)]
             if strange := [text for text in texts if not isinstance(text, str)]:
                 raise ValueError(f"{where}: {str(strange[0])!r:.60} is not text")
-            records.append(
-                Choice(
-                    str(row.get("fold-ind") or number),
-                    texts[0],
-                    texts[1],
-                    tuple(texts[2:]),
-                    int(gold) if labelled else None,
-                    where,
-                )
-            )
+            key, label = str(row.get("fold-ind") or number), int(gold) if labelled else None
+            records.append(Choice(key, texts[0], texts[1], tuple(texts[2:]), label, where))
         return Split(split, records, labelled, file_fingerprint(path))
 
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
@@ -97,35 +86,31 @@ class MultipleChoiceTask(Task):
         # Joined by a blank before tokenisation, as "She" + "opens the door.".
         texts = [f"{r.start} {ending}".strip() for r in split.records for ending in r.endings]
         endings = tokenizer.encode_batch(texts)
-        features = []
+        rows = []
         for i, record in enumerate(split.records):
             mine = endings[i * CHOICES : (i + 1) * CHOICES]
-            rows = [encode_segments(tokenizer, contexts[i], ids, max_length) for ids in mine]
-            feature: Features = {name: [row[name] for row in rows] for name in INPUTS}
-            feature["example"] = i
+            ids, types = zip(*(segment_row(tokenizer, contexts[i], one, max_length) for one in mine), strict=True)
+            rows.append({"input_ids": list(ids), "token_type_ids": list(types), "example": i})
             if split.labelled:
-                feature["labels"] = record.label
-            features.append(feature)
-        return features
+                rows[-1]["labels"] = record.label
+        return rows
 
-    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> metrics.Scores:
+    def score(self, split: Split, rows: Rows, outputs: Outputs) -> metrics.Scores:
         """Accuracy over the questions."""
         split.require_labels("scoring")
         gold = [record.label for record in split.records]
         return metrics.classification_scores(gold, np.asarray(outputs).argmax(-1))
 
-    def write(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
-    ) -> list[pathlib.Path]:
+    def write(self, split: Split, rows: Rows, outputs: Outputs, directory: pathlib.Path) -> list[pathlib.Path]:
         """predictions_SPLIT.jsonl: id, chosen ending (0 to 3) and its text."""
         chosen = [int(np.argmax(logits)) for logits in outputs]
-        rows = [
+        lines = [
             {"id": record.id, "prediction": best, "text": record.endings[best]}
             for record, best in zip(split.records, chosen, strict=True)
         ]
-        return write_predictions(directory, split, rows)
+        return write_predictions(directory, split, lines)
 
-    def examples(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> list[Example]:
+    def examples(self, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:
         made = []
         for record, shares in zip(split.records, metrics.softmax(np.asarray(outputs, np.float64)), strict=True):
             best, endings = int(shares.argmax()), [cut(ending, 160) for ending in record.endings]

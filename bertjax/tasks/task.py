@@ -1,6 +1,4 @@
-"""What every fine-tuning task has in common: the `Task` interface, splits, labels, segments.
-
-The way of an example:
+"""What every fine-tuning task has in common: the `Task` interface, its splits, its labels.
 
     file -> Record (text and gold) -> features (batches.py) -> batch [B, T]
          -> outputs (logits of each row) -> Scores, prediction and submission files
@@ -19,10 +17,20 @@ from typing import Any
 import numpy as np
 
 from bertjax.formats.files import whole_file
-from bertjax.model.presets import BertConfig
 from bertjax.tasks.batches import Features
 from bertjax.tasks.metrics import Scores
-from bertjax.tokenization import Layout, Tokenizer
+from bertjax.tokenization import Tokenizer
+
+Rows = Sequence[Features]
+Outputs = Sequence[np.ndarray]  # one array a row in the order of the rows, without padding
+# What a reader is shown of a record (examples.json and the report), plain and of bounded size:
+#   texts       the input, one string a part, long ones cut
+#   gold, predicted     as text
+#   right       true, false, or null where there is no such thing (a number)
+#   score       how sure the model was, or how far off a number is: what the choice goes by
+#   predictions [name, probability] of the likeliest answers, the best first
+#   words       tagging: [word, gold tag, predicted tag]
+Example = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,16 @@ class Task:
     name: str
     head: str
     labels: tuple[str, ...] = ()  # names by index of the head's outputs; () where there are none
-    outputs: int  # size of the head's output
     metric: str
     metric_names: tuple[str, ...]  # the names in Scores that could be `metric`
     source: pathlib.Path | str
     splits: dict[str, str]  # 'train', 'dev', 'test' (and more) -> what is read for them
     dropped = 0  # training rows that the last `features` left out
+
+    @property
+    def outputs(self) -> int:
+        """Size of the head's output."""
+        return max(1, len(self.labels))
 
     def read(self, split: str) -> Split:
         """Reads a split. Errors name file and line."""
@@ -85,20 +97,16 @@ class Task:
         """
         raise NotImplementedError
 
-    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> Scores:
-        """Scores the outputs, one array a row in feature order, without padding."""
+    def score(self, split: Split, rows: Rows, outputs: Outputs) -> Scores:
+        """Raises ValueError for a split without gold."""
         raise NotImplementedError
 
-    def write(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
-    ) -> list[pathlib.Path]:
+    def write(self, split: Split, rows: Rows, outputs: Outputs, directory: pathlib.Path) -> list[pathlib.Path]:
         """Writes the prediction (or submission) files and returns their paths."""
         raise NotImplementedError
 
-    def examples(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]
-    ) -> list[dict[str, Any]]:
-        """What a reader is shown of a split with gold, in record order; see shown.py."""
+    def examples(self, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:
+        """What a reader is shown of a split with gold, in record order."""
         raise NotImplementedError
 
     def file_of(self, split: str) -> pathlib.Path:
@@ -118,6 +126,17 @@ class Task:
         split = self.read("train")
         split.require_labels("training")
         return split
+
+
+def cut(text: str, limit: int = 300) -> str:
+    """The text, or its beginning with an ellipsis."""
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+def likeliest(names: Sequence[str], shares: np.ndarray, count: int = 3) -> list[list[Any]]:
+    """[name, probability] of the most probable, the best first."""
+    order = np.argsort(-shares, kind="stable")[:count]
+    return [[names[i], round(float(shares[i]), 4)] for i in order]
 
 
 def write_predictions(directory: pathlib.Path, split: Split, rows: Iterable[Mapping[str, Any]]) -> list[pathlib.Path]:
@@ -192,53 +211,3 @@ def adopt_labels(wanted: Sequence[str], known: Sequence[str], source: str) -> tu
             "fine-tune a new head for them or rename the labels"
         )
     return tuple(known)
-
-
-# --- segments -------------------------------------------------------------------------------------
-
-
-def trim_lengths(length_a: int, length_b: int, room: int) -> tuple[int, int]:
-    """Lengths of two segments that fit `room`: the longer one loses, the second one on a tie.
-
-    Source: _truncate_seq_pair of the original run_classifier.py.
-    """
-    while length_a + length_b > room:
-        if length_a > length_b:
-            length_a -= 1
-        else:
-            length_b -= 1
-    return length_a, length_b
-
-
-def encode_segments(
-    tokenizer: Tokenizer, ids_a: Sequence[int], ids_b: Sequence[int] | None, max_length: int
-) -> Features:
-    """[CLS] A [SEP] or [CLS] A [SEP] B [SEP], or as the tokenizer lays them out, trimmed to max_length.
-
-    The first [SEP] belongs to segment 0. An empty B stays a segment: [CLS] A [SEP] [SEP].
-    """
-    layout = Layout.of(tokenizer)
-    specials = layout.count(ids_b is not None)
-    if max_length <= specials:
-        raise ValueError(f"max_length={max_length} has no room for text beside {specials} special tokens")
-    keep_a, keep_b = trim_lengths(len(ids_a), len(ids_b or ()), max_length - specials)
-    ids, types = layout.join(ids_a[:keep_a], None if ids_b is None else ids_b[:keep_b])
-    return {"input_ids": ids, "token_type_ids": types}
-
-
-def require_segments(config: BertConfig, tokenizer: Tokenizer) -> None:
-    """Raises ValueError where the tokenizer numbers the two texts of a pair and the model has one number."""
-    if config.type_vocab_size == 1 and Layout.of(tokenizer).second:
-        raise ValueError(
-            "this model has one segment (type_vocab_size=1), so it cannot read pairs "
-            "of texts; join the two into one text, or take another model"
-        )
-
-
-def encode_texts(tokenizer: Tokenizer, texts: Sequence[str | None]) -> list[list[int] | None]:
-    """encode_batch that passes None through (records without a second text)."""
-    present = [i for i, text in enumerate(texts) if text is not None]
-    encoded: list[list[int] | None] = [None] * len(texts)
-    for i, ids in zip(present, tokenizer.encode_batch([texts[i] for i in present]), strict=True):
-        encoded[i] = ids
-    return encoded

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from bertjax.tasks.batches import Features
+from bertjax.tasks.encoding import pair_rows
 from bertjax.tasks.kinds import KINDS, TextKind
 from bertjax.tasks.metrics import Scores
-from bertjax.tasks.shown import Example, likeliest
-from bertjax.tasks.task import Record, Split, Task, encode_segments, encode_texts, label_index, write_predictions
+from bertjax.tasks.task import Example, Outputs, Record, Rows, Split, Task, label_index, likeliest, write_predictions
 from bertjax.tokenization import Tokenizer
 
 
 class TextTask(Task):
-    """A sentence or pair task with head 'classification', 'regression' or 'multilabel'."""
+    """A task of texts or pairs; `head` names a TextKind of kinds.py."""
 
     def __init__(self, name: str, head: str, labels: Sequence[str], metric: str | None = None):
         kinds = {name: kind for name, kind in KINDS.items() if isinstance(kind, TextKind)}
@@ -32,25 +32,18 @@ class TextTask(Task):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Scores by which a checkpoint may be the best one."""
         return tuple(name for name in self.kind_of_head.metrics if name != "f1" or len(self.labels) == 2)
-
-    @property
-    def outputs(self) -> int:
-        return max(1, len(self.labels))
 
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
         """One row a record: [CLS] A [SEP] (B [SEP]), the longer segment trimmed first."""
         if training:
             split.require_labels("training")
-        first = encode_texts(tokenizer, [record.text_a for record in split.records])
-        second = encode_texts(tokenizer, [record.text_b for record in split.records])
+        pairs = [(record.text_a, record.text_b) for record in split.records]
         rows = []
-        for i, (record, ids_a, ids_b) in enumerate(zip(split.records, first, second, strict=True)):
-            row = encode_segments(tokenizer, ids_a, ids_b, max_length) | {"example": i}
+        for number, (ids, types) in enumerate(pair_rows(tokenizer, pairs, max_length)):
+            rows.append({"input_ids": ids, "token_type_ids": types, "example": number})
             if split.labelled:
-                row |= self._gold(record)
-            rows.append(row)
+                rows[-1] |= self._gold(split.records[number])
         return rows
 
     def _gold(self, record: Record) -> Features:
@@ -59,42 +52,35 @@ class TextTask(Task):
 
         return self.kind_of_head.gold(record.label, index, self.outputs)
 
-    def predict(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
+    def predict(self, outputs: Outputs) -> np.ndarray:
         """Class index [N], value [N], or bool [N, C] (probability of at least one half)."""
         return self.kind_of_head.predict(_logits(outputs))
 
-    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> Scores:
-        """The scores of metrics.py for this head."""
+    def score(self, split: Split, rows: Rows, outputs: Outputs) -> Scores:
         split.require_labels("scoring")
-        return self.kind_of_head.score(features, _logits(outputs), self.labels)
+        return self.kind_of_head.score(rows, _logits(outputs), self.labels)
 
-    def write(
-        self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray], directory: pathlib.Path
-    ) -> list[pathlib.Path]:
+    def write(self, split: Split, rows: Rows, outputs: Outputs, directory: pathlib.Path) -> list[pathlib.Path]:
         """predictions_SPLIT.jsonl: id, prediction and scores of each record, in file order."""
-        rows = []
+        lines = []
         for record, value, logits in zip(split.records, self.predict(outputs), _logits(outputs), strict=True):
-            row = {"id": record.id, "prediction": _or_none(self.kind_of_head.readable(value, self.labels))}
+            lines.append({"id": record.id, "prediction": _or_none(self.kind_of_head.readable(value, self.labels))})
             if self.labels:
-                shares = self.kind_of_head.probabilities(logits)
-                row["scores"] = {
-                    name: _or_none(round(float(p), 6)) for name, p in zip(self.labels, shares, strict=True)
-                }
-            rows.append(row)
-        return write_predictions(directory, split, rows)
+                shares = zip(self.labels, self.kind_of_head.probabilities(logits), strict=True)
+                lines[-1]["scores"] = {name: _or_none(round(float(share), 6)) for name, share in shares}
+        return write_predictions(directory, split, lines)
 
-    def examples(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> list[Example]:
+    def examples(self, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:
         made = []
         for record, logits in zip(split.records, _logits(outputs), strict=True):
             example = {"texts": [text for text in (record.text_a, record.text_b) if text is not None]}
-            example |= self.kind_of_head.compare(record.label, logits, self.labels)
+            made.append(example | self.kind_of_head.compare(record.label, logits, self.labels))
             if self.labels:
-                example["predictions"] = likeliest(self.labels, self.kind_of_head.probabilities(logits))
-            made.append(example)
+                made[-1]["predictions"] = likeliest(self.labels, self.kind_of_head.probabilities(logits))
         return made
 
 
-def _logits(outputs: Sequence[np.ndarray]) -> np.ndarray:
+def _logits(outputs: Outputs) -> np.ndarray:
     """[N, C] of the outputs, also where a number has no axis of its own."""
     return np.asarray(outputs, np.float64).reshape(len(outputs), -1)
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bertjax.tasks import metrics
-from bertjax.tasks.batches import Features
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Record, Split, file_fingerprint, texts_of
+from bertjax.tasks.task import Outputs, Record, Rows, Split, file_fingerprint, texts_of
 from bertjax.tasks.text_task import TextTask
 
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
@@ -90,14 +89,14 @@ class XnliTask(TextTask):
             notes = (f"XNLI {split} has {', '.join(others)}, not the {_ROWS[split]:,} of the published files",)
         return Split(split, records, True, file_fingerprint(*paths), notes)
 
-    def score(self, split: Split, features: Sequence[Features], outputs: Sequence[np.ndarray]) -> metrics.Scores:
+    def score(self, split: Split, rows: Rows, outputs: Outputs) -> metrics.Scores:
         """The scores of a text task; of several languages the accuracy on each, too.
 
         The published files have as many rows of each language, so that `accuracy` is their mean.
         """
-        scores = super().score(split, features, outputs)
-        right = self.predict(outputs) == [row["labels"] for row in features]
-        spoken = np.array([split.records[row["example"]].language for row in features])
+        scores = super().score(split, rows, outputs)
+        right = self.predict(outputs) == [row["labels"] for row in rows]
+        spoken = np.array([split.records[row["example"]].language for row in rows])
         values = {name: float(right[spoken == language].mean()) for name, language in self._by_language().items()}
         return replace(scores, values={**scores.values, **values})
 

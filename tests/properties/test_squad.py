@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax.tasks import squad_score
+from bertjax.tasks.encoding import passage_tokens
 from bertjax.tasks.squad import Question, SquadTask
 from bertjax.tasks.task import Split
-from bertjax.tasks.windows import passage_tokens
 from bertjax.tokenization import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(

@@ -5,7 +5,7 @@ import pytest
 
 from bertjax.log.report.examples import section
 from bertjax.log.report.runs import Run
-from bertjax.tasks import shown
+from bertjax.tasks import results
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.squad import Question, SquadTask
@@ -28,7 +28,7 @@ def test_a_label_beside_the_gold_one_with_its_probability(tmp_path):
     task = table_task(tmp_path, rows)
     split = task.read("dev")
     logits = [np.array([1.0, 3.0]), np.array([-1.0, 1.0])]
-    wrong, right = shown.examples_of(task, split, [], logits)
+    wrong, right = results.examples_of(task, split, [], logits)
     assert (wrong["gold"], wrong["predicted"], wrong["right"]) == ("name", "word", False)
     assert (right["gold"], right["predicted"], right["right"]) == ("word", "word", True)
     assert wrong["texts"] == ["anna"]
@@ -39,9 +39,9 @@ def test_a_label_beside_the_gold_one_with_its_probability(tmp_path):
 def test_numbers_show_how_far_off_they_are(tmp_path):
     rows = [{"text": "anna", "label": 2.0}, {"text": "is", "label": 4.5}]
     task = table_task(tmp_path, rows, head="regression")
-    made = shown.examples_of(task, task.read("dev"), [], [np.array([2.5]), np.array([1.0])])
+    made = results.examples_of(task, task.read("dev"), [], [np.array([2.5]), np.array([1.0])])
     assert [(e["gold"], e["predicted"], e["score"]) for e in made] == [("2.00", "2.50", 0.5), ("4.50", "1.00", 3.5)]
-    assert [e["gold"] for e in shown.choose(made)] == ["4.50", "2.00"]  # the worst first
+    assert [e["gold"] for e in results.choose(made)] == ["4.50", "2.00"]  # the worst first
 
 
 def test_words_carry_gold_and_predicted_tags(tmp_path):
@@ -53,7 +53,7 @@ def test_words_carry_gold_and_predicted_tags(tmp_path):
     features = task.features(split, TOKENIZER, 16, False)
     labels = list(task.labels)
     logits = [np.eye(len(labels))[np.full(len(row["input_ids"]), labels.index("O"))] for row in features]
-    (only,) = shown.examples_of(task, split, features, logits)  # the other has nothing to see
+    (only,) = results.examples_of(task, split, features, logits)  # the other has nothing to see
     assert only["words"] == [["anna", "B-PER", "O"], ["is", "O", "O"], ["there", "O", "O"]]
     assert only["right"] is False
 
@@ -66,7 +66,7 @@ def test_answers_are_right_by_the_official_normalisation(tmp_path):
     logits = np.zeros((len(row["input_ids"]), 2))
     first = row["window"].first
     logits[first] = 9.0
-    (example,) = shown.examples_of(task, split, features, [logits])
+    (example,) = results.examples_of(task, split, features, [logits])
     assert (example["predicted"], example["gold"], example["right"]) == ("Anna", "anna", True)
     assert example["predictions"][0][0] == "Anna" and example["score"] > 0.9
 
@@ -78,10 +78,10 @@ def test_an_example_of_question_answering_shows_the_passage_around_the_answer(tm
     task = SquadTask(tmp_path, "1.1")
     features = task.features(split, TOKENIZER, 128, False)
     logits = [np.zeros((len(row["input_ids"]), 2)) for row in features]
-    made = shown.examples_of(task, split, features, logits)
+    made = results.examples_of(task, split, features, logits)
     page = section([Run("run", [], examples=made)])
     assert "<p>who is there</p>" in page and "anna is &lt;b&gt; there ." in page
-    assert len(made[0]["texts"][1]) <= shown.MAX_LETTERS
+    assert len(made[0]["texts"][1]) <= 300
     assert ("<p>…" in page) == bool(before)  # what stands far before is cut
 
 
@@ -97,7 +97,7 @@ def test_an_answer_that_the_null_threshold_rules_out_is_shown_as_none(tmp_path):
         (row,) = features = task.features(split, TOKENIZER, 128, False)
         logits = np.zeros((len(row["input_ids"]), 2))
         logits[0], logits[row["window"].first] = 10.0, 9.0  # null odds: 20 - 18
-        (example,) = shown.examples_of(task, split, features, [logits])
+        (example,) = results.examples_of(task, split, features, [logits])
         assert (example["predicted"], example["right"]) == (predicted, right)
         assert example["gold"] == "no answer"
 
@@ -107,16 +107,16 @@ def test_a_choice_is_bounded_and_has_the_surest_mistakes_and_right_ones_from_all
         return {"texts": [str(i)], "gold": "", "predicted": "", "right": right, "score": i / 100}
 
     made = [one(i, right=i % 2 == 0) for i in range(100)]
-    chosen = shown.choose(made, 3)
+    chosen = results.choose(made, 3)
     assert [e["texts"][0] for e in chosen] == ["99", "97", "95", "0", "48", "98"]
     assert [e["right"] for e in chosen] == [False] * 3 + [True] * 3
-    assert len(shown.choose(made[:1], 3)) == 1
+    assert len(results.choose(made[:1], 3)) == 1
 
 
 def test_a_question_shows_all_its_choices(tmp_path):
     (tmp_path / "dev.tsv").write_text("o\tAnna is\tthere.\tBob.\twho.\tis.\t3\n")
     task = MultipleChoiceTask(tmp_path, files={"dev": "dev.tsv"})
-    (made,) = shown.examples_of(task, task.read("dev"), [], [np.log([0.4, 0.3, 0.2, 0.1])])
+    (made,) = results.examples_of(task, task.read("dev"), [], [np.log([0.4, 0.3, 0.2, 0.1])])
     assert (made["gold"], made["predicted"], made["right"]) == ("is.", "there.", False)
     assert made["texts"] == ["Anna is"]
     assert made["predictions"] == [["there.", 0.4], ["Bob.", 0.3], ["who.", 0.2], ["is.", 0.1]]
@@ -125,8 +125,8 @@ def test_a_question_shows_all_its_choices(tmp_path):
 def test_long_texts_are_cut(tmp_path):
     rows = [{"text": "anna " * 400, "label": "a"}, {"text": "bob", "label": "b"}]
     task = table_task(tmp_path, rows)
-    example, _ = shown.examples_of(task, task.read("dev"), [], [np.array([1.0, 0.0])] * 2)
-    assert len(example["texts"][0]) <= shown.MAX_LETTERS and example["texts"][0][-1] == "…"
+    example, _ = results.examples_of(task, task.read("dev"), [], [np.array([1.0, 0.0])] * 2)
+    assert len(example["texts"][0]) <= 300 and example["texts"][0][-1] == "…"
 
 
 def test_the_report_escapes_what_comes_from_data():
@@ -169,7 +169,7 @@ def test_examples_of_a_model_that_gives_no_numbers_are_still_json(tmp_path, head
     task = TableTask(tmp_path, {"dev": "dev.csv"}, head=head, labels=labels)
     split = task.read("dev")
     outputs = [np.full(max(1, len(labels)), np.nan)] * 2
-    made = shown.choose(shown.examples_of(task, split, [], outputs))
+    made = results.choose(results.examples_of(task, split, [], outputs))
     assert len(made) == 2 and json.dumps(made, allow_nan=False)
     [path] = task.write(split, [], outputs, tmp_path)
     assert "NaN" not in path.read_text()

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from bertjax.tasks import squad, windows
+from bertjax.tasks import encoding, squad
 from bertjax.tasks.squad import Question, SquadTask
 from bertjax.tasks.task import Split
 from bertjax.tokenization import WordPieceTokenizer
@@ -46,7 +46,7 @@ def test_windows_that_could_not_advance_are_refused_before_any_work():
     with pytest.raises(ValueError, match="doc_stride=0 must be at least 1"):
         SquadTask("nowhere", doc_stride=0)
     with pytest.raises(ValueError, match="stride=0"):
-        windows.window_starts(10, 5, 0)
+        encoding.window_starts(10, 5, 0)
     task = SquadTask("nowhere")
     with pytest.raises(ValueError, match="max_length=67 leaves no room"):
         task.features(split_of(), Words(), 67, training=False)
@@ -57,7 +57,7 @@ def test_windows_that_could_not_advance_are_refused_before_any_work():
     ("tokens", "room", "stride"), [(50, 10, 4), (50, 10, 99), (3, 10, 4), (5, 1, 1), (0, 10, 4), (20, 10, 10)]
 )
 def test_windows_cover_every_token_without_gaps(tokens, room, stride):
-    starts = windows.window_starts(tokens, room, stride)
+    starts = encoding.window_starts(tokens, room, stride)
     covered = {t for s in starts for t in range(s, min(s + room, tokens))}
     assert covered == set(range(tokens))
     assert len(starts) <= tokens + 1
@@ -65,7 +65,7 @@ def test_windows_cover_every_token_without_gaps(tokens, room, stride):
 
 def test_a_token_belongs_to_the_window_that_shows_most_around_it():
     # By hand: three windows of 5 over 9 tokens, step 2. Tokens 3 and 5 are ties, first window wins.
-    owner = windows.most_context([0, 2, 4], 5, 9)
+    owner = encoding.most_context([0, 2, 4], 5, 9)
     np.testing.assert_array_equal(owner, [0, 0, 0, 0, 1, 1, 2, 2, 2])
 
 
@@ -221,7 +221,8 @@ def test_null_odds_are_the_lowest_null_score_minus_the_best_span():
     outputs[0][0], outputs[1][0] = (4.0, 3.0), (1.0, 1.0)
     found = task.answers(split_of(question), rows, outputs)
     assert found.null_odds == {"q": 2.0 - 3.5}
-    assert found.decided(-2.0) == {"q": ""} and found.decided(-1.5) == {"q": "a"}
+    for task.null_threshold, text in ((-2.0, ""), (-1.5, "a")):
+        assert task.decided(found) == {"q": text}
 
 
 def test_a_question_whose_window_gives_no_span_gets_an_empty_answer_and_finite_odds(tmp_path):
@@ -262,7 +263,7 @@ def test_the_threshold_found_on_dev_decides_the_answers():
     assert set(scores.values) == set(task.metric_names)
     assert scores["exact"] == 0.5 and scores["best_exact"] == 1.0
     assert task.metric == "best_f1"
-    squad.with_null_threshold(task, scores)
+    task.null_threshold = scores.details["best_f1_thresh"]
     assert task.null_threshold == -5.0
     assert task.score(split, rows, outputs)["exact"] == 1.0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.tasks import batches as batching
-from bertjax.tasks import task
+from bertjax.tasks import encoding, task
 from bertjax.tasks.job import make_task
 
 TOKENIZER = types.SimpleNamespace(cls_id=101, sep_id=102)
@@ -25,19 +25,17 @@ def rows(lengths, labelled=True):
     ("lengths", "kept"), [((25, 200), (25, 100)), ((125, 130), (63, 62)), ((0, 5), (0, 5)), ((200, 0), (125, 0))]
 )
 def test_pairs_are_trimmed_longest_first_and_the_second_side_loses_on_a_tie(lengths, kept):
-    assert task.trim_lengths(*lengths, 128 - 3) == kept
+    assert encoding.trim_lengths(*lengths, 128 - 3) == kept
 
 
 def test_the_first_separator_belongs_to_segment_zero_and_an_empty_segment_stays():
-    row = task.encode_segments(TOKENIZER, [5, 6], [7], 128)
-    np.testing.assert_array_equal(row["input_ids"], [101, 5, 6, 102, 7, 102])
-    np.testing.assert_array_equal(row["token_type_ids"], [0, 0, 0, 0, 1, 1])
-    np.testing.assert_array_equal(task.encode_segments(TOKENIZER, [5], [], 128)["input_ids"], [101, 5, 102, 102])
-    single = task.encode_segments(TOKENIZER, [5] * 10, None, 4)
-    np.testing.assert_array_equal(single["input_ids"], [101, 5, 5, 102])
+    ids, types = encoding.segment_row(TOKENIZER, [5, 6], [7], 128)
+    assert ids.tolist() == [101, 5, 6, 102, 7, 102] and types.tolist() == [0, 0, 0, 0, 1, 1]
+    assert encoding.segment_row(TOKENIZER, [5], [], 128)[0].tolist() == [101, 5, 102, 102]
+    assert encoding.segment_row(TOKENIZER, [5] * 10, None, 4)[0].tolist() == [101, 5, 5, 102]
     for second, specials in ((None, 2), ([6], 3)):  # else a model would learn from no text at all
         with pytest.raises(ValueError, match=f"no room for text beside {specials} special"):
-            task.encode_segments(TOKENIZER, [5], second, specials)
+            encoding.segment_row(TOKENIZER, [5], second, specials)
 
 
 @pytest.mark.parametrize("group", (0, 4))

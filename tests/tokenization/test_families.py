@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 import sentencepiece
+from bertjax.tasks.windows import passage_tokens, passage_windows
 
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.build import build_store
 from bertjax.data.masking import MaskingSpec
 from bertjax.data.store import TokenStore
 from bertjax.tasks.task import encode_segments
-from bertjax.tasks.windows import passage_tokens, passage_windows
 from bertjax.tokenization import Layout, load_tokenizer
 from bertjax.tokenization.hub import HubTokenizer
 

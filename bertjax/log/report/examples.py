@@ -2,7 +2,7 @@
 
 In: examples.json of each run, one of
     pre-training  {"text": with [MASK], "predictions": [[token, probability], ...]}
-    fine-tuning   the dictionaries of bertjax/tasks/shown.py
+    fine-tuning   the dictionaries of bertjax/tasks/task.py
 Out: HTML. Everything that comes from data is escaped.
 """
 
@@ -26,7 +26,7 @@ def section(runs: Sequence[Run]) -> str:
 
 
 def _note(examples: Sequence[Mapping[str, Any]]) -> str:
-    """How the examples were chosen (bertjax/tasks/shown.py), and what their marks mean."""
+    """How the examples were chosen (bertjax/tasks/results.py), and what their marks mean."""
     if not any("gold" in example for example in examples):
         return ""
     if all(example["right"] is None for example in examples):
