@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model.kernels import attention_cudnn, attention_reference
+from bertjax.model.kernels import attention_cudnn, attention_pallas, attention_reference
 from bertjax.model.kernels.attention_pallas import Tiling, flash_attention, flash_attention_joined, tile_bounds
 from bertjax.model.kernels.attention_pallas_tpu import attention as tpu_attention
-from bertjax.model.kernels.choice import _split_attention
+from bertjax.model.kernels.choice import joined_attention
 from bertjax.model.kernels.dropout_bits import keep_mask, keep_probability, stream_seeds
+from bertjax.model.kernels.rotary import turned
 
 RATE = 0.2
 KEY = jax.random.key(3)
@@ -77,8 +78,7 @@ def with_key(attention):
 
 def split_product(q, k, v, ids, window, rate):
     product, bias = jnp.stack([q, k, v], axis=2).reshape(*q.shape[:2], -1), jnp.zeros((3, *q.shape[2:]))
-    how = (ids, rate, KEY if rate else None, False)
-    return _split_attention(attention_reference.attention, product, bias, *how, window=window)
+    return joined_attention(attention_reference, product, bias, ids, rate, KEY if rate else None, False, window=window)
 
 
 REFERENCE = with_key(attention_reference.attention)
@@ -145,6 +145,45 @@ def test_queries_of_long_rows_come_in_blocks_in_the_reference(monkeypatch, rate)
     monkeypatch.setattr(attention_reference, "BLOCK", 32)
     arrays, ids = inputs(83)
     check(lambda q, k, v: REFERENCE(q, k, v, ids, None, rate), lambda q, k, v: plain(q, k, v, ids, 83, rate), arrays)
+
+
+def turn(length, head, base=100.0):
+    angles = np.arange(length)[:, None] * base ** -(np.arange(0, head, 2) / head)
+    angles = jnp.asarray(np.concatenate([angles, angles], axis=-1)[None], jnp.float32)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def by_complex_numbers(x):
+    """Independent: each pair of numbers is one complex number that is turned by its position."""
+    half = x.shape[-1] // 2
+    steps = 100.0 ** -(np.arange(half) / half)
+    turns = jnp.exp(1j * jnp.asarray(np.arange(x.shape[1])[:, None, None] * steps, jnp.float32))
+    z = (x[..., :half] + 1j * x[..., half:]) * turns
+    return jnp.concatenate([z.real, z.imag], axis=-1)
+
+
+@pytest.mark.parametrize("kernel", [attention_reference, attention_pallas])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_queries_and_keys_of_a_product_are_turned(kernel, has_bias):
+    (q, k, v, g), ids = inputs(40, heads=2)
+    product, turns = jnp.stack([q, k, v], axis=2), turn(40, 16)
+    bias = jax.random.normal(KEY, (3, 2, 16)) if has_bias else None
+
+    def joined(product, bias):
+        flat = product if bias is None else product.reshape(4, 40, -1)
+        return joined_attention(kernel, flat, bias, ids, 0.0, None, False, turn=turns, window=9)
+
+    def want(product, bias):
+        q, k, v = jnp.moveaxis(product if bias is None else product + bias, 2, 0)
+        return plain(by_complex_numbers(q), by_complex_numbers(k), v, ids, 9)
+
+    def both(attend):
+        out, pull = jax.vjp(attend, product, bias)
+        return jax.tree.leaves((out, pull(g)))
+
+    for a, b in zip(both(joined), both(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-5)
+    np.testing.assert_allclose(turned(q, turns), by_complex_numbers(q), atol=2e-6)
 
 
 def test_cudnn_gets_the_window_in_its_mask(monkeypatch):

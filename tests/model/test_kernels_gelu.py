@@ -1,5 +1,7 @@
 """The GELUs with backward passes of their own against jax's, in value and slope."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.bias_gelu import bias_gelu
-from bertjax.model.kernels.gelu import gelu_erf, gelu_tanh
+from bertjax.model.kernels.choice import dense_gated
+from bertjax.model.kernels.gelu import gated, gelu_erf, gelu_tanh
+from bertjax.model.layers import Dense
 from bertjax.model.mesh import rows_on
 
 
@@ -21,6 +25,32 @@ def test_recomputing_gelu_equals_jax_in_value_and_slope(gelu, approximate):
     (value, slope), (want, want_slope) = (jax.jit(jax.vmap(jax.value_and_grad(f)))(x) for f in (gelu, plain))
     np.testing.assert_allclose(value, want, atol=1e-6)
     np.testing.assert_allclose(slope, want_slope, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "plain"), [(gelu_erf, functools.partial(jax.nn.gelu, approximate=False)), (jax.nn.silu, jax.nn.silu)]
+)
+def test_gated_activation_equals_the_plain_expression_and_keeps_one_array(function, plain):
+    u = 3 * jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 16)), jnp.float32)
+
+    def both(f):
+        return jax.jit(lambda u: (f(u), jax.grad(lambda u: jnp.sum(jnp.sin(f(u))))(u)))(u)
+
+    for a, b in zip(both(gated(function)), both(lambda u: plain(u[..., :8]) * u[..., 8:]), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    kept = jax.eval_shape(lambda u: jax.vjp(gated(function), u)[1], u)
+    assert [x.shape for x in jax.tree.leaves(kept)] == [u.shape]
+
+
+def test_dense_gated_is_one_product_of_both_matrices():
+    random = np.random.default_rng(0)
+    dense, gate = (Dense(16, 8, None) for _ in range(2))
+    for layer in (dense, gate):
+        layer.kernel.set_value(jnp.asarray(random.normal(size=(16, 8)), jnp.float32))
+        layer.bias.set_value(jnp.asarray(random.normal(size=8), jnp.float32))
+    x = jnp.asarray(random.normal(size=(2, 3, 16)), jnp.float32)
+    got = dense_gated("gelu", dense, gate, x)
+    np.testing.assert_allclose(got, jax.nn.gelu(dense(x), approximate=False) * gate(x), atol=1e-5)
 
 
 def gradients(function, h, bias, g):

@@ -218,7 +218,7 @@ def _run(spec: Spec, backward: bool, *args):
 
 
 def _with_bias(bias: jax.Array | None, qkv):
-    """`qkv` itself, or the product [B,T,3H] in it plus the bias [3,A,D] as [B,T,3,A,D]."""
+    """`qkv` itself, or the product [B,T,3AD] in it plus the bias [3,A,D] as [B,T,3,A,D]."""
     if bias is None:
         return qkv
     (product,) = qkv
@@ -236,23 +236,23 @@ def _attend_forward(spec, ids, seeds, bias, *qkv):
     o, lse = _run(spec, False, ids, seeds, *qkv)
     # Named so that a rematerialisation policy can keep them and never run the forward kernel twice.
     o, lse = checkpoint_name(o, "attention_residuals"), checkpoint_name(lse, "attention_residuals")
-    return o, (ids, seeds, o, lse, qkv)
+    return o, (ids, seeds, bias, o, lse, qkv)
 
 
 def _attend_backward(spec, residuals, do):
-    ids, seeds, o, lse, qkv = residuals
+    ids, seeds, bias, o, lse, qkv = residuals
     gradients = _run(spec, True, ids, seeds, o, lse, do.astype(o.dtype), *qkv)
-    bias = None
-    if spec.joined:
+    dbias = None
+    if bias is not None:
         # Not summed inside the kernel, although it holds the numbers: measured, that costs more
         # (8 % of the kernel) than this pass over memory. The keys' bias has no gradient: it adds
         # the same to all scores of a query, which softmax does not see.
         (joined,) = gradients
         of_queries, of_values = (jnp.sum(joined[:, :, part].astype(jnp.float32), axis=(0, 1)) for part in (Q, V))
-        bias = jnp.stack([of_queries, jnp.zeros_like(of_queries), of_values])
+        dbias = jnp.stack([of_queries, jnp.zeros_like(of_queries), of_values])
         gradients = (joined.reshape(*joined.shape[:2], -1),)
     no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
-    return no_gradient(ids), no_gradient(seeds), bias, *gradients
+    return no_gradient(ids), no_gradient(seeds), dbias, *gradients
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -319,7 +319,7 @@ def flash_attention(
 
 def flash_attention_joined(
     product: jax.Array,
-    bias: jax.Array,
+    bias: jax.Array | None,
     attention_mask: jax.Array,
     seeds: jax.Array | None = None,
     dropout_rate: float = 0.0,
@@ -334,16 +334,17 @@ def flash_attention_joined(
 
     Args:
       product: [B, T, 3 A D], the queries, keys and values of all heads side by side.
-      bias: float32 [3, A, D], still to be added to it.
+      bias: float32 [3, A, D], still to be added to it; None: nothing, and the product is [B, T, 3, A, D].
       The others: as of `flash_attention`.
     """
-    batch, length, _ = product.shape
-    _, heads, head = bias.shape
+    batch, length = product.shape[:2]
+    heads, head = (product if bias is None else bias).shape[-2:]
     spec, ids, seeds, extra = _prepared(
         attention_mask, seeds, dropout_rate, batch, heads, head, tiling, True, interpret, window
     )
-    product = jnp.pad(product, ((0, 0), (0, extra), (0, 0)))
-    return _attend(spec, ids, seeds, bias.astype(jnp.float32), product)[:, :length]
+    product = jnp.pad(product, ((0, 0), (0, extra), *[(0, 0)] * (product.ndim - 2)))
+    bias = None if bias is None else bias.astype(jnp.float32)
+    return _attend(spec, ids, seeds, bias, product)[:, :length]
 
 
 def attention(
@@ -360,8 +361,9 @@ def attention(
 def joined_attention(
     product, bias, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False, window=None
 ) -> jax.Array:
-    """`attention` for a product [B, T, 3 A D] and its bias [3, A, D]."""
-    options = _options((*product.shape[:2], bias.shape[1]), dropout_rate, dropout_key, several_pairs, window)
+    """`attention` for a product [B, T, 3 A D] and its bias [3, A, D], or [B, T, 3, A, D] and None."""
+    heads = (product if bias is None else bias).shape[-2]
+    options = _options((*product.shape[:2], heads), dropout_rate, dropout_key, several_pairs, window)
     return flash_attention_joined(product, bias, attention_mask, **options)
 
 

@@ -37,8 +37,9 @@ from bertjax.model.mesh import current_mesh, on_each_share
 
 LANES = 128
 WHOLE = 2048  # keys at a time: the scores of more do not fit
-LONGEST = 8192  # tokens of a row, which lies in the chip's own memory: 48 MB of it in backward
-SMALL_CHIPS = ("TPU v2", "TPU v3", "TPU v4")  # have 16 MB of it, and take rows up to WHOLE
+LONGEST = 8192  # tokens of a row, which lies in the chip's own memory as a whole
+SHORT = 1024  # up to here that takes 16 MB, which is what SMALL_CHIPS have and compilers allow if not asked
+SMALL_CHIPS = ("TPU v2", "TPU v3", "TPU v4")
 BLOCK = 256  # queries at a time; 512 is 5 % faster in backward and takes thrice as long to compile
 _LONG_ROWS_MEMORY = 60 << 20
 _MASKED = -1e30
@@ -275,7 +276,7 @@ def _launch(kernel, spec: _Spec, name: str, products: int, results: int, ids, se
         out_specs=[block] * results,
         out_shape=[result] * results,
         scratch_shapes=scratch,
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_LONG_ROWS_MEMORY if length > WHOLE else None),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_LONG_ROWS_MEMORY if length > SHORT else None),
         cost_estimate=pl.CostEstimate(
             flops=2 * products * weights * head,
             transcendentals=weights,
@@ -329,7 +330,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 def refusal(length: int, head: int) -> str:
     """Why the kernels do not take rows of `length` tokens or heads of `head`; '' = they do."""
-    longest = WHOLE if _chip().startswith(SMALL_CHIPS) else LONGEST
+    longest = SHORT if _chip().startswith(SMALL_CHIPS) else LONGEST
     if length % LANES or length > longest:
         return f"rows of {length} tokens: it takes multiples of {LANES} up to {longest}"
     if LANES % head:

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 
 from bertjax.model.dropout import dropout
 from bertjax.model.kernels import ATTENTION, attention_reference
-from bertjax.model.kernels.gelu import gelu_tanh
-from bertjax.model.layers import Dense, LayerNorm, activation, add_bias
+from bertjax.model.kernels.gelu import gated, gelu_tanh
+from bertjax.model.kernels.rotary import Turn, turned
+from bertjax.model.layers import Dense, LayerNorm, activation, add_bias, product
 from bertjax.model.mesh import rows_are_placed
 from bertjax.model.presets import BertConfig, Execution
 
@@ -33,8 +34,10 @@ class Kernels:
     Attributes:
       attention: (query, key, value, attention_mask, dropout_rate, dropout_key, several_pairs,
         window=None) -> context [B, T, A, D], as attention_reference.attention.
-      joined_attention: (product [B, T, 3 A D], bias [3, A, D], attention_mask, ...) -> the same, of
-        queries, keys and values that are still one product without its bias; None: as `attention`.
+      joined_attention: (product [B, T, 3 A D], bias [3, A, D], attention_mask, ..., turn=None) ->
+        the same, of queries, keys and values that are still one product without its bias, queries and
+        keys still to be turned (rotary.turned). If the product has none, bias is None and the product
+        [B, T, 3, A, D]. None: as `attention`.
       dense_add_norm: (dense, norm, x, residual, dropout_rate, dropout_key) -> norm(residual +
         dropout(dense(x))) [B, T, H], once for each of its two uses.
       dense_activation: (dense, x [B, T, H]) -> the activation of dense(x) [B, T, F].
@@ -61,8 +64,7 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
             name = select_attention(shape, jnp.dtype(execution.dtype), execution.platform)
         kernel = attention_kernel(name)
         attention = kernel.attention
-        split_first = functools.partial(_split_attention, attention)
-        joined = getattr(kernel, "joined_attention", split_first) if execution.qkv == "fused" else None
+        joined = functools.partial(joined_attention, kernel) if execution.qkv == "fused" else None
     if execution.pointwise == "xla":
         add_norm = functools.partial(dense_add_norm, words=execution.dropout_words)
         return Kernels(attention, joined, add_norm, functools.partial(dense_activation, config.hidden_act))
@@ -124,8 +126,24 @@ def dense_activation(hidden_act: str, dense: Dense, x: jax.Array) -> jax.Array:
     return activation(hidden_act)(dense(x))
 
 
-def _split_attention(attention, product: jax.Array, bias: jax.Array, *how, **window) -> jax.Array:
-    """`attention` over queries, keys and values that are split from their product."""
-    shape = (*product.shape[:2], *bias.shape[1:])
-    query, key, value = (x.reshape(shape) for x in jnp.split(add_bias(product, bias.reshape(-1)), 3, axis=-1))
-    return attention(query, key, value, *how, **window)
+def dense_gated(hidden_act: str, dense: Dense, gate: Dense, x: jax.Array) -> jax.Array:
+    """The activation of dense(x) times gate(x) [B, T, F], of one product with both matrices."""
+    u = product(jnp.concatenate([dense.kernel[...], gate.kernel[...]], axis=1), x)
+    if dense.bias is not None:
+        u = add_bias(u, jnp.concatenate([dense.bias[...], gate.bias[...]]))
+    return gated(activation(hidden_act))(u)
+
+
+def joined_attention(
+    kernel: ModuleType, product: jax.Array, bias: jax.Array | None, *how, turn: Turn | None = None, **window
+) -> jax.Array:
+    """See Kernels. What the kernel does not do itself, bias, turn and split, comes before it."""
+    in_place = getattr(kernel, "joined_attention", None)
+    if not (in_place and turn is None):
+        if bias is not None:
+            product, bias = add_bias(product, bias.reshape(-1)).reshape(*product.shape[:2], *bias.shape), None
+        if turn is not None:
+            product = turned(product, turn)
+    if in_place:
+        return in_place(product, bias, *how, **window)
+    return kernel.attention(*(product[:, :, part] for part in range(3)), *how, **window)

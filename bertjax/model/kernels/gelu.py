@@ -9,11 +9,14 @@ the tanh form is what XLA's matcher hands to cuBLASLt as the epilogue of the pro
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+
+Activation = Callable[[jax.Array], jax.Array]
 
 
 def tanh_form(u: jax.Array) -> jax.Array:
@@ -26,7 +29,7 @@ def _erf_form(u: jax.Array) -> jax.Array:
     return jax.nn.gelu(u, approximate=False)
 
 
-def _recomputing(function: Callable[[jax.Array], jax.Array], name: str, doc: str):
+def _recomputing(function: Activation, name: str, doc: str) -> Activation:
     @jax.custom_vjp
     def gelu(u: jax.Array) -> jax.Array:
         return function(u)
@@ -44,3 +47,27 @@ def _recomputing(function: Callable[[jax.Array], jax.Array], name: str, doc: str
 
 gelu_tanh = _recomputing(tanh_form, "gelu_tanh", "GELU by tanh (google-research/bert, modeling.py, gelu).")
 gelu_erf = _recomputing(_erf_form, "gelu_erf", "GELU by erf (Hendrycks and Gimpel 2016).")
+
+
+@functools.cache
+def gated(function: Activation) -> Activation:
+    """u [..., 2F] -> function(first half) * second half [..., F] (Shazeer 2020, arXiv:2002.05202).
+
+    Keeps only u, as GELU does; its gradient comes out as one array, for the one product before it.
+    """
+
+    @jax.custom_vjp
+    def gate(u: jax.Array) -> jax.Array:
+        a, b = jnp.split(u, 2, axis=-1)
+        return function(a) * b
+
+    def forward(u: jax.Array):
+        return gate(u), u
+
+    def backward(u: jax.Array, g: jax.Array):
+        a, b = jnp.split(jax.lax.optimization_barrier(u), 2, axis=-1)
+        y, pull = jax.vjp(function, a)
+        return (jnp.concatenate([*pull(g * b), g * y], axis=-1),)
+
+    gate.defvjp(forward, backward)
+    return gate
