@@ -1,11 +1,9 @@
 """Refuses processes that are not of one run: other settings, other code, other data.
 
-In: what must be the same, by name, on every process. Out: nothing; or a ValueError on all of them,
-which on those that differ says in what. Each process compiles its own program, so a rate or a seed
-that differs is no error to jax: the copies of the weights would drift apart in silence.
+Each process compiles its own program, so a rate or a seed that differs is no error to jax: the copies of the weights
+would drift apart in silence.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -19,8 +17,7 @@ from bertjax.config import Config, flatten
 from bertjax.process.distributed import wait_for_all
 from bertjax.version import source_digest
 
-# Of a machine and not of the run.
-LOCAL_SETTINGS = ("data.cache", "execution.compilation_cache")
+LOCAL_SETTINGS = ("data.cache", "execution.compilation_cache")  # of a machine and not of the run
 
 
 def require_same_command(config: Config, workdir: str) -> None:
@@ -37,19 +34,17 @@ def require_same_command(config: Config, workdir: str) -> None:
 
 
 def require_same(facts: Mapping[str, Any]) -> None:
-    """Raises ValueError unless all processes give the same; all call it."""
+    """Raises ValueError on all processes unless all give the same facts; those that differ say in what. All call it."""
     if jax.process_count() == 1:
         return
     wait_for_all("preparing its data")  # an exchange between devices may have a time-out
     ours = {name: repr(value) for name, value in facts.items()}
-    text = json.dumps(ours, sort_keys=True).encode()
-    digests = multihost_utils.process_allgather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
-    others = np.flatnonzero((digests != digests[0]).any(axis=1)).tolist()
+    text = np.frombuffer(json.dumps(ours).encode(), np.uint8)
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    theirs = json.loads(np.asarray(multihost_utils.broadcast_one_to_all(np.resize(text, length))).tobytes())
+    others = np.flatnonzero(multihost_utils.process_allgather(np.bool_(ours != theirs))).tolist()
     if not others:
         return
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    sent = np.resize(np.frombuffer(text, np.uint8), length)
-    theirs = json.loads(np.asarray(multihost_utils.broadcast_one_to_all(sent)).tobytes())
     if jax.process_index() not in others:
         raise ValueError(
             f"processes {', '.join(map(str, others))} of {jax.process_count()} were "

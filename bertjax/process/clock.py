@@ -1,14 +1,11 @@
-"""The clock of a run: where it stands in its schedule, by its steps or by the time that it has used.
+"""The clock of a run: where it stands in its schedule, by its steps (Clock) or by the time it has used (Budget).
 
-`position` is the place in the schedule after some steps: the step itself (Clock), or, in a run that is limited by wall
-clock (Budget), the step of the schedule's scale that the time used so far stands for. Learning rate, ends of phases,
-evaluations and checkpoints follow the position, so the rate reaches its end when the time does, however fast the
-machine is (the "budget" schedule of Izsak et al. 2021, section 3.3). The learning rate of step s, and with it the run's
-bits, then depend on the clock; rows, masks and dropout of a step still derive from (seed, step) alone.
+With a Budget (Izsak et al. 2021, section 3.3) learning rate, ends of phases, evaluations and checkpoints follow the
+time, so the rate reaches its end when the time does. The learning rate of a step, and with it the run's bits, then
+depend on the clock; rows, masks and dropout of a step still derive from (seed, step) alone.
 
 Start-up and compilation use up time, but not schedule: warm-up would otherwise be over before the first update. After
-each of them the position goes on from where it was, over the time that is left. A run that has ended goes on if it is
-started again with more minutes (config.resume=changed).
+each of them the position goes on from where it was, over the time that is left.
 """
 
 from __future__ import annotations
@@ -104,8 +101,8 @@ class Budget(Clock):
         self._position = record.get("budget/position", 0.0)  # where the line below begins
         self._phase_position = record.get("budget/phase_position", 0.0)
         if self._position >= total and self.seconds > self._used + 1:
-            # It was at its end, and is given more time: to where a run of that time would be, but
-            # not to an earlier phase, whose rows it has seen.
+            # It had ended and is given more time: back to where a run of that time would be, but not to an earlier
+            # phase, whose rows it has seen.
             self._position = max(self._phase_position, total * self._used / self.seconds)
         self._anchor: float | None = None  # seconds used up there; None = compiling
         self._now = self.elapsed()

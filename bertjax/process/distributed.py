@@ -1,7 +1,6 @@
 """Joins the processes of one run: TPU pods, SLURM, or a coordinator named on the command line.
 
-Call `initialize` before anything else touches jax. In: flags and the environment. Out: nothing but
-jax.process_index() and jax.process_count(); each process sees all devices of the run. Inside
+Call `initialize` before anything else touches jax; each process then sees all devices of the run. Inside
 `not_waiting_after_errors` all processes end soon after one has, and say why.
 """
 
@@ -36,9 +35,8 @@ WAITING_LINE_S = 30.0  # between two lines of a process that waits for others
 _ENDED = "bertjax/ended"  # key of the coordination service: who ended first, and why
 # What jax raises when another process is gone: a status, and what it is about.
 _LOST = re.compile(
-    r"(UNAVAILABLE|UNKNOWN|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|"
-    r"FAILED_PRECONDITION)\b.*(gloo|nccl|connection|socket|heartbeat|coordination|"
-    r"barrier|task)",
+    r"(UNAVAILABLE|UNKNOWN|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION)\b.*"
+    r"(gloo|nccl|connection|socket|heartbeat|coordination|barrier|task)",
     re.I | re.S,
 )
 
@@ -64,8 +62,7 @@ def detect(
     Explicit arguments count first, then SLURM (a job step of several tasks), then a TPU VM.
 
     Args:
-      coordinator, processes, process_id: host:port of process 0, their number, and which one this
-        is; give all three or none.
+      coordinator, processes, process_id: HOST:PORT of process 0, their number, and which one this is; all or none.
       tpu_devices: whether this machine has TPU chips; None = look.
 
     Raises:
@@ -99,15 +96,12 @@ def initialize(
 ) -> Cluster | None:
     """Waits until all processes of the run are there. Does nothing for a run of one process.
 
-    A process that dies later stops the others: after `heartbeat_s` without a sign of life jax ends
-    them, and a restart goes on from the last checkpoint.
+    jax ends all processes once one of them gives no sign of life for `heartbeat_s`.
 
     Args:
       coordinator, processes, process_id: see `detect`.
-      timeout_s: how long to wait for the others.
-
-    If they do not come, or the coordinator's port is taken, the process ends with EXIT_NO_PEERS and
-    a message on stderr.
+      timeout_s: how long to wait for the others. If they do not come, or the coordinator's port is taken, the process
+        ends with EXIT_NO_PEERS and a message on stderr.
 
     Raises:
       ValueError: they do not fit together: an id is there twice, the numbers of processes differ.
@@ -117,13 +111,9 @@ def initialize(
         return None
     # Lets one process's SIGTERM stop all at the same step, see preemption.must_stop.
     jax.config.update("jax_enable_preemption_service", True)
-    who = "this process"
-    if cluster.processes:
-        who = f"process {cluster.process_id} of {cluster.processes}"
+    who = f"process {cluster.process_id} of {cluster.processes}" if cluster.processes else "this process"
     status = f"the other processes, found by {cluster.source}"
-    meeting = None
-    if cluster.source == "flags":
-        meeting = Meeting(cluster.coordinator, cluster.processes, cluster.process_id)
+    meeting = Meeting(*cluster[1:]) if cluster.source == "flags" else None
 
     def waiting_for() -> str:
         return meeting.status if meeting else status
@@ -161,10 +151,9 @@ def initialize(
 
 
 def wait_for_all(what: str) -> None:
-    """Returns once all processes of the run have called it, however long it takes.
+    """Returns once all processes of the run have called it, however long it takes; says now and then that it waits.
 
-    Says from time to time that it waits. Unlike an exchange between devices it has no time-out, so
-    it stands before one where a process may have much to do for itself.
+    Exchanges between devices have a time-out, so it stands before those that a process may reach late.
 
     Args:
       what: what the others may be doing: 'preparing the data'.
@@ -172,22 +161,21 @@ def wait_for_all(what: str) -> None:
     client = _client()
     if client is None:
         return
-    text = f"waiting for another process of the run: {what}"
-    with _telling(lambda: text, delay_s=WAITING_LINE_S):
+    with _telling(lambda: f"waiting for another process of the run: {what}", delay_s=WAITING_LINE_S):
         client.wait_at_barrier(f"bertjax/{next(_BARRIERS)}", 7 * 24 * 3600 * 1000)
 
 
 @contextlib.contextmanager
 def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
-    """Lets no process of several outlive for long an error that ends the block in one of them.
+    """Ends all processes of a run soon after an error has ended the block in one of them.
 
-    Left alone they would wait for each other in their next exchange, for minutes, and jax would end
-    them with a C++ stack. The first to end says why in a place that all watch; the others end with
-    its reason, and with code 1 if another start would end in the same way. If all met the same
-    error, as with settings that are refused, each ends with its own code.
+    Without it they would wait for each other in their next exchange, for minutes, and jax would end them with a C++
+    stack. The first to end writes its reason to the coordination service; the others end with that reason, and with
+    code 1 if another start would end in the same way. If all met the same error, as with settings that are refused,
+    each ends with its own code.
 
     Args:
-      grace_s: how long process 0 stays for the others to see it, since that place is with it.
+      grace_s: how long process 0, where the service runs, stays for the others to read it.
     """
     client = _client()
     if client is None:
@@ -195,7 +183,15 @@ def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
         return
     _say_why_aborted()
     leaving = threading.Event()
-    follower = threading.Thread(target=_follow, args=(client, leaving), name="follow the others", daemon=True)
+
+    def follow() -> None:
+        while not leaving.wait(FOLLOW_S):
+            ended = _ended(client)
+            # The same error may be met here.
+            if ended and ended["process"] != jax.process_index() and not leaving.wait(1):
+                _end_as(ended)
+
+    follower = threading.Thread(target=follow, name="follow the others", daemon=True)
     follower.start()
     try:
         yield
@@ -206,22 +202,21 @@ def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
         leaving.set()
         if lost := lost_peer(error):
             time.sleep(1)  # a process that ended in good order has said why
-            if (ended := _ended(client)) is None:
-                _end_with(
-                    f"process {jax.process_index()} of {jax.process_count()} has lost another one "
-                    f"({_first_line(lost)}). The same command goes on from the newest checkpoint."
-                )
-            _end_as(ended)
-        reason = error.__cause__ or error.__context__ or error
-        if not isinstance(error, SystemExit):
-            reason = error
-        elif isinstance(code, str):  # what the interpreter would print
-            print(code, file=sys.stderr)
-            code = 1
-        with contextlib.suppress(Exception):  # another was first
-            client.key_value_set(
-                _ENDED, json.dumps({"process": jax.process_index(), "code": code, "reason": str(reason)})
+            if ended := _ended(client):
+                _end_as(ended)
+            _end_with(
+                f"process {jax.process_index()} of {jax.process_count()} has lost another one "
+                f"({str(lost).strip().splitlines()[0][:300]}). The same command goes on from the newest checkpoint."
             )
+        reason: BaseException = error
+        if isinstance(error, SystemExit):
+            reason = error.__cause__ or error.__context__ or error
+            if isinstance(code, str):  # what the interpreter would print
+                print(code, file=sys.stderr)
+                code = 1
+        ended = {"process": jax.process_index(), "code": code, "reason": str(reason)}
+        with contextlib.suppress(Exception):  # another was first
+            client.key_value_set(_ENDED, json.dumps(ended))
         if not isinstance(error, SystemExit | KeyboardInterrupt):
             traceback.print_exc()
         if jax.process_index() == 0:
@@ -262,15 +257,6 @@ def _ended(client: Any) -> dict[str, Any] | None:
         return None
 
 
-def _follow(client: Any, leaving: threading.Event) -> None:
-    """Ends this process once another has ended by an error."""
-    while not leaving.wait(FOLLOW_S):
-        ended = _ended(client)
-        # The same error may be met here.
-        if ended and ended["process"] != jax.process_index() and not leaving.wait(1):
-            _end_as(ended)
-
-
 def _end_as(ended: dict[str, Any]) -> None:
     code = 1 if ended["code"] in (1, 2) else EXIT_NO_PEERS
     sys.stdout.flush()
@@ -285,9 +271,7 @@ def _end_with(message: str) -> None:
 
 
 def _say_why_aborted() -> None:
-    """Has the line of ours come last when jax aborts the process, which it does once its service
-    finds another process gone; it has no other way to tell. The exit code is then EXIT_NO_PEERS.
-    """
+    """Prints our line last, and ends with EXIT_NO_PEERS, when jax aborts the process because another one is gone."""
 
     def aborted(number: int) -> None:
         os.write(
@@ -311,10 +295,6 @@ def _libc_signal(number: int, handler: Callable[[int], None] | None) -> None:
 _HANDLER: Any = None  # kept alive, since C calls it
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:300]
-
-
 @contextlib.contextmanager
 def _telling(
     text: Callable[[], str],
@@ -322,7 +302,7 @@ def _telling(
     give_up: Callable[[], None] | None = None,
     delay_s: float = 0.0,
 ) -> Iterator[None]:
-    """Says on stderr what the block waits for, now and from time to time; then gives up."""
+    """Says on stderr what the block waits for, after `delay_s` and from time to time; then gives up."""
     done, begin = threading.Event(), time.monotonic()
 
     def tell() -> None:

@@ -1,7 +1,7 @@
-"""What the machine can do at best: peak arithmetic and memory of a device.
+"""The machine: peak arithmetic and memory of a device, and what a record of a run says of it.
 
-Peaks are dense bfloat16 products without sparsity, as the vendors publish them; they are the
-denominator of MFU, so a device that is not listed has no MFU rather than a guessed one.
+Peaks are the vendors' for dense bfloat16 products without sparsity, the denominator of MFU. A device that is not listed
+has no MFU.
 """
 
 import contextlib
@@ -36,8 +36,6 @@ PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
     ("tpu v3", 123e12 / 2),
     ("tpu v2", 45e12 / 2),  # v2, v3: a device is a core
 )
-
-
 # GiB of a TPU device; the first name found in the lower-cased device_kind counts.
 TPU_GIB = (
     ("tpu v6", 32),
@@ -84,15 +82,13 @@ def device_bytes(device: jax.Device | None = None) -> int | None:
 
 
 def prng_implementation(name: str = "auto", platform: str | None = None) -> str:
-    """'threefry2x32' or 'rbg'. 'auto' takes rbg on TPU, where its bits are an instruction, and
-    threefry2x32 elsewhere: on GPU it fuses with its consumer and is the faster of the two."""
-    if name != "auto":
-        return name
-    return "rbg" if (platform or jax.default_backend()) == "tpu" else "threefry2x32"
+    """'threefry2x32' or 'rbg'. 'auto' is the faster one: rbg on TPU, where it is an instruction, threefry elsewhere."""
+    automatic = "rbg" if (platform or jax.default_backend()) == "tpu" else "threefry2x32"
+    return automatic if name == "auto" else name
 
 
 def describe() -> dict[str, Any]:
-    """What a reader of the results needs to know of the machine, as `hardware.json` holds it."""
+    """The content of `hardware.json`."""
     device = jax.devices()[0]
     return {
         "devices": jax.device_count(),

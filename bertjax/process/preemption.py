@@ -1,6 +1,6 @@
 """Leaving in good order: signals become a flag that the training loop reads between steps.
 
-Exit code, for launchers: EXIT_PREEMPTED = asked to stop, all there was to save is saved, start again to go on.
+EXIT_PREEMPTED tells a launcher that all there was to save is saved and that it should start the run again.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from typing import NoReturn
 
 import jax
 from jax.experimental import multihost_utils
@@ -49,13 +48,11 @@ class StopSignal:
 def stop_on_signals(signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)) -> Iterator[StopSignal]:
     """Turns the first SIGTERM or SIGINT into a flag; a second SIGINT interrupts at once.
 
-    Outside the main thread, where Python allows no handlers, the flag just stays unset. With
-    several processes SIGTERM is left to jax's pre-emption service (see `must_stop`).
+    The flag stays unset outside the main thread, where Python allows no handlers, and with several processes, whose
+    SIGTERM jax's pre-emption service takes (see `must_stop`).
     """
     stop = StopSignal()
-    if jax.process_count() > 1:
-        signals = ()
-    if threading.current_thread() is not threading.main_thread():
+    if jax.process_count() > 1 or threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
@@ -75,10 +72,9 @@ def stop_on_signals(signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)) 
 def leave_on_sigterm() -> None:
     """From now on SIGTERM ends the process with EXIT_PREEMPTED, at once.
 
-    For all of a run that is not between two steps (`stop_on_signals`): there is nothing to save
-    while it starts, and after the last step everything is saved. A thread of its own acts, since
-    Python runs handlers only once the main thread is back from the compiler or the restore.
-    Of several processes, jax's pre-emption service takes the signal from when they have joined.
+    For the parts of a run outside `stop_on_signals`, where nothing is to be saved. A thread acts, since Python runs
+    handlers only once the main thread is back from the compiler or the restore. Of several processes, jax's pre-emption
+    service takes the signal from when they have joined.
     """
 
     def handler(number: int, frame: object) -> None:
@@ -87,22 +83,17 @@ def leave_on_sigterm() -> None:
     def listen() -> None:
         while number := os.read(reader, 1):
             if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is handler:
-                _leave_without_saving()
+                text = "stopped by SIGTERM while no step was running, so there is nothing to save; start again to go on"
+                os.write(2, f"bertjax: {text}\n".encode())
+                for child in multiprocessing.active_children():
+                    child.kill()
+                os._exit(EXIT_PREEMPTED)
 
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.signal(signal.SIGTERM, handler)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=listen, name="SIGTERM", daemon=True).start()
-
-
-def _leave_without_saving() -> NoReturn:
-    os.write(
-        2, b"bertjax: stopped by SIGTERM while no step was running, so there is nothing to save; start again to go on\n"
-    )
-    for child in multiprocessing.active_children():
-        child.kill()
-    os._exit(EXIT_PREEMPTED)
 
 
 def on_compute_engine() -> bool:
@@ -113,10 +104,9 @@ def on_compute_engine() -> bool:
 
 
 def watch_for_notice(url: str = PREEMPTED_URL, interval_s: float = 5) -> None:
-    """Sends this process SIGTERM once the machine's metadata says that it will be taken away.
+    """Sends this process SIGTERM once the metadata of a spot machine says, about 30 s ahead, that it is pre-empted.
 
-    A spot machine is announced about 30 s ahead, but nothing signals a process that was started
-    over ssh. Polls from a daemon thread; a metadata server that does not answer is asked again.
+    Nothing else signals a process that was started over ssh. A metadata server that does not answer is asked again.
     """
 
     def poll() -> None:
@@ -132,15 +122,15 @@ def watch_for_notice(url: str = PREEMPTED_URL, interval_s: float = 5) -> None:
     threading.Thread(target=poll, name="preemption notice", daemon=True).start()
 
 
-_LOOKS = itertools.count()  # of this process
+_CALLS = itertools.count()  # of this process
 
 
 def must_stop(stop: StopSignal) -> bool:
     """Whether to save and stop now; all processes get the same answer.
 
-    With several processes, jax's pre-emption service carries one process's SIGTERM to all and
-    agrees on a look that none has passed; so all must look equally often.
+    With several processes, jax's pre-emption service carries one process's SIGTERM to all and agrees on a call that
+    none has passed; so all must call it equally often.
     """
     if jax.process_count() == 1:
         return stop.requested is not None
-    return multihost_utils.reached_preemption_sync_point(next(_LOOKS))
+    return multihost_utils.reached_preemption_sync_point(next(_CALLS))

@@ -1,9 +1,8 @@
 """Meets the other processes of a run at the coordinator's port, before jax does.
 
-In: the address, how many processes, and which one this is, from the command line. Out: nothing,
-once all are there and agree; or what is wrong, in a line that names the port, the id or the number,
-where jax would abort with a C++ stack. Each process sends its numbers to process 0 as a line of
-JSON and waits for the answer; then process 0 leaves the port to jax.
+Returns once all are there and agree, or says what is wrong in a line that names the port, the id or the number, where
+jax would abort with a C++ stack. Each process sends its numbers to process 0 as a line of JSON and waits for the
+answer; then process 0 leaves the port to jax.
 """
 
 from __future__ import annotations
@@ -27,15 +26,7 @@ class PortTaken(OSError):
 
 
 class Meeting:
-    """One process's part in the meeting.
-
-    Args:
-      coordinator: HOST:PORT of process 0.
-      processes, process_id: as on the command line.
-
-    Attributes:
-      status: what is waited for now.
-    """
+    """One process's part in the meeting; the arguments are those of the command line. `status`: what is waited for."""
 
     def __init__(self, coordinator: str, processes: int, process_id: int):
         host, _, port = coordinator.rpartition(":")
@@ -51,17 +42,14 @@ class Meeting:
           ValueError: an id is there twice, or the numbers of processes differ; on all that came.
           PortTaken: another program listens at the port.
         """
-        if self.process_id == 0:
-            self._receive()
-        else:
-            self._join()
-
-    # ------------------------------------------------------------------------------ process 0
+        self._receive() if self.process_id == 0 else self._join()
 
     def _receive(self) -> None:
         self._show_missing(met := {})
         try:
-            listener = _listen(self.port)
+            both = socket.has_dualstack_ipv6()  # at all addresses of this machine, as jax will
+            family = socket.AF_INET6 if both else socket.AF_INET
+            listener = socket.create_server(("", self.port), family=family, dualstack_ipv6=both)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -101,17 +89,12 @@ class Meeting:
                 f"process_id={number} ({who}) was started with --processes={hello['processes']}, process_id=0 "
                 f"({self.who}) with --processes={self.processes}; start all alike"
             )
-        first = self.who if number == 0 else None
-        if number in met and not _is_closed(met[number][0]):
-            first = met[number][1]
-        if first:
-            return (
-                f"--process_id={number} was given twice, to {first} and {who}; each process of "
-                f"the run at {self.coordinator} needs its own, 0 to {self.processes - 1}"
-            )
-        return None
-
-    # -------------------------------------------------------------------------------- the others
+        if number != 0 and (number not in met or _is_closed(met[number][0])):
+            return None
+        return (
+            f"--process_id={number} was given twice, to {met[number][1] if number else self.who} and {who}; each "
+            f"process of the run at {self.coordinator} needs its own, 0 to {self.processes - 1}"
+        )
 
     def _join(self) -> None:
         hello = {"processes": self.processes, "process_id": self.process_id, "who": self.who}
@@ -140,13 +123,6 @@ class Meeting:
                 if time.monotonic() - other_since > BEGUN_S:
                     raise PortTaken(problem)
             time.sleep(RETRY_S)
-
-
-def _listen(port: int) -> socket.socket:
-    """At all addresses of this machine, as jax will."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
 
 
 def _send_line(peer: socket.socket, content: dict[str, Any]) -> None:

@@ -14,20 +14,16 @@ from bertjax.process import distributed, preemption
 def start(
     config: Config, coordinator: str = "", processes: int = 0, process_id: int = -1, wait_s: int = distributed.WAIT_S
 ) -> None:
-    """Joins the other processes of the run and applies config.execution. Call it first.
+    """Joins the other processes of the run and applies config.execution. Call it first, in programs only.
 
-    For programs only: SIGTERM ends the process from then on, as preemption.py says, and SIGUSR1 prints its stacks.
-
-    Args:
-      coordinator, processes, process_id: see distributed.detect; empty = found by environment.
-      wait_s: how long to wait for the other processes.
+    From then on SIGTERM ends the process as preemption.py says, and SIGUSR1 prints its stacks. The other arguments are
+    those of distributed.initialize.
     """
     preemption.leave_on_sigterm()
     faulthandler.register(signal.SIGUSR1)  # for whoever wonders what a run is doing
     if config.execution.compilation_cache:
         use_compilation_cache(config.execution.compilation_cache)
-    # A kernel holds the paths of its source; without this, another place of installation would make
-    # another program of it, and programs that were kept would be compiled anew.
+    # A kernel holds the paths of its source: else another place of installation would make another program of it.
     jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")
     jax_settings.fix()
     jax.config.update("jax_debug_nans", config.execution.debug_nans)

@@ -1,7 +1,7 @@
 """Ends a process in which something hangs: a peer, a device, a disk, a data worker.
 
-In: what the process is doing, told by whoever does it. Out: nothing; or, once one thing takes too long, which one it
-was and all stacks on stderr, and the end of the process with EXIT_HUNG, so that a launcher starts it again.
+Once one activity takes too long, which one it was and all stacks go to stderr, and the process ends with EXIT_HUNG, so
+that a launcher starts it again.
 """
 
 import faulthandler
@@ -14,8 +14,8 @@ from typing import NamedTuple, NoReturn
 import jax
 
 EXIT_HUNG = 76
-# Seconds that may always pass for what has no usual length: a compilation, a file system that is
-# slow. Longer than the longest save (checkpoint.py), which so fails with its own message first.
+# Seconds that a compilation or a slow file system may always take. Longer than the longest save (checkpoint.py), which
+# so fails with its own message first.
 PATIENCE_S = 1800.0
 PEERS = "a device, or another process of the run"  # what hangs if a step does
 SETTING = "--config.watchdog_seconds"
@@ -28,13 +28,10 @@ class _Activity(NamedTuple):
 
 
 class Watchdog:
-    """Watches from its making until `stop`.
+    """Watches from its making until `stop`. `limit_s`: seconds that one activity may take; 0 = no watchdog.
 
-    Time in which the process itself stood still (Ctrl-Z, a paused container, a machine that was
-    moved) does not count: it is measured in the watching thread's own turns and not by a clock.
-
-    Args:
-      limit_s: seconds that one thing may take; 0 = no watchdog.
+    Time in which the process itself stood still (Ctrl-Z, a paused container, a machine that was moved) does not count:
+    it is measured in the watching thread's own turns and not by a clock.
     """
 
     def __init__(self, limit_s: float):
@@ -48,10 +45,9 @@ class Watchdog:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def doing(self, what: str, suspects: str, patiently: bool = False) -> None:
-        """Says that what went before is done, and `what` begins.
+        """Says that what went before is done, and `what` begins, such as 'step 12'.
 
         Args:
-          what: such as 'step 12'.
           suspects: what hangs, if that does not end.
           patiently: it may take PATIENCE_S even if the limit is less.
         """
@@ -81,7 +77,7 @@ class Watchdog:
         sys.stderr.write(f"\nwatchdog: {activity.what} hangs. Stacks of all threads, the main one last:\n")
         sys.stderr.flush()
         faulthandler.dump_traceback(all_threads=True)
-        # At the end, where who looks at the last lines of a log finds it.
+        # Last, where a reader of the log looks first.
         sys.stderr.write(
             f"watchdog: {self._who}: {activity.what} has not ended for {silent_s:.0f} s (limit: {limit}). Suspect "
             f"{activity.suspects}. Exit code {EXIT_HUNG}: the same command goes on from the newest checkpoint.\n"

@@ -98,12 +98,12 @@ def test_all_processes_go_on_from_the_step_that_process_0_sees(tmp_path):
 
 
 def test_the_digest_of_the_code_changes_with_any_file(tmp_path, monkeypatch):
-    import bertjax
+    from bertjax import version
 
     (tmp_path / "sub").mkdir()
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "sub" / "a.py").write_text("1")
-    monkeypatch.setattr(bertjax, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(version, "_PACKAGE", tmp_path)
     digest = source_digest.__wrapped__
     before = digest()
     assert before == digest() and len(before) == 16
