@@ -11,7 +11,7 @@ from bertjax.model.kernels.choice import select_attention
 
 
 def _device(monkeypatch, platform, capability=None):
-    device = types.SimpleNamespace(platform=platform, compute_capability=capability)
+    device = types.SimpleNamespace(platform=platform, compute_capability=capability, device_kind="TPU v5 lite")
     monkeypatch.setattr(jax, "devices", lambda *_: [device])
 
 
