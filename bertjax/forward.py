@@ -1,8 +1,8 @@
 """Texts through a loaded model: rows, padded batches, and the outputs of each row.
 
-In: a `LoadedModel` (bertjax.load_model) with a tokenizer, texts or rows. Out: the model's outputs
-in the order of the rows. Rows of similar length share a padded batch, and the model is compiled
-once for each padded length (BUCKET). What the outputs say is the business of inference.py.
+In: a `LoadedModel` (bertjax.load_model) with a tokenizer, texts or rows. Out: the model's outputs in the order of the
+rows. Rows of similar length share a padded batch, and the model is compiled once for each padded length (BUCKET). What
+the outputs say is the business of inference.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CPU_TOKENS = 1024
 class Row(NamedTuple):
     """One input of the model: ids and segment types of equal length, specials included.
 
-    `positions` are the tokens whose MLM logits are wanted; a run of rows without any gives those
-    of every token, from a model that has them.
+    `positions` are the tokens whose MLM logits are wanted; a run of rows without any gives those of every token, from a
+    model that has them.
     """
 
     ids: Sequence[int]
@@ -39,8 +39,8 @@ class Row(NamedTuple):
 def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], longest: int | None = None) -> list[Row]:
     """[CLS] first [SEP] (second [SEP]) of each text or pair.
 
-    The longer of two texts is cut until both fit `longest` tokens and the model's positions. Raises
-    ValueError for what is neither a text nor a pair, and for pairs on a model of one segment.
+    The longer of two texts is cut until both fit `longest` tokens and the model's positions. Raises ValueError for what
+    is neither a text nor a pair, and for pairs on a model of one segment.
     """
     pairs = [(text, None) if isinstance(text, str) else text for text in texts]
     for pair in pairs:
@@ -62,10 +62,9 @@ def batches_by_length(
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """Padded batches of rows of similar length, longest first (too large a batch fails at once).
 
-    Every batch has the width T of its longest row's bucket and B = `batch_size` rows, or as many as
-    `tokens` hold of this width; the last one is filled up with empty ones. So there are no more
-    compiled shapes than buckets. A batch may reach into the next bucket: its shorter rows cost what
-    empty ones would.
+    Every batch has the width T of its longest row's bucket and B = `batch_size` rows, or as many as `tokens` hold of
+    this width; the last one is filled up with empty ones. So there are no more compiled shapes than buckets. A batch
+    may reach into the next bucket: its shorter rows cost what empty ones would.
 
     Yields:
       (indices of the rows [<= B], inputs int32 [B, T] by name; masked_positions [B, P] where rows
@@ -105,9 +104,9 @@ def run(
 ) -> list[Any]:
     """What `keep` makes of each row and the model's outputs of it: numpy, padded to its bucket.
 
-    `batch_size` is the most rows of a batch; on a CPU long rows come in fewer (CPU_TOKENS). The
-    next batch is dispatched before the last one is fetched, so that the device never waits. Where
-    outputs are large, `keep` should copy the part that is needed: a view holds its batch.
+    `batch_size` is the most rows of a batch; on a CPU long rows come in fewer (CPU_TOKENS). The next batch is
+    dispatched before the last one is fetched, so that the device never waits. Where outputs are large, `keep` should
+    copy the part that is needed: a view holds its batch.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")

@@ -1,8 +1,8 @@
 """Prediction with a model: text in, answers out.
 
-A model (`bertjax.load_model`, or the path of one) goes in with texts, which forward.py takes
-through it. Each function takes one input or a list of them, and returns one answer or the list of
-answers in the same order. A path is read again at every call: load a model that is asked often.
+A model (`bertjax.load_model`, or the path of one) goes in with texts, which forward.py takes through it. Each function
+takes one input or a list of them, and returns one answer or the list of answers in the same order. A path is read again
+at every call: load a model that is asked often.
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ def fill_mask(
       of that for each.
 
     Raises:
-      ValueError: no [MASK] in a text, a text beyond the positions, top_k below 1, or a model
-        without an MLM head.
+      ValueError: no [MASK] in a text, a text beyond the positions, top_k below 1, or a model without an MLM head.
     """
     loaded = opened(model, "mlm", heads.BertForPreTraining, heads.BertForMaskedLM, purpose="fill-mask")
     if isinstance(text, str):
@@ -142,9 +141,7 @@ def _likeliest(loaded: LoadedModel, logits: np.ndarray, top_k: int) -> list[Fill
 def next_sentence(
     model: Model, pairs: tuple[str, str] | Iterable[Iterable[str]], batch_size: int = 32
 ) -> float | list[float]:
-    """Probability that the second text of a pair, or of each pair, follows the first (class 0 of
-    the head).
-    """
+    """Probability that the second text of a pair, or of each pair, follows the first (class 0 of the head)."""
     kinds = heads.BertForPreTraining, heads.BertForNextSentencePrediction
     loaded = opened(model, "next-sentence", *kinds, purpose="next-sentence prediction")
     if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(x, str) for x in pairs):
@@ -163,11 +160,11 @@ def next_sentence(
 def classify(
     model: Model, texts: str | Iterable[str | tuple[str, str]], batch_size: int = 32
 ) -> dict[str, float] | list[dict[str, float]]:
-    """Label -> probability for a text, or for each text or pair of several; of a regression (one
-    label, or problem_type in its config.json) the raw value.
+    """Label -> probability for a text, or for each text or pair of several; of a regression (one label, or problem_type
+    in its config.json) the raw value.
 
-    The probabilities of a text add up to 1, unless the model says that each of its labels may hold
-    by itself (problem_type multi_label_classification in its config.json).
+    The probabilities of a text add up to 1, unless the model says that each of its labels may hold by itself
+    (problem_type multi_label_classification in its config.json).
     """
     loaded = opened(model, "sequence-classification", heads.BertForSequenceClassification, purpose="classification")
     if isinstance(texts, str):
@@ -204,12 +201,12 @@ def tag_words(
 ) -> list[str] | list[list[str]]:
     """A label for every word, read at its first piece.
 
-    A sentence is a list of words, or a text whose words are separated by blanks: a list of texts is
-    a list of sentences.
+    A sentence is a list of words, or a text whose words are separated by blanks: a list of texts is a list of
+    sentences.
 
-    A sentence longer than the model's positions is read in windows that overlap by half; a word's
-    label is that of the window which shows most around it. A word of characters that the tokenizer
-    drops is O; where the model has no such label, it is read at an unknown token.
+    A sentence longer than the model's positions is read in windows that overlap by half; a word's label is that of the
+    window which shows most around it. A word of characters that the tokenizer drops is O; where the model has no such
+    label, it is read at an unknown token.
     """
     loaded = opened(model, "token-classification", heads.BertForTokenClassification, purpose="tagging")
     if isinstance(sentences, str):
@@ -250,9 +247,8 @@ def answer(
       question, context: one of each, or several questions and the context of each.
       stride: tokens between the starts of two windows.
       batch_size: windows, of whichever question.
-      null_threshold: there is no answer where the score of [CLS] exceeds the best span's by more
-        than this (SQuAD 2.0). None takes what fine-tuning found and stored in config.json; a model
-        without it always answers.
+      null_threshold: there is no answer where the score of [CLS] exceeds the best span's by more than this (SQuAD 2.0).
+        None takes what fine-tuning found and stored in config.json; a model without it always answers.
     """
     loaded = opened(model, "question-answering", heads.BertForQuestionAnswering, purpose="question answering")
     if isinstance(question, str) and isinstance(context, str):
@@ -348,10 +344,10 @@ def sentence_embeddings(
     """One vector a text, float32 [N, H], or [H] for one text, made of its last hidden states.
 
     Args:
-      pooling: 'mean', 'cls', 'max' or 'mean_sqrt_len_tokens'; None is what a directory of
-        sentence-transformers says, else the mean.
-      normalise: to length 1; None is what such a directory says, else False. Its greatest length
-        and its lower-casing are obeyed in any case.
+      pooling: 'mean', 'cls', 'max' or 'mean_sqrt_len_tokens'; None is what a directory of sentence-transformers says,
+        else the mean.
+      normalise: to length 1; None is what such a directory says, else False. Its greatest length and its lower-casing
+        are obeyed in any case.
     """
     if pooling not in (None, *POOLINGS):
         raise ValueError(f"pooling={pooling!r} is not one of {', '.join(POOLINGS)}")

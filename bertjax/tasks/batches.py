@@ -1,5 +1,7 @@
 """Rows of a task to padded batches, and batches to one array for the way to the device.
 
+The lengths that rows are padded to ("buckets") are few, since each is one compilation.
+
 A row (`Features`) is a dict of plain numpy values:
 
     input_ids, token_type_ids   int32 [t]; multiple choice: [C][t]
@@ -39,6 +41,73 @@ def has_pair(features: Features) -> bool:
     """Whether a row has a second segment."""
     types = features["token_type_ids"]
     return any(map(np.any, types)) if isinstance(types, list) else bool(np.any(types))
+
+
+# --- buckets
+
+
+def automatic_count(lengths: Sequence[int]) -> int:
+    """How many buckets pay for themselves: 1 to 3, by the tokens that one bucket would compute."""
+    tokens = len(lengths) * max(lengths)
+    return 1 + (tokens > 2e6) + (tokens > 2e7)
+
+
+def longest_in_batches(lengths: Sequence[int], batch_size: int) -> np.ndarray:
+    """The longest row of each batch, batches being drawn at random: what such batches pad to."""
+    drawn = np.random.default_rng(0).permutation(np.asarray(lengths))
+    return np.maximum.reduceat(drawn, np.arange(0, len(drawn), batch_size))
+
+
+def choose_buckets(lengths: Sequence[int], count: int = 3, multiple: int = 16) -> tuple[int, ...]:
+    """At most `count` padded lengths that waste the fewest padding tokens on rows of `lengths`.
+
+    The best cut of the length histogram, found exactly by dynamic programming. Buckets are multiples of `multiple`.
+    """
+    if not len(lengths):
+        raise ValueError("no rows, so no lengths to choose buckets from")
+    ceilings, rows = np.unique(-(-np.asarray(lengths) // multiple) * multiple, return_counts=True)
+    below = np.concatenate([[0], np.cumsum(rows)])
+    # best[j]: (padded tokens, buckets) of the rows up to ceiling j, with at most k buckets.
+    best = [(int(below[j + 1] * c), (int(c),)) for j, c in enumerate(ceilings)]
+    for _ in range(count - 1):
+        best = [
+            min(
+                [best[j]]
+                + [(best[i][0] + int((below[j + 1] - below[i + 1]) * c), (*best[i][1], int(c))) for i in range(j)]
+            )
+            for j, c in enumerate(ceilings)
+        ]
+    return best[-1][1]
+
+
+class Buckets:
+    """The buckets of a data set: at most `count` (0 = by the amount of data), none above `limit`.
+
+    Those for rows are chosen from the rows that are seen first, so that other splits need no further compilation if
+    they fit.
+    """
+
+    def __init__(self, limit: int, count: int = 0):
+        self.limit, self.count = limit, count
+        self._for_rows: set[int] = set()
+
+    def for_rows(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """For rows that may be sorted by length, in ascending order."""
+        self._for_rows = self._for_rows or self._choose(lengths, lengths)
+        if max(lengths) > max(self._for_rows):
+            self._for_rows.add(self.limit)
+        return tuple(sorted(self._for_rows))
+
+    def for_random_batches(self, lengths: Sequence[int], batch_size: int) -> tuple[int, ...]:
+        """For batches drawn at random, which take the bucket of their longest row."""
+        return tuple(sorted(self._choose(longest_in_batches(lengths, batch_size), lengths)))
+
+    def _choose(self, padded: Sequence[int], rows: Sequence[int]) -> set[int]:
+        # A bucket is a multiple of 16 and may exceed a limit that is not.
+        return {min(bucket, self.limit) for bucket in choose_buckets(padded, self.count or automatic_count(rows))}
+
+
+# --- batches
 
 
 def collate(features: Sequence[Features], length: int, batch_size: int, pad_id: int) -> dict[str, np.ndarray]:
@@ -86,11 +155,10 @@ def _bucket_of(features: Sequence[Features], buckets: Sequence[int]) -> np.ndarr
 class TrainingBatches:
     """Training batches by step: a pure function of (seed, step), every row once an epoch.
 
-    Rows are shuffled anew each epoch and a batch is the next ones, padded to the bucket of its
-    longest row. With `group`, that many batches' worth of rows at a time are ordered by bucket
-    before they are cut into batches, and the batches are shuffled: a batch rarely pads beyond its
-    bucket then, but is no random draw any more. The last, short batch of an epoch is filled with
-    rows of weight 0. `batches[step]` gives the rows of this process.
+    Rows are shuffled anew each epoch and a batch is the next ones, padded to the bucket of its longest row. With
+    `group`, that many batches' worth of rows at a time are ordered by bucket before they are cut into batches, and the
+    batches are shuffled: a batch rarely pads beyond its bucket then, but is no random draw any more. The last, short
+    batch of an epoch is filled with rows of weight 0. `batches[step]` gives the rows of this process.
     """
 
     def __init__(
@@ -169,8 +237,8 @@ _MARK = "packed"
 def as_one_array(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All fields of a batch side by side, {layout: int32 [B, columns]}; floats keep their bits.
 
-    The only key says what the columns hold, so that jit knows it. Raises ValueError for a field that
-    is neither int32 nor float32.
+    The only key says what the columns hold, so that jit knows it. Raises ValueError for a field that is neither int32
+    nor float32.
     """
     layout, columns = [_MARK], []
     for name, values in batch.items():

@@ -1,8 +1,7 @@
 """The best evaluation of a fine-tuning run so far, and when to stop looking for a better one.
 
-In: evaluations in the order of their steps. Out: the best parameters (a copy) and their scores, the
-history of all evaluations, and EarlyStop once the patience is used up. The history is kept beside
-the checkpoints, which do not all stay, so that a resumed run ends as the undisturbed one.
+The history of all evaluations is kept beside the checkpoints, which do not all stay, so that a resumed run ends as the
+undisturbed one.
 """
 
 from __future__ import annotations
@@ -32,12 +31,8 @@ class Best:
 
     def __init__(self, patience: int, checkpoints: Checkpoints | None = None):
         self.patience, self.misses = patience, 0
-        # Beside the checkpoints, which do not stay all: every evaluation so far.
-        self._kept = (
-            None
-            if checkpoints is None
-            else (checkpoints.directory.parent / f"{checkpoints.directory.name}.evaluations.json")
-        )
+        place = checkpoints.directory if checkpoints else None
+        self._kept = place.parent / f"{place.name}.evaluations.json" if place else None
         self.params: Any = None
         self.scores: Scores | None = None
         self.value: float | None = None
@@ -50,16 +45,17 @@ class Best:
 
     def recall(self, until: int) -> None:
         """The evaluations of the part of the run that is not repeated, up to step `until`."""
-        if self._kept is not None and self._kept.exists():
-            try:
-                found = json.loads(self._kept.read_text())
-                self.history = [(int(step), float(value)) for step, value in found if step <= until]
-            except (ValueError, TypeError) as error:
-                raise CheckpointError(
-                    f"{self._kept} cannot be read ({error}), so early stopping would count anew: "
-                    "put a copy of it back, or delete it to go on like that"
-                ) from None
-            self.misses = sum(step > self.step for step, _ in self.history)
+        if self._kept is None or not self._kept.exists():
+            return
+        try:
+            found = json.loads(self._kept.read_text())
+            self.history = [(int(step), float(value)) for step, value in found if step <= until]
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{self._kept} cannot be read ({error}), so early stopping would count anew: "
+                "put a copy of it back, or delete it to go on like that"
+            ) from None
+        self.misses = sum(step > self.step for step, _ in self.history)
 
     def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
         """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
@@ -69,8 +65,8 @@ class Best:
         if is_better(value, self.value):
             self.adopt(step, scores, value, params)
             self.misses = 0
-        else:
-            self.misses += 1
-            if self.patience and self.misses >= self.patience:
-                raise EarlyStop(f"no better score for {self.misses} evaluations, at step {step}")
+            return scores.values
+        self.misses += 1
+        if self.patience and self.misses >= self.patience:
+            raise EarlyStop(f"no better score for {self.misses} evaluations, at step {step}")
         return scores.values

@@ -1,8 +1,8 @@
 """Words with their tags, as in CoNLL-2003: files in columns or JSON lines to sentences.
 
-In: a word a line, the tag in the last column, a blank line between sentences and -DOCSTART- between
-documents; or JSON lines, {"tokens": [...], "tags": [...]} a sentence. Out: `Sentence`s. Also the
-schemes by which tags write entities, and the way from one to another.
+In: a word a line, the tag in the last column, a blank line between sentences and -DOCSTART- between documents; or JSON
+lines, {"tokens": [...], "tags": [...]} a sentence. Out: `Sentence`s. Also the schemes by which tags write entities, and
+the way from one to another.
 """
 
 import pathlib
@@ -54,77 +54,57 @@ def _read_json_sentences(path: pathlib.Path) -> list[Sentence]:
                 f"{', '.join(_TAGS)}; found {', '.join(row)}"
             )
         words, tags = row[found[0][0]], row[found[1][0]] if found[1] else None
-        for values, what in ((words, "words"), (tags, "tags")):
-            if values is not None and not (
-                isinstance(values, list) and all(isinstance(value, str) and value for value in values)
-            ):
-                names = " (names of tags, not their numbers)" * (what == "tags")
-                raise ValueError(f"{where}: the {what} are {str(values):.80}, not a list of text" + names)
+        for values, what, remark in ((words, "words", ""), (tags, "tags", " (names of tags, not their numbers)")):
+            texts = isinstance(values, list) and all(isinstance(value, str) and value for value in values)
+            if values is not None and not texts:
+                raise ValueError(f"{where}: the {what} are {str(values):.80}, not a list of text{remark}")
         if tags is not None and len(tags) != len(words):
             raise ValueError(f"{where}: {len(words)} words, but {len(tags)} tags")
-        if words:
-            sentences.append(Sentence(tuple(words), None if tags is None else tuple(tags), len(sentences), where))
-    return _same_kind(sentences)
-
-
-def _same_kind(sentences: list[Sentence]) -> list[Sentence]:
-    """The sentences; ValueError if some have tags and others have none."""
-    for sentence in sentences:
-        if (sentence.tags is None) != (sentences[0].tags is None):
-            has = "without" if sentence.tags is None else "with"
-            raise ValueError(f"{sentence.where}: a sentence {has} tags, unlike that of {sentences[0].where}")
+        if not words:
+            continue
+        sentences.append(Sentence(tuple(words), None if tags is None else tuple(tags), len(sentences), where))
+        if (tags is None) != (sentences[0].tags is None):
+            has = "without" if tags is None else "with"
+            raise ValueError(f"{where}: a sentence {has} tags, unlike that of {sentences[0].where}")
     return sentences
 
 
 def read_conll(path: pathlib.Path) -> list[Sentence]:
     """Sentences of a file in columns: word first, tag last, separated by tabs or by blanks.
 
-    Raises ValueError with file and line for a line of another width, and for a first column that
-    holds numbers or names of places where another one holds words.
+    Raises ValueError with file and line for a line of another width, and for a first column that holds numbers or names
+    of places where another one holds words.
     """
-    sentences: list[Sentence] = []
-    words: list[str] = []
-    tags: list[str] = []
-    columns: list[set[str]] = []  # what stands in each, up to the last
-    document, width, first, start = 0, 0, 0, 1
-
-    def finish() -> None:
-        if words:
-            made = Sentence(tuple(words), tuple(tags) or None, document, f"{path}:{start}")
-            sentences.append(made)
-            words.clear()
-            tags.clear()
-
+    blocks: list[tuple[int, int, list[list[str]]]] = []  # document, first line, cells of each word
+    document, width, first, open_block = 0, 0, 0, False
     for number, line in enumerate(read_lines(path), 1):
-        if not line.strip(" \t"):
-            finish()
-            continue
-        if line.startswith("-DOCSTART-"):
-            finish()
-            document += 1
+        marks_document = line.startswith("-DOCSTART-")
+        if marks_document or not line.strip(" \t"):
+            document += marks_document
+            open_block = False
             continue
         cells = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
         if not width:
             width, first = len(cells), number
-            columns = [set() for _ in cells]
         if len(cells) != width or not cells[0].strip(" "):
             raise ValueError(
                 f"{path}:{number}: expected {width} columns, as on line {first}, a word first; "
                 f"found {len(cells)}: {line!r:.200}"
             )
-        if not words:
-            start = number
-        words.append(cells[0])
-        for seen, cell in zip(columns, cells, strict=True):
-            seen.add(cell)
-        if width > 1:
-            tags.append(cells[-1].strip())
-            if not tags[-1]:
-                raise ValueError(f"{path}:{number}: the last column, the tag, is empty: {line!r:.200}")
-    finish()
-    _check_first_column(path, sentences, columns)
-    if not document:  # nothing says which sentences belong together
-        sentences = [Sentence(s.words, s.tags, i, s.where) for i, s in enumerate(sentences)]
+        if width > 1 and not cells[-1].strip():
+            raise ValueError(f"{path}:{number}: the last column, the tag, is empty: {line!r:.200}")
+        if not open_block:
+            blocks.append((document, number, []))
+            open_block = True
+        blocks[-1][2].append(cells)
+    sentences = []
+    for number, (place, line, cells) in enumerate(blocks):
+        columns = list(zip(*cells, strict=True))
+        tags = tuple(map(str.strip, columns[-1])) if width > 1 else None
+        # Without a mark between documents nothing says which sentences belong together.
+        sentences.append(Sentence(columns[0], tags, place if document else number, f"{path}:{line}"))
+    every = [cells for _, _, lines in blocks for cells in lines]
+    _check_first_column(path, sentences, [set(column) for column in zip(*every, strict=True)])
     return sentences
 
 
@@ -136,12 +116,8 @@ def _check_first_column(path: pathlib.Path, sentences: Sequence[Sentence], colum
     numbers = bool(columns) and all(map(_PLACE.fullmatch, columns[0]))
     beside = [seen for seen in columns[1:-1] if any(any(c.isalpha() for c in cell) for cell in seen)]
     counts = max((len(s.words) for s in sentences), default=0) > 1 and all(map(_is_count, sentences))
-    same = (
-        len(columns) > 2
-        and len(columns[0]) == 1
-        and len(sentences) > 1
-        and any(len(seen) > 2 for seen in columns[1:-1])
-    )
+    different = any(len(seen) > 2 for seen in columns[1:-1])
+    same = different and len(columns[0]) == 1 and len(sentences) > 1
     if counts or (numbers and beside) or same:
         holds = "is the same in every line" if same else "numbers the words of a sentence"
         raise ValueError(
@@ -153,12 +129,9 @@ def _check_first_column(path: pathlib.Path, sentences: Sequence[Sentence], colum
 def _is_count(sentence: Sentence) -> bool:
     """Whether the words are numbers that go up by one."""
     first = sentence.words[0]
-    return (
-        first.isascii()
-        and first.isdecimal()
-        and len(first) < 10
-        and all(word == str(place) for place, word in enumerate(sentence.words, int(first)))
-    )
+    if not (first.isascii() and first.isdecimal() and len(first) < 10):
+        return False
+    return all(word == str(place) for place, word in enumerate(sentence.words, int(first)))
 
 
 def check_tags(sentences: Sequence[Sentence]) -> None:

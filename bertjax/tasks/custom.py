@@ -1,15 +1,13 @@
 """A user's own table: CSV, TSV or JSON lines of texts or pairs, with classes, labels or a number.
 
-In: a directory with one file a split. Out: the records of a `TextTask`. The label column holds a
-class name, several names (a list as JSON or Python write it, or text joined by `separator`), or a
-number. Class names come from the train split in sorted order (integers by value), unless given
-(those of a fine-tuned head, for example).
+In: a directory with one file a split. Out: the records of a `TextTask`. The label column holds a class name, several
+names (a list as JSON or Python write it, or text joined by `separator`), or a number. Class names come from the train
+split in sorted order (integers by value), unless given (those of a fine-tuned head, for example).
 """
 
 import ast
 import contextlib
 import json
-import math
 import pathlib
 import re
 from collections import Counter
@@ -44,8 +42,8 @@ class TableTask(TextTask):
         name: str = "table",
         headerless: Sequence[str] | None = None,
     ):
-        """`files` maps splits to names in `source`; `text` names one or two columns; `separator`
-        parts the labels of a cell (None: '|').
+        """`files` maps splits to names in `source`; `text` names one or two columns; `separator` parts the labels of a
+        cell (None: '|').
         """
         text = (text,) if isinstance(text, str) else text
         if not isinstance(text, list | tuple) or len(text) not in (1, 2):
@@ -59,7 +57,7 @@ class TableTask(TextTask):
         self.options = dict(
             files=self.splits, head=head, text=self.text, label=label, separator=separator, headerless=headerless
         )
-        if head != "regression" and not self.labels:
+        if self.kind_of_head.named and not self.labels:
             self.labels = self._labels_of_train()
 
     def _labels_of_train(self) -> tuple[str, ...]:
@@ -75,8 +73,8 @@ class TableTask(TextTask):
         return labels
 
     def read(self, split: str) -> Split:
-        """Records in file order; a file without the label column, or with every label empty, is
-        unlabelled. Raises ValueError with file and line for a label that is missing or no number.
+        """Records in file order; a file without the label column, or with every label empty, is unlabelled. Raises
+        ValueError with file and line for a label that is missing or no number.
         """
         path = self.file_of(split)
         table = read_table(
@@ -89,11 +87,7 @@ class TableTask(TextTask):
         if split == "train" and self.label not in table.columns:
             raise ValueError(f"{path}: no column {self.label!r} to train on; found {', '.join(table.columns)}")
         records = []
-        for number, (line, row) in enumerate(table.rows):
-            where = f"{path}:{line}"
-            for column in self.text:
-                if not isinstance(row[column], str):
-                    raise ValueError(f"{where}: {column} is {row[column]!r}, not text")
+        for number, (where, row, _) in enumerate(table.texts(self.text)):
             key = row.get("id", row.get("index", number))
             label = self._label(row.get(self.label), where)
             records.append(Record(str(key), *texts_of(row, self.text), label, where))
@@ -140,28 +134,11 @@ class TableTask(TextTask):
                         f"labels: set the option separator={mark!r}, or '|' to read it as one"
                     )
 
-    def _label(self, value: Any, where: str) -> str | float | tuple[str, ...] | None:
-        if self.head == "multilabel":
-            # Empty text is a row without any of the labels; only a missing column is unlabelled.
-            return None if value is None else self._names(value, where)
-        if isinstance(value, list | dict):
-            raise ValueError(
-                f"{where}: {self.label} {str(value)!r:.60} is not one label: set the "
-                "option head='multilabel' for lists of them"
-            )
-        if isinstance(value, str):
-            value = value.strip()
-        if value is None or value == "":
-            return None
-        if self.head == "classification":  # NaN is what pandas makes of an empty cell
-            return None if str(value) == "-1" or value != value else str(value)
-        try:  # JSON's true is no number
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"{where}: {self.label} {value!r} is not a number")
-        return number
+    def _label(self, value: Any, where: str) -> Any:
+        if self.head != "multilabel":
+            return self.kind_of_head.label(value, where, self.label)
+        # Empty text is a row without any of the labels; only a missing column is unlabelled.
+        return None if value is None else self._names(value, where)
 
     def _names(self, value: Any, where: str) -> tuple[str, ...]:
         """The labels of a cell, or of a list in JSON lines."""

@@ -1,7 +1,7 @@
 """Texts to rows of a model: one text, a pair, and overlapping windows over what is longer.
 
-In: texts or words and a tokenizer. Out: ids and segment types, specials included, and where in a
-row the tokens of a passage, or the words, stand.
+In: texts or words and a tokenizer. Out: ids and segment types, specials included, and where in a row the tokens of a
+passage, or the words, stand.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,8 +44,8 @@ def segment_row(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ids and segment types, int32, of [CLS] A [SEP] or [CLS] A [SEP] B [SEP], trimmed to max_length.
 
-    Other tokenizers lay them out in their own way. The first [SEP] belongs to segment 0. An empty B
-    stays a segment: [CLS] A [SEP] [SEP].
+    Other tokenizers lay them out in their own way. The first [SEP] belongs to segment 0. An empty B stays a segment:
+    [CLS] A [SEP] [SEP].
     """
     layout = Layout.of(tokenizer)
     specials = layout.count(pair=second is not None)
@@ -96,8 +96,8 @@ def window_starts(tokens: int, room: int, stride: int) -> list[int]:
 def most_context(starts: Sequence[int], room: int, tokens: int) -> np.ndarray:
     """[tokens]: the window that shows most of a token's surroundings, the first of equals.
 
-    Worth of a window to a token: the smaller of its left and right context plus 0.01 of the
-    window's length (run_squad.py of google-research/bert, _check_is_max_context).
+    Worth of a window to a token: the smaller of its left and right context plus 0.01 of the window's length
+    (run_squad.py of google-research/bert, _check_is_max_context).
     """
     if len(starts) == 1 or not tokens:
         return np.zeros(tokens, int)
@@ -121,8 +121,8 @@ class WordRow(NamedTuple):
 def word_rows(tokenizer: Tokenizer, words: Sequence[str], max_length: int, all_present: bool) -> list[WordRow]:
     """At least one row; every word is answered for in exactly one, which shows most around it.
 
-    Windows overlap by half. A word of characters that the tokenizer drops is in none of them, or,
-    with all_present, is an unknown token.
+    Windows overlap by half. A word of characters that the tokenizer drops is in none of them, or, with all_present, is
+    an unknown token.
     """
     pieces = tokenizer.encode_batch(words)
     if all_present:
@@ -147,8 +147,8 @@ def word_rows(tokenizer: Tokenizer, words: Sequence[str], max_length: int, all_p
 class Window:
     """Which part of a passage a row shows; host-side companion of its ids.
 
-    `first` is the row's position of the first passage token, `offsets` [n, 2] the characters of
-    the n passage tokens, `best` [n] whether this window gives the token the most context.
+    `first` is the row's position of the first passage token, `offsets` [n, 2] the characters of the n passage tokens,
+    `best` [n] whether this window gives the token the most context.
     """
 
     first: int
@@ -159,10 +159,10 @@ class Window:
 def passage_tokens(tokenizer: Tokenizer, passage: str) -> tuple[np.ndarray, np.ndarray]:
     """(ids int32 [n], the code points [start, end) of each, int32 [n, 2]).
 
-    Characters that the tokenizer drops (combining marks, vowel signs, variation selectors, joiners)
-    belong to the token that they touch, the one before them where it touches both: an answer that
-    ends in one is found whole. Tokens made of one letter all get the span of that letter, so an
-    answer that ends inside a letter is labelled, and predicted, with the whole letter.
+    Characters that the tokenizer drops (combining marks, vowel signs, variation selectors, joiners) belong to the token
+    that they touch, the one before them where it touches both: an answer that ends in one is found whole. Tokens made
+    of one letter all get the span of that letter, so an answer that ends inside a letter is labelled, and predicted,
+    with the whole letter.
     """
     ids, offsets = tokenizer.encode_with_offsets(passage)
     spans = np.array(offsets, np.int32).reshape(-1, 2)

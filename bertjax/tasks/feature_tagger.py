@@ -1,9 +1,8 @@
 """The paper's feature-based tagger: a frozen encoder, a choice of its layers, a 2-layer BiLSTM.
 
-In: the fields of a tagging batch. Out: logits [B, T, tags]. Source: BERT paper, section 5.3 and
-Table 7: the features feed a randomly initialised two-layer 768-dimensional BiLSTM and a classifier.
-The paper does not say how its sums are weighted; here by a softmax over learnt scalars, equal at
-the start.
+In: the fields of a tagging batch. Out: logits [B, T, tags]. Source: BERT paper, section 5.3 and Table 7: the features
+feed a randomly initialised two-layer 768-dimensional BiLSTM and a classifier. The paper does not say how its sums are
+weighted; here by a softmax over learnt scalars, equal at the start.
 """
 
 from __future__ import annotations

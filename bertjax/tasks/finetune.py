@@ -29,6 +29,7 @@ from bertjax.process.clock import Clock, process_age
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.tasks.batches import (
     INPUTS,
+    Buckets,
     Features,
     TrainingBatches,
     as_one_array,
@@ -39,7 +40,6 @@ from bertjax.tasks.batches import (
     row_length,
 )
 from bertjax.tasks.best import Best, copy
-from bertjax.tasks.buckets import Buckets
 from bertjax.tasks.encoding import require_segments
 from bertjax.tasks.kinds import KINDS, TaskObjective, model_for
 from bertjax.tasks.metrics import Scores
@@ -53,8 +53,6 @@ from bertjax.training.trainer import Phase, Trainer, TrainState
 log = logging.getLogger(__name__)
 
 GROUP = 16  # batches' worth of rows among which `group_by_length` looks for similar ones
-
-
 # What runs of one FineTuner may differ in: it is no part of features or compiled steps.
 PER_RUN = ("seed", "batch_size", "optimizer.learning_rate", "task.epochs", "task.warmup")
 

@@ -1,12 +1,11 @@
 """GLUE: the nine tasks and the diagnostic set, from their official files or from TFDS.
 
-In: a directory with the official files (`CoLA/train.tsv` and so on, or the task's own directory),
-the original MSR files for MRPC, or `tfds:glue/NAME`. Out: records, the scores that the benchmark
-reports, and the submission file of the GLUE site. Sources: gluebenchmark.com (Wang et al. 2019) and
-its download script; label names and their order are those of TFDS.
+In: a directory with the official files (`CoLA/train.tsv` and so on, or the task's own directory), the original MSR
+files for MRPC, or `tfds:glue/NAME`. Out: records, the scores that the benchmark reports, and the submission file of the
+GLUE site. Sources: gluebenchmark.com (Wang et al. 2019) and its download script; label names and their order are those
+of TFDS.
 """
 
-import math
 import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from bertjax.data.opening import read_lines
 from bertjax.formats.files import whole_file
 from bertjax.tasks.metrics import Scores, binary_f1
 from bertjax.tasks.tables import Table, read_table
-from bertjax.tasks.task import Outputs, Record, Rows, Split, all_labelled, file_fingerprint, texts_of
+from bertjax.tasks.task import Outputs, Record, Rows, Split, all_labelled, file_fingerprint, number_of, texts_of
 from bertjax.tasks.text_task import TextTask
 
 _FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
@@ -161,7 +160,7 @@ class GlueTask(TextTask):
             headerless = ("index", *self.spec.text)
         table = read_table(path, self.spec.text, headerless, skip_short=self.spec.skip_short)
         notes = [f"{table.skipped} short rows skipped"] if table.skipped else []
-        records = self._records(table, str(path), notes)
+        records = self._records(table, notes)
         return self._split(split, records, file_fingerprint(path), notes)
 
     def _read_msr(self, folder: pathlib.Path, split: str) -> Split:
@@ -178,14 +177,14 @@ class GlueTask(TextTask):
         if split != "test":
             dev = {tuple(line.split()) for line in read_lines(paths[1]) if line.strip()}
             rows = [row for row in table.rows if ((row[1]["#1 ID"], row[1]["#2 ID"]) in dev) == (split == "dev")]
-            table = Table(table.columns, rows)
-        return Split(split, self._records(table, str(paths[0]), []), True, file_fingerprint(*paths))
+            table = replace(table, rows=rows)
+        return Split(split, self._records(table, []), True, file_fingerprint(*paths))
 
-    def _records(self, table: Table, path: str, notes: list[str]) -> list[Record]:
+    def _records(self, table: Table, notes: list[str]) -> list[Record]:
         labelled = self.spec.label in table.columns
         records, dropped = [], 0
         for number, (line, row) in enumerate(table.rows):
-            where = f"{path}:{line}"
+            where = f"{table.path}:{line}"
             label = self._label(row[self.spec.label], where) if labelled else None
             if label is not None and label == self.spec.skip_label:
                 dropped += 1
@@ -198,12 +197,7 @@ class GlueTask(TextTask):
 
     def _label(self, value: str, where: str) -> str | float | None:
         if self.head == "regression":
-            try:
-                number = float(value)
-            except ValueError:
-                number = math.nan
-            if not math.isfinite(number):
-                raise ValueError(f"{where}: {self.spec.label} {value!r} is not a number")
+            number = number_of(value, where, self.spec.label)
             return number if number >= 0 else None
         if value in ("-1", self.spec.skip_label):
             return None if value == "-1" else value
@@ -275,8 +269,8 @@ class GlueTask(TextTask):
 def glue_table(results: Mapping[str, Mapping[str, float]]) -> str:
     """A Markdown table in percent of {task: scores} as the benchmark reports them.
 
-    A task with two scores counts with their mean, MNLI with the mean of m and mm where both are
-    there ('mnli' and 'mnli_mm'). WNLI and AX are shown but, as in the paper, left out of the mean.
+    A task with two scores counts with their mean, MNLI with the mean of m and mm where both are there ('mnli' and
+    'mnli_mm'). WNLI and AX are shown but, as in the paper, left out of the mean.
     """
     cells, counted = {}, {}
     for name, scores in results.items():

@@ -1,8 +1,8 @@
 """Files of questions for a model, and of its answers, for tools/predict.py.
 
-In: a file of lines, a table, CoNLL columns or a SQuAD file, read by the same readers as training
-data, and what the model remembers of its task. Out: `Inputs`; then answers in a file of the same
-form, or of the form that the suffix of the output names.
+In: a file of lines, a table, CoNLL columns or a SQuAD file, read by the same readers as training data, and what the
+model remembers of its task. Out: `Inputs`; then answers in a file of the same form, or of the form that the suffix of
+the output names.
 """
 
 import csv
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from bertjax.data.opening import plain_name, read_lines
 from bertjax.tasks.conll import Sentence, read_tagged
-from bertjax.tasks.remembered import ASKED, Remembered
+from bertjax.tasks.make import ASKED, Remembered
 from bertjax.tasks.squad import SquadTask
 from bertjax.tasks.tables import TableWriter, check_tsv, read_table
 
@@ -35,9 +35,9 @@ _CONLL = (".conll", ".tsv", ".bio", ".iob", ".iob2", ".bioes", ".tags")
 class Inputs:
     """What is asked, in file order.
 
-    `texts` holds plain lines, or tuples: the texts of a row, the words of a sentence. `lines` [n]
-    says where each stands, `kind` (lines, csv, tsv, jsonl, conll, json) what the file is; `rows`
-    are those of a table, `ids` those of a file that names its questions.
+    `texts` holds plain lines, or tuples: the texts of a row, the words of a sentence. `lines` [n] says where each
+    stands, `kind` (lines, csv, tsv, jsonl, conll, json) what the file is; `rows` are those of a table, `ids` those of a
+    file that names its questions.
     """
 
     texts: list[Input]
@@ -122,9 +122,8 @@ def _check_parts(file: str, task: str, lines: Sequence[str], wanted: int | None)
         return
     if wrong is not None:
         raise ValueError(
-            f"{file}:{wrong + 1}: {task} takes {takes} a line, found {counts[wrong]}: "
-            f"{lines[wrong]!r:.80} (a table with a header is called .csv or .tsv, and read by its "
-            "columns)"
+            f"{file}:{wrong + 1}: {task} takes {takes} a line, found {counts[wrong]}: {lines[wrong]!r:.80} (a table "
+            "with a header is called .csv or .tsv, and read by its columns)"
         )
 
 
@@ -150,13 +149,7 @@ def _table(path: pathlib.Path, kind: str, task: str, memory: Remembered, columns
         headerless=headerless if set(wanted) <= set(headerless or ()) else None,
         remedy=". --columns=NAME, or NAME,NAME for a pair, says which hold the texts",
     )
-    texts: list[Input] = []
-    for line, row in table.rows:
-        values = tuple(row[name] for name in wanted)
-        for name, value in zip(wanted, values, strict=True):
-            if not isinstance(value, str):
-                raise ValueError(f"{path}:{line}: {name} is {value!r:.60}, not text")
-        texts.append(values)
+    texts: list[Input] = [values for _, _, values in table.texts(wanted)]
     key = next((name for name in ("id", "index") if name in table.columns), None)
     rows = [row for _, row in table.rows]
     ids = [row.get(key) for row in rows] if key else []

@@ -30,9 +30,8 @@ from bertjax.run.run import Line, run
 from bertjax.run.workdir import RECORDS, step_to_resume
 from bertjax.tasks.finetune import FineTuner, Training
 from bertjax.tasks.kinds import KINDS
-from bertjax.tasks.make import TASKS, make_task
+from bertjax.tasks.make import TASKS, make_task, remembered, task_name
 from bertjax.tasks.pretrained import Pretrained
-from bertjax.tasks.remembered import remembered, task_name
 from bertjax.tasks.results import recorded, result_json, save_model, summary_line, write_json, write_predictions
 from bertjax.tasks.task import Rows, Task, adopt_labels
 from bertjax.training import sharding
@@ -117,8 +116,8 @@ class TaskJob:
 
 
 def label_shares(task: Task, rows: Rows) -> str:
-    """'not_equivalent 32 %, equivalent 68 %' of the training rows; names alone where rows have
-    several; the most frequent ones where there are many."""
+    """'not_equivalent 32 %, equivalent 68 %' of the training rows; names alone where rows have several; the most
+    frequent ones where there are many."""
     kind = KINDS[task.head]
     if not kind.class_weights:
         return ", ".join(task.labels)

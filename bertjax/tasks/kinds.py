@@ -1,11 +1,11 @@
 """The kinds of heads: for each its network, its gold, its loss and what its logits mean.
 
-A task names its kind by `head`; CONTRIBUTING.md says how to add one. Kinds for a text or a pair
-(`TextKind`) also make gold from labels and predictions and scores from logits; for the others,
-whose predictions need the rows, the task does that.
+A task names its kind by `head`; CONTRIBUTING.md says how to add one. Kinds for a text or a pair (`TextKind`) also make
+gold from labels and predictions and scores from logits; for the others, whose predictions need the rows, the task does
+that.
 
-Losses are sums over rows divided by the global weights, so that accumulation and padding rows change
-nothing. They are the original's and those of transformers' models of the same names.
+Losses are sums over rows divided by the global weights, so that accumulation and padding rows change nothing. They are
+the original's and those of transformers' models of the same names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks import metrics
 from bertjax.tasks.batches import Features, fields_of
 from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger
-from bertjax.tasks.task import Rows, Task
+from bertjax.tasks.task import Rows, Task, number_of
 from bertjax.training import losses
 
 Batch = Mapping[str, jax.Array]
@@ -37,6 +37,7 @@ class Kind:
     by_token = False  # logits have an entry for each token
     classes: str | None = None  # the batch's field of gold classes, for accuracy
     class_weights = False  # whether classes can be weighted
+    named = True  # False where the outputs are numbers, which have no names
     problem_type: str | None = None  # what transformers calls it in config.json
 
     def logits(self, outputs: Any, attention_mask: jax.Array) -> jax.Array:
@@ -100,7 +101,20 @@ class TextKind(Kind):
 
     network = heads.BertForSequenceClassification
     metrics: tuple[str, ...]  # scores that can choose the best checkpoint, the default first
-    named = True  # outputs are classes, whose names the labels of the training rows are
+
+    def label(self, value: Any, where: str, column: str) -> Any:
+        """The label in a cell of a table, or of JSON lines; None if there is none."""
+        if isinstance(value, list | dict):
+            raise ValueError(
+                f"{where}: {column} {str(value)!r:.60} is not one label: set the "
+                "option head='multilabel' for lists of them"
+            )
+        value = value.strip() if isinstance(value, str) else value
+        if value is None or value == "":
+            return None
+        if not self.named:
+            return number_of(value, where, column)
+        return None if str(value) == "-1" or value != value else str(value)  # pandas writes NaN for an empty cell
 
     def gold(self, label: Any, index: Callable[[str], int], outputs: int) -> Features:
         """The gold fields of a row, from a record's label; `index` gives a name's place."""
@@ -236,10 +250,9 @@ def model_for(
     """The model of the task's head, with as many outputs as the task has.
 
     Args:
-      feature_layers: for tagging, a choice of feature_tagger.py makes the paper's feature-based
-        model over a frozen encoder.
-      bilstm, head_init: layers of a BiLSTM between encoder and head, and how that is drawn
-        (heads.TaskNetwork).
+      feature_layers: for tagging, a choice of feature_tagger.py makes the paper's feature-based model over a frozen
+        encoder.
+      bilstm, head_init: layers of a BiLSTM between encoder and head, and how that is drawn (heads.TaskNetwork).
     """
     if not feature_layers:
         kind = KINDS[task.head]
@@ -260,9 +273,9 @@ def model_for(
 class TaskObjective:
     """The trainer's Objective (training/trainer.py) for every kind of head.
 
-    class_weights: one factor a class (classification) or tag (tagging), () = all 1; the loss is
-    the weighted mean. A batch may carry `run` int32 [B], the run's seed: dropout derives from it
-    as well, so that runs with different seeds share one compiled step.
+    class_weights: one factor a class (classification) or tag (tagging), () = all 1; the loss is the weighted mean. A
+    batch may carry `run` int32 [B], the run's seed: dropout derives from it as well, so that runs with different seeds
+    share one compiled step.
     """
 
     model: Any

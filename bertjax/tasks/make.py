@@ -1,18 +1,23 @@
-"""The fine-tuning tasks by their names on the command line."""
+"""The fine-tuning tasks by name: how they are made, and what a model remembers of its own.
+
+The entry `finetuned` of a model's config.json holds the task, its options and what was found in training, so that tools
+need not be told again.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from bertjax.config import nearest
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.glue import GLUE, GlueTask
 from bertjax.tasks.ner import NerTask
-from bertjax.tasks.remembered import task_name
 from bertjax.tasks.squad import SquadTask
 from bertjax.tasks.swag import MultipleChoiceTask
 from bertjax.tasks.xnli import XnliTask
@@ -28,6 +33,35 @@ TASKS: dict[str, Callable[..., Any]] = {
     "swag": MultipleChoiceTask,
     "table": TableTask,
 }
+# Fine-tuning task -> what tools/predict.py calls the question that such a model answers.
+ASKED = {
+    **dict.fromkeys((*GLUE, "xnli", "table"), "classify"),
+    **dict.fromkeys(("ner", "tag"), "ner"),
+    **dict.fromkeys(("squad1.1", "squad2.0"), "qa"),
+}
+_ALIASES = {
+    **dict.fromkeys(("classify", "classification", "text-classification", "sequence-classification"), "table"),
+    **dict.fromkeys(("token-classification", "named-entities"), "ner"),
+    **dict.fromkeys(("tagging", "pos"), "tag"),
+    "multiple-choice": "swag",
+    **dict.fromkeys(("squad-v1", "squad-v1.1"), "squad1.1"),
+    **dict.fromkeys(("squad-v2", "squad-v2.0"), "squad2.0"),
+}
+
+
+def task_name(name: str, known: Collection[str]) -> str:
+    """The one of `known` that is meant by `name`: itself, in another spelling, or an alias.
+
+    Raises ValueError that lists them.
+    """
+    key = name.strip().lower().replace("_", "-").replace(" ", "-")
+    for candidate in (name, key, key.replace("-", ""), _ALIASES.get(key)):
+        if candidate in known:
+            return candidate
+    instead = ""
+    if key in ("qa", "question-answering", "squad"):
+        instead = ": squad1.1, or squad2.0 where questions may have no answer"
+    raise ValueError(f"unknown task {name!r}{instead}; one of {', '.join(known)}")
 
 
 def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) -> Any:
@@ -35,16 +69,15 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
 
     Args:
       name: a GLUE task (cola ... ax), xnli, squad1.1, squad2.0, ner, tag (tags that are no entities), swag, or table
-        (your own CSV, TSV or JSON lines); or an alias of these (remembered.py).
+        (your own CSV, TSV or JSON lines); or an alias of these.
       options: keyword arguments of the task's class, see glue.py, squad.py, ner.py, swag.py and custom.py.
 
     The task keeps both as `kind` and `options`, for the model that is trained on it.
     """
     name = task_name(name, TASKS)
     make, options, data = TASKS[name], dict(options or {}), os.path.expanduser(data)
-    fixed = ("source", *getattr(make, "keywords", ()))
     parameters = inspect.signature(make).parameters
-    known = [option for option in parameters if option not in fixed]
+    known = [option for option in parameters if option not in ("source", *getattr(make, "keywords", ()))]
     for option in options:
         if option not in known:
             raise ValueError(f"task {name!r} has no option {option!r}." + nearest(option, known))
@@ -70,9 +103,67 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     except FileNotFoundError as error:  # label names are read from the training file
         raise ValueError(
             f"task {name!r}: {error.filename} does not exist; its files are looked for in {str(data)!r}; the task's "
-            f"option files={{'train': NAME, 'dev': NAME}}}} names others"
+            "option files={'train': NAME, 'dev': NAME} names others"
         ) from None
     if twice := sorted({label for label in task.labels if task.labels.count(label) > 1}):
         raise ValueError(f"task {name!r}: its labels name {', '.join(twice)} twice")
     task.kind, task.options = name, options
     return task
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The entry `finetuned` of a config.json; None and empty where it does not say."""
+
+    task: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_length: int | None = None
+    step: int | None = None
+    null_threshold: float | None = None
+
+    def columns(self) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+        """(columns of the texts, columns of a file without a header) of a task that reads tables; None where there are
+        none.
+        """
+        if self.task == "table":
+            text, headerless = self.options.get("text", "text"), self.options.get("headerless")
+            text = (text,) if isinstance(text, str) else tuple(text)
+            return text, tuple(headerless) if headerless else None
+        if self.task in GLUE:
+            return GLUE[self.task].text, GLUE[self.task].headerless
+        return (("sentence1", "sentence2") if self.task == "xnli" else None), None
+
+
+def remembered(settings: Mapping[str, Any], source: str) -> Remembered:
+    """Of a model's config.json. Raises ValueError that names `source` for an entry of another layout."""
+    stored = settings.get("finetuned") or {}
+    options = stored.get("options") or {} if isinstance(stored, Mapping) else None
+    if not isinstance(options, Mapping):
+        raise ValueError(f"{source}: 'finetuned' in its config.json must be an object, and so must its 'options'")
+    numbers = {name: stored.get(name) for name in ("max_length", "step", "null_threshold")}
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int | float | None):
+            raise ValueError(f"{source}: {name}={number!r} in 'finetuned' of its config.json is not a number")
+    task = stored.get("task")
+    return Remembered(task, options, **numbers) if task in TASKS else Remembered(**numbers)
+
+
+def to_remember(task: Any, result: Mapping[str, Any], max_length: int) -> dict[str, Any]:
+    """The entry `finetuned` for the model of `result` (see results.py)."""
+    entry = {
+        "task": getattr(task, "kind", task.name),
+        "options": dict(getattr(task, "options", {})),
+        "value": result["value"],
+        "step": result["best_step"],
+        "max_length": max_length,
+    }
+    if task.name == "squad2.0":
+        entry["null_threshold"] = result["details"]["best_f1_thresh"]
+    return json.loads(json.dumps(entry, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """A path as text, a mapping or set of another kind as JSON knows them."""
+    if hasattr(value, "items"):
+        return dict(value.items())
+    return list(value) if isinstance(value, Collection) else str(value)

@@ -1,12 +1,12 @@
 """The scores that tasks report: from gold and predicted values to named numbers.
 
-In: plain sequences or numpy arrays of labels, values or tags, one entry an example (for tags one
-list a sentence). Out: `Scores`, a dict of floats in [0, 1] (correlations in [-1, 1]) and the flags
-that a reader must see beside them. A number that is mathematically undefined is 0.0 with a flag,
-never NaN, so that means over seeds and the choice of the best checkpoint stay meaningful.
+In: plain sequences or numpy arrays of labels, values or tags, one entry an example (for tags one list a sentence). Out:
+`Scores`, a dict of floats in [0, 1] (correlations in [-1, 1]) and the flags that a reader must see beside them. A
+number that is mathematically undefined is 0.0 with a flag, never NaN, so that means over seeds and the choice of the
+best checkpoint stay meaningful.
 
-The definitions are those of scikit-learn, scipy and seqeval 1.2.2 (which follows conlleval.pl);
-none of the three is needed at run time.
+The definitions are those of scikit-learn, scipy and seqeval 1.2.2 (which follows conlleval.pl); none of the three is
+needed at run time.
 """
 
 import math
@@ -78,19 +78,22 @@ def accuracy(gold, predicted) -> float:
     return float(np.mean(gold == predicted))
 
 
+def _by_label(gold: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Hits, predictions and gold of each class that occurs, in the order of the classes."""
+    classes = np.union1d(gold, predicted)[:, None]
+    is_gold, is_predicted = gold == classes, predicted == classes
+    return (is_gold & is_predicted).sum(1), is_predicted.sum(1), is_gold.sum(1)
+
+
+def _f1s(*counts: np.ndarray) -> list[float]:
+    """The F1 of each class from its hits, predictions and gold."""
+    return [precision_recall_f1(*row)[2] for row in zip(*counts, strict=True)]
+
+
 def binary_f1(gold, predicted, positive: int = 1) -> float:
     """F1 of class `positive`; 0.0 if it is neither predicted nor present."""
-    gold, predicted = _pair(gold, predicted)
-    true_positive = int(np.sum((gold == positive) & (predicted == positive)))
-    counts = int(np.sum(predicted == positive)), int(np.sum(gold == positive))
-    return precision_recall_f1(true_positive, *counts)[2]
-
-
-def macro_f1(gold, predicted) -> float:
-    """Unweighted mean of the F1 of every class that occurs in gold or predictions."""
-    gold, predicted = _pair(gold, predicted)
-    classes = np.union1d(gold, predicted)
-    return float(np.mean([binary_f1(gold, predicted, c) for c in classes]))
+    gold, predicted = (values == positive for values in _pair(gold, predicted))
+    return precision_recall_f1((gold & predicted).sum(), predicted.sum(), gold.sum())[2]
 
 
 def by_class(gold, predicted, labels: Sequence[str]) -> dict[str, object]:
@@ -114,8 +117,8 @@ def by_class(gold, predicted, labels: Sequence[str]) -> dict[str, object]:
 def calibration(gold, probabilities) -> dict[str, object]:
     """For `details`: how far the probability of the predicted class is from how often it is right.
 
-    The expected calibration error of Guo et al. 2017, "On Calibration of Modern Neural Networks",
-    equation 3: over CALIBRATION_BINS bins of equal width, each with its lower edge left out.
+    The expected calibration error of Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3: over
+    CALIBRATION_BINS bins of equal width, each with its lower edge left out.
 
     Args:
       gold: class indices [N].
@@ -148,17 +151,12 @@ def _table(labels, hits, guessed, present) -> dict[str, tuple[float, float, floa
     }
 
 
-def matthews(gold, predicted) -> float:
+def _matthews(hits: np.ndarray, guessed: np.ndarray, present: np.ndarray) -> float:
     """Matthews correlation for any number of classes (Gorodkin 2004); 0.0 for a constant side."""
-    gold, predicted = _pair(gold, predicted)
-    classes = np.union1d(gold, predicted)
-    gold_hot = (gold[:, None] == classes).astype(np.float64)
-    predicted_hot = (predicted[:, None] == classes).astype(np.float64)
-    n = len(gold)
-    gold_count, predicted_count = gold_hot.sum(0), predicted_hot.sum(0)
-    covariance = n * np.sum(gold_hot * predicted_hot) - predicted_count @ gold_count
-    spread = (n * n - predicted_count @ predicted_count) * (n * n - gold_count @ gold_count)
-    return _ratio(covariance, math.sqrt(spread))
+    hits, guessed, present = (counts.astype(np.float64) for counts in (hits, guessed, present))
+    n = present.sum()
+    spread = (n * n - guessed @ guessed) * (n * n - present @ present)
+    return _ratio(n * hits.sum() - guessed @ present, math.sqrt(spread))
 
 
 def _is_constant(values: np.ndarray) -> bool:
@@ -168,9 +166,8 @@ def _is_constant(values: np.ndarray) -> bool:
 def pearson(gold, predicted) -> float:
     """Linear correlation; 0.0 where either side is constant or holds a non-finite value."""
     gold, predicted = _pair(gold, predicted, np.float64)
-    if not (np.isfinite(gold).all() and np.isfinite(predicted).all()):
-        return 0.0
-    if _is_constant(gold) or _is_constant(predicted):
+    finite = np.isfinite(gold).all() and np.isfinite(predicted).all()
+    if not finite or _is_constant(gold) or _is_constant(predicted):
         return 0.0
     gold, predicted = _centred(gold), _centred(predicted)
     norm = math.sqrt((gold @ gold) * (predicted @ predicted))
@@ -192,14 +189,6 @@ def ranks(values) -> np.ndarray:
     return (last - (counts - 1) / 2.0)[inverse]
 
 
-def spearman(gold, predicted) -> float:
-    """Rank correlation with mean ranks for ties; 0.0 as in `pearson`."""
-    gold, predicted = _pair(gold, predicted, np.float64)
-    if not (np.isfinite(gold).all() and np.isfinite(predicted).all()):
-        return 0.0
-    return pearson(ranks(gold), ranks(predicted))
-
-
 def classification_scores(gold, predicted) -> Scores:
     """Accuracy, Matthews, macro F1 and (two classes 0 and 1) F1 of class 1.
 
@@ -208,11 +197,12 @@ def classification_scores(gold, predicted) -> Scores:
     gold, predicted = _pair(gold, predicted)
     if np.any(np.asarray(gold) < 0):
         raise ValueError("this split has no labels (label < 0): predict on it, do not score it")
+    hits, guessed, present = _by_label(gold, predicted)
     values = {
         "accuracy": accuracy(gold, predicted),
-        "matthews": matthews(gold, predicted),
-        "macro_f1": macro_f1(gold, predicted),
-        "majority": float(np.unique(gold, return_counts=True)[1].max() / len(gold)),
+        "matthews": _matthews(hits, guessed, present),
+        "macro_f1": float(np.mean(_f1s(hits, guessed, present))),
+        "majority": float(present.max() / len(gold)),
     }
     if max(gold.max(), predicted.max()) <= 1:
         values["f1"] = binary_f1(gold, predicted)
@@ -235,7 +225,9 @@ def regression_scores(gold, predicted) -> Scores:
         mse = float(np.mean((gold - predicted) ** 2)) if finite else 0.0
     if math.isinf(mse):
         flags.append(OVERFLOW)
-    values = {"pearson": pearson(gold, predicted), "spearman": spearman(gold, predicted)}
+    # Rank correlation is that of the ranks, of which broken values have none.
+    spearman = pearson(ranks(gold), ranks(predicted)) if finite else 0.0
+    values = {"pearson": pearson(gold, predicted), "spearman": spearman}
     values["pearson_spearman"] = (values["pearson"] + values["spearman"]) / 2
     values["mse"] = min(mse, sys.float_info.max)
     return Scores(values, tuple(flags))
@@ -244,14 +236,13 @@ def regression_scores(gold, predicted) -> Scores:
 def multilabel_scores(gold, predicted) -> Scores:
     """Micro and macro F1 and exact-match accuracy of two bool arrays [N, C]."""
     gold, predicted = _pair(gold, predicted, bool)
-    hit, guessed, present = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
+    counts = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
     values = {
-        "micro_f1": precision_recall_f1(hit.sum(), guessed.sum(), present.sum())[2],
-        "macro_f1": float(np.mean([precision_recall_f1(*c)[2] for c in zip(hit, guessed, present, strict=True)])),
+        "micro_f1": precision_recall_f1(*(count.sum() for count in counts))[2],
+        "macro_f1": float(np.mean(_f1s(*counts))),
         "accuracy": float(np.mean((gold == predicted).all(1))),
     }
-    constant = len(predicted) > 1 and bool(np.all(predicted == predicted[0]))
-    return Scores(values, (ONE_CLASS_ONLY,) if constant else ())
+    return Scores(values, (ONE_CLASS_ONLY,) if len(predicted) > 1 and _is_constant(predicted) else ())
 
 
 # --- entities -------------------------------------------------------------------------------------
@@ -335,9 +326,8 @@ def entity_scores(
 ) -> Scores:
     """Micro-averaged precision, recall and F1 over whole entities, and token accuracy.
 
-    `gold` and `predicted` hold one tag list a sentence, of equal lengths. With strict=False (the
-    default, conlleval's and seqeval's) the scheme plays no part. `details` names the mode and has
-    (precision, recall, F1, support) by type.
+    `gold` and `predicted` hold one tag list a sentence, of equal lengths. With strict=False (the default, conlleval's
+    and seqeval's) the scheme plays no part. `details` names the mode and has (precision, recall, F1, support) by type.
     """
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} gold sentences but {len(predicted)} predicted")

@@ -1,8 +1,8 @@
 """Tagging of words, as in CoNLL-2003: sentences to rows, tag logits to entities.
 
-In: sentences of words and tags (conll.py). Out: rows whose gold stands at the first sub-token of
-each word, one tag a word whatever the length of the text, and entity scores. Source: BERT paper,
-section 5.3 and appendix: first sub-token, maximal document context, no CRF.
+In: sentences of words and tags (conll.py). Out: rows whose gold stands at the first sub-token of each word, one tag a
+word whatever the length of the text, and entity scores. Source: BERT paper, section 5.3 and appendix: first sub-token,
+maximal document context, no CRF.
 """
 
 import pathlib
@@ -27,8 +27,8 @@ MAX_WORDS = 60  # of a sentence that is shown
 class TaggedWindow:
     """Host-side companion of a row: which words it answers for.
 
-    `positions` [n] in the row belong to the words (`sentences` [n], `words` [n]) of the split;
-    `outside` holds (sentence, word) of those that the tokenizer makes nothing of.
+    `positions` [n] in the row belong to the words (`sentences` [n], `words` [n]) of the split; `outside` holds
+    (sentence, word) of those that the tokenizer makes nothing of.
     """
 
     positions: np.ndarray
@@ -106,8 +106,8 @@ class NerTask(Task):
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
         """Windows over documents (or sentences); every word is answered for in exactly one.
 
-        Windows overlap by half, and a word belongs to the window that shows most around it. The
-        other words of a window are context: their tag_weights are 0.
+        Windows overlap by half, and a word belongs to the window that shows most around it. The other words of a window
+        are context: their tag_weights are 0.
         """
         if training:
             split.require_labels("training")

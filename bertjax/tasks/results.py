@@ -21,7 +21,7 @@ from bertjax.formats.files import write_whole
 from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.model.presets import parameter_count
 from bertjax.tasks.kinds import KINDS
-from bertjax.tasks.remembered import to_remember
+from bertjax.tasks.make import to_remember
 from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, cut
 from bertjax.version import source_version
 
@@ -155,7 +155,7 @@ def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: M
     settings: dict[str, Any] = {"finetuned": to_remember(task, result, tuner.settings.task.max_length)}
     if problem_type := KINDS[task.head].problem_type:
         settings["problem_type"] = problem_type
-    labels = dict(enumerate(task.labels)) or ({0: "value"} if task.head == "regression" else None)
+    labels = dict(enumerate(task.labels)) or (None if KINDS[task.head].named else {0: "value"})
     write_directory(
         directory,
         tuner.config,

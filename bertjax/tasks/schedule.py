@@ -1,7 +1,7 @@
 """An optimizer whose learning-rate schedule is data, so that runs share one compiled step.
 
-The trainer compiles its optimizer into the step; a search over learning rates and epochs would
-compile anew for each. Here peak, warm-up and length live in the optimizer state as three scalars.
+The trainer compiles its optimizer into the step; a search over learning rates and epochs would compile anew for each.
+Here peak, warm-up and length live in the optimizer state as three scalars.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,9 @@
 """SQuAD 1.1 and 2.0: passages and questions to windows, span logits to answers and files.
 
-In: the official JSON (or TFDS), a tokenizer with offsets. Out: overlapping windows
-[CLS] question [SEP] passage part [SEP], then predictions.json, nbest_predictions.json and (2.0)
-null_odds.json, and the official scores. Windows, max-context, candidate search and null score
-follow run_squad.py of google-research/bert. Unlike there, an answer is the stretch of the original
-passage between the character offsets of its tokens, so it needs no re-alignment.
+In: the official JSON (or TFDS), a tokenizer with offsets. Out: overlapping windows [CLS] question [SEP] passage part
+[SEP], then predictions.json, nbest_predictions.json and (2.0) null_odds.json, and the official scores. Windows,
+max-context, candidate search and null score follow run_squad.py of google-research/bert. Unlike there, an answer is the
+stretch of the original passage between the character offsets of its tokens, so it needs no re-alignment.
 """
 
 import json
@@ -70,8 +69,8 @@ def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
 class Answers:
     """By question id: the best non-empty span, its rivals, and the odds of having no answer.
 
-    `null_odds` is the lowest [CLS] score over the windows minus the best span's score; it is finite
-    also where there is no span.
+    `null_odds` is the lowest [CLS] score over the windows minus the best span's score; it is finite also where there is
+    no span.
     """
 
     spans: dict[str, str]
@@ -99,8 +98,8 @@ class SquadTask(Task):
     ):
         """`source` is a directory with `files` (split -> name), or 'tfds:squad/v1.1'.
 
-        doc_stride is the step between windows in tokens; with version 2.0 a question is answered
-        only if its null odds do not exceed null_threshold, which `score` tunes on a split.
+        doc_stride is the step between windows in tokens; with version 2.0 a question is answered only if its null odds
+        do not exceed null_threshold, which `score` tunes on a split.
         """
         if version not in ("1.1", "2.0"):
             raise ValueError(f"SQuAD version {version!r} is not 1.1 or 2.0")
@@ -123,8 +122,8 @@ class SquadTask(Task):
     def read(self, split: str) -> Split:
         """Questions in file order. A split is labelled if its questions carry 'answers'.
 
-        Raises ValueError for a file of another layout, and in version 1.1 for a question without
-        an answer among others that have one.
+        Raises ValueError for a file of another layout, and in version 1.1 for a question without an answer among others
+        that have one.
         """
         if self.source.startswith("tfds:"):
             return self._read_tfds(split)
@@ -179,9 +178,8 @@ class SquadTask(Task):
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
         """The windows of every question; with training=True also the first answer's span.
 
-        Raises ValueError before any work if a question could leave no room for the passage, and
-        when more than 1 % of the training answers are not where the file says, or of characters
-        that the tokenizer drops (each is left out).
+        Raises ValueError before any work if a question could leave no room for the passage, and when more than 1 % of
+        the training answers are not where the file says, or of characters that the tokenizer drops (each is left out).
         """
         specials = Layout.of(tokenizer).count(pair=True)
         if max_length <= self.max_query_length + specials:
@@ -260,9 +258,8 @@ class SquadTask(Task):
     def _candidates(self, window: Window, logits: np.ndarray) -> list[tuple[float, int, int]]:
         """(score, first character, end character) of the allowed spans of one window.
 
-        Starts and ends come from the n_best highest logits of the whole row, as in the original;
-        spans must lie in the passage, start where this window has the most context, and have at
-        most max_answer_length tokens.
+        Starts and ends come from the n_best highest logits of the whole row, as in the original; spans must lie in the
+        passage, start where this window has the most context, and have at most max_answer_length tokens.
         """
         n = len(window.offsets)
         best = np.argsort(-logits, axis=0, kind="stable")[: self.n_best] - window.first
@@ -285,8 +282,8 @@ class SquadTask(Task):
     def score(self, split: Split, rows: Rows, outputs: Outputs) -> Scores:
         """Official EM and F1 as shares of 1; version 2.0 at the best threshold for F1 too.
 
-        `details` holds the official numbers in percent; best_f1_thresh found on the development
-        split is the null_threshold to predict a test split with.
+        `details` holds the official numbers in percent; best_f1_thresh found on the development split is the
+        null_threshold to predict a test split with.
         """
         split.require_labels("scoring")
         found = self.answers(split, rows, outputs)
@@ -349,8 +346,8 @@ def as_articles(questions: Sequence[Question]) -> list[dict[str, Any]]:
 def _answer_tokens(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
     """The first answer's first and last token among those at `offsets` [n, 2].
 
-    None if it does not stand at its answer_start, any white space matching any other, or if the
-    tokenizer drops all of its characters.
+    None if it does not stand at its answer_start, any white space matching any other, or if the tokenizer drops all of
+    its characters.
     """
     text, start = question.answers[0]
     there = question.context[start : start + len(text)] if start >= 0 else ""

@@ -1,9 +1,8 @@
 """The official SQuAD scores: predictions and gold articles in, exact match and F1 in percent out.
 
-Source: evaluate-v1.1.py and evaluate-v2.0.py of the SQuAD site, re-implemented; every returned
-number agrees with theirs to the last digit, but for the best thresholds: the score beside one is
-what it gives (theirs can be higher where null odds are equal). `data` is the list under "data" of a
-SQuAD file.
+Source: evaluate-v1.1.py and evaluate-v2.0.py of the SQuAD site, re-implemented; every returned number agrees with
+theirs to the last digit, but for the best thresholds: the score beside one is what it gives (theirs can be higher where
+null odds are equal). `data` is the list under "data" of a SQuAD file.
 """
 
 import math
@@ -73,14 +72,14 @@ def score_v2(
 ) -> dict[str, float]:
     """SQuAD 2.0, with the best thresholds if `null_odds` is given.
 
-    `null_odds` maps a question id to how likely it has no answer: a probability, or the null score
-    minus the best span's score. An answer whose odds are above `threshold` is taken as empty
-    (1.0, the official default, never applies to probabilities). Where the predictions are to be
-    searched for the best threshold they must be the best non-empty spans, else an answer that was
-    blanked before cannot come back. A missing prediction leaves the question out, as officially.
+    `null_odds` maps a question id to how likely it has no answer: a probability, or the null score minus the best
+    span's score. An answer whose odds are above `threshold` is taken as empty (1.0, the official default, never applies
+    to probabilities). Where the predictions are to be searched for the best threshold they must be the best non-empty
+    spans, else an answer that was blanked before cannot come back. A missing prediction leaves the question out, as
+    officially.
 
-    Returns, in percent: exact, f1, HasAns_/NoAns_ of both; with null_odds best_exact, best_f1 and
-    their *_thresh; and the counts total, HasAns_total, NoAns_total, missing.
+    Returns, in percent: exact, f1, HasAns_/NoAns_ of both; with null_odds best_exact, best_f1 and their *_thresh; and
+    the counts total, HasAns_total, NoAns_total, missing.
     """
     has_answer: dict[str, bool] = {}
     raw_exact: dict[str, float] = {}
@@ -124,8 +123,8 @@ def _best_threshold(
 ) -> tuple[float, float]:
     """Best score in percent, and the odds up to which an answer is kept to reach it.
 
-    Starts from leaving every question empty, then admits answers by rising odds; those of equal
-    odds all at once, since no threshold tells them apart.
+    Starts from leaving every question empty, then admits answers by rising odds; those of equal odds all at once, since
+    no threshold tells them apart.
     """
     current = best = float(sum(not has_answer[key] for key in scores))
     at, at_zero = None, best

@@ -1,8 +1,8 @@
 """All GLUE tasks that a folder holds, one after the other, and the benchmark's table.
 
-In: a config whose task is 'all' and whose data is the folder with CoLA/, MRPC/ and so on. Out: a
-run a task under WORKDIR/TASK (an interrupted suite goes on where it was), WORKDIR/glue.md and
-glue.png. MNLI is scored on both development sets, and its model answers the diagnostic set.
+In: a config whose task is 'all' and whose data is the folder with CoLA/, MRPC/ and so on. Out: a run a task under
+WORKDIR/TASK (an interrupted suite goes on where it was), WORKDIR/glue.md and glue.png. MNLI is scored on both
+development sets, and its model answers the diagnostic set.
 """
 
 from __future__ import annotations

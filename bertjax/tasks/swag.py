@@ -1,9 +1,8 @@
 """Multiple choice: SWAG's CSV files and CODAH-like TSV files.
 
-In: SWAG's train.csv, val.csv and test.csv (columns by name, quotes quote; the test file has no
-label), or CODAH's TSV without a header: category, prompt, four answers, label. Out: four rows
-[CLS] context [SEP] ending [SEP] a question, accuracy, and predictions. Source: BERT paper 4.4;
-segments as run_swag of transformers: sent1 | sent2 + ending.
+In: SWAG's train.csv, val.csv and test.csv (columns by name, quotes quote; the test file has no label), or CODAH's TSV
+without a header: category, prompt, four answers, label. Out: four rows [CLS] context [SEP] ending [SEP] a question,
+accuracy, and predictions. Source: BERT paper 4.4; segments as run_swag of transformers: sent1 | sent2 + ending.
 """
 
 import pathlib
@@ -59,23 +58,20 @@ class MultipleChoiceTask(Task):
         path = self.file_of(split)
         if plain_name(path.name).endswith(".tsv"):
             table = read_table(path, _CODAH[1:-1], headerless=_CODAH)
-            context, start, endings = "prompt", None, _CODAH[2:-1]
+            columns = ("prompt", *_CODAH[2:-1])
         else:
             table = read_table(path, ("sent1", "sent2", *_ENDINGS))
-            context, start, endings = "sent1", "sent2", _ENDINGS
+            columns = ("sent1", "sent2", *_ENDINGS)
         # Test files have no label, or -1.
         golds = [_gold(row.get("label")) for _, row in table.rows]
         labelled = set(golds) - {"", "-1"} != set()
         records = []
-        for number, ((line, row), gold) in enumerate(zip(table.rows, golds, strict=True)):
-            where = f"{path}:{line}"
+        for number, ((where, row, texts), gold) in enumerate(zip(table.texts(columns), golds, strict=True)):
             if labelled and gold not in map(str, range(CHOICES)):
                 raise ValueError(f"{where}: label {gold!r} is not one of 0 to 3")
-            texts = [row[context], row[start] if start else "", *(row[name] for name in endings)]
-            if strange := [text for text in texts if not isinstance(text, str)]:
-                raise ValueError(f"{where}: {str(strange[0])!r:.60} is not text")
             key, label = str(row.get("fold-ind") or number), int(gold) if labelled else None
-            records.append(Choice(key, texts[0], texts[1], tuple(texts[2:]), label, where))
+            start = texts[1] if len(texts) > 1 + CHOICES else ""
+            records.append(Choice(key, texts[0], start, texts[-CHOICES:], label, where))
         return Split(split, records, labelled, file_fingerprint(path))
 
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:

@@ -1,8 +1,8 @@
 """The paper's search: a grid of batch sizes, learning rates and epochs, times seeds (A.3).
 
-In: a FineTuner (data and compiled steps are shared by all runs). Out: runs.jsonl, one line a
-finished run, from which an interrupted search goes on; a table and a picture. A run that predicts
-one class only is reported as degenerate, and no NaN is ever chosen as best.
+In: a FineTuner (data and compiled steps are shared by all runs). Out: runs.jsonl, one line a finished run, from which
+an interrupted search goes on; a table and a picture. A run that predicts one class only is reported as degenerate, and
+no NaN is ever chosen as best.
 """
 
 import dataclasses
@@ -78,8 +78,8 @@ def sweep(
     """Does the runs that `directory` does not have yet.
 
     Args:
-      identity: what must not change between parts of one search (task, checkpoint, settings);
-        kept in sweep.json and compared.
+      identity: what must not change between parts of one search (task, checkpoint, settings); kept in sweep.json and
+        compared.
       keep: called with the Run whenever it is the best of the search so far.
       say: takes a line about every run that is done.
 
@@ -214,9 +214,8 @@ def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
     """A Markdown table: each setting, each run, mean, standard deviation, degenerate runs."""
     best = best_outcome(outcomes)
     head = (
-        f"{task}: {metric} on dev, {len(outcomes)} runs, "
-        f"{sum(o.degenerate for o in outcomes)} degenerate; best {best.value:.4f} with "
-        f"{described(best)}"
+        f"{task}: {metric} on dev, {len(outcomes)} runs, {sum(o.degenerate for o in outcomes)} degenerate; best "
+        f"{best.value:.4f} with {described(best)}"
     )
     columns = ("batch", "learning rate", "epochs", "runs", "mean", "std", "degenerate", "every run")
     cells = []

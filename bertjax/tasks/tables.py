@@ -1,8 +1,6 @@
 """Rows of TSV, CSV and JSONL files as dicts by column name, each with its line for error messages.
 
-In: a path. Out: `Table(columns, rows)`, where a row is (line number from 1, {column: text}). What
-text and lines are, and that files may be compressed: see data/opening.py. `TableWriter` is the way
-back.
+What text and lines are, and that files may be compressed: see data/opening.py. `TableWriter` is the way back.
 """
 
 import csv
@@ -10,7 +8,7 @@ import io
 import json
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -19,11 +17,20 @@ from bertjax.data.opening import plain_name, read_lines, read_text
 
 @dataclass(frozen=True)
 class Table:
-    """All rows of a file; `skipped` counts the short rows that were left out on request."""
+    """All rows of a file, each with its line number; `skipped` counts the short ones left out on request."""
 
+    path: pathlib.Path
     columns: tuple[str, ...]
     rows: list[tuple[int, dict[str, Any]]]
     skipped: int = 0
+
+    def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+        """(file:line, row, its texts in these columns). Raises ValueError for what is no text."""
+        for line, row in self.rows:
+            for column in columns:
+                if not isinstance(row[column], str):
+                    raise ValueError(f"{self.path}:{line}: {column} is {row[column]!r:.60}, not text")
+            yield f"{self.path}:{line}", row, tuple(row[column] for column in columns)
 
 
 def read_table(
@@ -36,8 +43,8 @@ def read_table(
     """Reads .tsv/.txt (tabs, quotes are text), .csv (quotes quote) or .jsonl (an object a line).
 
     Args:
-      required: columns that must be there. The first line is a header if it names them all; blanks
-        around a name are not part of it.
+      required: columns that must be there. The first line is a header if it names them all; blanks around a name are
+        not part of it.
       headerless: column names of a file whose first line is already data.
       skip_short: leave rows with missing columns out and count them, in place of an error.
       remedy: what else the error for a missing column says.
@@ -51,7 +58,11 @@ def read_table(
         )
     if name.endswith(".jsonl"):
         return _read_json_lines(path, required)
-    lines = _csv_lines(path) if name.endswith(".csv") else _tab_lines(path)
+    lines = (
+        _csv_lines(path)
+        if name.endswith(".csv")
+        else [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line]
+    )
     if not lines:
         raise ValueError(f"{path} is empty")
     first = tuple(cell.strip() for cell in lines[0][1])
@@ -69,17 +80,15 @@ def read_table(
         )
     if twice := [name for name in required if columns.count(name) > 1]:
         raise ValueError(f"{path}:1: the header names {', '.join(map(repr, twice))} twice")
-    rows, skipped = [], 0
+    rows = []
     for line, cells in lines:
-        if len(cells) != len(columns):
-            if skip_short and len(cells) < len(columns):
-                skipped += 1
-                continue
+        if len(cells) == len(columns):
+            rows.append((line, dict(zip(columns, cells, strict=True))))
+        elif len(cells) > len(columns) or not skip_short:
             raise ValueError(
                 f"{path}:{line}: expected {len(columns)} columns ({', '.join(columns)}), found {len(cells)}"
             )
-        rows.append((line, dict(zip(columns, cells, strict=True))))
-    return Table(columns, rows, skipped)
+    return Table(path, columns, rows, len(lines) - len(rows))
 
 
 def _other_separator(first: Sequence[str]) -> str:
@@ -88,10 +97,6 @@ def _other_separator(first: Sequence[str]) -> str:
         if len(first) == 1 and character in first[0]:
             return f". Its columns are separated by {name}: save it with commas as .csv, or with tabs as .tsv"
     return ""
-
-
-def _tab_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:
-    return [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line]
 
 
 def _csv_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:
@@ -123,20 +128,14 @@ def read_objects(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
             raise ValueError(f"{path}:{number}: not JSON: {error}") from None
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{number}: expected an object, found {line.strip()[:40]}")
-        if "\\u" in line and _half_a_pair(row):
+        try:
+            json.dumps(row, ensure_ascii=False).encode() if "\\u" in line else None
+        except UnicodeEncodeError:
             raise ValueError(
                 f"{path}:{number}: a text holds half a surrogate pair (\\ud800 to \\udfff), which is no character"
-            )
+            ) from None
         rows.append((number, row))
     return rows
-
-
-def _half_a_pair(row: dict[str, Any]) -> bool:
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _read_json_lines(path: pathlib.Path, required: Sequence[str]) -> Table:
@@ -148,14 +147,14 @@ def _read_json_lines(path: pathlib.Path, required: Sequence[str]) -> Table:
                 f"{', '.join(missing)}; found {', '.join(row)}"
             )
         columns |= dict.fromkeys(row)
-    return Table(tuple(columns), rows)
+    return Table(path, tuple(columns), rows)
 
 
 class TableWriter:
     """Writes rows to a stream as 'csv', 'tsv' or 'jsonl', so that `read_table` reads the same.
 
-    `columns` are those of a CSV or TSV file, which gets a header; a cell that is no text is written
-    as JSON. JSON lines are the rows as they are.
+    `columns` are those of a CSV or TSV file, which gets a header; a cell that is no text is written as JSON. JSON lines
+    are the rows as they are.
     """
 
     def __init__(self, stream: IO[str], kind: str, columns: Sequence[str] = ()):

@@ -3,12 +3,12 @@
     file -> Record (text and gold) -> features (batches.py) -> batch [B, T]
          -> outputs (logits of each row) -> Scores, prediction and submission files
 
-A task says how to read, featurise, score and write; the loop, the sweep and the table know nothing
-else of it.
+A task says how to read, featurise, score and write; the loop, the sweep and the table know nothing else of it.
 """
 
 import hashlib
 import json
+import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +68,8 @@ class Split:
 class Task:
     """A data set and what to do with it. One instance serves all its splits.
 
-    A subclass reads files in `read` and says what a row looks like in `features`. `head` names a
-    kind of kinds.py, `metric` the score that picks the best checkpoint (higher is better).
+    A subclass reads files in `read` and says what a row looks like in `features`. `head` names a kind of kinds.py,
+    `metric` the score that picks the best checkpoint (higher is better).
     """
 
     name: str
@@ -152,6 +152,17 @@ def texts_of(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, str |
     return row[columns[0]], row[columns[1]] if len(columns) > 1 else None
 
 
+def number_of(value: Any, where: str, column: str) -> float:
+    """A finite number from a cell or JSON, whose true is none; else ValueError."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{where}: {column} {value!r} is not a number")
+    return number
+
+
 def all_labelled(records: Sequence[Record], remark: str = "") -> bool:
     """Whether the records of a split have labels. Raises ValueError where only some of them have."""
     unlabelled = [record for record in records if record.label is None]
@@ -193,9 +204,8 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
 def adopt_labels(wanted: Sequence[str], known: Sequence[str], source: str) -> tuple[str, ...]:
     """The head's own label order, for a task whose labels are `wanted`.
 
-    A fine-tuned model keeps its names in its config and is matched by name, never by position,
-    unless the names are the numbers of the head's outputs. Raises ValueError if the head does not
-    know one of the task's labels, or names none.
+    A fine-tuned model keeps its names in its config and is matched by name, never by position, unless the names are the
+    numbers of the head's outputs. Raises ValueError if the head does not know one of the task's labels, or names none.
     """
     if not known and tuple(wanted) == tuple(map(str, range(len(wanted)))):
         return tuple(wanted)

@@ -1,7 +1,7 @@
 """Tasks over one text or a pair of texts: classes, a number, or a set of labels.
 
-`TextTask` is what the GLUE tasks, XNLI and a user's own tables share; they differ in reading. Label
-names are matched by name with the head's, never by position.
+`TextTask` is what the GLUE tasks, XNLI and a user's own tables share; they differ in reading. Label names are matched
+by name with the head's, never by position.
 """
 
 import math

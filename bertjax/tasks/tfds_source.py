@@ -1,8 +1,7 @@
 """Rows of a data set that TensorFlow Datasets has prepared, without TensorFlow.
 
-In: 'tfds:glue/mrpc', a split name of TFDS, and the directory of prepared data sets. Out: plain
-dicts of str, int and float: TFDS gives bytes from real data and str from mocked data, and numpy
-scalars for numbers.
+In: 'tfds:glue/mrpc', a split name of TFDS, and the directory of prepared data sets. Out: plain dicts of str, int and
+float: TFDS gives bytes from real data and str from mocked data, and numpy scalars for numbers.
 """
 
 import hashlib

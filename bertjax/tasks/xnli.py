@@ -1,9 +1,8 @@
 """XNLI: entailment in fifteen languages, from its official files.
 
-In: a folder with xnli.dev.tsv and xnli.test.tsv (XNLI-1.0) and, to train on, MultiNLI translated
-(XNLI-MT-1.0, multinli.train.LANGUAGE.tsv); the folders of the two archives may be given as they
-unpack. Out: records of one language or of several, and a score for each. Source: Conneau et al.
-2018; github.com/facebookresearch/XNLI.
+In: a folder with xnli.dev.tsv and xnli.test.tsv (XNLI-1.0) and, to train on, MultiNLI translated (XNLI-MT-1.0,
+multinli.train.LANGUAGE.tsv); the folders of the two archives may be given as they unpack. Out: records of one language
+or of several, and a score for each. Source: Conneau et al. 2018; github.com/facebookresearch/XNLI.
 """
 
 import pathlib
@@ -14,7 +13,7 @@ import numpy as np
 
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Outputs, Record, Rows, Split, file_fingerprint, texts_of
+from bertjax.tasks.task import Outputs, Record, Rows, Split, file_fingerprint
 from bertjax.tasks.text_task import TextTask
 
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
@@ -47,8 +46,8 @@ class XnliTask(TextTask):
     ):
         """`language` is scored; training uses `train_language` (None: the same).
 
-        Each is a language, several ('de,fr', or a list) or 'all'. Training on 'en' and scoring
-        others is the zero-shot setting.
+        Each is a language, several ('de,fr', or a list) or 'all'. Training on 'en' and scoring others is the zero-shot
+        setting.
         """
         self.languages = _languages(language)
         self.train_languages = _languages(train_language or language)
@@ -104,9 +103,8 @@ class XnliTask(TextTask):
         found = [path for folder in _FOLDERS if (path := self.source / folder / name).exists()]
         if not found:
             raise ValueError(
-                f"{name} is neither in {self.source} nor in its {', '.join(_FOLDERS[1:])}: unpack "
-                "XNLI-1.0.zip (dev and test) and XNLI-MT-1.0.zip (training) into one folder, and "
-                "name that one"
+                f"{name} is neither in {self.source} nor in its {', '.join(_FOLDERS[1:])}: unpack XNLI-1.0.zip (dev "
+                "and test) and XNLI-MT-1.0.zip (training) into one folder, and name that one"
             )
         return found[0]
 
@@ -130,14 +128,14 @@ def _training_file(language: str) -> str:
 def _records(path: pathlib.Path, columns: Sequence[str], languages: Sequence[str]) -> list[XnliRecord]:
     """The rows of a file that are of these languages (of its only one, if it does not say)."""
     records = []
-    for number, (line, row) in enumerate(read_table(path, columns).rows):
+    for number, (where, row, texts) in enumerate(read_table(path, columns).texts(columns[1:3])):
         language = row.get("language", languages[0])
         if language not in languages:
             continue
         label = _TRANSLATED.get(row[columns[0]], row[columns[0]])
         if label not in _LABELS:
-            raise ValueError(f"{path}:{line}: label {label!r} is not one of {', '.join(_LABELS)}")
+            raise ValueError(f"{where}: label {label!r} is not one of {', '.join(_LABELS)}")
         key = row.get("pairID") or str(number)  # the pair's number, which the languages share
         key = f"{language}-{key}" if len(languages) > 1 else key
-        records.append(XnliRecord(key, *texts_of(row, columns[1:3]), label, f"{path}:{line}", language))
+        records.append(XnliRecord(key, *texts, label, where, language))
     return records

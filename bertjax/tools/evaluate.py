@@ -60,8 +60,8 @@ def evaluate(flags: Any) -> dict[str, Any]:
     from bertjax.config import finetune_config, frozen
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
+    from bertjax.tasks.make import remembered
     from bertjax.tasks.pretrained import Pretrained
-    from bertjax.tasks.remembered import remembered
 
     model = Pretrained(flags.model)  # a model that cannot be used is refused before data are read
     stored = remembered(model.source.settings, flags.model)

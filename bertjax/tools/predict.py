@@ -29,7 +29,7 @@ from bertjax.formats.files import whole_file
 from bertjax.interop.loading import LoadedModel, LoadError, load_model, open_source
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.tasks.inputs import Input, Inputs, Output, read_inputs
-from bertjax.tasks.remembered import ASKED, Remembered, remembered, task_name
+from bertjax.tasks.make import ASKED, Remembered, remembered, task_name
 from bertjax.tools.arguments import make_parser, refusals
 
 CHUNK = 64  # batches: enough to sort by length, few enough for the memory

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from bertjax.tasks import metrics
 from bertjax.tasks.conll import convert_tags, read_tagged
 from bertjax.tasks.inputs import Inputs, Output, read_inputs
+from bertjax.tasks.make import Remembered
 from bertjax.tasks.ner import NerTask
-from bertjax.tasks.remembered import Remembered
 
 WORDS = st.one_of(
     st.sampled_from(

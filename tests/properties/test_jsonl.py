@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.inputs import read_inputs
-from bertjax.tasks.remembered import Remembered
+from bertjax.tasks.make import Remembered
 from bertjax.tasks.tables import TableWriter, read_objects, read_table
 
 TEXT = st.one_of(

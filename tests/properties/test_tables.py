@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.inputs import Inputs, Output, read_inputs
-from bertjax.tasks.remembered import Remembered
+from bertjax.tasks.make import Remembered
 from bertjax.tasks.tables import TableWriter, read_table
 
 CELLS = st.one_of(

@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.config import finetune_config, frozen
 from bertjax.tasks import custom, job
-from bertjax.tasks.remembered import remembered, task_name, to_remember
+from bertjax.tasks.make import remembered, task_name, to_remember
 
 
 def test_task_and_options_go_through_a_config_and_come_back(tmp_path):
