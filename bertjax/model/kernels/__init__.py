@@ -5,7 +5,8 @@ attention_*        attention: plain XLA, cuDNN, Pallas for GPUs, Pallas for TPUs
 gpu_programs       what one GPU program of the fused attention computes
 residual_norm      LayerNorm(residual + dropout(h + b)), one pass forward and backward (GPU)
 bias_gelu          backward pass of GELU(h + b) with the bias's gradient (GPU)
-gelu               GELU recomputed in backward, in the form that cuBLASLt takes over
+gelu               GELU recomputed in backward, in the form that cuBLASLt takes over; gated activations
+rotary             queries and keys of a product turned by their positions, beside the kernels
 dropout_bits       dropout as a hash of (key, row, head, query, key position)
 
 A new attention kernel is a module with `attention` as in attention_reference, and an entry here.

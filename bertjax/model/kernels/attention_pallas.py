@@ -26,22 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
+from bertjax.model.kernels import gpu_programs
 from bertjax.model.kernels.attention_reference import seen_window
 from bertjax.model.kernels.dropout_bits import stream_seeds
-from bertjax.model.kernels.gpu_programs import (
-    K,
-    Q,
-    Spec,
-    Tiling,
-    V,
-    backward_fused_kernel,
-    backward_twin_kernel,
-    block_size,
-    forward_kernel,
-    row_delta,
-)
+from bertjax.model.kernels.gpu_programs import K, Q, Spec, Tiling, V, block_size, launch, row_delta
 from bertjax.model.mesh import current_mesh, on_each_share
 
 _PADDING_ID = -1
@@ -119,22 +108,6 @@ def _shared_specs(length: int):
     return seeds, bounds, ids, of_rows
 
 
-def _call(kernel, spec: Spec, grid, in_specs, out_specs, out_shape, warps, stages, name, args):
-    params: dict[str, Any] = {}
-    if not spec.interpret:
-        params["compiler_params"] = plgpu.CompilerParams(num_warps=warps, num_stages=stages)
-    return pl.pallas_call(
-        functools.partial(kernel, spec=spec),
-        grid=grid,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        out_shape=out_shape,
-        interpret=spec.interpret,
-        name=name,
-        **params,
-    )(*args)
-
-
 def _forward(ids, seeds, *qkv, spec: Spec):
     """One shard's forward pass -> context [B,T,A,D], log2-sum-exp2 [B,A,T] float32."""
     (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
@@ -142,22 +115,13 @@ def _forward(ids, seeds, *qkv, spec: Spec):
     block_q = block_size(length, tiling.block_q)
     specs[Q] = _joined(Q, block_q, head, False) if spec.joined else _tile(block_q, head)
     seeds_spec, bounds_spec, ids_spec, _ = _shared_specs(length)
-    block_k = block_size(length, tiling.block_k)
-    return _call(
-        forward_kernel,
-        spec,
-        (length // block_q, heads, batch),
-        [seeds_spec, bounds_spec, *specs, ids_spec],
-        [_tile(block_q, head), pl.BlockSpec((None, None, block_q), lambda i, a, b: (b, a, i))],
-        [
-            jax.ShapeDtypeStruct((batch, length, heads, head), qkv[0].dtype),
-            jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
-        ],
-        tiling.warps,
-        tiling.stages,
-        "attention_forward",
-        (seeds, tile_bounds(ids, block_q, block_k, spec.window), *arrays, ids),
-    )
+    bounds = tile_bounds(ids, block_q, block_size(length, tiling.block_k), spec.window)
+    context = jax.ShapeDtypeStruct((batch, length, heads, head), qkv[0].dtype)
+    sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
+    grid, in_specs = (length // block_q, heads, batch), [seeds_spec, bounds_spec, *specs, ids_spec]
+    out_specs = [_tile(block_q, head), pl.BlockSpec((None, None, block_q), lambda i, a, b: (b, a, i))]
+    how = grid, in_specs, out_specs, [context, sums], tiling.warps, tiling.stages
+    return launch("attention_forward", gpu_programs.forward_kernel, spec, *how)(seeds, bounds, *arrays, ids)
 
 
 def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
@@ -174,35 +138,21 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
         out_specs = [pl.BlockSpec((None, written, 3, None, head), lambda i, a, b: (b, i, 0, a, 0))]
     else:
         out_specs = [_tile(written, head)] * 3
+    how = tiling.backward_warps, tiling.backward_stages
     if tiling.backward == "twin":
         delta = row_delta(o, do, spec.rate).transpose(0, 2, 1)
-        return _call(
-            backward_twin_kernel,
-            spec,
-            (length // block_q, heads, batch),
-            [seeds_spec, bounds_spec, *specs, ids_spec, whole, lse_spec, lse_spec],
-            out_specs,
-            shapes,
-            tiling.backward_warps,
-            tiling.backward_stages,
-            "attention_backward",
-            (seeds, tile_bounds(ids, block_q, block_q, spec.window), *arrays, ids, do, lse, delta),
-        )
+        bounds = tile_bounds(ids, block_q, block_q, spec.window)
+        in_specs = [seeds_spec, bounds_spec, *specs, ids_spec, whole, lse_spec, lse_spec]
+        how = (length // block_q, heads, batch), in_specs, out_specs, shapes, *how
+        run = launch("attention_backward", gpu_programs.backward_twin_kernel, spec, *how)
+        return run(seeds, bounds, *arrays, ids, do, lse, delta)
     # dq's partial sums, a head after the other: only touched when a head has several key blocks.
     rows = length if length > block_k else 1
     partial = jax.ShapeDtypeStruct((batch, rows, heads, head), jnp.float32)
-    *gradients, _ = _call(
-        backward_fused_kernel,
-        spec,
-        (1, heads, batch),
-        [seeds_spec, *specs, ids_spec, whole, whole, lse_spec],
-        [*out_specs, _whole(rows, head)],
-        [*shapes, partial],
-        tiling.backward_warps,
-        tiling.backward_stages,
-        "attention_backward",
-        (seeds, *arrays, ids, o, do, lse),
-    )
+    in_specs = [seeds_spec, *specs, ids_spec, whole, whole, lse_spec]
+    how = (1, heads, batch), in_specs, [*out_specs, _whole(rows, head)], [*shapes, partial], *how
+    run = launch("attention_backward", gpu_programs.backward_fused_kernel, spec, *how)
+    *gradients, _ = run(seeds, *arrays, ids, o, do, lse)
     return gradients
 
 
@@ -258,48 +208,39 @@ def _attend_backward(spec, residuals, do):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _prepared(attention_mask, seeds, rate, batch, heads, head, tiling, joined, interpret, window):
-    """(static spec, segment ids, seeds, tokens to pad each row by) of a checked call."""
-    length = attention_mask.shape[1]
+def _fused(qkv, bias, attention_mask, shape, seeds, rate: float, tiling, interpret: bool, window) -> jax.Array:
+    """flash_attention of arrays [B, T, ...] with heads of `shape` (B, T, A, D); one of them: a joined product."""
+    batch, length, heads, head = shape
     if head < 16 or head & (head - 1):
         raise ValueError(
             f"the fused kernel needs a head size that is a power of two >= 16, got {head}; use attention='reference'"
         )
-    if rate > 0.0 and seeds is None:
-        raise ValueError("dropout_rate > 0 needs seeds (dropout_bits.stream_seeds)")
     if seeds is None:
+        if rate > 0.0:
+            raise ValueError("dropout_rate > 0 needs seeds (dropout_bits.stream_seeds)")
         seeds = jnp.zeros((batch, heads, 2), jnp.uint32)
-    multiple = 16 if length <= 64 else 64 if length <= 256 else 128
-    extra = -length % multiple
+    extra = -length % (16 if length <= 64 else 64 if length <= 256 else 128)
     ids = jnp.pad(attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID)
     window = seen_window(window, length)
     tiling = tiling or Tiling.for_length(length + extra, window=window)
-    spec = Spec(float(rate), 1.0 / math.sqrt(head), tiling, joined, window, interpret, current_mesh())
-    return spec, ids, seeds, extra
+    spec = Spec(float(rate), 1.0 / math.sqrt(head), tiling, len(qkv) == 1, window, interpret, current_mesh())
+    qkv = (jnp.pad(x, ((0, 0), (0, extra), *[(0, 0)] * (x.ndim - 2))) for x in qkv)
+    return _attend(spec, ids, seeds, bias, *qkv)[:, :length]
 
 
 def flash_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    attention_mask: jax.Array,
-    seeds: jax.Array | None = None,
-    dropout_rate: float = 0.0,
-    tiling: Tiling | None = None,
-    interpret: bool = False,
-    window: int | None = None,
+    q, k, v, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, interpret=False, window=None
 ) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v with dropout on the probabilities, fused.
 
     Args:
       q, k, v: [B, T, A, D] of one floating type; bfloat16 is the fast one. D a power of two of at
         least 16.
-      attention_mask: int [B, T]; a token attends to those with its own value (0 = padding).
+      attention_mask, window: as of attention_reference.attention.
       seeds: uint32 [B, A, 2] of `dropout_bits.stream_seeds`, needed when dropout_rate > 0.
       dropout_rate: of the attention weights; kept ones are divided by `keep_probability` of it.
-      tiling: tile sizes; by default `Tiling.for_length(T)`.
+      tiling: a Tiling; by default `Tiling.for_length(T)`.
       interpret: run the kernels' code as ordinary XLA operations (tests without a GPU; slow).
-      window: as of attention_reference.attention.
 
     Returns:
       [B, T, A, D], in q's type. Softmax and sums are float32.
@@ -307,25 +248,13 @@ def flash_attention(
     Raises:
       ValueError: for shapes the kernels do not take, or dropout without seeds.
     """
-    batch, length, heads, head = q.shape
     if k.shape != q.shape or v.shape != q.shape:
         raise ValueError(f"q, k, v must share one shape, got {q.shape}, {k.shape}, {v.shape}")
-    spec, ids, seeds, extra = _prepared(
-        attention_mask, seeds, dropout_rate, batch, heads, head, tiling, False, interpret, window
-    )
-    qkv = (jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))) for x in (q, k, v))
-    return _attend(spec, ids, seeds, None, *qkv)[:, :length]
+    return _fused((q, k, v), None, attention_mask, q.shape, seeds, dropout_rate, tiling, interpret, window)
 
 
 def flash_attention_joined(
-    product: jax.Array,
-    bias: jax.Array | None,
-    attention_mask: jax.Array,
-    seeds: jax.Array | None = None,
-    dropout_rate: float = 0.0,
-    tiling: Tiling | None = None,
-    interpret: bool = False,
-    window: int | None = None,
+    product, bias, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, interpret=False, window=None
 ) -> jax.Array:
     """`flash_attention` over q, k and v as they come out of one product.
 
@@ -337,14 +266,9 @@ def flash_attention_joined(
       bias: float32 [3, A, D], still to be added to it; None: nothing, and the product is [B, T, 3, A, D].
       The others: as of `flash_attention`.
     """
-    batch, length = product.shape[:2]
-    heads, head = (product if bias is None else bias).shape[-2:]
-    spec, ids, seeds, extra = _prepared(
-        attention_mask, seeds, dropout_rate, batch, heads, head, tiling, True, interpret, window
-    )
-    product = jnp.pad(product, ((0, 0), (0, extra), *[(0, 0)] * (product.ndim - 2)))
+    shape = *product.shape[:2], *(product if bias is None else bias).shape[-2:]
     bias = None if bias is None else bias.astype(jnp.float32)
-    return _attend(spec, ids, seeds, bias, product)[:, :length]
+    return _fused((product,), bias, attention_mask, shape, seeds, dropout_rate, tiling, interpret, window)
 
 
 def attention(

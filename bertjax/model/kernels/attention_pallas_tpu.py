@@ -173,23 +173,8 @@ def _forward_kernel(seeds_ref, q_ref, k_ref, v_ref, ids_q_ref, ids_k_ref, o_ref,
     _over_queries(length, block)
 
 
-def _backward_kernel(
-    seeds_ref,
-    q_ref,
-    k_ref,
-    v_ref,
-    ids_q_ref,
-    ids_k_ref,
-    o_ref,
-    do_ref,
-    dq_ref,
-    dk_ref,
-    dv_ref,
-    dk_sum,
-    dv_sum,
-    *,
-    spec: _Spec,
-):
+def _backward_kernel(seeds_ref, q_ref, k_ref, v_ref, ids_q_ref, ids_k_ref, o_ref, do_ref, *results, spec: _Spec):
+    dq_ref, dk_ref, dv_ref, dk_sum, dv_sum = results
     seeds = _seeds_of(seeds_ref, spec)
     length = q_ref.shape[0]
     kept = keep_probability(spec.rate)

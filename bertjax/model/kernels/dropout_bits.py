@@ -226,16 +226,5 @@ def hidden_words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def keep_mask(seeds: jax.Array, length: int, rate: float) -> jax.Array:
-    """The whole mask, for the reference path and for tests.
-
-    Args:
-      seeds: uint32 [B, A, 2] of `stream_seeds`.
-      length: tokens T in a row.
-      rate: probability of being dropped.
-
-    Returns:
-      bool [B, A, T, T], axes (row, head, query, key), True = keep.
-    """
-    seed_0 = seeds[..., 0, None, None]
-    seed_1 = seeds[..., 1, None, None]
-    return tile_keep_mask(seed_0, seed_1, 0, 0, (length, length), rate)
+    """The whole mask [B, A, T, T] (row, head, query, key) of `stream_seeds`, for tests; True = keep."""
+    return tile_keep_mask(seeds[..., 0, None, None], seeds[..., 1, None, None], 0, 0, (length, length), rate)

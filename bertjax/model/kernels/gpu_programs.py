@@ -105,6 +105,14 @@ class Spec:
 Q, K, V = range(3)
 
 
+def launch(name: str, kernel, spec, grid, in_specs, out_specs, out_shape, warps: int = 1, stages: int = 1):
+    """arrays -> results of kernel(*refs, spec=spec) over `grid`; interpreted if `spec.interpret`."""
+    params = {} if spec.interpret else {"compiler_params": plgpu.CompilerParams(num_warps=warps, num_stages=stages)}
+    kernel = functools.partial(kernel, spec=spec)
+    specs = {"grid": grid, "in_specs": in_specs, "out_specs": out_specs, "out_shape": out_shape}
+    return pl.pallas_call(kernel, **specs, interpret=spec.interpret, name=name, **params)
+
+
 def _put(spec: Spec, refs, which: int, at, value: jax.Array) -> None:
     """Stores rows of dq, dk or dv, which are three outputs or slices of a joined one."""
     if spec.joined:
@@ -205,31 +213,28 @@ def forward_kernel(seeds_ref, bounds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, l
     lse_ref[...] = running_max + jnp.log2(running_sum)
 
 
-def _gradient_tile(spec, seeds, start_q, start_k, q, k, v, ids_q, ids_k, do, lse, delta, turned, compare):
+def _gradient_tile(spec: Spec, seeds, queries, keys, turned: bool, compare):
     """(dropped probabilities, score gradients) of one tile, [bq,bk] or, `turned`, [bk,bq].
 
+    queries: (first position, q, ids, do, log-sum-exp, delta); keys: (first position, k, v, ids).
     `compare`: whether the tile may hold positions that do not see each other.
     The score gradient lacks the factor scale / keep probability, which the caller applies to the
     sum of all tiles.
     """
+    start_q, q, ids_q, do, lse, delta = queries
+    start_k, k, v, ids_k = keys
     if turned:
         scores, dp = _dot(k, q, (1, 1)), _dot(v, do, (1, 1))
-        shape = (k.shape[0], q.shape[0])
-        lse, delta = lse[None, :], delta[None, :]
-        ids_q, ids_k = ids_q[None, :], ids_k[:, None]
+        lse, delta, ids_q, ids_k = lse[None, :], delta[None, :], ids_q[None, :], ids_k[:, None]
     else:
         scores, dp = _dot(q, k, (1, 1)), _dot(do, v, (1, 1))
-        shape = (q.shape[0], k.shape[0])
-        lse, delta = lse[:, None], delta[:, None]
-        ids_q, ids_k = ids_q[:, None], ids_k[None, :]
+        lse, delta, ids_q, ids_k = lse[:, None], delta[:, None], ids_q[:, None], ids_k[None, :]
     p = jnp.exp2(scores * (spec.scale * _LOG2_E) - lse)
     p = _compared(compare, spec, ids_q, ids_k, start_q, start_k, p, 0.0)
+    dropped = p
     if spec.rate > 0.0:
-        keep = tile_keep_mask(seeds[0], seeds[1], start_q, start_k, shape, spec.rate, transposed=turned)
-        dropped = jnp.where(keep, p, 0.0)
-        dp = jnp.where(keep, dp, 0.0)
-    else:
-        dropped = p
+        keep = tile_keep_mask(*seeds, start_q, start_k, p.shape, spec.rate, transposed=turned)
+        dropped, dp = jnp.where(keep, p, 0.0), jnp.where(keep, dp, 0.0)
     ds = p * (dp - delta)
     return dropped.astype(q.dtype), ds.astype(q.dtype)
 
@@ -254,30 +259,17 @@ def backward_fused_kernel(seeds_ref, q_ref, k_ref, v_ref, ids_ref, o_ref, do_ref
     for key_index in range(keys):
         start_k = key_index * block_k
         at_k = pl.ds(start_k, block_k)
-        k, v, ids_k = k_ref[at_k, :], v_ref[at_k, :], ids_ref[at_k]
+        k = k_ref[at_k, :]
+        of_keys = start_k, k, v_ref[at_k, :], ids_ref[at_k]
 
-        def tile(index, carry, key_index=key_index, start_k=start_k, k=k, v=v, ids_k=ids_k):
+        def tile(index, carry, key_index=key_index, k=k, of_keys=of_keys):
             dk, dv = carry
             start_q = index * block_q
             at_q = pl.ds(start_q, block_q)
             q, do = q_ref[at_q, :], do_ref[at_q, :]
             delta = row_delta(o_ref[at_q, :], do, spec.rate)
-            dropped, ds = _gradient_tile(
-                spec,
-                seeds,
-                start_q,
-                start_k,
-                q,
-                k,
-                v,
-                ids_ref[at_q],
-                ids_k,
-                do,
-                lse_ref[at_q],
-                delta,
-                turned=True,
-                compare=True,
-            )
+            of_queries = start_q, q, ids_ref[at_q], do, lse_ref[at_q], delta
+            dropped, ds = _gradient_tile(spec, seeds, of_queries, of_keys, turned=True, compare=True)
             dv = dv + _dot(dropped, do, (1, 0))
             dk = dk + _dot(ds, q, (1, 0))
             dq = _dot(ds, k, (0, 0))
@@ -309,35 +301,25 @@ def backward_twin_kernel(
     """
     length, head = q_ref.shape
     block = block_size(length, spec.tiling.backward_block_q)
-    mine = pl.program_id(0) * block
-    at_mine, own = pl.ds(mine, block), pl.ds(0, block)
+    mine, own = pl.program_id(0) * block, pl.ds(0, block)
     seeds = seeds_ref[0], seeds_ref[1]
     zero = jnp.zeros((block, head), jnp.float32)
     inverse_keep = 1.0 / keep_probability(spec.rate)
-    q_mine, k_mine, v_mine = q_ref[at_mine, :], k_ref[at_mine, :], v_ref[at_mine, :]
-    ids_mine = ids_ref[at_mine]
+
+    def queries(start):
+        at = pl.ds(start, block)
+        return start, q_ref[at, :], ids_ref[at], do_ref[at, :], lse_ref[at], delta_ref[at]
+
+    def keys(start):
+        at = pl.ds(start, block)
+        return start, k_ref[at, :], v_ref[at, :], ids_ref[at]
+
+    my_queries, my_keys = queries(mine), keys(mine)
 
     def over_queries(index, carry, compare):
         dk, dv = carry
-        start = index * block
-        at = pl.ds(start, block)
-        q, do = q_ref[at, :], do_ref[at, :]
-        dropped, ds = _gradient_tile(
-            spec,
-            seeds,
-            start,
-            mine,
-            q,
-            k_mine,
-            v_mine,
-            ids_ref[at],
-            ids_mine,
-            do,
-            lse_ref[at],
-            delta_ref[at],
-            turned=True,
-            compare=compare,
-        )
+        _, q, _, do, _, _ = of_queries = queries(index * block)
+        dropped, ds = _gradient_tile(spec, seeds, of_queries, my_keys, turned=True, compare=compare)
         dv = dv + _dot(dropped, do, (1, 0))
         dk = dk + _dot(ds, q, (1, 0))
         return dk, dv
@@ -347,28 +329,9 @@ def backward_twin_kernel(
     _put(spec, gradients, K, own, dk * (spec.scale * inverse_keep))
     _put(spec, gradients, V, own, dv * inverse_keep)
 
-    do_mine, lse_mine, delta_mine = do_ref[at_mine, :], lse_ref[at_mine], delta_ref[at_mine]
-
     def over_keys(index, dq, compare):
-        start = index * block
-        at = pl.ds(start, block)
-        k = k_ref[at, :]
-        _, ds = _gradient_tile(
-            spec,
-            seeds,
-            mine,
-            start,
-            q_mine,
-            k,
-            v_ref[at, :],
-            ids_mine,
-            ids_ref[at],
-            do_mine,
-            lse_mine,
-            delta_mine,
-            turned=False,
-            compare=compare,
-        )
+        _, k, _, _ = of_keys = keys(index * block)
+        _, ds = _gradient_tile(spec, seeds, my_queries, of_keys, turned=False, compare=compare)
         return dq + _dot(ds, k, (1, 0))
 
     dq = loop(over_keys, zero)

@@ -18,17 +18,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 from jax.sharding import Mesh
 
 from bertjax.model.kernels.dropout_bits import hidden_keep_mask, keep_probability, key_words
+from bertjax.model.kernels.gpu_programs import launch
 from bertjax.model.mesh import current_mesh, on_each_share
 
 LARGEST_CHUNK = 1024
@@ -40,8 +39,6 @@ class _Spec:
     rate: float
     epsilon: float
     interpret: bool
-    warps: int
-    backward_warps: int
     rows: int
     backward_rows: int
     mesh: Mesh | None
@@ -141,22 +138,6 @@ def _backward_kernel(
             sums_ref[which, pl.ds(start, size)] = part
 
 
-def _call(kernel, spec, warps, grid, in_specs, out_specs, out_shape, name, args):
-    params: dict[str, Any] = {}
-    if not spec.interpret:
-        params["compiler_params"] = plgpu.CompilerParams(num_warps=warps, num_stages=1)
-    return pl.pallas_call(
-        functools.partial(kernel, spec=spec),
-        grid=grid,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        out_shape=out_shape,
-        interpret=spec.interpret,
-        name=name,
-        **params,
-    )(*args)
-
-
 def _blocks(rows: int, width: int):
     """Specs of a block of hidden vectors, of their token numbers, of a [H] vector, of the words."""
     return (
@@ -174,17 +155,9 @@ def _forward(h, b, r, scale, bias, words, tokens, *, spec: _Spec):
     rows = math.gcd(count, spec.rows)
     block, numbers, vector, pair = _blocks(rows, width)
     flat = jax.ShapeDtypeStruct((count, width), h.dtype)
-    y, z = _call(
-        _forward_kernel,
-        spec,
-        spec.warps,
-        (count // rows,),
-        [pair, numbers, block, vector, block, vector, vector],
-        [block, block],
-        [flat, flat],
-        "residual_norm_forward",
-        (words, tokens.reshape(count), h.reshape(flat.shape), b, r.reshape(flat.shape), scale, bias),
-    )
+    in_specs = [pair, numbers, block, vector, block, vector, vector]
+    run = launch("residual_norm_forward", _forward_kernel, spec, (count // rows,), in_specs, [block] * 2, [flat] * 2)
+    y, z = run(words, tokens.reshape(count), h.reshape(flat.shape), b, r.reshape(flat.shape), scale, bias)
     return y.reshape(h.shape), z.reshape(h.shape)
 
 
@@ -195,24 +168,11 @@ def _backward(z, dy_1, dy_2, scale, words, tokens, *, spec: _Spec):
     rows = math.gcd(length, spec.backward_rows)
     block, numbers, vector, pair = _blocks(rows, width)
     flat = jax.ShapeDtypeStruct((count, width), z.dtype)
-    dh, dr, sums = _call(
-        _backward_kernel,
-        spec,
-        spec.backward_warps,
-        (count // rows,),
-        [pair, numbers, block, block, block, vector],
-        [block, block, pl.BlockSpec((None, SUMS, width), lambda i: (i, 0, 0))],
-        [flat, flat, jax.ShapeDtypeStruct((count // rows, SUMS, width), jnp.float32)],
-        "residual_norm_backward",
-        (
-            words,
-            tokens.reshape(count),
-            z.reshape(flat.shape),
-            dy_1.reshape(flat.shape),
-            dy_2.reshape(flat.shape),
-            scale,
-        ),
-    )
+    in_specs = [pair, numbers, block, block, block, vector]
+    out_specs = [block, block, pl.BlockSpec((None, SUMS, width), lambda i: (i, 0, 0))]
+    shapes = [flat, flat, jax.ShapeDtypeStruct((count // rows, SUMS, width), jnp.float32)]
+    run = launch("residual_norm_backward", _backward_kernel, spec, (count // rows,), in_specs, out_specs, shapes)
+    dh, dr, sums = run(words, tokens.reshape(count), *(x.reshape(flat.shape) for x in (z, dy_1, dy_2)), scale)
     return (dh.reshape(z.shape), dr.reshape(z.shape), sums.reshape(batch, length // rows, SUMS, width))
 
 
@@ -249,19 +209,7 @@ _norm.defvjp(_norm_forward, _norm_backward)
 
 
 def residual_layer_norm(
-    h: jax.Array,
-    h_bias: jax.Array,
-    residual: jax.Array,
-    scale: jax.Array,
-    bias: jax.Array,
-    words: jax.Array | None = None,
-    dropout_rate: float = 0.0,
-    epsilon: float = 1e-12,
-    interpret: bool = False,
-    warps: int = 1,
-    backward_warps: int = 1,
-    rows: int | None = None,
-    backward_rows: int | None = None,
+    h, h_bias, residual, scale, bias, words=None, dropout_rate=0.0, epsilon=1e-12, interpret=False, backward_rows=None
 ) -> tuple[jax.Array, jax.Array]:
     """LayerNorm(residual + dropout(h + h_bias)), twice: see the module's docstring.
 
@@ -272,9 +220,8 @@ def residual_layer_norm(
       words: uint32 [2] of `dropout_bits.key_words`, needed when dropout_rate > 0.
       dropout_rate, epsilon: Python floats.
       interpret: run without a GPU (tests).
-      warps, backward_warps, rows, backward_rows: launch shape, speed only; None takes what was
-        fastest on an H100 for this H. `backward_rows` also sets how many partial sums the gradients
-        of scale, bias and h_bias are made of.
+      backward_rows: of which one partial sum of the gradients of scale, bias and h_bias is made; None
+        takes what was fastest on an H100 for this H.
 
     Returns:
       (y, y): use one for the residual branch, the other for the next product.
@@ -291,13 +238,9 @@ def residual_layer_norm(
     if words is None:
         words = jnp.zeros((2,), jnp.uint32)
     batch, length, width = h.shape
-    if rows is None:
-        rows = 4 if width >= 1024 else 8
-    if backward_rows is None:
-        backward_rows = 16 if width >= 1024 else 32
-    spec = _Spec(
-        float(dropout_rate), float(epsilon), interpret, warps, backward_warps, rows, backward_rows, current_mesh()
-    )
+    rows = 4 if width >= 1024 else 8
+    backward_rows = backward_rows or 4 * rows
+    spec = _Spec(float(dropout_rate), float(epsilon), interpret, rows, backward_rows, current_mesh())
     tokens = lax.iota(jnp.uint32, batch * length).reshape(batch, length)
     scale, bias, h_bias = (x.astype(jnp.float32) for x in (scale, bias, h_bias))
     return _norm(spec, h, h_bias, residual, scale, bias, words, tokens)
@@ -305,14 +248,6 @@ def residual_layer_norm(
 
 def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """See choice.Kernels: `residual_layer_norm` behind a dense layer."""
-    return residual_layer_norm(
-        dense.product(x),
-        dense.bias[...],
-        residual,
-        norm.scale[...],
-        norm.bias[...],
-        None if key is None else key_words(key),
-        0.0 if key is None else rate,
-        norm.epsilon,
-        interpret=jax.default_backend() != "gpu",
-    )
+    words, rate = (None, 0.0) if key is None else (key_words(key), rate)
+    arrays = dense.product(x), dense.bias[...], residual, norm.scale[...], norm.bias[...]
+    return residual_layer_norm(*arrays, words, rate, norm.epsilon, interpret=jax.default_backend() != "gpu")
