@@ -88,6 +88,8 @@ def fill_mask(
 ) -> list[list[Filling]] | list[list[list[Filling]]]:
     """The likeliest tokens for every [MASK] of a text or of each of several, each mask on its own.
 
+    The tokenizer's own mask (`<mask>`) may be written too.
+
     Returns:
       For each [MASK], in order, `top_k` Fillings with the likeliest first; of several texts a list
       of that for each.
@@ -102,11 +104,12 @@ def fill_mask(
         raise ValueError(f"top_k={top_k!r} must be a whole number, at least 1")
     texts = _strings(text, "fill-mask", "[text], or one text", "text")
     tokenizer, longest = loaded.tokenizer, loaded.config.max_position_embeddings
+    mask = tokenizer.id_to_token(tokenizer.mask_id)
     rows, owners = [], []
     for number, one in enumerate(texts):
-        ids = tokenizer.encode(one, keep_special_tokens=True)
+        ids = tokenizer.encode(one.replace("[MASK]", mask), keep_special_tokens=True)
         if tokenizer.mask_id not in ids:
-            raise ValueError(f"no {tokenizer.id_to_token(tokenizer.mask_id)} in {one!r:.200}")
+            raise ValueError(f"no {mask} in {one!r:.200}")
         ids, types = tokenizer.layout.join(ids)
         if len(ids) > longest:
             raise ValueError(

@@ -86,7 +86,8 @@ def write_shard(
     longest = (0, "", 0)
     with ShardWriter(directory, number, dtype) as writer:
         for batch, origins in _batches(documents):
-            sentences = [s for document in batch for s in document]
+            prefix = getattr(tokenizer, "word_prefix", "")  # as in the running text
+            sentences = [(prefix if i and s else "") + s for document in batch for i, s in enumerate(document)]
             ids, lengths = encode(tokenizer, sentences)
             if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
                 raise ValueError(

@@ -26,6 +26,7 @@ from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.model import heads
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
+from bertjax.tokenization import Tokenizer
 from bertjax.version import source_version
 
 # Buffers that old versions of transformers stored beside the weights; they hold 0, 1, 2, ...
@@ -244,7 +245,7 @@ def write_directory(
     config: BertConfig,
     params: Mapping[str, Any],
     architecture: str,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     labels: Mapping[int, str] | None = None,
     card: str | None = None,
     settings: Mapping[str, Any] | None = None,

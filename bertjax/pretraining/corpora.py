@@ -21,7 +21,7 @@ from bertjax.data.bert_records import Records, TFRecordBatches, TFRecordEvaluati
 from bertjax.data.docstrings import build_docstring_store
 from bertjax.data.remote import local_store
 from bertjax.data.store import TokenStore
-from bertjax.tokenization import load_tokenizer
+from bertjax.tokenization import Tokenizer, load_tokenizer
 
 TFRECORD = "tfrecord:"
 SAMPLED_RECORDS = 1000  # evenly spread, whose numbers are checked at the start
@@ -38,7 +38,7 @@ class Corpus(Protocol):
       remarks: what is beyond its limit and trained on nevertheless, or cannot be evaluated.
     """
 
-    tokenizer: Any
+    tokenizer: Tokenizer
     fingerprint: str
     masked: bool
     numbers: dict[str, list[dict[str, Any]]]

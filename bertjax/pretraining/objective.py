@@ -15,6 +15,7 @@ from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_p
 from bertjax.model.heads import BertForPreTraining, init_params
 from bertjax.model.mesh import copies
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.tokenization import Tokenizer
 from bertjax.training import losses
 from bertjax.training.trainer import Batch, Sums
 
@@ -85,7 +86,12 @@ class PretrainingObjective:
 
 
 def make_objective(
-    config: Config, model_config: BertConfig, execution: Execution, tokenizer: Any, length: int, pairs_per_row: int = 1
+    config: Config,
+    model_config: BertConfig,
+    execution: Execution,
+    tokenizer: Tokenizer,
+    length: int,
+    pairs_per_row: int = 1,
 ) -> PretrainingObjective:
     """What a phase with rows of `length` tokens trains."""
     return PretrainingObjective(
@@ -95,7 +101,9 @@ def make_objective(
     )
 
 
-def masking_spec(config: Config, tokenizer: Any, length: int, pairs: int, rate: float | None = None) -> MaskingSpec:
+def masking_spec(
+    config: Config, tokenizer: Tokenizer, length: int, pairs: int, rate: float | None = None
+) -> MaskingSpec:
     """How rows of `length` tokens with up to `pairs` pairs are masked.
 
     rate: share of the tokens that is predicted; None = that of training.

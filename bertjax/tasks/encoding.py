@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.model.presets import BertConfig
-from bertjax.tokenization import Layout, Tokenizer
+from bertjax.tokenization import Layout, Tokenizer, encode_words
 
 MANY = 500  # texts from which on the tokenizer's compiled code is worth its start
 
@@ -124,7 +124,7 @@ def word_rows(tokenizer: Tokenizer, words: Sequence[str], max_length: int, all_p
     Windows overlap by half. A word of characters that the tokenizer drops is in none of them, or, with all_present, is
     an unknown token.
     """
-    pieces = tokenizer.encode_batch(words)
+    pieces = encode_words(tokenizer, words)
     if all_present:
         pieces = [ids or [tokenizer.unk_id] for ids in pieces]
     present = np.flatnonzero([len(ids) > 0 for ids in pieces])

@@ -45,6 +45,7 @@ from bertjax.tasks.kinds import KINDS, TaskObjective, model_for
 from bertjax.tasks.metrics import Scores
 from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
 from bertjax.tasks.task import Split, Task
+from bertjax.tokenization import Tokenizer
 from bertjax.training import sharding
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
 from bertjax.training.programs import batch_shapes
@@ -81,7 +82,7 @@ class FineTuner:
     def __init__(
         self,
         task: Task,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         config: BertConfig,
         load_params: Callable[[Any, jax.Array], Any],
         settings: Config,

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _HIDDEN = "\ufdd0"  # no character of any text
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # How a vocabulary marks that a piece begins a word, by the pre-tokenizer that writes the mark.
-_WORD_MARKS = {"ByteLevel": "\u0120", "Metaspace": "\u2581"}
+_SPACE = "\u2581"
+_WORD_MARKS = {"ByteLevel": "\u0120", "Metaspace": _SPACE}
 
 
 class HubTokenizer(Tokenizer):
@@ -72,6 +73,10 @@ class HubTokenizer(Tokenizer):
         super().__init__(vocab, special_tokens, layout)
         for entry in content["added_tokens"]:
             self._is_text[entry["id"]] &= not entry["special"]
+        before = content["pre_tokenizer"] or {}
+        steps = before.get("pretokenizers", [before])
+        if any(step["type"] == "ByteLevel" and not step["add_prefix_space"] for step in steps if step):
+            self.word_prefix = " "
         normalizer = self._text.normalizer
         with named_errors(source):
             self.do_lower_case = normalizer is not None and (
@@ -90,15 +95,31 @@ class HubTokenizer(Tokenizer):
             continues = [piece.startswith(prefix) for piece in self.vocab]
         elif mark := self._word_mark():
             continues = [not piece.startswith(mark) for piece in self.vocab]
+            for entry in self._file["added_tokens"]:
+                continues[entry["id"]] = False
         else:
             return None
         return np.array(continues, bool) & self._is_text
+
+    def extended(self, pieces: Sequence[str]) -> "HubTokenizer":
+        """The pieces become added tokens, found as whole words before anything else; where pieces begin
+        with the space before them, they take it."""
+        flags = {"single_word": True, "lstrip": self._word_mark() is not None, "rstrip": False}
+        flags |= {"normalized": True, "special": False}
+        added = [{"id": i, "content": piece, **flags} for i, piece in enumerate(pieces, self.vocab_size)]
+        content = {**self._file, "added_tokens": [*self._file["added_tokens"], *added]}
+        larger = HubTokenizer(content, self.special_tokens, self._source, self.layout)
+        larger.model_max_length = self.model_max_length
+        return larger
 
     def _word_mark(self) -> str | None:
         """What the first piece of a word starts with."""
         before = self._file.get("pre_tokenizer") or {}
         steps = before.get("pretokenizers", [before])
-        return next((_WORD_MARKS[step["type"]] for step in steps if step.get("type") in _WORD_MARKS), None)
+        marks = [_WORD_MARKS[step["type"]] for step in steps if step.get("type") in _WORD_MARKS]
+        if not marks and _SPACE in json.dumps(self._file["normalizer"], ensure_ascii=False):
+            marks = [_SPACE]  # written in place of blanks
+        return marks[0] if marks else None
 
     @property
     def fingerprint(self) -> str:

@@ -74,6 +74,8 @@ class Tokenizer(abc.ABC):
       special_tokens: {name of SPECIAL_NAMES: piece}.
       special_ids: their ids, in that order; also pad_id, unk_id, cls_id, sep_id and mask_id.
       layout: the special tokens around texts.
+      word_prefix: what a word or sentence that stands alone needs in front to be read as in the middle
+        of a text: a blank where pieces hold the blank before them (RoBERTa), nothing elsewhere.
       do_lower_case: whether text is lower-cased.
       model_max_length: the longest input of the model in tokens, where its files say so.
 
@@ -84,6 +86,7 @@ class Tokenizer(abc.ABC):
     VOCABULARY_FILE: str  # what `save` calls the vocabulary
     do_lower_case: bool
     model_max_length: int | None = None
+    word_prefix: str = ""
 
     def __init__(self, vocab: Sequence[str], special_tokens: dict[str, str], layout: Layout | None = None) -> None:
         self.vocab = tuple(vocab)
@@ -125,6 +128,12 @@ class Tokenizer(abc.ABC):
     def replacement_ids(self) -> np.ndarray:
         """int32 [<V]: pieces of text, which may replace a masked token; no specials, `[unusedN]`."""
         return np.array([i for i in np.flatnonzero(self._is_text) if not _UNUSED.match(self.vocab[i])], dtype=np.int32)
+
+    def extended(self, pieces: Sequence[str]) -> "Tokenizer":
+        """The same tokenizer with more pieces at the end of its vocabulary."""
+        raise ValueError(
+            f"a {self.VOCABULARY_FILE} cannot be given more pieces; save the tokenizer.json of this tokenizer"
+        )
 
     @property
     @abc.abstractmethod
@@ -214,6 +223,12 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def _config(self) -> dict[str, Any]:
         """The content of tokenizer_config.json."""
+
+
+def encode_words(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
+    """Ids of each word, as in the middle of a text."""
+    prefix = getattr(tokenizer, "word_prefix", "")  # a tokenizer of the caller's own may have none
+    return tokenizer.encode_batch([prefix + word for word in words])
 
 
 def check_special_tokens(ids: Mapping[str, int], special_tokens: Mapping[str, str], source: str) -> None:

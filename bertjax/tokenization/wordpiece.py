@@ -108,7 +108,6 @@ class WordPieceTokenizer(Tokenizer):
         return (_rebuild, (self.vocab, self._options()), {"model_max_length": self.model_max_length})
 
     def extended(self, pieces: Sequence[str]) -> "WordPieceTokenizer":
-        """The same tokenizer with more pieces at the end of its vocabulary."""
         larger = _rebuild((*self.vocab, *pieces), self._options())
         larger.model_max_length = self.model_max_length
         return larger

@@ -24,6 +24,7 @@ from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, load_mode
 from bertjax.interop.names import LoadError
 from bertjax.model.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.model.paths import flatten
+from bertjax.tokenization import Tokenizer, WordPieceTokenizer
 from bertjax.tools.arguments import make_parser, refusals
 
 _PASSED_ON = ("problem_type", "finetuning_task", "finetuned")
@@ -40,16 +41,12 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
       (the larger model, the number of words added). Words that exist already are passed over.
 
     Raises:
-      ValueError: no WordPiece tokenizer beside the model, words that it would split before it
-        looks them up, or nothing to add.
+      ValueError: no tokenizer beside the model or one that cannot be given more, words that it would
+        split before it looks them up, or nothing to add.
     """
-    from bertjax.tokenization import WordPieceTokenizer
-
     old = loaded.tokenizer
-    if not isinstance(old, WordPieceTokenizer):
-        raise ValueError(
-            "extending a vocabulary needs BERT's own tokenizer (vocab.txt, without added tokens) beside the model"
-        )
+    if old is None:
+        raise ValueError("extending a vocabulary needs the tokenizer beside the model")
     vocabulary = [old.id_to_token(i) for i in range(old.vocab_size)]
     known = set(vocabulary)
     entries = _entries(old, [word for word in map(str.strip, words) if word])
@@ -75,8 +72,12 @@ def extend_vocabulary(loaded: LoadedModel, words: Sequence[str]) -> tuple[Loaded
     return dataclasses.replace(loaded, model=model, params=params, tokenizer=larger), len(added)
 
 
-def _entries(tokenizer: Any, words: Sequence[str]) -> list[str]:
+def _entries(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
     """The words as the tokenizer looks them up, normalised; ValueError for what it would split."""
+    if not isinstance(tokenizer, WordPieceTokenizer):  # they become added tokens, which are looked up as they are
+        if continuing := [word for word in words if word.startswith("##")]:
+            raise ValueError(f"{continuing[0]!r} continues a word, which only BERT's own vocabularies can list")
+        return list(words)
     parts = [tokenizer.normalizer.words(word.removeprefix("##")) for word in words]
     if split := [f"{word!r} ({' '.join(found)})" for word, found in zip(words, parts, strict=True) if len(found) != 1]:
         raise ValueError(
@@ -86,11 +87,11 @@ def _entries(tokenizer: Any, words: Sequence[str]) -> list[str]:
     return ["##" * word.startswith("##") + found[0] for word, found in zip(words, parts, strict=True)]
 
 
-def _pieces(tokenizer: Any, word: str) -> list[int]:
+def _pieces(tokenizer: Tokenizer, word: str) -> list[int]:
     """Ids of a word's old pieces. A continuation ('##itis') is spelled by continuations: the
     pieces after those of a letter in front of it."""
     if not word.startswith("##"):
-        return tokenizer.encode(word) or [tokenizer.unk_id]
+        return min(tokenizer.encode(" " + word), tokenizer.encode(word), key=len) or [tokenizer.unk_id]
     first = tokenizer.encode("a")
     ids = tokenizer.encode("a" + word[2:])
     if ids[: len(first)] == first and len(ids) > len(first):

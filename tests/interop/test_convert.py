@@ -66,8 +66,10 @@ def test_added_tokens_stay_in_a_conversion(with_tokenizer, tmp_path):
     for directory in (source, tmp_path / "out"):
         tokenizer = load_model(directory).tokenizer
         assert tokenizer.encode("the [e1]cat [E1]s") == [5, *tokenizer.encode("[e1]"), 6, 36, 1]
-    with pytest.raises(ValueError, match="without added tokens"):
-        extend_vocabulary(load_model(source), ["mouse"])
+    larger, added = extend_vocabulary(load_model(source), ["mouse", "the"])
+    assert added == 1 and larger.tokenizer.encode("the mouse [E1]") == [5, 37, 36]
+    with pytest.raises(ValueError, match="'##ats' continues a word"):
+        extend_vocabulary(load_model(source), ["##ats"])
 
 
 def test_new_words_are_means_of_their_old_pieces_and_old_ids_stay(with_tokenizer):

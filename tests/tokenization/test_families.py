@@ -331,3 +331,22 @@ def test_files_of_byte_level_bpe_that_do_not_fit_are_refused(directories, tmp_pa
 def test_a_store_of_bert_s_layout_does_not_name_it(directories, tmp_path):
     manifest = build_store(None, load_tokenizer(directories("odd")), tmp_path / "s", documents=[CORPUS[:3]] * 4)
     assert "layout" not in manifest["tokenizer"]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", KINDS)
+def test_added_words_are_found_as_transformers_finds_them(directories, tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    old = load_tokenizer(directories(kind))
+    larger = old.extended(["brownfox", "sars-cov"])
+    assert larger.vocab_size == old.vocab_size + 2
+    larger.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in (" the brownfox sars-cov.", "brownfox brownfoxes", "abrownfox"):
+        found = larger.encode(text)
+        assert found == theirs.encode(text, add_special_tokens=False)
+        expected = {"abrownfox": 0}.get(text, 1)
+        assert found.count(old.vocab_size) == expected
+    assert not larger.is_continuation[[old.vocab_size, old.vocab_size + 1]].any()
+    assert larger.encode(" The fox") == old.encode(" The fox")
+    assert load_tokenizer(tmp_path).fingerprint == larger.fingerprint
