@@ -57,19 +57,28 @@ def parse_flags(arguments: Sequence[str]) -> list[str]:
     return remaining
 
 
-def load_config(file: str, settings: Sequence[str] = ()) -> ml_collections.ConfigDict:
+def load_config(
+    file: str | None, settings: Sequence[str] = (), base: ml_collections.ConfigDict | None = None
+) -> ml_collections.ConfigDict:
     """The configuration of `--config=FILE[:VARIANT]` with `--config.NAME=VALUE` settings, for a tool.
+
+    Args:
+      base: what the settings change where there is no file.
 
     Raises ValueError that names the setting, or the config file with its line.
     """
-    arguments = expand_overrides(["", f"--config={file}", *settings])
+    arguments = expand_overrides(["", *([f"--config={file}"] if file is not None else []), *settings])
     check_override_names(arguments[1:])
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments, **UNLOCKED)
+    options = {"flag_values": flags.FlagValues(), "sys_argv": arguments, **UNLOCKED}
     try:
-        values(arguments)
-        _ = values.config.job  # a file that cannot be read shows only at its first use
-        return values.config
+        if file is None:
+            config_flags.DEFINE_config_dict("config", base, **options)
+        else:
+            config_flags.DEFINE_config_file("config", **options)
+        options["flag_values"](arguments)
+        config = options["flag_values"].config
+        _ = config.job  # a file that cannot be read shows only at its first use
+        return config
     except Exception as error:  # a config file is a program, which may raise anything
         raise ValueError(_complaint(error, arguments)) from error
 
@@ -155,6 +164,8 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
         ),
         "",
     )
+    if not any(argument.startswith("--config=") for argument in arguments):
+        return str(error)
     if not file:
         return "--config= names no file; try --config=configs/demo.py"
     if not pathlib.Path(file).exists():

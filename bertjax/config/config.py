@@ -82,20 +82,24 @@ class Config:
     )
 
     def replace(self, values: Mapping[str, Any]) -> Config:
-        """A copy with other values: {'batch_size': 16, 'optimizer.learning_rate': 3e-5}.
+        """A copy with other values: {'batch_size': 16, 'optimizer.learning_rate': 3e-5, 'task.options.label': 'x'}.
 
         Raises ValueError for a name that is none.
         """
         known = dict(walk(Config))
         changed: dict[str, Any] = {}
         for name, value in values.items():
-            if name not in known:
+            group, _, own = name.partition(".")
+            own, _, option = own.partition(".")
+            if name not in known and not name.startswith(FREE):
                 raise ValueError(f"there is no setting {name!r}.{nearest(name, list(known))}")
-            group, _, own = name.rpartition(".")
-            if group:
-                changed[group] = dataclasses.replace(changed.get(group, getattr(self, group)), **{own: value})
+            if own:
+                before = changed.get(group, getattr(self, group))
+                if option:
+                    value = {**getattr(before, own), option: value}
+                changed[group] = dataclasses.replace(before, **{own: value})
             else:
-                changed[own] = value
+                changed[group] = value
         return dataclasses.replace(self, **changed)
 
     def to_json(self) -> str:

@@ -196,6 +196,20 @@ def prepare_task(
 
 def prepare(config: Config, workdir: str, mesh: Any = None) -> TaskJob:
     """The job of a config file: `config.task` beside the settings that pre-training shares."""
+    task, start, mesh, reason = _parts(config, mesh)
+    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
+    return prepare_task(task, start, workdir, config, execution=execution, mesh=mesh, mesh_reason=reason)
+
+
+def tuner_of(config: Config) -> FineTuner:
+    """The FineTuner of a config file, for trainings without a work directory."""
+    task, start, mesh, _ = _parts(config, None)
+    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
+    return prepare_tuner(task, start, config, execution=execution, mesh=mesh)
+
+
+def _parts(config: Config, mesh: Any) -> tuple[Any, Pretrained, Any, str]:
+    """Task, checkpoint, mesh and the reason for it."""
     t = config.task
     if not config.init_from:
         raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
@@ -205,13 +219,10 @@ def prepare(config: Config, workdir: str, mesh: Any = None) -> TaskJob:
     task = make_task(t.name, t.data, t.options)
     if t.metric:
         task.metric = t.metric
-    reason = ""
-    if mesh is None:
-        mesh, reason = sharding.mesh_of(
-            config.mesh, parameter_count(start.config), jax.devices(), hardware.device_bytes()
-        )
-    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
-    return prepare_task(task, start, workdir, config, execution=execution, mesh=mesh, mesh_reason=reason)
+    if mesh is not None:
+        return task, start, mesh, ""
+    parameters = parameter_count(start.config)
+    return task, start, *sharding.mesh_of(config.mesh, parameters, jax.devices(), hardware.device_bytes())
 
 
 def identity_of(tuner: FineTuner, settings: Config) -> dict[str, Any]:

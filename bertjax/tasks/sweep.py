@@ -1,8 +1,8 @@
-"""The paper's search: a grid of batch sizes, learning rates and epochs, times seeds (A.3).
+"""A search: every combination of lists of settings, times seeds; by default the grid of the paper (A.3).
 
-In: a FineTuner (data and compiled steps are shared by all runs). Out: runs.jsonl, one line a finished run, from which
-an interrupted search goes on; a table and a picture. A run that predicts one class only is reported as degenerate, and
-no NaN is ever chosen as best.
+In: a base Config and what is searched. Out: runs.jsonl, one line a finished run, from which an interrupted search goes
+on; a table and a picture. A run that predicts one class only is reported as degenerate, and no NaN is ever chosen as
+best.
 """
 
 import dataclasses
@@ -11,30 +11,33 @@ import json
 import logging
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bertjax import markdown
 from bertjax.config import Config
 from bertjax.formats.files import read_json, write_whole
 from bertjax.log.logbook import counted
-from bertjax.tasks.finetune import FineTuner, NoFiniteScore
+from bertjax.tasks.finetune import PER_RUN, NoFiniteScore, Trained
+from bertjax.tasks.job import conflicts
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
 from bertjax.training.loop import NotFiniteError
 
 log = logging.getLogger(__name__)
 
 FAILED = "failed: not finite"
-PAPER_GRID = {"batch_size": (16, 32), "learning_rate": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
+PAPER_GRID = {"batch_size": (16, 32), "optimizer.learning_rate": (5e-5, 3e-5, 2e-5), "task.epochs": (2, 3, 4)}
+# What runs.jsonl calls the paper's, and tables.
+SHORT = {"optimizer.learning_rate": "learning_rate", "task.epochs": "epochs"}
+WORDS = {"batch_size": "batch", "learning_rate": "learning rate"}
+Setting = Mapping[str, Any]  # name (SHORT where it has one) -> value
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """One finished run of a search."""
 
-    batch_size: int
-    learning_rate: float
-    epochs: int
+    setting: Setting  # what is searched, without the seed
     seed: int
     value: float
     scores: dict[str, float]
@@ -47,40 +50,44 @@ class Outcome:
         """True if the run learnt nothing: one class, a constant, or no finite score."""
         return bool({ONE_CLASS_ONLY, CONSTANT, FAILED} & set(self.flags))
 
-    @property
-    def setting(self) -> tuple[int, float, int]:
-        """What the grid varies, without the seed."""
-        return self.batch_size, self.learning_rate, self.epochs
+    def to_json(self) -> str:
+        """Its line of runs.jsonl."""
+        fields = dataclasses.asdict(self)
+        return json.dumps({**fields.pop("setting"), **fields}) + "\n"
+
+    @classmethod
+    def of_json(cls, line: str | bytes) -> "Outcome":
+        """The inverse of to_json; also reads the lines of versions that searched the paper's settings alone."""
+        row = json.loads(line)
+        own = {field.name: row.pop(field.name) for field in dataclasses.fields(cls) if field.name != "setting"}
+        return cls(row, **own | {"flags": tuple(own["flags"])})
 
 
 def grid(
-    settings: Config,
-    batch_size: Sequence[int] = PAPER_GRID["batch_size"],
-    learning_rate: Sequence[float] = PAPER_GRID["learning_rate"],
-    epochs: Sequence[int] = PAPER_GRID["epochs"],
-    seeds: Iterable[int] = range(1),
-) -> Iterator[Config]:
-    """Runs of a recipe, ordered so that those of one batch size, which share compiled steps, are together."""
-    for size, rate, length, seed in itertools.product(batch_size, learning_rate, epochs, tuple(seeds)):
-        yield settings.replace(
-            {"batch_size": size, "optimizer.learning_rate": rate, "task.epochs": length, "seed": seed}
-        )
+    settings: Config, search: Mapping[str, Sequence[Any]] = PAPER_GRID, seeds: Iterable[int] = range(1)
+) -> Iterator[tuple[Setting, Config]]:
+    """(what is searched, settings) of every run, those that share compiled steps one after the other."""
+    names = sorted(search, key=lambda name: 0 if name not in PER_RUN else 1 if name == "batch_size" else 2)
+    for *values, seed in itertools.product(*(search[name] for name in names), tuple(seeds)):
+        searched = dict(zip(names, values, strict=True))
+        named = {SHORT.get(name, name): value for name, value in searched.items()}
+        yield named, settings.replace({**searched, "seed": seed})
 
 
 def sweep(
-    tuner: FineTuner,
-    runs: Iterable[Config],
+    train: Callable[[Config], Trained],
+    runs: Iterable[tuple[Setting, Config]],
     directory: pathlib.Path,
     identity: dict[str, Any],
-    keep: Callable[[Any], None] | None = None,
+    keep: Callable[[Trained], None] | None = None,
     say: Callable[[str], None] = log.info,
 ) -> list[Outcome]:
-    """Does the runs that `directory` does not have yet.
+    """Does the runs (see grid) that `directory` does not have yet.
 
     Args:
-      identity: what must not change between parts of one search (task, checkpoint, settings); kept in sweep.json and
-        compared.
-      keep: called with the Run whenever it is the best of the search so far.
+      identity: what must not change between parts of one search (task, checkpoint, settings);
+        kept in sweep.json and compared.
+      keep: called with what was trained whenever it is the best of the search so far.
       say: takes a line about every run that is done.
 
     Raises ValueError if the directory belongs to another search.
@@ -92,42 +99,42 @@ def sweep(
     best = None
     for outcome in outcomes:
         best = outcome.value if is_better(outcome.value, best) else best
-    done = {(*outcome.setting, outcome.seed) for outcome in outcomes}
+    done = {_key(outcome.setting, outcome.seed) for outcome in outcomes}
     runs = list(runs)
-    for number, settings in enumerate(runs, 1):
-        key = _searched(settings)
+    for number, (setting, settings) in enumerate(runs, 1):
+        key = _key(setting, settings.seed)
         if key in done:
             continue
-        outcome, run = _one(tuner, settings)
+        outcome, trained = _one(train, setting, settings)
         done.add(key)
         outcomes.append(outcome)
         with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
+            file.write(outcome.to_json())
         flags = "".join(f"  [{flag}]" for flag in outcome.flags)
-        say(f"run {number}/{len(runs)}: {described(outcome)}: {outcome.value:.4f}{flags}, {outcome.seconds:.1f} s")
-        if run is not None and is_better(outcome.value, best):
+        say(
+            f"run {number}/{len(runs)}: {described(setting, settings.seed)}: {outcome.value:.4f}{flags}, "
+            f"{outcome.seconds:.1f} s"
+        )
+        if trained is not None and is_better(outcome.value, best):
             best = outcome.value
             if keep is not None:
-                keep(run)
+                keep(trained)
     return outcomes
 
 
-def _searched(settings: Config) -> tuple[int, float, int, int]:
-    return settings.batch_size, settings.optimizer.learning_rate, settings.task.epochs, settings.seed
+def _key(setting: Setting, seed: int | None = None) -> str:
+    return json.dumps([dict(setting), seed], sort_keys=True)
 
 
-def _one(tuner: FineTuner, settings: Config) -> tuple[Outcome, Any]:
+def _one(train: Callable[[Config], Trained], setting: Setting, settings: Config) -> tuple[Outcome, Trained | None]:
     """A run and its outcome; one that diverged counts 0 and is flagged, and the search goes on."""
-    common = _searched(settings)
     try:
-        run = tuner.run(settings)
+        run = train(settings)
     except (NotFiniteError, NoFiniteScore) as error:
-        log.warning("run %s failed: %s", common, error)
-        return Outcome(*common, 0.0, {}, (FAILED,), 0, 0.0), None
-    scores = run.scores
-    seconds = round(run.seconds, 3)
-    outcome = Outcome(*common, run.value, dict(scores.values), scores.flags, run.best_step, seconds)
-    return outcome, run
+        log.warning("run %s failed: %s", described(setting, settings.seed), error)
+        return Outcome(setting, settings.seed, 0.0, {}, (FAILED,), 0, 0.0), None
+    scores, seconds = run.scores, round(run.seconds, 3)
+    return Outcome(setting, settings.seed, run.value, dict(scores.values), scores.flags, run.best_step, seconds), run
 
 
 def check_identity(directory: pathlib.Path, identity: dict[str, Any]) -> None:
@@ -136,12 +143,8 @@ def check_identity(directory: pathlib.Path, identity: dict[str, Any]) -> None:
     wanted = json.loads(json.dumps(identity))
     if not path.exists():
         write_whole(path, json.dumps(wanted, indent=1) + "\n")
-        return
-    found = read_json(path)
-    # Of what an earlier version did not write down nothing is known.
-    if differing := sorted(k for k in found if found[k] != wanted.get(k)):
-        changes = "; ".join(f"{k}: {found.get(k)!r} -> {wanted.get(k)!r}" for k in differing)
-        raise ValueError(f"{directory} holds another search ({changes}); choose another directory")
+    elif differing := conflicts(read_json(path), wanted):
+        raise ValueError(f"{directory} holds another search ({'; '.join(differing)}); choose another directory")
 
 
 def read_outcomes(path: pathlib.Path) -> list[Outcome]:
@@ -153,8 +156,7 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            row = json.loads(line)
-            outcomes.append(Outcome(**row | {"flags": tuple(row["flags"])}))
+            outcomes.append(Outcome.of_json(line))
             good += len(line)
     with open(path, "r+b") as file:
         file.truncate(good)
@@ -165,9 +167,12 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
 class Row:
     """All seeds of one setting."""
 
-    setting: tuple[int, float, int]
-    values: tuple[float, ...]
-    degenerate: int
+    setting: Setting
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def values(self) -> list[float]:
+        return [outcome.value for outcome in self.outcomes]
 
     @property
     def mean(self) -> float:
@@ -179,17 +184,17 @@ class Row:
         """Sample standard deviation; None of a single seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
+    @property
+    def degenerate(self) -> int:
+        return sum(outcome.degenerate for outcome in self.outcomes)
+
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """One row a setting, best mean first."""
-    by_setting: dict[tuple[int, float, int], list[Outcome]] = {}
+    by_setting: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        by_setting.setdefault(outcome.setting, []).append(outcome)
-    found = [
-        Row(setting, tuple(o.value for o in group), sum(o.degenerate for o in group))
-        for setting, group in by_setting.items()
-    ]
-    return sorted(found, key=lambda row: -row.mean)
+        by_setting.setdefault(_key(outcome.setting), []).append(outcome)
+    return sorted((Row(o[0].setting, tuple(o)) for o in by_setting.values()), key=lambda row: -row.mean)
 
 
 def best_outcome(outcomes: Sequence[Outcome]) -> Outcome:
@@ -202,38 +207,40 @@ def best_outcome(outcomes: Sequence[Outcome]) -> Outcome:
     return best
 
 
-def described(outcome: Outcome) -> str:
+def described(setting: Setting, seed: int | None = None) -> str:
     """The settings of a run, as a line of text has them."""
-    return (
-        f"batch {outcome.batch_size}, learning rate {outcome.learning_rate:g}, "
-        f"{counted(outcome.epochs, 'epoch')}, seed {outcome.seed}"
-    )
+    words = [
+        counted(value, "epoch") if name == "epochs" else f"{WORDS.get(name, name)} {_cell(value)}"
+        for name, value in setting.items()
+    ]
+    return ", ".join(words if seed is None else [*words, f"seed {seed}"])
+
+
+def _cell(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
     """A Markdown table: each setting, each run, mean, standard deviation, degenerate runs."""
-    best = best_outcome(outcomes)
+    best, found = best_outcome(outcomes), rows(outcomes)
     head = (
-        f"{task}: {metric} on dev, {len(outcomes)} runs, {sum(o.degenerate for o in outcomes)} degenerate; best "
-        f"{best.value:.4f} with {described(best)}"
+        f"{task}: {metric} on dev, {len(outcomes)} runs, "
+        f"{sum(o.degenerate for o in outcomes)} degenerate; best {best.value:.4f} with "
+        f"{described(best.setting, best.seed)}"
     )
-    columns = ("batch", "learning rate", "epochs", "runs", "mean", "std", "degenerate", "every run")
-    cells = []
-    for row in rows(outcomes):
-        size, rate, epochs = row.setting
-        each = " ".join(f"{value:.4f}" for value in row.values)
-        cells.append(
-            (
-                size,
-                f"{rate:g}",
-                epochs,
-                len(row.values),
-                f"{row.mean:.4f}",
-                "-" if row.deviation is None else f"{row.deviation:.4f}",
-                row.degenerate,
-                each,
-            )
+    names = list(dict.fromkeys(name for row in found for name in row.setting))
+    columns = [*(WORDS.get(name, name) for name in names), "runs", "mean", "std", "degenerate", "every run"]
+    cells = [
+        (
+            *(_cell(row.setting.get(name, "")) for name in names),
+            len(row.values),
+            f"{row.mean:.4f}",
+            "-" if row.deviation is None else f"{row.deviation:.4f}",
+            row.degenerate,
+            " ".join(f"{value:.4f}" for value in row.values),
         )
+        for row in found
+    ]
     return f"{head}\n\n{markdown.table(columns, cells)}\n"
 
 
@@ -245,13 +252,11 @@ def picture(task: str, metric: str, outcomes: Sequence[Outcome], path: pathlib.P
     figure = Figure(figsize=(8, 1.5 + 0.3 * len(found)), layout="constrained")
     axes = figure.subplots()
     for height, row in enumerate(reversed(found)):
-        group = [o for o in outcomes if o.setting == row.setting]
         for degenerate, marker, colour in ((False, "o", "tab:blue"), (True, "x", "tab:red")):
-            values = [o.value for o in group if o.degenerate is degenerate]
+            values = [o.value for o in row.outcomes if o.degenerate is degenerate]
             axes.plot(values, [height] * len(values), marker, color=colour, alpha=0.7)
         axes.plot([row.mean], [height], "|", color="black", markersize=14)
-    names = [f"batch {b}, {r:g}, {counted(e, 'epoch')}" for b, r, e in (row.setting for row in found[::-1])]
-    axes.set_yticks(range(len(found)), names)
+    axes.set_yticks(range(len(found)), [described(row.setting) for row in found[::-1]])
     axes.set_ylim(-0.6, len(found) - 0.4)
     axes.set_xlabel(f"{metric} on dev (bar: mean of the seeds; cross: degenerate run)")
     axes.set_title(task)

@@ -2,9 +2,12 @@
 
 import argparse
 import difflib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from bertjax.command_line import expand_overrides, load_config
+from bertjax.config import Config, walk
 from bertjax.formats.files import parse_json
 from bertjax.interruption import refusals as refusals
 from bertjax.interruption import refuse
@@ -34,10 +37,23 @@ class Parser(argparse.ArgumentParser):
             options.setdefault("metavar", kinds.get(options.get("type"), "TEXT"))
         return super().add_argument(*names, **options)
 
+    base: Callable[[], Any] | None = None  # of a tool that takes settings; see add_settings
+    short: Mapping[str, str] = {}
+
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """The flags (of sys.argv by default). Of a flag that is given twice the last one counts."""
+        settings: list[str] = []
+        if self.base is not None:
+            try:
+                _, *args = expand_overrides(["", *(sys.argv[1:] if args is None else args)])
+            except ValueError as error:
+                refuse(self.prog.rpartition(".")[2], str(error), 2)
+            settings = [argument for argument in args if argument.startswith("--config.")]
+            args = [argument for argument in args if not argument.startswith("--config.")]
         found, left_over = self.parse_known_args(args, namespace)
         if not left_over:
+            if self.base is not None:
+                self._read_settings(found, settings)
             return found
         if all(argument.startswith("-") for argument in left_over):
             self.error(f"no such flag: {left_over[0]}{self._meant(left_over[0])}")
@@ -46,6 +62,14 @@ class Parser(argparse.ArgumentParser):
             "shell has expanded a wildcard, so only its first file would be read. Quote the "
             "wildcard: --input='corpus/*.txt'"
         )
+
+    def _read_settings(self, found: Any, settings: list[str]) -> None:
+        """Puts `config` and `given`, the names of what the command line sets, beside the flags."""
+        short = {name: getattr(found, flag) for flag, name in self.short.items() if getattr(found, flag) is not None}
+        settings = [*settings, *(f"--config.{name}={value}" for name, value in short.items())]
+        found.given = {setting.removeprefix("--config.").partition("=")[0] for setting in settings}
+        with refusals(self.prog.rpartition(".")[2], 2):
+            found.config = load_config(found.config, settings, self.base())
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with this line."""
@@ -83,6 +107,26 @@ def add_input(parser: Parser, required: bool = False) -> None:
     """Adds --input, the text files of a corpus."""
     text = "files; wildcards in quotes; commas or repetition for several; tfds:name/config:split"
     parser.add_argument("--input", action="append", required=required, metavar="PATTERN", help=text)
+
+
+def add_settings(parser: Parser, base: Callable[[], Any], short: Mapping[str, str]) -> None:
+    """Lets a tool take --config=FILE and --config.NAME=VALUE as bertjax.main does: the flags `config` and `given`.
+
+    Args:
+      base: makes the ConfigDict of a command line without --config=FILE.
+      short: {flag: the setting that it is short for}.
+    """
+    parser.base, parser.short = base, short
+    text = "experiment, as bertjax.main takes it; every setting can be given, as --config.NAME=VALUE"
+    parser.add_argument("--config", metavar="FILE", help=text)
+    known = dict(walk(Config))
+    for flag, name in short.items():
+        setting, options = known[name], {}
+        if isinstance(setting.allowed, tuple):
+            options["choices"] = setting.allowed
+        help = f"short for --config.{name}: {setting.help}".replace("%", "%%")
+        kind = json_object if isinstance(setting.default, dict) else type(setting.default)
+        parser.add_argument(f"--{flag}", type=kind, help=help, **options)
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -12,25 +12,29 @@ on, or those of --columns. So are .conll files (ner) and SQuAD's .json (qa). The
 form of the input, or that of the suffix of --out: a CSV or TSV file gets its own columns back and
 `prediction` (and more) beside them; JSON lines are one object an input; .json is SQuAD's object of
 answers by question id. Inputs are answered in chunks, in which batches hold inputs of similar
-length; a chunk is written when it is done.
+length; a chunk is written when it is done. Of the settings, those of `execution` and task.eval_batch_size count.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import ml_collections
 
 from bertjax import inference
+from bertjax.config import finetune_config
+from bertjax.config_checks import check_config
 from bertjax.formats.files import whole_file
 from bertjax.interop.loading import LoadedModel, LoadError, load_model, open_source
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.tasks.inputs import Input, Inputs, Output, read_inputs
 from bertjax.tasks.make import ASKED, Remembered, remembered, task_name
-from bertjax.tools.arguments import make_parser, refusals
+from bertjax.tools.arguments import add_settings, make_parser, refusals
 
 CHUNK = 64  # batches: enough to sort by length, few enough for the memory
 
@@ -129,6 +133,14 @@ def asked(name: str | None, model: str) -> str:
     return ASKED.get(found, found)
 
 
+def prediction_config() -> ml_collections.ConfigDict:
+    """What holds where no setting says otherwise: few inputs, answered with all digits."""
+    config = finetune_config()
+    config.task.eval_batch_size = 32
+    config.execution.dtype = "float32"
+    return config
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("predict", __doc__)
@@ -151,13 +163,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help=".csv, .tsv, .jsonl, .conll (ner) or .json (qa); default: the screen, in the form of the input",
     )
     parser.add_argument("--top_k", type=int, default=5, help="candidates for each [MASK]")
-    parser.add_argument("--batch_size", type=int, default=32, help="rows")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--dtype", choices=DTYPES, help="in place of --config.execution.dtype; float16 too")
+    add_settings(parser, prediction_config, {"batch_size": "task.eval_batch_size"})
     options = parser.parse_args(arguments)
     with refusals("predict"):
+        config = check_config(options.config)
+        options.batch_size = config.task.eval_batch_size
         task = asked(options.task, options.model)
         answer, kind = TASKS[task]
-        execution = Execution.for_backend(jax.default_backend(), dtype=options.dtype)
+        execution = Execution.of(config.execution, jax.default_backend())
+        execution = dataclasses.replace(execution, dtype=options.dtype or execution.dtype)
         memory, labels = Remembered(), ()
         with contextlib.suppress(LoadError):  # load_model says it better
             source = open_source(options.model)

@@ -1,125 +1,178 @@
-"""The paper's search over batch size, learning rate and epochs, for one task.
+"""A search over settings of a fine-tuning: by default the paper's, of batch size, learning rate and epochs.
 
-    python -m bertjax.tools.sweep --task=mrpc --data=glue --init_from=DIR --workdir=runs/mrpc \\
-        --seeds=5
+    python -m bertjax.tools.sweep --task=mrpc --data=glue --init_from=DIR --workdir=runs/mrpc --seeds=5
+    python -m bertjax.tools.sweep --config=configs/glue.py:mrpc --config.task.data=glue/MRPC \\
+        --config.init_from=DIR --workdir=runs/mrpc \\
+        --search=optimizer.name=adamw,optax.lion --search=optimizer.learning_rate=1e-5,2e-5
 
-Runs in one process with shared compilation, goes on where it was interrupted, and ends with a
-table, a picture (WORKDIR/sweep.png) and the best model of all runs (WORKDIR/best).
+Runs in one process, in which runs share data and compiled programs where they can; goes on where it was interrupted,
+and ends with a table, a picture (WORKDIR/sweep.png) and the best model of all runs (WORKDIR/best).
 """
 
 from __future__ import annotations
 
-import argparse
+import ast
 import functools
+import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bertjax.tasks.sweep import PAPER_GRID
-from bertjax.tools.arguments import json_object, make_parser, refusals
+from bertjax.config import FREE, Config, finetune_config, walk
+from bertjax.config_checks import check_config, check_name
+from bertjax.tools.arguments import Parser, add_settings, make_parser, refusals
 
 if TYPE_CHECKING:  # jax is set up before they are imported
-    from bertjax.tasks.finetune import FineTuner, Trained
+    from bertjax.tasks.finetune import Trained
+
+SHORT = {
+    "task": "task.name",
+    "data": "task.data",
+    "options": "task.options",
+    "init_from": "init_from",
+    "max_length": "task.max_length",
+    "buckets": "task.buckets",
+    "dtype": "execution.dtype",
+    "compilation_cache": "execution.compilation_cache",
+}
+# Of the paper's grid.
+LISTS = {"batch_size": "batch_size", "learning_rate": "optimizer.learning_rate", "epochs": "task.epochs"}
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line; what is searched are lists, separated by commas."""
+def parser() -> Parser:
+    """The command line."""
     parser = make_parser("sweep", __doc__)
     add = parser.add_argument
-    add("--task", required=True, help="cola, sst2, mrpc, ..., squad1.1, ner, table, ...")
-    add("--data", required=True, help="directory of the task's files, or tfds:NAME")
-    add("--init_from", required=True, metavar="DIR", help="model to start from")
-    add("--workdir", required=True, type=_directory, help="where runs.jsonl, sweep.md, best/ go")
-    add("--options", type=json_object, default={}, help="of the task, as a JSON object")
-    for name, kind in (("batch_size", int), ("learning_rate", float), ("epochs", int)):
-        add(
-            f"--{name}",
-            type=_list_of(kind),
-            default=PAPER_GRID[name],
-            metavar="N,N",
-            help=f"default {','.join(f'{value:g}' for value in PAPER_GRID[name])}",
-        )
+    add(
+        "--workdir",
+        required=True,
+        type=lambda text: pathlib.Path(text).expanduser(),
+        metavar="DIR",
+        help="where runs.jsonl, sweep.md, best/ go",
+    )
+    add(
+        "--search",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,VALUE",
+        help="a setting and what it is to be; may be repeated: all combinations. Default: the paper's grid",
+    )
+    for flag, name in LISTS.items():
+        add(f"--{flag}", metavar="N,N", help=f"short for --search={name}=N,N; the rest of the paper's grid stays")
     add("--seeds", type=int, default=1, help="seeds 0 to N-1 of every setting (default 1)")
-    add("--max_length", type=int, default=128, help="tokens of a row (default 128)")
-    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="arithmetic")
-    add("--buckets", type=int, default=3, help="padded lengths, each one compilation (default 3)")
-    add("--compilation_cache", default="~/.cache/bertjax/xla", help="directory of compiled programs; '' = off")
+    add_settings(parser, finetune_config, SHORT)
     return parser
-
-
-def _directory(text: str) -> pathlib.Path:
-    return pathlib.Path(text).expanduser()
-
-
-def _list_of(kind: type) -> Callable[[str], list[Any]]:
-    def numbers(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",")]
-
-    return numbers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs or resumes the search."""
     flags = parser().parse_args(arguments)
-    if flags.seeds < 1:
-        raise SystemExit(f"sweep: --seeds={flags.seeds} must be at least 1")
+    with refusals("sweep", 2):
+        if flags.seeds < 1:
+            raise ValueError(f"--seeds={flags.seeds} must be at least 1")
+        search = searched(flags)
+        config = check_config(flags.config)
+        if config.job != "finetune":
+            raise ValueError(f"config.job={config.job!r}: a search is over fine-tunings")
     with refusals("sweep"):
-        print(search(flags))
+        print(run(config, search, range(flags.seeds), flags.workdir))
 
 
-def search(flags: argparse.Namespace) -> str:
+def searched(flags: Any) -> dict[str, list[Any]]:
+    """{setting: values} of --search and its short forms, or the paper's grid but for what the command line sets."""
+    from bertjax.tasks.sweep import PAPER_GRID
+
+    found = {} if flags.search else {n: [*values] for n, values in PAPER_GRID.items() if n not in flags.given}
+    for flag, name in LISTS.items():
+        if (text := getattr(flags, flag)) is not None:
+            found[name] = values_of(name, text, f"--{flag}={text}")
+    for text in flags.search:
+        name, equals, values = text.removeprefix("config.").partition("=")
+        if not equals or not values:
+            raise ValueError(f"--search={text}: write NAME=VALUE,VALUE, such as optimizer.learning_rate=1e-5,2e-5")
+        check_name(name)
+        if name == "seed":
+            raise ValueError("--search=seed: give --seeds=N, whose runs are averaged")
+        found[name] = values_of(name, values, f"--search={text}")
+    return found
+
+
+def values_of(name: str, text: str, given: str) -> list[Any]:
+    """The values of a setting, separated by commas, as the type of the setting."""
+    try:
+        values = ast.literal_eval(f"[{text}]")
+    except (ValueError, SyntaxError):  # words among them
+        values = [int(word) if word.isdecimal() else word for word in text.split(",")]
+    if name.startswith(FREE):
+        return values
+    kind = type(dict(walk(Config))[name].default)
+    truth = {"true": True, "false": False}
+    if kind is bool:
+        values = [truth.get(str(value).lower(), value) for value in values]
+    if kind is str:
+        values = [str(value) for value in values]
+    if kind is float:
+        values = [float(value) if type(value) is int else value for value in values]
+    for value in values:
+        if type(value) is not kind:
+            raise ValueError(f"{given}: {value!r} is no {kind.__name__}")
+    return values
+
+
+def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pathlib.Path) -> str:
     """The table at the end of the search, and where it and the best model are."""
     import jax
 
-    if flags.compilation_cache:  # before the first array, or the first compilations are not kept
-        jax.config.update("jax_compilation_cache_dir", str(_directory(flags.compilation_cache)))
-    from bertjax.config import finetune_config, frozen
-    from bertjax.model.presets import Execution
+    if cache := config.execution.compilation_cache:  # before the first array, or the first compilations are not kept
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
     from bertjax.tasks import job, sweep
+    from bertjax.tasks.finetune import PER_RUN
     from bertjax.tasks.results import recorded
 
-    settings = frozen(finetune_config()).replace(
-        {"task.max_length": flags.max_length, "task.buckets": flags.buckets, "task.options": flags.options}
-    )
-    task = job.make_task(flags.task, flags.data, flags.options)
-    execution = Execution.for_backend(jax.default_backend(), dtype=flags.dtype)
-    tuner = job.prepare_tuner(task, flags.init_from, settings, execution=execution)
+    runs = [(setting, check_config(settings)) for setting, settings in sweep.grid(config, search, seeds)]
+    base = {name: functools.reduce(getattr, name.split("."), config) for name in PER_RUN}
+    tuner, made_for = None, None
+
+    def tuner_for(settings: Config) -> Any:
+        """The tuner of the run before where only PER_RUN differs."""
+        nonlocal tuner, made_for
+        if settings.replace(base) != made_for:
+            tuner = None  # its memory first
+            tuner, made_for = job.tuner_of(settings), settings.replace(base)
+        return tuner
+
+    first = tuner_for(runs[0][1])
     identity = {
-        "task": task.name,
-        "options": flags.options,
-        "init_from": flags.init_from,
-        "weights": tuner.load_params.source.fingerprint(),
-        "settings": recorded(settings)["settings"],
-        "data": {split: tuner.data(split, training=split == "train")[0].fingerprint for split in ("train", "dev")},
+        "task": first.task.name,
+        "options": config.task.options,
+        "init_from": config.init_from,
+        "weights": first.load_params.source.fingerprint(),
+        "settings": recorded(config)["settings"],
+        "data": {split: first.data(split, training=split == "train")[0].fingerprint for split in ("train", "dev")},
     }
+    task, metric = first.task.name, first.task.metric
+    del first
     outcomes = sweep.sweep(
-        tuner,
-        sweep.grid(settings, flags.batch_size, flags.learning_rate, flags.epochs, range(flags.seeds)),
-        flags.workdir,
+        lambda settings: tuner_for(settings).run(settings),
+        runs,
+        workdir,
         identity,
-        keep=lambda run: _keep(tuner, run, flags),
+        keep=lambda trained: _keep(tuner, trained, workdir),
         say=functools.partial(print, file=sys.stderr, flush=True),
     )
-    table = sweep.write_report(task.name, task.metric, outcomes, flags.workdir)
-    return "\n".join(
-        [
-            table,
-            *(
-                f"{name}: {flags.workdir / file}"
-                for name, file in (("table", "sweep.md"), ("picture", "sweep.png"), ("best model", "best"))
-            ),
-        ]
-    )
+    table = sweep.write_report(task, metric, outcomes, workdir)
+    places = {"table": "sweep.md", "picture": "sweep.png", "best model": "best"}
+    return "\n".join([table, *(f"{name}: {workdir / file}" for name, file in places.items())])
 
 
-def _keep(tuner: FineTuner, run: Trained, flags: argparse.Namespace) -> None:
+def _keep(tuner: Any, trained: Trained, workdir: pathlib.Path) -> None:
     """Writes the best model so far and what it scored."""
     from bertjax.tasks.results import result_json, save_model, write_json
 
-    result = result_json(tuner, run, flags.init_from)
-    write_json(flags.workdir / "result.json", result)
-    save_model(tuner, run.params, flags.workdir / "best", result)
+    result = result_json(tuner, trained, trained.settings.init_from)
+    write_json(workdir / "result.json", result)
+    save_model(tuner, trained.params, workdir / "best", result)
 
 
 if __name__ == "__main__":

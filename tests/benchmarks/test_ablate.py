@@ -18,10 +18,7 @@ def test_the_table_sets_scores_and_perplexity_beside_the_papers(tmp_path):
         path = tmp_path / "mrpc" / workdir.name / "runs.jsonl"
         path.parent.mkdir(parents=True)
         path.write_text(
-            "".join(
-                json.dumps(vars(Outcome(32, 5e-5, 4, seed, value, {}, (), 1, 1.0))) + "\n"
-                for seed, value in enumerate(values)
-            )
+            "".join(Outcome({"epochs": 4}, seed, value, {}, (), 1, 1.0).to_json() for seed, value in enumerate(values))
         )
     found = ablate.transfer.results(tmp_path, ["base", "masking-80-20-0"])
     text = ablate.table(["base", "masking=80/20/0"], ["mrpc", "rte"], tmp_path, found)
@@ -74,8 +71,8 @@ def test_checkpoints_on_the_way_are_kept_fine_tuned_and_drawn(tmp_path, monkeypa
         for number, name in enumerate(given):
             path = out / "rte" / name / "runs.jsonl"
             path.parent.mkdir(parents=True)
-            lines = [vars(Outcome(32, 5e-5, 4, seed, 0.5 + number / 10, {}, (), 1, 1.0)) for seed in range(2)]
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            lines = [Outcome({"epochs": 4}, seed, 0.5 + number / 10, {}, (), 1, 1.0).to_json() for seed in range(2)]
+            path.write_text("".join(lines))
         return ["mrpc"]
 
     monkeypatch.setattr(ablate.transfer, "run_all", fine_tune)

@@ -40,8 +40,8 @@ def test_the_table_gives_mean_and_deviation_over_the_seeds(tmp_path):
     ):
         path = tmp_path / task / model / "runs.jsonl"
         path.parent.mkdir(parents=True)
-        outcomes = [Outcome(32, 5e-5, 3, seed, value, {}, (), 1, 1.0) for seed, value in enumerate(values)]
-        path.write_text("".join(json.dumps(vars(o)) + "\n" for o in outcomes))
+        outcomes = [Outcome({"epochs": 4}, seed, value, {}, (), 1, 1.0) for seed, value in enumerate(values)]
+        path.write_text("".join(outcome.to_json() for outcome in outcomes))
     models = ("scratch", "ours")
     found = transfer.results(tmp_path, models)
     text = transfer.table(found, models, {"rte": "accuracy"})

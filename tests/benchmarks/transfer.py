@@ -141,9 +141,10 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
         tuner = tuners[kind]
         (out / name / "metric.txt").write_text(tuner.task.metric)
         tuner.load_params = jax.jit(init_params, static_argnums=0) if how == "scratch" else start
+        search = {"batch_size": [BATCH_SIZE], "optimizer.learning_rate": [rate], "task.epochs": [work.epochs]}
         outcomes = sweep.sweep(
-            tuner,
-            sweep.grid(settings, [BATCH_SIZE], [rate], [work.epochs], range(seeds)),
+            tuner.run,
+            sweep.grid(settings, search, range(seeds)),
             out / name / model,
             {"task": name, "model": where, "settings": recorded(settings)["settings"]},
         )

@@ -16,7 +16,7 @@ from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import summary
 from bertjax.tasks import job
 from bertjax.tokenization import WordPieceTokenizer
-from bertjax.tools import evaluate, predict
+from bertjax.tools import evaluate, predict, sweep
 from bertjax.training import sharding
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
@@ -344,3 +344,38 @@ def test_the_head_is_drawn_from_the_seed_and_the_encoder_from_the_file(start):
     assert np.abs(kernel[0] - kernel[2]).max() > 1e-3
     for one, two in zip(jax.tree.leaves(first["encoder"]), jax.tree.leaves(other["encoder"]), strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.slow
+def test_a_search_over_any_settings_goes_on_and_leaves_the_best_model(start, data, capsys):
+    (data / "experiment.py").write_text(
+        "from bertjax.config import finetune_config\n"
+        "def get_config():\n"
+        "    config = finetune_config()\n"
+        "    config.task.name, config.task.max_length, config.task.buckets = 'table', 32, 1\n"
+        "    config.task.options = {'files': {'train': 'train.tsv', 'dev': 'dev.tsv'}}\n"
+        "    config.task.epochs, config.batch_size, config.mesh.data = 1, 16, 8\n"
+        "    return config\n"
+    )
+    command = [
+        f"--config={data / 'experiment.py'}",
+        f"--config.task.data={data}",
+        f"--init_from={start}",
+        f"--workdir={data / 'search'}",
+        "--compilation_cache=",
+        "--search=optimizer.name=adamw,optax.lion",
+    ]
+    sweep.main([*command, "--search=optimizer.learning_rate=1e-3"])
+    said = capsys.readouterr()
+    assert said.err.count("run ") == 2 and "run 2/2: optimizer.name optax.lion, learning rate 0.001, seed 0" in said.err
+    assert "| optimizer.name | learning rate | runs |" in said.out
+    sweep.main([*command, "--search=optimizer.learning_rate=1e-3,2e-3"])
+    assert capsys.readouterr().err.count("run ") == 2  # the other two are there
+    evaluate.main([f"--model={data / 'search' / 'best'}", f"--data={data}", "--config.task.eval_batch_size=8"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["scores"] == json.loads((data / "search" / "result.json").read_text())["scores"]
+    with pytest.raises(SystemExit, match="sweep: .* holds another search .settings.layer_decay: 1.0 -> 0.9"):
+        sweep.main([*command, "--config.task.layer_decay=0.9"])
+    with pytest.raises(SystemExit) as refused:
+        predict.main([f"--model={data / 'search' / 'best'}", "--text=a", "--config.task.evl_batch_size=8"])
+    assert "Did you mean --config.task.eval_batch_size" in str(refused.value)

@@ -1,6 +1,6 @@
 """The search: grid, resumption, degenerate runs, table and picture. No model is trained here."""
 
-import dataclasses
+import json
 import types
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 from bertjax.config import finetune_config, frozen
 from bertjax.tasks import metrics, sweep
 from bertjax.tasks.finetune import NoFiniteScore
+from bertjax.tools import sweep as tool
 
 BASE = frozen(finetune_config())
 
@@ -37,11 +38,12 @@ class Tuner:
 
 
 def runs():
-    return sweep.grid(BASE, [16], [5e-5, 2e-5], [2, 3], range(3))
+    search = {"batch_size": [16], "optimizer.learning_rate": [5e-5, 2e-5], "task.epochs": [2, 3]}
+    return sweep.grid(BASE, search, range(3))
 
 
 def test_the_grid_is_the_papers_times_the_seeds_grouped_by_batch_size():
-    found = list(sweep.grid(BASE, seeds=range(5)))
+    found = [settings for _, settings in sweep.grid(BASE, seeds=range(5))]
     assert len(found) == 2 * 3 * 3 * 5
     assert [r.batch_size for r in found] == [16] * 45 + [32] * 45
     assert found[0] == run_of(5e-5, 16, 2, 0)
@@ -50,32 +52,34 @@ def test_the_grid_is_the_papers_times_the_seeds_grouped_by_batch_size():
 def test_an_interrupted_search_goes_on_and_repeats_no_run(tmp_path):
     first = Tuner(fail_at=4)
     with pytest.raises(KeyboardInterrupt):
-        sweep.sweep(first, runs(), tmp_path, {"task": "toy"})
+        sweep.sweep(first.run, runs(), tmp_path, {"task": "toy"})
     with open(tmp_path / "runs.jsonl", "a") as file:
         file.write('{"batch_size": 16, "learn')  # killed while writing
     second, kept, said = Tuner(), [], []
-    outcomes = sweep.sweep(second, runs(), tmp_path, {"task": "toy"}, keep=kept.append, say=said.append)
+    outcomes = sweep.sweep(second.run, runs(), tmp_path, {"task": "toy"}, keep=kept.append, say=said.append)
     assert len(said) == len(second.ran)
     assert said[-1] == ("run 12/12: batch 16, learning rate 2e-05, 3 epochs, seed 2: 0.9000  [one class only], 1.0 s")
-    assert first.ran + second.ran == list(runs())
+    assert first.ran + second.ran == [settings for _, settings in runs()]
     assert len(outcomes) == 12 == len(sweep.read_outcomes(tmp_path / "runs.jsonl"))
     assert outcomes == sweep.read_outcomes(tmp_path / "runs.jsonl")
+    row = json.loads((tmp_path / "runs.jsonl").read_text().splitlines()[0])
+    assert list(row)[:5] == ["batch_size", "learning_rate", "epochs", "seed", "value"]
     assert kept[-1].settings == run_of(2e-5, 16, 2, 2)
     values = [run.value for run in kept]
     assert values == sorted(values)
     sweep.check_identity(tmp_path, {"task": "toy", "weights": "written down by later versions"})
     with pytest.raises(ValueError, match="another search.*'toy' -> 'other'"):
-        sweep.sweep(Tuner(), runs(), tmp_path, {"task": "other"})
+        sweep.sweep(Tuner().run, runs(), tmp_path, {"task": "other"})
 
 
 def test_failed_and_one_class_runs_are_counted_and_averaged_honestly(tmp_path):
-    outcomes = sweep.sweep(Tuner(), runs(), tmp_path, {})
-    rows = {row.setting: row for row in sweep.rows(outcomes)}
+    outcomes = sweep.sweep(Tuner().run, runs(), tmp_path, {})
+    rows = {tuple(row.setting.values()): row for row in sweep.rows(outcomes)}
     row = rows[16, 5e-5, 2]
-    assert row.values == pytest.approx((0.85, 0.0, 0.87)) and row.degenerate == 2
+    assert row.values == pytest.approx([0.85, 0.0, 0.87]) and row.degenerate == 2
     assert row.mean == pytest.approx(1.72 / 3)
     assert row.deviation == pytest.approx(np.std([0.85, 0.0, 0.87], ddof=1))
-    assert sweep.best_outcome(outcomes).learning_rate == 2e-5
+    assert sweep.best_outcome(outcomes).setting["learning_rate"] == 2e-5
     text = sweep.write_report("toy", "accuracy", outcomes, tmp_path)
     assert "12 runs, 6 degenerate" in text
     assert "| 16 | 5e-05 | 2 | 3 | 0.5733 | 0.4966 | 2 | 0.8500 0.0000 0.8700 |" in text
@@ -84,10 +88,57 @@ def test_failed_and_one_class_runs_are_counted_and_averaged_honestly(tmp_path):
 
 
 def test_one_seed_has_no_deviation_and_no_run_is_an_error():
-    outcome = sweep.Outcome(16, 2e-5, 3, 0, 0.5, {}, (), 1, 1.0)
+    setting = {"batch_size": 16, "learning_rate": 2e-5, "epochs": 3}
+    outcome = sweep.Outcome(setting, 0, 0.5, {}, (), 1, 1.0)
     assert sweep.rows([outcome])[0].deviation is None
     assert "| 16 | 2e-05 | 3 | 1 | 0.5000 | - | 0 | 0.5000 |" in sweep.table("rte", "f1", [outcome])
-    one = dataclasses.replace(outcome, epochs=1)
-    assert sweep.described(one) == "batch 16, learning rate 2e-05, 1 epoch, seed 0"
+    assert sweep.described({**setting, "epochs": 1}, 0) == "batch 16, learning rate 2e-05, 1 epoch, seed 0"
     with pytest.raises(ValueError, match="no finished run"):
         sweep.best_outcome([])
+
+
+def options(*arguments):
+    return tool.searched(tool.parser().parse_args(["--workdir=w", *arguments]))
+
+
+def test_any_setting_can_be_searched_and_what_is_set_is_not():
+    assert options() == {name: list(values) for name, values in sweep.PAPER_GRID.items()}
+    assert options("--batch_size=8", "--config.task.epochs=1") == {
+        "batch_size": [8],
+        "optimizer.learning_rate": [5e-5, 3e-5, 2e-5],
+    }
+    found = options(
+        "--search=optimizer.name=adamw,optax.lion",
+        "--search=config.optimizer.learning_rate=1,2e-5",
+        "--search=task.options.label=a,b",
+        "--search=optimizer.bias_correction=true,False",
+        "--search=task.freeze=(),('embeddings/',)",
+    )
+    assert found == {
+        "optimizer.name": ["adamw", "optax.lion"],
+        "optimizer.learning_rate": [1.0, 2e-5],
+        "task.options.label": ["a", "b"],
+        "optimizer.bias_correction": [True, False],
+        "task.freeze": [(), ("embeddings/",)],
+    }
+    grid = list(sweep.grid(BASE, {"optimizer.learning_rate": [1e-5, 2e-5], "optimizer.options.b1": [0.8, 0.9]}))
+    assert [setting for setting, _ in grid] == [
+        {"optimizer.options.b1": b1, "learning_rate": rate} for b1 in (0.8, 0.9) for rate in (1e-5, 2e-5)
+    ]
+    assert [settings.optimizer.options for _, settings in grid] == [{"b1": 0.8}] * 2 + [{"b1": 0.9}] * 2
+    assert sweep.described(grid[0][0], 1) == "optimizer.options.b1 0.8, learning rate 1e-05, seed 1"
+
+
+@pytest.mark.parametrize(
+    "argument, words",
+    [
+        ("--search=optimizer.lerning_rate=1", "Did you mean --config.optimizer.learning_rate"),
+        ("--search=optimizer.learning_rate", "write NAME=VALUE,VALUE"),
+        ("--search=task.epochs=2,x", "--search=task.epochs=2,x: 'x' is no int"),
+        ("--epochs=x", "--epochs=x: 'x' is no int"),
+        ("--search=seed=1,2", "give --seeds=N"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(argument, words):
+    with pytest.raises(ValueError, match=words):
+        options(argument)
