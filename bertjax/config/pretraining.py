@@ -9,6 +9,7 @@ from bertjax.config.setting import (
     AT_LEAST_0,
     AT_LEAST_1,
     BELOW_ONE,
+    COUNT,
     POSITIVE,
     POSITIVE_INTEGER,
     SHARE,
@@ -22,6 +23,9 @@ PAPER, CODE = "BERT paper A.2", "google-research/bert"
 # 'gelu' is x * Phi(x) through erf, as transformers names it; 'gelu_new' is the tanh approximation that the original
 # code computes (modeling.py, last commit); 'swish' is what transformers also calls 'silu'.
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")
+MODERN = "ModernBERT paper, table 4"
+HEADS = ("bert", "roberta", "distilbert", "electra", "modernbert")
+MODEL_TYPES = ("", "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "modernbert")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +123,66 @@ class Architecture:
     )
     initializer_range: float = setting(0.02, "standard deviation of the truncated normal", SMALL, source=CODE)
     layer_norm_eps: float = setting(1e-12, "epsilon of LayerNorm", SMALL, source=CODE)
+    type_vocab_size: int = setting(
+        2, "segments that a token can belong to; 0 = no segment embeddings", COUNT, source=CODE
+    )
+    pad_token_id: int = setting(0, "id of the tokenizer's padding token", COUNT, source=CODE)
+    positions: str = setting(
+        "learned",
+        "how a token's place is told: learned (a table), offset (a table that counts from pad_token_id + 1, as "
+        "RoBERTa's) or rotary (queries and keys are turned)",
+        ("learned", "offset", "rotary"),
+        source=CODE,
+    )
+    global_rope_theta: float = setting(
+        160_000.0, "base of rotary positions in layers that see the whole row", POSITIVE, source=MODERN
+    )
+    local_rope_theta: float = setting(
+        10_000.0, "base of rotary positions in layers with a window", POSITIVE, source=MODERN
+    )
+    local_attention: int = setting(
+        0,
+        "window of attention, half of it to each side; 0 = every layer sees the whole row",
+        COUNT,
+        source=CODE,
+        unit="tokens",
+    )
+    global_attn_every_n_layers: int = setting(
+        3, "where there are windows: layers 0, n, 2n, ... see the whole row", POSITIVE_INTEGER, source=MODERN
+    )
+    norm: str = setting(
+        "after",
+        "LayerNorm after each sub-layer and its residual, or before each sub-layer",
+        ("after", "before"),
+        source=CODE,
+    )
+    norm_bias: bool = setting(True, "LayerNorm adds a bias", source=CODE)
+    embedding_norm: bool = setting(True, "LayerNorm after the embeddings", source=CODE)
+    first_norm: bool = setting(
+        True, "norm=before: LayerNorm before the first layer's attention too; ModernBERT has none there", source=CODE
+    )
+    final_norm: bool = setting(False, "LayerNorm after the last layer, which norm=before needs", source=CODE)
+    feed_forward: str = setting(
+        "plain",
+        "plain = activation(x W), gated = activation(x W) * (x V): GeGLU with hidden_act=gelu",
+        ("plain", "gated"),
+        source=CODE,
+    )
+    attention_bias: bool = setting(True, "biases in the four products of attention", source=CODE)
+    mlp_bias: bool = setting(True, "biases in the products of the feed-forward layer", source=CODE)
+    embedding_size: int = setting(
+        0, "width of the embedding tables, which a product brings to H (ELECTRA); 0 = H", COUNT, source=CODE
+    )
+    heads: str = setting("bert", "whose pooler, MLM head and classifiers are built", HEADS, source=CODE)
+    classifier_pooling: str = setting(
+        "cls", "what a classifier with heads=modernbert reads: the first vector or the mean", ("cls", "mean")
+    )
+    model_type: str = setting(
+        "",
+        "name of the architecture in the exported config.json, where several are the same network (roberta, "
+        "xlm-roberta, camembert); '' = the first that fits",
+        MODEL_TYPES,
+    )
 
     def __post_init__(self) -> None:
         for name, field in walk(type(self)):
@@ -128,8 +192,16 @@ class Architecture:
                 f"{self._where}.num_attention_heads={self.num_attention_heads} must divide "
                 f"hidden_size={self.hidden_size}; BERT uses hidden_size / 64 heads"
             )
-        if not isinstance(self.is_decoder, bool):
-            raise ValueError(f"{self._where}.is_decoder must be true or false, got {self.is_decoder!r:.40}")
+        for field in dataclasses.fields(Architecture):
+            if field.type == "bool" and not isinstance(value := getattr(self, field.name), bool):
+                raise ValueError(f"{self._where}.{field.name} must be true or false, got {value!r:.40}")
+        if self.positions == "rotary" and self.hidden_size // self.num_attention_heads % 2:
+            raise ValueError(
+                f"{self._where}.positions='rotary' turns pairs of numbers, so hidden_size / num_attention_heads = "
+                f"{self.hidden_size // self.num_attention_heads} must be even"
+            )
+        if self.is_decoder and self.local_attention:
+            raise ValueError(f"{self._where}.is_decoder=True has no windows: set {self._where}.local_attention=0")
 
 
 @dataclasses.dataclass(frozen=True)

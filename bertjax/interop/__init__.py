@@ -1,5 +1,6 @@
 """Any BERT in, any BERT out: Hugging Face, Google's TF1 checkpoints, StableHLO."""
 
+from bertjax.formats.arrays import LoadError
 from bertjax.interop.loading import (
     TASKS,
     LoadedModel,
@@ -8,7 +9,6 @@ from bertjax.interop.loading import (
     load_model,
     load_pretrained_params,
 )
-from bertjax.interop.names import LoadError
 from bertjax.interop.source import open_source
 
 __all__ = [

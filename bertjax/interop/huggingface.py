@@ -21,16 +21,15 @@ import safetensors.numpy
 from bertjax.formats.arrays import Header, LoadError, read_safetensors, safetensors_headers
 from bertjax.formats.files import whole_directory
 from bertjax.formats.torch_pickle import read_torch_pickle, torch_headers
-from bertjax.interop.names import hugging_face_place
+from bertjax.interop.names import HUGGING_FACE, Naming, hugging_face_place
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.model import heads
+from bertjax.model.model_types import OWN
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 from bertjax.tokenization import Tokenizer
 from bertjax.version import source_version
 
-# Buffers that old versions of transformers stored beside the weights; they hold 0, 1, 2, ...
-_BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _LFS_POINTER = b"version https://git-lfs"
 _PARALLEL = "module."  # before every name, where torch's DataParallel was saved with its model
 # What the keys that do not describe the network have to look like.
@@ -55,17 +54,24 @@ _OTHER_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "finetuned": (lambda x: isinstance(x, dict), "be an object"),
 }
-_BARE = ("embeddings.", "encoder.", "pooler.")  # a BertModel saved alone has no "bert." in front
+_BUFFERS = (".embeddings.position_ids", ".embeddings.token_type_ids")  # of old files; they hold 0, 1, 2, ...
 _OLD_ENDS = {
     "LayerNorm.gamma": "LayerNorm.weight",
     "LayerNorm.beta": "LayerNorm.bias",
     "dense_act.weight": "dense.weight",
     "dense_act.bias": "dense.bias",
 }  # NVIDIA's
-_TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
+# model_type -> how the names of its classes begin
+CLASS_PREFIXES = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "distilbert": "DistilBert",
+    "electra": "Electra",
+    "modernbert": "ModernBert",
 }
+_BERT_ALONE = ("BertForPreTraining", "BertForNextSentencePrediction")
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -109,8 +115,10 @@ def config_of_file(path: Path) -> tuple[BertConfig, dict[str, Any]]:
         raise LoadError(f"{path}: {error}") from error
 
 
-def read_state_dict(directory: str | Path) -> dict[str, np.ndarray]:
+def read_state_dict(directory: str | Path, naming: Naming = hugging_face_place) -> dict[str, np.ndarray]:
     """All weights of a directory under today's names; buffers and the tied decoder are left out.
+
+    naming: of its model type.
 
     Raises:
       LoadError: no weights, a missing or broken shard, or an untied decoder, which BERT has not.
@@ -119,10 +127,10 @@ def read_state_dict(directory: str | Path) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for file in _shards(path):
         arrays.update(read_torch_pickle(file) if file.suffix == ".bin" else read_safetensors(file))
-    return normalise_names(arrays, str(path))
+    return normalise_names(arrays, str(path), naming)
 
 
-def read_headers(directory: str | Path) -> dict[str, Header]:
+def read_headers(directory: str | Path, naming: Naming = hugging_face_place) -> dict[str, Header]:
     """Types and shapes of what `read_state_dict` gives, without reading the weights.
 
     Raises:
@@ -132,7 +140,7 @@ def read_headers(directory: str | Path) -> dict[str, Header]:
     headers: dict[str, Header] = {}
     for file in _shards(path):
         headers.update(torch_headers(file) if file.suffix == ".bin" else safetensors_headers(file))
-    return {name: headers[old] for name, old in _todays_names(headers, str(path))[0].items()}
+    return {name: headers[old] for name, old in _todays_names(headers, str(path), naming)[0].items()}
 
 
 def _weights_file(directory: str | Path) -> Path:
@@ -168,25 +176,27 @@ def _shards(path: Path) -> list[Path]:
     return files
 
 
-def normalise_names(state: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-    """Old names (gamma, beta, dense_act, no "bert.", all with "module.") become today's; buffers
+def normalise_names(
+    state: Mapping[str, np.ndarray], source: str, naming: Naming = hugging_face_place
+) -> dict[str, np.ndarray]:
+    """Old names (gamma, beta, dense_act, no "bert." in front, all with "module.") become today's; buffers
     and tied copies are dropped.
 
     Raises:
       LoadError: the MLM decoder is not the word embedding table.
     """
-    names, ties = _todays_names(state, source)
+    names, ties = _todays_names(state, source, naming)
     for copy, original in ties.items():
         array, kept = state[copy], state[names[original]]
         if not np.array_equal(array, kept):
             raise LoadError(
                 f"{source}: {copy} {array.shape} differs from {original} {kept.shape}; "
-                "BERT's decoder is tied to its embeddings"
+                "the decoder is tied to the embeddings"
             )
     return {name: state[old] for name, old in names.items()}
 
 
-def _todays_names(state: Iterable[str], source: str) -> tuple[dict[str, str], dict[str, str]]:
+def _todays_names(state: Iterable[str], source: str, naming: Naming) -> tuple[dict[str, str], dict[str, str]]:
     """(today's name -> the name in the file, name of a tied copy -> today's name of its original).
 
     Raises LoadError for two entries of one parameter.
@@ -195,21 +205,22 @@ def _todays_names(state: Iterable[str], source: str) -> tuple[dict[str, str], di
     parallel = all(name.startswith(_PARALLEL) for name in state)
     named: dict[str, str] = {}
     for old in state:
-        name = _todays_name(old.removeprefix(_PARALLEL) if parallel else old)
+        name = _todays_name(old.removeprefix(_PARALLEL) if parallel else old, naming)
         if name in named:
             raise LoadError(f"{source} has two entries for {name}: {named[name]} and {old}")
         named[name] = old
     ties = {}
-    for copy, original in _TIED.items():
+    for copy, original in naming.ties.items():
         if (old := named.pop(copy, None)) is not None:
             if named.setdefault(original, old) != old:
                 ties[old] = original
-    return {name: old for name, old in named.items() if name not in _BUFFERS}, ties
+    buffers = {naming.root + end for end in _BUFFERS}
+    return {name: old for name, old in named.items() if name not in buffers}, ties
 
 
-def _todays_name(name: str) -> str:
-    if name.startswith(_BARE):
-        name = "bert." + name
+def _todays_name(name: str, naming: Naming) -> str:
+    if naming.bare and name.startswith(naming.bare):
+        name = f"{naming.root}.{name}"
     for old, new in _OLD_ENDS.items():
         if name.endswith(old):
             name = name.removesuffix(old) + new
@@ -219,25 +230,42 @@ def _todays_name(name: str) -> str:
 # --------------------------------------------------------------------------------------- writing
 
 
-def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def state_dict(params: Mapping[str, Any], naming: Naming = hugging_face_place) -> dict[str, np.ndarray]:
     """Hugging Face's names and orientation for {path: parameter}, float32 contiguous arrays.
 
     Raises:
       ValueError: a parameter is NaN or infinite: such a model is not worth keeping.
     """
-    state: dict[str, np.ndarray] = {}
+    pieces: dict[str, dict[int, np.ndarray]] = {}
     broken = []
     for path, value in params.items():
-        name, transposed = hugging_face_place(path)
+        name, transposed = naming(path)
         array = np.asarray(value, np.float32)
         if not np.isfinite(array).all():
             broken.append(f"{path}: {np.count_nonzero(~np.isfinite(array))} of {array.size}")
-        state[name] = np.ascontiguousarray(array.T if transposed else array)
+        pieces.setdefault(name, {})[naming.part(path)[0]] = array.T if transposed else array
     if broken:
         raise ValueError(
             "the parameters hold NaN or infinite values and were not written:\n  " + "\n  ".join(broken[:20])
         )
-    return state
+    return {
+        name: np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate([parts[i] for i in sorted(parts)]))
+        for name, parts in pieces.items()
+    }
+
+
+def class_name(config: BertConfig, architecture: str) -> tuple[str, str]:
+    """(transformers' class for a class of heads.py, its model_type); (the class itself, OWN) where it has none.
+
+    architecture: 'BertForMaskedLM', or transformers' own name of a class, which stays.
+    """
+    model_type = config.type
+    if model_type == OWN or (model_type != "bert" and architecture in _BERT_ALONE):
+        return architecture, OWN
+    prefix = CLASS_PREFIXES[model_type]
+    if architecture.startswith(prefix) and not architecture.startswith("BertFor" if prefix != "Bert" else ""):
+        return architecture, model_type
+    return prefix + architecture.removeprefix("Bert"), model_type
 
 
 def write_directory(
@@ -255,8 +283,7 @@ def write_directory(
     """Writes a model as Hugging Face does; transformers gives the same logits from it.
 
     Args:
-      params: parameter tree of the model named by `architecture` (a class name of heads.py, which
-        are transformers' own).
+      params: parameter tree of the model named by `architecture` (a class name of heads.py).
       tokenizer: of bertjax.tokenization; its files are written beside the weights.
       labels: class number -> name, for classifiers.
       card: text of README.md; see `model_card`.
@@ -270,8 +297,9 @@ def write_directory(
     config = config.without_padding()
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise ValueError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size} rows")
-    state = state_dict(heads.with_rows(flatten(params), config.vocab_size))
-    values = {"architectures": [architecture], **config.to_dict(), "dtype": "float32", **(settings or {})}
+    architecture, model_type = class_name(config, architecture)
+    state = state_dict(heads.with_rows(flatten(params), config.vocab_size), HUGGING_FACE[model_type])
+    values = {"architectures": [architecture], **config.to_dict(model_type), "dtype": "float32", **(settings or {})}
     if labels is not None:
         values["id2label"] = {str(i): name for i, name in sorted(labels.items())}
         values["label2id"] = {name: i for i, name in sorted(labels.items())}

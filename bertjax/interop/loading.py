@@ -17,7 +17,10 @@ import jax
 import numpy as np
 
 from bertjax import jax_settings
-from bertjax.interop.names import LoadError, heads_in, match, match_headers
+from bertjax.formats.arrays import LoadError
+from bertjax.interop.huggingface import CLASS_PREFIXES
+from bertjax.interop.matching import match, match_headers
+from bertjax.interop.names import heads_in
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.interop.source import Source, open_source
 from bertjax.model import heads
@@ -39,9 +42,18 @@ TASKS: dict[str, type[heads.BertNetwork]] = {
     "question-answering": heads.BertForQuestionAnswering,
     "multiple-choice": heads.BertForMultipleChoice,
 }
-ARCHITECTURES = {model.__name__: model for model in TASKS.values()} | {
-    "BertLMHeadModel": heads.BertForMaskedLM
-}  # the same arrays; left to right if is_decoder
+# transformers' class -> ours
+ARCHITECTURES = {
+    **{
+        model.__name__.replace("Bert", prefix, 1): model
+        for prefix in ("Bert", *CLASS_PREFIXES.values())
+        for model in TASKS.values()
+    },
+    # The same arrays; left to right if is_decoder.
+    **dict.fromkeys(("BertLMHeadModel", "RobertaForCausalLM", "XLMRobertaForCausalLM"), heads.BertForMaskedLM),
+    "CamembertForCausalLM": heads.BertForMaskedLM,
+    "ElectraForPreTraining": heads.BertModel,  # its discriminator's head is not read
+}
 _LABELLED = (heads.BertForSequenceClassification, heads.BertForTokenClassification)
 # Fields that the parameters do not depend on, so that they may differ from the checkpoint's.
 _FREE = (
@@ -50,6 +62,7 @@ _FREE = (
     "classifier_dropout",
     "initializer_range",
     "pad_token_id",
+    "model_type",
 )
 
 
@@ -232,8 +245,9 @@ class LoadedModel:
     def encoder(self) -> LoadedModel:
         """The encoder and pooler alone; where the model has no pooler, one of zeros."""
         model = heads.BertModel(self.config, self.model.execution)
-        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), heads.parameter_shapes(model)["pooler"])
-        params = {"encoder": self.params["encoder"], "pooler": self.params.get("pooler", zeros)}
+        shapes = {"pooler": heads.parameter_shapes(model)["pooler"]} if model.pooler is not None else {}
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
+        params = {"encoder": self.params["encoder"], **{head: self.params.get(head, zeros[head]) for head in shapes}}
         return dataclasses.replace(self, model=model, params=params)
 
     def __call__(self, input_ids: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
@@ -307,7 +321,7 @@ def load_model(
 def _declared(source: Source) -> type[heads.BertNetwork]:
     """The model class that the checkpoint was written from; if it does not say, what it holds."""
     if source.kind == "bertjax":
-        return heads.BertForPreTraining
+        return heads.pretraining_network(source.config, "nsp" in heads_in(source.headers, source.place))
     for name in source.settings.get("architectures") or ():
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
@@ -324,5 +338,8 @@ def _declared(source: Source) -> type[heads.BertNetwork]:
 
 def _stored_labels(source: Source) -> int | None:
     """Rows of the stored classifier, which the weights know: config files often lie."""
-    bias = source.headers.get(source.place("classifier/bias").name)
-    return None if bias is None or len(bias.shape) != 1 else bias.shape[0]
+    for leaves in source.place.heads["classifier"]:
+        bias = source.headers.get(source.place(f"classifier/{leaves[-1]}").name)
+        if bias is not None and len(bias.shape) == 1:
+            return bias.shape[0]
+    return None

@@ -1,4 +1,4 @@
-"""One table of names: parameter paths of bertjax, of Hugging Face and of Google's checkpoints.
+"""Tables of names: parameter paths of bertjax, of each model type of Hugging Face, of Google's checkpoints.
 
 A parameter path is the keys of the nested dict joined by '/', as in encoder.py and heads.py. Dense
 kernels are [in, out] here and in Google's files and [out, in] in Hugging Face's; Google's output
@@ -7,18 +7,12 @@ layers, which were never `tf.layers.dense`, are [out, in] as well.
 
 from __future__ import annotations
 
-import logging
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import ml_dtypes
-import numpy as np
-
-from bertjax.formats.arrays import Header, LoadError
-
-log = logging.getLogger(__name__)
+from bertjax.model.model_types import OWN
 
 
 class Place(NamedTuple):
@@ -28,34 +22,52 @@ class Place(NamedTuple):
     transposed: bool
 
 
-Naming = Callable[[str], Place]  # parameter path -> its place
-
-# bertjax module -> Hugging Face module. Google's has slashes instead of dots, and layer_3 for layer.3.
-_MODULES = (
-    (r"encoder/embeddings/(word|position|token_type)_embeddings", r"bert.embeddings.\1_embeddings"),
-    (r"encoder/embeddings/LayerNorm", "bert.embeddings.LayerNorm"),
-    (r"encoder/layer_(\d+)/attention/(query|key|value)", r"bert.encoder.layer.\1.attention.self.\2"),
-    (r"encoder/layer_(\d+)/attention/output", r"bert.encoder.layer.\1.attention.output.dense"),
-    (r"encoder/layer_(\d+)/attention/LayerNorm", r"bert.encoder.layer.\1.attention.output.LayerNorm"),
-    (r"encoder/layer_(\d+)/(intermediate|output)", r"bert.encoder.layer.\1.\2.dense"),
-    (r"encoder/layer_(\d+)/LayerNorm", r"bert.encoder.layer.\1.output.LayerNorm"),
-    (r"pooler", "bert.pooler.dense"),
-    (r"mlm/transform", "cls.predictions.transform.dense"),
-    (r"mlm/LayerNorm", "cls.predictions.transform.LayerNorm"),
-    (r"mlm", "cls.predictions"),
-    (r"nsp", "cls.seq_relationship"),
-    (r"classifier|qa_outputs", r"\g<0>"),
-)
+# head -> what it may consist of; a '?' marks leaves that some descriptions leave out. Alternatives are other heads.
+Heads = dict[str, tuple[tuple[str, ...], ...]]
+_DENSE = ("kernel", "bias")
+_MLM = ("transform/kernel", "transform/bias", "LayerNorm/scale", "LayerNorm/bias", "bias")
+_DEEP = ("dense/kernel", "dense/bias", "out_proj/kernel", "out_proj/bias")
+HEAD_PARTS: Heads = {head: (_DENSE,) for head in ("pooler", "nsp", "classifier", "qa_outputs")} | {"mlm": (_MLM,)}
+_WITHOUT_NSP: Heads = {head: parts for head, parts in HEAD_PARTS.items() if head != "nsp"}
 _TABLES = re.compile(r"encoder/embeddings/\w+_embeddings")
 
-# head -> the leaves of it
-HEAD_PARTS: dict[str, tuple[str, ...]] = {
-    "pooler": ("kernel", "bias"),
-    "mlm": ("transform/kernel", "transform/bias", "LayerNorm/scale", "LayerNorm/bias", "bias"),
-    "nsp": ("kernel", "bias"),
-    "classifier": ("kernel", "bias"),
-    "qa_outputs": ("kernel", "bias"),
-}
+
+@dataclasses.dataclass(frozen=True)
+class Naming:
+    """The names of one kind of file. Called with a parameter path, it gives its place.
+
+    Attributes:
+      place: parameter path -> place; KeyError for what is no parameter of heads.py.
+      heads: the heads that such files can have.
+      joined: last part of a name -> the modules whose arrays it holds, one after the other along the first axis.
+      root: before the names of an encoder that was saved within a model, and `bare` how they begin without it.
+      ties: copies that some files have -> what they are copies of.
+    """
+
+    place: Callable[[str], Place]
+    heads: Heads = dataclasses.field(default_factory=lambda: HEAD_PARTS)
+    joined: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    root: str = ""
+    bare: tuple[str, ...] = ()
+    ties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, path: str) -> Place:
+        return self.place(path)
+
+    def part(self, path: str) -> tuple[int, int]:
+        """(which of how many equal parts of its array a parameter is)."""
+        module = self.place(path).name.split(".")[-2:-1]
+        modules = self.joined.get(module[0], ()) if module else ()
+        return (modules.index(path.split("/")[-2]), len(modules)) if modules else (0, 1)
+
+    def names_of(self, head: str) -> list[tuple[set[str], set[str]]]:
+        """(names that the head must have, all names that it can have) of each alternative."""
+        found = []
+        for leaves in self.heads[head]:
+            every = {self.place(f"{head}/{leaf.rstrip('?')}").name for leaf in leaves}
+            must = {self.place(f"{head}/{leaf}").name for leaf in leaves if not leaf.endswith("?")}
+            found.append((must, every))
+        return found
 
 
 def part_of(path: str) -> str:
@@ -63,27 +75,182 @@ def part_of(path: str) -> str:
     return path.split("/", 1)[0]
 
 
-def hugging_face_place(path: str) -> Place:
-    """The state-dict entry of a parameter, e.g. bert.encoder.layer.3.attention.self.query.weight.
+def _by_table(modules: tuple[tuple[str, str], ...]) -> Callable[[str], Place]:
+    """Places by a table: module here (regex) -> module there. The first that fits counts."""
 
-    Raises:
-      KeyError: the path is not a parameter of any model in heads.py.
-    """
-    module, leaf = (path, "") if _TABLES.fullmatch(path) else path.rsplit("/", 1)
-    for ours, theirs in _MODULES:
-        if match := re.fullmatch(ours, module):
-            return Place(f"{match.expand(theirs)}.{'bias' if leaf == 'bias' else 'weight'}", leaf == "kernel")
-    raise KeyError(f"no foreign name is known for parameter {path!r}")
+    def place(path: str) -> Place:
+        module, leaf = (path, "") if _TABLES.fullmatch(path) else path.rsplit("/", 1)
+        for ours, theirs in modules:
+            if match := re.fullmatch(ours, module):
+                return Place(f"{match.expand(theirs)}.{'bias' if leaf == 'bias' else 'weight'}", leaf == "kernel")
+        raise KeyError(f"no foreign name is known for parameter {path!r}")
+
+    return place
 
 
-def google_place(path: str) -> Place:
+def _as_bert(root: str) -> tuple[tuple[str, str], ...]:
+    """The encoder as BERT's own, under another root."""
+    return (
+        (r"encoder/embeddings/(word|position|token_type)_embeddings", rf"{root}.embeddings.\1_embeddings"),
+        (r"encoder/embeddings/LayerNorm", f"{root}.embeddings.LayerNorm"),
+        (r"encoder/layer_(\d+)/attention/(query|key|value)", rf"{root}.encoder.layer.\1.attention.self.\2"),
+        (r"encoder/layer_(\d+)/attention/output", rf"{root}.encoder.layer.\1.attention.output.dense"),
+        (r"encoder/layer_(\d+)/attention/LayerNorm", rf"{root}.encoder.layer.\1.attention.output.LayerNorm"),
+        (r"encoder/layer_(\d+)/(intermediate|output)", rf"{root}.encoder.layer.\1.\2.dense"),
+        (r"encoder/layer_(\d+)/LayerNorm", rf"{root}.encoder.layer.\1.output.LayerNorm"),
+    )
+
+
+_OUTPUTS = (r"classifier|qa_outputs", r"\g<0>")
+_DEEP_OUTPUTS = (r"classifier/(dense|out_proj)", r"classifier.\1")
+_BERT = Naming(
+    _by_table(
+        (
+            *_as_bert("bert"),
+            (r"pooler", "bert.pooler.dense"),
+            (r"mlm/transform", "cls.predictions.transform.dense"),
+            (r"mlm/LayerNorm", "cls.predictions.transform.LayerNorm"),
+            (r"mlm", "cls.predictions"),
+            (r"nsp", "cls.seq_relationship"),
+            _OUTPUTS,
+        )
+    ),
+    root="bert",
+    bare=("embeddings.", "encoder.", "pooler."),
+    ties={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+)
+_ROBERTA = Naming(
+    _by_table(
+        (
+            *_as_bert("roberta"),
+            (r"pooler", "roberta.pooler.dense"),
+            (r"mlm/transform", "lm_head.dense"),
+            (r"mlm/LayerNorm", "lm_head.layer_norm"),
+            (r"mlm", "lm_head"),
+            _DEEP_OUTPUTS,
+            _OUTPUTS,
+        )
+    ),
+    heads={**_WITHOUT_NSP, "classifier": (_DENSE, _DEEP)},
+    root="roberta",
+    bare=("embeddings.", "encoder.", "pooler."),
+    ties={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+)
+_ELECTRA = Naming(
+    _by_table(
+        (
+            *_as_bert("electra"),
+            (r"encoder/embeddings/projection", "electra.embeddings_project"),
+            (r"pooler", "sequence_summary.summary"),
+            (r"mlm/transform", "generator_predictions.dense"),
+            (r"mlm/LayerNorm", "generator_predictions.LayerNorm"),
+            (r"mlm", "generator_lm_head"),
+            _DEEP_OUTPUTS,
+            _OUTPUTS,
+        )
+    ),
+    heads={**_WITHOUT_NSP, "classifier": (_DENSE, _DEEP)},
+    root="electra",
+    bare=("embeddings.", "embeddings_project.", "encoder."),
+    ties={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+)
+_DISTILBERT = Naming(
+    _by_table(
+        (
+            (r"encoder/embeddings/(word|position)_embeddings", r"distilbert.embeddings.\1_embeddings"),
+            (r"encoder/embeddings/LayerNorm", "distilbert.embeddings.LayerNorm"),
+            (r"encoder/layer_(\d+)/attention/query", r"distilbert.transformer.layer.\1.attention.q_lin"),
+            (r"encoder/layer_(\d+)/attention/key", r"distilbert.transformer.layer.\1.attention.k_lin"),
+            (r"encoder/layer_(\d+)/attention/value", r"distilbert.transformer.layer.\1.attention.v_lin"),
+            (r"encoder/layer_(\d+)/attention/output", r"distilbert.transformer.layer.\1.attention.out_lin"),
+            (r"encoder/layer_(\d+)/attention/LayerNorm", r"distilbert.transformer.layer.\1.sa_layer_norm"),
+            (r"encoder/layer_(\d+)/intermediate", r"distilbert.transformer.layer.\1.ffn.lin1"),
+            (r"encoder/layer_(\d+)/output", r"distilbert.transformer.layer.\1.ffn.lin2"),
+            (r"encoder/layer_(\d+)/LayerNorm", r"distilbert.transformer.layer.\1.output_layer_norm"),
+            (r"pooler", "pre_classifier"),
+            (r"mlm/transform", "vocab_transform"),
+            (r"mlm/LayerNorm", "vocab_layer_norm"),
+            (r"mlm", "vocab_projector"),
+            _OUTPUTS,
+        )
+    ),
+    heads=_WITHOUT_NSP,
+    root="distilbert",
+    bare=("embeddings.", "transformer."),
+    ties={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+)
+_MODERNBERT = Naming(
+    _by_table(
+        (
+            (r"encoder/embeddings/word_embeddings", "model.embeddings.tok_embeddings"),
+            (r"encoder/embeddings/LayerNorm", "model.embeddings.norm"),
+            (r"encoder/layer_(\d+)/attention/(query|key|value)", r"model.layers.\1.attn.Wqkv"),
+            (r"encoder/layer_(\d+)/attention/output", r"model.layers.\1.attn.Wo"),
+            (r"encoder/layer_(\d+)/attention/LayerNorm", r"model.layers.\1.attn_norm"),
+            (r"encoder/layer_(\d+)/(intermediate|gate)", r"model.layers.\1.mlp.Wi"),
+            (r"encoder/layer_(\d+)/output", r"model.layers.\1.mlp.Wo"),
+            (r"encoder/layer_(\d+)/LayerNorm", r"model.layers.\1.mlp_norm"),
+            (r"encoder/final_norm", "model.final_norm"),
+            (r"pooler|mlm/transform", "head.dense"),
+            (r"(pooler|mlm)/LayerNorm", "head.norm"),
+            (r"mlm", "decoder"),
+            (r"classifier|qa_outputs", "classifier"),
+        )
+    ),
+    heads=_WITHOUT_NSP
+    | {
+        "pooler": (("kernel", "LayerNorm/scale", "LayerNorm/bias?"),),
+        "mlm": (("transform/kernel", "LayerNorm/scale", "LayerNorm/bias?", "bias"),),
+    },
+    joined={"Wqkv": ("query", "key", "value"), "Wi": ("intermediate", "gate")},
+    root="model",
+    bare=("embeddings.", "layers.", "final_norm."),
+    ties={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+)
+
+
+def _own(separator: str) -> Naming:
+    """Names that are parameter paths: of runs, and of the layout of networks that transformers has no class for."""
+    either = tuple(f"{leaf}?" for leaf in ("bias", "LayerNorm/scale", "LayerNorm/bias"))
+    return Naming(
+        lambda path: Place(path.replace("/", separator), False),
+        HEAD_PARTS
+        | {
+            "pooler": (("kernel", *either),),
+            "mlm": (("transform/kernel", "transform/bias?", "LayerNorm/scale", "LayerNorm/bias?", "bias"),),
+            "classifier": (_DENSE, _DEEP),
+        },
+        root="encoder",
+    )
+
+
+# model_type -> the names in its files
+HUGGING_FACE: dict[str, Naming] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "distilbert": _DISTILBERT,
+    "electra": _ELECTRA,
+    "modernbert": _MODERNBERT,
+    OWN: _own("."),
+}
+run_place = _own("/")
+# e.g. bert.encoder.layer.3.attention.self.query.weight, transposed
+hugging_face_place = _BERT
+
+
+def _google_place(path: str) -> Place:
     """The variable of a parameter in Google's checkpoints.
 
     A fine-tuned classifier's variables are called plainly output_weights and output_bias
     (run_classifier.py), a reader's cls/squad/output_* (run_squad.py).
-
-    Raises:
-      KeyError: as `hugging_face_place`.
     """
     module = hugging_face_place(path).name.rpartition(".")[0]
     module = re.sub(r"layer\.(\d+)", r"layer_\1", module).replace(".", "/")
@@ -100,170 +267,10 @@ def google_place(path: str) -> Place:
     return Place(f"{module}/{leaf}", False)
 
 
+google_place = Naming(_google_place)
+
+
 def heads_in(names: Iterable[str], place: Naming) -> set[str]:
-    """The heads of HEAD_PARTS of which a file has every array."""
+    """The heads of which a file has every array."""
     names = set(names)
-    return {head for head in HEAD_PARTS if names.issuperset(_names_of_head(head, place))}
-
-
-def _names_of_head(head: str, place: Naming) -> list[str]:
-    return [place(f"{head}/{leaf}").name for leaf in HEAD_PARTS[head]]
-
-
-# -------------------------------------------------------------------------------------- matching
-
-
-def match(
-    wanted: Mapping[str, tuple[int, ...]],
-    available: Mapping[str, np.ndarray],
-    place: Naming,
-    source: str,
-    fresh_heads: bool = False,
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Picks a model's parameters out of a foreign file, or says in one message what is wrong.
-
-    Arguments and errors as of `match_headers`.
-
-    Returns:
-      (parameter path -> float32 array, paths left to a fresh initialisation).
-
-    Raises:
-      LoadError: also values that are not finite.
-    """
-    headers = {name: Header(array.shape, array.dtype) for name, array in available.items()}
-    paths, fresh = match_headers(wanted, headers, place, source, fresh_heads)
-
-    def read(path: str) -> np.ndarray | None:
-        """Contiguous float32; None where a value is not finite."""
-        name, transposed = place(path)
-        with np.errstate(over="ignore"):  # of float64
-            array = np.ascontiguousarray(available[name].T if transposed else available[name], np.float32)
-        return array if np.isfinite(array).all() else None
-
-    with ThreadPoolExecutor() as threads:  # kernels are transposed: a second for a base model
-        copies = dict(zip(paths, threads.map(read, paths), strict=True))
-    if broken := [place(path).name for path, array in copies.items() if array is None]:
-        raise LoadError(
-            f"{source}: {len(broken)} weights hold values that are NaN or infinite in float32: "
-            f"{', '.join(broken[:20])}. The training diverged, or the file is damaged"
-        )
-    return copies, fresh
-
-
-def match_headers(
-    wanted: Mapping[str, tuple[int, ...]],
-    available: Mapping[str, Header],
-    place: Naming,
-    source: str,
-    fresh_heads: bool = False,
-) -> tuple[list[str], list[str]]:
-    """`match` by names, shapes and types alone, before anything is read.
-
-    The encoder must be complete, and every array under its name a parameter of it. Heads that the
-    model does not have are left out: a pre-training head is of no use to a classifier. So are heads
-    that no model here has ('crf'), unless they may be part of the answer that a task head gives.
-
-    Args:
-      wanted: parameter path -> shape of the model.
-      available: foreign name -> Header, buffers and optimizer slots already left out.
-      place: `hugging_face_place` or `google_place`.
-      source: the file, for the message.
-      fresh_heads: leave out heads that are missing or of another shape, instead of refusing.
-
-    Returns:
-      (paths that the file has, paths left to a fresh initialisation).
-
-    Raises:
-      LoadError: missing, unexpected or mis-shaped names, all listed with their shapes; types that
-        are no floating-point numbers.
-    """
-    places = {path: place(path) for path in wanted}
-    needed = {path: tuple(shape)[:: -1 if places[path].transposed else 1] for path, shape in wanted.items()}
-    found = {path: available.get(places[path].name) for path in wanted}
-    unfit = [path for path, header in found.items() if header is None or header.shape != needed[path]]
-    # A head is taken whole or not at all: half of one is no head.
-    afresh = {part_of(path) for path in unfit} & HEAD_PARTS.keys() if fresh_heads else set()
-    loaded = [path for path in wanted if part_of(path) not in afresh]
-    unfit = [path for path in unfit if part_of(path) not in afresh]
-
-    parts = {part_of(path) for path in wanted}
-    known = {name for name, _ in places.values()}
-    known.update(*(_names_of_head(head, place) for head in HEAD_PARTS if head not in parts))
-    unexpected = [name for name in available if name not in known]
-    root = _first(place("encoder/embeddings/word_embeddings").name)
-    foreign = [name for name in unexpected if _first(name) != root]
-    refused = unexpected
-    if fresh_heads or not {"classifier", "qa_outputs"} & parts:
-        if not fresh_heads:  # a head of this model with more parts than it has is another head
-            heads = {_first(name) for name, _ in places.values()} - {root}
-            foreign = [name for name in foreign if _first(name) not in heads]
-        refused = [name for name in unexpected if name not in foreign]
-    if unfit or refused:
-        lines = [f"{source} does not fit the model:"]
-        lines += _listed("missing in the file", [f"{places[p].name} {needed[p]}" for p in unfit if found[p] is None])
-        lines += _listed("unexpected in the file", [f"{name} {available[name].shape}" for name in unexpected])
-        lines += _listed(
-            "of another shape",
-            [
-                f"{places[p].name}: the file has {found[p].shape}, the model needs {needed[p]}"
-                for p in unfit
-                if found[p] is not None
-            ],
-        )
-        remedy = _remedy({part_of(path) for path in unfit}, unexpected, foreign, available, place, root)
-        raise LoadError("\n".join([*lines, remedy]))
-    if foreign:
-        log.info("%s: heads that are not used: %s", source, ", ".join(foreign[:20]))
-    types = {places[path].name: found[path].dtype for path in loaded}
-    if wrong := [f"{name} ({t})" for name, t in types.items() if t.kind != "f" and t != ml_dtypes.bfloat16]:
-        raise LoadError(
-            f"{source}: weights are floating-point numbers, but {len(wrong)} arrays "
-            f"are not: {', '.join(wrong[:5])}; restore a quantised model first"
-        )
-    return loaded, [path for path in wanted if part_of(path) in afresh]
-
-
-def _first(name: str) -> str:
-    """'bert' of 'bert.pooler.dense.weight' and of 'bert/pooler/dense/kernel'."""
-    return re.split("[./]", name)[0]
-
-
-def _listed(title: str, entries: list[str], limit: int = 100) -> list[str]:
-    """Lines of a message."""
-    lines = [f"  {len(entries)} {title}:", *(f"    {entry}" for entry in entries[:limit])] if entries else []
-    return lines + ([f"    ... and {len(entries) - limit} more"] if len(entries) > limit else [])
-
-
-def _remedy(
-    unfit: set[str],
-    unexpected: list[str],
-    foreign: list[str],
-    available: Mapping[str, Header],
-    place: Naming,
-    root: str,
-) -> str:
-    """What can be done about a file that does not fit; `unfit`: the heads (or 'encoder') that do not."""
-    words = place("encoder/embeddings/word_embeddings").name
-    inner = words.removeprefix(root)[1:]
-    if inside := [name for name in available if name.endswith(inner) and name != words and not name.startswith(root)]:
-        prefix = inside[0].removesuffix(inner).removesuffix(f"{root}.").removesuffix(f"{root}/")
-        return (
-            f"The names differ by {prefix!r} in front: the file was saved from a program of "
-            "which the model is a part. Save that part alone, or write the arrays again "
-            f"without {prefix!r} in their names."
-        )
-    if unfit and "encoder" not in unfit:
-        stored = ", ".join(sorted(heads_in(available, place))) or "none"
-        return (
-            f"The encoder fits; the heads that the file has are: {stored}. To predict, take a "
-            "task that it has a head for, or fine-tune the model first (configs/glue.py, "
-            "squad.py, ner.py, classify.py ...). To train on, start the head afresh with "
-            "reinitialise_head=True (--config.reinitialise_head=True)."
-        )
-    if foreign and len(foreign) == len(unexpected) and not unfit:
-        return (
-            "The encoder fits, but the file has parts beside it that belong to another program "
-            "and may be part of its answers. The encoder alone is read by task='features', by "
-            "fine-tuning, and with reinitialise_head=True (--config.reinitialise_head=True)."
-        )
-    return "The encoder must fit in full: compare config.json with the file, or take the files that belong together."
+    return {head for head in place.heads if any(must <= names for must, _ in place.names_of(head))}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertjax.interop.names import LoadError
+from bertjax.formats.arrays import LoadError
 
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens")
 # Keys of 1_Pooling/config.json, old and new -> a pooling.

@@ -21,7 +21,7 @@ from bertjax.config import ModelSettings
 from bertjax.formats.arrays import Header, LoadError
 from bertjax.formats.checkpoint import CheckpointError, SavedStates
 from bertjax.interop import huggingface, sentence_transformers
-from bertjax.interop.names import Place, google_place, hugging_face_place
+from bertjax.interop.names import HUGGING_FACE, Naming, google_place, run_place
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.model import heads
 from bertjax.model.paths import flatten
@@ -63,7 +63,7 @@ class Source:
     kind: str
     config: BertConfig
     settings: Mapping[str, Any]
-    place: Callable[[str], Place]
+    place: Naming
     read: Callable[[], dict[str, np.ndarray]]
     read_headers: Callable[[], dict[str, Header]]
     directory: Path
@@ -152,13 +152,14 @@ def _recognise(path: Path) -> Source:
     directory = path if sentence is None else sentence.directory
     if directory.is_dir() and huggingface.is_hugging_face(directory):
         config, settings = huggingface.read_config(directory)
+        naming = HUGGING_FACE[settings.get("model_type") or "bert"]
         return Source(
             "huggingface",
             config,
             settings,
-            hugging_face_place,
-            lambda: huggingface.read_state_dict(directory),
-            lambda: huggingface.read_headers(directory),
+            naming,
+            lambda: huggingface.read_state_dict(directory, naming),
+            lambda: huggingface.read_headers(directory, naming),
             directory,
             sentence=sentence,
         )
@@ -232,10 +233,11 @@ def _run(workdir: Path, step: int | None = None) -> Source:
         return heads.with_rows(flatten(state["params"]), config.vocab_size)
 
     def read_headers() -> dict[str, Header]:
-        shapes = flatten(heads.parameter_shapes(heads.BertForPreTraining(config)))
+        network = heads.pretraining_network(config, run.get("data", {}).get("nsp", True))
+        shapes = flatten(heads.parameter_shapes(network(config)))
         return {name: Header(leaf.shape, np.dtype(leaf.dtype)) for name, leaf in shapes.items()}
 
-    return Source("bertjax", config, run, lambda name: Place(name, False), read, read_headers, workdir, tokenizer)
+    return Source("bertjax", config, run, run_place, read, read_headers, workdir, tokenizer)
 
 
 def _tokenizer(source: Source) -> Tokenizer | None:

@@ -1,16 +1,19 @@
-"""The BERT encoder: ids [B, T] in, hidden states [B, T, H] out.
+"""The encoder: ids [B, T] in, hidden states [B, T, H] out. Its description is a BertConfig.
 
-Its parameters (all float32; kernels are [in, out]):
+Its parameters (all float32; kernels are [in, out]; those in brackets are there if the description has them):
 
-    embeddings/word_embeddings        [V, H]
-    embeddings/position_embeddings    [N, H]
-    embeddings/token_type_embeddings  [S, H]
-    embeddings/LayerNorm/{scale,bias} [H]
+    embeddings/word_embeddings          [V, E]    E = H but for ELECTRA
+    [embeddings/position_embeddings]    [N, E]    not with rotary positions
+    [embeddings/token_type_embeddings]  [S, E]
+    [embeddings/LayerNorm/{scale,bias}] [E]
+    [embeddings/projection/{kernel [E, H], bias [H]}]
     layer_i/attention/{query,key,value,output}/{kernel [H, H], bias [H]}
     layer_i/attention/LayerNorm/{scale,bias}
     layer_i/intermediate/{kernel [H, F], bias [F]}
+    [layer_i/gate/{kernel [H, F], bias [F]}]
     layer_i/output/{kernel [F, H], bias [H]}
     layer_i/LayerNorm/{scale,bias}
+    [final_norm/{scale,bias}]
 
 Dropout takes an explicit key; no key means deterministic. Site s of the network draws with
 fold_in(key, s): 0 is the embeddings, 1 + 3i .. 3 + 3i are layer i's attention probabilities,
@@ -28,8 +31,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from bertjax.model import positions
 from bertjax.model.dropout import dropout, site_keys
 from bertjax.model.kernels.choice import Kernels, Pair, choose
+from bertjax.model.kernels.rotary import Turn, turned
 from bertjax.model.layers import Dense, Draw, LayerNorm, Network, parameter, product, truncated_normal
 from bertjax.model.lookup import check_ids, small_table_lookup, table_lookup
 from bertjax.model.mesh import by_columns, keep_rows
@@ -43,6 +48,7 @@ class Layout(NamedTuple):
 
     attention_mask: jax.Array
     position_ids: jax.Array | None
+    turns: dict[float, Turn]  # base of rotary positions -> cosines and sines
 
 
 class Embeddings(nnx.Module):
@@ -55,69 +61,87 @@ class Embeddings(nnx.Module):
 
     def __init__(self, config: BertConfig) -> None:
         self.config = config
-        h, draw = config.hidden_size, truncated_normal(config.initializer_range)
-        self.word_embeddings = parameter(_zero_above(config.words, draw), config.vocab_size, h)
-        self.position_embeddings = parameter(draw, config.max_position_embeddings, h, number=1)
-        self.token_type_embeddings = parameter(draw, config.type_vocab_size, h, number=2)
-        self.LayerNorm = LayerNorm(h, config.layer_norm_eps)
+        e, draw = config.embedding_width, truncated_normal(config.initializer_range)
+        self.word_embeddings = parameter(_zero_above(config.words, draw), config.vocab_size, e)
+        if config.position_rows:
+            self.position_embeddings = parameter(draw, config.position_rows, e, number=1)
+        if config.type_vocab_size:
+            self.token_type_embeddings = parameter(draw, config.type_vocab_size, e, number=2)
+        self.LayerNorm = LayerNorm(e, config.layer_norm_eps, config.norm_bias) if config.embedding_norm else None
+        self.projection = None if e == config.hidden_size else Dense(e, config.hidden_size, draw)
 
     def __call__(self, input_ids, token_type_ids, position_ids, execution: Execution, key: jax.Array | None):
-        positions, types = self.position_embeddings[...], self.token_type_embeddings[...]
         x = by_columns(table_lookup, self.word_embeddings[...], input_ids)
-        if position_ids is None:
-            x += positions[: input_ids.shape[1]]
-        else:
-            x += small_table_lookup(positions, position_ids)
-        if token_type_ids is None or len(types) == 1:
-            x += types[0]
-        elif len(types) == 2:
-            x += jnp.where(token_type_ids[..., None] == 0, types[0], types[1])
-        else:
-            x += small_table_lookup(types, token_type_ids)
-        x = self.LayerNorm(x).astype(execution.dtype)
-        return dropout(x, self.config.hidden_dropout_prob, key, execution.dropout_words)
+        if self.config.position_rows:
+            x += positions.learned(self.config, self.position_embeddings[...], input_ids, position_ids)
+        if self.config.type_vocab_size:
+            x += _segments(self.token_type_embeddings[...], token_type_ids)
+        x = (x if self.LayerNorm is None else self.LayerNorm(x)).astype(execution.dtype)
+        x = dropout(x, self.config.hidden_dropout_prob, key, execution.dropout_words)
+        return x if self.projection is None else self.projection(x)
+
+
+def _segments(types: jax.Array, token_type_ids: jax.Array | None) -> jax.Array:
+    """Rows of the table of segments, [B, T, E], or [E] for all."""
+    if token_type_ids is None or len(types) == 1:
+        return types[0]
+    if len(types) == 2:
+        return jnp.where(token_type_ids[..., None] == 0, types[0], types[1])
+    return small_table_lookup(types, token_type_ids)
 
 
 class Attention(nnx.Module):
     """Multi-head self-attention: [B, T, H] -> [B, T, H].
 
-    `output` and `LayerNorm` come after it; Layer calls them, since kernels add the residual as well.
+    `output` comes after it, and `LayerNorm` before or after; Layer calls them, since kernels add the residual too.
     """
 
-    def __init__(self, config: BertConfig) -> None:
-        self.config = config
+    def __init__(self, config: BertConfig, number: int) -> None:
+        self.config, self.window = config, config.window(number)
+        self.base = positions.base(config, self.window)
         h, draw = config.hidden_size, truncated_normal(config.initializer_range)
-        self.query, self.key, self.value, self.output = (Dense(h, h, draw) for _ in range(4))
-        self.LayerNorm = LayerNorm(h, config.layer_norm_eps)
+        self.query, self.key, self.value, self.output = (Dense(h, h, draw, config.attention_bias) for _ in range(4))
+        has_norm = number > 0 or config.first_norm or config.norm == "after"
+        self.LayerNorm = LayerNorm(h, config.layer_norm_eps, config.norm_bias) if has_norm else None
 
     def __call__(self, x: jax.Array, layout: Layout, key: jax.Array | None, kernels: Kernels) -> jax.Array:
         heads = (self.config.num_attention_heads, self.config.head_size)
         rate, packed = self.config.attention_probs_dropout_prob, layout.position_ids is not None
         how = (layout.attention_mask, rate, key, packed)
+        window = {} if self.window is None else {"window": self.window}
+        turn = None if self.base is None else layout.turns[self.base]
         projections = self.query, self.key, self.value
         if kernels.joined_attention:
-            kernel = jnp.concatenate([dense.kernel[...] for dense in projections], axis=1)
-            bias = jnp.stack([dense.bias[...] for dense in projections]).reshape(3, *heads)
-            context = kernels.joined_attention(product(kernel, x), bias, *how)
+            joined = product(jnp.concatenate([dense.kernel[...] for dense in projections], axis=1), x)
+            bias = None
+            if self.config.attention_bias:
+                bias = jnp.stack([dense.bias[...] for dense in projections]).reshape(3, *heads)
+            else:
+                joined = joined.reshape(*x.shape[:2], 3, *heads)
+            options = window if turn is None else {**window, "turn": turn}
+            context = kernels.joined_attention(joined, bias, *how, **options)
         else:
             q, k, v = (dense(x).reshape(*x.shape[:2], *heads) for dense in projections)
-            context = kernels.attention(q, k, v, *how)
+            if turn is not None:
+                q, k = turned(q, turn), turned(k, turn)
+            context = kernels.attention(q, k, v, *how, **window)
         return checkpoint_name(context.reshape(x.shape), "attention_context")
 
 
 class Layer(nnx.Module):
-    """One post-LN Transformer layer (original: transformer_model).
+    """One Transformer layer, with LayerNorm after its sub-layers (original: transformer_model) or before them.
 
     A hidden state comes and goes twice, for its two uses: see kernels/choice.py, Pair.
     """
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, number: int) -> None:
         self.dropout_rate = config.hidden_dropout_prob
         h, f, draw = config.hidden_size, config.intermediate_size, truncated_normal(config.initializer_range)
-        self.attention = Attention(config)
-        self.intermediate = Dense(h, f, draw)
-        self.output = Dense(f, h, draw)
-        self.LayerNorm = LayerNorm(h, config.layer_norm_eps)
+        self.attention = Attention(config, number)
+        self.intermediate = Dense(h, f, draw, config.mlp_bias)
+        self.gate = Dense(h, f, draw, config.mlp_bias) if config.feed_forward == "gated" else None
+        self.output = Dense(f, h, draw, config.mlp_bias)
+        self.LayerNorm = LayerNorm(h, config.layer_norm_eps, config.norm_bias)
 
     def __call__(self, pair: Pair, layout: Layout, keys: jax.Array | None, kernels: Kernels) -> Pair:
         """keys: [3], of the layer's dropout sites."""
@@ -125,16 +149,21 @@ class Layer(nnx.Module):
         attention, rate = self.attention, self.dropout_rate
 
         residual, x = map(keep_rows, pair)
-        x = attention(x, layout, attention_key, kernels)
+        x = attention(kernels.norm_before(attention.LayerNorm, x), layout, attention_key, kernels)
         pair = kernels.dense_add_norm(attention.output, attention.LayerNorm, x, residual, rate, output_key)
         residual, x = (checkpoint_name(y, "attention_normalised") for y in pair)
-        x = kernels.dense_activation(self.intermediate, x)
+        x = kernels.norm_before(self.LayerNorm, x)
+        x = (
+            kernels.dense_gated(self.intermediate, self.gate, x)
+            if self.gate
+            else kernels.dense_activation(self.intermediate, x)
+        )
         return kernels.dense_add_norm(self.output, self.LayerNorm, x, residual, rate, ffn_key)
 
 
 @dataclasses.dataclass(unsafe_hash=True, repr=False)
 class BertEncoder(Network):
-    """Embeddings and L Transformer layers (Devlin et al. 2019; original: BertModel)."""
+    """Embeddings and L Transformer layers (Devlin et al. 2019; original: BertModel) and what came after."""
 
     config: BertConfig
     execution: Execution = Execution()
@@ -142,7 +171,9 @@ class BertEncoder(Network):
     def __post_init__(self) -> None:
         self.embeddings = Embeddings(self.config)
         for i in range(self.config.num_hidden_layers):
-            setattr(self, f"layer_{i}", Layer(self.config))
+            setattr(self, f"layer_{i}", Layer(self.config, i))
+        c = self.config
+        self.final_norm = LayerNorm(c.hidden_size, c.layer_norm_eps, c.norm_bias) if c.final_norm else None
 
     def __call__(
         self,
@@ -187,23 +218,55 @@ class BertEncoder(Network):
             # the copies in place before it looks at them.
             run = jax.jit(run)
         layers = [getattr(self, f"layer_{i}") for i in range(config.num_hidden_layers)]
-        layout = Layout(attention_mask, position_ids)
+        layout = Layout(attention_mask, position_ids, positions.turns(config, length, position_ids))
+        hidden = _through(layers, x, layout, layer_keys, run, _scanned(config) if execution.layers == "scan" else None)
+        if self.final_norm is not None:
+            hidden[-1] = self.final_norm(hidden[-1])
+        return tuple(hidden) if all_hidden else hidden[-1]
 
-        if execution.layers == "scan":
 
-            def body(pair: Pair, xs: tuple[Layer, jax.Array | None]) -> tuple[Pair, jax.Array | None]:
-                pair = run(xs[0], pair, layout, xs[1])
-                return pair, pair[1] if all_hidden else None
+def _through(
+    layers: list[Layer],
+    x: jax.Array,
+    layout: Layout,
+    keys: jax.Array | None,
+    run: Callable,
+    scanned: tuple[int, int] | None,
+) -> list[jax.Array]:
+    """Hidden states: of the embeddings, and of every layer.
 
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
-            (_, last), every = jax.lax.scan(body, (x, x), (stacked, layer_keys))
-            return (x, *every) if all_hidden else last
+    scanned: (the first layer of a scan, layers in its body), see _scanned; None = no scan.
+    """
+    hidden, pair = [x], (x, x)
+    first, size = scanned or (len(layers), 1)
+    for i, layer in enumerate(layers[:first]):
+        pair = run(layer, pair, layout, None if keys is None else keys[i])
+        hidden.append(pair[1])
+    if first == len(layers):
+        return hidden
 
-        hidden, pair = [x], (x, x)
-        for i, layer in enumerate(layers):
-            pair = run(layer, pair, layout, None if layer_keys is None else layer_keys[i])
-            hidden.append(pair[1])
-        return tuple(hidden) if all_hidden else pair[1]
+    def body(pair: Pair, xs: tuple[list[Layer], jax.Array | None]) -> tuple[Pair, list[jax.Array]]:
+        group, own = xs
+        states = []
+        for i, layer in enumerate(group):
+            pair = run(layer, pair, layout, None if own is None else own[i])
+            states.append(pair[1])
+        return pair, states
+
+    groups = [layers[i : i + size] for i in range(first, len(layers), size)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *groups)
+    keys = None if keys is None else keys[first:].reshape(len(groups), size, *keys.shape[1:])
+    _, states = jax.lax.scan(body, pair, (stacked, keys))
+    return hidden + [own[i] for i in range(len(groups)) for own in states]
+
+
+def _scanned(config: BertConfig) -> tuple[int, int]:
+    """(the first layer of a scan over equal groups of layers, layers in a group). The layers before it run by
+    themselves: what is left when the groups are cut from the end, and a first layer that is unlike the others."""
+    size = config.global_attn_every_n_layers if config.local_attention else 1
+    first = config.num_hidden_layers % size
+    unlike = config.norm == "before" and not config.first_norm
+    return min(first or size * unlike, config.num_hidden_layers), size
 
 
 def head_site(config: BertConfig) -> int:
@@ -215,7 +278,7 @@ def table_sizes(config: BertConfig) -> dict[str, int]:
     """The rows of the three tables, by the name of their ids."""
     return {
         "input_ids": config.vocab_size,
-        "token_type_ids": config.type_vocab_size,
+        "token_type_ids": max(config.type_vocab_size, 1),
         "position_ids": config.max_position_embeddings,
     }
 

@@ -4,22 +4,24 @@ Every model keeps the encoder under `encoder` and the pooler under `pooler`, so 
 between models by name:
 
     encoder/...                                     see encoder.py
-    pooler/{kernel [H, H], bias [H]}
+    pooler/{kernel [H, H], bias [H]}                (ModernBERT's: LayerNorm/{scale,bias} and no bias)
     mlm/transform/{kernel [H, H], bias [H]}, mlm/LayerNorm/{scale,bias}, mlm/bias [V]
     nsp/{kernel [H, 2], bias [2]}
     classifier/{kernel [H, labels], bias [labels]}  (one label for multiple choice)
+    classifier/{dense,out_proj}/{kernel,bias}       (of sequences: RoBERTa and ELECTRA)
     qa_outputs/{kernel [H, 2], bias [2]}
     bilstm_0/...                                    between encoder and head, where asked for
 
-The MLM decoder is the transposed word embedding table: it has no leaf of its own.
+The MLM decoder is the transposed word embedding table: it has no leaf of its own. What is meant by pooler and
+classifier depends on the family of the heads, see STYLES.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +34,7 @@ from bertjax.model.encoder import BertEncoder, head_site
 from bertjax.model.layers import (
     DISTRIBUTIONS,
     Dense,
+    Draw,
     LayerNorm,
     Network,
     activation,
@@ -50,26 +53,81 @@ NEVER = -1e9  # a logit whose probability is 0 in float32
 model = dataclasses.dataclass(unsafe_hash=True, repr=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class HeadStyle:
+    """How a family of models builds its heads (BertConfig.heads).
+
+    Attributes:
+      act: of the pooler, and of the first product of a deep classifier.
+      pooled: whether the encoder alone has a pooler.
+      deep: whether sequences are classified by a head of two products instead of pooler and classifier.
+      normed: whether the pooler and the MLM transform have a LayerNorm for their bias, and stand before the
+        classifiers of tokens too.
+      mlm_act: of the MLM transform; '' = hidden_act.
+    """
+
+    act: str = "tanh"
+    pooled: bool = True
+    deep: bool = False
+    normed: bool = False
+    mlm_act: str = "gelu"
+
+
+STYLES = {
+    "bert": HeadStyle(mlm_act=""),
+    "roberta": HeadStyle(deep=True),
+    "distilbert": HeadStyle("relu", pooled=False, mlm_act=""),
+    "electra": HeadStyle("gelu", pooled=False, deep=True),
+    "modernbert": HeadStyle("gelu", pooled=False, normed=True),
+}
+
+
 class Pooler(Dense):
-    """tanh(W h + b) of the [CLS] vectors (original: modeling.py, "pooler")."""
+    """tanh(W h + b) of the [CLS] vectors (original: modeling.py, "pooler"), or what a HeadStyle has instead."""
 
     def __init__(self, config: BertConfig, head_init: str = "truncated_normal") -> None:
-        h = config.hidden_size
-        super().__init__(h, h, DISTRIBUTIONS[head_init](config.initializer_range))
-        self.left_to_right = config.is_decoder
+        h, style = config.hidden_size, STYLES[config.heads]
+        super().__init__(h, h, DISTRIBUTIONS[head_init](config.initializer_range), not style.normed)
+        self.LayerNorm = LayerNorm(h, config.layer_norm_eps, config.norm_bias) if style.normed else None
+        self.act, self.left_to_right, self.mean = style.act, config.is_decoder, config.classifier_pooling == "mean"
+
+    def of_vectors(self, x: jax.Array) -> jax.Array:
+        """Of vectors [..., H] that are chosen already."""
+        x = activation(self.act)(super().__call__(x))
+        return x if self.LayerNorm is None else self.LayerNorm(x)
 
     def __call__(self, hidden: jax.Array, cls_positions: jax.Array | None = None) -> jax.Array:
         """[B, H] of position 0 of every row [B, T, H], or [B, K, H] at cls_positions, int [B, K]."""
-        cls = hidden[:, 0] if cls_positions is None else gather_positions(hidden, cls_positions)
-        return jnp.tanh(super().__call__(cls))
+        return self.of_vectors(cls_vectors(hidden, cls_positions))
 
     def of_rows(self, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
         """[B, H] for rows of one text: at [CLS], or at the last token of a left-to-right model, whose
         [CLS] sees nothing (as in GPT; the paper's ablation does not say)."""
+        if self.mean:
+            weights = (attention_mask > 0).astype(hidden.dtype)[..., None]
+            return self.of_vectors(jnp.sum(hidden * weights, axis=1) / jnp.sum(weights, axis=1))
         if not self.left_to_right:
             return self(hidden)
         last = jnp.maximum(jnp.sum(attention_mask > 0, -1, keepdims=True) - 1, 0)
         return self(hidden, last)[:, 0]
+
+
+def cls_vectors(hidden: jax.Array, positions: jax.Array | None) -> jax.Array:
+    """[B, H] at position 0, or [B, K, H] at positions."""
+    return hidden[:, 0] if positions is None else gather_positions(hidden, positions)
+
+
+class DeepClassifier(nnx.Module):
+    """Two products with dropout before each, of the [CLS] vector."""
+
+    def __init__(self, config: BertConfig, labels: int, draw: Draw) -> None:
+        h = config.hidden_size
+        self.dense, self.out_proj = Dense(h, h, draw), Dense(h, labels, draw)
+        self.act = STYLES[config.heads].act
+
+    def __call__(self, cls: jax.Array, drop: Callable[[jax.Array, int], jax.Array]) -> jax.Array:
+        x = activation(self.act)(self.dense(drop(cls, 0)))
+        return self.out_proj.float32(drop(x, 1))
 
 
 class MlmHead(nnx.Module):
@@ -77,9 +135,10 @@ class MlmHead(nnx.Module):
 
     def __init__(self, config: BertConfig) -> None:
         self.config = config
-        h = config.hidden_size
-        self.transform = Dense(h, h, truncated_normal(config.initializer_range))
-        self.LayerNorm = LayerNorm(h, config.layer_norm_eps)
+        h, e, style = config.hidden_size, config.embedding_width, STYLES[config.heads]
+        self.transform = Dense(h, e, truncated_normal(config.initializer_range), not style.normed)
+        self.LayerNorm = LayerNorm(e, config.layer_norm_eps, config.norm_bias)
+        self.act = style.mlm_act or config.hidden_act
         self.bias = parameter(zeros, config.vocab_size)
 
     def __call__(self, encoder: BertEncoder, hidden: jax.Array, positions: jax.Array | None) -> jax.Array:
@@ -88,7 +147,7 @@ class MlmHead(nnx.Module):
         config, bias = self.config, self.bias[...]
         if positions is not None:
             hidden = gather_positions(hidden, positions)
-        x = self.LayerNorm(activation(config.hidden_act)(self.transform(hidden)))
+        x = self.LayerNorm(activation(self.act)(self.transform(hidden)))
         if config.words is not None:  # rows that pad the table have no share in the softmax
             bias += np.where(np.arange(config.vocab_size) < config.words, 0, NEVER).astype(np.float32)
         return with_copies(product_float32, encoder.embeddings.word_embeddings[...], x) + bias
@@ -112,11 +171,11 @@ class BertNetwork(Network):
         draw = DISTRIBUTIONS[head_init](self.config.initializer_range)
         return Dense(self.config.hidden_size, features_out, draw)
 
-    def _drop(self, x: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+    def _drop(self, x: jax.Array, dropout_key: jax.Array | None, number: int = 0) -> jax.Array:
         """Dropout before a task head (original: run_classifier.py, create_model)."""
         if dropout_key is None:
             return x
-        c, key = self.config, jax.random.fold_in(dropout_key, head_site(self.config))
+        c, key = self.config, jax.random.fold_in(dropout_key, head_site(self.config) + number)
         return dropout(x, c.hidden_dropout_prob if c.classifier_dropout is None else c.classifier_dropout, key)
 
     @property
@@ -127,11 +186,11 @@ class BertNetwork(Network):
 
 @model
 class BertModel(BertNetwork):
-    """Encoder and pooler."""
+    """Encoder and pooler, or the encoder alone in families that have none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.pooler = Pooler(self.config)
+        self.pooler = Pooler(self.config) if STYLES[self.config.heads].pooled else None
 
     def __call__(
         self,
@@ -146,10 +205,12 @@ class BertModel(BertNetwork):
         """Arguments as in BertEncoder and Pooler.
 
         Returns:
-          (hidden [B, T, H] or all L+1 of them, pooled [B, H] or [B, K, H] with cls_positions).
+          (hidden [B, T, H] or all L+1 of them, pooled [B, H] or [B, K, H] with cls_positions: without a
+          pooler the [CLS] vectors).
         """
         hidden = self.encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key, all_hidden)
-        return hidden, self.pooler(hidden[-1] if all_hidden else hidden, cls_positions)
+        last = hidden[-1] if all_hidden else hidden
+        return hidden, (self.pooler or cls_vectors)(last, cls_positions)
 
 
 @model
@@ -252,6 +313,12 @@ class TaskNetwork(BertNetwork):
     def _logits(self, hidden: jax.Array, attention_mask: jax.Array, dropout_key: jax.Array | None) -> Any:
         raise NotImplementedError
 
+    def _add_token_pooler(self) -> None:
+        self.pooler = Pooler(self.config, self.head_init) if STYLES[self.config.heads].normed else None
+
+    def _pooled_tokens(self, hidden: jax.Array) -> jax.Array:
+        return hidden if self.pooler is None else self.pooler.of_vectors(hidden)
+
     @property
     def storable(self) -> BertNetwork:
         return self.clone(bilstm=0) if self.bilstm else self
@@ -262,13 +329,20 @@ class BertForSequenceClassification(TaskNetwork):
     """Classification or regression (num_labels = 1) of a sentence or a pair: [B, labels]."""
 
     num_labels: int = 2
+    deep: ClassVar[bool] = True  # if its family has such heads
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.pooler = Pooler(self.config, self.head_init)
-        self.classifier = self._dense(self.num_labels, self.head_init)
+        if self.deep and STYLES[self.config.heads].deep:
+            draw = DISTRIBUTIONS[self.head_init](self.config.initializer_range)
+            self.classifier = DeepClassifier(self.config, self.num_labels, draw)
+        else:
+            self.pooler = Pooler(self.config, self.head_init)
+            self.classifier = self._dense(self.num_labels, self.head_init)
 
     def _logits(self, hidden, attention_mask, dropout_key):
+        if isinstance(self.classifier, DeepClassifier):
+            return self.classifier(hidden[:, 0], lambda x, number: self._drop(x, dropout_key, number))
         return self.classifier.float32(self._drop(self.pooler.of_rows(hidden, attention_mask), dropout_key))
 
 
@@ -280,6 +354,7 @@ class BertForMultipleChoice(BertForSequenceClassification):
     """
 
     num_labels: int = 1
+    deep: ClassVar[bool] = False
 
     def __call__(self, input_ids, attention_mask, token_type_ids=None, position_ids=None, dropout_key=None):
         inputs = input_ids, attention_mask, token_type_ids, position_ids
@@ -289,32 +364,39 @@ class BertForMultipleChoice(BertForSequenceClassification):
 
 @model
 class BertForTokenClassification(TaskNetwork):
-    """A label for every token (named entities, parts of speech), no pooler: [B, T, labels]."""
+    """A label for every token (named entities, parts of speech): [B, T, labels]. No pooler but ModernBERT's."""
 
     num_labels: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._add_token_pooler()
         self.classifier = self._dense(self.num_labels, self.head_init)
 
     def _logits(self, hidden, attention_mask, dropout_key):
-        return self.classifier.float32(self._drop(hidden, dropout_key))
+        return self.classifier.float32(self._drop(self._pooled_tokens(hidden), dropout_key))
 
 
 @model
 class BertForQuestionAnswering(TaskNetwork):
-    """Start and end of an answer span, no pooler and no dropout before the head.
+    """Start and end of an answer span; no dropout before the head, and no pooler but ModernBERT's.
 
     (start_logits [B, T], end_logits [B, T]); padding is not excluded.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._add_token_pooler()
         self.qa_outputs = self._dense(2, self.head_init)
 
     def _logits(self, hidden, attention_mask, dropout_key):
-        logits = self.qa_outputs.float32(hidden)
+        logits = self.qa_outputs.float32(self._pooled_tokens(hidden))
         return logits[..., 0], logits[..., 1]
+
+
+def pretraining_network(config: BertConfig, nsp: bool) -> type[BertNetwork]:
+    """What is pre-trained: BERT has its pooler and NSP head always, other families where NSP is asked for."""
+    return BertForPreTraining if nsp or config.heads == "bert" else BertForMaskedLM
 
 
 def init_params(model: Network, key: jax.Array) -> dict[str, Any]:

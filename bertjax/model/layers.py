@@ -66,14 +66,14 @@ class Network(nnx.Module):
 
 
 class Dense(nnx.Module):
-    """x [..., in] -> x W + b [..., out]."""
+    """x [..., in] -> x W + b [..., out]; bias=False: without b."""
 
-    def __init__(self, features_in: int, features_out: int, draw: Draw) -> None:
+    def __init__(self, features_in: int, features_out: int, draw: Draw, bias: bool = True) -> None:
         self.kernel = parameter(draw, features_in, features_out)
-        self.bias = parameter(zeros, features_out)
+        self.bias = parameter(zeros, features_out) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return add_bias(self.product(x), self.bias[...])
+        return self.product(x) if self.bias is None else add_bias(self.product(x), self.bias[...])
 
     def product(self, x: jax.Array) -> jax.Array:
         """Without the bias."""
@@ -91,22 +91,24 @@ class LayerNorm(nnx.Module):
     lose an epsilon as small as 1e-12 to cancellation.
     """
 
-    def __init__(self, features: int, epsilon: float) -> None:
+    def __init__(self, features: int, epsilon: float, bias: bool = True) -> None:
         self.epsilon = epsilon
         self.scale = parameter(ones, features)
-        self.bias = parameter(zeros, features)
+        self.bias = parameter(zeros, features) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
         centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         normalised = centred * jax.lax.rsqrt(variance + self.epsilon)
-        return (normalised * self.scale[...] + self.bias[...]).astype(x.dtype)
+        scaled = normalised * self.scale[...]
+        return (scaled if self.bias is None else scaled + self.bias[...]).astype(x.dtype)
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
-    """The activation that `hidden_act` names: 'gelu' is exact (erf), 'gelu_new' is by tanh."""
+    """The activation of a name: 'gelu' is exact (erf), 'gelu_new' is by tanh."""
     return {
+        "tanh": jnp.tanh,
         "gelu": gelu_erf,
         "gelu_new": gelu_tanh,
         "gelu_pytorch_tanh": gelu_tanh,

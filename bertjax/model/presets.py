@@ -13,6 +13,7 @@ from typing import Any
 
 from bertjax.config import BELOW_ONE, POSITIVE_INTEGER, Architecture, ExecutionSettings, ModelSettings, check
 from bertjax.model.kernels import ATTENTION
+from bertjax.model.model_types import OWN, SWITCHES, TYPES, ModelType, fitting
 
 DTYPES = ("float32", "bfloat16", "float16")
 LAYER_MODES = ("unrolled", "scan")
@@ -31,20 +32,17 @@ class BertConfig(Architecture):
     """
 
     vocab_size: int = 30522
-    type_vocab_size: int = 2
-    pad_token_id: int = 0
     classifier_dropout: float | None = None  # before a task head; None = hidden_dropout_prob
     words: int | None = None  # rows that stand for a word; those above pad the table. None = all
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("vocab_size", "type_vocab_size"):
-            check(f"BertConfig.{name}", getattr(self, name), POSITIVE_INTEGER)
+        check("BertConfig.vocab_size", self.vocab_size, POSITIVE_INTEGER)
         if self.classifier_dropout is not None:
             check("BertConfig.classifier_dropout", self.classifier_dropout, BELOW_ONE)
         if self.words is not None and not 0 < self.words <= self.vocab_size:
             raise ValueError(f"BertConfig.words={self.words} must be from 1 to vocab_size={self.vocab_size}")
-        if type(self.pad_token_id) is not int or not 0 <= self.pad_token_id < self.vocab_size:
+        if self.pad_token_id >= self.vocab_size:
             raise ValueError(
                 f"BertConfig.pad_token_id={self.pad_token_id} is outside the vocabulary of {self.vocab_size}"
             )
@@ -53,6 +51,27 @@ class BertConfig(Architecture):
     def head_size(self) -> int:
         """D = H / A."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def embedding_width(self) -> int:
+        """E, of the embedding tables."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the table of positions."""
+        offset = {"rotary": -self.max_position_embeddings, "offset": self.pad_token_id + 1, "learned": 0}
+        return self.max_position_embeddings + offset[self.positions]
+
+    def window(self, layer: int) -> int | None:
+        """How far a token of a layer sees to each side; None = the whole row."""
+        is_global = not self.local_attention or layer % self.global_attn_every_n_layers == 0
+        return None if is_global else self.local_attention // 2
+
+    @property
+    def type(self) -> str:
+        """The model type that it is exported as. Raises ValueError as `model_types.fitting`."""
+        return fitting(dataclasses.asdict(self), _DEFAULTS)
 
     @classmethod
     def of(cls, settings: ModelSettings, tokenizer_vocab_size: int) -> BertConfig:
@@ -75,23 +94,28 @@ class BertConfig(Architecture):
     def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
         """Reads a `config.json` (Hugging Face) or `bert_config.json` (original) dictionary.
 
-        Every key is obeyed, or in HARMLESS, or refused. Both files' own defaults hold for absent
+        Every key is obeyed, or known to change nothing, or refused. The files' own defaults hold for absent
         keys: erf GELU.
 
         Raises:
           ValueError: the file describes a network that this code does not compute.
         """
         model_type = values.get("model_type") or "bert"
-        if model_type != "bert":
-            raise ValueError(f"config model_type={model_type!r} is not 'bert'")
-        for name, supported in _ONE_VALUE.items():
-            if values.get(name) not in (None, supported):
+        if model_type not in (*TYPES, OWN):
+            raise ValueError(f"config model_type={model_type!r:.80} is not one of {', '.join(TYPES)}")
+        kind = _kind(model_type)
+        values = kind.read({name: _number(value) for name, value in values.items() if value is not None})
+        for name, supported in (_ONE_VALUE | dict(kind.one_value)).items():
+            if values.get(name, supported) != supported:
                 raise ValueError(f"config {name}={values[name]!r:.80} is not supported, only {supported!r}")
-        fields = {field.name for field in dataclasses.fields(cls)} - {"words"}
+        fields = _file_fields(kind)
+        harmless = {*fields.values(), *_ONE_VALUE, *kind.one_value, *HARMLESS, *kind.harmless, "model_type"}
+        ignored = {name: value for name, value in values.items() if name not in harmless}
+        fixed = _DEFAULTS | dict(kind.fixed)
         unknown = [
             name
-            for name, value in values.items()
-            if value and name not in (*fields, *_ONE_VALUE, *HARMLESS, "model_type") and not name.startswith(_PRIVATE)
+            for name, value in ignored.items()
+            if (value != fixed[name] if name in fixed else value and not name.startswith(_PRIVATE))
         ]
         if unknown:
             raise ValueError(
@@ -99,20 +123,44 @@ class BertConfig(Architecture):
                 "not known here and may change what the network computes; remove it from the file "
                 "if it does not"
             )
-        known = {k: _number(v) for k, v in values.items() if k in fields and v is not None}
-        act = known.setdefault("hidden_act", "gelu")
-        known["hidden_act"] = _SAME_ACTIVATION.get(act, act) if isinstance(act, str) else act
-        return cls(**known)
+        found = {name: values[key] for name, key in fields.items() if key in values}
+        act = found.setdefault("hidden_act", "gelu")
+        found["hidden_act"] = _SAME_ACTIVATION.get(act, act) if isinstance(act, str) else act
+        if model_type != OWN:
+            found["model_type"] = "" if model_type == "bert" else model_type
+        config = cls(**{**kind.absent, **kind.fixed, **found})
+        if misfits := kind.misfits(dataclasses.asdict(config), _DEFAULTS):
+            told = ", ".join(f"{name}={getattr(config, name)!r}" for name in misfits)
+            raise ValueError(f"config {told}: no model of model_type={model_type!r} has that")
+        return config
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary that `from_dict` and transformers' BertConfig both read."""
-        fields = {"model_type": "bert", **dataclasses.asdict(self.without_padding())}
-        del fields["words"]
-        return fields
+    def to_dict(self, model_type: str = "") -> dict[str, Any]:
+        """The fields as a dictionary that `from_dict` and transformers both read.
+
+        model_type: of TYPES or OWN; '' = `type`.
+        """
+        kind = _kind(model_type := model_type or self.type)
+        values = dataclasses.asdict(self.without_padding())
+        if values["classifier_dropout"] is None and "classifier_dropout" in kind.absent:
+            values["classifier_dropout"] = values["hidden_dropout_prob"]
+        return {"model_type": model_type} | kind.write({key: values[name] for name, key in _file_fields(kind).items()})
 
     def without_padding(self) -> BertConfig:
         """The same network with a row for each word and no more."""
         return dataclasses.replace(self, vocab_size=self.words or self.vocab_size, words=None)
+
+
+_DEFAULTS: dict[str, Any] = dataclasses.asdict(BertConfig())
+
+
+def _kind(model_type: str) -> ModelType:
+    return ModelType(free=(*SWITCHES, "model_type")) if model_type == OWN else TYPES[model_type]
+
+
+def _file_fields(kind: ModelType) -> dict[str, str]:
+    """Field -> its key in config.json, for those that a file of the type sets."""
+    fixed = {"words", "model_type", *SWITCHES, *kind.fixed} - {*kind.free}
+    return {name: kind.keys.get(name, name) for name in _DEFAULTS if name not in fixed}
 
 
 # Keys of config.json that may have one value only: any other would be another network.
@@ -267,6 +315,20 @@ def miniature(layers: int, hidden: int, **overrides: Any) -> BertConfig:
     )
 
 
+def modern(layers: int, hidden: int, inner: int, **overrides: Any) -> BertConfig:
+    """A ModernBERT (Warner et al. 2024): rotary positions, windows of 128, GeGLU, norms before, no biases.
+
+    Args:
+      layers, hidden, inner: L, H and F; A = H / 64.
+      **overrides: other fields of BertConfig.
+    """
+    kind = TYPES["modernbert"]
+    fields = {name: value for name, value in kind.absent.items() if name not in ("vocab_size", "pad_token_id")}
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner}
+    sizes["num_attention_heads"] = hidden // 64
+    return BertConfig(**{**fields, **kind.fixed, **sizes, "hidden_act": "gelu", "local_attention": 128, **overrides})
+
+
 PRESETS: dict[str, BertConfig] = {
     "base": miniature(12, 768),  # Devlin et al. 2019, section 3
     "large": miniature(24, 1024),
@@ -274,6 +336,9 @@ PRESETS: dict[str, BertConfig] = {
     "small": miniature(4, 512),
     "mini": miniature(4, 256),
     "tiny": miniature(2, 128),
+    "modernbert-base": modern(22, 768, 1152),  # Warner et al. 2024, table 4
+    "modernbert-large": modern(28, 1024, 2624),
+    "modernbert-small": modern(12, 384, 576),  # ours: half of base each way
 }
 
 PRETRAINING_HEADS = ("pooler", "mlm", "nsp")
@@ -284,11 +349,21 @@ def parameter_count(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEA
 
     The MLM decoder is tied to the word embeddings and counted once.
     """
-    h, f = config.hidden_size, config.intermediate_size
-    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
-    count = rows * h + 2 * h
-    count += config.num_hidden_layers * (4 * (h * h + h) + 2 * h * f + f + h + 4 * h)
-    sizes = {"pooler": h * h + h, "mlm": h * h + h + 2 * h + config.vocab_size, "nsp": 2 * h + 2}
+    h, f, e = config.hidden_size, config.intermediate_size, config.embedding_width
+    norm = h + h * config.norm_bias
+    count = (config.vocab_size + config.position_rows + config.type_vocab_size) * e
+    count += (e + e * config.norm_bias) * config.embedding_norm + (e * h + h) * (e != h)
+    gates = 1 + (config.feed_forward == "gated")
+    layer = 4 * (h * h + h * config.attention_bias) + 2 * norm
+    layer += (gates + 1) * h * f + (gates * f + h) * config.mlp_bias
+    count += config.num_hidden_layers * layer + norm * config.final_norm
+    count -= norm * (config.norm == "before" and not config.first_norm)
+    modern = config.heads == "modernbert"
+    sizes = {
+        "pooler": h * h + (norm if modern else h),
+        "mlm": h * e + (0 if modern else e) + e + e * config.norm_bias + config.vocab_size,
+        "nsp": 2 * h + 2,
+    }
     for head in heads:
         if head not in sizes:
             raise ValueError(f"unknown head {head!r}; known: {', '.join(sizes)}")
@@ -299,7 +374,8 @@ def parameter_count(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEA
 def flops_per_row(config: BertConfig, seq_length: int, predictions: int = 0, nsp: bool = True) -> float:
     """Model FLOPs of forward and backward for one row (backward = 2 x forward).
 
-    6 * (T*(L*(4HH + 2HF) + L*2TH) + P*(HH + HV) + HH + 2H), a multiply-add being two FLOPs. It
+    6 * (T*(L*(4HH + 2HF) + L*2TH) + P*(HH + HV) + HH + 2H), a multiply-add being two FLOPs; 3HF where the
+    feed-forward layer is gated, and for T the tokens in the window in a layer that has one. It
     counts matrix products only: no softmax, normalisation, optimizer or recomputation, so that MFU
     computed from it falls when remat is on.
 
@@ -310,7 +386,9 @@ def flops_per_row(config: BertConfig, seq_length: int, predictions: int = 0, nsp
       nsp: whether the pooler and the NSP head run.
     """
     h, f = config.hidden_size, config.intermediate_size
-    layers = config.num_hidden_layers
-    encoder = seq_length * layers * (4 * h * h + 2 * h * f + 2 * seq_length * h)
-    mlm = predictions * (h * h + h * config.vocab_size)
+    layers, products = config.num_hidden_layers, 2 + (config.feed_forward == "gated")
+    windows = [config.window(layer) for layer in range(layers)]
+    seen = sum(seq_length if side is None else min(seq_length, 2 * side + 1) for side in windows)
+    encoder = seq_length * (layers * (4 * h * h + products * h * f) + 2 * seen * h)
+    mlm = predictions * (h + config.vocab_size) * config.embedding_width
     return 6.0 * (encoder + mlm + (h * h + 2 * h if nsp else 0))

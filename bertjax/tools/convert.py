@@ -19,9 +19,9 @@ import jax
 import numpy as np
 
 from bertjax.data.opening import read_lines
+from bertjax.interop import LoadError
 from bertjax.interop.huggingface import model_card, write_directory
 from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, load_model
-from bertjax.interop.names import LoadError
 from bertjax.model.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.model.paths import flatten
 from bertjax.tokenization import Tokenizer, WordPieceTokenizer

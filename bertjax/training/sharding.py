@@ -30,8 +30,8 @@ PARTITION_RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"(query|key|value)/kernel$", P("fsdp", "tensor")),  # [H, A*D]
     (r"(query|key|value)/bias$", P("tensor")),
     (r"attention/output/kernel$", P(("tensor", "fsdp"), None)),  # [A*D, H]
-    (r"intermediate/kernel$", P("fsdp", "tensor")),  # [H, F]
-    (r"intermediate/bias$", P("tensor")),
+    (r"(intermediate|gate)/kernel$", P("fsdp", "tensor")),  # [H, F]
+    (r"(intermediate|gate)/bias$", P("tensor")),
     (r"layer_\d+/output/kernel$", P(("tensor", "fsdp"), None)),  # [F, H]
     (r"/kernel$", P("fsdp", None)),  # pooler, MLM transform, task heads
     (r".*", P()),  # biases and LayerNorm: too small to be worth a collective

@@ -33,7 +33,7 @@ def test_unknown_keys_of_a_hugging_face_config_are_ignored_but_another_network_i
     with pytest.raises(ValueError, match="position_embedding_type"):
         BertConfig.from_dict(values | {"position_embedding_type": "relative_key"})
     with pytest.raises(ValueError, match="model_type"):
-        BertConfig.from_dict(values | {"model_type": "roberta"})
+        BertConfig.from_dict(values | {"model_type": "deberta"})
 
 
 def test_a_file_without_hidden_act_means_the_exact_gelu_as_transformers_reads_it():

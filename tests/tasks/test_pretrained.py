@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.interop import LoadError
 from bertjax.interop.huggingface import write_directory
 from bertjax.interop.loading import draw
-from bertjax.interop.names import LoadError
 from bertjax.model import heads
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig

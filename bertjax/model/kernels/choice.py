@@ -41,12 +41,17 @@ class Kernels:
       dense_add_norm: (dense, norm, x, residual, dropout_rate, dropout_key) -> norm(residual +
         dropout(dense(x))) [B, T, H], once for each of its two uses.
       dense_activation: (dense, x [B, T, H]) -> the activation of dense(x) [B, T, F].
+      dense_gated: (dense, gate, x [B, T, H]) -> activation(dense(x)) * gate(x) [B, T, F].
+      norm_before: (norm or None, x [B, T, H]) -> what a sub-layer reads: norm(x), or x where norms come after;
+        dense_add_norm then adds without a norm.
     """
 
     attention: Callable[..., jax.Array]
     joined_attention: Callable[..., jax.Array] | None
     dense_add_norm: Callable[[Dense, LayerNorm, jax.Array, jax.Array, float, jax.Array | None], Pair]
     dense_activation: Callable[[Dense, jax.Array], jax.Array]
+    dense_gated: Callable[[Dense, Dense, jax.Array], jax.Array]
+    norm_before: Callable[[LayerNorm | None, jax.Array], jax.Array]
 
 
 def choose(config: BertConfig, execution: Execution, batch: int, length: int) -> Kernels:
@@ -65,16 +70,20 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
         kernel = attention_kernel(name)
         attention = kernel.attention
         joined = functools.partial(joined_attention, kernel) if execution.qkv == "fused" else None
-    if execution.pointwise == "xla":
-        add_norm = functools.partial(dense_add_norm, words=execution.dropout_words)
-        return Kernels(attention, joined, add_norm, functools.partial(dense_activation, config.hidden_act))
+    xla = execution.pointwise == "xla"
+    before = config.norm == "before"
+    add_norm: Callable[..., Pair] = functools.partial(
+        dense_add if before else dense_add_norm, words=execution.dropout_words
+    )
+    act = functools.partial(dense_activation, config.hidden_act)
+    gates = functools.partial(dense_gated, config.hidden_act)
     # Pallas is imported where it is used: that takes a fifth of a second.
-    from bertjax.model.kernels.bias_gelu import dense_gelu
-    from bertjax.model.kernels.residual_norm import dense_add_norm as fused_add_norm
-
+    if not xla and not before and config.attention_bias and config.mlp_bias and config.norm_bias:
+        from bertjax.model.kernels.residual_norm import dense_add_norm as add_norm
     by_tanh = activation(config.hidden_act) is gelu_tanh and config.intermediate_size % 128 == 0
-    act = dense_gelu if by_tanh else functools.partial(dense_activation, config.hidden_act)
-    return Kernels(attention, joined, fused_add_norm, act)
+    if not xla and by_tanh and config.mlp_bias:
+        from bertjax.model.kernels.bias_gelu import dense_gelu as act
+    return Kernels(attention, joined, add_norm, act, gates, norm_before if before else norm_after)
 
 
 def attention_kernel(name: str) -> ModuleType:
@@ -120,6 +129,20 @@ def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None,
     """See Kernels; `words` is Execution.dropout_words."""
     y = norm(residual + dropout(dense(x), rate, key, words))
     return y, y
+
+
+def dense_add(dense, norm, x, residual, rate: float, key: jax.Array | None, words: str) -> Pair:
+    """dense_add_norm where norms come before the sub-layers: `norm` is not used."""
+    y = residual + dropout(dense(x), rate, key, words)
+    return y, y
+
+
+def norm_before(norm: LayerNorm | None, x: jax.Array) -> jax.Array:
+    return x if norm is None else norm(x)
+
+
+def norm_after(norm: LayerNorm | None, x: jax.Array) -> jax.Array:
+    return x
 
 
 def dense_activation(hidden_act: str, dense: Dense, x: jax.Array) -> jax.Array:
