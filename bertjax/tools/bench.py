@@ -81,7 +81,7 @@ class Program:
         self.name, self.stage = name, stage
         started = time.perf_counter()
         trainer, objective = stage.trainer, stage.objective
-        step = trainer.train_step(objective).lower(trainer.abstract_state(objective), stage.abstract_batch())
+        step = trainer.train_step(objective).lower(trainer.abstract_state(objective), stage.batch)
         self.executable = step.compile()
         self.compile_seconds = time.perf_counter() - started
         self.times: list[tuple[float, float]] = []  # of each round: seconds a step one by one, in a row
@@ -119,8 +119,8 @@ class Program:
             "rounds_seconds": [min(times) for times in self.times],
             "compile_seconds": self.compile_seconds,
             "loss": self.loss,
-            "rows": self.stage.rows,
-            "tokens": self.stage.tokens,
+            "rows": self.stage.info.rows,
+            "tokens": self.stage.info.tokens,
             "flops": self.stage.flops,
             "peak_bytes": temporary + getattr(memory, "argument_size_in_bytes", 0),
         }

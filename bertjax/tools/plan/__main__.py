@@ -11,7 +11,6 @@ should fit by arithmetic, and ranks them; with --quick it tells what fits, but n
 remat policies is the fastest. Exit code 1: it does not fit.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -19,7 +18,6 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -27,10 +25,6 @@ from ml_collections import config_flags
 from bertjax.command_line import ARGUMENTS, parse_flags
 from bertjax.config_checks import check_config
 from bertjax.interruption import refusals
-from bertjax.tools.plan import chips, page
-from bertjax.tools.plan.compilation import Cache
-from bertjax.tools.plan.cost import Cost
-from bertjax.tools.plan.planner import Planner
 
 _BEGAN = time.monotonic()
 _CONFIG = config_flags.DEFINE_config_file(
@@ -59,33 +53,29 @@ def main(arguments: Sequence[str]) -> None:
         if _CONFIG.value is None:
             raise ValueError("no experiment given; try --config=configs/large.py")
         config = check_config(_CONFIG.value)
-        piece = None if _TOPOLOGY.value == "local" else chips.parse(_TOPOLOGY.value)
+        from bertjax.tools.plan import compilation, estimate, plans  # --help needs none of them
+
+        piece = None if _TOPOLOGY.value == "local" else estimate.parse(_TOPOLOGY.value)
         if piece is not None:
-            chips.check_libtpu()
-        planner = Planner(piece, Cache(_CACHE.value), _QUICK.value, _say)
-        plans = planner.search(config, _CANDIDATES.value) if _SEARCH.value else [planner.plan(config)]
-        best = plans[0]
+            compilation.check_libtpu()
+        planner = plans.Planner(piece, pathlib.Path(_CACHE.value).expanduser(), _QUICK.value, _say)
+        found = planner.search(config, _CANDIDATES.value) if _SEARCH.value else [planner.plan(config)]
+        best = found[0]
         versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", *(["libtpu"] if piece else [])))
         name = config_flags.get_config_filename(flags.FLAGS["config"])
-        print("\n" + page.heading(name, piece, best.stages[0], versions))
+        print("\n" + plans.heading(name, piece, best.stages[0], versions))
         if best.overrides:
-            print(f"best of {len(plans)} candidates: {best.overrides}")
-        print("\n" + "\n\n".join(page.stage_text(stage) for stage in best.stages))
-        print("\n" + page.recipe_text(best.stages))
+            print(f"best of {len(found)} candidates: {best.overrides}")
+        print("\n" + "\n\n".join(plans.stage_text(stage) for stage in best.stages))
+        print("\n" + plans.recipe_text(best.stages))
         if _SEARCH.value:
-            print("\n" + page.ranking(plans))
+            print("\n" + plans.ranking(found))
         if _JSON.value:
-            numbers = [{"overrides": plan.overrides, "stages": [*map(_numbers, plan.stages)]} for plan in plans]
-            pathlib.Path(_JSON.value).write_text(json.dumps(numbers, indent=1))
+            pathlib.Path(_JSON.value).write_text(json.dumps([*map(plans.numbers, found)], indent=1))
         if best.unfit is not None:
             print("\nit does not fit. Try, in this order (or --search):")
-            print("\n".join(f"  {remedy}" for remedy in page.remedies(best.unfit)))
+            print("\n".join(f"  {remedy}" for remedy in plans.remedies(best.unfit)))
             sys.exit(1)
-
-
-def _numbers(each: Cost) -> dict[str, Any]:
-    """A Cost as JSON."""
-    return {**dataclasses.asdict(each), "total": each.total, "tokens_s": each.tokens_s, "days": each.days}
 
 
 def _say(text: str) -> None:

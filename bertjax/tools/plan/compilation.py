@@ -1,14 +1,17 @@
-"""Has steps compiled by a process of its own (worker.py), and keeps what came out.
+"""Compiles one step in a process of its own, and keeps the result.
 
-In: a configuration, a topology, which stage. Out: `StageInfo` and `Compiled`. The TPU compiler must
-be set up before jax starts, and it can be stopped only with its process: in quick mode the worker
-ends as soon as memory is assigned, after a tenth of the time; what remains is machine code, and the
-cycle estimates that come with it. Results are kept under a hash of the lowered program, the topology
-and the versions of jax and compiler.
+In: a configuration, a slice (None = this machine), which stage. Out: `StageInfo` and `Compiled`. The TPU compiler
+must be set up before jax starts, and it can be stopped only with its process: in quick mode the process ends as
+soon as memory is assigned, after a tenth of the time; what remains is machine code, and the cycle estimates that
+come with it. Results are kept under a hash of the lowered program, the topology and the versions of the compiler.
 """
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import gzip
+import hashlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -19,106 +22,101 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from bertjax.tools.plan.chips import STEP_MODULE, tpu_environment
+import jax
 
+from bertjax.config import Config
+from bertjax.model.kernels import compiler_options
+from bertjax.process import hardware
+from bertjax.tools.plan.estimate import VALID, Slice
+from bertjax.tools.plan.stages import Compiled, Stage, StageInfo, stages
+
+# ------------------------------------------------------------------------ devices to compile for
+
+
+def local_device_bytes() -> int | None:
+    """Memory of a device of this machine, if known: of CPU devices, their share of what is free."""
+    return free_bytes() // jax.device_count() if jax.default_backend() == "cpu" else hardware.device_bytes()
+
+
+def free_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
+    """Memory that a process can take before the machine swaps; without these files, all of it."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError):
+        if found := re.search(r"MemAvailable: +(\d+) kB", pathlib.Path(meminfo).read_text()):
+            free = 1024 * int(found[1])
+    with contextlib.suppress(OSError, ValueError):  # it says 'max' where there is no limit
+        free = min(free, int(pathlib.Path(limit).read_text()))
+    return free
+
+
+def check_libtpu() -> None:
+    """ValueError, which says what to install, if libtpu is missing or belongs to another jax."""
+    requirements = "\n".join(importlib.metadata.requires("jax") or ())
+    release = re.search(r"^libtpu\s*==\s*([\d.]+\*?).*extra == .tpu.", requirements, re.MULTILINE)
+    wanted = release[1] if release else ""
+    install = (
+        f"pip install --no-deps --target DIR 'libtpu{'==' * bool(wanted)}{wanted}', and add DIR to PYTHONPATH (a "
+        "directory of its own keeps it away from runs on this machine), or install bertjax's extra 'tpu'"
+    )
+    try:
+        version = importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        raise ValueError(f"a TPU topology needs the TPU compiler, which is in the package libtpu: {install}") from None
+    if not version.startswith(wanted.rstrip("*")):
+        raise ValueError(f"libtpu {version} does not belong to jax {importlib.metadata.version('jax')}: {install}")
+
+
+def tpu_devices(piece: Slice) -> list[Any]:
+    """The devices of a slice, to compile for; ValueError if libtpu knows no such slice."""
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {}
+    if piece.chip.name == "v4":
+        options["chip_config_name"] = "megacore"  # two cores as one device, as on real machines
+    if piece.chips < 4:  # the default host has 2x2 chips
+        options["chips_per_host_bounds"] = (*piece.shape, 1, 1)[:3]
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=piece.name, **options).devices
+    except Exception as error:  # whatever the plug-in raises
+        raise ValueError(
+            f"the TPU compiler does not know the topology {piece.name}: {str(error).splitlines()[0]}\n{VALID}"
+        ) from error
+    if len(found) != piece.devices:
+        raise ValueError(f"topology {piece.name} has {len(found)} devices, not {piece.devices}")
+    return list(found)
+
+
+# -------------------------------------------------------------------- the process that compiles
+
+STEP_MODULE = "jit_train_step"  # what the compiler calls Trainer.train_step
 PROGRESS_S = 30  # seconds between lines of progress
 
 
-@dataclasses.dataclass(frozen=True)
-class StageInfo:
-    """A stage in numbers; bytes are those of one device, padding of layouts aside."""
-
-    name: str
-    steps: int | None  # in the whole run; None = not known without the data
-    tokens: int  # a step, padding included
-    flops: float  # a step: the model's, forward and backward
-    rows: int  # a step
-    length: int  # tokens of a row
-    mesh: Mapping[str, int]
-    accumulation: int
-    model: str
-    execution: str
-    remat: str
-    parameters: int
-    optimizer: int
-    batch: int
-    device_kind: str
-
-    @property
-    def devices(self) -> int:
-        return self.mesh["data"] * self.mesh["fsdp"] * self.mesh["tensor"]
-
-    @property
-    def rows_per_device(self) -> int:
-        """Rows of a micro-batch on a device."""
-        return self.rows // (self.mesh["data"] * self.mesh["fsdp"] * self.accumulation)
+def load(path: pathlib.Path) -> Compiled | None:
+    """What `save` wrote, or None if there is nothing that can be read."""
+    try:
+        return Compiled(**json.loads(gzip.decompress(path.read_bytes())))
+    except (OSError, ValueError, TypeError, EOFError):
+        return None
 
 
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """What the compiler says of a step; bytes are those of one device.
-
-    A step that was refused, by the compiler or by arithmetic, has only `wanted` and `limit`.
-    """
-
-    hlo: str = ""
-    arguments: int = 0
-    temporaries: int = 0
-    fresh_outputs: int = 0  # results that do not take an argument's place
-    code: int = 0
-    seconds: float = 0.0  # of the compilation, when it was done
-    complete: bool = True  # False = stopped after memory was assigned
-    wanted: int = 0
-    limit: int = 0
-    measured_s: float | None = None  # seconds of a step, local devices only
-
-    @property
-    def fits(self) -> bool:
-        return not self.wanted
-
-    @property
-    def total(self) -> int:
-        return self.arguments + self.temporaries + self.fresh_outputs
-
-
-class Cache:
-    """Compiled steps on disk, KEY.json.gz each."""
-
-    def __init__(self, directory: str | os.PathLike[str]):
-        self.directory = pathlib.Path(directory).expanduser()
-
-    def path(self, key: str) -> pathlib.Path:
-        return self.directory / f"{key}.json.gz"
-
-    def load(self, key: str) -> Compiled | None:
-        """The result under `key`, or None if there is none that can be read."""
-        try:
-            return Compiled(**json.loads(gzip.decompress(self.path(key).read_bytes())))
-        except (OSError, ValueError, TypeError, EOFError):
-            return None
-
-    def save(self, key: str, compiled: Compiled) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.path(key).write_bytes(gzip.compress(json.dumps(dataclasses.asdict(compiled)).encode(), 6))
+def save(path: pathlib.Path, compiled: Compiled) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(json.dumps(dataclasses.asdict(compiled)).encode(), 6))
 
 
 def compile_stage(
-    config: Any,
-    topology: str,
-    stage: int,
-    cache: Cache,
-    *,
-    quick: bool = False,
-    say: Callable[[str], None] = lambda text: None,
+    config: Config, piece: Slice | None, number: int, cache: pathlib.Path, quick: bool, say: Callable[[str], None]
 ) -> tuple[StageInfo, Compiled]:
     """The compiled step of one stage, from the cache where it was compiled before.
 
     Args:
-      topology: name of a slice (chips.parse(...).name), or 'local'.
-      stage: which one; pre-training has one a phase, fine-tuning has one.
+      piece: None = the devices of this machine.
+      number: of the stage; pre-training has one per phase, fine-tuning has one.
+      cache: directory of compiled steps.
       quick: stop after memory is assigned (TPU only).
       say: receives lines of progress.
 
@@ -126,66 +124,50 @@ def compile_stage(
       ValueError: the configuration does not work on the topology; names the setting.
       RuntimeError: the compiler failed for another reason than memory.
     """
-    request = (config, topology, stage, cache.directory, quick)
+    environment = {}
     with tempfile.TemporaryDirectory(prefix="bertjax-plan-") as scratch:
+        if piece:  # compile for TPU without having one
+            dump = f"--xla_dump_to={scratch} --xla_dump_hlo_as_text --xla_dump_hlo_module_re={STEP_MODULE}"
+            environment = {
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": dump if quick else "",  # the caller's are meant for this machine's devices
+                "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
+                "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing here holds a chip
+                "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+                "TPU_WORKER_HOSTNAMES": "localhost",
+            }
         directory = pathlib.Path(scratch)
-        (directory / "request").write_bytes(pickle.dumps(request))
-        quick = quick and topology != "local"
-        environment = {} if topology == "local" else tpu_environment(dump=scratch if quick else None)
-        with open(directory / "stderr", "w+") as stderr:
+        (directory / "request").write_bytes(pickle.dumps((config, piece, number, cache, quick)))
+        program = "import sys; from bertjax.tools.plan import compilation; compilation.work(sys.argv[1])"
+        with open(directory / "stderr", "w") as stderr:
             worker = subprocess.Popen(
-                [sys.executable, "-m", "bertjax.tools.plan.worker", str(directory / "request")],
+                [sys.executable, "-c", program, scratch],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, **environment},
                 text=True,
             )
-            try:
-                return _follow(worker, directory, cache, quick, say)
-            finally:
-                worker.kill()
-                worker.wait()
-                worker.stdout.close()
+        try:
+            for line in worker.stdout:
+                if line.startswith(PROGRESS):
+                    say(line.removeprefix(PROGRESS).rstrip())
+            if worker.wait():
+                raise RuntimeError(_how_it_ended(worker, directory / "stderr"))
+        finally:
+            worker.kill()
+            worker.wait()
+            worker.stdout.close()
+        found = pickle.loads((directory / "result").read_bytes())
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
 
 
-def _follow(
-    worker: subprocess.Popen, scratch: pathlib.Path, cache: Cache, quick: bool, say: Callable[[str], None]
-) -> tuple[StageInfo, Compiled]:
-    """Reads the worker's message and waits until its result is in the cache."""
-    began = told = time.monotonic()
-    message = json.loads(next((line for line in worker.stdout if line.startswith("{")), "{}"))
-    if not message:
-        raise RuntimeError(_how_it_ended(worker, scratch / "stderr"))
-    if "error" in message:
-        raise ValueError(message["error"])
-    info, key = StageInfo(**message["stage"]), message.get("key")
-    if key is None:
-        say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
-        return info, Compiled(wanted=message["wanted"], limit=message["limit"])
-    if message["cached"]:
-        say(f"{info.name}: compiled before, {cache.path(key)}")
-        return info, cache.load(key)
-    mesh = " x ".join(f"{name} {size}" for name, size in info.mesh.items())
-    say(
-        f"{info.name}: compiling {info.rows} x {info.length} tokens, {mesh}, accumulation "
-        f"{info.accumulation}, {info.execution} ..."
-    )
-    while worker.poll() is None:
-        if quick and (found := assigned_memory(scratch)):
-            compiled = dataclasses.replace(found, seconds=time.monotonic() - began)
-            cache.save(key, compiled)
-            say(f"{info.name}: memory assigned after {compiled.seconds:.0f} s")
-            return info, compiled
-        time.sleep(0.5)
-        if time.monotonic() - told > PROGRESS_S:
-            told = time.monotonic()
-            say(f"{info.name}: still at work, {told - began:.0f} s")
-    compiled = cache.load(key)
-    if worker.returncode or compiled is None:
-        raise RuntimeError(_how_it_ended(worker, scratch / "stderr"))
-    what = "compiled" if compiled.fits else "does not fit"
-    say(f"{info.name}: {what}, {compiled.seconds:.0f} s in the compiler")
-    return info, compiled
+PROGRESS = "plan: "  # begins a worker's lines of progress on its standard output
+
+
+def _say(text: str) -> None:
+    print(PROGRESS + text, flush=True)
 
 
 def _how_it_ended(worker: subprocess.Popen, stderr: pathlib.Path, lines: int = 15) -> str:
@@ -196,6 +178,95 @@ def _how_it_ended(worker: subprocess.Popen, stderr: pathlib.Path, lines: int = 1
         how += ", which is what becomes of a process that takes all of this machine's memory"
     last = "\n".join(stderr.read_text(errors="replace").splitlines()[-lines:])
     return f"the compiler's process {how}" + (f":\n{last}" if last else "")
+
+
+# ------------------------------------------------------------------------------ in that process
+
+
+def work(scratch: str) -> None:
+    """Does the request in `scratch`; leaves (StageInfo, Compiled) there, or why the settings cannot work."""
+    directory = pathlib.Path(scratch)
+    config, piece, number, cache, quick = pickle.loads((directory / "request").read_bytes())
+    try:
+        stage = stages(config, tpu_devices(piece) if piece else jax.devices())[number]
+    except ValueError as error:
+        found = str(error)
+    else:
+        found = stage.info, _compiled(stage, piece, cache, quick, directory)
+    (directory / "result").write_bytes(pickle.dumps(found))
+    os._exit(0)  # without waiting for a compilation that is not needed any more
+
+
+def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: bool, directory: pathlib.Path) -> Compiled:
+    """The step from the cache, or compiled, or refused without compilation."""
+    began, info, platform = time.monotonic(), stage.info, stage.trainer.mesh.devices.flat[0].platform
+    # A process that takes more than there is makes the machine swap, and then Linux ends it.
+    if piece is None and platform == "cpu" and (wanted := stage.expected_bytes()) > (limit := local_device_bytes()):
+        _say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
+        return Compiled(wanted=int(wanted), limit=limit)
+    step = stage.trainer.train_step(stage.objective)
+    traced = step.trace(stage.trainer.abstract_state(stage.objective), stage.batch)
+    lowered = traced.lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
+    path = cache / f"{_key(lowered.as_text(), piece.name if piece else 'local', platform)}.json.gz"
+    found = load(path)
+    # What did not fit this machine may fit now: there may be more memory free.
+    if found is not None and (found.complete or quick) and not (piece is None and found.limit):
+        _say(f"{info.name}: compiled before, {path}")
+        return found
+    _say(
+        f"{info.name}: compiling {info.rows} x {info.length} tokens, {info.mesh_text}, accumulation "
+        f"{info.accumulation}, {info.execution} ..."
+    )
+    compiling = concurrent.futures.ThreadPoolExecutor().submit(lowered.compile)
+    started = told = time.monotonic()
+    while not concurrent.futures.wait([compiling], timeout=0.5).done:
+        if piece and quick and (found := assigned_memory(directory)):
+            found = dataclasses.replace(found, seconds=time.monotonic() - began)
+            _say(f"{info.name}: memory assigned after {found.seconds:.0f} s")
+            break
+        if time.monotonic() - told > PROGRESS_S:
+            told = time.monotonic()
+            _say(f"{info.name}: still at work, {told - began:.0f} s")
+    else:
+        found = _result(stage, compiling, started, piece)
+        what = "compiled" if found.fits else "does not fit"
+        _say(f"{info.name}: {what}, {found.seconds:.0f} s in the compiler")
+    save(path, found)
+    return found
+
+
+def _result(stage: Stage, compiling: concurrent.futures.Future, started: float, piece: Slice | None) -> Compiled:
+    """What the compiler says of the step; of local devices also its time."""
+    seconds = time.monotonic() - started
+    try:
+        executable = compiling.result()
+    except jax.errors.JaxRuntimeError as error:
+        if compiled := refused(str(error), seconds):
+            return compiled
+        sys.exit(f"the compiler failed:\n{str(error)[:3000]}")
+    memory = executable.memory_analysis()
+    compiled = Compiled(
+        executable.as_text(),
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory.generated_code_size_in_bytes,
+        seconds,
+    )
+    if piece:
+        return compiled
+    limit = local_device_bytes()
+    if limit and compiled.total > limit:
+        return dataclasses.replace(compiled, limit=limit)
+    return dataclasses.replace(compiled, measured_s=stage.measure(executable))
+
+
+def _key(program: str, topology: str, platform: str) -> str:
+    """Hash of everything that decides what the compiler makes of a program."""
+    packages = ["jax", "jaxlib", *(["libtpu"] if platform == "tpu" else [])]
+    versions = map(importlib.metadata.version, packages)
+    parts = [program, topology, platform, *versions, repr(compiler_options(platform))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
 # -------------------------------------------------------------------- what the compiler writes

@@ -2,13 +2,15 @@
 
 In: a configuration and the devices of a topology. Out: a `Stage` for each shape of batch that the
 run has (a phase of pre-training; the longest rows of a fine-tuning task). Objective, optimizer and
-trainer are made by the same functions as in a run, so that a plan cannot drift from what runs.
+trainer are made by the same functions as in a run, so that a plan cannot differ from what runs.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,18 +24,89 @@ from bertjax.pretraining.objective import make_objective
 from bertjax.process import hardware
 from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
-from bertjax.tools.plan import candidates
-from bertjax.tools.plan.compilation import StageInfo
-from bertjax.tools.plan.vocabulary import Vocabulary, vocabulary_size
 from bertjax.training import sharding
 from bertjax.training.trainer import Objective, Trainer
 
+RELEASED_VOCABULARY = 30522  # entries of the released uncased models
 # Training rows of the official data sets, for the length of a fine-tuning run.
 _TRAINING_ROWS = (
     "cola 8551, sst2 67349, mrpc 3668, stsb 5749, qqp 363849, mnli 392702, qnli 104743, rte 2490, wnli 635, "
     "squad1.1 88524, squad2.0 131944, swag 73546, ner 14041"
 )
 TRAINING_ROWS = {name: int(rows) for name, rows in map(str.split, _TRAINING_ROWS.split(", "))}
+
+# [rows, T, H] arrays of bfloat16 that a layer keeps for its backward pass, as the compiler's buffer
+# assignment lists them: "full" the layer's input, once for each of its two uses; "minimal" also the
+# context and the normalised sum behind it; "dots" also queries, keys, values, both outputs, and the
+# inner activations, which are four; "none" what fits best.
+KEPT = {"none": 26, "dots": 12, "minimal": 4, "full": 2}
+WORKING = 20  # arrays [rows, T, H] of the one layer at work
+# Bytes of an element [A, T, T], where attention is not fused: kept by a layer (scores in float32,
+# probabilities in bfloat16), at work in one.
+KEPT_MATRICES = {"none": 6, "dots": 0, "minimal": 0, "full": 0}
+WORKING_MATRICES = 10
+WORKING_LOGITS = 10  # bytes of an element [P, V]
+
+
+@dataclasses.dataclass(frozen=True)
+class StageInfo:
+    """A stage in numbers; bytes are those of one device, without the padding of layouts."""
+
+    name: str
+    steps: int | None  # in the whole run; None = not known without the data
+    tokens: int  # per step, padding included
+    flops: float  # per step: the model's, forward and backward
+    rows: int  # per step
+    length: int  # tokens of a row
+    mesh: Mapping[str, int]
+    accumulation: int
+    model: str
+    execution: str
+    remat: str
+    parameters: int
+    optimizer: int
+    batch: int
+    device_kind: str
+
+    @property
+    def devices(self) -> int:
+        return math.prod(self.mesh.values())
+
+    @property
+    def rows_per_device(self) -> int:
+        """Rows of a micro-batch on a device."""
+        return self.rows // (self.mesh["data"] * self.mesh["fsdp"] * self.accumulation)
+
+    @property
+    def mesh_text(self) -> str:
+        return " x ".join(f"{name} {size}" for name, size in self.mesh.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a step; bytes are those of one device.
+
+    A step that was refused, by the compiler or by arithmetic, has only `wanted` and `limit`.
+    """
+
+    hlo: str = ""
+    arguments: int = 0
+    temporaries: int = 0
+    fresh_outputs: int = 0  # results that do not take an argument's place
+    code: int = 0
+    seconds: float = 0.0  # of the compilation, when it was done
+    complete: bool = True  # False = stopped after memory was assigned
+    wanted: int = 0
+    limit: int = 0
+    measured_s: float | None = None  # seconds per step, local devices only
+
+    @property
+    def fits(self) -> bool:
+        return not self.wanted
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.temporaries + self.fresh_outputs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,60 +117,75 @@ class Stage:
     steps: int | None  # in the whole run; None = not known without the data
     objective: Objective
     trainer: Trainer
-    batch: Mapping[str, tuple[tuple[int, ...], type]]  # name -> (shape of the global batch, type)
-    flops: float  # a step: the model's, forward and backward
+    shapes: Mapping[str, tuple[tuple[int, ...], type]]  # name -> (shape of the global batch, type)
+    flops: float  # per step: the model's, forward and backward
     config: BertConfig
     execution: Execution
     predictions: int = 0  # positions of a row that the MLM head sees
 
-    @property
-    def rows(self) -> int:
-        """Rows of a step."""
-        return self.batch["input_ids"][0][0]
+    @functools.cached_property
+    def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The global batch, without values."""
+        where = sharding.batch_sharding(self.trainer.mesh)
+        return {name: jax.ShapeDtypeStruct(shape, kind, sharding=where) for name, (shape, kind) in self.shapes.items()}
 
-    @property
-    def length(self) -> int:
-        """Tokens of a row."""
-        return self.batch["input_ids"][0][-1]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a step, padding included."""
-        return math.prod(self.batch["input_ids"][0])
+    @functools.cached_property
+    def info(self) -> StageInfo:
+        """The numbers of the stage that its cost depends on."""
+        mesh, state = self.trainer.mesh, self.trainer.abstract_state(self.objective)
+        c, e, words = self.config, self.execution, self.shapes["input_ids"][0]
+        return StageInfo(
+            self.name,
+            self.steps,
+            math.prod(words),
+            self.flops,
+            rows=words[0],
+            length=words[-1],
+            mesh=dict(mesh.shape),
+            accumulation=self.trainer.accumulation,
+            model=f"L={c.num_hidden_layers} H={c.hidden_size} A={c.num_attention_heads} F={c.intermediate_size} "
+            f"V={c.vocab_size:,}, {parameter_count(c) / 1e6:.1f} M parameters",
+            execution=f"{e.dtype}, layers {e.layers}, remat {e.remat}",
+            remat=e.remat,
+            parameters=_device_bytes(state.params),
+            optimizer=_device_bytes(state.opt_state),
+            batch=_device_bytes(self.batch),
+            device_kind=mesh.devices.flat[0].device_kind,
+        )
 
     def expected_bytes(self) -> float:
         """Of a device, by arithmetic: less than the CPU's compiler takes, which fuses little."""
-        mesh = self.trainer.mesh
-        split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], self.execution.remat, self.trainer.accumulation
-        return candidates.bytes_of(self.config, self.rows, self.length, self.predictions, *split, fused=False)
-
-    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        where = sharding.batch_sharding(self.trainer.mesh)
-        return {name: jax.ShapeDtypeStruct(shape, kind, sharding=where) for name, (shape, kind) in self.batch.items()}
+        mesh, info = self.trainer.mesh, self.info
+        split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], info.remat, info.accumulation
+        return bytes_of(self.config, info.rows, info.length, self.predictions, *split, fused=False)
 
     def random_batch(self) -> dict[str, jax.Array]:
         """Full rows of random words, on the devices."""
         random = np.random.default_rng(0)
         batch = {}
-        for name, (shape, kind) in self.batch.items():
+        for name, (shape, kind) in self.shapes.items():
             size = self.config.vocab_size if name == "input_ids" else 2
             batch[name] = random.integers(0, size, shape).astype(kind)
             if name in ("attention_mask", "nsp_weights", "weights"):
                 batch[name][...] = 1
         return sharding.put_batch(batch, self.trainer.mesh)
 
+    def measure(self, executable: Any, steps: int = 5, budget_s: float = 60) -> float:
+        """Seconds per step on this machine: the median after one step of warm-up, of `steps` or as many
+        as start within `budget_s`."""
+        batch, state = self.random_batch(), self.trainer.init(self.objective)
+        seconds: list[float] = []
+        while len(seconds) < 2 or (len(seconds) <= steps and sum(seconds) < budget_s):
+            began = time.perf_counter()
+            state, metrics = executable(state, batch)
+            jax.block_until_ready(metrics)
+            seconds.append(time.perf_counter() - began)
+        return float(np.median(seconds[1:]))
 
-@dataclasses.dataclass(frozen=True)
-class TaskShape:
-    """Stands in for a fine-tuning task where only its head counts."""
 
-    name: str
-    head: str
-    outputs: int
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return tuple(map(str, range(self.outputs)))
+def _device_bytes(tree: Any) -> int:
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
@@ -106,18 +194,24 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
     Raises:
       ValueError: mesh or batch do not fit the devices; names the setting and valid values.
     """
-    vocabulary = Vocabulary(vocabulary_size(config))
-    model = BertConfig.of(config.model, vocabulary.vocab_size)
+    size = vocabulary_size(config)
+    model = BertConfig.of(config.model, size)
     mesh, _ = sharding.mesh_of(config.mesh, parameter_count(model), devices, hardware.device_bytes(devices[0]))
     sharding.check_batch(config.batch_size, mesh, config.accumulation)
     execution = Execution.of(config.execution, devices[0].platform, config.mesh.tensor > 1)
     if config.job == "finetune":
         return [_task_stage(config, model, execution, mesh)]
+    tokenizer = SimpleNamespace(
+        vocab_size=size,
+        **{"pad_id": 0, "cls_id": 2, "sep_id": 3, "mask_id": 4},
+        replacement_ids=np.arange(5, size, dtype=np.int32),
+        is_continuation=np.arange(size) % 2 == 1,
+    )
     trainer, found = pretraining.make_trainer(config, mesh), []
     for number, (steps, length) in enumerate(config.phases, 1):
         rows, packed = config.batch_size, config.data.packed
         pairs = default_pairs_per_row(length) if packed else 1
-        objective = make_objective(config, model, execution, vocabulary, length, pairs)
+        objective = make_objective(config, model, execution, tokenizer, length, pairs)
         batch = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), ((rows, length), np.int32))
         if packed:
             batch |= {"position_ids": ((rows, length), np.int32), "cls_positions": ((rows, pairs), np.int32)}
@@ -136,77 +230,72 @@ def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: A
         source = open_source(config.init_from)
         _ = source.headers  # whose sizes are compared with those of the configuration
         model = source.config
-    shape = task_shape(task.name, task.options)
+    head, outputs = task_head(task.name, task.options)
+    shape = SimpleNamespace(name=task.name, head=head, outputs=outputs, labels=tuple(map(str, range(outputs))))
     tuner = FineTuner(shape, None, model, None, config, execution, mesh)
-    objective, trainer = tuner.objective, tuner.trainer
-    words = (rows, *((4,) if shape.head == "multiple_choice" else ()), task.max_length)
+    words = (rows, *((4,) if head == "multiple_choice" else ()), task.max_length)
     batch = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), (words, np.int32))
     batch |= {
         "classification": {"labels": ((rows,), np.int32)},
         "multiple_choice": {"labels": ((rows,), np.int32)},
         "regression": {"targets": ((rows,), np.float32)},
-        "multilabel": {"label_set": ((rows, shape.outputs), np.float32)},
+        "multilabel": {"label_set": ((rows, outputs), np.float32)},
         "tagging": {"tags": (words, np.int32), "tag_weights": (words, np.float32)},
         "spans": {name: ((rows,), np.int32) for name in ("start_positions", "end_positions")},
-    }[shape.head]
+    }[head]
     batch |= {"weights": ((rows,), np.float32), "run": ((rows,), np.int32)}
     known = TRAINING_ROWS.get(task.name)
     steps = -(-known // rows) * task.epochs if known else None
     flops = math.prod(words[:-1]) * flops_per_row(model, task.max_length, 0, nsp=False)
-    return Stage(task.name, steps, objective, trainer, batch, flops, model, execution)
+    return Stage(task.name, steps, tuner.objective, tuner.trainer, batch, flops, model, execution)
 
 
-def task_shape(name: str, options: Mapping[str, Any]) -> TaskShape:
+def task_head(name: str, options: Mapping[str, Any]) -> tuple[str, int]:
     """Head and number of outputs of a task, without its data."""
     if name in GLUE:
         names = GLUE[name].names
-        return TaskShape(name, "classification" if names else "regression", len(names) or 1)
+        return "classification" if names else "regression", len(names) or 1
     if name.startswith("squad"):
-        return TaskShape(name, "spans", 2)
+        return "spans", 2
     if name in ("ner", "tag"):
-        return TaskShape(name, "tagging", 9)  # CoNLL-2003 has 9 tags
-    if name == "swag":
-        return TaskShape(name, "multiple_choice", 1)
-    return TaskShape(name, options.get("head", "classification"), 2)
+        return "tagging", 9  # CoNLL-2003 has 9 tags
+    return ("multiple_choice", 1) if name == "swag" else (options.get("head", "classification"), 2)
 
 
-def measure(stage: Stage, executable: Any, steps: int = 5, budget_s: float = 60) -> float:
-    """Seconds of a step on this machine: the median after one step of warm-up, of `steps` or as many
-    as start within `budget_s`."""
-    batch, state = stage.random_batch(), stage.trainer.init(stage.objective)
-    seconds: list[float] = []
-    while len(seconds) < 2 or (len(seconds) <= steps and sum(seconds) < budget_s):
-        began = time.perf_counter()
-        state, metrics = executable(state, batch)
-        jax.block_until_ready(metrics)
-        seconds.append(time.perf_counter() - began)
-    return float(np.median(seconds[1:]))
+def vocabulary_size(config: Config) -> int:
+    """Entries that the vocabulary of a run will have, as far as its configuration says so."""
+    demo = config.data.corpus == "docstrings"
+    return config.model.vocab_size or (config.data.demo_vocab_size if demo else RELEASED_VOCABULARY)
 
 
-def describe(stage: Stage) -> StageInfo:
-    """The numbers of a stage that its cost depends on."""
-    mesh, state = stage.trainer.mesh, stage.trainer.abstract_state(stage.objective)
-    c, e = stage.config, stage.execution
+def bytes_of(
+    config: BertConfig,
+    rows: int,
+    length: int,
+    predictions: int,
+    devices: int,
+    fsdp: int,
+    tensor: int,
+    remat: str,
+    accumulation: int,
+    fused: bool,
+) -> float:
+    """Bytes of a device by arithmetic: state, gradients, kept activations, work at its widest.
 
-    def size(tree: Any) -> int:
-        leaves = jax.tree.leaves(tree)
-        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    This is what the compiler assigns to buffers, within a tenth; the program that it ends with
+    takes 1.05 to 1.25 times as much.
 
-    return StageInfo(
-        stage.name,
-        stage.steps,
-        stage.tokens,
-        stage.flops,
-        stage.rows,
-        stage.length,
-        mesh=dict(mesh.shape),
-        accumulation=stage.trainer.accumulation,
-        model=f"L={c.num_hidden_layers} H={c.hidden_size} A={c.num_attention_heads} F={c.intermediate_size} "
-        f"V={c.vocab_size:,}, {parameter_count(c) / 1e6:.1f} M parameters",
-        execution=f"{e.dtype}, layers {e.layers}, remat {e.remat}",
-        remat=e.remat,
-        parameters=size(state.params),
-        optimizer=size(state.opt_state),
-        batch=size(stage.abstract_batch()),
-        device_kind=mesh.devices.flat[0].device_kind,
-    )
+    Args:
+      rows: of the global batch.
+      length: T; predictions: P, positions that the MLM head sees.
+      fused: whether attention keeps its matrices out of memory.
+    """
+    # Weights and moments in float32, gradients (with accumulation also their sum), weights again
+    # in bfloat16, stacked.
+    state = parameter_count(config) / (fsdp * tensor) * (4 * 3 + 4 * (1 if accumulation == 1 else 2) + 2)
+    here = rows * tensor / devices / accumulation
+    hidden = here * length * config.hidden_size * 2
+    matrices = 0 if fused else here * config.num_attention_heads / tensor * length * length
+    kept = config.num_hidden_layers * (KEPT[remat] * hidden + KEPT_MATRICES[remat] * matrices)
+    logits = here * predictions * config.vocab_size / tensor
+    return state + kept + max(WORKING_MATRICES * matrices + WORKING * hidden, WORKING_LOGITS * logits)

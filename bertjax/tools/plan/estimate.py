@@ -1,0 +1,311 @@
+"""What a step costs on a TPU slice such as v5e:4x4 or v4-32: bytes per chip, seconds per step, days of the run.
+
+Without the chip the time is an estimate, of four parts:
+
+  operations       the TPU compiler's cycles of each fused operation, loop bodies as often as they run, over the
+                   chip's clock;
+  kernels          (attention on TPU: no cycles given) the longer of the FLOPs that they declare, at KERNEL_SHARE of
+                   the peak, and of their bytes;
+  others           (random bits, sorting: no cycles given) bytes over the HBM bandwidth;
+  collectives      bytes over the links of the torus: an all-reduce over n chips moves 2 (n-1)/n of its bytes, a
+                   gather or scatter half of that. Asynchronous ones count only for what exceeds the operations' time.
+
+Where the compiler was stopped before it estimates cycles, a roofline takes their place: the model's FLOPs (with those
+that remat repeats) over the peak plus bytes between HBM and the operations over its bandwidth. Stalls, contention, the
+host, checkpoints and evaluation are not included: compare plans with each other before believing one to the percent.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bertjax.tools.plan import hlo
+from bertjax.tools.plan.stages import Compiled, StageInfo
+
+# ----------------------------------------------------------------------------------- slices
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One device as jax sees it: a chip, except for v2 and v3, where a device is a core.
+
+    Peaks, memory and links as the vendor publishes them (cloud.google.com/tpu, "TPU architecture");
+    the clock follows from the peak and the number of multiply-accumulate units.
+    """
+
+    name: str
+    peak_flops: float  # bfloat16, FLOP/s
+    clock_hz: float  # of the cycles that the compiler estimates
+    hbm_bytes: float  # nominal
+    hbm_bytes_s: float
+    link_bytes_s: float  # of one link, one way
+    dimensions: int  # of the torus
+    cores_per_chip: int  # as accelerator names count them: v4-32 has 16 chips
+    devices_per_chip: int = 1
+    wrap: int = 4  # a dimension whose size this divides is closed to a ring
+
+
+GIB = 2**30
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v2", 23e12, 0.70e9, 8 * GIB, 350e9, 62e9, 2, 2, devices_per_chip=2, wrap=16),
+        Chip("v3", 61.5e12, 0.94e9, 16 * GIB, 450e9, 82e9, 2, 2, devices_per_chip=2, wrap=32),
+        Chip("v4", 275e12, 1.05e9, 32 * GIB, 1228e9, 45e9, 3, 2),
+        Chip("v5e", 197e12, 1.50e9, 16 * GIB, 819e9, 45e9, 2, 1, wrap=16),
+        Chip("v5p", 459e12, 1.75e9, 95 * GIB, 2765e9, 90e9, 3, 2),
+        Chip("v6e", 918e12, 1.75e9, 32 * GIB, 1638e9, 90e9, 2, 1, wrap=16),
+    )
+}
+# The shapes of slices that accelerator names stand for, by the number of dimensions.
+SHAPES = {
+    2: "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
+    3: "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16",
+}
+VALID = """valid are
+  local               this machine's own devices, measured instead of estimated
+  GENERATION:SHAPE    v2:4x4 v3:4x4 v4:2x2x4 v5e:4x4 v5p:2x2x2 v6e:4x4 (chips along each axis)
+  accelerator names   v2-32 v3-32 v4-32 v5p-16 (cores), v5e-16 v5litepod-16 v6e-16 (chips)"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """So many chips of one kind in one torus."""
+
+    chip: Chip
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.chip.devices_per_chip
+
+    @property
+    def accelerator(self) -> str:
+        """The name by which such a slice is rented: v4-32, v5litepod-16."""
+        name = "v5litepod" if self.chip.name == "v5e" else self.chip.name
+        return f"{name}-{self.chips * self.chip.cores_per_chip}"
+
+    def collective_bytes_s(self, group: int) -> float:
+        """Bytes per second that a chip can exchange with the others of its group, one way.
+
+        All axes of the torus work at once where the group spans the slice, one axis otherwise. An
+        axis closed to a ring carries data in both directions.
+        """
+        directions = {size: 1 if size % self.chip.wrap else 2 for size in self.shape}
+        axes = sorted((size for size in self.shape if size > 1), key=lambda size: size * directions[size])
+        used = axes[-1:] if group < self.devices else axes
+        return self.chip.link_bytes_s * (sum(directions[size] for size in used) or 1)
+
+
+def parse(text: str) -> Slice:
+    """The slice that a topology or accelerator name stands for; ValueError lists the valid forms."""
+    found = re.fullmatch(r"(v\d\w*):(\d+(?:x\d+)*)|(v\d(?:litepod|[ep])?)-(\d+)", text)
+    if not found:
+        raise ValueError(f"topology {text!r} is not understood; {VALID}")
+    exact, axes, rented, size = found.groups()
+    chip = CHIPS.get(exact or rented.replace("v5litepod", "v5e"))
+    if chip is None:
+        raise ValueError(f"topology {text!r}: no TPU is called {exact or rented!r}; {VALID}")
+    if exact:
+        shape = _shape(axes)
+        if len(shape) != chip.dimensions or not all(shape):
+            example = "4x4" if chip.dimensions == 2 else "2x2x4"
+            raise ValueError(
+                f"topology {text!r}: a {chip.name} slice has {chip.dimensions} axes, "
+                f"such as {chip.name}:{example}; {VALID}"
+            )
+        return Slice(chip, shape)
+    shapes = {math.prod(shape) * chip.cores_per_chip: shape for shape in map(_shape, SHAPES[chip.dimensions].split())}
+    if int(size) not in shapes:
+        sizes = ", ".join(f"{chip.name}-{size}" for size in shapes)
+        raise ValueError(f"topology {text!r}: there is no such slice; {chip.name} has {sizes}")
+    return Slice(chip, shapes[int(size)])
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    """'4x4' -> (4, 4)."""
+    return tuple(map(int, text.split("x")))
+
+
+# ------------------------------------------------------------------------------------ costs
+
+# Operations whose work the compiler does not put into cycles.
+UNCOSTED = ("rng-bit-generator", "sort", "custom-call")
+# Share of the peak at which hand-written kernels do the FLOPs that they declare. Instructions of
+# attention, as the compiler schedules them for v5e, reach 28 % forward and 33 % backward (T=512,
+# D=64: half of the matrix unit is idle, and dropout and softmax are work for the vector unit).
+KERNEL_SHARE = 0.3
+# Custom calls of the TPU compiler that stand for no work of their own.
+BOOKKEEPING = (
+    "AllocateBuffer ConcatBitcast AssumeGatherIndicesInBound X64Combine GatherScatterIndicesBitpacked X64SplitLow "
+    "X64SplitHigh Sharding"
+).split()
+# Share of the forward pass that the backward pass repeats (presets.Execution.remat).
+REPEATED = {"none": 0.0, "dots": 0.1, "minimal": 0.7, "full": 1.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """One step of a stage on one slice; times None where nothing estimates or measures them."""
+
+    info: StageInfo
+    chips: int  # that are paid for; of this machine, devices
+    unit: str  # what they are: chip or device
+    fits: bool
+    bytes: Mapping[str, int]  # of a device, by purpose; they add up to what the compiler takes
+    limit: float  # bytes of a device, 0 = unknown
+    largest_rows: int | None  # of a micro-batch on a device, by proportion
+    collectives: list[hlo.Collective] = dataclasses.field(default_factory=list)
+    unknown_loops: tuple[str, ...] = ()
+    method: str = ""  # how the time was found: cycles, roofline or measured
+    operations_s: float | None = None
+    collectives_s: float | None = None
+    step_s: float | None = None
+    mfu: float | None = None
+
+    @property
+    def total(self) -> int:
+        """Bytes of a device."""
+        return sum(self.bytes.values())
+
+    @property
+    def tokens_s(self) -> float | None:
+        return self.info.tokens / self.step_s if self.step_s else None
+
+    @property
+    def days(self) -> float | None:
+        """Of the whole stage."""
+        return self.info.steps * self.step_s / 86400 if self.info.steps and self.step_s else None
+
+
+def cost(
+    info: StageInfo,
+    compiled: Compiled,
+    piece: Slice | None,
+    limit: float,
+    peak: float | None,
+    by_roofline: bool = False,
+) -> Cost:
+    """What the step of a stage costs.
+
+    Args:
+      piece: the slice that it was compiled for; None = the devices of this machine.
+      limit: bytes of a device, 0 = unknown.
+      peak: FLOP/s of a device, if known.
+      by_roofline: also where there are cycles, to be compared with steps that have none.
+    """
+    limit = compiled.limit or limit
+    parts = memory_parts(info, compiled)
+    fits = compiled.fits and (not limit or sum(parts.values()) <= limit)
+    paid = (piece.chips, "chip") if piece else (info.devices, "device")
+    found = Cost(info, *paid, fits, parts, limit, largest_rows(info, parts, limit))
+    if not compiled.fits:
+        return found
+    program = hlo.Program(compiled.hlo)
+    exchanged = program.collectives(info.devices)
+    unknown = tuple(name for name, trips in program.loops.items() if trips is None)
+    found = dataclasses.replace(found, collectives=exchanged, unknown_loops=unknown)
+    if compiled.measured_s:
+        step, times = compiled.measured_s, {"method": "measured"}
+    elif piece:
+        step, times = _estimate(info, program, exchanged, piece, by_roofline)
+    else:
+        return found
+    mfu = info.flops / step / (peak * info.devices) if peak else None
+    return dataclasses.replace(found, **times, step_s=step, mfu=mfu)
+
+
+def _estimate(
+    info: StageInfo, program: hlo.Program, exchanged: list[hlo.Collective], piece: Slice, by_roofline: bool
+) -> tuple[float, dict[str, Any]]:
+    """Seconds per step, and how they were found: fields of Cost."""
+    chip, kernels = (
+        piece.chip,
+        [(*kernel, times) for i, times in program.instructions() if (kernel := i.numbers(hlo.KERNEL))],
+    )
+    cycles = 0 if by_roofline else program.cycles()
+    if cycles:
+        # A hand-written kernel takes the longer of its FLOPs and its bytes.
+        hand_written = sum(
+            times * max(flops / (KERNEL_SHARE * chip.peak_flops), size / chip.hbm_bytes_s)
+            for flops, size, times in kernels
+        )
+        operations = cycles / chip.clock_hz + hand_written + uncosted_bytes(program) / chip.hbm_bytes_s
+    else:
+        repeated = info.flops * (1 + REPEATED[info.remat] / 3)
+        moved = program.hbm_bytes() + sum(size * times for _, size, times in kernels)
+        operations = repeated / info.devices / chip.peak_flops + moved / chip.hbm_bytes_s
+    waiting = sum(seconds_of(c, piece) for c in exchanged if not c.asynchronous)
+    overlapped = sum(seconds_of(c, piece) for c in exchanged if c.asynchronous)
+    method = "cycles" if cycles else "roofline"
+    times = {"method": method, "operations_s": operations, "collectives_s": waiting + overlapped}
+    return max(operations, overlapped) + waiting, times
+
+
+def memory_parts(info: StageInfo, compiled: Compiled) -> dict[str, int]:
+    """Bytes of a device by purpose.
+
+    The compiler lays arrays out in tiles; what its arguments take beyond the arrays' own bytes is
+    'padding'. All that is not an argument - activations, gradients, buffers of collectives - is
+    'temporaries'.
+    """
+    parts = {"parameters": info.parameters, "optimizer": info.optimizer, "batch": info.batch}
+    state = sum(parts.values())
+    if not compiled.fits:
+        return {**parts, "temporaries": compiled.temporaries or max(0, compiled.wanted - state)}
+    return {
+        **parts,
+        "padding": max(0, compiled.arguments - state),
+        "temporaries": compiled.temporaries + compiled.fresh_outputs,
+        "program": compiled.code,
+    }
+
+
+def largest_rows(info: StageInfo, parts: Mapping[str, int], limit: float) -> int | None:
+    """Rows of a micro-batch on a device at which its memory is full, by proportion.
+
+    Gradients (and with accumulation their sum) take their bytes whatever the rows; the rest of the
+    temporaries is taken to grow with the rows.
+    """
+    rows = info.rows_per_device
+    if not limit or not rows:
+        return None
+    fixed = min((1 if info.accumulation == 1 else 2) * parts["parameters"], parts["temporaries"])
+    per_row = (parts["temporaries"] - fixed) / rows
+    free = 0.97 * limit - sum(parts.values()) + parts["temporaries"] - fixed
+    return max(0, int(free / per_row)) if per_row > 0 else None
+
+
+def uncosted_bytes(program: hlo.Program) -> int:
+    """Bytes written by operations for which the compiler estimates no cycles."""
+    return sum(
+        sum(hlo.array_bytes(i.shape)) * times
+        for i, times in program.instructions()
+        if i.opcode in UNCOSTED
+        and not (i.numbers(hlo.CYCLES) or i.numbers(hlo.KERNEL))
+        and not any(f'"{name}"' in i.attributes for name in BOOKKEEPING)
+    )
+
+
+def seconds_of(collective: hlo.Collective, piece: Slice) -> float:
+    """Least time of the exchanges on the links of the slice."""
+    n = collective.group
+    share = (n - 1) / n
+    moved = {
+        "all-reduce": 2 * share,
+        "all-gather": share,
+        "all-to-all": share / 4,
+        "reduce-scatter": share * n,
+        "collective-permute": 1.0,
+    }[collective.kind]
+    return moved * collective.bytes / piece.collective_bytes_s(n)

@@ -1,0 +1,264 @@
+"""Plans of a configuration, the search for a better one, and the text of both.
+
+In: a configuration and where it is to run. Out: a `Plan`, of a search several with the best first; lines of text.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax import markdown
+from bertjax.config import Config, max_predictions
+from bertjax.model.kernels.choice import select_attention
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.process import hardware
+from bertjax.tools.plan.compilation import compile_stage, local_device_bytes
+from bertjax.tools.plan.estimate import GIB, Cost, Slice, cost
+from bertjax.tools.plan.stages import KEPT, bytes_of, vocabulary_size
+
+UNKNOWN_BYTES = 16 * GIB  # taken as the memory of a device that does not tell
+ROOM = 0.9  # share of the memory that a candidate may take by arithmetic
+METHODS = {
+    "cycles": "estimate: the compiler's cycles of every operation (loop bodies as often as they "
+    "run) over the clock, hand-written kernels by the FLOPs and bytes that they declare, "
+    "plus collectives at the speed of the links. It sees no stalls, contention, input, "
+    "checkpoints or evaluation: compare plans by it, and expect a real step to take "
+    "longer",
+    "roofline": "a roofline: FLOPs over the peak plus bytes to and from HBM over its bandwidth, "
+    "plus collectives at the speed of the links. The compiler's own cycles, which the "
+    "plan without --quick gives, were 1.0 to 2.0 times that, and the memory 1.06 to "
+    "1.25 times",
+    "measured": "measured: the median of up to five steps on this machine, on random rows",
+}
+UNRANKED = (
+    "not refused = memory is assigned; the time is a roofline, too coarse to order the "
+    "remat policies of a mesh: leave --quick out to compile the candidates to the end"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the stages of a configuration cost; `overrides` is what a search changed of it."""
+
+    stages: list[Cost]
+    overrides: str = ""
+
+    @property
+    def unfit(self) -> Cost | None:
+        """The first stage that does not fit, if any."""
+        return next((stage for stage in self.stages if not stage.fits), None)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The best plan has the least: those that fit first, by days."""
+        return self.unfit is not None, sum(s.total if s.days is None else s.days for s in self.stages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Planner:
+    """Plans for one place.
+
+    Attributes:
+      piece: the slice; None = the devices of this machine.
+      cache: directory of compiled steps.
+      quick: stop the compiler once it has assigned memory (TPU only).
+      say: receives lines of progress.
+    """
+
+    piece: Slice | None
+    cache: pathlib.Path
+    quick: bool = False
+    say: Callable[[str], None] = lambda text: None
+
+    @property
+    def device_bytes(self) -> float:
+        """Memory of a device, 0 = unknown."""
+        return self.piece.chip.hbm_bytes if self.piece else local_device_bytes() or 0
+
+    def plan(self, config: Config, overrides: str = "", by_roofline: bool = False) -> Plan:
+        """Costs of every stage of a configuration; `by_roofline` as of cost()."""
+        peak = self.piece.chip.peak_flops if self.piece else hardware.peak_flops()
+        limit, costs = self.device_bytes, []
+        for number in range(1 if config.job == "finetune" else len(config.phases)):
+            stage = compile_stage(config, self.piece, number, self.cache, self.quick, self.say)
+            costs.append(cost(*stage, self.piece, limit, peak, by_roofline))
+        return Plan(costs, overrides)
+
+    def search(self, config: Config, count: int) -> list[Plan]:
+        """Plans of the first `count` candidates, the best first."""
+        if config.job == "finetune":
+            raise ValueError("--search is for pre-training; fine-tuning fits almost everywhere")
+        limit, plans = self.device_bytes or UNKNOWN_BYTES, []
+        worth = candidates(config, self.piece.devices if self.piece else jax.device_count(), limit, bool(self.piece))
+        for number, (settings, size) in enumerate(itertools.islice(worth, count), 1):
+            overrides = " ".join(f"{name}={value}" for name, value in settings.items())
+            self.say(f"candidate {number}: {overrides}, about {size / GIB:.1f} GiB by arithmetic")
+            tried = config.replace({"mesh.auto": False, "mesh.data": -1, **settings})
+            # One method for all: a candidate that was once compiled to the end has cycles, which
+            # are more than the roofline of the others.
+            plans.append(self.plan(tried, overrides, by_roofline=self.quick))
+        if not plans:
+            raise ValueError(
+                f"no candidate should fit {limit / GIB:.0f} GiB a device by "
+                "arithmetic: take more chips, or chips with more memory"
+            )
+        return sorted(plans, key=lambda plan: plan.rank)
+
+
+def candidates(config: Config, devices: int, limit: float, tpu: bool) -> Iterator[tuple[dict[str, Any], float]]:
+    """Settings that should fit into `limit` bytes, and their bytes: the fewest exchanges first, then the largest
+    micro-batches, then the least recomputation.
+
+    Arithmetic discards what cannot fit, since a compilation takes minutes. It does not choose a remat policy: which
+    is the fastest depends on what the compiler can fuse (large on a v5e-16 is faster with "full" than with "dots",
+    though it computes a quarter more), so of a mesh all policies that fit are candidates.
+    """
+    rows, length = config.batch_size, max(length for _, length in config.phases)
+    model = BertConfig.of(config.model, vocabulary_size(config))
+    platform = "tpu" if tpu else jax.default_backend()
+    execution = Execution.of(config.execution, platform, config.mesh.tensor > 1)
+    attention = execution.attention
+    if attention == "auto":
+        shape = (1, length, model.num_attention_heads, model.head_size)
+        attention = select_attention(shape, jnp.dtype(execution.dtype), platform)
+    # In this order each costs more than the next: tensor exchanges activations in every layer,
+    # accumulation repeats fsdp's gathers and makes products smaller, fsdp gathers weights beside the work.
+    for tensor, accumulation, fsdp in itertools.product((1, 2), (1, 2, 4, 8), range(1, devices + 1)):
+        if devices % (tensor * fsdp) or model.num_attention_heads % tensor or rows % (devices // tensor * accumulation):
+            continue
+        for remat in KEPT:
+            split = devices, fsdp, tensor, remat, accumulation
+            predictions = max_predictions(config, length)
+            size = bytes_of(model, rows, length, predictions, *split, fused=attention != "reference")
+            if size <= ROOM * limit:
+                settings = {"mesh.fsdp": fsdp, "mesh.tensor": tensor, "execution.layers": "scan"}
+                yield settings | {"execution.remat": remat, "accumulation": accumulation}, size
+
+
+# ---------------------------------------------------------------------------------------- text
+
+
+def heading(name: str, piece: Slice | None, cost: Cost, versions: str) -> str:
+    """'configs/large.py on v5e:4x4 (v5litepod-16): 16 chips of TPU v5 lite, 16 GiB a chip; jax'."""
+    kind = cost.info.device_kind
+    if piece is None:
+        return f"{name} on this machine: {cost.info.devices} x {kind}; {versions}"
+    unit, size = "core" if piece.chip.devices_per_chip > 1 else "chip", piece.chip.hbm_bytes / GIB
+    place = f"{piece.name} ({piece.accelerator}): {piece.devices} {unit}s of {kind}"
+    return f"{name} on {place}, {size:.0f} GiB a {unit}; {versions}"
+
+
+def stage_text(cost: Cost) -> str:
+    """One stage: memory, time, collectives."""
+    info = cost.info
+    steps = f"{info.steps:,} steps of " if info.steps else ""
+    lines = [f"{info.name}: {steps}{info.rows} x {info.length} tokens, {info.rows_per_device} rows a device at a time"]
+
+    def add(name: str, text: str) -> None:
+        lines.append(f"{name:>14}  {text}")
+
+    add("model", info.model)
+    add("execution", f"{info.mesh_text}, accumulation {info.accumulation}, {info.execution}")
+    add("fits", _fits(cost))
+    shown = {purpose: size for purpose, size in cost.bytes.items() if size >= cost.total / 1000}
+    lines += [f"{purpose:>18}  {_size(size, cost):>10}" for purpose, size in shown.items()]
+    if cost.largest_rows is not None:
+        add("largest batch", f"about {cost.largest_rows:,} rows a device at a time (by proportion; plan it to be sure)")
+    for c in cost.collectives:
+        how = "asynchronous" if c.asynchronous else "the step waits"
+        add("collectives", f"{c.count:,} {c.kind} over {c.group}: {c.bytes / 1e6:,.1f} MB a step, {how}")
+    if cost.step_s is not None:
+        parts = ""
+        if cost.operations_s is not None:
+            parts = f" (operations {cost.operations_s * 1e3:,.1f}, collectives {cost.collectives_s * 1e3:,.1f})"
+        mfu = "" if cost.mfu is None else f", MFU {cost.mfu:.1%}"
+        add("step", f"{cost.step_s * 1e3:,.1f} ms{parts}{mfu}, {cost.tokens_s:,.0f} tokens/s")
+    if cost.days is not None:
+        add("whole stage", _duration(cost.days, cost))
+    if cost.unknown_loops:
+        add("note", f"counted once, since their length is unknown: {', '.join(cost.unknown_loops)}")
+    return "\n".join(lines)
+
+
+def _fits(cost: Cost) -> str:
+    used = _size(cost.total, cost)
+    if not cost.limit:
+        return f"not known, {cost.info.device_kind} does not tell its memory: {used} a device"
+    used = f"{used.split()[0]} of {_size(cost.limit, cost)} a device"
+    if not cost.fits:
+        return f"NO: {used}"
+    return f"not refused: at least {used}" if cost.method == "roofline" else f"yes: {used}"
+
+
+def _size(size: float, cost: Cost) -> str:
+    """Bytes, in the unit that suits the whole of a device's."""
+    return f"{size / GIB:,.2f} GiB" if cost.total >= GIB else f"{size / GIB * 1024:,.1f} MiB"
+
+
+def _duration(days: float, cost: Cost) -> str:
+    """'4.2 days, 1,618 chip-hours': how long it takes and what is paid for."""
+    paid = days * 24 * cost.chips
+    paid = f"{paid:,.0f} {cost.unit}-hours" if paid >= 10 else f"{paid:.1f} {cost.unit}-hours"
+    if days >= 1:
+        return f"{days:,.1f} days, {paid}"
+    return f"{days * 24:.1f} hours, {paid}" if days * 24 >= 1 else f"{days * 1440:.1f} minutes, {paid}"
+
+
+def recipe_text(costs: Sequence[Cost]) -> str:
+    """The run as a whole, and by what method its time was found."""
+    days = [cost.days for cost in costs]
+    lines = [] if None in days else [f"whole run: {_duration(sum(days), costs[0])}"]
+    lines += [f"times are {METHODS[method]}" for method in dict.fromkeys(cost.method for cost in costs if cost.method)]
+    return "\n".join(lines)
+
+
+def ranking(plans: Sequence[Plan]) -> str:
+    """A table of plans in order."""
+
+    def each(values: list[float | None], form: str) -> str:
+        return ", ".join("-" if not value else format(value, form) for value in values)
+
+    rows, quick = [], any(stage.method == "roofline" for plan in plans for stage in plan.stages)
+    for rank, plan in enumerate(plans, 1):
+        stages, days = plan.stages, [stage.days for stage in plan.stages]
+        proven = all(stage.method != "roofline" for stage in stages)
+        rows.append(
+            [
+                rank,
+                plan.overrides,
+                "no" if plan.unfit else "yes" if proven else "not refused",
+                each([stage.total / GIB for stage in stages], ".2f"),
+                each([stage.step_s and stage.step_s * 1e3 for stage in stages], ",.0f"),
+                each([stage.mfu for stage in stages], ".1%"),
+                each([stage.tokens_s for stage in stages], ",.0f"),
+                f"{sum(days):.2f}" if None not in days else "-",
+            ]
+        )
+    columns = ("rank", "overrides", "fits", "GiB a device", "step ms", "MFU", "tokens/s", "days")
+    return markdown.table(columns, rows) + (f"\n{UNRANKED}" if quick else "")
+
+
+def remedies(cost: Cost) -> list[str]:
+    """Overrides to try for a step that does not fit, the cheapest first."""
+    info, policies = cost.info, list(KEPT)
+    less = policies[policies.index(info.remat) + 1 :]
+    found = [f"--config.execution.layers=scan --config.execution.remat={p}" for p in ("dots", "full") if p in less]
+    if info.rows_per_device > 1:
+        found.append(f"--config.accumulation={2 * info.accumulation}")
+    shards = info.mesh["data"]
+    if shards > 1 and cost.limit and cost.bytes["parameters"] + cost.bytes["optimizer"] > 0.2 * cost.limit:
+        factor = next((n for n in (2, 4, 8, 16) if shards % n == 0), shards)
+        found.append(f"--config.mesh.fsdp={info.mesh['fsdp'] * factor}")
+    return found or ["more chips, or chips with more memory"]
+
+
+def numbers(plan: Plan) -> Mapping[str, Any]:
+    """A plan as JSON."""
+    derived = [{"total": each.total, "tokens_s": each.tokens_s, "days": each.days} for each in plan.stages]
+    stages = [dataclasses.asdict(each) | more for each, more in zip(plan.stages, derived, strict=True)]
+    return {"overrides": plan.overrides, "stages": stages}
