@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from bertjax.config.pretraining import CODE, PAPER
@@ -100,6 +101,11 @@ class CheckpointSettings:
     metric: str = setting(
         "eval/loss", "what 'best' is measured by (lower is better)", ("eval/loss", "eval/mlm_loss", "eval/nsp_loss")
     )
+
+    def kept(self, steps: Sequence[int], ranked: Sequence[int]) -> set[int]:
+        """Which checkpoints stay of `steps`, in order; `ranked` are those that have the metric, the best first."""
+        kept = {*steps[-self.keep_last :], *ranked[: self.keep_best]}
+        return kept | {step for step in steps if self.keep_every and step % self.keep_every == 0}
 
 
 @dataclasses.dataclass(frozen=True)

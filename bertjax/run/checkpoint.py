@@ -200,10 +200,7 @@ class Checkpoints(SavedStates):
             for step in self.steps()
             if step <= newest and (self._restored is None or step <= self._restored or step in self._saved)
         ]
-        keep = set(steps[-self.rules.keep_last :])
-        keep |= set([step for step, _ in self.ranked() if step in steps][: self.rules.keep_best])
-        if self.rules.keep_every:
-            keep |= {step for step in steps if step % self.rules.keep_every == 0}
+        keep = self.rules.kept(steps, [step for step, _ in self.ranked() if step in steps])
         write_whole(self._ledger, json.dumps({"newest": newest, "kept": sorted(keep)}))
         for step in set(self.steps()) - keep:
             doomed = self.directory / str(step)
