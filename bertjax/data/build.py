@@ -2,11 +2,10 @@
 
 In: files (or documents in memory) and a tokenizer. Out: a directory for `store.TokenStore`.
 
-The files are cut into shards by their sizes alone; each shard is made by one process in one pass
-(shards.py) and becomes visible only when whole, so the bytes written do not depend on the number of
-processes, and a build that was killed goes on with the shards that are missing. `finish_store`
-(splits.py) then streams over the shards' small tables: removes duplicates, stops at `max_tokens`,
-splits by the hash of the text, and writes the manifest last.
+The files are cut into shards by their sizes alone; each shard is made by one process in one pass (shards.py) and
+becomes visible only when whole, so the bytes written do not depend on the number of processes, and a build that was killed goes
+on with the shards that are missing. `finish_store` (splits.py) then streams over the shards' small tables: removes
+duplicates, stops at `max_tokens`, splits by the hash of the text, and writes the manifest last.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def build_store(
     make_shards: ShardMaker | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Build a token store; return its manifest.
+    """Builds a token store; returns its manifest.
 
     Args:
       patterns: files to read, see `sources.resolve`; or None with
@@ -75,15 +74,15 @@ def build_store(
       workers: processes. Spawned, so a script that calls this needs `if __name__ == "__main__"`.
       reading: format, field, language ... of the files.
       overwrite: throw away what `out_dir` holds, instead of going on with it or refusing.
-      shard: (i, n): make every n-th shard from i on and return {} unless all shards are then there;
-        for n machines that share a directory. The one that finds all shards whole finishes.
+      shard: (i, n): make every n-th shard from i on and return {} unless all shards are then there; for n machines that
+        share a directory. The one that finds all shards whole finishes.
       progress, on_plan: called after each shard, and with (files, bytes) before the first.
       make_shards: makes the missing shards elsewhere (`beam_maker`) instead of in `workers` processes here.
       **settings: fields of `BuildSettings`.
 
     Raises:
-      ValueError: no match, not UTF-8, zero examples, a number of the corpus over its limit (see
-        `laws`), a directory that holds another store or another build.
+      ValueError: no match, not UTF-8, zero examples, a number of the corpus over its limit (see `laws`), a directory
+        that holds another store or another build.
       OSError: disk full; run again to go on.
     """
     options, reading = BuildSettings(**settings), reading or Reading()
@@ -92,7 +91,8 @@ def build_store(
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard {shard[0]}/{shard[1]}: i must be in 0..n-1")
     out_dir = Path(out_dir).expanduser()
-    tokenizer = load(tokenizer)
+    if isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer = load_tokenizer(tokenizer)
     plan, files = [], []
     if patterns is not None:
         files = resolve(patterns)
@@ -110,54 +110,36 @@ def build_store(
             if documents is not None:
                 shards = _build_from_memory(documents, tokenizer, out_dir, options)
             else:
-                shards = len(plan)
-                todo = range(shards)[shard[0] :: shard[1]] if shard else range(shards)
+                todo = range(len(plan))[shard[0] :: shard[1]] if shard else range(len(plan))
                 make_shards = make_shards or functools.partial(make_here, workers=workers)
-                complete = _build_shards(plan, todo, tokenizer, out_dir, options, reading, make_shards, progress)
-                if complete is not None:
-                    shards = complete
-                elif shard is not None:
+                shards = _build_shards(plan, todo, tokenizer, out_dir, options, reading, make_shards, progress)
+                if shards is None and shard is not None:
                     return {}
             sources = [[extent.path for extent in extents] for extents in plan]
-            return finish_store(out_dir, shards, build, options, sources)
+            return finish_store(out_dir, len(plan) if shards is None else shards, build, options, sources)
     except OSError as error:
-        raise (_disk_full(error, out_dir) or error) from error
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            error.errno,
+            f"the disk of {out_dir} is full ({os.strerror(error.errno)}). Free some space and run the same command "
+            "again: finished shards are kept, the unfinished one is made anew",
+        ) from error
     except BrokenProcessPool as error:
         raise OSError(
-            "a worker process was ended from outside, most often because memory ran out. Run the "
-            "same command again, with fewer workers or smaller shards: finished ones are kept"
+            "a worker process was ended from outside, most often because memory ran out. Run the same command again, "
+            "with fewer workers or smaller shards: finished ones are kept"
         ) from error
-
-
-def _disk_full(error: OSError, directory: Path) -> OSError | None:
-    """The error to raise instead of `error` where that says that the disk is full."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return None
-    return OSError(
-        error.errno,
-        f"the disk of {directory} is full ({os.strerror(error.errno)}). Free some space and run "
-        "the same command again: finished shards are kept, the unfinished one is made anew",
-    )
-
-
-def load(tokenizer: Tokenizer | str | os.PathLike[str]) -> Tokenizer:
-    if not isinstance(tokenizer, (str, os.PathLike)):
-        return tokenizer
-    return load_tokenizer(tokenizer)
 
 
 def _describe_build(
     tokenizer: Tokenizer, options: BuildSettings, reading: Reading, files: list[str], plan: list[list[Extent]]
 ) -> dict[str, Any]:
     """Everything that decides the bytes of the store; two builds may mix only if this is equal."""
-
-    def stat(path: str) -> tuple[int, int]:
-        if path.startswith("tfds:"):
-            return 0, 0
-        status = os.stat(path)
-        return status.st_size, status.st_mtime_ns
-
-    sources = [(path, *stat(path)) for path in files]
+    sources = []
+    for path in files:
+        status = None if path.startswith("tfds:") else os.stat(path)
+        sources.append((path, status.st_size, status.st_mtime_ns) if status else (path, 0, 0))
     return {
         "format": stores.FORMAT,
         "version": stores.VERSION,
@@ -179,7 +161,8 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
         raise ValueError(f"{out_dir} holds a token store; choose another directory, or overwrite")
     if not held or overwrite or in_memory:
         return None
-    theirs = stores.read_manifest(out_dir) if held[0] is manifest else _read_begun(begun)
+    finished = held[0] is manifest
+    theirs = stores.read_manifest(out_dir) if finished else _read_begun(begun)
     # A setting that is newer than the build had its default then.
     defaults = {**dataclasses.asdict(BuildSettings()), **dataclasses.asdict(Reading(language="en"))}
     theirs["settings"] = defaults | theirs.get("settings", {})
@@ -190,23 +173,18 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
     ]
     if differing:
         raise ValueError(
-            f"{out_dir} holds {'a token store' if held[0] is manifest else 'a begun build'} "
-            "of other input or settings:\n  "
+            f"{out_dir} holds {'a token store' if finished else 'a begun build'} of other input or settings:\n  "
             + "\n  ".join(differing)
             + "\nChoose another directory, or overwrite it (--overwrite)"
         )
-    return stores.TokenStore(out_dir).manifest if held[0] is manifest else None
+    return stores.TokenStore(out_dir).manifest if finished else None
 
 
 def _is_beginning(path: Path) -> bool:
     """Whether this is all that a build that was killed at once leaves."""
-    return (
-        path.name == LOCK
-        or path.name.startswith("build.json.")
-        or path.name == "shards"
-        and path.is_dir()
-        and not any(path.iterdir())
-    )
+    if path.name == "shards" and path.is_dir():
+        return not any(path.iterdir())
+    return path.name == LOCK or path.name.startswith("build.json.")
 
 
 def _read_begun(path: Path) -> dict[str, Any]:
@@ -223,8 +201,8 @@ def _read_begun(path: Path) -> dict[str, Any]:
 def _locked(out_dir: Path, shared: bool) -> Iterator[None]:
     """Keeps other builds out of the directory, but for those that share its shards.
 
-    The lock ends with the process, however that ends. What a killed build left half-written is
-    removed where no other one is at work.
+    The lock ends with the process, however that ends. What a killed build left half-written is removed where no other
+    one is at work.
     """
     (out_dir / "shards").mkdir(parents=True, exist_ok=True)
     with open(out_dir / LOCK, "ab") as file:
@@ -232,8 +210,8 @@ def _locked(out_dir: Path, shared: bool) -> Iterator[None]:
             alone = _lock(file, fcntl.LOCK_EX, 0 if shared else 1)
             if not alone and not (shared and _lock(file, fcntl.LOCK_SH)):
                 raise ValueError(
-                    f"another build is writing to {out_dir}; wait until it has ended, "
-                    "or end it. (Several machines share a build with --shard=i/n)"
+                    f"another build is writing to {out_dir}; wait until it has ended, or end it. (Several machines "
+                    "share a build with --shard=i/n)"
                 )
         except OSError:  # a file system without locks: names of their own keep writers apart
             alone = False
@@ -246,7 +224,7 @@ def _locked(out_dir: Path, shared: bool) -> Iterator[None]:
 
 
 def _lock(file: IO[bytes], mode: int, seconds: float = 1) -> bool:
-    """Whether the lock was to be had within a time in which a killed process ends."""
+    """Whether the lock was free within a time in which a killed process ends."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -259,7 +237,7 @@ def _lock(file: IO[bytes], mode: int, seconds: float = 1) -> bool:
 
 
 def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Tokenizer, anew: bool) -> None:
-    """Make the directory ready for the shards; `anew` throws away what it holds."""
+    """Makes the directory ready for the shards; `anew` throws away what it holds."""
     if anew:  # manifest first: the rest is no store any more; build.json says whose the rest is
         (out_dir / "manifest.json").unlink(missing_ok=True)
         for path in out_dir.iterdir():
@@ -269,7 +247,7 @@ def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Tokenizer, anew: b
                 path.unlink()
         (out_dir / "shards").mkdir()
     if anew or not (out_dir / "build.json").exists():
-        stores.write_atomically(out_dir / "build.json", stores.to_json(build))
+        stores.write_json(out_dir / "build.json", build)
     temporary, target = stores.temporary_name(out_dir / "tokenizer"), out_dir / "tokenizer"
     tokenizer.save(temporary)
     if _contents(temporary) == _contents(target):
@@ -283,7 +261,6 @@ def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Tokenizer, anew: b
 
 
 def _contents(directory: Path) -> dict[Path, bytes]:
-    """All files under a directory."""
     return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
@@ -302,21 +279,20 @@ def _build_shards(
     make_shards: ShardMaker,
     progress: Callable[[Progress], None] | None,
 ) -> int | None:
-    """Make the missing shards of `todo`; how many shards the store has, None if some are missing.
+    """Makes the missing shards of `todo`; returns how many shards the store has, None if some are missing.
 
-    Fewer than planned where `max_tokens` is reached before: then only whole shards from the first
-    on are counted, so that the answer does not depend on the order in which they were finished.
+    Fewer than planned where `max_tokens` is reached before: then only whole shards from the first on are counted, so
+    that the answer does not depend on the order in which they were finished.
     """
-    dtype = stores.ids_dtype(tokenizer.vocab_size)
-    directory = out_dir / "shards"
-    started, made_tokens, made_bytes = time.monotonic(), 0, 0
+    dtype, directory = stores.ids_dtype(tokenizer.vocab_size), out_dir / "shards"
+    started = time.monotonic()
     sizes = [sum(extent.size for extent in extents) for extents in plan]
     paths = [[extent.path for extent in extents] for extents in plan]
     records: dict[int, dict[str, Any]] = {}
     for number in range(len(plan)):
-        record = read_shard_record(directory, number, dtype, verified=True)
-        if record is not None:
+        if record := read_shard_record(directory, number, dtype, verified=True):
             records[number] = record
+    missing = [number for number in todo if number not in records]
 
     def enough() -> int | None:
         """Number of leading shards that hold `max_tokens`."""
@@ -334,30 +310,27 @@ def _build_shards(
         if progress is None:
             return
         seconds = time.monotonic() - started
-        done_bytes = sum(sizes[n] for n in records)
-        rate = made_bytes / seconds if seconds and made_bytes else 0.0
-        left = sum(sizes[n] for n in todo if n not in records)
+        made = [number for number in missing if number in records]
+        rate = sum(sizes[number] for number in made) / seconds if seconds else 0.0
+        left = sum(sizes[number] for number in missing if number not in records)
         progress(
             Progress(
-                len(records),
-                len(plan),
-                done_bytes,
-                sum(sizes),
-                sum(r["tokens"] for r in records.values()),
-                seconds,
-                made_tokens / seconds if seconds else 0.0,
-                left / rate if rate else float("inf"),
+                shards_done=len(records),
+                shards=len(plan),
+                bytes_done=sum(sizes[number] for number in records),
+                bytes=sum(sizes),
+                tokens=sum(record["tokens"] for record in records.values()),
+                seconds=seconds,
+                tokens_per_second=sum(records[number]["tokens"] for number in made) / seconds if seconds else 0.0,
+                eta_seconds=left / rate if rate else float("inf"),
             )
         )
 
-    missing = [number for number in todo if number not in records]
     if records:
         report()
     tasks = [ShardTask(plan[n], n, directory, dtype, reading, options.split_lines) for n in missing]
     for number, record in make_shards(tasks, tokenizer, lambda: enough() is not None):
         records[number] = record
-        made_tokens += record["tokens"]
-        made_bytes += sizes[number]
         report()
     if (count := enough()) is not None:
         return count
@@ -369,28 +342,20 @@ def _build_from_memory(
     documents: Iterable[Document | Sequence[str]], tokenizer: Tokenizer, out_dir: Path, options: BuildSettings
 ) -> int:
     """Documents of this process, cut into shards by their characters; the number of shards."""
-    dtype = stores.ids_dtype(tokenizer.vocab_size)
-    source, shards, tokens = iter(documents), 0, 0
-    ended = False
+    source, shards, tokens, ended = iter(documents), 0, 0, False
 
-    def some() -> Iterator[Document | Sequence[str]]:
+    def some() -> Iterator[tuple[int, Document | Sequence[str]]]:
         nonlocal ended
         size = 0
         for document in source:
-            yield document
+            yield 0, document
             size += sum(map(len, getattr(document, "sentences", document)))
             if size >= options.shard_bytes:
                 return
         ended = True
 
+    dtype = stores.ids_dtype(tokenizer.vocab_size)
     while not ended and (options.max_tokens is None or tokens < options.max_tokens):
-        record = write_shard(
-            ((0, document) for document in some()),
-            shards,
-            out_dir / "shards",
-            dtype,
-            tokenizer,
-            split_lines=options.split_lines,
-        )
+        record = write_shard(some(), shards, out_dir / "shards", dtype, tokenizer, split_lines=options.split_lines)
         shards, tokens = shards + 1, tokens + record["tokens"]
     return shards

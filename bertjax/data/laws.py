@@ -1,8 +1,8 @@
 """What has to hold of a corpus before it is worth training on: numbers, each with a limit.
 
-In: one split of a token store and how its pairs will be drawn. Out: `measure`, the numbers;
-`problems`, a sentence for each one beyond its limit, with the files responsible. A build checks at
-128 tokens (splits.py), training again at the lengths of its rows, in every store of a mixture.
+In: one split of a token store and how its pairs will be drawn. Out: `measure`, the numbers; `problems`, a sentence for
+each one beyond its limit, with the files responsible. A build checks at 128 tokens (splits.py), training again at the
+lengths of its rows, in every store of a mixture.
 """
 
 from __future__ import annotations
@@ -25,23 +25,20 @@ TRIAL_LENGTH = 64  # shorter rows lose much of any text, which is then not the t
 TRIAL_LIMITS = {"max_unseen_share": 0.5, "max_random_share": 1.0}
 
 
+def option(default: Any, help: str) -> Any:
+    """A field of the settings of a build, with its text in the help of the command line."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Beyond which a corpus is refused.
+    """Beyond which a corpus is refused."""
 
-    Attributes:
-      max_unknown_rate: refuse a tokenizer that makes a larger share of tokens unknown.
-      max_random_share: refuse a corpus whose next-sentence pairs are 'random' more often.
-      max_unseen_share: refuse a corpus of which a larger share is in no pair in 40 epochs.
-      max_duplicate_share: refuse one of which a larger share is copies of earlier documents.
-      max_line_tokens: refuse a longer line.
-    """
-
-    max_unknown_rate: float = 0.05
-    max_random_share: float = 0.9
-    max_unseen_share: float = 0.1
-    max_duplicate_share: float = 0.5
-    max_line_tokens: int = 100_000
+    max_unknown_rate: float = option(0.05, "refuse a tokenizer for which a larger share of tokens is unknown")
+    max_random_share: float = option(0.9, "refuse a corpus whose next-sentence pairs are random more often")
+    max_unseen_share: float = option(0.1, "refuse a corpus of which a larger share is in no pair in 40 epochs")
+    max_duplicate_share: float = option(0.5, "refuse a corpus of which a larger share is copies of earlier documents")
+    max_line_tokens: int = option(100_000, "refuse a longer line")
 
     def __post_init__(self) -> None:
         for name in ("max_unknown_rate", "max_random_share", "max_unseen_share", "max_duplicate_share"):
@@ -56,10 +53,10 @@ def measure(
 ) -> dict[str, Any]:
     """Numbers of one split at a row length; of an even sample where it is large.
 
-    Keys: seq_length; epochs; seen_in_epoch and seen_ever (share of the tokens that are in a pair in
-    one epoch, in `epochs`); random_share of the pairs, None where there are none (no NSP, or a
-    single document); longest_line in tokens; documents; tokens; and what the build recorded:
-    unknown_rate, duplicate_share (of the tokens; None in stores of an earlier version).
+    Keys: seq_length; epochs; seen_in_epoch and seen_ever (share of the tokens that are in a pair in one epoch, in
+    `epochs`); random_share of the pairs, None where there are none (no NSP, or a single document); longest_line in
+    tokens; documents; tokens; and what the build recorded: unknown_rate, duplicate_share (of the tokens; None in stores
+    of an earlier version).
     """
     nsp = nsp and store.num_documents > 1
     tables = _sample(store)
@@ -91,9 +88,9 @@ def single_document(store: TokenStore) -> str | None:
     if store.num_documents != 1:
         return None
     return (
-        f"the split {store.split!r} has a single document, and a random next sentence is one "
-        "of another document. Add documents (in plain text a blank line ends one, in prose a "
-        "file), or train without NSP (config.data.nsp=false)"
+        f"the split {store.split!r} has a single document, and a random next sentence is one of another document. Add "
+        "documents (in plain text a blank line ends one, in prose a file), or train without NSP "
+        "(config.data.nsp=false)"
     )
 
 
@@ -104,8 +101,7 @@ def _tokens(tables: Tables) -> np.ndarray:
 
 def _sample(store: TokenStore) -> Tables:
     """Evenly spread documents of about SAMPLE tokens, all where there are no more, end to end."""
-    tables = tables_of(store)
-    count = store.num_documents
+    tables, count = tables_of(store), store.num_documents
     if store.num_tokens > SAMPLE:
         chosen = max(count * SAMPLE // store.num_tokens, min(count, 256))
         numbers = np.arange(chosen) * count // chosen
@@ -133,7 +129,7 @@ def problems(
 
     def beyond(name: str, value: float | None) -> bool:
         limit = limits.get(name, getattr(Limits, name))
-        if numbers["seq_length"] < TRIAL_LENGTH:
+        if length < TRIAL_LENGTH:
             limit = max(limit, TRIAL_LIMITS.get(name, 0))
         return value is not None and value > limit
 
@@ -141,65 +137,50 @@ def problems(
         named = ", ".join(f"{path} ({share:.0%})" for path, share in worst.get(kind, ()))
         return f" Most of it is in {named}." if named else ""
 
-    length = numbers["seq_length"]
-    unseen = 1 - numbers["seen_ever"]
+    length, unseen = numbers["seq_length"], 1 - numbers["seen_ever"]
     if beyond("max_unseen_share", unseen):
         yield (
             "max_unseen_share",
-            (
-                f"{unseen:.0%} of the tokens are in no pair of {length} tokens in {EPOCHS} epochs, and "
-                f"{1 - numbers['seen_in_epoch']:.0%} are in none in one epoch: of a line longer than a "
-                f"row only the middle is ever seen.{files('long')} Lines that hold several sentences "
-                "are split by build_corpus --segment=true, all long lines by "
-                f"--split_lines={(length - 3) // 2}"
-            ),
+            f"{unseen:.0%} of the tokens are in no pair of {length} tokens in {EPOCHS} epochs, and "
+            f"{1 - numbers['seen_in_epoch']:.0%} are in none in one epoch: of a line longer than a row only the middle "
+            f"is ever seen.{files('long')} Lines that hold several sentences are split by build_corpus --segment=true, "
+            f"all long lines by --split_lines={(length - 3) // 2}",
         )
     if beyond("max_random_share", numbers["random_share"]):
+        cause = (
+            f"most sentences fill a row of {length} tokens alone, so it has no room for the true next one."
+            f"{files('long')} If lines are paragraphs, format=prose or format=blocks split them into sentences"
+        )
         if one_sentence_share > 0.5:
             cause = (
-                f"{one_sentence_share:.0%} of the documents have a single sentence."
-                f"{files('single')} Most often the input has a blank line after every sentence: "
-                "blank lines separate documents, sentences go on lines of their own. If it holds "
-                "paragraphs, format=prose or format=blocks split them into sentences"
-            )
-        else:
-            cause = (
-                f"most sentences fill a row of {length} tokens alone, so it has no room for the "
-                f"true next one.{files('long')} If lines are paragraphs, format=prose or "
-                "format=blocks split them into sentences"
+                f"{one_sentence_share:.0%} of the documents have a single sentence.{files('single')} Most often the "
+                "input has a blank line after every sentence: blank lines separate documents, sentences go on lines "
+                "of their own. If it holds paragraphs, format=prose or format=blocks split them into sentences"
             )
         yield (
             "max_random_share",
-            (
-                f"{numbers['random_share']:.0%} of the next-sentence pairs would be random (label 1; "
-                f"about half should be): {cause}. A corpus of single sentences can be trained on "
-                "without NSP (config.data.nsp=false)"
-            ),
+            f"{numbers['random_share']:.0%} of the next-sentence pairs would be random (label 1; about half should "
+            f"be): {cause}. A corpus of single sentences can be trained on without NSP (config.data.nsp=false)",
         )
     if beyond("max_unknown_rate", numbers["unknown_rate"]):
         yield (
             "max_unknown_rate",
-            (f"{numbers['unknown_rate']:.1%} of the tokens are unknown to the tokenizer.{files('unknown')}"),
+            f"{numbers['unknown_rate']:.1%} of the tokens are unknown to the tokenizer.{files('unknown')}",
         )
     enough = numbers["documents"] >= JUDGED_DOCUMENTS and numbers["tokens"] >= JUDGED_TOKENS
     if enough and beyond("max_duplicate_share", numbers["duplicate_share"]):
         yield (
             "max_duplicate_share",
-            (
-                f"{numbers['duplicate_share']:.0%} of the tokens are in documents whose text occurs "
-                f"more than once.{files('duplicate')} build_corpus --deduplicate keeps the first "
-                "of each"
-            ),
+            f"{numbers['duplicate_share']:.0%} of the tokens are in documents whose text occurs more than once."
+            f"{files('duplicate')} build_corpus --deduplicate keeps the first of each",
         )
     if beyond("max_line_tokens", numbers["longest_line"]):
-        longest = worst.get("longest") or [["", ""]]
-        where = f" ({longest[0][0]}: {longest[0][1]!r}...)" if longest[0][0] else ""
+        path, text = (worst.get("longest") or [["", ""]])[0]
+        where = f" ({path}: {text!r}...)" if path else ""
         yield (
             "max_line_tokens",
-            (
-                f"the longest line has {numbers['longest_line']:,} tokens{where}. format=prose splits "
-                "text into sentences, --split_lines=N cuts lines into N tokens or fewer"
-            ),
+            f"the longest line has {numbers['longest_line']:,} tokens{where}. format=prose splits text into sentences, "
+            "--split_lines=N cuts lines into N tokens or fewer",
         )
 
 
@@ -209,18 +190,16 @@ def describe(numbers: Mapping[str, Any]) -> str:
     def share(value: float) -> str:
         return f"{value:.2%}" if 0 < value < 0.001 or 0.999 < value < 1 else f"{value:.1%}"
 
-    length = numbers["seq_length"]
     told = [
-        f"in rows of {length} {share(numbers['seen_in_epoch'])} of the tokens are seen in an "
-        f"epoch, {share(numbers['seen_ever'])} in {EPOCHS}"
+        f"in rows of {numbers['seq_length']} {share(numbers['seen_in_epoch'])} of the tokens are seen in an epoch, "
+        f"{share(numbers['seen_ever'])} in {EPOCHS}",
+        f"longest line {numbers['longest_line']:,} tokens",
     ]
     if numbers["random_share"] is not None:
-        told.append(f"{share(numbers['random_share'])} random pairs")
-    told.append(f"longest line {numbers['longest_line']:,} tokens")
-    if numbers["unknown_rate"] is not None:
-        told.append(f"{share(numbers['unknown_rate'])} unknown")
-    if numbers["duplicate_share"] is not None:
-        told.append(f"{share(numbers['duplicate_share'])} in copies of documents")
+        told.insert(1, f"{share(numbers['random_share'])} random pairs")
+    for name, words in (("unknown_rate", "unknown"), ("duplicate_share", "in copies of documents")):
+        if numbers[name] is not None:
+            told.append(f"{share(numbers[name])} {words}")
     return ", ".join(told)
 
 
@@ -229,8 +208,7 @@ def measure_rows(
 ) -> dict[str, Any]:
     """Numbers of masked rows (TFRecords), with the masks undone.
 
-    Keys: rows, random_share (label 1), unknown_rate and duplicate_share (of the rows: those that
-    are equal to an earlier one).
+    Keys: rows, random_share (label 1), unknown_rate and duplicate_share (of the rows: those equal to an earlier one).
     """
     rows = random = unknown = tokens = 0
     hashes: set[bytes] = set()
@@ -259,8 +237,8 @@ def row_problems(numbers: Mapping[str, Any], nsp: bool) -> Iterator[str]:
     share, limit = numbers["random_share"], Limits.max_random_share
     if nsp and not 1 - limit <= share <= limit:
         yield (
-            f"{share:.0%} of the next-sentence labels are 1 (random; about half should be): "
-            "train without NSP (config.data.nsp=false)"
+            f"{share:.0%} of the next-sentence labels are 1 (random; about half should be): train without NSP "
+            "(config.data.nsp=false)"
         )
     if (rate := numbers["unknown_rate"]) > Limits.max_unknown_rate:
         yield f"{rate:.1%} of the tokens are unknown ([UNK]) in the vocabulary of the records"

@@ -1,20 +1,18 @@
 """Documents -> whole shards of a token store: read, tokenized and written, each in one pass.
 
-In: extents of files (or documents) and a tokenizer. Out: the files of a shard and its record. Which
-shards there are is the business of build.py; `make_here` makes them in this process or in several of
-this machine, `beam_maker` on Apache Beam. A shard becomes visible only when it is whole.
+In: extents of files (or documents) and a tokenizer. Out: the files of a shard and its record. build.py decides which
+shards there are; `make_here` makes them in this process or in several of this machine, `beam_maker` on Apache Beam. A
+shard is whole once its record is there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import multiprocessing
-import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -24,7 +22,7 @@ import numpy as np
 
 from bertjax.data.documents import Document, read_extent
 from bertjax.data.sources import Extent, Reading
-from bertjax.data.store import shard_path, temporary_name, to_json, write_atomically
+from bertjax.data.store import atomic_file, shard_path, write_json
 from bertjax.data.verification import hash_file
 from bertjax.formats.files import read_json
 from bertjax.interruption import end_with_parent
@@ -35,8 +33,8 @@ BATCH_CHARACTERS = 1 << 20  # tokenized at a time; bounds a worker's memory
 JUDGED_LENGTH = 128  # tokens of the rows for which a build is judged
 ROOM = JUDGED_LENGTH - 3  # of them without [CLS] and [SEP]
 LONGEST_SHOWN = 40  # characters by which the longest line can be found
-# Of each source: documents, tokens, unknown tokens, tokens by which lines are longer than a row,
-# documents of a single sentence.
+# Of each source: documents, tokens, unknown tokens, tokens by which lines are longer than a row, documents of a single
+# sentence.
 SOURCE_NUMBERS = ("documents", "tokens", "unknown", "long", "single")
 
 
@@ -56,7 +54,7 @@ ShardMaker = Callable[[list[ShardTask], Tokenizer, Callable[[], bool]], Iterator
 
 
 def build_shard(task: ShardTask, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Read, tokenize and write one shard; return its record. Pure: same input, same bytes."""
+    """Reads, tokenizes and writes one shard; returns its record. The same input gives the same bytes."""
     counts: Counter[str] = Counter()
     documents = (
         (source, document)
@@ -75,59 +73,76 @@ def write_shard(
     counts: Counter[str] | None = None,
     split_lines: int | None = None,
 ) -> dict[str, Any]:
-    """Tokenize documents and write them as one whole shard; return its record.
+    """Tokenizes documents and writes them as one whole shard; returns its record.
 
-    Documents without a token are dropped and counted ('empty_documents'), as are sentences
-    ('empty_sentences'). The record's 'sources' has a row of numbers, named in SOURCE_NUMBERS, for
-    each source of documents (0, 1, ...).
+    Documents without a token are dropped and counted ('empty_documents'), as are sentences ('empty_sentences'). The
+    record's 'sources' has a row of SOURCE_NUMBERS for each source of documents (0, 1, ...). Memory is the two tables
+    (12 bytes a sentence at most), not the tokens.
     """
     counts = Counter() if counts is None else counts
     sources = np.zeros((0, len(SOURCE_NUMBERS)), np.int64)
-    longest = (0, "", 0)
-    with ShardWriter(directory, number, dtype) as writer:
+    longest, num_tokens = (0, "", 0), 0
+    all_lengths, all_documents = [np.empty(0, "<u4")], [np.empty(0, DOCUMENT_DTYPE)]
+    digest = hashlib.blake2b(digest_size=32)
+    directory.mkdir(parents=True, exist_ok=True)
+    with atomic_file(shard_path(directory, number, "tokens")) as file:
         for batch, origins in _batches(documents):
             prefix = getattr(tokenizer, "word_prefix", "")  # as in the running text
             sentences = [(prefix if i and s else "") + s for document in batch for i, s in enumerate(document)]
             ids, lengths = encode(tokenizer, sentences)
             if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
                 raise ValueError(
-                    f"the tokenizer gave ids from {ids.min()} to {ids.max()}, and has "
-                    f"{tokenizer.vocab_size} entries: its files do not fit together"
+                    f"the tokenizer gave ids from {ids.min()} to {ids.max()}, and has {tokenizer.vocab_size} entries: "
+                    "its files do not fit together"
                 )
-            ends = np.cumsum([len(document) for document in batch])
-            first = ends - [len(document) for document in batch]
+            sizes = np.array([len(document) for document in batch])
+            ends = np.cumsum(sizes)
             if (most := int(lengths.max(initial=0))) > longest[0]:
                 line = int(lengths.argmax())
                 longest = (most, sentences[line][:LONGEST_SHOWN], origins[int(np.searchsorted(ends, line, "right"))])
-            pieces = lengths > 0
-            counts["empty_sentences"] += int(np.count_nonzero(lengths == 0))
+            pieces = (lengths > 0).astype(np.int64)
+            counts["empty_sentences"] += len(pieces) - int(pieces.sum())
             if split_lines:
                 pieces = -(-lengths // split_lines)
                 counts["long_lines_split"] += int(np.count_nonzero(pieces > 1))
             table = np.zeros(len(batch), DOCUMENT_DTYPE)
             table["hash"] = [content_hash(document) for document in batch]
-            table["sentences"] = np.add.reduceat(pieces, first)
-            table["tokens"] = np.add.reduceat(lengths, first)
-            long = np.add.reduceat(np.maximum(lengths - ROOM, 0), first)
+            table["sentences"] = np.add.reduceat(pieces, ends - sizes)
+            table["tokens"] = np.add.reduceat(lengths, ends - sizes)
+            long = np.add.reduceat(np.maximum(lengths - ROOM, 0), ends - sizes)
             sources = _add_numbers(sources, origins, table, long, np.flatnonzero(ids == tokenizer.unk_id))
             kept = table[table["tokens"] > 0]
             counts["empty_documents"] += len(table) - len(kept)
-            lengths = _cut(lengths, pieces) if split_lines else lengths[pieces]
-            writer.add(ids, lengths, kept)
-        return writer.finish(
-            {
-                "noticed": {k: v for k, v in sorted(counts.items()) if v},
-                "unknown_tokens": int(sources[:, SOURCE_NUMBERS.index("unknown")].sum()),
-                "sources": sources.tolist(),
-                "longest_line": list(longest),
-            }
-        )
+            data = np.ascontiguousarray(ids, dtype).tobytes()
+            digest.update(data)
+            file.write(data)
+            num_tokens += len(ids)
+            all_lengths.append((_cut(lengths, pieces) if split_lines else lengths[lengths > 0]).astype("<u4"))
+            all_documents.append(kept)
+    tokens_hash = digest.hexdigest()
+    tables = {"sentences": np.concatenate(all_lengths), "documents": np.concatenate(all_documents)}
+    for name, numbers in tables.items():
+        digest.update(numbers)
+        with atomic_file(shard_path(directory, number, name)) as file:
+            np.save(file, numbers)
+    record = {
+        "noticed": {k: v for k, v in sorted(counts.items()) if v},
+        "unknown_tokens": int(sources[:, SOURCE_NUMBERS.index("unknown")].sum()),
+        "sources": sources.tolist(),
+        "longest_line": list(longest),
+        **{name: len(numbers) for name, numbers in tables.items()},
+        "tokens": num_tokens,
+        "tokens_hash": tokens_hash,
+        "hash": digest.hexdigest(),
+    }
+    write_json(shard_path(directory, number, "json"), record)
+    return record
 
 
 def _add_numbers(
     sources: np.ndarray, origins: list[int], table: np.ndarray, long: np.ndarray, unknown: np.ndarray
 ) -> np.ndarray:
-    """SOURCE_NUMBERS of each source [sources, 5] with those of a batch of documents added.
+    """SOURCE_NUMBERS of each source, int64 [sources, 5], with those of a batch of documents added.
 
     Args:
       origins: the source of each document.
@@ -152,15 +167,13 @@ def _cut(lengths: np.ndarray, pieces: np.ndarray) -> np.ndarray:
 
 def _batches(documents: Iterable[tuple[int, Document | Sequence[str]]]) -> Iterator[tuple[list[list[str]], list[int]]]:
     """Sentence lists of whole documents, about BATCH_CHARACTERS together, and their sources."""
-    batch: list[list[str]] = []
-    origins: list[int] = []
-    size = 0
+    batch, origins, size = [], [], 0
     for source, document in documents:
         sentences = document.sentences if isinstance(document, Document) else document
         if isinstance(sentences, str):
             raise ValueError(
-                "a document is a list of sentences, this one is a string: "
-                f"{sentences[:60]!r}; split it with bertjax.data.sentences"
+                f"a document is a list of sentences, this one is a string: {sentences[:60]!r}; split it with "
+                "bertjax.data.sentences"
             )
         batch.append(list(sentences) or [""])
         origins.append(source)
@@ -178,8 +191,7 @@ def encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.n
         return tokenizer.encode_flat(sentences)
     rows = tokenizer.encode_batch(sentences)  # a tokenizer of the caller's own
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    ids = np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum()))
-    return ids, lengths
+    return np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum())), lengths
 
 
 def content_hash(sentences: list[str]) -> int:
@@ -188,84 +200,24 @@ def content_hash(sentences: list[str]) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-class ShardWriter:
-    """Writes one shard; memory is the two tables (12 bytes a sentence at most), not the tokens.
-
-    Nothing is visible under the shard's names before `finish`. A context that ends without it removes
-    what was written; a writer that is killed leaves only `.tmp` files, which the next run removes.
-    """
-
-    def __init__(self, directory: Path, number: int, dtype: np.dtype):
-        self.directory, self.number, self.dtype = Path(directory), number, np.dtype(dtype)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._tokens_path = shard_path(self.directory, number, "tokens")
-        self._temporary = temporary_name(self._tokens_path)
-        self._file = open(self._temporary, "wb", buffering=1 << 20)  # noqa: SIM115
-        self._hash = hashlib.blake2b(digest_size=32)
-        self._lengths: list[np.ndarray] = []
-        self._documents: list[np.ndarray] = []
-        self._num_tokens = 0
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-    def add(self, ids: np.ndarray, lengths: np.ndarray, documents: np.ndarray) -> None:
-        """Append whole documents: ids [N], sentence lengths [S], documents [D] (DOCUMENT_DTYPE)."""
-        data = np.ascontiguousarray(ids, self.dtype).tobytes()
-        self._hash.update(data)
-        self._file.write(data)
-        self._lengths.append(np.asarray(lengths, "<u4"))
-        self._documents.append(np.asarray(documents, DOCUMENT_DTYPE))
-        self._num_tokens += len(ids)
-
-    def finish(self, counts: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the shard whole and return its record (also stored as `<number>.json`)."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        lengths = np.concatenate([np.empty(0, "<u4"), *self._lengths])
-        documents = np.concatenate([np.empty(0, DOCUMENT_DTYPE), *self._documents])
-        tokens_hash = self._hash.hexdigest()
-        for name, table in (("sentences", lengths), ("documents", documents)):
-            self._hash.update(table.tobytes())
-            content = io.BytesIO()
-            np.save(content, table)
-            write_atomically(shard_path(self.directory, self.number, name), content.getbuffer())
-        os.replace(self._temporary, self._tokens_path)
-        record = {
-            **counts,
-            "documents": len(documents),
-            "sentences": len(lengths),
-            "tokens": self._num_tokens,
-            "tokens_hash": tokens_hash,
-            "hash": self._hash.hexdigest(),
-        }
-        write_atomically(shard_path(self.directory, self.number, "json"), to_json(record))
-        return record
-
-
 def read_shard_record(directory: Path, number: int, dtype: np.dtype, verified: bool = False) -> dict[str, Any] | None:
     """The record of a whole shard, None where it is not there yet.
 
-    A shard whose files contradict its record (cut off, or edited) counts as not there. Contents are
-    compared if `verified`, which reads the files; otherwise sizes.
+    A shard whose files contradict its record (cut off, or edited) counts as not there. Contents are compared if
+    `verified`, which reads the files; otherwise sizes.
     """
+    tokens = shard_path(directory, number, "tokens")
     try:
         record = read_json(shard_path(directory, number, "json"))
-        size = shard_path(directory, number, "tokens").stat().st_size
-        tables = [
-            np.load(shard_path(directory, number, k), mmap_mode="r") if record[k] else ()
-            for k in ("sentences", "documents")
-        ]
-        whole = size == record["tokens"] * np.dtype(dtype).itemsize
-        whole &= len(tables[0]) == record["sentences"] and len(tables[1]) == record["documents"]
+        tables = {
+            name: np.load(shard_path(directory, number, name), mmap_mode="r") if record[name] else ()
+            for name in ("sentences", "documents")
+        }
+        whole = tokens.stat().st_size == record["tokens"] * np.dtype(dtype).itemsize
+        whole &= all(len(table) == record[name] for name, table in tables.items())
         if whole and verified:
-            digest = hash_file(shard_path(directory, number, "tokens"))
-            for table in tables:
+            digest = hash_file(tokens)
+            for table in tables.values():
                 digest.update(np.ascontiguousarray(table))
             whole = digest.hexdigest() == record["hash"]
     except Exception:  # a damaged header makes np.load raise about anything
@@ -275,7 +227,7 @@ def read_shard_record(directory: Path, number: int, dtype: np.dtype, verified: b
 
 def read_shard_tables(directory: Path, number: int) -> tuple[np.ndarray, np.ndarray]:
     """(sentence lengths uint32 [S], documents DOCUMENT_DTYPE [D]) of one whole shard."""
-    return (np.load(shard_path(directory, number, "sentences")), np.load(shard_path(directory, number, "documents")))
+    return np.load(shard_path(directory, number, "sentences")), np.load(shard_path(directory, number, "documents"))
 
 
 # --- where shards are made ------------------------------------------------------------------------
@@ -292,15 +244,14 @@ def make_here(
                 return
             yield task.number, build_shard(task, tokenizer)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (tokenizer,)) as pool:
-        waiting: dict[Future, int] = {}
-        remaining = iter(tasks)
+    waiting: dict[Future, int] = {}
+    remaining = iter(tasks)
+    with ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(tokenizer,)
+    ) as pool:
         try:
             while True:
-                while len(waiting) < workers + 1 and not stop():
-                    if (task := next(remaining, None)) is None:
-                        break
+                while len(waiting) < workers + 1 and not stop() and (task := next(remaining, None)):
                     with _signals_held():
                         waiting[pool.submit(_work, task)] = task.number
                 if not waiting:
@@ -343,8 +294,8 @@ def _work(task: ShardTask) -> dict[str, Any]:
 def beam_maker(options: Sequence[str] = ()) -> ShardMaker:
     """A `ShardMaker` on Apache Beam (the [beam] extra); same shards, same bytes.
 
-    Input and output must be paths that every worker sees under the same name: a network file system,
-    or a mounted bucket.
+    Input and output must be paths that every worker sees under the same name: a network file system, or a mounted
+    bucket.
 
     Args:
       options: of the pipeline; they name the runner (default: DirectRunner).
@@ -368,9 +319,8 @@ def beam_maker(options: Sequence[str] = ()) -> ShardMaker:
         for task in tasks:
             if (record := read_shard_record(task.directory, task.number, task.dtype)) is None:
                 raise ValueError(
-                    f"{task.directory}: a Beam worker reported shard {task.number} as made, but "
-                    "it is not here; input and output must be on a file system that "
-                    "all workers share"
+                    f"{task.directory}: a Beam worker reported shard {task.number} as made, but it is not here; input "
+                    "and output must be on a file system that all workers share"
                 )
             yield task.number, record
 

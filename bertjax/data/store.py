@@ -1,8 +1,7 @@
 """The token store: a corpus as memory-mapped token ids, ready to be drawn from in any order.
 
-In: a directory that build.py wrote. Out: `TokenStore`, the tables that pairs.py indexes and the ids
-that rows.py copies into rows. A store is independent of the sequence length, of masking and of the
-number of machines.
+In: a directory that build.py wrote. Out: `TokenStore`, the tables that pairs.py indexes and the ids that rows.py
+copies into rows. A store is independent of the sequence length, of masking and of the number of machines.
 
     DIR/manifest.json         written last: a directory without it is an unfinished build
     DIR/tokenizer/            the tokenizer's own files
@@ -15,20 +14,20 @@ number of machines.
     DIR/heldout.*             the same three for the documents that are kept out of training
     DIR/verified.json         sizes and times of the files when they last were as the manifest says
 
-Splits are tables over the same shards, so that the split, the removal of duplicates and
-`max_tokens` are decided once all shards exist, and do not depend on how they were made.
-All numbers are little-endian.
+Splits are tables over the same shards, so that the split, the removal of duplicates and `max_tokens` are decided once
+all shards exist, and do not depend on how they were made. All numbers are little-endian.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -48,31 +47,33 @@ def ids_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file atomically, also where the power fails."""
+def temporary_name(path: Path) -> Path:
+    """A name that no other process uses: machines that share a build may write the same file at once."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """A stream that becomes the file `path` when the block ends without an error, also where the power fails."""
     temporary = temporary_name(path)
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
+        with open(temporary, "wb", buffering=1 << 20) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def temporary_name(path: Path) -> Path:
-    """A name that no other process uses, so that several may write the same file at once."""
-    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-
-
-def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with atomic_file(path) as file:
+        file.write(to_json(value))
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
@@ -84,33 +85,26 @@ def shard_path(directory: Path, number: int, kind: str) -> Path:
 
 
 class TokenStore:
-    """One split of a store, memory-mapped. The first opening reads and verifies all of the store
-    (verification.py); others cost nothing, whatever its size.
+    """One split of a store, memory-mapped. The first opening reads and verifies all of the store (verification.py);
+    others cost nothing, whatever its size.
 
-    Attributes: `sentence_ends` uint32 [S], `document_sentences` int64 [D+1], `document_addresses`
-    int64 [D], `shards` (list of id arrays), `manifest` (dict), `num_documents`, `num_sentences`,
-    `num_tokens`, `vocab_size`, `tokenizer_directory`.
+    Attributes: `sentence_ends` uint32 [S], `document_sentences` int64 [D+1], `document_addresses` int64 [D], `shards`
+    (list of id arrays), `manifest`, `num_documents`, `num_sentences`, `num_tokens`, `vocab_size`,
+    `tokenizer_directory`, `dtype`.
+
+    Args:
+      manifest: of a store that is verified already, or whose manifest is not written yet.
 
     Raises:
-      ValueError: no store there, an unfinished one, or another version; unknown split; a file that
-        is missing or is not the one that was built.
+      ValueError: no store there, an unfinished one, or another version; unknown split; a file that is missing or is
+        not the one that was built.
     """
 
-    def __init__(self, path: str | os.PathLike[str], split: str = "train"):
+    def __init__(self, path: str | os.PathLike[str], split: str = "train", manifest: dict[str, Any] | None = None):
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: a token store has the splits {', '.join(SPLITS)}")
-        self._open(Path(path).expanduser(), split, read_manifest(path))
-        verify(self.path, self.manifest, self.shards, {s: self._tables(s) for s in SPLITS})
-
-    @classmethod
-    def of_manifest(cls, path: Path, split: str, manifest: dict[str, Any]) -> TokenStore:
-        """A split of a store that is verified already, or whose manifest is not written yet."""
-        store = cls.__new__(cls)
-        store._open(path, split, manifest)
-        return store
-
-    def _open(self, path: Path, split: str, manifest: dict[str, Any]) -> None:
-        self.path, self.split, self.manifest = path, split, manifest
+        self.path, self.split = Path(path).expanduser(), split
+        self.manifest = read_manifest(path) if manifest is None else manifest
         counts = self.manifest["splits"][split]
         self.num_documents: int = counts["documents"]
         self.num_sentences: int = counts["sentences"]
@@ -120,23 +114,21 @@ class TokenStore:
         self.dtype = np.dtype(self.manifest["dtype"])
         self.sentence_ends, self.document_sentences, self.document_addresses = self._tables(split)
         self.shards = [
-            map_file(shard_path(self.path / "shards", i, "tokens"), self.dtype, shard["tokens"])
-            for i, shard in enumerate(self.manifest["shards"])
+            map_file(shard_path(self.path / "shards", number, "tokens"), self.dtype, shard["tokens"])
+            for number, shard in enumerate(self.manifest["shards"])
         ]
+        if manifest is None:
+            verify(self.path, self.manifest, self.shards, {s: self._tables(s) for s in SPLITS})
 
     def _tables(self, split: str) -> SplitTables:
         counts = self.manifest["splits"][split]
         sizes = (counts["sentences"], counts["documents"] + 1, counts["documents"])
-        return SplitTables(
-            *(
-                map_file(self.path / f"{split}.{name}", np.dtype(dtype), size)
-                for name, dtype, size in zip(TABLES, ("<u4", "<i8", "<i8"), sizes, strict=True)
-            )
-        )
+        types = map(np.dtype, ("<u4", "<i8", "<i8"))
+        return SplitTables(*map(map_file, (self.path / f"{split}.{name}" for name in TABLES), types, sizes))
 
     def other_split(self, split: str) -> TokenStore:
         """Another split of the same store."""
-        return TokenStore.of_manifest(self.path, split, self.manifest)
+        return TokenStore(self.path, split, self.manifest)
 
     @property
     def layout(self) -> Layout:
@@ -154,15 +146,13 @@ class TokenStore:
         except FileNotFoundError as error:
             raise ValueError(str(error)) from None
         found = {name: getattr(tokenizer, name) for name in TOKENIZER_FIELDS}
-        if differing := [
-            f"{name} {found[name]!r}, was {recorded[name]!r}"
-            for name in TOKENIZER_FIELDS
-            if found[name] != recorded[name]
-        ]:
+        differing = [
+            f"{name} {value!r}, was {recorded[name]!r}" for name, value in found.items() if value != recorded[name]
+        ]
+        if differing:
             raise ValueError(
-                f"{self.tokenizer_directory} is not the tokenizer that the ids of the store were "
-                f"made with ({', '.join(differing)}); put the original files back, or build the "
-                "store again"
+                f"{self.tokenizer_directory} is not the tokenizer that the ids of the store were made with "
+                f"({', '.join(differing)}); put the original files back, or build the store again"
             )
         return tokenizer
 
@@ -175,8 +165,7 @@ class TokenStore:
         address = int(self.document_addresses[number])
         shard, start = address >> ADDRESS_BITS, address & ((1 << ADDRESS_BITS) - 1)
         ends = self.sentence_ends[first:last]
-        ids = self.shards[shard][start : start + int(ends[-1])]
-        return np.split(ids, ends[:-1])
+        return np.split(self.shards[shard][start : start + int(ends[-1])], ends[:-1])
 
     def documents(self) -> Iterator[list[np.ndarray]]:
         """Every document in the order of the corpus."""
@@ -186,7 +175,7 @@ class TokenStore:
         return {"path": self.path, "split": self.split}  # processes map the files again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._open(**state, manifest=read_manifest(state["path"]))  # verified by who sent it
+        self.__init__(**state, manifest=read_manifest(state["path"]))  # verified by the process that sent it
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -195,41 +184,37 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = (path / "manifest.json").read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        unfinished = (path / "build.json").exists()
-        raise ValueError(
-            f"{path}: "
-            + (
+        problem = "no token store here (no manifest.json); make one with python -m bertjax.tools.build_corpus"
+        if (path / "build.json").exists():
+            problem = (
                 "the build of this token store is unfinished; run the same build_corpus command again to finish it"
-                if unfinished
-                else "no token store here (no manifest.json); make one with python -m bertjax.tools.build_corpus"
             )
-        ) from None
+        raise ValueError(f"{path}: {problem}") from None
     return parse_manifest(content, str(path))
 
 
 def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
-    """The manifest in the bytes of the manifest.json of the store at `path`.
+    """The content of the manifest.json of the store at `path`; ValueError for another version or damaged bytes."""
 
-    Raises:
-      ValueError: another version; not the bytes that were written.
-    """
-    damaged = f"{path}/manifest.json is damaged ({{}}); copy or build the store again"
+    def damaged(why: object) -> ValueError:
+        return ValueError(f"{path}/manifest.json is damaged ({why}); copy or build the store again")
+
     try:
         manifest = parse_json(content, "it")
     except ValueError as error:
-        raise ValueError(damaged.format(error)) from None
+        raise damaged(error) from None
     if not isinstance(manifest, dict):
-        raise ValueError(damaged.format("not a JSON object"))
+        raise damaged("not a JSON object")
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise ValueError(
-            f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, this "
-            f"program reads {FORMAT!r} version {VERSION}; build the store again"
+            f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, this program reads "
+            f"{FORMAT!r} version {VERSION}; build the store again"
         )
     # Earlier versions had neither.
     if "parts" in manifest and manifest.get("manifest_hash") != manifest_hash(manifest):
-        raise ValueError(damaged.format("its own hash differs"))
+        raise damaged("its own hash differs")
     if not _is_complete(manifest):
-        raise ValueError(damaged.format("a field is missing or has an impossible value"))
+        raise damaged("a field is missing or has an impossible value")
     return manifest
 
 
@@ -241,21 +226,18 @@ def tokenizer_record(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def manifest_hash(manifest: Mapping[str, Any]) -> str:
-    """Of all that stands in a manifest beside the hash itself."""
+    """Of everything in a manifest but the hash itself."""
     content = {key: value for key, value in manifest.items() if key != "manifest_hash"}
     return hashlib.blake2b(to_json(content), digest_size=32).hexdigest()
 
 
 def _is_complete(manifest: dict[str, Any]) -> bool:
-    """Whether there is all that opening a store relies on, numbers in their ranges."""
+    """Whether all that opening a store relies on is there, numbers in their ranges."""
     try:
-        tokenizer, shards = manifest["tokenizer"], manifest["shards"]
-        fingerprint, size, *ids = (tokenizer[name] for name in TOKENIZER_FIELDS)
-        counts = [
-            part[name]
-            for part in [*(manifest["splits"][split] for split in SPLITS), *shards]
-            for name in ("documents", "sentences", "tokens")
-        ]
+        shards = manifest["shards"]
+        fingerprint, size, *ids = (manifest["tokenizer"][name] for name in TOKENIZER_FIELDS)
+        parts = [*(manifest["splits"][split] for split in SPLITS), *shards]
+        counts = [part[name] for part in parts for name in ("documents", "sentences", "tokens")]
         hashes = [manifest["content_hash"], *(shard["hash"] for shard in shards)]
         return (
             all(type(n) is int and 0 <= n < 1 << 48 for n in [size, *ids, *counts])

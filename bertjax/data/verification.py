@@ -1,18 +1,17 @@
 """Whether the files of a token store still are what its manifest says.
 
-In: a store's directory, manifest and memory maps. Out: nothing, or a ValueError that names a file.
-Checked are the content hash of every shard, table and tokenizer file, and that ids, sentence ends
-and addresses are in range, since compiled code follows them unchecked.
+In: a store's directory, manifest and memory maps. Out: nothing, or a ValueError that names a file. Checked are the
+content hash of every shard, table and tokenizer file, and that ids, sentence ends and addresses are in range, since
+compiled code follows them unchecked.
 
-A file is read only where its size, its times or the hash that it must have differ from those at its
-last check, which are kept in DIR/verified.json (or, where that cannot be written, in CACHE): the
-first start reads the store once, later ones look at the files' metadata only.
+A file is read only where its size, its times or the hash that it must have differ from those at its last check, which
+are kept in DIR/verified.json (or, where that cannot be written, in CACHE): the first start reads the store once, later
+ones look at the files' metadata only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import mmap
@@ -46,8 +45,7 @@ class SplitTables(NamedTuple):
     addresses: np.ndarray  # int64 [D]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Unit:
+class _Unit(NamedTuple):
     """Files that are checked together."""
 
     files: list[Path]
@@ -56,12 +54,10 @@ class _Unit:
 
     def stamp(self) -> list[Any]:
         """Equal to the stamp of the last check where the files need no further one."""
-        status = [stat(path) for path in self.files]
-        return [self.expected, *([s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in status)]
+        return [self.expected, *([s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in map(_stat, self.files))]
 
 
-def stat(path: Path) -> os.stat_result:
-    """ValueError where a file of the store is missing."""
+def _stat(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -70,11 +66,11 @@ def stat(path: Path) -> os.stat_result:
 
 def map_file(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
     """A file of `length` numbers as a read-only memory map; ValueError at another size."""
-    size = stat(path).st_size
+    size = _stat(path).st_size
     if size != length * dtype.itemsize:
         raise ValueError(
-            f"{path} has {size:,} bytes, its manifest says {length * dtype.itemsize:,}: the store "
-            f"is damaged or was copied in part; {_REMEDY}"
+            f"{path} has {size:,} bytes, its manifest says {length * dtype.itemsize:,}: the store is damaged or was "
+            f"copied in part; {_REMEDY}"
         )
     if not length:
         return np.empty(0, dtype)
@@ -82,9 +78,9 @@ def map_file(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
         return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), dtype)
 
 
-def hash_file(path: Path) -> Any:
-    """The hash object over a file's content."""
-    digest = hashlib.blake2b(digest_size=32)
+def hash_file(path: Path, digest: Any = None) -> Any:
+    """A hash object after the content of a file; a new one, or the one given."""
+    digest = digest or hashlib.blake2b(digest_size=32)
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
@@ -94,7 +90,7 @@ def hash_file(path: Path) -> Any:
 def verify(
     path: Path, manifest: Mapping[str, Any], shards: list[np.ndarray], splits: Mapping[str, SplitTables]
 ) -> None:
-    """Check what was not checked yet, or has changed since; see the module.
+    """Checks what was not checked yet, or has changed since.
 
     Raises:
       ValueError: a file that is not the one that was built, or whose numbers are out of range.
@@ -109,12 +105,12 @@ def verify(
     if not pending:
         return
     size = sum(file.stat().st_size for unit in pending for file in unit.files)
-    if size < 1 << 26:
+    if size >= _ANNOUNCED:
+        print(f"checking {size / 1e9:.1f} GB of {path}, which is new here or has changed", flush=True)
+    if size < 1 << 26:  # not worth the threads
         for unit in pending:
             unit.check()
     else:
-        if size >= _ANNOUNCED:
-            print(f"checking {size / 1e9:.1f} GB of {path}, which is new here or has changed", flush=True)
         with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as threads:
             list(threads.map(lambda unit: unit.check(), pending))
     _write_stamps(path, stamps)
@@ -122,18 +118,18 @@ def verify(
 
 def _changed(path: Path) -> ValueError:
     return ValueError(
-        f"{path} is not the file that was built (its content hash differs): it was "
-        f"damaged, edited or replaced; {_REMEDY}"
+        f"{path} is not the file that was built (its content hash differs): it was damaged, edited or replaced; "
+        f"{_REMEDY}"
     )
 
 
 def _shard_unit(path: Path, manifest: Mapping[str, Any], number: int, ids: np.ndarray) -> _Unit:
     shard = manifest["shards"][number]
-    files = [path / "shards" / f"{number:05d}.{kind}" for kind in ("tokens", "sentences", "documents")]
+    tokens, *tables = (path / "shards" / f"{number:05d}.{kind}" for kind in ("tokens", "sentences", "documents"))
     # Earlier versions recorded one hash over the ids and the two tables that a restart reads.
     expected = shard.get("tokens_hash")
-    if expected is not None or not all(file.exists() for file in files[1:]):
-        files = files[:1]
+    if expected is not None or not all(file.exists() for file in tables):
+        tables = []
 
     def check() -> None:
         digest, largest = hashlib.blake2b(digest_size=32), -1
@@ -143,26 +139,21 @@ def _shard_unit(path: Path, manifest: Mapping[str, Any], number: int, ids: np.nd
             largest = max(largest, int(block.max()))
         if largest >= (size := manifest["tokenizer"]["vocab_size"]):
             raise ValueError(
-                f"{files[0]} has the id {largest}, its vocabulary {size} entries: it was damaged or replaced; {_REMEDY}"
+                f"{tokens} has the id {largest}, its vocabulary {size} entries: it was damaged or replaced; {_REMEDY}"
             )
-        for file, width, kind in zip(files[1:], (4, 20), ("sentences", "documents"), strict=False):
-            digest.update(_tail(file, width * shard[kind]))
-        if expected is None and len(files) == 1:
+        for file, size in zip(tables, (4 * shard["sentences"], 20 * shard["documents"]), strict=False):
+            data = file.read_bytes()  # .npy: its last bytes are the numbers
+            digest.update(data[max(len(data) - size, 0) :])
+        if expected is None and not tables:
             warnings.warn(
-                f"{path}: built by an earlier version, and without the tables beside "
-                f"{files[0].name}: its content cannot be compared with a hash",
+                f"{path}: built by an earlier version, and without the tables beside {tokens.name}: its content "
+                "cannot be compared with a hash",
                 stacklevel=2,
             )
         elif digest.hexdigest() != (expected or shard["hash"]):
-            raise _changed(files[0])
+            raise _changed(tokens)
 
-    return _Unit(files, expected or shard["hash"], check)
-
-
-def _tail(path: Path, size: int) -> bytes:
-    """The last bytes of a file: the numbers of a .npy table, without its header."""
-    data = path.read_bytes()
-    return data[max(len(data) - size, 0) :]
+    return _Unit([tokens, *tables], expected or shard["hash"], check)
 
 
 def _parts_unit(path: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> _Unit:
@@ -178,31 +169,30 @@ def _parts_unit(path: Path, manifest: Mapping[str, Any], names: Iterable[str]) -
 
 def _tables_unit(path: Path, manifest: Mapping[str, Any], splits: Mapping[str, SplitTables]) -> _Unit:
     names = [f"{split}.{table}" for split in splits for table in TABLES]
-    unit = _parts_unit(path, manifest, names) if "parts" in manifest else None
-    lengths = np.array([shard["tokens"] for shard in manifest["shards"]], np.int64)
 
-    def check_content() -> None:
-        if unit is not None:
-            unit.check()
-            return
-        digest = hashlib.blake2b(digest_size=32)  # of earlier versions: one over everything
+    def check_content() -> None:  # of earlier versions: one hash over everything
+        digest = hashlib.blake2b(digest_size=32)
         for shard in manifest["shards"]:
             digest.update(bytes.fromhex(shard["hash"]))
-        for tables in splits.values():
-            for table in tables:
-                digest.update(table)
+        for name in names:
+            hash_file(path / name, digest)
         if digest.hexdigest() != manifest["content_hash"]:
             raise ValueError(
-                f"{path}: one of {', '.join(names)} is not the file that was built "
-                f"(their content hash differs); {_REMEDY}"
+                f"{path}: one of {', '.join(names)} is not the file that was built (their content hash differs); "
+                f"{_REMEDY}"
             )
 
+    unit = _Unit([path / name for name in names], manifest["content_hash"], check_content)
+    if "parts" in manifest:
+        unit = _parts_unit(path, manifest, names)
+    lengths = np.array([shard["tokens"] for shard in manifest["shards"]], np.int64)
+
     def check() -> None:
-        check_content()  # first: where sentences and documents disagree it knows which is damaged
+        unit.check()  # first: where sentences and documents disagree it knows which is damaged
         for split, tables in splits.items():
             check_tables(path / split, tables, lengths, manifest["splits"][split]["tokens"])
 
-    return _Unit([path / name for name in names], unit.expected if unit else manifest["content_hash"], check)
+    return unit._replace(check=check)
 
 
 def check_tables(prefix: Path, tables: SplitTables, shard_lengths: np.ndarray, tokens: int) -> None:
@@ -240,13 +230,9 @@ def check_tables(prefix: Path, tables: SplitTables, shard_lengths: np.ndarray, t
         raise bad("sentences", f"its documents have {total:,} tokens, the manifest says {tokens:,}")
 
 
-# --- what was checked before ----------------------------------------------------------------------
-
-
 def _stamp_files(path: Path) -> list[Path]:
     """Where the stamps of a store are, the preferred place first."""
-    real = os.path.realpath(path)
-    name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
     return [path / STAMPS, Path(CACHE).expanduser() / f"{name}.json"]
 
 
@@ -260,20 +246,15 @@ def _read_stamps(file: Path) -> dict[str, Any]:
 
 
 def _write_stamps(path: Path, stamps: Mapping[str, list[Any]]) -> None:
-    """Keep the stamps where they can be kept. What has just changed is checked again next time."""
+    """Keeps the stamps where they can be kept. What has just changed is checked again next time."""
     for file in _stamp_files(path):
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(suffix=".tmp", dir=file.parent)
-            with open(descriptor, "wb") as stream:
-                now = os.fstat(descriptor).st_mtime_ns  # by the clock of the file system
-                old = {
-                    name: stamp
-                    for name, stamp in stamps.items()
-                    if all(max(times) < now - _RECENT for _, *times in stamp[1:])
-                }
-                if old:
-                    stream.write(json.dumps(old).encode())
+            before = os.fstat(descriptor).st_mtime_ns - _RECENT  # by the clock of the file system
+            old = {k: stamp for k, stamp in stamps.items() if all(max(times) < before for _, *times in stamp[1:])}
+            with open(descriptor, "w") as stream:
+                json.dump(old, stream)
             os.chmod(temporary, 0o644)
             os.replace(temporary, file) if old else os.unlink(temporary)
             return

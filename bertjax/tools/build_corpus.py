@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bertjax.data.build import Progress, build_store, load
+from bertjax.data.build import Progress, build_store
 from bertjax.data.documents import Preview, preview
 from bertjax.data.laws import EPOCHS
 from bertjax.data.sentences import UNSPACED
@@ -26,21 +26,8 @@ from bertjax.data.sources import FORMATS, Reading, resolve
 from bertjax.data.splits import BuildSettings
 from bertjax.data.store import SPLITS, TokenStore
 from bertjax.interruption import Interrupted
+from bertjax.tokenization import load_tokenizer
 from bertjax.tools.arguments import Parser, add_input, make_parser, refusals
-
-# Of the settings that decide the bytes of a store; see BuildSettings.
-HELP = {
-    "heldout_fraction": "share of documents kept out of training",
-    "shard_bytes": "text of a shard, about",
-    "max_tokens": "stop after so many tokens",
-    "deduplicate": "keep only the first of documents with identical text",
-    "split_lines": "cut lines of more tokens into equal parts",
-    "max_unknown_rate": "refuse a tokenizer for which a larger share of tokens is unknown",
-    "max_random_share": "refuse a corpus whose next-sentence pairs are random more often",
-    "max_unseen_share": "refuse a corpus of which a larger share is in no pair in 40 epochs",
-    "max_duplicate_share": "refuse a corpus of which a larger share is copies of earlier documents",
-    "max_line_tokens": "refuse a longer line",
-}
 
 
 def make() -> Parser:
@@ -64,11 +51,12 @@ def make() -> Parser:
     add("--errors", default="strict", choices=("strict", "replace"), help="for bytes that are not UTF-8")
     add("--data_dir", help="where TFDS data sets are prepared")
     for field in dataclasses.fields(BuildSettings):
-        text = f"{HELP[field.name]} (default {field.default})"
+        text = field.metadata["help"]
         if field.type == "bool":
-            add(f"--{field.name}", action="store_true", help=HELP[field.name])
+            add(f"--{field.name}", action="store_true", help=text)
         else:
-            add(f"--{field.name}", type=float if field.type == "float" else int, default=field.default, help=text)
+            kind = float if field.type == "float" else int
+            add(f"--{field.name}", type=kind, default=field.default, help=f"{text} (default {field.default})")
     add("--inspect", action="store_true", help="print statistics and decoded examples of the store")
     add("--seq_length", type=int, default=128, help="for --inspect (default 128)")
     add("--examples", type=int, default=4, help="rows that --inspect shows (default 4)")
@@ -112,12 +100,8 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
         data_dir=flags.data_dir,
     )
     seen = preview(resolve(flags.input), reading)
-    if flags.do_lower_case:
-        from bertjax.tokenization import load_tokenizer
-
-        tokenizer = load_tokenizer(flags.tokenizer, flags.do_lower_case == "true")
-    else:
-        tokenizer = load(flags.tokenizer)
+    lower = None if flags.do_lower_case is None else flags.do_lower_case == "true"
+    tokenizer = load_tokenizer(flags.tokenizer, lower)
     started, make_shards = time.monotonic(), None
     if flags.runner == "beam":
         from bertjax.data.shards import beam_maker

@@ -21,7 +21,6 @@ import numpy as np
 from bertjax.data import shards
 from bertjax.data import store as stores
 from bertjax.data.batches import PretrainingBatches
-from bertjax.data.build import load
 from bertjax.data.documents import read_extent
 from bertjax.data.sources import Reading, plan_extents, resolve
 from bertjax.data.splits import BuildSettings
@@ -86,7 +85,6 @@ def build_stages(pattern: str, tokenizer: Any) -> dict[str, float]:
 
     reading_seconds, _ = timed(lambda: read(False))
     both, documents = timed(lambda: read(True))
-    tokenizer = load(tokenizer)
     groups: list[list[str]] = [[]]
     for document in documents:
         groups[-1].extend(document)
@@ -98,9 +96,9 @@ def build_stages(pattern: str, tokenizer: Any) -> dict[str, float]:
 
     def write() -> None:
         with tempfile.TemporaryDirectory() as directory:
-            with shards.ShardWriter(Path(directory), 0, stores.ids_dtype(tokenizer.vocab_size)) as writer:
-                for ids, lengths in encoded:
-                    writer.add(ids, lengths, np.zeros(0, shards.DOCUMENT_DTYPE))
+            with stores.atomic_file(Path(directory) / "tokens") as file:
+                for ids, _ in encoded:
+                    file.write(ids.astype(stores.ids_dtype(tokenizer.vocab_size)).tobytes())
 
     writing, _ = timed(write)
     seconds = {

@@ -191,15 +191,15 @@ def test_a_foreign_directory_is_not_touched(tmp_path, tokenizer):
 def test_a_full_disk_is_a_clear_error_and_can_be_gone_on_from(tmp_path, tokenizer, documents, text_file, monkeypatch):
     text_file(tmp_path / "a.txt", documents(40))
     arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, out_dir=tmp_path / "s", shard_bytes=10_000)
-    finish = shards.ShardWriter.finish
+    write = shards.write_json
 
-    def full(self, counts):
-        if self.number == 2:
+    def full(path, record):
+        if path.name == "00002.json":
             raise OSError(28, "No space left on device")
-        return finish(self, counts)
+        write(path, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards.ShardWriter, "finish", full)
+        patch.setattr(shards, "write_json", full)
         with pytest.raises(OSError, match="disk of .* is full.*run the same command again"):
             build_store(**arguments)
     assert not list((tmp_path / "s").rglob("*.tmp"))
