@@ -3,9 +3,9 @@
 In: files (or documents in memory) and a tokenizer. Out: a directory for `store.TokenStore`.
 
 The files are cut into shards by their sizes alone; each shard is made by one process in one pass (shards.py) and
-becomes visible only when whole, so the bytes written do not depend on the number of processes, and a build that was killed goes
-on with the shards that are missing. `finish_store` (splits.py) then streams over the shards' small tables: removes
-duplicates, stops at `max_tokens`, splits by the hash of the text, and writes the manifest last.
+becomes visible only when whole, so the bytes written do not depend on the number of processes, and a build that was
+killed goes on with the shards that are missing. `finish_store` (splits.py) then streams over the shards' small
+tables: removes duplicates, stops at `max_tokens`, splits by the hash of the text, and writes the manifest last.
 """
 
 from __future__ import annotations

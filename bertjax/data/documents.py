@@ -1,20 +1,9 @@
 """Text files of any usual form -> documents, each a list of sentences.
 
-In: patterns (wildcards expanded here, not by the shell) and a format. Out: `Document`s. Formats:
-
-    text           a sentence a line, a blank line between documents (the original's input)
-    prose          raw paragraphs, a document a file
-    blocks         raw paragraphs, a blank line between documents
-    jsonl          an object a line; its `field` holds prose, or a list of sentences
-    parquet        a record a row; column `field`
-    wikiextractor  <doc id= url= title=> ... </doc>
-    tfds           tfds:name/config:split, any text data set prepared on disk; feature `field`
-
-All but Parquet and TFDS are read plain, `.gz`, `.bz2`, `.xz` or `.zst`. Text is UTF-8 whatever the
-locale says.
-
-Big files are read in extents (sources.py), so that processes and machines can share them: a
-document belongs to the extent in which the line that opens it begins.
+In: patterns (wildcards expanded here, not by the shell) and a format, one of sources.FORMATS. Out: `Document`s. All but
+Parquet and TFDS are read plain, `.gz`, `.bz2`, `.xz` or `.zst`. Text is UTF-8 whatever the locale says. Big files are
+read in extents (sources.py), so that processes and machines can share them: a document belongs to the extent in which
+the line that opens it begins.
 """
 
 from __future__ import annotations
@@ -24,15 +13,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from bertjax.data.opening import open_lines
+from bertjax.data.opening import line_blocks
 from bertjax.data.sentences import guess_language, split_sentences
 from bertjax.data.sources import BOM, Extent, Reading, detect_format, open_parquet, open_tfds, plan_extents, resolve
 
 MAX_SENTENCES = 100_000  # of one document; a longer one goes on as the next document
 MAX_CHARACTERS = 1 << 24  # likewise
-_BLOCK = 1 << 18  # bytes read at a time
 PREVIEWED = 8, 1 << 15  # files, and characters of each, that a preview reads
 
 
@@ -42,7 +30,7 @@ class Document(NamedTuple):
 
 
 def read_documents(
-    patterns: str | Iterable[str], format: str = "auto", counts: dict[str, int] | None = None, **reading: Any
+    patterns: str | Iterable[str], format: str = "auto", counts: Counter[str] | None = None, **reading: Any
 ) -> Iterator[Document]:
     """Documents of all files in order; keywords as `Reading`, counts as `read_extent`."""
     files = resolve(patterns)
@@ -55,18 +43,15 @@ def read_documents(
 def read_extent(extent: Extent, reading: Reading, counts: dict[str, int] | None = None) -> Iterator[Document]:
     """Documents of one extent; those without text are left out.
 
-    `counts` receives what was noticed: 'empty_documents', 'long_documents_cut',
-    'undecodable_lines', and of WikiExtractor's files 'unclosed_documents' (read as far as they go)
-    and 'lines_outside_documents' (left out).
+    `counts` receives what was noticed: 'empty_documents', 'long_documents_cut', 'undecodable_lines', and of
+    WikiExtractor's files 'unclosed_documents' (read as far as they go) and 'lines_outside_documents' (left out).
 
     Raises:
-      ValueError: not UTF-8, not JSON, a record without the field, a line beyond `max_line_mb`; with
-        file and line.
+      ValueError: not UTF-8, not JSON, a record without the field, a line beyond `max_line_mb`; with file and line.
     """
     counts = {} if counts is None else counts
     segment = extent.format != "text" if reading.segment is None else reading.segment
     language = "en" if reading.language == "auto" else reading.language
-
     for name, paragraphs in _READERS[extent.format](extent, reading, counts):
         sentences: list[str] = []
         size, cut = 0, False
@@ -82,7 +67,7 @@ def read_extent(extent: Extent, reading: Reading, counts: dict[str, int] | None 
                 sentences, size, cut = [], 0, True
         if sentences:
             yield Document(sentences, name)
-        elif not (cut or name == _NO_DOCUMENT):
+        elif not cut and extent.format not in ("text", "blocks"):  # there, blank lines in a row are no document
             _count(counts, "empty_documents")
 
 
@@ -109,13 +94,10 @@ def preview(files: Sequence[str], reading: Reading) -> Preview:
             size += len(line)
             if size >= most_characters:
                 break
-    language = reading.language
-    if language == "auto":
-        language = guess_language("\n".join(lines))
-    reading = dataclasses.replace(reading, language=language)
+    language = guess_language("\n".join(lines)) if reading.language == "auto" else reading.language
     count = max(len(lines), 1)
     return Preview(
-        reading,
+        dataclasses.replace(reading, language=language),
         dict(formats),
         len(lines),
         sum(len(line.split()) for line in lines) / count,
@@ -135,41 +117,33 @@ def settled(files: Sequence[str], reading: Reading) -> Reading:
     return preview(files, reading).reading if reading.language == "auto" else reading
 
 
-# Readers: each yields (id, iterable of stripped, non-empty paragraphs) for every document.
-_NO_DOCUMENT = "\0"  # the name of what lies between two blank lines in a row
+# Readers: each yields (id, iterable of stripped, non-empty paragraphs) for every document. The paragraphs of one must
+# be taken before the next document is.
 _Raw = Iterator[tuple[str, Iterable[str]]]
 
 
 def _read_blocks(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
     lines = _lines(extent, reading, counts)
-    if extent.start:  # its first lines belong to a document that the extent before this one opened
+    ended = False
+
+    def paragraphs() -> Iterator[str]:
+        nonlocal ended
         for offset, line in lines:
             if not line:
-                if 0 <= extent.end <= offset:
-                    return
-                break
-        else:
-            return
-    ended = False
-    while not ended:
-        paragraphs: list[str] = []
-        ended, size = True, 0
-        for offset, line in lines:
-            if line:
-                paragraphs.append(line)
-                size += len(line)
-                if len(paragraphs) >= MAX_SENTENCES or size >= MAX_CHARACTERS:
-                    ended = False
-                    break
-            else:
                 ended = 0 <= extent.end <= offset
-                break
-        yield ("" if paragraphs else _NO_DOCUMENT), paragraphs
+                return
+            yield line
+        ended = True
+
+    if extent.start:  # its first lines belong to a document that the extent before this one opened
+        for _ in paragraphs():
+            pass
+    while not ended:
+        yield "", paragraphs()
 
 
 def _read_prose(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
-    lines = _lines(extent, reading, counts)
-    yield os.path.basename(extent.path), (line for _, line in lines if line)
+    yield os.path.basename(extent.path), (line for _, line in _lines(extent, reading, counts) if line)
 
 
 def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
@@ -179,8 +153,8 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
         if not line:
             continue
 
-        def where(offset: int = offset) -> str:
-            return f"{extent.path}, line {_line_number(extent.path, offset)}"
+        def wrong(problem: str, offset: int = offset) -> ValueError:
+            return ValueError(f"{extent.path}, line {_line_number(extent.path, offset)}: {problem}")
 
         try:
             record = json.loads(line)
@@ -188,25 +162,22 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
             if "\\ud" in line or "\\uD" in line:  # half of a surrogate pair is JSON, but no text
                 text = _whole_characters(text, reading, counts)
         except RecursionError:
-            raise ValueError(f"{where()}: the JSON is nested too deep") from None
+            raise wrong("the JSON is nested too deep") from None
         except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{where()}: not JSON ({error}); each line must hold one object, as `jq -c '.[]'` "
-                "writes the elements of an array"
+            raise wrong(
+                f"not JSON ({error}); each line must hold one object, as `jq -c '.[]'` writes the elements of an array"
             ) from None
         except UnicodeEncodeError:
-            raise ValueError(
-                f"{where()}: an escape \\ud... without its other half is no character; read it with "
-                "errors=replace, which counts such lines"
+            raise wrong(
+                "an escape \\ud... without its other half is no character; read it with errors=replace, which counts "
+                "such lines"
             ) from None
         except ValueError as error:
-            raise ValueError(f"{where()}: not readable as JSON ({error})") from None
+            raise wrong(f"not readable as JSON ({error})") from None
         except (KeyError, TypeError):
             fields = sorted(record) if isinstance(record, dict) else type(record).__name__
-            raise ValueError(
-                f"{where()}: no field {reading.field!r} (there is {fields}); set the field's name"
-            ) from None
-        yield str(record.get("id", "")), _paragraphs(text, where)
+            raise wrong(f"no field {reading.field!r} (there is {fields}); set the field's name") from None
+        yield str(record.get("id", "")), _paragraphs(text, wrong)
 
 
 def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
@@ -252,7 +223,7 @@ def _read_parquet(extent: Extent, reading: Reading, counts: dict[str, int]) -> _
     try:
         for batch in file.iter_batches(256, row_groups=list(groups), columns=[reading.field]):
             for text in batch.column(0).to_pylist():
-                yield "", _paragraphs(text, lambda: extent.path)
+                yield "", _paragraphs(text, lambda problem: ValueError(f"{extent.path}: {problem}"))
     except (UnicodeDecodeError, OSError) as error:
         raise ValueError(f"{extent.path} is not a readable Parquet file: {error}") from error
 
@@ -271,7 +242,7 @@ def _read_tfds(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw
                 text = text.decode()
             except UnicodeDecodeError as error:
                 raise ValueError(f"{extent.path}, record {index}: not valid UTF-8 ({error})") from None
-        yield "", _paragraphs(text, lambda: extent.path)
+        yield "", _paragraphs(text, lambda problem: ValueError(f"{extent.path}: {problem}"))
 
 
 _READERS = {
@@ -298,11 +269,11 @@ def _whole_characters(text: Any, reading: Reading, counts: dict[str, int]) -> An
     return json.loads(content)
 
 
-def _paragraphs(text: str | Sequence[str] | None, where: Callable[[], str]) -> list[str]:
-    """Stripped, without empty ones; None is no text. ValueError for what is neither, with `where`."""
+def _paragraphs(text: str | Sequence[str] | None, wrong: Callable[[str], ValueError]) -> list[str]:
+    """Stripped, without empty ones; None is no text. Raises `wrong` for what is neither."""
     lines = text.split("\n") if isinstance(text, str) else [] if text is None else text
     if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
-        raise ValueError(f"{where()}: the text must be a string or a list of strings, this is {text!r:.80}")
+        raise wrong(f"the text must be a string or a list of strings, this is {text!r:.80}")
     return [line for line in map(str.strip, lines) if line]
 
 
@@ -311,54 +282,43 @@ def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator
 
     Does not stop at its end: where the last document ends is for the caller to say.
     """
-    with open_lines(extent.path) as file:
-        # From one byte before the start on, so that a line that begins there is told from a rest.
-        begin = max(extent.start - 1, 0)
-        if begin:  # not every compressed file can be sought in
-            file.seek(begin)
-        for offset, lines in _split_lines(file, begin, extent.path, reading.max_line_mb << 20):
-            for data in lines:
-                start = offset
-                offset += len(data) + 1
-                if start < extent.start:
-                    continue
-                if start == 0:
-                    data = data.removeprefix(BOM)
-                try:
-                    line = data.decode()
-                except UnicodeDecodeError as error:
-                    line = _replaced(data, error, extent.path, start, reading, counts)
-                yield start, line.strip()
+    path = extent.path
+    for offset, lines in _raw_lines(path, max(extent.start - 1, 0), reading.max_line_mb << 20):
+        for data in lines:
+            start = offset
+            offset += len(data) + 1
+            if start < extent.start:
+                continue
+            if start == 0:
+                data = data.removeprefix(BOM)
+            try:
+                line = data.decode()
+            except UnicodeDecodeError as error:
+                if reading.errors == "strict":
+                    raise ValueError(
+                        f"{path}, line {_line_number(path, start)}: byte 0x{data[error.start]:02x} at offset "
+                        f"{start + error.start} of the file is not valid UTF-8 ({error.reason}). Convert the file to "
+                        "UTF-8, or read it with errors=replace, which counts such lines"
+                    ) from None
+                _count(counts, "undecodable_lines")
+                line = data.decode("utf-8", "replace")
+            yield start, line.strip()
 
 
-def _replaced(
-    data: bytes, error: UnicodeDecodeError, path: str, start: int, reading: Reading, counts: dict[str, int]
-) -> str:
-    """A line that is not UTF-8 with U+FFFD; ValueError when reading strictly."""
-    if reading.errors == "strict":
-        raise ValueError(
-            f"{path}, line {_line_number(path, start)}: byte 0x{data[error.start]:02x} at offset "
-            f"{start + error.start} of the file is not valid UTF-8 ({error.reason}). Convert the "
-            "file to UTF-8, or read it with errors=replace, which counts such lines"
-        ) from None
-    _count(counts, "undecodable_lines")
-    return data.decode("utf-8", "replace")
-
-
-def _split_lines(file: IO[bytes], offset: int, path: str, longest: int) -> Iterator[tuple[int, list[bytes]]]:
-    """(byte offset, lines from there on without their ends) from the file's position on.
+def _raw_lines(path: str, offset: int, longest: int) -> Iterator[tuple[int, list[bytes]]]:
+    """(byte offset, lines from there on without their ends), from `offset` on: one byte before an extent, so that a
+    line that begins there is told from a rest.
 
     ValueError at a line of more than `longest` bytes, of which no more is held.
     """
     rest = b""
-    while block := file.read(_BLOCK):
+    for block in line_blocks(path, offset):
         lines = block.split(b"\n")
         lines[0], rest = rest + lines[0], b""
         if len(lines[0]) > longest:
             raise ValueError(
-                f"{path}, line {_line_number(path, offset)}: longer than {longest >> 20} MiB, and "
-                "a line is held in memory; is a line feed missing, or is this no text? Cut the "
-                "line, or raise max_line_mb"
+                f"{path}, line {_line_number(path, offset)}: longer than {longest >> 20} MiB, and a line is held in "
+                "memory; is a line feed missing, or is this no text? Cut the line, or raise max_line_mb"
             )
         rest = lines.pop()
         if lines:
@@ -369,11 +329,12 @@ def _split_lines(file: IO[bytes], offset: int, path: str, longest: int) -> Itera
 
 
 def _line_number(path: str, offset: int) -> int:
-    with open_lines(path) as file:
-        number = 1
-        while offset > 0 and (block := file.read(min(offset, 1 << 20))):
-            number += block.count(b"\n")
-            offset -= len(block)
+    number = 1
+    for block in line_blocks(path):
+        number += block.count(b"\n", 0, max(offset, 0))
+        offset -= len(block)
+        if offset <= 0:
+            break
     return number
 
 

@@ -1,7 +1,7 @@
 """Files as bytes, text or lines, unpacked where their name says that they are compressed.
 
-Text is UTF-8 whatever the locale says. A line feed ends a line and nothing else does, since
-sentences contain U+2028 and the like; only in a file without any is it the carriage return.
+Text is UTF-8 whatever the locale says. A line feed ends a line and nothing else does, since sentences contain U+2028
+and the like; only in a file without any is it the carriage return.
 """
 
 import bz2
@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from typing import IO
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # A compressed text may grow to this many bytes, or times its size: no real one grows more.
 _LEAST, _EXPANSION = 1 << 28, 300
 
 
 def is_compressed(path: str) -> bool:
-    """Whether the name ends like that of a compressed file, in any case."""
     return path.lower().endswith(COMPRESSED)
 
 
@@ -35,28 +35,19 @@ def plain_name(path: str) -> str:
 
 @contextlib.contextmanager
 def open_bytes(path: str) -> Iterator[IO[bytes]]:
-    """A file's plain bytes.
-
-    Raises:
-      ValueError: while reading, where the compressed data are damaged or cut short.
-    """
-    name = path.lower()
+    """A file's plain bytes; ValueError while reading, where the compressed data are damaged or cut short."""
+    suffix = os.path.splitext(path.lower())[1]
     try:
-        if name.endswith(".zst"):
+        if suffix == ".zst":
             import pyarrow  # unlike the package zstandard it sees that a stream was cut short
 
             with pyarrow.CompressedInputStream(pyarrow.OSFile(path), "zstd") as file:
                 yield io.BufferedReader(file, 1 << 18)  # type: ignore[arg-type]
+        elif suffix in _OPENERS:
+            with _OPENERS[suffix](path, "rb") as file:
+                yield file
         else:
-            opener = next(
-                (
-                    module.open
-                    for suffix, module in ((".gz", gzip), (".bz2", bz2), (".xz", lzma))
-                    if name.endswith(suffix)
-                ),
-                None,
-            )
-            with opener(path, "rb") if opener else open(path, "rb", buffering=1 << 18) as file:
+            with open(path, "rb", buffering=1 << 18) as file:
                 yield file
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         if getattr(error, "errno", None):
@@ -64,15 +55,17 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
         raise ValueError(f"{path}: the compressed file is damaged or cut short ({error}); copy it again") from error
 
 
-@contextlib.contextmanager
-def open_lines(path: str) -> Iterator[IO[bytes]]:
-    """A file's plain bytes for iteration by lines; offsets are those of `open_bytes`."""
+def line_blocks(path: str, start: int = 0) -> Iterator[bytes]:
+    """A text file's plain bytes from `start` on, in blocks, with line feeds where its lines end in carriage returns."""
     with open_bytes(path) as file:
         head = file.read(1 << 16)
     refuse_other_text(head, path)
+    returns = b"\r" in head[:-1] and b"\n" not in head
     with open_bytes(path) as file:
-        returns = b"\r" in head[:-1] and b"\n" not in head
-        yield io.BufferedReader(_LineFeeds(file), 1 << 18) if returns else file
+        if start:  # not every compressed file can be sought in
+            file.seek(start)
+        while block := file.read(1 << 18):
+            yield block.replace(b"\r", b"\n") if returns else block
 
 
 def refuse_other_text(head: bytes, path: str | os.PathLike[str]) -> None:
@@ -81,39 +74,17 @@ def refuse_other_text(head: bytes, path: str | os.PathLike[str]) -> None:
     # Without a mark: spaces, digits and line ends of UTF-16 have a zero byte, text in UTF-8 none.
     if marked or head.count(0) * 200 > len(head):
         raise ValueError(
-            f"{path}: this is text in UTF-16 or UTF-32, or no text (zero bytes among "
-            "the first); convert it, as `iconv -f UTF-16 -t UTF-8` does"
+            f"{path}: this is text in UTF-16 or UTF-32, or no text (zero bytes among the first); convert it, as "
+            "`iconv -f UTF-16 -t UTF-8` does"
         )
-
-
-class _LineFeeds(io.RawIOBase):
-    """A stream whose carriage returns are read as line feeds."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return self._file.seekable()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        data = self._file.read(len(buffer)).replace(b"\r", b"\n")
-        buffer[: len(data)] = data
-        return len(data)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
     """A whole UTF-8 file without its byte order mark.
 
     Raises:
-      ValueError: not UTF-8, or with NUL bytes (with line and byte), a pipe or device in a
-        directory of data, or a compressed file that grows out of all proportion; or as
-        `open_bytes`.
+      ValueError: not UTF-8, or with NUL bytes (with line and byte), a pipe or device in a directory of data, or a
+        compressed file that grows out of all proportion; or as `open_bytes`.
     """
     path = os.path.expanduser(path)
     status = os.stat(path)
@@ -132,13 +103,13 @@ def read_text(path: str | os.PathLike[str]) -> str:
         # What utf-8-sig says of a place leaves the byte order mark out.
         place = error.start + (len(data) - len(error.object))
         raise ValueError(
-            f"{path}, line {data.count(10, 0, place) + 1}: byte 0x{data[place]:02x} is not valid "
-            f"UTF-8 ({error.reason}); convert the file, as `iconv -f FROM -t UTF-8` does"
+            f"{path}, line {data.count(10, 0, place) + 1}: byte 0x{data[place]:02x} is not valid UTF-8 "
+            f"({error.reason}); convert the file, as `iconv -f FROM -t UTF-8` does"
         ) from None
     if "\0" in text:
         raise ValueError(
-            f"{path}, line {data.count(10, 0, data.index(0)) + 1}: a NUL byte, so the file is not "
-            "UTF-8 text (UTF-16?); convert it, as `iconv -f UTF-16LE -t UTF-8` does"
+            f"{path}, line {data.count(10, 0, data.index(0)) + 1}: a NUL byte, so the file is not UTF-8 text "
+            "(UTF-16?); convert it, as `iconv -f UTF-16LE -t UTF-8` does"
         )
     return text
 

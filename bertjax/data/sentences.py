@@ -1,21 +1,8 @@
 """Sentence segmentation: a paragraph of prose in, its sentences out. No model, no download.
 
-The segmenter is `sentencex` (Wikimedia's rule-based library, in Rust, 244 languages with fall
-backs). Measured on 6.1 MB of English Wikipedia articles (10,621 paragraphs), one core:
-
-    library                    MB/s   words/s     judgement
-    sentencex 1.0              30.4   4,900,000   43,213 sentences; chosen
-    blingfire 0.1.8             6.7   1,090,000   43,958; one model for all languages
-    nltk punkt, untrained       2.4     384,000   needs a trained model, which is a download
-    syntok 1.4                  0.5      84,000   English, German, Spanish only
-    pysbd 0.3.4                 0.1      14,000   slower than everything that follows it
-
-sentencex and blingfire agree on 98 % of the boundaries. What only blingfire splits (2.2 %) is
-nearly always a boundary inside a quotation, which sentencex keeps in one sentence: right for
-next-sentence prediction, whose pairs should not tear a quotation. What only sentencex splits
-(0.5 %) is mostly right too (a sentence that begins with a digit, which blingfire misses); its
-errors are a stray closing quote or bracket as a sentence of its own. Those are joined to the
-sentence before them.
+The segmenter is `sentencex` (Wikimedia's rule-based library, in Rust, 244 languages with fall backs), the fastest of
+five that were measured; docs/design.md has the numbers. Its errors are mostly a stray closing quote or bracket as a
+sentence of its own: those are joined to the sentence before them.
 """
 
 from __future__ import annotations
@@ -48,43 +35,17 @@ _WORDS = {
     "id": "yang dan di dengan untuk dari pada ini itu adalah dalam tidak ke oleh sebagai juga akan",
     "vi": "và của là có trong được cho một các với không người những đã này khi từ ở về đến",
 }
-# First and last letter of scripts that are mostly of one language, and that language.
-_SCRIPTS = (
-    ("ru", "\u0400", "\u052f"),
-    ("el", "\u0370", "\u03ff"),
-    ("hy", "\u0530", "\u058f"),
-    ("he", "\u0590", "\u05ff"),
-    ("ar", "\u0600", "\u06ff"),
-    ("hi", "\u0900", "\u097f"),
-    ("bn", "\u0980", "\u09ff"),
-    ("pa", "\u0a00", "\u0a7f"),
-    ("gu", "\u0a80", "\u0aff"),
-    ("ta", "\u0b80", "\u0bff"),
-    ("te", "\u0c00", "\u0c7f"),
-    ("kn", "\u0c80", "\u0cff"),
-    ("ml", "\u0d00", "\u0d7f"),
-    ("si", "\u0d80", "\u0dff"),
-    ("th", "\u0e00", "\u0e7f"),
-    ("lo", "\u0e80", "\u0eff"),
-    ("bo", "\u0f00", "\u0fff"),
-    ("my", "\u1000", "\u109f"),
-    ("ka", "\u10a0", "\u10ff"),
-    ("am", "\u1200", "\u137f"),
-    ("km", "\u1780", "\u17ff"),
-    ("ja", "\u3040", "\u30ff"),
-    ("zh", "\u3400", "\u9fff"),
-    ("ko", "\uac00", "\ud7a3"),
+# First and last letter (their code points) of scripts that are mostly of one language, and that language.
+_SCRIPTS = dict(
+    pair.split("=")
+    for pair in (
+        "ru=400-52f el=370-3ff hy=530-58f he=590-5ff ar=600-6ff hi=900-97f bn=980-9ff pa=a00-a7f gu=a80-aff "
+        "ta=b80-bff te=c00-c7f kn=c80-cff ml=d00-d7f si=d80-dff th=e00-e7f lo=e80-eff bo=f00-fff my=1000-109f "
+        "ka=10a0-10ff am=1200-137f km=1780-17ff ja=3040-30ff zh=3400-9fff ko=ac00-d7a3"
+    ).split()
 )
 # Languages without spaces between words; the original's tokenizer sets Chinese characters apart.
-UNSPACED = {
-    "th": "Thai",
-    "lo": "Lao",
-    "km": "Khmer",
-    "my": "Burmese",
-    "bo": "Tibetan",
-    "ja": "Japanese",
-    "zh": "Chinese",
-}
+UNSPACED = dict(th="Thai", lo="Lao", km="Khmer", my="Burmese", bo="Tibetan", ja="Japanese", zh="Chinese")
 # ISO 639-1.
 LANGUAGES = frozenset(
     "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy "
@@ -136,9 +97,10 @@ def guess_language(text: str) -> str:
     Ukrainian is told apart.
     """
     letters = Counter(character for character in text if character.isalpha())
-    by_script = {
-        code: sum(n for letter, n in letters.items() if first <= letter <= last) for code, first, last in _SCRIPTS
-    }
+    by_script = {}
+    for code, ends in _SCRIPTS.items():
+        first, last = (chr(int(end, 16)) for end in ends.split("-"))
+        by_script[code] = sum(n for letter, n in letters.items() if first <= letter <= last)
     total = sum(letters.values())
     code = max(by_script, key=by_script.__getitem__)
     if by_script["ja"] * 10 > by_script["zh"] > 0 and by_script["ja"] + by_script["zh"] > total / 2:

@@ -1,8 +1,8 @@
 """Which files a corpus is read from, in which format, and in which parts.
 
-In: patterns (wildcards expanded here, not by the shell) and a `Reading`. Out: files, and `Extent`s
-of them that processes and machines can share. The plan depends only on the files, never on the
-number of readers. documents.py reads the extents.
+In: patterns (wildcards expanded here, not by the shell) and a `Reading`. Out: files, and `Extent`s of them that
+processes and machines can share. The plan depends only on the files, never on the number of readers. documents.py reads
+the extents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 from bertjax.data.opening import is_compressed, open_bytes, plain_name
 from bertjax.data.sentences import check_language
 
-FORMATS = ("text", "prose", "blocks", "jsonl", "parquet", "wikiextractor", "tfds")
+FORMATS = {
+    "text": "a line is a sentence, a blank line ends a document",  # the original's input
+    "prose": "paragraphs that are split into sentences, a file is a document",
+    "blocks": "paragraphs that are split into sentences, a blank line ends a document",
+    "jsonl": "a line is a document",  # an object, whose `field` holds prose or a list of sentences
+    "parquet": "a record is a document",
+    "wikiextractor": "<doc> ... </doc> is a document",
+    "tfds": "a record is a document",  # tfds:name/config:split, any text data set prepared on disk
+}
 BOM = b"\xef\xbb\xbf"
 
 
@@ -25,13 +33,13 @@ class Reading:
     """How files become documents.
 
     Attributes:
-      format: one of FORMATS, or 'auto': by name (.jsonl, .json, .parquet, tfds:), then by the first
-        bytes ('<doc ', '{'), else 'text'.
+      format: one of FORMATS, or 'auto': by name (.jsonl, .json, .parquet, tfds:), then by the first bytes ('<doc ',
+        '{'), else 'text'.
       field: the text's field (jsonl), column (parquet) or feature (tfds).
-      language: ISO 639-1 code for the sentence segmentation of prose; 'auto': a guess by script and
-        frequent words (see `documents.preview`).
-      segment: split lines of 'text' into sentences too (True), or take the lines and strings of
-        every other format as sentences (False). None: as the format says.
+      language: ISO 639-1 code for the sentence segmentation of prose; 'auto': a guess by script and frequent words (see
+        `documents.preview`).
+      segment: split lines of 'text' into sentences too (True), or take the lines and strings of every other format as
+        sentences (False). None: as the format says.
       errors: 'strict' refuses bytes that are not UTF-8; 'replace' reads U+FFFD and counts the line.
       max_line_mb: refuse longer lines, in MiB: a line is held in memory, several times.
       data_dir: where TFDS data sets are prepared; None is TFDS's own default.
@@ -80,37 +88,32 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
     files: dict[str, str] = {}  # by their real path
     for pattern in map(str.strip, parts):
         if pattern.startswith("tfds:"):
-            matches = [pattern]
-        else:
-            path = os.path.expanduser(pattern)
-            found = [path] if os.path.isfile(path) else _matches(path)
-            matches = []
-            for name in sorted(found):
-                if os.path.isfile(name):
-                    matches.append(name)
-                elif not os.path.isdir(name) and glob.has_magic(path):
-                    raise ValueError(
-                        f"{name} matches the input pattern {pattern!r} and is no file "
-                        "(a pipe, a device or a broken link); remove it, or name the "
-                        "others"
-                    )
-        if "://" in pattern and not matches:
+            files.setdefault(pattern, pattern)
+            continue
+        path = os.path.expanduser(pattern)
+        matches = []
+        for name in [path] if os.path.isfile(path) else sorted(_matches(path)):
+            if os.path.isfile(name):
+                matches.append(name)
+            elif not os.path.isdir(name) and glob.has_magic(path):
+                raise ValueError(
+                    f"{name} matches the input pattern {pattern!r} and is no file (a pipe, a device or a broken link); "
+                    "remove it, or name the others"
+                )
+        if not matches and "://" in pattern:
             raise ValueError(
-                f"{pattern}: text and TFRecords are read from a local disk; copy them "
-                "there first, as `gcloud storage cp` does, and name the copies. (A "
-                "token store may be at gs://)"
+                f"{pattern}: text and TFRecords are read from a local disk; copy them there first, as `gcloud storage "
+                "cp` does, and name the copies. (A token store may be at gs://)"
             )
         if not matches:
-            hint = (
-                f"; it is a directory, write '{pattern}/*'"
-                if os.path.isdir(path)
-                else "; it is a pipe or a device, and a corpus is read more than once: write it to a file"
-                if os.path.exists(path)
-                else ""
-            )
+            hint = ""
+            if os.path.isdir(path):
+                hint = f"; it is a directory, write '{pattern}/*'"
+            elif os.path.exists(path):
+                hint = "; it is a pipe or a device, and a corpus is read more than once: write it to a file"
             raise ValueError(f"no file matches the input pattern {pattern!r}{hint}")
         for match in matches:
-            files.setdefault(match if match.startswith("tfds:") else os.path.realpath(match), match)
+            files.setdefault(os.path.realpath(match), match)
     return list(files.values())
 
 
@@ -153,51 +156,42 @@ def detect_format(path: str) -> str:
 
 def plan_extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> list[list[Extent]]:
     """Files as groups of extents of about `extent_bytes` bytes of input each, in order."""
-    extents = list(_extents(files, reading, extent_bytes))
+    extents = [extent for path in files for extent in _extents(path, reading, extent_bytes)]
     total = sum(extent.size for extent in extents)
     target = total / max(round(total / extent_bytes), 1)  # so that the last is not a small rest
-    groups: list[list[Extent]] = []
-    before, placed = 0, -1
+    groups: dict[int, list[Extent]] = {}
+    before = 0
     for extent in extents:
-        # An extent goes where its middle lies.
-        group = int((before + extent.size / 2) / target) if target else 0
-        if group > placed:
-            groups.append([])
-            placed = group
-        groups[-1].append(extent)
+        middle = before + extent.size / 2  # an extent goes where its middle lies
+        groups.setdefault(int(middle / target) if target else 0, []).append(extent)
         before += extent.size
-    return groups
+    return list(groups.values())
 
 
-def _extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> Iterator[Extent]:
-    for path in files:
-        form = detect_format(path) if reading.format == "auto" else reading.format
-        if form == "tfds":
-            yield from _tfds_extents(path, reading, extent_bytes)
-            continue
-        size = os.path.getsize(path)
-        if form == "parquet":
-            groups = open_parquet(path).num_row_groups
-            for group in range(groups):
-                yield Extent(path, form, group, group + 1, size // groups)
-        elif form == "prose" or is_compressed(path):
-            yield Extent(path, form, 0, -1, size)
-        else:
-            step = -(-size // max(round(size / extent_bytes), 1)) or 1
-            for start in range(0, max(size, 1), step):
-                end = min(start + step, size)
-                yield Extent(path, form, start, -1 if end == size else end, end - start)
-
-
-def _tfds_extents(path: str, reading: Reading, extent_bytes: int) -> Iterator[Extent]:
-    source = open_tfds(path, reading)
-    total = len(source)
-    sample = [source[i * max(total // 16, 1)] for i in range(min(total, 16))]
-    mean = sum(len(r.get(reading.field) or "") for r in sample) // max(len(sample), 1) + 1
-    step = max(extent_bytes // mean, 1)
-    for start in range(0, total, step):
-        end = min(start + step, total)
-        yield Extent(path, "tfds", start, end, (end - start) * mean)
+def _extents(path: str, reading: Reading, extent_bytes: int) -> Iterator[Extent]:
+    form = detect_format(path) if reading.format == "auto" else reading.format
+    if form == "tfds":
+        source = open_tfds(path, reading)
+        total = len(source)
+        sample = [source[i * max(total // 16, 1)] for i in range(min(total, 16))]
+        mean = sum(len(r.get(reading.field) or "") for r in sample) // max(len(sample), 1) + 1
+        step = max(extent_bytes // mean, 1)
+        for start in range(0, total, step):
+            end = min(start + step, total)
+            yield Extent(path, form, start, end, (end - start) * mean)
+        return
+    size = os.path.getsize(path)
+    if form == "parquet":
+        groups = open_parquet(path).num_row_groups
+        for group in range(groups):
+            yield Extent(path, form, group, group + 1, size // groups)
+    elif form == "prose" or is_compressed(path):
+        yield Extent(path, form, 0, -1, size)
+    else:
+        step = -(-size // max(round(size / extent_bytes), 1)) or 1
+        for start in range(0, max(size, 1), step):
+            end = min(start + step, size)
+            yield Extent(path, form, start, -1 if end == size else end, end - start)
 
 
 def open_parquet(path: str) -> Any:
@@ -224,8 +218,7 @@ def open_tfds(path: str, reading: Reading) -> Any:
         raise ValueError(f"{path}: {error} (looked for in {where})") from error
     except (ImportError, NotImplementedError) as error:
         raise ValueError(
-            f"{path}: TFDS cannot read this data set here ({error}). Without TensorFlow it reads "
-            "what was prepared as ArrayRecord or Parquet: prepare it with "
-            f"tfds.builder({name!r}, file_format='array_record').download_and_prepare(); for "
-            "TFRecord files, pip install tensorflow-cpu"
+            f"{path}: TFDS cannot read this data set here ({error}). Without TensorFlow it reads what was prepared as "
+            f"ArrayRecord or Parquet: prepare it with tfds.builder({name!r}, file_format='array_record')"
+            ".download_and_prepare(); for TFRecord files, pip install tensorflow-cpu"
         ) from error

@@ -138,23 +138,12 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
     return index, count
 
 
-MEANINGS = {
-    "text": "a line is a sentence, a blank line ends a document",
-    "prose": "paragraphs that are split into sentences, a file is a document",
-    "blocks": "paragraphs that are split into sentences, a blank line ends a document",
-    "jsonl": "a line is a document",
-    "parquet": "a record is a document",
-    "wikiextractor": "<doc> ... </doc> is a document",
-    "tfds": "a record is a document",
-}
-
-
 def reading_lines(seen: Preview, flags: argparse.Namespace) -> list[str]:
     """How the files will be read, and warnings where that is hardly what is meant."""
     reading, formats = seen.reading, seen.formats
     guessed = "a guess by names and first bytes" if flags.format == "auto" else "as set"
     lines = [
-        f"format {form} ({guessed}{f', {n:,} files' if len(formats) > 1 else ''}): {MEANINGS[form]}"
+        f"format {form} ({guessed}{f', {n:,} files' if len(formats) > 1 else ''}): {FORMATS[form]}"
         for form, n in formats.items()
     ]
     splits = reading.segment or (reading.segment is None and set(formats) != {"text"})
