@@ -1,15 +1,14 @@
 """What a pre-training run reads: token stores (or a mixture), or the original's TFRecords.
 
-In: the settings under config.data. Out: a `Corpus`, which gives the batches of a sequence length,
-those to evaluate on, and the tokenizer. Rows of token stores arrive unmasked; TFRecords bring masks
-that were drawn once, when they were written, so the settings under config.masking do not apply.
+A `Corpus` gives the batches of a sequence length, those to evaluate on, and the tokenizer. Rows of token stores arrive
+unmasked; TFRecords bring masks that were drawn once, when they were written, so config.masking does not apply to them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -27,40 +26,41 @@ TFRECORD = "tfrecord:"
 SAMPLED_RECORDS = 1000  # evenly spread, whose numbers are checked at the start
 
 
-class Corpus(Protocol):
+class Corpus:
     """Where the rows come from.
+
+    A kind of corpus gives `training(length)`, endless batches; `heldout(length)`, finite batches, and `others(length)`,
+    those of the further corpora of a mixture, by name; `token_counts(length)`, int64 [V], how often each token is in
+    the held-out text; `describe()`, its size, and `facts()`, its numbers, in words.
 
     Attributes:
       tokenizer: of the ids.
       fingerprint: of the content that the rows are made of, wherever it lies.
       masked: the rows bring their masks (mlm_positions, _labels, _weights [B, P]).
-      numbers: of each store or set of files by name, of each row length, what `laws` measures.
+      numbers: of each store or set of files, of each row length, what `laws` measures.
       remarks: what is beyond its limit and trained on nevertheless, or cannot be evaluated.
     """
 
     tokenizer: Tokenizer
     fingerprint: str
-    masked: bool
-    numbers: dict[str, list[dict[str, Any]]]
-    remarks: list[str]
+    masked = False
 
-    def training(self, length: int) -> Any:
-        """Endless batches of rows of `length` tokens: `[step]`, `epochs(steps)`."""
-
-    def heldout(self, length: int) -> Any:
-        """Finite batches: iteration, `num_pairs`."""
+    def __init__(self, config: Config, rows: tuple[int, int]):
+        self._config = config
+        self._slice = dict(process_index=rows[0], process_count=rows[1])
+        self._lengths = list(dict.fromkeys(length for _, length in config.phases))
+        self._max_batches = -(-config.eval.rows // config.batch_size) if config.eval.rows else None
+        self.numbers: dict[str, list[dict[str, Any]]] = {}
+        self.remarks: list[str] = []
 
     def others(self, length: int) -> dict[str, Any]:
-        """As `heldout`, of the further corpora of a mixture, by name."""
+        return {}
 
-    def token_counts(self, length: int) -> np.ndarray:
-        """int64 [V]: how often each token is in the held-out text."""
-
-    def describe(self) -> str:
-        """Its size, for the start-up screen."""
-
-    def facts(self) -> list[str]:
-        """`numbers` in words, a line each."""
+    def _refuse(self, problems: list[str]) -> None:
+        """ValueError with the problems, or remarks where config.data.corpus_limits says so."""
+        if problems and self._config.data.corpus_limits == "refuse":
+            raise ValueError(". Also: ".join(problems) + ". --config.data.corpus_limits=warn trains on it as it is")
+        self.remarks.extend(problems)
 
 
 def open_corpus(config: Config, workdir: epath.Path, rows: tuple[int, int]) -> Corpus:
@@ -84,22 +84,16 @@ def open_corpus(config: Config, workdir: epath.Path, rows: tuple[int, int]) -> C
     return StoreCorpus(config, workdir, rows)
 
 
-class StoreCorpus:
+class StoreCorpus(Corpus):
     """One token store, or a mixture of several."""
 
-    masked = False
-
     def __init__(self, config: Config, workdir: epath.Path, rows: tuple[int, int]):
-        self._config = config
+        super().__init__(config, rows)
         self.stores, self.weights = _open_stores(config, workdir)
         self.tokenizer = self.stores[0].load_tokenizer()
         self.fingerprint = " ".join(store.manifest["content_hash"] for store in self.stores)
         self._options = dict(
-            process_index=rows[0],
-            process_count=rows[1],
-            nsp=config.data.nsp,
-            short_seq_prob=config.data.short_seq_prob,
-            tokenizer=self.tokenizer,
+            nsp=config.data.nsp, short_seq_prob=config.data.short_seq_prob, tokenizer=self.tokenizer, **self._slice
         )
         self._heldout = self.stores[0].other_split("heldout")
         self._others = {}
@@ -109,7 +103,6 @@ class StoreCorpus:
                 name = f"{name}_{number}"
             if len(heldout := store.other_split("heldout")):
                 self._others[name] = heldout
-        self.numbers, self.remarks = {}, []
         for store in self.stores:
             self._check(store)
         for name, heldout in {str(self.stores[0].path): self._heldout, **self._others}.items():
@@ -119,8 +112,9 @@ class StoreCorpus:
     def _measure(self, store: TokenStore) -> list[dict[str, Any]]:
         """The numbers of a store at every row length of the run."""
         data = self._config.data
-        lengths = dict.fromkeys(length for _, length in self._config.phases)
-        return [laws.measure(store, length, self._config.seed, data.short_seq_prob, data.nsp) for length in lengths]
+        return [
+            laws.measure(store, length, self._config.seed, data.short_seq_prob, data.nsp) for length in self._lengths
+        ]
 
     def _check(self, store: TokenStore) -> None:
         """Refuses what is beyond a limit."""
@@ -132,7 +126,7 @@ class StoreCorpus:
         alone = counts.get("one_sentence_documents", 0) / store.num_documents
         for numbers in found:
             problems = laws.problems(numbers, manifest["settings"], manifest.get("worst", {}), alone)
-            _refuse(self._config, self.remarks, [f"{store.path}: {problem}" for _, problem in problems])
+            self._refuse([f"{store.path}: {problem}" for _, problem in problems])
 
     def _look_at(self, name: str, heldout: TokenStore) -> None:
         """Remarks what of the held-out pairs cannot be evaluated."""
@@ -146,15 +140,9 @@ class StoreCorpus:
             )
 
     def training(self, length: int) -> PretrainingBatches:
-        return PretrainingBatches(
-            self.stores,
-            length,
-            self._config.batch_size,
-            self._config.seed,
-            weights=self.weights,
-            packed=self._config.data.packed,
-            **self._options,
-        )
+        config = self._config
+        options = dict(weights=self.weights, packed=config.data.packed, **self._options)
+        return PretrainingBatches(self.stores, length, config.batch_size, config.seed, **options)
 
     def heldout(self, length: int) -> EvaluationBatches:
         return self._evaluation(self._heldout, length)
@@ -163,14 +151,8 @@ class StoreCorpus:
         return {name: self._evaluation(store, length) for name, store in self._others.items()}
 
     def _evaluation(self, store: TokenStore, length: int) -> EvaluationBatches:
-        return EvaluationBatches(
-            store,
-            length,
-            self._config.batch_size,
-            self._config.seed,
-            max_batches=_max_batches(self._config),
-            **self._options,
-        )
+        config, options = self._config, dict(max_batches=self._max_batches, **self._options)
+        return EvaluationBatches(store, length, config.batch_size, config.seed, **options)
 
     def token_counts(self, length: int) -> np.ndarray:
         counts = np.zeros(self._heldout.vocab_size, np.int64)
@@ -193,14 +175,10 @@ class StoreCorpus:
         ]
 
 
-class RecordPart(NamedTuple):
-    """Some of the records of a set of files, by their numbers."""
-
-    records: Records
-    numbers: np.ndarray
+RecordPart = tuple[Records, np.ndarray]  # some of the records of a set of files, by their numbers
 
 
-class RecordCorpus:
+class RecordCorpus(Corpus):
     """TFRecords of the original's create_pretraining_data.py, each file set of one length.
 
     `{length}` in a pattern stands for the sequence length of the phase.
@@ -209,8 +187,8 @@ class RecordCorpus:
     masked = True
 
     def __init__(self, config: Config, rows: tuple[int, int]):
-        self._config, data = config, config.data
-        self._slice = dict(process_index=rows[0], process_count=rows[1])
+        super().__init__(config, rows)
+        data = config.data
         if not data.tokenizer:
             raise ValueError(
                 f"config.data.corpus={data.corpus}: TFRecords hold ids only. Say which vocabulary "
@@ -232,22 +210,20 @@ class RecordCorpus:
                 )
         self.tokenizer = load_tokenizer(data.tokenizer)
         self._opened: dict[str, Records] = {}
-        self.numbers, self.remarks = {}, []
-        lengths = dict.fromkeys(length for _, length in config.phases)
-        for length in lengths:
+        for length in self._lengths:
             self._split(length)  # first: the wrong files are a plainer mistake than what they hold
-        for length in lengths:
+        for length in self._lengths:
             self._check(length)
 
     def _check(self, length: int) -> None:
-        """Measures the records of a row length, or an even sample; refuses as `StoreCorpus`."""
+        """Measures the records of a row length, or an even sample; refuses what is beyond a limit."""
         for name, (records, numbers) in zip(("training", "held-out"), self._split(length), strict=True):
             sample = TFRecordEvaluation(records, SAMPLED_RECORDS, numbers=numbers, max_batches=1)
             found = laws.measure_rows(sample, self.tokenizer.unk_id, self.tokenizer.special_ids)
             self.numbers.setdefault(name, []).append({"seq_length": length, **found})
             problems = laws.row_problems(found, self._config.data.nsp)
             place = f"{records.paths[0]} ({name} records of {length} tokens)"
-            _refuse(self._config, self.remarks, [f"{place}: {problem}" for problem in problems])
+            self._refuse([f"{place}: {problem}" for problem in problems])
 
     def facts(self) -> list[str]:
         return [
@@ -260,9 +236,8 @@ class RecordCorpus:
 
     @property
     def fingerprint(self) -> str:
-        return " ".join(
-            dict.fromkeys(part.records.fingerprint for _, length in self._config.phases for part in self._split(length))
-        )
+        parts = [part for length in self._lengths for part in self._split(length)]
+        return " ".join(dict.fromkeys(records.fingerprint for records, _ in parts))
 
     def _open(self, source: str, length: int) -> Records:
         patterns = source.removeprefix(TFRECORD).replace("{length}", str(length))
@@ -286,9 +261,9 @@ class RecordCorpus:
         records = self._open(data.corpus, length)
         if data.heldout:
             heldout = self._open(data.heldout, length)
-            return (RecordPart(records, np.arange(len(records))), RecordPart(heldout, np.arange(len(heldout))))
+            return (records, np.arange(len(records))), (heldout, np.arange(len(heldout)))
         training, heldout = split_records(len(records), data.heldout_fraction)
-        return RecordPart(records, training), RecordPart(records, heldout)
+        return (records, training), (records, heldout)
 
     def training(self, length: int) -> TFRecordBatches:
         (records, numbers), _ = self._split(length)
@@ -297,11 +272,8 @@ class RecordCorpus:
 
     def heldout(self, length: int) -> TFRecordEvaluation:
         _, (records, numbers) = self._split(length)
-        limit = _max_batches(self._config)
+        limit = self._max_batches
         return TFRecordEvaluation(records, self._config.batch_size, numbers=numbers, max_batches=limit, **self._slice)
-
-    def others(self, length: int) -> dict[str, Any]:
-        return {}
 
     def token_counts(self, length: int) -> np.ndarray:
         """Special tokens are left out; what was masked is counted as what it was."""
@@ -316,26 +288,13 @@ class RecordCorpus:
         return counts
 
     def describe(self) -> str:
-        lengths = dict.fromkeys(length for _, length in self._config.phases)
-        sizes = [f"{len(self._split(length)[0].numbers):,} records of {length} tokens" for length in lengths]
-        shared = (
-            ""
-            if self._config.data.heldout
-            else " (every n-th record is held out; where dupe_factor > 1, its text is trained on "
+        sizes = [f"{len(self._split(length)[0][1]):,} records of {length} tokens" for length in self._lengths]
+        if self._config.data.heldout:
+            return ", ".join(sizes)
+        return (
+            f"{', '.join(sizes)} (every n-th record is held out; where dupe_factor > 1, its text is trained on "
             "with other masks: config.data.heldout names files of other text)"
         )
-        return ", ".join(sizes) + shared
-
-
-def _refuse(config: Config, remarks: list[str], problems: list[str]) -> None:
-    """ValueError with the problems, or remarks where config.data.corpus_limits says so."""
-    if problems and config.data.corpus_limits == "refuse":
-        raise ValueError(". Also: ".join(problems) + ". --config.data.corpus_limits=warn trains on it as it is")
-    remarks.extend(problems)
-
-
-def _max_batches(config: Config) -> int | None:
-    return -(-config.eval.rows // config.batch_size) if config.eval.rows else None
 
 
 def _open_stores(config: Config, workdir: epath.Path) -> tuple[list[TokenStore], Sequence[float] | None]:

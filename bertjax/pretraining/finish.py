@@ -1,7 +1,6 @@
-"""The end of a pre-training run: what it prints, the model directory with its card, the report.
+"""The end of a pre-training run: what it prints, and the model directory with its card.
 
-In: the finished Job, its parameters and held-out metrics. Out: lines on the console, and in the
-work directory `model/` (Hugging Face's layout), `examples.json` and `report.html`.
+Out: lines on the console, and in the work directory `model/` (Hugging Face's layout), `examples.json`, `result.json`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from bertjax.pretraining.job import PretrainingJob
 
 ARCHITECTURE = "BertForPreTraining"
-# Settings that the table of the training leaves out: told elsewhere in the card, or about the run's
-# place and not the model.
+# Settings that the card's table leaves out: told elsewhere in it, or about the run's place and not the model.
 UNTOLD = (
     *FREE_ON_RESUME,
     "data.corpus",
@@ -60,25 +58,19 @@ def finish(job: PretrainingJob, params: Any, step: int, metrics: dict[str, float
     model = logbook.directory / "model"
     huggingface.write_directory(model, job.model_config, params, ARCHITECTURE, job.tokenizer, overwrite=True)
     examples = fill_masks(job, model, logbook)
-    write_whole(
-        logbook.directory / "result.json",
-        json.dumps(
-            {
-                "about": [f"model: {model_text(job.model_config)}", f"corpus: {job.corpus.describe()}"],
-                "results": told,
-                "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
-            },
-            indent=1,
-        )
-        + "\n",
-    )
+    result = {
+        "about": [f"model: {model_text(job.model_config)}", f"corpus: {job.corpus.describe()}"],
+        "results": told,
+        "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
+    }
+    write_whole(logbook.directory / "result.json", json.dumps(result, indent=1) + "\n")
     write_whole(model / "README.md", card(job, step, told, examples))
     logbook.message(f"model written to {job.workdir / 'model'} (loads in transformers and bertjax.load_model)")
 
 
 def results(job: PretrainingJob, metrics: dict[str, float]) -> tuple[list[str], dict[str, float]]:
-    """A line for each objective on held-out text, beside the best guess without a model; and the
-    numbers that the report judges (report/verdicts.py).
+    """A line for each objective on held-out text, beside the best guess without a model; and the numbers that
+    report/verdicts.py judges.
     """
     heldout = job.evaluations[-1].batches
     length = job.config.eval.seq_length or job.config.phases[-1][1]
@@ -183,15 +175,8 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
         sections["What it fills in"] = "\n".join(
             f"* {example['text']}\n  {_words(example['predictions'])}" for example in examples
         )
-    return huggingface.model_card(
-        f"BERT pre-trained in {job.workdir.name}",
-        ARCHITECTURE,
-        summary,
-        data,
-        recipe,
-        sections,
-        fill_mask=not model.is_decoder,
-    )
+    title = f"BERT pre-trained in {job.workdir.name}"
+    return huggingface.model_card(title, ARCHITECTURE, summary, data, recipe, sections, fill_mask=not model.is_decoder)
 
 
 def _lengths(config: Config) -> str:

@@ -1,14 +1,13 @@
 """Pre-training: the masked language model and next-sentence prediction over a corpus.
 
-`prepare` turns a configuration into a checked job of run/run.py without compiling anything. objective.py holds the
-loss, finish.py writes what the run leaves.
+objective.py holds the loss, finish.py writes what the run leaves.
 """
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -46,8 +45,7 @@ NO_CORPUS = (
 )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Evaluation:
+class Evaluation(NamedTuple):
     """Held-out rows, and the objective that masks and scores them."""
 
     objective: PretrainingObjective
@@ -56,48 +54,98 @@ class Evaluation:
 
     def __call__(self, trainer: Trainer, params: Any) -> dict[str, float]:
         """Metrics of the first corpus by their names, of the others as eval/CORPUS/NAME."""
-        found = self._measured(trainer, params, self.batches)
-        for name, batches in self.others.items():
-            metrics = self._measured(trainer, params, batches)
-            found |= {f"eval/{name}/{metric}": value for metric, value in metrics.items()}
+        found = {}
+        for name, batches in {"": self.batches, **self.others}.items():
+            metrics = trainer.evaluate(self.objective, params, batches)
+            prefix = f"eval/{name}/" if name else ""
+            # Without NSP where the batches have no labels for it.
+            found |= {
+                prefix + key: value for key, value in metrics.items() if batches.nsp or not key.startswith("nsp_")
+            }
         return found
 
-    def _measured(self, trainer: Trainer, params: Any, batches: Any) -> dict[str, float]:
-        """Without NSP where the batches have no labels for it."""
-        metrics = trainer.evaluate(self.objective, params, batches)
-        return (
-            metrics if batches.nsp else {name: value for name, value in metrics.items() if not name.startswith("nsp_")}
-        )
 
-
-@dataclasses.dataclass(eq=False)
 class PretrainingJob:
-    """A pre-training run whose settings have been checked against each other and the data; see run.Job."""
+    """A pre-training run whose settings have been checked against each other and the data; see run.Job.
 
-    config: Config
-    workdir: epath.Path
-    resumed_from: int | None
-    trainer: Trainer
-    mesh_reason: str
-    corpus: Corpus
-    model_config: BertConfig
-    execution: Execution
-    phases: Sequence[Phase]
-    batches: Sequence[Any]  # of the phases: [step], epochs(steps)
-    evaluations: Sequence[Evaluation]  # of the phases
+    Checks everything that can be checked without compiling, and may build the embedded demo corpus. Raises ValueError
+    naming the setting and the remedy.
+
+    Attributes:
+      batches: of each phase: [step], epochs(steps).
+      evaluations: of each phase.
+    """
+
     heads = PRETRAINING_HEADS
     mode = "min"
 
-    def __post_init__(self) -> None:
+    def __init__(self, config: Config, workdir: str):
+        if not config.data.corpus:
+            raise ValueError(NO_CORPUS)
+        self.config, self.workdir = config, resolve_directory(workdir)
+        # The vocabulary is not read yet; for the choice of a mesh the usual size will do.
+        estimate = BertConfig.of(config.model, config.model.vocab_size or 30_522)
+        self.mesh, self.mesh_reason = sharding.mesh_of(
+            config.mesh, parameter_count(estimate), jax.devices(), hardware.device_bytes()
+        )
+        sharding.check_batch(config.batch_size, self.mesh, config.accumulation)
+        self.resumed_from = step_to_resume(config, self.workdir, lambda before: resume_conflicts(before, config))
+
+        self.corpus = open_corpus(config, self.workdir, sharding.batch_slice(self.mesh))
+        self.tokenizer = self.corpus.tokenizer
+        content, vocabulary = self.corpus.fingerprint, self.tokenizer.fingerprint
+        require_same({"the content of --config.data.corpus": content, "its vocabulary": vocabulary})
+        if self.resumed_from is not None and not goes_on_with(config, self.workdir, self.corpus):
+            self.resumed_from = None
+        starts_from = config.init_from if self.resumed_from is None else ""
+        if starts_from:
+            check_vocabulary(starts_from, self.tokenizer)
+        self.model_config = BertConfig.of(config.model, self.tokenizer.vocab_size)
+        self.execution = Execution.of(config.execution, self.mesh.devices.flat[0].platform, config.mesh.tensor > 1)
+        if starts_from:
+            check_pretrained(starts_from, BertForPreTraining(self.model_config), config.reinitialise_head)
+        self.trainer = make_trainer(config, self.mesh)
+
+        self.phases: list[Phase] = []
+        self.batches: list[Any] = []
+        self.evaluations: list[Evaluation] = []
+        for steps, length in config.phases:
+            self._add_phase(steps, length)
         self._evaluated: dict[int, dict[str, float]] = {}  # by step
 
-    @property
-    def mesh(self) -> Mesh:
-        return self.trainer.mesh
+    def _add_phase(self, steps: int, length: int) -> None:
+        config, corpus = self.config, self.corpus
+        batches = corpus.training(length)
+        objective = make_objective(
+            config, self.model_config, self.execution, self.tokenizer, length, batches.pairs_per_row
+        )
+        predictions = length - 1 if self.model_config.is_decoder else objective.masking.slots
+        if corpus.masked:
+            objective = dataclasses.replace(objective, masking=None)
+            predictions = batches.max_predictions
 
-    @property
-    def tokenizer(self) -> Any:
-        return self.corpus.tokenizer
+        def stream(first_step: int) -> Iterator[Batch]:
+            return prefetch(batches, first_step, buffer=config.data.prefetch, workers=config.data.workers)
+
+        self.batches.append(batches)
+        self.phases.append(
+            Phase(
+                until_step=steps + (self.phases[-1].until_step if self.phases else 0),
+                objective=objective,
+                batches=stream,
+                tokens_per_step=config.batch_size * length,
+                flops_per_step=config.batch_size
+                * flops_per_row(self.model_config, length, predictions, config.data.nsp),
+            )
+        )
+        if self.evaluations and config.eval.seq_length:  # then one compilation serves all phases
+            self.evaluations.append(self.evaluations[0])
+            return
+        length = config.eval.seq_length or length
+        if not corpus.masked:  # padded rows, always
+            masking = masking_spec(config, self.tokenizer, length, 1, config.eval.masking_rate or None)
+            objective = dataclasses.replace(objective, masking=masking)
+        self.evaluations.append(Evaluation(objective, corpus.heldout(length), corpus.others(length)))
 
     def compile_ahead(self) -> None:
         clock = clock_of(self.config, total_steps(self.config))
@@ -139,14 +187,12 @@ class PretrainingJob:
         lines = [("corpus", f"{corpus.describe()} + {heldout:,} held-out pairs")]
         lines += [("text", fact) for fact in corpus.facts()]
         lines += [("warning", remark) for remark in corpus.remarks]
-        begin = 0
         for number, (phase, (steps, length)) in enumerate(zip(self.phases, config.phases, strict=True), 1):
             text = (
-                f"steps {begin + 1:,} to {phase.until_step:,}: {config.batch_size} x {length} = "
+                f"steps {phase.until_step - steps + 1:,} to {phase.until_step:,}: {config.batch_size} x {length} = "
                 f"{phase.tokens_per_step:,} tokens a step, {phase.flops_per_step / 1e12:,.3g} TFLOP"
             )
             lines.append((f"phase {number}", text))
-            begin += steps
         steps = total_steps(config)
         if config.budget_minutes:
             text = f"{config.budget_minutes:g} minutes, start-up included; at most {steps:,} steps"
@@ -156,47 +202,7 @@ class PretrainingJob:
         return [*lines, ("length", text), ("optimizer", optimizer_text(config.optimizer))]
 
 
-def prepare(config: Config, workdir: str) -> PretrainingJob:
-    """Checks everything that can be checked without compiling.
-
-    Raises ValueError naming the setting and the remedy. May build the embedded demo corpus.
-    """
-    if not config.data.corpus:
-        raise ValueError(NO_CORPUS)
-    directory = resolve_directory(workdir)
-    # The vocabulary is not read yet; for the choice of a mesh the usual size will do.
-    estimate = BertConfig.of(config.model, config.model.vocab_size or 30_522)
-    mesh, mesh_reason = sharding.mesh_of(config.mesh, parameter_count(estimate), jax.devices(), hardware.device_bytes())
-    sharding.check_batch(config.batch_size, mesh, config.accumulation)
-    resumed_from = step_to_resume(config, directory, lambda before: resume_conflicts(before, config))
-
-    corpus = open_corpus(config, directory, sharding.batch_slice(mesh))
-    tokenizer = corpus.tokenizer
-    require_same({"the content of --config.data.corpus": corpus.fingerprint, "its vocabulary": tokenizer.fingerprint})
-    if resumed_from is not None and not goes_on_with(config, directory, corpus):
-        resumed_from = None
-    starts_from = config.init_from if resumed_from is None else ""
-    if starts_from:
-        check_vocabulary(starts_from, tokenizer)
-    model_config = BertConfig.of(config.model, tokenizer.vocab_size)
-    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
-    if starts_from:
-        check_pretrained(starts_from, BertForPreTraining(model_config), config.reinitialise_head)
-
-    phases, batches, evaluations = _phases(config, corpus, model_config, execution)
-    return PretrainingJob(
-        config=config,
-        workdir=directory,
-        resumed_from=resumed_from,
-        trainer=make_trainer(config, mesh),
-        mesh_reason=mesh_reason,
-        corpus=corpus,
-        model_config=model_config,
-        execution=execution,
-        phases=phases,
-        batches=batches,
-        evaluations=evaluations,
-    )
+prepare = PretrainingJob
 
 
 def make_trainer(config: Config, mesh: Mesh) -> Trainer:
@@ -206,47 +212,6 @@ def make_trainer(config: Config, mesh: Mesh) -> Trainer:
     return Trainer(
         make_optimizer(o, schedule), mesh, config.seed, accumulation=config.accumulation, prng=config.execution.prng
     )
-
-
-def _phases(
-    config: Config, corpus: Corpus, model_config: BertConfig, execution: Execution
-) -> tuple[list[Phase], list[Any], list[Evaluation]]:
-    """The phases of the run; of each its batches by step, and its evaluation."""
-    phases, streams, evaluations, until = [], [], [], 0
-    for steps, length in config.phases:
-        batches = corpus.training(length)
-        objective = make_objective(config, model_config, execution, corpus.tokenizer, length, batches.pairs_per_row)
-        predictions = length - 1 if model_config.is_decoder else objective.masking.slots
-        if corpus.masked:
-            objective = dataclasses.replace(objective, masking=None)
-            predictions = batches.max_predictions
-
-        def stream(first_step: int, batches: Any = batches) -> Iterator[Batch]:
-            return prefetch(batches, first_step, buffer=config.data.prefetch, workers=config.data.workers)
-
-        until += steps
-        streams.append(batches)
-        phases.append(
-            Phase(
-                until_step=until,
-                objective=objective,
-                batches=stream,
-                tokens_per_step=config.batch_size * length,
-                flops_per_step=config.batch_size * flops_per_row(model_config, length, predictions, config.data.nsp),
-            )
-        )
-        same = evaluations and config.eval.seq_length  # then one compilation serves all phases
-        evaluations.append(evaluations[0] if same else _evaluation(config, corpus, objective, length))
-    return phases, streams, evaluations
-
-
-def _evaluation(config: Config, corpus: Corpus, objective: PretrainingObjective, length: int) -> Evaluation:
-    """The evaluation of a phase that trains on rows of `length` tokens: padded rows, always."""
-    length = config.eval.seq_length or length
-    if not corpus.masked:
-        masking = masking_spec(config, corpus.tokenizer, length, 1, config.eval.masking_rate or None)
-        objective = dataclasses.replace(objective, masking=masking)
-    return Evaluation(objective, corpus.heldout(length), corpus.others(length))
 
 
 def optimizer_text(o: OptimizerSettings) -> str:
@@ -275,8 +240,8 @@ def _identity(corpus: Corpus) -> dict[str, str]:
 def goes_on_with(config: Config, workdir: epath.Path, corpus: Corpus) -> bool:
     """Whether the run there goes on with this corpus, False = it is to be overwritten.
 
-    Raises ValueError where a corpus of the same name is another one now, unless `config.resume`
-    says that it is meant. Other words under the same ids are never meant.
+    Raises ValueError where a corpus of the same name is another one now, unless `config.resume` says that it is meant.
+    Other words under the same ids are refused always.
     """
     path = workdir / CORPUS_FILE
     if not path.exists():  # a run of an earlier version

@@ -1,7 +1,6 @@
 """What pre-training learns: masks drawn on the device, the joint MLM and NSP loss.
 
-In: batches of data/batches.py (or already masked ones of data/bert_records.py). Out: the loss of a
-micro-batch and the sums to report; see trainer.Objective.
+In: batches of data/batches.py (or already masked ones of data/bert_records.py). Out: see trainer.Objective.
 """
 
 import dataclasses

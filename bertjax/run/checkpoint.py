@@ -99,16 +99,11 @@ class Checkpoints(SavedStates):
                 log.warning("removing %s, left by a save that was interrupted", path)
                 _remove_quietly(path)
 
-    # ---------------------------------------------------------------------------------- saving
-
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
-        """Starts to write `state`; returns once its arrays are copied, so they may be donated.
+        """Starts to write the arrays of `state`; returns once they are copied, so they may be donated.
 
-        All processes call it. An error of the save before this one is raised here.
-
-        Args:
-          state: tree of arrays.
-          metrics: numbers kept with the checkpoint.
+        All processes call it. An error of the save before this one is raised here. `metrics` are kept with the
+        checkpoint.
         """
         import orbax.checkpoint as ocp
 
@@ -208,8 +203,6 @@ class Checkpoints(SavedStates):
                 doomed = doomed.rename(self.directory / f"tmp.deleting.{step}")
             doomed.rmtree()
 
-    # --------------------------------------------------------------------------------- reading
-
     def latest(self) -> int | None:
         """As of SavedStates. All processes call it, and get what process 0 sees."""
         return self._as_process_0(self._newest)
@@ -250,8 +243,7 @@ class Checkpoints(SavedStates):
 
     def best(self) -> int | None:
         """The step with the best value of the metric, or None."""
-        ranked = self.ranked()
-        return ranked[0][0] if ranked else None
+        return next((step for step, _ in self.ranked()), None)
 
     def restore(self, target: Any, step: int | None = None, cast: bool = False) -> tuple[Any, int]:
         """(state, its step), bit for bit as saved, laid out as `target` says.

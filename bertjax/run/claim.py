@@ -1,7 +1,6 @@
-"""Whether a run may have a directory: it can be written, is nobody else's, all processes see it.
+"""Whether a run may have a directory: it can be written, no other run has it, all processes see it.
 
-In: the directory of a run's checkpoints. Out: nothing, or an error with the remedy, before anything
-is trained that could not be saved.
+Otherwise an error with the remedy, before anything is trained that could not be saved.
 """
 
 import contextlib
@@ -31,20 +30,11 @@ _MADE: list[pathlib.Path] = []  # locks and directories that this process has ma
 
 
 def claim(directory: epath.Path) -> None:
-    """Makes the directory, tries to write there, and keeps others from training in it.
-
-    Raises CheckpointError.
-    """
-    if is_remote(directory):  # a bucket has no directories, and no locks
-        _try_writing(directory)
-        return
+    """Makes the directory, tries to write there, and locks it; raises CheckpointError."""
+    remote = is_remote(directory)  # a bucket has no directories, and no locks
     lock = directory.parent / f"{directory.name}.lock"
-    _MADE.extend(pathlib.Path(path) for path in (lock, directory, *directory.parents) if not path.exists())
-    _try_writing(directory)
-    _lock(str(lock), directory)
-
-
-def _try_writing(directory: epath.Path) -> None:
+    if not remote:
+        _MADE.extend(pathlib.Path(path) for path in (lock, directory, *directory.parents) if not path.exists())
     probe = directory / f"tmp.probe.{threading.get_ident()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -54,17 +44,19 @@ def _try_writing(directory: epath.Path) -> None:
         remedy = "Choose another directory."
         if isinstance(error, ImportError):
             remedy = "pip install gcsfs, which bertjax[tpu] brings."
-        elif is_remote(directory):
+        elif remote:
             remedy = "Is that its name, and may this machine write there?"
         raise CheckpointError(f"cannot write checkpoints to {directory}: {error}. {remedy}") from error
+    if not remote:
+        _lock(str(lock), directory)
 
 
 def _lock(path: str, directory: epath.Path) -> None:
     """Refuses a second process that trains here (a job requeued while the first still runs)."""
     if path in _LOCKS:
         return
-    # A POSIX lock: the kernel drops it however the process ends, and data workers forked from
-    # this process do not inherit it. Closing the file would drop it, so it stays open.
+    # A POSIX lock: the kernel drops it however the process ends, and forked data workers do not inherit it. Closing the
+    # file would drop it, so it stays open.
     file = open(path, "a+")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

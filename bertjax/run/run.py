@@ -1,7 +1,7 @@
-"""One run of a job in its work directory: begun or gone on with, trained, evaluated, saved, written out.
+"""One run of a job in its work directory: started or resumed, trained, evaluated, saved, written out.
 
-What is learnt from what is for the job to say (pretraining/job.py, tasks/job.py); what every run has is here: which
-checkpoint it goes on from, its programs, clock and logbook, the start-up screen, the report.
+The job (pretraining/job.py, tasks/job.py) says what is learnt from what; what every run has is here: which checkpoint
+it resumes from, its programs, clock and logbook, the start-up screen, the report.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import jax
 from etils import epath
-from jax.sharding import Mesh
 
 from bertjax.config import Config, order_of_sums
 from bertjax.log.logbook import Logbook
@@ -33,29 +32,21 @@ Line = tuple[str, str]  # of the start-up screen: name, text
 
 
 class Job(Protocol):
-    """What a run does. Its settings have been checked against each other and the data.
+    """What a run does. Its settings have been checked against each other and the data."""
 
-    Attributes:
-      config: settings of the run; of its training loop see Trainer.fit.
-      resumed_from: step of the newest checkpoint, None = the run starts afresh (workdir.step_to_resume).
-      mesh_reason: why config.mesh.auto chose this mesh.
-      heads: that count among the parameters of the model.
-      mode: 'min' or 'max', which value of config.checkpoint.metric is better.
-    """
-
-    config: Config
+    config: Config  # of its training loop see Trainer.fit
     workdir: epath.Path
-    resumed_from: int | None
+    resumed_from: int | None  # step of the newest checkpoint, None = the run starts afresh (workdir.step_to_resume)
     trainer: Trainer
-    mesh_reason: str
+    mesh_reason: str  # why config.mesh.auto chose this mesh
     model_config: BertConfig
     execution: Execution
-    heads: tuple[str, ...]
+    heads: tuple[str, ...]  # that count among the parameters of the model
     phases: Sequence[Phase]
-    mode: str
+    mode: str  # 'min' or 'max', which value of config.checkpoint.metric is better
 
     def compile_ahead(self) -> None:
-        """Starts to compile the programs of what is left of the run, those that are needed first before others."""
+        """Starts to compile the programs of what is left of the run, in the order in which they are needed."""
 
     def start(self, checkpoints: Checkpoints) -> TrainState:
         """The state to go on from: restored if `resumed_from` says so, else fresh."""
@@ -74,12 +65,12 @@ class Job(Protocol):
 
 
 class OutputError(RuntimeError):
-    """What a finished run leaves could not be written; the same command goes on there."""
+    """The results of a finished run could not be written; the same command goes on there."""
 
 
 @contextlib.contextmanager
 def writing_results(workdir: str | os.PathLike[str]) -> Iterator[None]:
-    """Has a full disk, or a place that cannot be written, end a run that is trained in one line."""
+    """Turns a full disk, or a place that cannot be written, into an OutputError."""
     try:
         yield
     except Exception as error:
@@ -159,9 +150,12 @@ def summary(job: Job, step: int) -> str:
             origin += f" (init_from={config.init_from} counts at step 0 only: the checkpoint wins)"
     else:
         origin = f"weights of {config.init_from}" if config.init_from else "random weights"
+    devices = job.trainer.mesh.devices
+    shape = " x ".join(f"{name} {size}" for name, size in job.trainer.mesh.shape.items())
     lines = [
         ("model", model_text(job.model_config, job.heads)),
-        *devices_lines(job.trainer.mesh, job.execution.dtype, job.mesh_reason),
+        ("devices", f"{devices.size} x {devices.flat[0].device_kind} ({shape}), {job.execution.dtype}"),
+        *([("mesh", job.mesh_reason)] if job.mesh_reason else []),
         *job.facts(),
         ("start", origin),
         ("workdir", str(job.workdir)),
@@ -175,11 +169,3 @@ def model_text(config: BertConfig, heads: tuple[str, ...] = PRETRAINING_HEADS) -
         f"L={config.num_hidden_layers} H={config.hidden_size} A={config.num_attention_heads} "
         f"F={config.intermediate_size} V={config.vocab_size:,}: {parameter_count(config, heads) / 1e6:.1f} M parameters"
     )
-
-
-def devices_lines(mesh: Mesh, dtype: str, reason: str = "") -> list[Line]:
-    """The devices and how the run is spread over them; `reason` is why, where it was chosen."""
-    devices = mesh.devices
-    shape = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
-    lines = [("devices", f"{devices.size} x {devices.flat[0].device_kind} ({shape}), {dtype}")]
-    return [*lines, ("mesh", reason)] if reason else lines

@@ -1,8 +1,7 @@
-"""The starts of a run: on what each went on, and whether bit for bit.
+"""The starts of a run: on what machine each went on, and whether bit for bit.
 
-In: the work directory and where the run goes on from. Out: `starts.jsonl` there with one JSON
-object a start, programs that are kept for the next one, and a line on the console where a resumed
-run cannot equal the undisturbed one to the last bit.
+Out: `starts.jsonl` in the work directory with one JSON object a start, programs that are kept for the next one, and a
+line on the console where a resumed run cannot equal the undisturbed one to the last bit.
 """
 
 from __future__ import annotations
@@ -42,35 +41,27 @@ def facts() -> dict[str, Any]:
 class Starts:
     """This start of the run in `workdir`, beside the earlier ones.
 
-    Args:
-      settings: those that may change when a run is resumed, and that order sums otherwise.
+    `settings` are those that may change when a run is resumed, but change the order of sums.
     """
 
     def __init__(self, workdir: epath.Path, settings: Mapping[str, Any] | None = None):
         self.path = epath.Path(workdir) / STARTS_FILE
         self.facts = facts()
         self.record = {"settings": dict(settings or {}), **self.facts}
-        self.earlier: list[dict[str, Any]] = []
-        if self.path.exists():
-            self.earlier = read_starts(self.path)
-        self.why: list[str] = []
-        if self.earlier:
-            self.why += differences(self.earlier[-1], self.record)
+        self.earlier = read_starts(self.path) if self.path.exists() else []
+        self.why = differences(self.earlier[-1], self.record) if self.earlier else []
         self._logbook: Logbook | None = None
         self._lock = threading.Lock()  # programs are compiled in threads
 
     def keep(self, programs: Programs, mesh: Mesh) -> None:
-        """Keeps executables for later starts, where compiling again may give other ones.
-
-        XLA times algorithms on GPUs only; elsewhere the same program compiles to the same code.
-        """
+        """Keeps executables for later starts on GPUs, where XLA times algorithms and may choose others next time."""
         devices = list(mesh.devices.flat)
         if devices[0].platform == "gpu":
             made_for = {name: self.facts[name] for name in MADE_FOR}
             programs.keep_in(self.path.parent / DIRECTORY, devices, made_for, self.differs)
 
     def begin(self, step: int, logbook: Logbook) -> None:
-        """Records the start; says so if what follows is not bit for bit what would have been."""
+        """Records the start; says why if what follows may differ in bits from the undisturbed run."""
         with self._lock:
             if step == 0:
                 self.earlier, self.why = [], []
@@ -101,7 +92,7 @@ class Starts:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """'devices 8 -> 4' of what two starts have not in common, of what orders sums."""
+    """'devices 8 -> 4' for each difference of two starts that may change the order of sums."""
 
     def flat(start: Mapping[str, Any]) -> dict[str, Any]:
         return {name: start.get(name) for name in MADE_FOR} | {

@@ -1,7 +1,6 @@
 """Which run a work directory holds, and whether this command may go on with it.
 
-In: the settings of a run and its directory. Out: the step to go on from; a refusal that lists what differs; or the old
-run deleted, where `config.resume` says so.
+Out: the step to go on from; a refusal that lists what differs; or the old run deleted, where `config.resume` says so.
 """
 
 import contextlib
@@ -38,18 +37,14 @@ class DamagedRecord(ValueError):
 
 
 def read_record(path: epath.Path, *texts: str) -> dict[str, Any]:
-    """The JSON object that a run has written down of itself, with a text under each of `texts`.
-
-    Raises DamagedRecord naming the file.
-    """
+    """The JSON object of a run's record, with a text under each of `texts`; raises DamagedRecord naming the file."""
+    problem = f"{path} holds no object" + (f" with {', '.join(texts)}" if texts else "")
     try:
         found = parse_json(path.read_bytes(), str(path))
+        if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in texts):
+            return found
     except ValueError as error:
-        found, problem = None, str(error)
-    else:
-        problem = f"{path} holds no object" + (f" with {', '.join(texts)}" if texts else "")
-    if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in texts):
-        return found
+        problem = str(error)
     raise DamagedRecord(
         f"{problem}. It tells which run {path.parent} holds: put a copy of it back, or choose "
         "another --workdir; --config.resume=changed goes on without comparing the run with this "
@@ -62,11 +57,8 @@ def step_to_resume(
 ) -> int | None:
     """The step that this run goes on from, None = it starts afresh.
 
-    Args:
-      conflicts: lines 'name: old -> new' of what this command has otherwise than the record of a run (RECORDS).
-
-    Raises:
-      ValueError: the directory holds a run that is not to be gone on with.
+    `conflicts` gives lines 'name: old -> new' of what differs between the record of a run (RECORDS) and this command.
+    Raises ValueError where the directory holds a run that must not go on.
     """
     record = workdir / RECORDS[config.job]
     other, kind = ("finetune", "fine-tuning") if config.job == "pretrain" else ("pretrain", "pre-training")
@@ -117,7 +109,7 @@ def _has_overwritten(
 
 
 def delete_run(workdir: epath.Path) -> None:
-    """Deletes what the run there has left, so that nothing of it passes for the next one's."""
+    """Deletes what the run there has left."""
     with contextlib.closing(Checkpoints(workdir / "checkpoints")) as checkpoints:
         checkpoints.clear()
     if jax.process_index() == 0:

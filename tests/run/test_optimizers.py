@@ -12,7 +12,7 @@ from bertjax.config_checks import check_config
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
-from bertjax.run import pretraining
+from bertjax.pretraining import job as pretraining
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.tasks import job as tasks
 from bertjax.tokenization import WordPieceTokenizer
