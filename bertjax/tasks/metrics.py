@@ -1,12 +1,11 @@
 """The scores that tasks report: from gold and predicted values to named numbers.
 
-In: plain sequences or numpy arrays of labels, values or tags, one entry an example (for tags one list a sentence). Out:
-`Scores`, a dict of floats in [0, 1] (correlations in [-1, 1]) and the flags that a reader must see beside them. A
-number that is mathematically undefined is 0.0 with a flag, never NaN, so that means over seeds and the choice of the
-best checkpoint stay meaningful.
+In: sequences or numpy arrays of labels, values or tags, one entry an example (for tags one list a sentence). Out:
+`Scores`, floats in [0, 1] (correlations in [-1, 1]) and the flags that a reader must see beside them. A number that is
+undefined is 0.0 with a flag, never NaN, so that means over seeds and the choice of the best checkpoint stay meaningful.
 
-The definitions are those of scikit-learn, scipy and seqeval 1.2.2 (which follows conlleval.pl); none of the three is
-needed at run time.
+The definitions are those of scikit-learn, scipy and seqeval 1.2.2 (which follows conlleval.pl), none of which is needed
+at run time.
 """
 
 import math
@@ -67,6 +66,17 @@ def _ratio(numerator: float, denominator: float) -> float:
     return float(numerator) / float(denominator) if denominator else 0.0
 
 
+def _is_constant(values: np.ndarray) -> bool:
+    return bool(np.all(values == values[0]))
+
+
+def _one_class(predicted: np.ndarray) -> tuple[str, ...]:
+    return (ONE_CLASS_ONLY,) if len(predicted) > 1 and _is_constant(predicted) else ()
+
+
+# --- classes
+
+
 def precision_recall_f1(hits: int, predicted: int, gold: int) -> tuple[float, float, float]:
     """Precision, recall and F1 from counts; each is 0.0 where its denominator is."""
     return _ratio(hits, predicted), _ratio(hits, gold), _ratio(2 * hits, predicted + gold)
@@ -78,40 +88,77 @@ def accuracy(gold, predicted) -> float:
     return float(np.mean(gold == predicted))
 
 
-def _by_label(gold: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Hits, predictions and gold of each class that occurs, in the order of the classes."""
-    classes = np.union1d(gold, predicted)[:, None]
-    is_gold, is_predicted = gold == classes, predicted == classes
-    return (is_gold & is_predicted).sum(1), is_predicted.sum(1), is_gold.sum(1)
-
-
-def _f1s(*counts: np.ndarray) -> list[float]:
-    """The F1 of each class from its hits, predictions and gold."""
-    return [precision_recall_f1(*row)[2] for row in zip(*counts, strict=True)]
-
-
 def binary_f1(gold, predicted, positive: int = 1) -> float:
     """F1 of class `positive`; 0.0 if it is neither predicted nor present."""
     gold, predicted = (values == positive for values in _pair(gold, predicted))
     return precision_recall_f1((gold & predicted).sum(), predicted.sum(), gold.sum())[2]
 
 
+def _macro_f1(*counts: np.ndarray) -> float:
+    """Mean over classes, from the hits, predictions and gold of each."""
+    return float(np.mean([precision_recall_f1(*row)[2] for row in zip(*counts, strict=True)]))
+
+
+def _matthews(hits: np.ndarray, guessed: np.ndarray, present: np.ndarray) -> float:
+    """Matthews correlation for any number of classes (Gorodkin 2004); 0.0 for a constant side."""
+    hits, guessed, present = (counts.astype(np.float64) for counts in (hits, guessed, present))
+    n = present.sum()
+    spread = (n * n - guessed @ guessed) * (n * n - present @ present)
+    return _ratio(n * hits.sum() - guessed @ present, math.sqrt(spread))
+
+
+def classification_scores(gold, predicted) -> Scores:
+    """Accuracy, Matthews, macro F1 (over the classes that occur) and, of two classes 0 and 1, F1 of class 1.
+
+    `majority` is the accuracy of always answering the most frequent gold class.
+    """
+    gold, predicted = _pair(gold, predicted)
+    if np.any(np.asarray(gold) < 0):
+        raise ValueError("this split has no labels (label < 0): predict on it, do not score it")
+    classes = np.union1d(gold, predicted)[:, None]
+    counts = [
+        values.sum(1) for values in ((gold == classes) & (predicted == classes), predicted == classes, gold == classes)
+    ]
+    values = {
+        "accuracy": accuracy(gold, predicted),
+        "matthews": _matthews(*counts),
+        "macro_f1": _macro_f1(*counts),
+        "majority": float(counts[2].max() / len(gold)),
+    }
+    if max(gold.max(), predicted.max()) <= 1:
+        values["f1"] = binary_f1(gold, predicted)
+    return Scores(values, _one_class(predicted))
+
+
+def multilabel_scores(gold, predicted) -> Scores:
+    """Micro and macro F1 and exact-match accuracy of two bool arrays [N, C]."""
+    gold, predicted = _pair(gold, predicted, bool)
+    counts = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
+    values = {
+        "micro_f1": precision_recall_f1(*(count.sum() for count in counts))[2],
+        "macro_f1": _macro_f1(*counts),
+        "accuracy": float(np.mean((gold == predicted).all(1))),
+    }
+    return Scores(values, _one_class(predicted))
+
+
 def by_class(gold, predicted, labels: Sequence[str]) -> dict[str, object]:
     """For `details`: (precision, recall, F1, support) of each class, and the confusion matrix.
 
-    Args:
-      gold, predicted: class indices [N], or bool [N, C] where several hold, which have no matrix.
+    `gold` and `predicted` are class indices [N], or bool [N, C] where several hold, which have no matrix.
     """
     gold, predicted = _pair(gold, predicted)
-    if gold.ndim == 2:
-        hits, guessed, present = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
-        return {"by_class": _table(labels, hits, guessed, present)}
-    matrix = np.zeros((len(labels), len(labels)), int)
-    np.add.at(matrix, (gold, predicted), 1)
-    return {
-        "by_class": _table(labels, matrix.diagonal(), matrix.sum(0), matrix.sum(1)),
-        "confusion": matrix.tolist(),
-    }  # a row a gold class, a column a predicted one
+    if several := gold.ndim == 2:
+        counts = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
+    else:
+        matrix = np.zeros((len(labels), len(labels)), int)  # a row a gold class, a column a predicted one
+        np.add.at(matrix, (gold, predicted), 1)
+        counts = matrix.diagonal(), matrix.sum(0), matrix.sum(1)
+    table = {
+        name: (*precision_recall_f1(*row), row[2])
+        for name, *row in zip(labels, *(count.tolist() for count in counts), strict=True)
+    }
+    return {"by_class": table} | ({} if several else {"confusion": matrix.tolist()})
 
 
 def calibration(gold, probabilities) -> dict[str, object]:
@@ -125,8 +172,8 @@ def calibration(gold, probabilities) -> dict[str, object]:
       probabilities: [N, C], rows that add up to 1.
 
     Returns:
-      `calibration`: {"ece": 0 to 1, "bins": [[rows, mean probability, accuracy], ...]} from the
-      lowest bin on; nothing if a probability is not finite.
+      `calibration`: {"ece": 0 to 1, "bins": [[rows, mean probability, accuracy], ...]} from the lowest bin on; nothing
+        if a probability is not finite.
     """
     probabilities = np.asarray(probabilities, np.float64)
     gold, predicted = _pair(gold, probabilities.argmax(1))
@@ -144,23 +191,7 @@ def calibration(gold, probabilities) -> dict[str, object]:
     return {"calibration": {"ece": error, "bins": rows}}
 
 
-def _table(labels, hits, guessed, present) -> dict[str, tuple[float, float, float, int]]:
-    return {
-        name: (*precision_recall_f1(*map(int, counts)), int(counts[2]))
-        for name, counts in zip(labels, zip(hits, guessed, present, strict=True), strict=True)
-    }
-
-
-def _matthews(hits: np.ndarray, guessed: np.ndarray, present: np.ndarray) -> float:
-    """Matthews correlation for any number of classes (Gorodkin 2004); 0.0 for a constant side."""
-    hits, guessed, present = (counts.astype(np.float64) for counts in (hits, guessed, present))
-    n = present.sum()
-    spread = (n * n - guessed @ guessed) * (n * n - present @ present)
-    return _ratio(n * hits.sum() - guessed @ present, math.sqrt(spread))
-
-
-def _is_constant(values: np.ndarray) -> bool:
-    return bool(np.all(values == values[0]))
+# --- numbers
 
 
 def pearson(gold, predicted) -> float:
@@ -185,29 +216,7 @@ def _centred(values: np.ndarray) -> np.ndarray:
 def ranks(values) -> np.ndarray:
     """Ranks from 1; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2.0)[inverse]
-
-
-def classification_scores(gold, predicted) -> Scores:
-    """Accuracy, Matthews, macro F1 and (two classes 0 and 1) F1 of class 1.
-
-    `majority` is the accuracy of always answering the most frequent gold class.
-    """
-    gold, predicted = _pair(gold, predicted)
-    if np.any(np.asarray(gold) < 0):
-        raise ValueError("this split has no labels (label < 0): predict on it, do not score it")
-    hits, guessed, present = _by_label(gold, predicted)
-    values = {
-        "accuracy": accuracy(gold, predicted),
-        "matthews": _matthews(hits, guessed, present),
-        "macro_f1": float(np.mean(_f1s(hits, guessed, present))),
-        "majority": float(present.max() / len(gold)),
-    }
-    if max(gold.max(), predicted.max()) <= 1:
-        values["f1"] = binary_f1(gold, predicted)
-    flags = (ONE_CLASS_ONLY,) if len(predicted) > 1 and _is_constant(predicted) else ()
-    return Scores(values, flags)
+    return (np.cumsum(counts) - (counts - 1) / 2.0)[inverse]
 
 
 def regression_scores(gold, predicted) -> Scores:
@@ -215,34 +224,14 @@ def regression_scores(gold, predicted) -> Scores:
     gold, predicted = _pair(gold, predicted, np.float64)
     if np.isnan(gold).any():
         raise ValueError("this split has no labels (NaN targets): predict on it, do not score it")
-    flags = []
-    if _is_constant(gold) or _is_constant(predicted):
-        flags.append(CONSTANT)
     finite = np.isfinite(gold).all() and np.isfinite(predicted).all()
-    if not finite:
-        flags.append(NOT_FINITE)
     with np.errstate(over="ignore"):
         mse = float(np.mean((gold - predicted) ** 2)) if finite else 0.0
-    if math.isinf(mse):
-        flags.append(OVERFLOW)
-    # Rank correlation is that of the ranks, of which broken values have none.
-    spearman = pearson(ranks(gold), ranks(predicted)) if finite else 0.0
-    values = {"pearson": pearson(gold, predicted), "spearman": spearman}
-    values["pearson_spearman"] = (values["pearson"] + values["spearman"]) / 2
+    flags = {CONSTANT: _is_constant(gold) or _is_constant(predicted), NOT_FINITE: not finite, OVERFLOW: math.isinf(mse)}
+    linear, by_rank = pearson(gold, predicted), pearson(ranks(gold), ranks(predicted)) if finite else 0.0
+    values = {"pearson": linear, "spearman": by_rank, "pearson_spearman": (linear + by_rank) / 2}
     values["mse"] = min(mse, sys.float_info.max)
-    return Scores(values, tuple(flags))
-
-
-def multilabel_scores(gold, predicted) -> Scores:
-    """Micro and macro F1 and exact-match accuracy of two bool arrays [N, C]."""
-    gold, predicted = _pair(gold, predicted, bool)
-    counts = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
-    values = {
-        "micro_f1": precision_recall_f1(*(count.sum() for count in counts))[2],
-        "macro_f1": float(np.mean(_f1s(*counts))),
-        "accuracy": float(np.mean((gold == predicted).all(1))),
-    }
-    return Scores(values, (ONE_CLASS_ONLY,) if len(predicted) > 1 and _is_constant(predicted) else ())
+    return Scores(values, tuple(flag for flag, holds in flags.items() if holds))
 
 
 # --- entities -------------------------------------------------------------------------------------
