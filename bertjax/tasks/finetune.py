@@ -137,6 +137,11 @@ class FineTuner:
             self._splits[split, training] = records, features
         return self._splits[split, training]
 
+    @property
+    def used(self) -> dict[str, tuple[Split, list[Features]]]:
+        """The splits that a training learns from and chooses its best step by."""
+        return {"train": self.data("train", training=True), "dev": self.data("dev")}
+
     def buckets(self, features: Sequence[Features]) -> tuple[int, ...]:
         """Padded lengths for these rows where each may take its own."""
         return self._buckets.for_rows([row_length(row) for row in features])
@@ -145,9 +150,8 @@ class FineTuner:
         """Padded lengths of training batches, which take that of their longest row."""
         lengths = [row_length(row) for row in self.data("train", training=True)[1]]
         sorted_rows = self._buckets.for_rows(lengths)
-        if self.settings.task.group_by_length:
-            return sorted_rows
-        return self._buckets.for_random_batches(lengths, batch_size)
+        grouped = self.settings.task.group_by_length
+        return sorted_rows if grouped else self._buckets.for_random_batches(lengths, batch_size)
 
     # --- compiled parts
 
@@ -358,22 +362,17 @@ class Training:
             target = trainer.abstract_state(tuner.objective)
             if (step := checkpoints.best()) is not None:
                 state, _ = checkpoints.restore(target, step)
-                self.best.adopt(step, *self._scored(state.params), state.params)
+                scores = tuner.evaluate(state.params)
+                self.best.adopt(step, scores, scores[tuner.task.metric], state.params)
             state, _ = checkpoints.restore(target)
             self.best.recall(int(state.step))
         return set_schedule(state, run.optimizer.learning_rate, self.warmup_steps, self.phases[-1].until_step)
 
     def evaluate(self, state: TrainState) -> Mapping[str, float]:
         """Scores on 'dev'; raises EarlyStop if the last ones were no better than those before."""
-        scores, value = self._scored(state.params)
+        scores = self.tuner.evaluate(state.params)
         self.tuner.reach("first score")
-        return self.best.see(int(state.step), scores, value, state.params)
-
-    def _scored(self, params: Any) -> tuple[Scores, float]:
-        task, scores = self.tuner.task, self.tuner.evaluate(params)
-        if task.metric not in scores.values:
-            raise ValueError(f"task {task.name!r} has no metric {task.metric!r}; it gives {', '.join(scores.values)}")
-        return scores, scores[task.metric]
+        return self.best.see(int(state.step), scores, scores[self.tuner.task.metric], state.params)
 
     def outcome(self, clock: Clock) -> Trained:
         """The best of the evaluations. Raises NoFiniteScore."""

@@ -36,10 +36,10 @@ class GlueSpec:
     text: tuple[str, ...]  # columns of the one or two texts
     label: str = "label"  # column of the gold label
     names: dict[str, str] = field(default_factory=dict)  # value in the file -> label name, by index
-    metric: str = "accuracy"  # picks the best checkpoint
-    reported: tuple[str, ...] = ("accuracy",)  # what the benchmark reports
     files: dict[str, str] = field(default_factory=lambda: _FILES)
     submitted: dict[str, str] = field(default_factory=dict)  # split -> its file for the site; {}: FOLDER.tsv
+    metric: str = "accuracy"  # picks the best checkpoint
+    reported: tuple[str, ...] = ("accuracy",)  # what the benchmark reports
     tfds_text: tuple[str, ...] = ()  # TFDS's names of the texts, where they differ
     headerless: tuple[str, ...] | None = None  # columns of labelled files without a header
     skip_short: bool = False  # the official loader leaves short rows out
@@ -57,69 +57,36 @@ class GlueSpec:
         return {split: {"diagnostic": "test"}.get(name, name) for split, name in names.items()}
 
 
+_ACCEPTABLE = {"0": "unacceptable", "1": "acceptable"}
+_POSITIVE = {"0": "negative", "1": "positive"}
+_EQUIVALENT = {"0": "not_equivalent", "1": "equivalent"}
+_DUPLICATE = {"0": "not_duplicate", "1": "duplicate"}
 _TWO = {"0": "not_entailment", "1": "entailment"}
 _NAMED_TWO = {"entailment": "entailment", "not_entailment": "not_entailment"}
 _THREE = {name: name for name in ("entailment", "neutral", "contradiction")}
 _PAIR = ("sentence1", "sentence2")
 _PREMISE = ("premise", "hypothesis")
 _MRPC = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
-_BOTH = ("f1", "accuracy")
+_COLA = ("source", "label", "star", "sentence")
+_MATTHEWS = {"metric": "matthews", "reported": ("matthews",)}
+_F1 = {"metric": "accuracy_f1", "reported": ("f1", "accuracy")}
+_CORRELATION = {"metric": "pearson_spearman", "reported": ("pearson", "spearman")}
+_MNLI_SUBMITTED = {"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
 
 GLUE = {
-    "cola": GlueSpec(
-        "CoLA",
-        ("sentence",),
-        names={"0": "unacceptable", "1": "acceptable"},
-        metric="matthews",
-        reported=("matthews",),
-        headerless=("source", "label", "star", "sentence"),
-    ),
-    "sst2": GlueSpec(
-        "SST-2", ("sentence",), names={"0": "negative", "1": "positive"}, headerless=("sentence", "label")
-    ),
-    "mrpc": GlueSpec(
-        "MRPC",
-        ("#1 String", "#2 String"),
-        "Quality",
-        {"0": "not_equivalent", "1": "equivalent"},
-        "accuracy_f1",
-        _BOTH,
-        tfds_text=_PAIR,
-        headerless=_MRPC,
-    ),
-    "stsb": GlueSpec("STS-B", _PAIR, "score", {}, "pearson_spearman", ("pearson", "spearman")),
-    "qqp": GlueSpec(
-        "QQP",
-        ("question1", "question2"),
-        "is_duplicate",
-        {"0": "not_duplicate", "1": "duplicate"},
-        "accuracy_f1",
-        _BOTH,
-        skip_short=True,
-    ),
+    "cola": GlueSpec("CoLA", ("sentence",), names=_ACCEPTABLE, headerless=_COLA, **_MATTHEWS),
+    "sst2": GlueSpec("SST-2", ("sentence",), names=_POSITIVE, headerless=("sentence", "label")),
+    "mrpc": GlueSpec("MRPC", _MRPC[3:], "Quality", _EQUIVALENT, tfds_text=_PAIR, headerless=_MRPC, **_F1),
+    "stsb": GlueSpec("STS-B", _PAIR, "score", {}, **_CORRELATION),
+    "qqp": GlueSpec("QQP", ("question1", "question2"), "is_duplicate", _DUPLICATE, skip_short=True, **_F1),
     "mnli": GlueSpec(
-        "MNLI",
-        _PAIR,
-        "gold_label",
-        _THREE,
-        files=_MNLI_FILES,
-        submitted={"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-        tfds_text=_PREMISE,
-        skip_label="-",
+        "MNLI", _PAIR, "gold_label", _THREE, _MNLI_FILES, _MNLI_SUBMITTED, tfds_text=_PREMISE, skip_label="-"
     ),
     "qnli": GlueSpec("QNLI", ("question", "sentence"), names=_NAMED_TWO),
     "rte": GlueSpec("RTE", _PAIR, names=_NAMED_TWO),
     "wnli": GlueSpec("WNLI", _PAIR, names=_TWO),
     # The diagnostic set has no training data: it is answered by a model trained on MNLI.
-    "ax": GlueSpec(
-        "AX",
-        _PAIR,
-        names=_THREE,
-        metric="matthews",
-        reported=("matthews",),
-        files={"test": "diagnostic.tsv"},
-        tfds_text=_PREMISE,
-    ),
+    "ax": GlueSpec("AX", _PAIR, names=_THREE, files={"test": "diagnostic.tsv"}, tfds_text=_PREMISE, **_MATTHEWS),
 }
 
 _QNLI_ROWS = {"train": 104_743, "dev": 5_463, "test": 5_463}

@@ -26,6 +26,14 @@ COLUMNS = {
     "qa": ("question", "context"),
     "next-sentence": ("first", "second"),
 }
+# Columns of the answers in a table.
+_ADDED = {
+    "classify": ("prediction", "probability", "probabilities"),
+    "ner": ("prediction",),
+    "next-sentence": ("is_next",),
+    "fill-mask": ("prediction", "masks"),
+    "qa": ("prediction", "start", "end", "score"),
+}
 _TABLES = (".csv", ".tsv", ".jsonl")
 _OTHER = tuple(".json .ndjson .parquet .arrow .xls .xlsx .ods .pdf .docx .html .xml .zip .npz .pkl".split())
 _CONLL = (".conll", ".tsv", ".bio", ".iob", ".iob2", ".bioes", ".tags")
@@ -111,20 +119,20 @@ def _check_parts(file: str, task: str, lines: Sequence[str], wanted: int | None)
     """ValueError for plain lines of another number of texts than the task, or the model, takes."""
     counts = [line.count("\t") + 1 for line in lines]
     if task == "classify":
-        fits = (wanted,) if wanted else (1, 2)
-        wrong = next((i for i, count in enumerate(counts) if count not in fits), None)
+        fits = {wanted} if wanted else {1, 2}
         takes = f"{wanted or '1 or 2'} text{'s' * (wanted != 1)}"
     elif task in ("next-sentence", "qa"):
-        several = max(counts, default=1) > 1
-        wrong = next((i for i, count in enumerate(counts) if count < 2 and not (task == "qa" and several)), None)
+        # Where one line has a context, those without a tab have an empty one.
+        fits = set(counts) - {1} | ({1} if task == "qa" and max(counts, default=1) > 1 else set())
         takes = "two texts separated by a tab"
     else:
         return
-    if wrong is not None:
-        raise ValueError(
-            f"{file}:{wrong + 1}: {task} takes {takes} a line, found {counts[wrong]}: {lines[wrong]!r:.80} (a table "
-            "with a header is called .csv or .tsv, and read by its columns)"
-        )
+    for number, (line, count) in enumerate(zip(lines, counts, strict=True), 1):
+        if count not in fits:
+            raise ValueError(
+                f"{file}:{number}: {task} takes {takes} a line, found {count}: {line!r:.80} (a table with a header is "
+                "called .csv or .tsv, and read by its columns)"
+            )
 
 
 def _given(columns: str | None) -> tuple[str, ...] | None:
@@ -165,9 +173,8 @@ def _sentences(path: pathlib.Path) -> Inputs:
 
 def _squad(path: pathlib.Path) -> Inputs:
     questions = SquadTask(path.parent, "2.0", {"file": path.name}).read("file").records
-    return Inputs(
-        [(q.question, q.context) for q in questions], [1] * len(questions), "json", ids=[q.id for q in questions]
-    )
+    texts: list[Input] = [(q.question, q.context) for q in questions]
+    return Inputs(texts, [1] * len(texts), "json", ids=[q.id for q in questions])
 
 
 class Output:
@@ -243,11 +250,9 @@ class Output:
         if self._task == "next-sentence":
             return {"is_next": answer["is_next"]}
         if self._task == "fill-mask":
-            best = " ".join(mask[0]["token"] for mask in answer["masks"])
-            return {"prediction": best, "masks": answer["masks"]}
+            return {"prediction": " ".join(mask[0]["token"] for mask in answer["masks"]), "masks": answer["masks"]}
         if self._task == "qa":
-            names = ("start", "end", "score")
-            return {"prediction": answer["text"], **{name: answer[name] for name in names}}
+            return {"prediction": answer["text"], **{name: answer[name] for name in ("start", "end", "score")}}
         values = answer["labels"]
         if "label" in answer:
             best = answer["label"]
@@ -263,12 +268,3 @@ class Output:
             self._stream.write("\n")
         elif self._kind in ("csv", "tsv") and self._table is None:
             TableWriter(self._stream, self._kind, self._columns)  # no answer: a header alone
-
-
-_ADDED = {
-    "classify": ("prediction", "probability", "probabilities"),
-    "ner": ("prediction",),
-    "next-sentence": ("is_next",),
-    "fill-mask": ("prediction", "masks"),
-    "qa": ("prediction", "start", "end", "score"),
-}

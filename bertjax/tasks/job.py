@@ -76,7 +76,7 @@ class TaskJob:
 
     def facts(self) -> list[Line]:
         tuner, config, task = self.tuner, self.config, self.tuner.task
-        splits = {name: tuner.data(name, training=name == "train") for name in ("train", "dev")}
+        splits = tuner.used
         lines = [
             ("task", f"{task.name} ({task.head.replace('_', ' ')}), best on dev by {task.metric}"),
             ("rows", ", ".join(f"{name} {len(features):,}" for name, (_, features) in splits.items())),
@@ -107,11 +107,8 @@ class TaskJob:
             write_json(directory / "result.json", result)
         files = write_predictions(tuner, done.params, self.predict, directory)
         save_model(tuner, done.params, directory / "model", result)
-        logbook.message(
-            "\n".join(
-                [*(f"predictions: {self.workdir / path.name}" for path in files), f"model: {self.workdir / 'model'}"]
-            )
-        )
+        written = [*(("predictions", path.name) for path in files), ("model", "model")]
+        logbook.message("\n".join(f"{what}: {self.workdir / name}" for what, name in written))
         return result
 
 
@@ -231,7 +228,7 @@ def identity_of(tuner: FineTuner, settings: Config) -> dict[str, Any]:
         "task": tuner.task.name,
         "metric": tuner.task.metric,
         "options": settings.task.options,
-        "data": {split: tuner.data(split, training=split == "train")[0].fingerprint for split in ("train", "dev")},
+        "data": {name: split.fingerprint for name, (split, _) in tuner.used.items()},
         "init_from": tuner.load_params.path,
         "weights": tuner.load_params.source.fingerprint(),
         "tokenizer": tuner.tokenizer.fingerprint,

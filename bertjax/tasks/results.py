@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def result_json(
-    tuner: FineTuner, run: Trained, checkpoint: str, splits: Sequence[str] = ("train", "dev")
-) -> dict[str, Any]:
+def result_json(tuner: FineTuner, run: Trained, checkpoint: str) -> dict[str, Any]:
     """What must be known to believe and to repeat a number."""
     return {
         "bertjax": source_version(),
@@ -45,9 +43,9 @@ def result_json(
         "details": _plain(run.scores.details),
         "checkpoint": checkpoint,
         "tokenizer": getattr(tuner.tokenizer, "fingerprint", ""),
-        "data": {s: tuner.data(s, training=s == "train")[0].fingerprint for s in splits},
-        "rows": {s: len(tuner.data(s, training=s == "train")[1]) for s in splits},
-        "notes": [n for s in splits for n in tuner.data(s, training=s == "train")[0].notes],
+        "data": {name: split.fingerprint for name, (split, _) in tuner.used.items()},
+        "rows": {name: len(rows) for name, (_, rows) in tuner.used.items()},
+        "notes": [note for split, _ in tuner.used.values() for note in split.notes],
         "dropped": tuner.task.dropped,
         "labels": list(tuner.task.labels),
         **recorded(run.settings),
@@ -152,10 +150,11 @@ def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: M
     if jax.process_index() != 0:
         return
     task = tuner.task
+    kind = KINDS[task.head]
     settings: dict[str, Any] = {"finetuned": to_remember(task, result, tuner.settings.task.max_length)}
-    if problem_type := KINDS[task.head].problem_type:
-        settings["problem_type"] = problem_type
-    labels = dict(enumerate(task.labels)) or (None if KINDS[task.head].named else {0: "value"})
+    if kind.problem_type:
+        settings["problem_type"] = kind.problem_type
+    labels = dict(enumerate(task.labels)) or (None if kind.named else {0: "value"})
     write_directory(
         directory,
         tuner.config,
