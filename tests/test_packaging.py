@@ -154,7 +154,7 @@ def test_wheel_holds_every_module_and_experiment_and_nothing_else(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "bertjax").rglob("*.py")}
     expected |= {f"bertjax/configs/{path.name}" for path in (ROOT / "configs").glob("*.py")}
-    assert names == expected | {"bertjax/py.typed"}
+    assert names == expected | {"bertjax/py.typed", "bertjax/log/report/page.html"}
 
 
 @pytest.mark.slow

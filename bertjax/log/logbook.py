@@ -155,18 +155,15 @@ class Logbook:
         self.close()
 
     def _record(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        finite = {name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)}
+        finite = {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
         # JSON has no NaN: what is not finite, or not known, becomes null.
-        line = {
-            "step": step,
-            **{name: _plain(value) if name in finite else None for name, value in metrics.items()},
-            "time": time.time(),
-        }
+        known = {name: value if isinstance(value, int) else float(value) for name, value in finite.items()}
+        line = {"step": step, **{name: known.get(name) for name in metrics}, "time": time.time()}
         with self._going_on(f"metrics of step {step:,}"):
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
             for sink in self._sinks:
-                sink.scalars(step, finite)
+                sink.scalars(step, {name: float(value) for name, value in finite.items()})
 
     @contextlib.contextmanager
     def _going_on(self, what: str) -> Iterator[None]:
@@ -245,17 +242,11 @@ def progress_line(step: int, last_step: int, metrics: Mapping[str, float | None]
     Args:
       pause: seconds a step that are spent on something else, such as evaluation.
     """
-    parts = [f"step {step:,}/{last_step:,}", f"loss {_number(metrics.get('loss'))}"]
-    inner = ", ".join(
-        f"{name} {_number(metrics[f'{name}_loss'])}"
-        for name in ("mlm", "nsp")
-        if metrics.get(f"{name}_loss") is not None
-    )
-    if inner:
-        parts[-1] += f" ({inner})"
-    accuracies = [
-        f"{name} {100 * value:.1f}" for name in ("mlm", "nsp") if (value := metrics.get(f"{name}_accuracy")) is not None
-    ]
+    heads = ("mlm", "nsp")
+    losses = [f"{name} {_number(loss)}" for name in heads if (loss := metrics.get(f"{name}_loss")) is not None]
+    accuracies = [f"{name} {100 * x:.1f}" for name in heads if (x := metrics.get(f"{name}_accuracy")) is not None]
+    inner = f" ({', '.join(losses)})" if losses else ""
+    parts = [f"step {step:,}/{last_step:,}", f"loss {_number(metrics.get('loss'))}{inner}"]
     if accuracies:
         parts.append(f"acc % {', '.join(accuracies)}")
     if (rate := metrics.get("learning_rate")) is not None:
@@ -264,8 +255,7 @@ def progress_line(step: int, last_step: int, metrics: Mapping[str, float | None]
         parts.append(f"{human_count(speed)} tok/s")
     if mfu := metrics.get("mfu"):
         parts.append(f"MFU {100 * mfu:.1f} %")
-    step_time = metrics.get("step_time")
-    if step_time:
+    if step_time := metrics.get("step_time"):
         if (waited := metrics.get("data_wait") or 0) > 0.05 * step_time:
             parts.append(f"DATA WAIT {100 * waited / step_time:.0f} %")
         if step < last_step:
@@ -304,10 +294,6 @@ def human_count(number: float) -> str:
 
 def _number(value: float | None) -> str:
     return "not finite" if value is None or not math.isfinite(value) else f"{value:.4f}"
-
-
-def _plain(value: float) -> float | int:
-    return int(value) if isinstance(value, int) else float(value)
 
 
 def _step_of(line: str) -> int:

@@ -31,12 +31,11 @@ class Means:
     """
 
     def __init__(self, record: Mapping[str, float] | None = None) -> None:
+        record = record or {}
+        names = [key.removeprefix(_SUM) for key in record if key.startswith(_SUM)]
         self._steps: list[Mapping[str, Any]] = []
-        self._sums: dict[str, tuple[float, float]] = {}  # name -> sum and number of finite values
-        for key, total in (record or {}).items():
-            if key.startswith(_SUM):
-                name = key.removeprefix(_SUM)
-                self._sums[name] = total, record.get(_COUNT + name, 0.0)
+        # name -> sum and number of finite values
+        self._sums = {name: (record[_SUM + name], record.get(_COUNT + name, 0.0)) for name in names}
         self._last: dict[str, float] = {}
 
     def add(self, metrics: Mapping[str, jax.Array]) -> None:
@@ -52,10 +51,7 @@ class Means:
           keep: the next call gives the same steps again, and those after them.
         """
         self._add_up()
-        means = dict(self._last)
-        for name, (total, count) in self._sums.items():
-            if count:
-                means[name] = total / count
+        means = self._last | {name: total / count for name, (total, count) in self._sums.items() if count}
         if not keep:
             self._sums = {}
         return means
@@ -63,18 +59,16 @@ class Means:
     def record(self) -> dict[str, float]:
         """What a checkpoint keeps, for the next line of a resumed run to be the mean that it would have been."""
         self._add_up()
-        return {_SUM + name: total for name, (total, _) in self._sums.items()} | {
-            _COUNT + name: count for name, (_, count) in self._sums.items()
-        }
+        sums = {_SUM + name: total for name, (total, _) in self._sums.items()}
+        return sums | {_COUNT + name: count for name, (_, count) in self._sums.items()}
 
     def _add_up(self) -> None:
         steps, self._steps = jax.device_get(self._steps), []
         for step in steps:  # in this order, so that sums do not depend on when they were saved
             for name, value in step.items():
                 self._last[name] = number = value.item()
-                if name in _LAST or np.issubdtype(value.dtype, np.integer):
-                    continue
-                if math.isfinite(number):
+                last = name in _LAST or np.issubdtype(value.dtype, np.integer)
+                if not last and math.isfinite(number):
                     total, count = self._sums.get(name, (0.0, 0.0))
                     self._sums[name] = total + number, count + 1
 
@@ -123,17 +117,13 @@ class Meter:
           tokens_per_second; mfu, model FLOPs over the peak of all devices, 0 to 1; step_time and
           data_wait, in seconds a step.
         """
-        steps, elapsed = self._steps, time.perf_counter() - self._begin - self._pause
-        data = self._data
+        steps, data = self._steps, self._data
+        elapsed = time.perf_counter() - self._begin - self._pause
         if not keep:
             self.start()
         if not steps:
             return dict.fromkeys(("tokens_per_second", "mfu", "step_time", "data_wait"))
         step_time = elapsed / steps
         mfu = flops_per_step / step_time / self._peak if self._peak and flops_per_step else None
-        return {
-            "tokens_per_second": tokens_per_step / step_time,
-            "mfu": mfu,
-            "step_time": step_time,
-            "data_wait": data / steps,
-        }
+        speed = tokens_per_step / step_time
+        return {"tokens_per_second": speed, "mfu": mfu, "step_time": step_time, "data_wait": data / steps}

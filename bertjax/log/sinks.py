@@ -1,7 +1,8 @@
 """Places that a run's numbers go to beside metrics.jsonl: TensorBoard, Weights & Biases, CSV.
 
 In: a step and its finite numbers by name, from the logbook of process 0. Each is chosen by a
-setting of config.log, and takes up again where an interrupted run was saved.
+setting of config.log, and takes up again where an interrupted run was saved. `scalars` records
+finite numbers of a step; `close` writes out what is buffered.
 """
 
 import csv
@@ -12,21 +13,11 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from bertjax.formats.files import write_whole
 
 WANDB_FILE = "wandb.id"
-
-
-class Sink(Protocol):
-    """A place that scalars go to."""
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Records finite numbers of a step."""
-
-    def close(self) -> None:
-        """Writes out what is buffered."""
 
 
 class TensorBoardSink:
@@ -44,12 +35,8 @@ class TensorBoardSink:
         self._writer.add_event(self._event(wall_time=time.time(), step=start_step + 1, session_log=began))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        summary = self._summary(
-            value=[
-                self._summary.Value(tag=name if "/" in name else f"train/{name}", simple_value=value)
-                for name, value in values.items()
-            ]
-        )
+        tags = {name if "/" in name else f"train/{name}": value for name, value in values.items()}
+        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=x) for tag, x in tags.items()])
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
@@ -59,23 +46,16 @@ class TensorBoardSink:
 class WandbSink:
     """A run at Weights & Biases, continued under the same id when the workdir is resumed.
 
+    Whether it goes over the network is wandb's own affair: WANDB_MODE=offline, WANDB_API_KEY.
+
     Args:
       directory: where wandb keeps its files, and `wandb.id` the run's id.
       start_step: 0 = a new run, with a new id.
-      project: at Weights & Biases.
-      name: of the run there.
       settings: recorded as the run's configuration.
-
-    Whether it goes over the network is wandb's own affair: WANDB_MODE=offline, WANDB_API_KEY.
     """
 
     def __init__(
-        self,
-        directory: pathlib.Path,
-        start_step: int,
-        project: str,
-        name: str,
-        settings: Mapping[str, Any] | None = None,
+        self, directory: pathlib.Path, start_step: int, project: str, name: str, settings: Mapping[str, Any] | None
     ):
         try:
             import wandb
@@ -84,20 +64,12 @@ class WandbSink:
                 f"config.log.wandb={project} needs the package of Weights & Biases: pip install wandb"
             ) from error
         path = directory / WANDB_FILE
-        if (
-            start_step == 0
-            or not path.exists()
-            or not re.fullmatch(r"[0-9A-Za-z_-]+\n?", path.read_text(errors="replace"))
-        ):
-            write_whole(path, secrets.token_hex(8) + "\n")
-        self._run = wandb.init(
-            project=project,
-            name=name,
-            id=path.read_text().strip(),
-            resume="allow",
-            dir=str(directory),
-            config=dict(settings or {}),
-        )
+        saved = path.read_text(errors="replace") if start_step and path.exists() else ""
+        if not re.fullmatch(r"[0-9A-Za-z_-]+\n?", saved):
+            saved = secrets.token_hex(8) + "\n"
+            write_whole(path, saved)
+        place = {"project": project, "name": name, "id": saved.strip(), "dir": str(directory)}
+        self._run = wandb.init(**place, resume="allow", config=dict(settings or {}))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -165,3 +137,6 @@ def _fields(line: str) -> list[str]:
         return [] if set(line) & {"\0", "\ufffd"} else next(csv.reader([line.rstrip("\r")]), [])
     except csv.Error:
         return []
+
+
+Sink = TensorBoardSink | WandbSink | CsvSink

@@ -95,6 +95,14 @@ def test_several_runs_are_compared_and_what_differs_comes_first(tmp_path):
     assert settings.count('class="different"') == 1
 
 
+def test_a_pre_training_run_stands_beside_a_fine_tuning_run(tmp_path):
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b")]
+    gold = {"texts": ["x"], "gold": "yes", "predicted": "no", "right": False}
+    (runs[1] / "examples.json").write_text(json.dumps([gold]))
+    page = write_report(runs).read_text()
+    assert "<mark>[MASK]</mark>" in page and "on dev: the worst mistakes" in page
+
+
 def test_runs_of_the_same_name_are_told_apart(tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "y").mkdir()

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from bertjax.log.report.examples import section
+from bertjax.log.report import sections
 from bertjax.log.report.runs import Run
 from bertjax.tasks import results
 from bertjax.tasks.custom import TableTask
@@ -79,7 +79,7 @@ def test_an_example_of_question_answering_shows_the_passage_around_the_answer(tm
     features = task.features(split, TOKENIZER, 128, False)
     logits = [np.zeros((len(row["input_ids"]), 2)) for row in features]
     made = results.examples_of(task, split, features, logits)
-    page = section([Run("run", [], examples=made)])
+    page = sections.examples([Run("run", [], examples=made)])
     assert "<p>who is there</p>" in page and "anna is &lt;b&gt; there ." in page
     assert len(made[0]["texts"][1]) <= 300
     assert ("<p>…" in page) == bool(before)  # what stands far before is cut
@@ -131,7 +131,7 @@ def test_long_texts_are_cut(tmp_path):
 
 def test_the_report_escapes_what_comes_from_data():
     bad = "<script>alert(1)</script>"
-    page = section(
+    page = sections.examples(
         [
             Run(
                 "run",

@@ -1,13 +1,15 @@
 """report.html of one run, or of several side by side: one file that opens offline.
 
-In: the directories of runs (runs.py). Out: HTML with its data, style and script inside; no library, nothing is loaded.
+In: the directories of runs. Out: HTML with its data, style and script inside; it loads nothing.
 
     runs.py       what the files of a run say
     charts.py     curves of the metrics
     verdicts.py   what the numbers say, in words
-    tables.py     results, settings, hardware
-    examples.py   what a model fills in, or predicts beside the gold
-    page.py       the page that these are put into, with the script that draws
+    sections.py   results, classes, calibration, examples, settings, hardware
+    page.html     the page that these are put into at {{title}}, {{summary}}, {{examples}}, {{tables}} and {{data}}.
+                  Its script draws each chart as SVG: training curves as a faint line with a smoothed one over it,
+                  held-out values as dots. The horizontal axis is the step, or the tokens or the time where these
+                  are known of every run.
 """
 
 import html
@@ -19,11 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bertjax.formats.files import write_whole
+from bertjax.log.report import sections
 from bertjax.log.report.charts import charts
-from bertjax.log.report.examples import section
-from bertjax.log.report.page import PAGE
 from bertjax.log.report.runs import load
-from bertjax.log.report.tables import calibration, classes, details, summary
 
 
 def write_report(
@@ -39,20 +39,23 @@ def write_report(
     """
     runs = load(directories)
     data = {"runs": [run.name for run in runs], "charts": _made("metrics.jsonl", lambda: charts(runs))}
-    shown = _made("result.json", lambda: [summary(runs), *classes(runs), *calibration(runs)])
+    summary, *scores = _made(
+        "result.json", lambda: [sections.summary(runs), *sections.classes(runs), *sections.calibration(runs)]
+    )
     # One run's examples come first; of several runs the curves do.
-    examples = "\n".join(filter(None, [*shown[1:], _made("examples.json", lambda: section(runs))]))
-    settings = _made("config.json, hardware.json or starts.jsonl", lambda: details(runs))
+    examples = "\n".join(filter(None, [*scores, _made("examples.json", lambda: sections.examples(runs))]))
+    settings = _made("config.json, hardware.json or starts.jsonl", lambda: sections.details(runs))
     contents = {
         "title": html.escape(" vs ".join(run.name for run in runs)),
-        "summary": shown[0],
+        "summary": summary,
         "examples": examples * (len(runs) == 1),
         "tables": "\n".join([examples * (len(runs) > 1), *settings]),
         # '<' escaped: the data must not be able to end the script element it stands in.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
     # In one pass: a content that holds the name of a place, as a text may, stays as it is.
-    page = re.sub(r"{{(\w+)}}", lambda place: contents[place[1]], PAGE)
+    template = pathlib.Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    page = re.sub(r"{{(\w+)}}", lambda place: contents[place[1]], template)
     path = pathlib.Path(output or pathlib.Path(directories[0]) / "report.html")
     write_whole(path, page)
     return path

@@ -1,5 +1,6 @@
-"""The report's charts: the metrics of the runs, as the script of page.py draws them."""
+"""The report's charts: the metrics of the runs, as the script of page.html draws them."""
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,21 +41,11 @@ TITLES = {
 }
 EXACT = ("learning_rate", "skipped")  # never smoothed
 PERCENT = (
-    "mlm_accuracy",
-    "nsp_accuracy",
-    "mfu",
-    "accuracy",
-    "majority",
-    "accuracy_f1",
-    "f1",
-    "exact",
-    "best_f1",
-    "best_exact",
-    "macro_f1",
-    "precision",
-    "recall",
-    "token_accuracy",
-)
+    "mlm_accuracy nsp_accuracy mfu accuracy majority accuracy_f1 f1 exact best_f1 best_exact macro_f1 "
+    "precision recall token_accuracy"
+).split()
+
+Knots = Sequence[tuple[float, float]]  # (step, value), steps ascending; straight lines between
 
 
 def charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -64,34 +55,31 @@ def charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
     axes = [_axes(run) for run in runs]
     known = [name for name in ("tokens", "time") if all(name in of_run for of_run in axes)]
     seen = {name.removeprefix("eval/") for run in runs for record in run.records for name in record} - {"step", "time"}
-    order = [name for name in TITLES if name in seen] + sorted(seen - TITLES.keys())
     found = []
-    for name in order:
+    for name in [name for name in TITLES if name in seen] + sorted(seen - TITLES.keys()):
         series = []
-        for number, run in enumerate(runs):
-            for kind, key in (("train", name), ("eval", f"eval/{name}")):
-                points = [(record["step"], record[key]) for record in run.records if record.get(key) is not None]
-                if points:
-                    x, y = zip(*thin(points), strict=True)
-                    series.append(
-                        {
-                            "run": number,
-                            "kind": kind,
-                            "x": x,
-                            "y": [float(f"{value:.6g}") for value in y],
-                            **{axis: _along(x, axes[number][axis]) for axis in known},
-                        }
-                    )
+        for (number, run), (kind, key) in itertools.product(
+            enumerate(runs), (("train", name), ("eval", f"eval/{name}"))
+        ):
+            points = [(record["step"], record[key]) for record in run.records if record.get(key) is not None]
+            if points:
+                x, y = zip(*thin(points), strict=True)
+                along = {axis: np.interp(x, *zip(*axes[number][axis], strict=True)).tolist() for axis in known}
+                series.append(
+                    {
+                        "run": number,
+                        "kind": kind,
+                        "x": x,
+                        "y": [float(f"{value:.6g}") for value in y],
+                        **{axis: [round(value, 1) for value in values] for axis, values in along.items()},
+                    }
+                )
         if name == "skipped" and not any(any(s["y"]) for s in series) or name == "majority":
             continue  # one number says it
         if any(len(s["x"]) > 1 for s in series):  # one number stands among the results
-            found.append(
-                {"title": TITLES.get(name, name), "percent": name in PERCENT, "exact": name in EXACT, "series": series}
-            )
+            kinds = {"percent": name in PERCENT, "exact": name in EXACT}
+            found.append({"title": TITLES.get(name, name), **kinds, "series": series})
     return found
-
-
-Knots = Sequence[tuple[float, float]]  # (step, value), steps ascending; straight lines between
 
 
 def _axes(run: Run) -> dict[str, Knots]:
@@ -99,10 +87,8 @@ def _axes(run: Run) -> dict[str, Knots]:
     since the first record, pauses between the starts of a run included.
     """
     records = sorted(run.records, key=lambda record: record["step"])
-    found = {
-        "tokens": _phase_tokens(run.settings, records[-1]["step"]) or _rate_tokens(records),
-        "time": _times(records),
-    }
+    tokens = _phase_tokens(run.settings, records[-1]["step"]) or _rate_tokens(records)
+    found = {"tokens": tokens, "time": _times(records)}
     return {name: knots for name, knots in found.items() if len(knots) > 1}
 
 
@@ -143,10 +129,6 @@ def _times(records: Sequence[Mapping[str, Any]]) -> Knots:
         if record.get("time") and record["step"] not in times:
             times[record["step"]] = latest = max(record["time"], latest or record["time"])
     return [(step, time - min(times.values())) for step, time in times.items()]
-
-
-def _along(steps: Sequence[int], knots: Knots) -> list[float]:
-    return [round(value, 1) for value in np.interp(steps, *zip(*knots, strict=True)).tolist()]
 
 
 def thin(points: Sequence[tuple[int, float]], limit: int = MAX_POINTS) -> list[tuple[int, float]]:

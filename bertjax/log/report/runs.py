@@ -22,7 +22,7 @@ class Run:
       records: of metrics.jsonl, at least one.
       settings: {'optimizer.learning_rate': '0.0001'} of config.json, or of a fine-tuning run's finetune.json.
       hardware: of hardware.json.
-      examples: of examples.json; see examples.py.
+      examples: of examples.json.
       result: of result.json: of a finished fine-tuning run what tasks/results.py says, of a
         pre-training run the lines of its end.
       starts: of starts.jsonl.
@@ -46,9 +46,8 @@ def load(directories: Sequence[str | os.PathLike[str]]) -> list[Run]:
     runs = [_load(pathlib.Path(directory)) for directory in directories]
     if len({run.name for run in runs}) == len(runs):
         return runs
-    return [
-        dataclasses.replace(run, name=os.fspath(directory)) for run, directory in zip(runs, directories, strict=True)
-    ]
+    named = zip(runs, directories, strict=True)
+    return [dataclasses.replace(run, name=os.fspath(directory)) for run, directory in named]
 
 
 def _load(directory: pathlib.Path) -> Run:
@@ -66,22 +65,16 @@ def _load(directory: pathlib.Path) -> Run:
             raise ValueError(f"{file} holds no {kind.__name__}; move it away, and the report is made without it")
         return found
 
+    settings = flatten(read("config.json", dict) or read("finetune.json", dict), separator=".")
     return Run(
         directory.resolve().name,
         records,
-        _flat(read("config.json", dict) or read("finetune.json", dict)),
+        {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()},
         read(HARDWARE_FILE, dict),
         read("examples.json", list),
         read("result.json", dict),
         read_starts(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else (),
     )
-
-
-def _flat(tree: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in flatten(tree, separator=".").items()
-    }
 
 
 def read_starts(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -21,19 +21,9 @@ ONE_CLASS_ONLY, CONSTANT = "one class only", "constant"
 
 def verdicts(run: Run) -> list[str]:
     """Sentences about the objectives, a fine-tuned head, and the course of the run."""
-    numbers = run.result.get("numbers") or {}
-    return [
-        said
-        for said in (
-            _words(numbers),
-            _pairs(numbers),
-            _constant(run.result),
-            _majority(run.result),
-            _best_step(run.result),
-            _course(run),
-        )
-        if said
-    ]
+    numbers, result = run.result.get("numbers") or {}, run.result
+    said = _words(numbers), _pairs(numbers), _constant(result), _majority(result), _best_step(result), _course(run)
+    return [*filter(None, said)]
 
 
 def _words(numbers: Mapping[str, float]) -> str:
@@ -49,9 +39,8 @@ def _words(numbers: Mapping[str, float]) -> str:
 def _pairs(numbers: Mapping[str, float]) -> str:
     if not {"nsp_accuracy", "nsp_error", "nsp_chance"} <= numbers.keys():
         return ""
-    return _against(
-        "NSP", numbers["nsp_accuracy"], numbers["nsp_chance"], numbers["nsp_error"], "the best constant guess"
-    )
+    accuracy, chance = numbers["nsp_accuracy"], numbers["nsp_chance"]
+    return _against("NSP", accuracy, chance, numbers["nsp_error"], "the best constant guess")
 
 
 def _against(name: str, value: float, guess: float, error: float, what: str) -> str:
@@ -86,9 +75,8 @@ def _majority(result: Mapping[str, Any]) -> str:
     if not rows or not {"accuracy", "majority"} <= scores.keys():
         return ""
     value = scores["accuracy"]
-    return _against(
-        "Accuracy", value, scores["majority"], math.sqrt(value * (1 - value) / rows), "always the most frequent class"
-    )
+    error = math.sqrt(value * (1 - value) / rows)
+    return _against("Accuracy", value, scores["majority"], error, "always the most frequent class")
 
 
 def _best_step(result: Mapping[str, Any]) -> str:
@@ -96,13 +84,10 @@ def _best_step(result: Mapping[str, Any]) -> str:
     values = [value for _, value in result.get("history") or () if isinstance(value, float | int)]
     if len(values) < 2:
         return ""
+    metric, best = result.get("metric", "score"), result.get("best_step")
     if values[-1] > max(values[:-1]):
-        return f"The {result.get('metric', 'score')} on dev was best at the last evaluation"
-    return (
-        f"The {result.get('metric', 'score')} on dev did not improve after step {result.get('best_step'):,}"
-        if result.get("best_step")
-        else ""
-    )
+        return f"The {metric} on dev was best at the last evaluation"
+    return f"The {metric} on dev did not improve after step {best:,}" if best else ""
 
 
 def _course(run: Run) -> str:

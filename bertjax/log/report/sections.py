@@ -1,0 +1,255 @@
+"""The report's sections: results, classes, calibration, examples, settings, hardware and starts.
+
+In: runs. Out: HTML. Everything that comes from data is escaped.
+"""
+
+import datetime
+import html
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertjax.log.logbook import human_count, human_time
+from bertjax.log.report.charts import PERCENT, TITLES
+from bertjax.log.report.runs import Run
+from bertjax.log.report.verdicts import verdicts
+
+MISSING = "–"
+MOST_CLASSES = 40  # that a table shows
+# Settings that make losses of two runs another quantity.
+OTHER_LOSSES = (
+    "masking.rate masking.mask_prob masking.random_prob masking.whole_word eval.masking_rate eval.seq_length "
+    "phases data.nsp data.corpus model.is_decoder task metric"
+).split()
+
+
+def summary(runs: Sequence[Run]) -> str:
+    """The results: tiles for one run, a table with one column per run for several."""
+    results = [_results(run.records, run.result.get("best_step")) for run in runs]
+    rows = _side_by_side(results)
+    if len(runs) == 1:
+        tiles = "".join(f"<div><small>{_text(name)}</small>{_text(value)}</div>" for name, (value,) in rows.items())
+        return f'{_list(verdicts(runs[0]), "verdicts")}{_in_words(runs[0])}<div class="tiles">{tiles}</div>'
+    judged = [f"{run.name}: {'; '.join(said)}" for run in runs if (said := verdicts(run))]
+    settings = _side_by_side([{name: run.settings.get(name, MISSING) for name in OTHER_LOSSES} for run in runs])
+    differing = [f"{name} ({', '.join(values)})" for name, values in settings.items() if len(set(values)) > 1]
+    remarks = [f"losses of these runs do not compare, since they differ in {', '.join(differing)}"] if differing else []
+    return _list(judged, "verdicts") + _list(remarks) + _run_table(runs, rows)
+
+
+def _results(records: Sequence[Mapping[str, Any]], best_step: int | None) -> dict[str, str]:
+    """What a run has come to, in words and numbers: held-out scores at the best step if only its
+    parameters are kept, else those of the last evaluation.
+    """
+
+    def known(name: str) -> list[float]:
+        return [record[name] for record in records if record.get(name) is not None]
+
+    found = {"Steps": f"{records[-1]['step']:,}"}
+    for name in ("loss", "mlm_loss", "nsp_loss"):
+        if values := known(name):
+            found[f"{TITLES[name]}, last logged step"] = f"{values[-1]:.3f}"
+    evaluated = [record for record in records if any(key.startswith("eval/") for key in record)]
+    if best_step is not None:
+        found["Best step, which is kept"] = f"{best_step:,}"
+        evaluated = [record for record in evaluated if record["step"] == best_step] or evaluated
+    for key, value in (evaluated[-1] if evaluated else {}).items():
+        if "/" in key and value is not None:
+            name = key.removeprefix("eval/")
+            shown = f"{100 * value:.1f} %" if name in PERCENT else f"{value:.3f}"
+            found[f"{TITLES.get(name, name)}, held-out"] = shown
+    if speeds := list(filter(None, known("tokens_per_second"))):
+        found["Tokens per second, median"] = human_count(statistics.median(speeds))
+    if mfu := list(filter(None, known("mfu"))):
+        found["MFU, median"] = f"{100 * statistics.median(mfu):.1f} %"
+    if len(times := known("time")) > 1:
+        found["Time, first to last record"] = human_time(times[-1] - times[0])
+    if skipped := list(filter(None, known("skipped"))):
+        found["Skipped steps"] = f"{skipped[-1]:.0f}"
+    return found
+
+
+def _in_words(run: Run) -> str:
+    """What was trained on what, what the terminal said at the end, and when that was."""
+    result = run.result
+    lines = [*result.get("about", ()), *result.get("results", ()), *result.get("notes", ())]
+    if "checkpoint" in result:
+        rows = ", ".join(f"{split} {count:,}" for split, count in result.get("rows", {}).items())
+        lines.insert(0, f"{result.get('task')} from {result['checkpoint']}; rows: {rows}")
+    if flags := result.get("flags"):
+        lines.insert(0, f"doubtful: {'; '.join(map(str, flags))}")
+    if times := [record["time"] for record in run.records if record.get("time")]:
+        day = datetime.datetime.fromtimestamp(times[-1], datetime.UTC)
+        lines.append(f"last record {day:%Y-%m-%d %H:%M} UTC")
+    return _list(lines)
+
+
+def classes(runs: Sequence[Run]) -> list[str]:
+    """Precision, recall and F1 of each class or type of entity, and who is taken for whom."""
+    parts = []
+    for run in runs:
+        details = run.result.get("details") or {}
+        table = details.get("by_class") or details.get("by_type")
+        if not isinstance(table, dict) or len(table) > MOST_CLASSES:
+            continue
+        matrix = details.get("confusion") if len(table) > 1 else None
+        rows = [
+            [
+                _text(name),
+                *(f"{100 * value:.1f}" for value in numbers[:3]),
+                *(f"{count:,}" for count in (numbers[3], *(matrix[number] if matrix else ()))),
+            ]
+            for number, (name, numbers) in enumerate(table.items())
+        ]
+        head = ["", "precision", "recall", "F1", "rows", *(f"as {_text(name)}" for name in table if matrix)]
+        note = "on dev, in %; a row a gold class, 'as' what it was predicted as"
+        parts.append(_heading("Classes", runs, run, note) + _table(head, rows, "card scroll classes"))
+    return parts
+
+
+def calibration(runs: Sequence[Run]) -> list[str]:
+    """How often predictions are right, by the probability that the model gave them."""
+    parts = []
+    for run in runs:
+        found = (run.result.get("details") or {}).get("calibration")
+        if not isinstance(found, dict):
+            continue
+        bins = found["bins"]
+        rows = [
+            [
+                f"{100 * number // len(bins)} to {100 * (number + 1) // len(bins)} %",
+                f"{count:,}",
+                f"{100 * sure:.1f}",
+                f"{100 * right:.1f}",
+                f'<div class="share"><i style="width:{100 * right:.1f}%"></i>'
+                f'<b style="left:{100 * sure:.1f}%"></b></div>',
+            ]
+            for number, (count, sure, right) in enumerate(bins)
+            if count
+        ]
+        note = (
+            f"expected calibration error {100 * found['ece']:.1f} %; on dev, in %; bar: right, mark: mean probability"
+        )
+        table = _table(["probability", "rows", "mean", "right", ""], rows, "card scroll classes")
+        parts.append(_heading("Calibration", runs, run, note) + table)
+    return parts
+
+
+def details(runs: Sequence[Run]) -> list[str]:
+    """Settings, hardware and starts, each only where a run has them; what differs comes first."""
+    parts = []
+    for title, of_runs in (
+        ("Settings", [run.settings for run in runs]),
+        ("Hardware", [run.hardware for run in runs]),
+        ("Starts", [_starts(run) for run in runs]),
+    ):
+        rows = _side_by_side(of_runs)
+        if rows:
+            different = [name for name, values in rows.items() if len(set(values)) > 1]
+            ordered = {name: rows[name] for name in dict.fromkeys([*different, *rows])}
+            note = f" <small>{len(different)} differ, shown first</small>" if different else ""
+            parts.append(
+                f"<details{' open' if len(runs) > 1 else ''}><summary>{title}{note}</summary>"
+                f"{_run_table(runs, ordered, different)}</details>"
+            )
+    return parts
+
+
+def _starts(run: Run) -> dict[str, str]:
+    """Where and on what each start of a run went on; nothing for a run of one start."""
+    found = {}
+    for number, start in enumerate(run.starts if len(run.starts) > 1 else (), 1):
+        why = "" if start.get("bit_for_bit") else f"not bit for bit: {'; '.join(map(str, start.get('why', ())))}"
+        found[f"{number}. from step {start['step']:,}"] = (
+            f"{start.get('time', MISSING)}, {start.get('devices')} x {start.get('device_kind')}, "
+            f"jax {start.get('jax')}: {why or 'bit for bit'}"
+        )
+    return found
+
+
+def examples(runs: Sequence[Run]) -> str:
+    """What the models fill in, or predict beside the gold, from examples.json; '' if there is nothing.
+
+    Of pre-training {"text": with [MASK], "predictions": [[token, probability], ...]}, of fine-tuning the
+    dictionaries of bertjax/tasks/task.py.
+    """
+    cards = [_card(example, run.name if len(runs) > 1 else "") for run in runs for example in run.examples]
+    if not cards:
+        return ""
+    gold, note = [example for run in runs for example in run.examples if "gold" in example], ""
+    # How the examples were chosen (bertjax/tasks/results.py), and what their marks mean.
+    if gold and all(example["right"] is None for example in gold):
+        note = "on dev: the largest errors, then some of all"
+    elif gold:
+        note = "on dev: the worst mistakes, then some that are right"
+        note += "; a wrong tag is struck out before the gold one" * any("words" in example for example in gold)
+    return f'<h2>Examples <small>{note}</small></h2><div class="grid">{"".join(cards)}</div>'
+
+
+def _card(example: Mapping[str, Any], run: str) -> str:
+    kind, mark = {True: ("right", "<em>✓</em> "), False: ("wrong", "<em>✗</em> "), None: ("", "")}[example.get("right")]
+    parts = [f"<small>{_text(run)}</small>" if run else ""]
+    if "words" in example:
+        words = " ".join(_word(*word) for word in example["words"])
+        parts.append(f'<p class="words">{mark}{words}</p>')
+    elif "gold" in example:
+        answers = f"predicted <b>{_text(example['predicted'])}</b>"
+        if not example["right"] or example["predicted"] != example["gold"]:
+            answers += f", gold <b>{_text(example['gold'])}</b>"
+        parts += [f'<p class="verdict">{mark}{answers}</p>', *(f"<p>{_text(text)}</p>" for text in example["texts"])]
+    else:
+        masked = _text(example.get("text", "")).replace("[MASK]", "<mark>[MASK]</mark>")
+        parts.append(f"<p>{masked}</p>")
+    bars = "".join(  # as long as their probability
+        f'<li><span style="width:{100 * float(probability):.1f}%"></span>'
+        f"<b>{_text(name)}</b> {100 * float(probability):.1f} %</li>"
+        for name, probability in example.get("predictions", ())
+    )
+    return f'<div class="example {kind}">{"".join(parts)}{f"<ol>{bars}</ol>" if bars else ""}</div>'
+
+
+def _word(word: str, gold: str, predicted: str) -> str:
+    """A word with its tag where there is one; a wrong tag is struck out before the gold one."""
+    tag = "" if gold == "O" else f"<i>{_text(gold)}</i>"
+    if gold != predicted:
+        tag = f"<i class=miss><s>{_text(predicted)}</s> {_text(gold)}</i>"
+    return f"<span>{_text(word)}{tag}</span>"
+
+
+# ------------------------------------------------------------------------------- pieces of HTML
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _heading(title: str, runs: Sequence[Run], run: Run, note: str) -> str:
+    name = f" of {_text(run.name)}" if len(runs) > 1 else ""
+    return f"<h2>{title}{name} <small>{note}</small></h2>"
+
+
+def _list(lines: Sequence[object], kind: str = "told") -> str:
+    items = "".join(f"<li>{_text(line)}</li>" for line in lines)
+    return f'<ul class="{kind}">{items}</ul>' if items else ""
+
+
+def _side_by_side(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """{name: its value in every column}."""
+    names = dict.fromkeys(name for values in columns for name in values)
+    return {name: [str(values.get(name, MISSING)) for values in columns] for name in names}
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str, marked: int = 0) -> str:
+    """A table of cells that are HTML already; the first `marked` rows stand out."""
+    lines = [f"<tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>"] if head else []
+    for number, (name, *cells) in enumerate(rows):
+        changed = ' class="different"' if number < marked else ""
+        lines.append(f"<tr{changed}><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    return f'<div class="{kind}"><table>{"".join(lines)}</table></div>'
+
+
+def _run_table(runs: Sequence[Run], rows: Mapping[str, Sequence[str]], different: Sequence[str] = ()) -> str:
+    """One column per run; the rows that differ come first."""
+    dots = [f'<i class="dot c{number % 8}"></i>{_text(run.name)}' for number, run in enumerate(runs)]
+    cells = [[_text(name), *map(_text, values)] for name, values in rows.items()]
+    return _table(["", *dots] if len(runs) > 1 else [], cells, "scroll", len(different))
