@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import itertools
 import json
-import logging
 import os
 import pathlib
 import re
@@ -25,8 +24,6 @@ import jax
 from bertjax.interruption import leave
 from bertjax.process.preemption import EXIT_PREEMPTED
 from bertjax.process.rendezvous import Meeting, PortTaken
-
-log = logging.getLogger(__name__)
 
 EXIT_NO_PEERS = 77  # not all processes came in time, or one was lost later
 WAIT_S = 300  # for the others at the start
@@ -93,7 +90,7 @@ def detect(
 
 def initialize(
     coordinator: str = "", processes: int = 0, process_id: int = -1, timeout_s: int = WAIT_S, heartbeat_s: int = 100
-) -> Cluster | None:
+) -> None:
     """Waits until all processes of the run are there. Does nothing for a run of one process.
 
     jax ends all processes once one of them gives no sign of life for `heartbeat_s`.
@@ -108,7 +105,7 @@ def initialize(
     """
     cluster = detect(coordinator, processes, process_id)
     if cluster is None:
-        return None
+        return
     # Lets one process's SIGTERM stop all at the same step, see preemption.must_stop.
     jax.config.update("jax_enable_preemption_service", True)
     who = f"process {cluster.process_id} of {cluster.processes}" if cluster.processes else "this process"
@@ -139,15 +136,6 @@ def initialize(
             initialization_timeout=timeout_s + 60,
             heartbeat_timeout_seconds=heartbeat_s,
         )
-    log.info(
-        "process %d of %d (found by %s), %d of %d devices here",
-        jax.process_index(),
-        jax.process_count(),
-        cluster.source,
-        jax.local_device_count(),
-        jax.device_count(),
-    )
-    return cluster
 
 
 def wait_for_all(what: str) -> None:

@@ -34,14 +34,9 @@ class Preempted(SystemExit):
 
 
 class StopSignal:
-    """`requested` is the name of the signal that came, or None."""
+    """`requested`: the name of the signal that came, after which the loop saves and stops; or None."""
 
-    def __init__(self) -> None:
-        self.requested: str | None = None
-
-    def request(self, reason: str) -> None:
-        """Asks the loop to save and stop after the step that runs."""
-        self.requested = self.requested or reason
+    requested: str | None = None
 
 
 @contextlib.contextmanager
@@ -59,7 +54,7 @@ def stop_on_signals(signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)) 
     def handle(number: int, frame: object) -> None:
         if stop.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.request(signal.Signals(number).name)
+        stop.requested = stop.requested or signal.Signals(number).name
 
     before = {number: signal.signal(number, handle) for number in signals}
     try:
