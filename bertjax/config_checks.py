@@ -103,6 +103,9 @@ def check_config(config: ml_collections.ConfigDict | Config) -> Config:
     return config
 
 
+OWN_OPTIMIZERS = ("adamw", "lamb", "stableadamw")
+
+
 def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function optax.NAME (or optax.contrib.NAME) and the arguments that config.optimizer.options give it.
 
@@ -122,14 +125,14 @@ def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict
             "that it trains"
         )
     if settings.name not in factories:
-        names = {"adamw": "adamw", "lamb": "lamb"} if "optax" not in settings.name else {}
+        names = {name: name for name in OWN_OPTIMIZERS} if "optax" not in settings.name else {}
         names = {name.rsplit(".", 1)[-1]: name for name in factories} | names
         close = difflib.get_close_matches(settings.name.rsplit(".", 1)[-1], names, 3)
         close.sort(key=lambda name: "." in names[name])
         raise ValueError(
             f"config.optimizer.name={settings.name!r} is unknown. "
             + (f"Did you mean {' or '.join(repr(names[name]) for name in close)}?" if close else "")
-            + f" Valid: adamw, lamb, {', '.join(factories)}." * (not close)
+            + f" Valid: {', '.join((*OWN_OPTIMIZERS, *factories))}." * (not close)
         )
     takes = dict(inspect.signature(factories[settings.name]).parameters)
     elsewhere = {
@@ -164,11 +167,17 @@ def _check_optimizer(o: OptimizerSettings, job: str) -> None:
         re.compile(o.no_decay)
     except re.error as error:
         raise ValueError(f"config.optimizer.no_decay={o.no_decay!r} is not a regular expression: {error}") from None
-    if o.name in ("adamw", "lamb"):
+    if o.schedule != "warmup_stable_decay" and o.decay_share != OptimizerSettings.decay_share:
+        raise ValueError(
+            f"config.optimizer.decay_share={o.decay_share} has no effect on config.optimizer.schedule={o.schedule!r}; "
+            "it is for warmup_stable_decay"
+        )
+    if o.name in OWN_OPTIMIZERS:
         if o.options:
             raise ValueError(
                 f"config.optimizer.options.{next(iter(o.options))} has no effect on config.optimizer.name={o.name!r}: "
-                "options are the arguments of an optax optimizer; adamw and lamb have b1, b2, eps and bias_correction"
+                f"options are the arguments of an optax optimizer; {', '.join(OWN_OPTIMIZERS)} have b1, b2, eps and "
+                "bias_correction"
             )
         return
     optax_factory(o)

@@ -25,6 +25,7 @@ SMALL = Range(lambda x: 0 < x < 1e6, "must be positive and below a million")
 POSITIVE_INTEGER = Range(lambda x: isinstance(x, int) and 0 < x < 2**31, "must be a positive integer below 2**31")
 COUNT = Range(lambda x: isinstance(x, int) and 0 <= x < 2**31, "must be a whole number from 0 to 2**31 - 1")
 SHARE = Range(lambda x: 0 <= x <= 1, "is not a probability (0 to 1)")
+POSITIVE_SHARE = Range(lambda x: 0 < x <= 1, "is not a share above 0 and up to 1")
 BELOW_ONE = Range(lambda x: 0 <= x < 1, "must be at least 0 and below 1")
 
 Allowed = Range | tuple[str, ...] | None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertjax.config.pretraining import CODE, PAPER
-from bertjax.config.setting import AT_LEAST_0, AT_LEAST_1, BELOW_ONE, POSITIVE, setting
+from bertjax.config.setting import AT_LEAST_0, AT_LEAST_1, BELOW_ONE, POSITIVE, POSITIVE_SHARE, setting
 
 OPTIMIZATION = CODE + " optimization.py"
 
@@ -18,7 +18,8 @@ class OptimizerSettings:
 
     name: str = setting(
         "adamw",
-        "adamw (the original's), lamb, or an optimizer of optax by its name: optax.lion, optax.contrib.muon, ...",
+        "adamw (the original's), lamb, stableadamw (ModernBERT's), or an optimizer of optax by its name: optax.lion, "
+        "optax.contrib.muon, ...",
     )
     options: dict[str, Any] = setting({}, "arguments of the optax optimizer, as optimizer.options.NAME=VALUE")
     learning_rate: float = setting(1e-4, "peak learning rate", POSITIVE, source=PAPER)
@@ -26,10 +27,12 @@ class OptimizerSettings:
     schedule: str = setting(
         "linear",
         "after warm-up: linear (the original's: to 0, measured from step 0), polynomial (its square root: NVIDIA's), "
-        "linear_after_warmup (Hugging Face's), cosine, constant",
-        ("linear", "polynomial", "linear_after_warmup", "cosine", "constant"),
+        "linear_after_warmup (Hugging Face's), cosine, constant, warmup_stable_decay (ModernBERT's: constant, then "
+        "down by 1 - square root)",
+        ("linear", "polynomial", "linear_after_warmup", "cosine", "constant", "warmup_stable_decay"),
         source=CODE,
     )
+    decay_share: float = setting(0.1, "share of the run over which warmup_stable_decay goes down to 0", POSITIVE_SHARE)
     b1: float = setting(0.9, "decay of the first moment", BELOW_ONE, source=PAPER)
     b2: float = setting(0.999, "decay of the second moment", BELOW_ONE, source=PAPER)
     eps: float = setting(1e-6, "added to the root of the second moment", POSITIVE, source=OPTIMIZATION)

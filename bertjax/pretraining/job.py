@@ -208,7 +208,7 @@ prepare = PretrainingJob
 def make_trainer(config: Config, mesh: Mesh) -> Trainer:
     """The trainer with the optimizer and schedule of the settings."""
     o = config.optimizer
-    schedule = learning_rate_schedule(o.schedule, o.learning_rate, o.warmup_steps, total_steps(config))
+    schedule = learning_rate_schedule(o.schedule, o.learning_rate, o.warmup_steps, total_steps(config), o.decay_share)
     return Trainer(
         make_optimizer(o, schedule), mesh, config.seed, accumulation=config.accumulation, prng=config.execution.prng
     )

@@ -168,7 +168,8 @@ class FineTuner:
         rules = [(pattern, 0.0) for pattern in frozen]
         if recipe.layer_decay != 1.0:
             rules += layerwise_decay_rules(self.config.num_hidden_layers, recipe.layer_decay)
-        optimizer = with_schedule_in_state(make_optimizer(s.optimizer, 1.0, rules), s.optimizer.schedule)
+        unit = make_optimizer(s.optimizer, 1.0, rules)
+        optimizer = with_schedule_in_state(unit, s.optimizer.schedule, s.optimizer.decay_share)
         return Trainer(optimizer, self.mesh, seed=0, accumulation=s.accumulation, prng=s.execution.prng)
 
     def _class_weights(self) -> tuple[float, ...]:

@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.config import OptimizerSettings
 from bertjax.training.optimizer import SCHEDULES, Optimizer, share_of_peak
 
 
-def rate_at(name: str, schedule: Mapping[str, Any], step: Any) -> jax.Array:
+def rate_at(name: str, schedule: Mapping[str, Any], step: Any, decay_share: float) -> jax.Array:
     """The rate that optimizer.learning_rate_schedule gives, for traced numbers."""
-    return schedule["peak"] * share_of_peak(name, step, schedule["warmup_steps"], schedule["total_steps"])
+    return schedule["peak"] * share_of_peak(name, step, schedule["warmup_steps"], schedule["total_steps"], decay_share)
 
 
-def with_schedule_in_state(unit: Optimizer, name: str) -> Optimizer:
+def with_schedule_in_state(unit: Optimizer, name: str, decay_share: float = OptimizerSettings.decay_share) -> Optimizer:
     """`unit` (an optimizer of learning rate 1) scaled by the schedule in the state.
 
     The state gains 'schedule': peak, warmup_steps and total_steps, all 0 until `set_schedule`.
@@ -34,12 +35,12 @@ def with_schedule_in_state(unit: Optimizer, name: str) -> Optimizer:
     def update(gradients, state, params, *, step, updates=None):
         moments = {key: value for key, value in state.items() if key != "schedule"}
         changes, moments = unit.update(gradients, moments, params, step=step, updates=updates)
-        rate = rate_at(name, state["schedule"], step)
+        rate = rate_at(name, state["schedule"], step, decay_share)
         changes = jax.tree.map(lambda change: change * rate.astype(change.dtype), changes)
         return changes, {**moments, "schedule": state["schedule"]}
 
     def rate(step: Any, state: Any) -> jax.Array:
-        return rate_at(name, state["schedule"], step)
+        return rate_at(name, state["schedule"], step, decay_share)
 
     return Optimizer(init, update, rate, unit.gradient_norm)
 

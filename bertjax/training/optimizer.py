@@ -28,7 +28,9 @@ Rules = Sequence[tuple[str, float]]
 SCHEDULES = dict(walk(OptimizerSettings))["schedule"].allowed
 
 
-def learning_rate_schedule(name: str, peak: float, warmup_steps: int, total_steps: int) -> Schedule:
+def learning_rate_schedule(
+    name: str, peak: float, warmup_steps: int, total_steps: int, decay_share: float = OptimizerSettings.decay_share
+) -> Schedule:
     """Learning rate as a function of the step (0 = the first update).
 
     Warm-up is `peak * step / warmup_steps` for every schedule, so that with warm-up the first
@@ -40,6 +42,8 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, total_step
       linear_after_warmup  Hugging Face's: from `peak` at the end of warm-up to 0
       cosine               half a cosine from `peak` at the end of warm-up to 0
       constant             `peak`
+      warmup_stable_decay  ModernBERT's (Warner et al. 2024): `peak`, and over the last `decay_share` of the steps
+                           1 - sqrt(share of the decay that is done) of it (Hägele et al. 2024)
 
     Args:
       peak: the highest rate (which 'linear' with warm-up only approaches).
@@ -58,22 +62,24 @@ def learning_rate_schedule(name: str, peak: float, warmup_steps: int, total_step
         raise ValueError(f"learning rate {peak} must not be negative")
 
     def schedule(step: jax.Array | int) -> jax.Array:
-        return jnp.float32(peak) * share_of_peak(name, step, warmup_steps, total_steps)
+        return jnp.float32(peak) * share_of_peak(name, step, warmup_steps, total_steps, decay_share)
 
     return schedule
 
 
-def share_of_peak(name: str, step: Any, warmup_steps: Any, total_steps: Any) -> jax.Array:
+def share_of_peak(name: str, step: Any, warmup_steps: Any, total_steps: Any, decay_share: float) -> jax.Array:
     """`learning_rate_schedule` for peak 1, unchecked; all numbers may be traced."""
     step = jnp.asarray(step, jnp.float32)
     from_start = 1 - jnp.minimum(step, total_steps) / total_steps
     from_peak = 1 - jnp.clip((step - warmup_steps) / jnp.maximum(total_steps - warmup_steps, 1), 0, 1)
+    decay_done = jnp.clip((step - (1 - decay_share) * total_steps) / (decay_share * total_steps), 0, 1)
     decayed = {
         "linear": from_start,
         "polynomial": jnp.sqrt(from_start),
         "linear_after_warmup": from_peak,
         "cosine": 0.5 * (1 - jnp.cos(math.pi * from_peak)),
         "constant": jnp.ones_like(step),
+        "warmup_stable_decay": 1 - jnp.sqrt(decay_done),
     }[name]
     return jnp.where(step < warmup_steps, step / jnp.maximum(warmup_steps, 1), decayed)
 
@@ -98,6 +104,8 @@ def make_optimizer(
     lamb: You et al. 2020, algorithm 2, with phi the identity: the same direction, scaled for each
       parameter array by |p| / |direction| (1 where either norm is 0). Arrays that `no_decay`
       matches are not scaled, as in the authors' code. Algorithm 2 has bias correction: turn it on.
+    stableadamw: AdamW whose rate is divided, for each parameter array, by the root mean square of g / sqrt(v) where
+      that is above 1 (Wortsman et al. 2023, algorithm 2; ModernBERT's, with bias correction).
     optax.NAME: made with `options` and learning rate 1; the rate multiplies its whole update.
 
     Args:
@@ -170,6 +178,8 @@ def _rule(
     decay = optax.add_decayed_weights(settings.weight_decay, decayed)
     if settings.name == "adamw":
         return _adam(settings), decay
+    if settings.name == "stableadamw":
+        return _stable(settings, decay), optax.identity()
     if settings.name == "lamb":
         scaled = optax.stateless(lambda directions, weights: jax.tree.map(_trusted, directions, weights))
         return _adam(settings), optax.chain(decay, optax.masked(scaled, decayed))
@@ -212,11 +222,7 @@ def _adam(settings: OptimizerSettings) -> optax.GradientTransformationExtraArgs:
     def one(g: jax.Array, m: jax.Array, v: jax.Array, updates: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         m = b1 * m + (1 - b1) * g
         v = b2 * v + (1 - b2) * jnp.square(g)
-        m_hat, v_hat = m, v
-        if bias_correction:
-            # 1 - b^n as -expm1(n log b): in float32, 1 - 0.999 has only 4 good digits.
-            m_hat = m / -jnp.expm1((updates + 1) * (math.log(b1) if b1 else -math.inf))
-            v_hat = v / -jnp.expm1((updates + 1) * (math.log(b2) if b2 else -math.inf))
+        m_hat, v_hat = (m / _weight_sum(b1, updates), v / _weight_sum(b2, updates)) if bias_correction else (m, v)
         return m_hat / (jnp.sqrt(v_hat) + eps), m, v
 
     def init(params: Params) -> Params:
@@ -231,6 +237,29 @@ def _adam(settings: OptimizerSettings) -> optax.GradientTransformationExtraArgs:
         return directions, {"mean": mean, "variance": variance}
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _weight_sum(b: float, updates: jax.Array) -> jax.Array:
+    """1 - b^(updates + 1), to all digits: in float32, 1 - 0.999 has only 4 good ones."""
+    return -jnp.expm1((updates + 1) * (math.log(b) if b else -math.inf))
+
+
+def _stable(settings: OptimizerSettings, decay: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """AdamW, divided where the second moment lags behind the gradient."""
+    adam, least = _adam(settings), settings.eps**2
+
+    def update(gradients: Params, state: Params, params: Params, *, updates: jax.Array) -> tuple[Params, Params]:
+        directions, state = adam.update(gradients, state, params, updates=updates)
+        directions, _ = decay.update(directions, decay.init(params), params)
+        corrected = _weight_sum(settings.b2, updates) if settings.bias_correction else 1.0
+
+        def settled(direction: jax.Array, g: jax.Array, v: jax.Array) -> jax.Array:
+            surprise = jnp.sqrt(jnp.mean(jnp.square(g) / jnp.maximum(v / corrected, least)))
+            return direction / jnp.maximum(surprise, 1)
+
+        return jax.tree.map(settled, directions, gradients, state["variance"]), state
+
+    return optax.GradientTransformationExtraArgs(adam.init, update)
 
 
 def layerwise_decay_rules(num_layers: int, decay: float) -> list[tuple[str, float]]:

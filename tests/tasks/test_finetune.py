@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import finetune_config, frozen
+from bertjax.config import OptimizerSettings, finetune_config, frozen
 from bertjax.model.heads import init_params
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import finetune, results, schedule
@@ -71,7 +71,9 @@ def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
     numbers = {"peak": 3e-5, "warmup_steps": warmup, "total_steps": 40}
     expected = learning_rate_schedule(name, 3e-5, warmup, 40)
     for step in range(42):
-        np.testing.assert_allclose(schedule.rate_at(name, numbers, step), expected(step), rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(
+            schedule.rate_at(name, numbers, step, OptimizerSettings.decay_share), expected(step), rtol=1e-6, atol=1e-12
+        )
 
 
 @pytest.mark.slow

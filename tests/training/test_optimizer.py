@@ -66,6 +66,12 @@ def test_no_warmup_starts_at_the_peak(name):
     check_config(config)
 
 
+def test_warmup_stable_decay_is_constant_and_then_one_minus_the_root():
+    rate = learning_rate_schedule("warmup_stable_decay", 1.0, 10, 100, decay_share=0.2)
+    assert [float(rate(step)) for step in (0, 5, 10, 50, 80)] == [0, 0.5, 1, 1, 1]
+    assert [float(rate(step)) for step in (85, 95, 100)] == pytest.approx([0.5, 1 - 0.75**0.5, 0], abs=1e-6)
+
+
 def test_warmup_of_the_whole_run_is_finite():
     schedule = learning_rate_schedule("linear_after_warmup", 1e-4, 10, 10)
     assert np.isfinite([float(schedule(step)) for step in range(12)]).all()
@@ -87,7 +93,7 @@ def test_first_update_with_and_without_bias_correction(bias_correction, expected
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "stableadamw"])
 def test_hundred_steps_equal_an_independent_float64_version(name, bias_correction):
     params, gradients = params_and_gradients(seed=1, steps=100)
     schedule = learning_rate_schedule("linear", 1e-2, 10, 100)
@@ -110,6 +116,8 @@ def test_hundred_steps_equal_an_independent_float64_version(name, bias_correctio
                 u = u + 0.01 * p
                 if name == "lamb":
                     u = u * np.linalg.norm(p) / np.linalg.norm(u)
+            if name == "stableadamw":  # Wortsman et al. 2023, algorithm 2
+                u = u / max(1, np.sqrt(np.mean(clipped**2 / np.maximum(v[path] / c2, 1e-12))))
             expected[path] = p - lr * u
 
     state = optimizer.init(params)
