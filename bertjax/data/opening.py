@@ -58,9 +58,9 @@ def open_bytes(path: str) -> Iterator[IO[bytes]]:
 def line_blocks(path: str, start: int = 0) -> Iterator[bytes]:
     """A text file's plain bytes from `start` on, in blocks, with line feeds where its lines end in carriage returns."""
     with open_bytes(path) as file:
-        head = file.read(1 << 16)
-    refuse_other_text(head, path)
-    returns = b"\r" in head[:-1] and b"\n" not in head
+        first = file.read(1 << 16)
+    refuse_other_text(first, path)
+    returns = b"\r" in first[:-1] and b"\n" not in first
     with open_bytes(path) as file:
         if start:  # not every compressed file can be sought in
             file.seek(start)
@@ -68,11 +68,11 @@ def line_blocks(path: str, start: int = 0) -> Iterator[bytes]:
             yield block.replace(b"\r", b"\n") if returns else block
 
 
-def refuse_other_text(head: bytes, path: str | os.PathLike[str]) -> None:
+def refuse_other_text(first: bytes, path: str | os.PathLike[str]) -> None:
     """ValueError where a file begins like UTF-16, UTF-32 or no text at all."""
-    marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
+    marked = first.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
     # Without a mark: spaces, digits and line ends of UTF-16 have a zero byte, text in UTF-8 none.
-    if marked or head.count(0) * 200 > len(head):
+    if marked or first.count(0) * 200 > len(first):
         raise ValueError(
             f"{path}: this is text in UTF-16 or UTF-32, or no text (zero bytes among the first); convert it, as "
             "`iconv -f UTF-16 -t UTF-8` does"

@@ -125,8 +125,8 @@ def _matches(pattern: str) -> Iterator[str]:
         return
     place = parts.index("**")
     rest = os.sep.join(parts[place + 1 :] or "*")
-    head, seen = os.sep.join([*parts[:place], ""]), set()
-    for root in glob.glob(head) if glob.has_magic(head) else [head]:
+    beginning, seen = os.sep.join([*parts[:place], ""]), set()
+    for root in glob.glob(beginning) if glob.has_magic(beginning) else [beginning]:
         for directory, names, _ in os.walk(root or os.curdir, followlinks=True):
             names[:] = sorted(name for name in names if not name.startswith("."))
             if (real := os.path.realpath(directory)) in seen:
@@ -148,10 +148,10 @@ def detect_format(path: str) -> str:
     if name.endswith(".parquet"):
         return "parquet"
     with open_bytes(path) as file:
-        head = file.read(64).removeprefix(BOM).lstrip()
-    if head.startswith(b"<doc "):
+        beginning = file.read(64).removeprefix(BOM).lstrip()
+    if beginning.startswith(b"<doc "):
         return "wikiextractor"
-    return "jsonl" if head.startswith(b'{"') else "text"
+    return "jsonl" if beginning.startswith(b'{"') else "text"
 
 
 def plan_extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> list[list[Extent]]:

@@ -1,4 +1,4 @@
-"""The one door to a model on disk: opens Hugging Face directories, Google's checkpoints, our runs.
+"""The one way to open a model on disk: Hugging Face directories, Google's checkpoints, our runs.
 
 In: a path. Out: a `Source`, whose configuration, tokenizer and label names have been read and
 checked against each other; its weights are read when they are asked for. Whatever needs a model,

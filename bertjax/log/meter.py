@@ -27,15 +27,15 @@ class Means:
     so that it is never waited for.
 
     Args:
-      record: what `record` gave when the run that goes on was saved.
+      saved: what `saved` gave when the run that goes on was saved.
     """
 
-    def __init__(self, record: Mapping[str, float] | None = None) -> None:
-        record = record or {}
-        names = [key.removeprefix(_SUM) for key in record if key.startswith(_SUM)]
+    def __init__(self, saved: Mapping[str, float] | None = None) -> None:
+        saved = saved or {}
+        names = [key.removeprefix(_SUM) for key in saved if key.startswith(_SUM)]
         self._steps: list[Mapping[str, Any]] = []
         # name -> sum and number of finite values
-        self._sums = {name: (record[_SUM + name], record.get(_COUNT + name, 0.0)) for name in names}
+        self._sums = {name: (saved[_SUM + name], saved.get(_COUNT + name, 0.0)) for name in names}
         self._last: dict[str, float] = {}
 
     def add(self, metrics: Mapping[str, jax.Array]) -> None:
@@ -56,7 +56,7 @@ class Means:
             self._sums = {}
         return means
 
-    def record(self) -> dict[str, float]:
+    def saved(self) -> dict[str, float]:
         """What a checkpoint keeps, for the next line of a resumed run to be the mean that it would have been."""
         self._add_up()
         sums = {_SUM + name: total for name, (total, _) in self._sums.items()}

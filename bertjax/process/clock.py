@@ -37,16 +37,16 @@ class Clock:
     """The clock of a run of `total` steps.
 
     Args:
-      record: what `record` gave at the checkpoint that is resumed from.
+      saved: what `saved` gave at the checkpoint that is resumed from.
       started: time.monotonic() when this start of the run began; None = now.
 
     Attributes:
       phase_start: steps done when the current phase began.
     """
 
-    def __init__(self, total: int, record: Mapping[str, float] | None = None, started: float | None = None):
+    def __init__(self, total: int, saved: Mapping[str, float] | None = None, started: float | None = None):
         self.total, self.phase_start = total, 0
-        self._used = (record or {}).get("run/seconds", 0.0)
+        self._used = (saved or {}).get("run/seconds", 0.0)
         self._started = time.monotonic() if started is None else started
 
     def elapsed(self) -> float:
@@ -68,7 +68,7 @@ class Clock:
         """The step at which the run will end, as far as it is known after `step`."""
         return self.total
 
-    def record(self, step: int) -> dict[str, float]:
+    def saved(self, step: int) -> dict[str, float]:
         """What a checkpoint must keep for a resumed run to go on in the schedule."""
         return {"run/seconds": self.elapsed()}
 
@@ -83,23 +83,23 @@ class Budget(Clock):
     Args:
       minutes: of wall clock, from the start of the process; over all processes of a resumed run.
       total: steps of the schedule's scale.
-      record: see Clock.
+      saved: see Clock.
       processes: of the run; they follow the clock of process 0.
     """
 
-    def __init__(self, minutes: float, total: int, record: Mapping[str, float] | None = None, processes: int = 1):
+    def __init__(self, minutes: float, total: int, saved: Mapping[str, float] | None = None, processes: int = 1):
         if minutes <= 0:
             raise ValueError(f"a budget of {minutes} minutes leaves no time to train")
         super().__init__(total)
-        record = record or {}
+        saved = saved or {}
         self.seconds, self._processes = 60.0 * minutes, processes
         # The time between a checkpoint and the process that resumes it does not count.
-        self._used = record.get("budget/seconds", 0.0)
+        self._used = saved.get("budget/seconds", 0.0)
         self._started = time.monotonic() - process_age()
-        self._phase = int(record.get("budget/phase", -1))
-        self.phase_start = int(record.get("budget/phase_start", 0))
-        self._position = record.get("budget/position", 0.0)  # where the line below begins
-        self._phase_position = record.get("budget/phase_position", 0.0)
+        self._phase = int(saved.get("budget/phase", -1))
+        self.phase_start = int(saved.get("budget/phase_start", 0))
+        self._position = saved.get("budget/position", 0.0)  # where the line below begins
+        self._phase_position = saved.get("budget/phase_position", 0.0)
         if self._position >= total and self.seconds > self._used + 1:
             # It had ended and is given more time: back to where a run of that time would be, but not to an earlier
             # phase, whose rows it has seen.
@@ -135,7 +135,7 @@ class Budget(Clock):
         moved = place - self._position
         return step + int((self.total - place) * done / moved) if moved > 0 else self.total
 
-    def record(self, step: int) -> dict[str, float]:
+    def saved(self, step: int) -> dict[str, float]:
         return {
             "budget/seconds": self.elapsed(),
             "budget/position": float(self.position(step)),

@@ -69,11 +69,11 @@ class Loop:
         self.saved_step = self.step if self.step else None  # a restored state is on disk already
         self.in_flight: tuple[int, Phase, dict[str, jax.Array]] | None = None
         self.profiling = False
-        record: Mapping[str, float] = {}
+        saved: Mapping[str, float] = {}
         if checkpoints is not None and self.step:
             with contextlib.suppress(OSError, ValueError, KeyError):  # a state from elsewhere
-                record = checkpoints.metrics(self.step)
-        self.meter, self.means = Meter(trainer.mesh), Means(record)
+                saved = checkpoints.metrics(self.step)
+        self.meter, self.means = Meter(trainer.mesh), Means(saved)
         self.told_at = time.monotonic()
         self.watchdog = Watchdog(config.watchdog_seconds)
         self.stop = StopSignal()
@@ -233,7 +233,7 @@ class Loop:
         self._watch_saving(f"saving step {self.step}, or the checkpoint before it")
         with self.meter.paused():
             self.checkpoints.save(
-                self.step, self.state, {**metrics, **self.clock.record(self.step), **self.means.record()}
+                self.step, self.state, {**metrics, **self.clock.saved(self.step), **self.means.saved()}
             )
             self.logbook.flush()
         self.saved_step = self.step

@@ -68,8 +68,8 @@ def test_a_resumed_run_goes_on_with_the_time_and_the_place_of_the_checkpoint():
     first.begin_phase(0, 0)
     first.compiled()
     first.now = 30
-    record = first.record(5)
-    second = HandClock(1, 100, record)
+    saved = first.saved(5)
+    second = HandClock(1, 100, saved)
     assert second.position(5) == 50
     second.begin_phase(0, 5)
     assert second.phase_start == 0
@@ -89,26 +89,26 @@ def test_a_run_that_has_ended_goes_on_with_more_minutes_and_only_then():
     first.begin_phase(1, 3)
     first.compiled()
     first.now = 61
-    record = first.record(9)
-    assert record["budget/position"] == 100 and record["budget/phase_position"] == 75
-    assert HandClock(1, 100, record).position(9) == 100
-    longer = HandClock(2, 100, record)
+    saved = first.saved(9)
+    assert saved["budget/position"] == 100 and saved["budget/phase_position"] == 75
+    assert HandClock(1, 100, saved).position(9) == 100
+    longer = HandClock(2, 100, saved)
     assert longer.position(9) == 75 and longer.phase_start == 3  # rows of phase 1 go on
-    much_longer = HandClock(61 / 60 / 0.8, 100, record)
+    much_longer = HandClock(61 / 60 / 0.8, 100, saved)
     assert much_longer.position(9) == 80
     much_longer.begin_phase(1, 9)
     much_longer.compiled()
     assert much_longer.phase_start == 3
     much_longer.now = much_longer.seconds - 61
     assert much_longer.position(10) == 100
-    assert HandClock(2, 100, {**record, "budget/position": 100.0}).position(100) == 100  # all steps
+    assert HandClock(2, 100, {**saved, "budget/position": 100.0}).position(100) == 100  # all steps
 
 
 def test_the_seconds_of_a_run_are_those_of_all_its_processes():
     first = Clock(10)
-    record = first.record(3)
-    assert 0 <= record["run/seconds"] < 5
-    assert 100 <= Clock(10, {"run/seconds": 100.0}).record(5)["run/seconds"] < 105
+    saved = first.saved(3)
+    assert 0 <= saved["run/seconds"] < 5
+    assert 100 <= Clock(10, {"run/seconds": 100.0}).saved(5)["run/seconds"] < 105
     assert Clock(10, {}).elapsed() < 5  # of a checkpoint of an earlier version
 
 
@@ -191,6 +191,6 @@ def test_rate_phases_evaluations_and_the_end_follow_the_clock(tmp_path):
     assert book.steps[-1] == (steps, steps)
     # 2,500 passed, 5,000 or both at once, ...
     assert len(book.evaluated) in (3, 4) and book.evaluated[-1] == steps
-    record = checkpoints.metrics(steps)
-    assert record["budget/position"] == 10_000 and record["budget/phase"] == 1
-    assert HandClock(100 / 60, 10_000, record).position(steps) == 10_000  # finished
+    saved = checkpoints.metrics(steps)
+    assert saved["budget/position"] == 10_000 and saved["budget/phase"] == 1
+    assert HandClock(100 / 60, 10_000, saved).position(steps) == 10_000  # finished
