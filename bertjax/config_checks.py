@@ -195,9 +195,9 @@ def _check_effect(job: str, values: Mapping[str, Any]) -> None:
     """Refuses what would be ignored in silence."""
     for name, setting in settings.walk(Config):
         value = values.get(name, setting.default)
-        for prefix, instead in settings.WITHOUT_EFFECT[job].items():
-            if name.startswith(prefix) and value != setting.default:
-                raise ValueError(f"config.{name}={value!r} has no effect on config.job={job!r}: {instead}")
+        unused, instead = setting.unused or ("", "")
+        if job == unused and value != setting.default:
+            raise ValueError(f"config.{name}={value!r} has no effect on config.job={job!r}: {instead}")
 
 
 def _check_pretraining(config: Config) -> None:

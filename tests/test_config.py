@@ -90,13 +90,6 @@ def test_what_would_be_ignored_is_refused(values, words):
         check_config(changed(**values))
 
 
-def test_every_setting_without_effect_exists():
-    names = [name for name, _ in settings.walk(settings.Config)]
-    for job, prefixes in settings.WITHOUT_EFFECT.items():
-        for prefix in prefixes:
-            assert any(name.startswith(prefix) for name in names), (job, prefix)
-
-
 def test_vocabulary_larger_than_the_model_is_refused_with_both_numbers():
     with pytest.raises(ValueError, match="30600 entries.*30522"):
         BertConfig.of(settings.ModelSettings(vocab_size=30522), 30600)

@@ -9,7 +9,6 @@ there. `--help_config` and docs/settings.md are made from them; config_checks.py
 from bertjax.config.config import (
     FREE,
     FREE_ON_RESUME,
-    WITHOUT_EFFECT,
     Config,
     flatten,
     frozen,

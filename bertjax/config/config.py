@@ -43,6 +43,7 @@ class Config:
         "((steps, sequence length), ...): phases of one run with one optimizer state and one schedule; lengths in "
         "tokens, never shrinking",
         source=PAPER,
+        unused=("finetune", "config.task.epochs says how long"),
     )
     budget_minutes: float = setting(
         0.0,
@@ -50,6 +51,7 @@ class Config:
         "(process/clock.py); 0 = off",
         AT_LEAST_0,
         unit="minutes",
+        unused=("finetune", "config.task.epochs says how long"),
     )
     batch_size: int = setting(
         256, "size of the global batch (sequences an optimizer step)", AT_LEAST_1, source=PAPER, unit="rows"
@@ -60,16 +62,18 @@ class Config:
         "of its own",
         AT_LEAST_1,
     )
-    data: DataSettings = section(DataSettings)
-    masking: MaskingSettings = section(MaskingSettings)
-    model: ModelSettings = section(ModelSettings)
+    data: DataSettings = section(DataSettings, unused=("finetune", "config.task.data names the data"))
+    masking: MaskingSettings = section(MaskingSettings, unused=("finetune", "nothing is masked"))
+    model: ModelSettings = section(ModelSettings, unused=("finetune", "the model is that of config.init_from"))
     optimizer: OptimizerSettings = section(OptimizerSettings)
     execution: ExecutionSettings = section(ExecutionSettings)
     mesh: MeshSettings = section(MeshSettings)
     checkpoint: CheckpointSettings = section(CheckpointSettings)
-    eval: EvaluationSettings = section(EvaluationSettings)
+    eval: EvaluationSettings = section(
+        EvaluationSettings, unused=("finetune", "config.task.evaluations_per_epoch says how often")
+    )
     log: LogSettings = section(LogSettings)
-    task: TaskSettings = section(TaskSettings)
+    task: TaskSettings = section(TaskSettings, unused=("pretrain", "it is for fine-tuning"))
     watchdog_seconds: float = setting(
         3600.0,
         "end the process (exit code 76, stacks on stderr) when a step, a batch of data or of an evaluation takes so "
@@ -106,23 +110,6 @@ class Config:
         """The text of config.json in a work directory."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
-
-# By job: what has no effect on it, and what has instead. Refused where it was changed.
-WITHOUT_EFFECT: dict[str, dict[str, str]] = {
-    "pretrain": {"task.": "it is for fine-tuning"},
-    "finetune": {
-        "phases": "config.task.epochs says how long",
-        "budget_minutes": "config.task.epochs says how long",
-        "data.": "config.task.data names the data",
-        "masking.": "nothing is masked",
-        "model.": "the model is that of config.init_from",
-        "optimizer.warmup_steps": "config.task.warmup is the share of the steps",
-        "checkpoint.every_steps": "every evaluation is saved (config.task.evaluations_per_epoch)",
-        "checkpoint.metric": "config.task.metric says which is best",
-        "eval.": "config.task.evaluations_per_epoch says how often",
-        "log.fill_mask": "there is no MLM head",
-    },
-}
 
 # Whose names are not listed here: they are checked by the task or the optimizer that takes them.
 FREE = ("task.options.", "optimizer.options.")

@@ -40,26 +40,36 @@ class Setting:
     allowed: Allowed
     source: str  # of the default
     unit: str
+    unused: tuple[str, str] | None = None  # a job on which it has no effect, and what that job has instead
 
 
-def setting(default: Any, help: str, allowed: Allowed = None, *, source: str = "", unit: str = "") -> Any:
+def setting(
+    default: Any,
+    help: str,
+    allowed: Allowed = None,
+    *,
+    source: str = "",
+    unit: str = "",
+    unused: tuple[str, str] | None = None,
+) -> Any:
     """The field of a section; see Setting."""
-    metadata = {"setting": Setting(default, help, allowed, source, unit)}
+    metadata = {"setting": Setting(default, help, allowed, source, unit, unused)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def section(kind: type) -> Any:
-    """The field of Config that holds a section."""
-    return dataclasses.field(default_factory=kind, metadata={"section": kind})
+def section(kind: type, unused: tuple[str, str] | None = None) -> Any:
+    """The field of Config that holds a section; `unused` is that of all its settings, see Setting."""
+    return dataclasses.field(default_factory=kind, metadata={"section": kind, "unused": unused})
 
 
 def walk(kind: type, prefix: str = "") -> Iterator[tuple[str, Setting]]:
     """('optimizer.learning_rate', its Setting) of every setting of a dataclass, in order."""
     for field in dataclasses.fields(kind):
         if "section" in field.metadata:
-            yield from walk(field.metadata["section"], f"{prefix}{field.name}.")
+            for name, setting in walk(field.metadata["section"], f"{prefix}{field.name}."):
+                yield name, dataclasses.replace(setting, unused=setting.unused or field.metadata["unused"])
         elif "setting" in field.metadata:
             yield prefix + field.name, field.metadata["setting"]
 

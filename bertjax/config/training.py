@@ -23,7 +23,13 @@ class OptimizerSettings:
     )
     options: dict[str, Any] = setting({}, "arguments of the optax optimizer, as optimizer.options.NAME=VALUE")
     learning_rate: float = setting(1e-4, "peak learning rate", POSITIVE, source=PAPER)
-    warmup_steps: int = setting(10_000, "length of the linear warm-up", source=PAPER, unit="steps")
+    warmup_steps: int = setting(
+        10_000,
+        "length of the linear warm-up",
+        source=PAPER,
+        unit="steps",
+        unused=("finetune", "config.task.warmup is the share of the steps"),
+    )
     schedule: str = setting(
         "linear",
         "after warm-up: linear (the original's: to 0, measured from step 0), polynomial (its square root: NVIDIA's), "
@@ -90,7 +96,11 @@ class CheckpointSettings:
     """config.checkpoint: when a run is saved, and what is kept."""
 
     every_steps: int = setting(
-        1000, "time between checkpoints; one more at the end and at SIGTERM", AT_LEAST_0, unit="steps"
+        1000,
+        "time between checkpoints; one more at the end and at SIGTERM",
+        AT_LEAST_0,
+        unit="steps",
+        unused=("finetune", "every evaluation is saved (config.task.evaluations_per_epoch)"),
     )
     keep_last: int = setting(3, "newest checkpoints kept", AT_LEAST_1)
     keep_best: int = setting(1, "best checkpoints kept, by 'metric'", AT_LEAST_0)
@@ -102,7 +112,10 @@ class CheckpointSettings:
         unit="steps",
     )
     metric: str = setting(
-        "eval/loss", "what 'best' is measured by (lower is better)", ("eval/loss", "eval/mlm_loss", "eval/nsp_loss")
+        "eval/loss",
+        "what 'best' is measured by (lower is better)",
+        ("eval/loss", "eval/mlm_loss", "eval/nsp_loss"),
+        unused=("finetune", "config.task.metric says which is best"),
     )
 
     def kept(self, steps: Sequence[int], ranked: Sequence[int]) -> set[int]:
@@ -125,4 +138,8 @@ class LogSettings:
     tensorboard: bool = setting(True, "write TensorBoard events beside metrics.jsonl")
     csv: bool = setting(False, "write metrics.csv too, for a spreadsheet")
     wandb: str = setting("", "project at Weights & Biases that the run reports to (pip install wandb)")
-    fill_mask: tuple[str, ...] = setting((), "sentences with [MASK] whose best fillings are printed at the end")
+    fill_mask: tuple[str, ...] = setting(
+        (),
+        "sentences with [MASK] whose best fillings are printed at the end",
+        unused=("finetune", "there is no MLM head"),
+    )
