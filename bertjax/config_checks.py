@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import inspect
-import re
+import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bertjax import config as settings
-from bertjax.config import Config, OptimizerSettings, nearest
+from bertjax.config import Config
+from bertjax.config.optimizers import check_optimizer
 
 if TYPE_CHECKING:
     import ml_collections
@@ -82,196 +82,94 @@ def check_config(config: ml_collections.ConfigDict | Config) -> Config:
     for name in values:
         check_name(name)
     for name, setting in settings.walk(Config):
-        if setting.allowed is not None:
-            settings.check(f"config.{name}", values[name], setting.allowed)
+        settings.check(f"config.{name}", values.get(name), setting.allowed)
     config = settings.frozen(config)
-    if config.log.wandb and importlib.util.find_spec("wandb") is None:
-        raise ValueError(
-            f"config.log.wandb={config.log.wandb} needs the package of Weights & Biases: pip install wandb"
-        )
-    _check_optimizer(config.optimizer, config.job)
-    _check_effect(config.job, values)
-    if config.job == "pretrain":
-        _check_pretraining(config)
-    _check_profile(config)
-    if config.batch_size % config.accumulation:
-        raise ValueError(
-            f"config.batch_size={config.batch_size} is not divisible by config.accumulation="
-            f"{config.accumulation}; the next valid batch size is "
-            f"{-(-config.batch_size // config.accumulation) * config.accumulation}"
-        )
+    check_optimizer(config.optimizer, config.job)
+    for complaint in _complaints(config, values):
+        raise ValueError(complaint)
     return config
 
 
-OWN_OPTIMIZERS = ("adamw", "lamb", "stableadamw")
-
-
-def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The function optax.NAME (or optax.contrib.NAME) and the arguments that config.optimizer.options give it.
-
-    Raises ValueError for an unknown name or argument, with the nearest one and what there is.
-    """
-    import optax  # late: it imports jax
-
-    factories = {
-        f"{prefix}.{name}": function
-        for prefix, module in (("optax", optax), ("optax.contrib", optax.contrib))
-        for name, function in inspect.getmembers(module, inspect.isfunction)
-        if "learning_rate" in inspect.signature(function).parameters and not name.startswith(("_", "scale_by_"))
-    }
-    if "schedule_free" in settings.name:
-        raise ValueError(
-            f"config.optimizer.name={settings.name!r} is not supported: the weights that it evaluates are not those "
-            "that it trains"
-        )
-    if settings.name not in factories:
-        names = {name: name for name in OWN_OPTIMIZERS} if "optax" not in settings.name else {}
-        names = {name.rsplit(".", 1)[-1]: name for name in factories} | names
-        close = difflib.get_close_matches(settings.name.rsplit(".", 1)[-1], names, 3)
-        close.sort(key=lambda name: "." in names[name])
-        raise ValueError(
-            f"config.optimizer.name={settings.name!r} is unknown. "
-            + (f"Did you mean {' or '.join(repr(names[name]) for name in close)}?" if close else "")
-            + f" Valid: {', '.join((*OWN_OPTIMIZERS, *factories))}." * (not close)
-        )
-    takes = dict(inspect.signature(factories[settings.name]).parameters)
-    elsewhere = {
-        "learning_rate": "config.optimizer.learning_rate",
-        "weight_decay": "config.optimizer.weight_decay",
-        "weight_decay_rate": "config.optimizer.weight_decay",
-        "adam_weight_decay": "config.optimizer.weight_decay",
-        "mask": "config.optimizer.no_decay",
-        "weight_decay_mask": "config.optimizer.no_decay",
-    }
-    own = {name: parameter for name, parameter in takes.items() if name not in elsewhere}
-    signature = ", ".join(
-        name if parameter.default is parameter.empty else f"{name}={parameter.default!r}"
-        for name, parameter in own.items()
-    )
-    for name in settings.options:
-        if name in takes and name in elsewhere:
-            raise ValueError(f"config.optimizer.options.{name} is a setting of its own: {elsewhere[name]}")
-        if name not in takes:
-            raise ValueError(
-                f"config.optimizer.options.{name}: {settings.name} has no argument {name!r}."
-                f"{nearest(name, list(own)).split(' Valid')[0]} It takes ({signature})"
-            )
-    missing = [name for name, p in own.items() if p.default is p.empty and name not in settings.options]
-    if missing:
-        raise ValueError(f"{settings.name} needs --config.optimizer.options.{missing[0]}=VALUE; it takes ({signature})")
-    return factories[settings.name], dict(settings.options)
-
-
-def _check_optimizer(o: OptimizerSettings, job: str) -> None:
-    try:
-        re.compile(o.no_decay)
-    except re.error as error:
-        raise ValueError(f"config.optimizer.no_decay={o.no_decay!r} is not a regular expression: {error}") from None
-    if o.schedule != "warmup_stable_decay" and o.decay_share != OptimizerSettings.decay_share:
-        raise ValueError(
-            f"config.optimizer.decay_share={o.decay_share} has no effect on config.optimizer.schedule={o.schedule!r}; "
-            "it is for warmup_stable_decay"
-        )
-    if o.name in OWN_OPTIMIZERS:
-        if o.options:
-            raise ValueError(
-                f"config.optimizer.options.{next(iter(o.options))} has no effect on config.optimizer.name={o.name!r}: "
-                f"options are the arguments of an optax optimizer; {', '.join(OWN_OPTIMIZERS)} have b1, b2, eps and "
-                "bias_correction"
-            )
-        return
-    optax_factory(o)
-    # Fine-tuning's recipe turns bias_correction on, which says nothing about other optimizers.
-    for name in ("b1", "b2", "eps", *(["bias_correction"] if job == "pretrain" else [])):
-        value, default = getattr(o, name), getattr(OptimizerSettings, name)
-        if value != default:
-            raise ValueError(
-                f"config.optimizer.{name}={value!r} has no effect on config.optimizer.name={o.name!r}, whose arguments "
-                f"are config.optimizer.options; leave it at {default}"
-            )
-
-
-def _check_effect(job: str, values: Mapping[str, Any]) -> None:
-    """Refuses what would be ignored in silence."""
-    for name, setting in settings.walk(Config):
+def _complaints(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong between settings, the first thing first."""
+    if config.log.wandb and importlib.util.find_spec("wandb") is None:
+        yield f"config.log.wandb={config.log.wandb} needs the package of Weights & Biases: pip install wandb"
+    for name, setting in settings.walk(Config):  # what would be ignored in silence
         value = values.get(name, setting.default)
         unused, instead = setting.unused or ("", "")
-        if job == unused and value != setting.default:
-            raise ValueError(f"config.{name}={value!r} has no effect on config.job={job!r}: {instead}")
-
-
-def _check_pretraining(config: Config) -> None:
-    _check_phases(config)
-    if config.model.is_decoder and config.data.nsp:
-        raise ValueError(
-            "config.model.is_decoder=True has no next-sentence prediction: [CLS], at "
-            "the left, sees nothing. Set --config.data.nsp=False"
-        )
-    if config.eval.seq_length and not (5 <= config.eval.seq_length <= config.model.max_position_embeddings):
-        raise ValueError(
-            f"config.eval.seq_length={config.eval.seq_length} must be between 5 and "
-            f"config.model.max_position_embeddings={config.model.max_position_embeddings}"
-        )
-    if config.masking.rate == 0:
-        raise ValueError("config.masking.rate=0: nothing would be predicted; the paper has 0.15")
-    longest = config.phases[-1][1]
-    if config.masking.max_predictions > longest:
-        raise ValueError(
-            f"config.masking.max_predictions={config.masking.max_predictions} is more "
-            f"than the {longest} tokens of the longest rows (config.phases); 0 is "
-            "rate x length"
-        )
-    if config.masking.mask_prob + config.masking.random_prob > 1 + 1e-9:
-        raise ValueError(
-            f"config.masking.mask_prob={config.masking.mask_prob} and random_prob="
-            f"{config.masking.random_prob} add up to more than 1; the rest stays unchanged"
-        )
-
-    steps, warmup = settings.total_steps(config), config.optimizer.warmup_steps
-    if not 0 <= warmup <= steps:
-        raise ValueError(
-            f"config.optimizer.warmup_steps={warmup} must be between 0 and the {steps:,} steps of config.phases"
-        )
-
-
-def _check_profile(config: Config) -> None:
-    steps, last = config.profile_steps, settings.total_steps(config) if config.job == "pretrain" else sys.maxsize
+        if config.job == unused and value != setting.default:
+            yield f"config.{name}={value!r} has no effect on config.job={config.job!r}: {instead}"
+    if config.job == "pretrain":
+        yield from _of_phases(config.phases, config.model.max_position_embeddings)
+        yield from _of_pretraining(config)
+    last = settings.total_steps(config) if config.job == "pretrain" else sys.maxsize
+    steps, limit = config.profile_steps, f" <= {last}" * (config.job == "pretrain")
     if not (len(steps) == 2 and all(isinstance(step, int) for step in steps) and 0 <= steps[0] <= steps[1] <= last):
-        limit = f" <= {last}" if config.job == "pretrain" else ""
-        raise ValueError(f"config.profile_steps={steps!r} must be (first, last) with 0 <= first <= last{limit}")
+        yield f"config.profile_steps={steps!r} must be (first, last) with 0 <= first <= last{limit}"
+    rows, parts = config.batch_size, config.accumulation
+    if rows % parts:
+        yield (
+            f"config.batch_size={rows} is not divisible by config.accumulation={parts}; the next valid batch size is "
+            f"{-(-rows // parts) * parts}"
+        )
 
 
-def _check_phases(config: Config) -> None:
-    phases = config.phases
+def _of_phases(phases: Any, limit: int) -> Iterator[str]:
     if not phases or not all(
         isinstance(phase, tuple | list) and len(phase) == 2 and all(isinstance(number, int) for number in phase)
         for phase in phases
     ):
-        raise ValueError(
-            f"config.phases={phases!r} must be ((steps, sequence length), ...) in "
-            "whole numbers, such as ((900000, 128), (100000, 512))"
+        yield (
+            f"config.phases={phases!r} must be ((steps, sequence length), ...) in whole numbers, such as "
+            "((900000, 128), (100000, 512))"
         )
-    previous = 0
-    for steps, length in phases:
+    for (_, previous), (steps, length) in itertools.pairwise([(1, 0), *phases]):
         if steps < 1:
-            raise ValueError(f"config.phases={phases!r}: a phase of {steps} steps; at least 1")
+            yield f"config.phases={phases!r}: a phase of {steps} steps; at least 1"
         if length < 5:
-            raise ValueError(
-                f"config.phases={phases!r}: a sequence of {length} tokens has no room "
-                "for [CLS] A [SEP] B [SEP]; at least 5"
+            yield (
+                f"config.phases={phases!r}: a sequence of {length} tokens has no room for [CLS] A [SEP] B [SEP]; at "
+                "least 5"
             )
         if length < previous:
-            raise ValueError(
-                f"config.phases={phases!r} shrinks from {previous} to {length} tokens; put the "
-                "shorter phase first (positions beyond it would go untrained)"
+            yield (
+                f"config.phases={phases!r} shrinks from {previous} to {length} tokens; put the shorter phase first "
+                "(positions beyond it would go untrained)"
             )
-        previous = length
-    limit = config.model.max_position_embeddings
-    if previous > limit:
-        raise ValueError(
-            f"config.phases asks for sequences of {previous} tokens, but "
-            f"config.model.max_position_embeddings is {limit}; shorten the phase or raise it"
+    if phases[-1][1] > limit:
+        yield (
+            f"config.phases asks for sequences of {phases[-1][1]} tokens, but config.model.max_position_embeddings is "
+            f"{limit}; shorten the phase or raise it"
         )
+
+
+def _of_pretraining(config: Config) -> Iterator[str]:
+    masking, positions, longest = config.masking, config.model.max_position_embeddings, config.phases[-1][1]
+    if config.model.is_decoder and config.data.nsp:
+        yield (
+            "config.model.is_decoder=True has no next-sentence prediction: [CLS], at the left, sees nothing. Set "
+            "--config.data.nsp=False"
+        )
+    if config.eval.seq_length and not 5 <= config.eval.seq_length <= positions:
+        yield (
+            f"config.eval.seq_length={config.eval.seq_length} must be between 5 and "
+            f"config.model.max_position_embeddings={positions}"
+        )
+    if masking.rate == 0:
+        yield "config.masking.rate=0: nothing would be predicted; the paper has 0.15"
+    if masking.max_predictions > longest:
+        yield (
+            f"config.masking.max_predictions={masking.max_predictions} is more than the {longest} tokens of the "
+            "longest rows (config.phases); 0 is rate x length"
+        )
+    if masking.mask_prob + masking.random_prob > 1 + 1e-9:
+        yield (
+            f"config.masking.mask_prob={masking.mask_prob} and random_prob={masking.random_prob} add up to more than "
+            "1; the rest stays unchanged"
+        )
+    steps, warmup = settings.total_steps(config), config.optimizer.warmup_steps
+    if not 0 <= warmup <= steps:
+        yield f"config.optimizer.warmup_steps={warmup} must be between 0 and the {steps:,} steps of config.phases"
 
 
 def check_name(name: str) -> None:

@@ -6,6 +6,7 @@ best.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import logging
@@ -96,9 +97,7 @@ def sweep(
     check_identity(directory, identity)
     path = directory / "runs.jsonl"
     outcomes = read_outcomes(path)
-    best = None
-    for outcome in outcomes:
-        best = outcome.value if is_better(outcome.value, best) else best
+    best = best_outcome(outcomes).value if outcomes else None
     done = {_key(outcome.setting, outcome.seed) for outcome in outcomes}
     runs = list(runs)
     for number, (setting, settings) in enumerate(runs, 1):
@@ -163,48 +162,23 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
     return outcomes
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """All seeds of one setting."""
-
-    setting: Setting
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def values(self) -> list[float]:
-        return [outcome.value for outcome in self.outcomes]
-
-    @property
-    def mean(self) -> float:
-        """Over all seeds, degenerate ones included."""
-        return statistics.fmean(self.values)
-
-    @property
-    def deviation(self) -> float | None:
-        """Sample standard deviation; None of a single seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    @property
-    def degenerate(self) -> int:
-        return sum(outcome.degenerate for outcome in self.outcomes)
-
-
-def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """One row a setting, best mean first."""
+def rows(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """All seeds of each setting, degenerate ones included; the best mean first."""
     by_setting: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_setting.setdefault(_key(outcome.setting), []).append(outcome)
-    return sorted((Row(o[0].setting, tuple(o)) for o in by_setting.values()), key=lambda row: -row.mean)
+    return sorted(by_setting.values(), key=lambda row: -_mean(row))
+
+
+def _mean(row: Sequence[Outcome]) -> float:
+    return statistics.fmean(outcome.value for outcome in row)
 
 
 def best_outcome(outcomes: Sequence[Outcome]) -> Outcome:
     """The single best run on dev, as the paper selects."""
     if not outcomes:
         raise ValueError("the search has no finished run")
-    best = outcomes[0]
-    for outcome in outcomes[1:]:
-        best = outcome if is_better(outcome.value, best.value) else best
-    return best
+    return functools.reduce(lambda best, one: one if is_better(one.value, best.value) else best, outcomes)
 
 
 def described(setting: Setting, seed: int | None = None) -> str:
@@ -222,25 +196,27 @@ def _cell(value: Any) -> str:
 
 def table(task: str, metric: str, outcomes: Sequence[Outcome]) -> str:
     """A Markdown table: each setting, each run, mean, standard deviation, degenerate runs."""
-    best, found = best_outcome(outcomes), rows(outcomes)
+    best = best_outcome(outcomes)
     head = (
         f"{task}: {metric} on dev, {len(outcomes)} runs, "
         f"{sum(o.degenerate for o in outcomes)} degenerate; best {best.value:.4f} with "
         f"{described(best.setting, best.seed)}"
     )
-    names = list(dict.fromkeys(name for row in found for name in row.setting))
+    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.setting))
     columns = [*(WORDS.get(name, name) for name in names), "runs", "mean", "std", "degenerate", "every run"]
-    cells = [
-        (
-            *(_cell(row.setting.get(name, "")) for name in names),
-            len(row.values),
-            f"{row.mean:.4f}",
-            "-" if row.deviation is None else f"{row.deviation:.4f}",
-            row.degenerate,
-            " ".join(f"{value:.4f}" for value in row.values),
+    cells = []
+    for row in rows(outcomes):
+        values = [outcome.value for outcome in row]
+        cells.append(
+            (
+                *(_cell(row[0].setting.get(name, "")) for name in names),
+                len(row),
+                f"{_mean(row):.4f}",
+                f"{statistics.stdev(values):.4f}" if len(row) > 1 else "-",
+                sum(outcome.degenerate for outcome in row),
+                " ".join(f"{value:.4f}" for value in values),
+            )
         )
-        for row in found
-    ]
     return f"{head}\n\n{markdown.table(columns, cells)}\n"
 
 
@@ -253,10 +229,10 @@ def picture(task: str, metric: str, outcomes: Sequence[Outcome], path: pathlib.P
     axes = figure.subplots()
     for height, row in enumerate(reversed(found)):
         for degenerate, marker, colour in ((False, "o", "tab:blue"), (True, "x", "tab:red")):
-            values = [o.value for o in row.outcomes if o.degenerate is degenerate]
+            values = [o.value for o in row if o.degenerate is degenerate]
             axes.plot(values, [height] * len(values), marker, color=colour, alpha=0.7)
-        axes.plot([row.mean], [height], "|", color="black", markersize=14)
-    axes.set_yticks(range(len(found)), [described(row.setting) for row in found[::-1]])
+        axes.plot([_mean(row)], [height], "|", color="black", markersize=14)
+    axes.set_yticks(range(len(found)), [described(row[0].setting) for row in found[::-1]])
     axes.set_ylim(-0.6, len(found) - 0.4)
     axes.set_xlabel(f"{metric} on dev (bar: mean of the seeds; cross: degenerate run)")
     axes.set_title(task)

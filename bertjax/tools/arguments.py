@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from bertjax.command_line import expand_overrides, load_config
-from bertjax.config import Config, walk
 from bertjax.formats.files import parse_json
 from bertjax.interruption import refusals as refusals
 from bertjax.interruption import refuse
@@ -29,6 +27,9 @@ SYNONYMS = (
 class Parser(argparse.ArgumentParser):
     """argparse's, whose refusals are one line that names the remedy, with exit code 2."""
 
+    base: Callable[[], Any] | None = None  # of a tool that takes settings; see add_settings
+    short: Mapping[str, str] = {}
+
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """As argparse's; a value is N, X or TEXT in the help unless its name says more."""
         takes_value = options.get("action", "store") in ("store", "append") and "choices" not in options
@@ -37,13 +38,12 @@ class Parser(argparse.ArgumentParser):
             options.setdefault("metavar", kinds.get(options.get("type"), "TEXT"))
         return super().add_argument(*names, **options)
 
-    base: Callable[[], Any] | None = None  # of a tool that takes settings; see add_settings
-    short: Mapping[str, str] = {}
-
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """The flags (of sys.argv by default). Of a flag that is given twice the last one counts."""
         settings: list[str] = []
         if self.base is not None:
+            from bertjax.command_line import expand_overrides  # late: most tools have no settings
+
             try:
                 _, *args = expand_overrides(["", *(sys.argv[1:] if args is None else args)])
             except ValueError as error:
@@ -65,6 +65,8 @@ class Parser(argparse.ArgumentParser):
 
     def _read_settings(self, found: Any, settings: list[str]) -> None:
         """Puts `config` and `given`, the names of what the command line sets, beside the flags."""
+        from bertjax.command_line import load_config
+
         short = {name: getattr(found, flag) for flag, name in self.short.items() if getattr(found, flag) is not None}
         settings = [*settings, *(f"--config.{name}={value}" for name, value in short.items())]
         found.given = {setting.removeprefix("--config.").partition("=")[0] for setting in settings}
@@ -116,6 +118,8 @@ def add_settings(parser: Parser, base: Callable[[], Any], short: Mapping[str, st
       base: makes the ConfigDict of a command line without --config=FILE.
       short: {flag: the setting that it is short for}.
     """
+    from bertjax.config import Config, walk
+
     parser.base, parser.short = base, short
     text = "experiment, as bertjax.main takes it; every setting can be given, as --config.NAME=VALUE"
     parser.add_argument("--config", metavar="FILE", help=text)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from bertjax.config import OptimizerSettings, walk
-from bertjax.config_checks import optax_factory
+from bertjax.config.optimizers import optax_factory
 from bertjax.model.paths import flatten, unflatten
 
 Params = Mapping[str, Any]
