@@ -59,12 +59,14 @@ class Logbook:
         settings: Mapping[str, Any] | None = None,
         write: Callable[[str], None] | None = None,
     ):
-        self._active, self._pauses = directory is not None and jax.process_index() == 0, _Pauses()
+        self._active = directory is not None and jax.process_index() == 0
         self._remote = epath.Path(directory) if "://" in str(directory) else None
         self.directory = self._remote or pathlib.Path(directory or "").expanduser()
         if not self._active:
             return
         self._write = write or _print
+        self._last: tuple[int, float] | None = None  # recorded step, and when
+        self._paused, self._timed_steps = 0.0, 0
         self._copied: dict[pathlib.Path, int] = {}  # file -> its time when it was copied
         if self._remote:
             self.directory = pathlib.Path(tempfile.mkdtemp(prefix="bertjax-")) / self._remote.name
@@ -107,8 +109,7 @@ class Logbook:
         """
         if self._active:
             self._record(step, metrics)
-            pause = self._pauses.a_step(step, metrics.get("step_time"))
-            self._write(progress_line(step, last_step, metrics, pause))
+            self._write(progress_line(step, last_step, metrics, self._pause(step, metrics.get("step_time"))))
             if step == 1 and next(_FIRST_STEPS) == 0:
                 self._write(f"first step done {process_age():.0f} s after the program's start")
 
@@ -154,6 +155,16 @@ class Logbook:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _pause(self, step: int, step_time: float | None) -> float:
+        """Seconds per step that evaluating and saving took beside the steps, on average so far."""
+        now = time.monotonic()
+        if self._last and step_time:  # without it they were compilation
+            steps = step - self._last[0]
+            self._paused += max(0.0, now - self._last[1] - steps * step_time)
+            self._timed_steps += steps
+        self._last = step, now
+        return self._paused / self._timed_steps if self._timed_steps else 0.0
+
     def _record(self, step: int, metrics: Mapping[str, float | None]) -> None:
         finite = {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
         # JSON has no NaN: what is not finite, or not known, becomes null.
@@ -189,24 +200,6 @@ def _print(line: str) -> None:
         drop_unwritable_output()
 
 
-class _Pauses:
-    """How long a run has evaluated and saved beside its steps."""
-
-    def __init__(self) -> None:
-        self._seconds, self._steps = 0.0, 0
-        self._last: tuple[int, float] | None = None
-
-    def a_step(self, step: int, step_time: float | None) -> float:
-        """Seconds a step, on average over the steps so far, after `step` of `step_time` each."""
-        now = time.monotonic()
-        if self._last and step_time:  # without it they were compilation
-            steps = step - self._last[0]
-            self._seconds += max(0.0, now - self._last[1] - steps * step_time)
-            self._steps += steps
-        self._last = step, now
-        return self._seconds / self._steps if self._steps else 0.0
-
-
 def truncate_records(path: pathlib.Path, last_step: int, say: Callable[[str], None] = lambda line: None) -> int:
     """Removes records beyond `last_step` and broken lines, all at once; returns how many.
 
@@ -223,9 +216,8 @@ def truncate_records(path: pathlib.Path, last_step: int, say: Callable[[str], No
     if damaged:
         aside = path.with_name(f"{path.name}.damaged")
         write_whole(aside, "".join(f"{line}\n" for line in damaged))
-        say(
-            f"{path.name}: {counted(len(damaged), 'line')} of {len(lines):,} could not be read and went to {aside.name}"
-        )
+        lost = counted(len(damaged), "line")
+        say(f"{path.name}: {lost} of {len(lines):,} could not be read and went to {aside.name}")
     if len(kept) < len(lines) or unfinished:
         write_whole(path, "".join(f"{line}\n" for line in kept))
     return len(lines) - len(kept) + bool(unfinished)

@@ -121,7 +121,7 @@ class Program:
             "loss": self.loss,
             "rows": self.stage.info.rows,
             "tokens": self.stage.info.tokens,
-            "flops": self.stage.flops,
+            "flops": self.stage.info.flops,
             "peak_bytes": temporary + getattr(memory, "argument_size_in_bytes", 0),
         }
 
@@ -141,7 +141,7 @@ def time_steps(configs: Mapping[str, Any], steps: int, rounds: int) -> dict[str,
     found = {}
     for name, config in configs.items():
         of_config = stages(config, devices)
-        found |= {name if len(of_config) == 1 else f"{name} {stage.name}": stage for stage in of_config}
+        found |= {name if len(of_config) == 1 else f"{name} {stage.info.name}": stage for stage in of_config}
     with ThreadPoolExecutor() as pool:
         programs = list(pool.map(Program, found.keys(), found.values()))
     for _ in range(rounds):

@@ -67,23 +67,18 @@ class Soak:
         child = self.launch(run)
         in_start = self.random.random() < IN_START
         wait_s = self.random.uniform(0, 12 if in_start else 0.2)
-        enough = self.random.randint(1, self.records)
-        while child.poll() is None and not in_start:
-            if size_of(run) - before >= enough:
-                break
+        enough = self.random.randint(1, self.records) * (not in_start)
+        while child.poll() is None and size_of(run) - before < enough:
             time.sleep(0.01)
-        deadline = time.monotonic() + wait_s
-        while child.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(wait_s)
         child.kill()
         code = child.wait()
         if code not in (-9, 0):
             raise SystemExit(f"soak: before it was killed, the run ended with exit code {code}: {output_of(run)}")
         last = read_records(run / METRICS_FILE)[-1:] if (run / METRICS_FILE).exists() else []
-        return (
-            f"{'ended' if code == 0 else 'killed'} at step {last[0]['step'] if last else 0} "
-            f"after {time.monotonic() - began:.0f} s"
-        )
+        how, step = "ended" if code == 0 else "killed", last[0]["step"] if last else 0
+        return f"{how} at step {step} after {time.monotonic() - began:.0f} s"
 
     def run(self) -> None:
         """Raises SystemExit with an explanation if anything differs."""
@@ -98,17 +93,12 @@ class Soak:
             number += 1
             if emptied := number % 2 == 0:
                 shutil.rmtree(self.cache, ignore_errors=True)
-            print(
-                f"kill {number}: {self.kill_once(rough)}{', with an empty compilation cache' if emptied else ''}",
-                flush=True,
-            )
+            print(f"kill {number}: {self.kill_once(rough)}{', with an empty compilation cache' * emptied}", flush=True)
         self.finish(rough)
         found = list(differences(calm, rough))
         if found:
-            raise SystemExit(
-                f"soak: differs from the undisturbed run: {'; '.join(found[:8])}"
-                f"{f' and {len(found) - 8} more' if len(found) > 8 else ''}"
-            )
+            more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+            raise SystemExit(f"soak: differs from the undisturbed run: {'; '.join(found[:8])}{more}")
         starts = read_starts(rough / STARTS_FILE)
         steps = len(read_records(rough / METRICS_FILE))
         print(

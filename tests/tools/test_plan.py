@@ -274,7 +274,7 @@ def test_search_prunes_by_memory_and_tries_every_policy_of_the_simplest_mesh_fir
     ],
 )
 def test_arithmetic_agrees_with_the_compiler_within_a_tenth(model, devices, fsdp, remat, fused, gib):
-    found = bytes_of(PRESETS[model], 256, 512, 77, devices, fsdp, 1, remat, 1, fused)
+    found = bytes_of(PRESETS[model], (256, 512, 77), (devices, fsdp, 1, 1), remat, fused)
     assert found / GIB == pytest.approx(gib, rel=0.1)
 
 

@@ -1,9 +1,9 @@
 """Compiles one step in a process of its own, and keeps the result.
 
-In: a configuration, a slice (None = this machine), which stage. Out: `StageInfo` and `Compiled`. The TPU compiler
-must be set up before jax starts, and it can be stopped only with its process: in quick mode the process ends as
-soon as memory is assigned, after a tenth of the time; what remains is machine code, and the cycle estimates that
-come with it. Results are kept under a hash of the lowered program, the topology and the versions of the compiler.
+In: a configuration, a slice (None = this machine), which stage. Out: `StageInfo` and `Compiled`. The TPU compiler must
+be set up before jax starts, and it can be stopped only with its process: in quick mode the process ends as soon as
+memory is assigned, after a tenth of the time; what remains is machine code, and the cycle estimates that come with it.
+Results are kept under a hash of the lowered program, the topology and the versions of the compiler.
 """
 
 import concurrent.futures
@@ -201,7 +201,7 @@ def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: boo
     """The step from the cache, or compiled, or refused without compilation."""
     began, info, platform = time.monotonic(), stage.info, stage.trainer.mesh.devices.flat[0].platform
     # A process that takes more than there is makes the machine swap, and then Linux ends it.
-    if piece is None and platform == "cpu" and (wanted := stage.expected_bytes()) > (limit := local_device_bytes()):
+    if piece is None and platform == "cpu" and (wanted := stage.expected_bytes) > (limit := local_device_bytes()):
         _say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
         return Compiled(wanted=int(wanted), limit=limit)
     step = stage.trainer.train_step(stage.objective)

@@ -31,8 +31,8 @@ from bertjax.tools.plan.stages import Compiled, StageInfo
 class Chip:
     """One device as jax sees it: a chip, except for v2 and v3, where a device is a core.
 
-    Peaks, memory and links as the vendor publishes them (cloud.google.com/tpu, "TPU architecture");
-    the clock follows from the peak and the number of multiply-accumulate units.
+    Peaks, memory and links as the vendor publishes them (cloud.google.com/tpu, "TPU architecture"); the clock follows
+    from the peak and the number of multiply-accumulate units.
     """
 
     name: str
@@ -98,8 +98,8 @@ class Slice:
     def collective_bytes_s(self, group: int) -> float:
         """Bytes per second that a chip can exchange with the others of its group, one way.
 
-        All axes of the torus work at once where the group spans the slice, one axis otherwise. An
-        axis closed to a ring carries data in both directions.
+        All axes of the torus work at once where the group spans the slice, one axis otherwise. An axis closed to a ring
+        carries data in both directions.
         """
         directions = {size: 1 if size % self.chip.wrap else 2 for size in self.shape}
         axes = sorted((size for size in self.shape if size > 1), key=lambda size: size * directions[size])
@@ -141,9 +141,9 @@ def _shape(text: str) -> tuple[int, ...]:
 
 # Operations whose work the compiler does not put into cycles.
 UNCOSTED = ("rng-bit-generator", "sort", "custom-call")
-# Share of the peak at which hand-written kernels do the FLOPs that they declare. Instructions of
-# attention, as the compiler schedules them for v5e, reach 28 % forward and 33 % backward (T=512,
-# D=64: half of the matrix unit is idle, and dropout and softmax are work for the vector unit).
+# Share of the peak at which hand-written kernels do the FLOPs that they declare. Instructions of attention, as the
+# compiler schedules them for v5e, reach 28 % forward and 33 % backward (T=512, D=64: half of the matrix unit is idle,
+# and dropout and softmax are work for the vector unit).
 KERNEL_SHARE = 0.3
 # Custom calls of the TPU compiler that stand for no work of their own.
 BOOKKEEPING = (
@@ -229,10 +229,8 @@ def _estimate(
     info: StageInfo, program: hlo.Program, exchanged: list[hlo.Collective], piece: Slice, by_roofline: bool
 ) -> tuple[float, dict[str, Any]]:
     """Seconds per step, and how they were found: fields of Cost."""
-    chip, kernels = (
-        piece.chip,
-        [(*kernel, times) for i, times in program.instructions() if (kernel := i.numbers(hlo.KERNEL))],
-    )
+    chip = piece.chip
+    kernels = [(*kernel, times) for i, times in program.instructions() if (kernel := i.numbers(hlo.KERNEL))]
     cycles = 0 if by_roofline else program.cycles()
     if cycles:
         # A hand-written kernel takes the longer of its FLOPs and its bytes.
@@ -255,27 +253,22 @@ def _estimate(
 def memory_parts(info: StageInfo, compiled: Compiled) -> dict[str, int]:
     """Bytes of a device by purpose.
 
-    The compiler lays arrays out in tiles; what its arguments take beyond the arrays' own bytes is
-    'padding'. All that is not an argument - activations, gradients, buffers of collectives - is
-    'temporaries'.
+    The compiler lays arrays out in tiles; what its arguments take beyond the arrays' own bytes is 'padding'. All that
+    is not an argument (activations, gradients, buffers of collectives) is 'temporaries'.
     """
     parts = {"parameters": info.parameters, "optimizer": info.optimizer, "batch": info.batch}
     state = sum(parts.values())
     if not compiled.fits:
-        return {**parts, "temporaries": compiled.temporaries or max(0, compiled.wanted - state)}
-    return {
-        **parts,
-        "padding": max(0, compiled.arguments - state),
-        "temporaries": compiled.temporaries + compiled.fresh_outputs,
-        "program": compiled.code,
-    }
+        return parts | {"temporaries": compiled.temporaries or max(0, compiled.wanted - state)}
+    temporaries = compiled.temporaries + compiled.fresh_outputs
+    return parts | {"padding": max(0, compiled.arguments - state), "temporaries": temporaries, "program": compiled.code}
 
 
 def largest_rows(info: StageInfo, parts: Mapping[str, int], limit: float) -> int | None:
     """Rows of a micro-batch on a device at which its memory is full, by proportion.
 
-    Gradients (and with accumulation their sum) take their bytes whatever the rows; the rest of the
-    temporaries is taken to grow with the rows.
+    Gradients (and with accumulation their sum) take their bytes whatever the rows; the rest of the temporaries is taken
+    to grow with the rows.
     """
     rows = info.rows_per_device
     if not limit or not rows:

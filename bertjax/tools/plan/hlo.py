@@ -1,7 +1,7 @@
 """Reads the text of a compiled XLA program: instructions, trip counts of loops, collectives, cycles.
 
-In: `compiled.as_text()`. Out: a `Program`. What is in the body of a loop counts as often as the
-loop runs. No API of jax gives the cycle estimates and trip counts; they are attributes in this text.
+In: `compiled.as_text()`. Out: a `Program`. What is in the body of a loop counts as often as the loop runs. No API of
+jax gives the cycle estimates and trip counts; they are attributes in this text.
 """
 
 import collections
@@ -67,8 +67,8 @@ class Program:
 
     Attributes:
       computations: {computation: {name: instruction}}.
-      executions: how often each computation runs in a step, without fused ones. A loop whose trip
-        count cannot be read counts once; all branches of a conditional count.
+      executions: how often each computation runs in a step, without fused ones. A loop whose trip count cannot be read
+        counts once; all branches of a conditional count.
       loops: {name: trip count or None} of the while-loops that run.
     """
 
@@ -111,8 +111,8 @@ class Program:
     def _trip_count(self, here: Computation, loop: Instruction) -> int | None:
         """How often the body of a while-loop runs, or None if the text does not tell.
 
-        Either the compiler wrote it down, or the condition compares a counter that goes up by one
-        with a constant (the form of `lax.scan`).
+        Either the compiler wrote it down, or the condition compares a counter that goes up by one with a constant (the
+        form of `lax.scan`).
         """
         if known := loop.numbers(_TRIPS):
             return known[0]
@@ -139,8 +139,8 @@ class Program:
     def hbm_bytes(self) -> int:
         """Bytes per step that operations read from or write to HBM.
 
-        Arrays that the compiler keeps in the chip's own memory, marked S(1), do not count. Of an
-        array that is only sliced, or updated in place, the slice counts.
+        Arrays that the compiler keeps in the chip's own memory, marked S(1), do not count. Of an array that is only
+        sliced, or updated in place, the slice counts.
         """
         total = 0
         for name, times in self.executions.items():

@@ -99,8 +99,8 @@ class Planner:
             overrides = " ".join(f"{name}={value}" for name, value in settings.items())
             self.say(f"candidate {number}: {overrides}, about {size / GIB:.1f} GiB by arithmetic")
             tried = config.replace({"mesh.auto": False, "mesh.data": -1, **settings})
-            # One method for all: a candidate that was once compiled to the end has cycles, which
-            # are more than the roofline of the others.
+            # One method for all: a candidate that was once compiled to the end has cycles, which are more than the
+            # roofline of the others.
             plans.append(self.plan(tried, overrides, by_roofline=self.quick))
         if not plans:
             raise ValueError(
@@ -114,9 +114,9 @@ def candidates(config: Config, devices: int, limit: float, tpu: bool) -> Iterato
     """Settings that should fit into `limit` bytes, and their bytes: the fewest exchanges first, then the largest
     micro-batches, then the least recomputation.
 
-    Arithmetic discards what cannot fit, since a compilation takes minutes. It does not choose a remat policy: which
-    is the fastest depends on what the compiler can fuse (large on a v5e-16 is faster with "full" than with "dots",
-    though it computes a quarter more), so of a mesh all policies that fit are candidates.
+    Arithmetic discards what cannot fit, since a compilation takes minutes. It does not choose a remat policy: which is
+    the fastest depends on what the compiler can fuse (large on a v5e-16 is faster with "full" than with "dots", though
+    it computes a quarter more), so of a mesh all policies that fit are candidates.
     """
     rows, length = config.batch_size, max(length for _, length in config.phases)
     model = BertConfig.of(config.model, vocabulary_size(config))
@@ -126,15 +126,14 @@ def candidates(config: Config, devices: int, limit: float, tpu: bool) -> Iterato
     if attention == "auto":
         shape = (1, length, model.num_attention_heads, model.head_size)
         attention = select_attention(shape, jnp.dtype(execution.dtype), platform)
-    # In this order each costs more than the next: tensor exchanges activations in every layer,
-    # accumulation repeats fsdp's gathers and makes products smaller, fsdp gathers weights beside the work.
+    # In this order each costs more than the next: tensor exchanges activations in every layer, accumulation repeats
+    # fsdp's gathers and makes products smaller, fsdp gathers weights beside the work.
     for tensor, accumulation, fsdp in itertools.product((1, 2), (1, 2, 4, 8), range(1, devices + 1)):
         if devices % (tensor * fsdp) or model.num_attention_heads % tensor or rows % (devices // tensor * accumulation):
             continue
         for remat in KEPT:
-            split = devices, fsdp, tensor, remat, accumulation
-            predictions = max_predictions(config, length)
-            size = bytes_of(model, rows, length, predictions, *split, fused=attention != "reference")
+            shape, split = (rows, length, max_predictions(config, length)), (devices, fsdp, tensor, accumulation)
+            size = bytes_of(model, shape, split, remat, fused=attention != "reference")
             if size <= ROOM * limit:
                 settings = {"mesh.fsdp": fsdp, "mesh.tensor": tensor, "execution.layers": "scan"}
                 yield settings | {"execution.remat": remat, "accumulation": accumulation}, size

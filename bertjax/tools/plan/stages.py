@@ -1,12 +1,11 @@
 """Builds the training steps of a configuration, without a corpus.
 
-In: a configuration and the devices of a topology. Out: a `Stage` for each shape of batch that the
-run has (a phase of pre-training; the longest rows of a fine-tuning task). Objective, optimizer and
+In: a configuration and the devices of a topology. Out: a `Stage` for each shape of batch that the run has (a phase of
+pre-training; the longest rows of a fine-tuning task). Objective, optimizer and
 trainer are made by the same functions as in a run, so that a plan cannot differ from what runs.
 """
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -35,14 +34,14 @@ _TRAINING_ROWS = (
 )
 TRAINING_ROWS = {name: int(rows) for name, rows in map(str.split, _TRAINING_ROWS.split(", "))}
 
-# [rows, T, H] arrays of bfloat16 that a layer keeps for its backward pass, as the compiler's buffer
-# assignment lists them: "full" the layer's input, once for each of its two uses; "minimal" also the
-# context and the normalised sum behind it; "dots" also queries, keys, values, both outputs, and the
-# inner activations, which are four; "none" what fits best.
+# [rows, T, H] arrays of bfloat16 that a layer keeps for its backward pass, as the compiler's buffer assignment lists
+# them: "full" the layer's input, once for each of its two uses; "minimal" also the context and the normalised sum
+# behind it; "dots" also queries, keys, values, both outputs, and the inner activations, which are four; "none" what
+# fits best.
 KEPT = {"none": 26, "dots": 12, "minimal": 4, "full": 2}
 WORKING = 20  # arrays [rows, T, H] of the one layer at work
-# Bytes of an element [A, T, T], where attention is not fused: kept by a layer (scores in float32,
-# probabilities in bfloat16), at work in one.
+# Bytes of an element [A, T, T], where attention is not fused: kept by a layer (scores in float32, probabilities in
+# bfloat16), at work in one.
 KEPT_MATRICES = {"none": 6, "dots": 0, "minimal": 0, "full": 0}
 WORKING_MATRICES = 10
 WORKING_LOGITS = 10  # bytes of an element [P, V]
@@ -111,61 +110,22 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """Steps of one shape: what to compile and how often it runs."""
+    """Steps of one shape: what to compile, and its numbers."""
 
-    name: str
-    steps: int | None  # in the whole run; None = not known without the data
+    info: StageInfo
     objective: Objective
     trainer: Trainer
-    shapes: Mapping[str, tuple[tuple[int, ...], type]]  # name -> (shape of the global batch, type)
-    flops: float  # per step: the model's, forward and backward
-    config: BertConfig
-    execution: Execution
-    predictions: int = 0  # positions of a row that the MLM head sees
-
-    @functools.cached_property
-    def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The global batch, without values."""
-        where = sharding.batch_sharding(self.trainer.mesh)
-        return {name: jax.ShapeDtypeStruct(shape, kind, sharding=where) for name, (shape, kind) in self.shapes.items()}
-
-    @functools.cached_property
-    def info(self) -> StageInfo:
-        """The numbers of the stage that its cost depends on."""
-        mesh, state = self.trainer.mesh, self.trainer.abstract_state(self.objective)
-        c, e, words = self.config, self.execution, self.shapes["input_ids"][0]
-        return StageInfo(
-            self.name,
-            self.steps,
-            math.prod(words),
-            self.flops,
-            rows=words[0],
-            length=words[-1],
-            mesh=dict(mesh.shape),
-            accumulation=self.trainer.accumulation,
-            model=f"L={c.num_hidden_layers} H={c.hidden_size} A={c.num_attention_heads} F={c.intermediate_size} "
-            f"V={c.vocab_size:,}, {parameter_count(c) / 1e6:.1f} M parameters",
-            execution=f"{e.dtype}, layers {e.layers}, remat {e.remat}",
-            remat=e.remat,
-            parameters=_device_bytes(state.params),
-            optimizer=_device_bytes(state.opt_state),
-            batch=_device_bytes(self.batch),
-            device_kind=mesh.devices.flat[0].device_kind,
-        )
-
-    def expected_bytes(self) -> float:
-        """Of a device, by arithmetic: less than the CPU's compiler takes, which fuses little."""
-        mesh, info = self.trainer.mesh, self.info
-        split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], info.remat, info.accumulation
-        return bytes_of(self.config, info.rows, info.length, self.predictions, *split, fused=False)
+    batch: Mapping[str, jax.ShapeDtypeStruct]  # the global one
+    vocabulary: int
+    expected_bytes: float  # of a device, by arithmetic: less than the CPU's compiler takes, which fuses little
 
     def random_batch(self) -> dict[str, jax.Array]:
         """Full rows of random words, on the devices."""
         random = np.random.default_rng(0)
         batch = {}
-        for name, (shape, kind) in self.shapes.items():
-            size = self.config.vocab_size if name == "input_ids" else 2
-            batch[name] = random.integers(0, size, shape).astype(kind)
+        for name, array in self.batch.items():
+            size = self.vocabulary if name == "input_ids" else 2
+            batch[name] = random.integers(0, size, array.shape).astype(array.dtype)
             if name in ("attention_mask", "nsp_weights", "weights"):
                 batch[name][...] = 1
         return sharding.put_batch(batch, self.trainer.mesh)
@@ -183,9 +143,46 @@ class Stage:
         return float(np.median(seconds[1:]))
 
 
-def _device_bytes(tree: Any) -> int:
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+def _stage(
+    name: str,
+    steps: int | None,
+    objective: Objective,
+    trainer: Trainer,
+    shapes: Mapping[str, tuple[tuple[int, ...], type]],  # of the global batch
+    flops: float,
+    model: BertConfig,
+    execution: Execution,
+    predictions: int = 0,  # positions of a row that the MLM head sees
+) -> Stage:
+    mesh, state, words = trainer.mesh, trainer.abstract_state(objective), shapes["input_ids"][0]
+    where = sharding.batch_sharding(mesh)
+    batch = {name: jax.ShapeDtypeStruct(shape, kind, sharding=where) for name, (shape, kind) in shapes.items()}
+
+    def size(tree: Any) -> int:
+        leaves = jax.tree.leaves(tree)
+        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+    info = StageInfo(
+        name,
+        steps,
+        math.prod(words),
+        flops,
+        rows=words[0],
+        length=words[-1],
+        mesh=dict(mesh.shape),
+        accumulation=trainer.accumulation,
+        model=f"L={model.num_hidden_layers} H={model.hidden_size} A={model.num_attention_heads} "
+        f"F={model.intermediate_size} V={model.vocab_size:,}, {parameter_count(model) / 1e6:.1f} M parameters",
+        execution=f"{execution.dtype}, layers {execution.layers}, remat {execution.remat}",
+        remat=execution.remat,
+        parameters=size(state.params),
+        optimizer=size(state.opt_state),
+        batch=size(batch),
+        device_kind=mesh.devices.flat[0].device_kind,
+    )
+    split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], trainer.accumulation
+    expected = bytes_of(model, (words[0], words[-1], predictions), split, execution.remat, fused=False)
+    return Stage(info, objective, trainer, batch, model.vocab_size, expected)
 
 
 def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
@@ -218,7 +215,7 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
         batch |= {"nsp_labels": ((rows, pairs), np.int32), "nsp_weights": ((rows, pairs), np.float32)}
         slots = objective.masking.slots
         flops = rows * flops_per_row(model, length, slots, config.data.nsp)
-        found.append(Stage(f"phase {number}", steps, objective, trainer, batch, flops, model, execution, slots))
+        found.append(_stage(f"phase {number}", steps, objective, trainer, batch, flops, model, execution, slots))
     return found
 
 
@@ -247,7 +244,7 @@ def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: A
     known = TRAINING_ROWS.get(task.name)
     steps = -(-known // rows) * task.epochs if known else None
     flops = math.prod(words[:-1]) * flops_per_row(model, task.max_length, 0, nsp=False)
-    return Stage(task.name, steps, tuner.objective, tuner.trainer, batch, flops, model, execution)
+    return _stage(task.name, steps, tuner.objective, tuner.trainer, batch, flops, model, execution)
 
 
 def task_head(name: str, options: Mapping[str, Any]) -> tuple[str, int]:
@@ -269,29 +266,20 @@ def vocabulary_size(config: Config) -> int:
 
 
 def bytes_of(
-    config: BertConfig,
-    rows: int,
-    length: int,
-    predictions: int,
-    devices: int,
-    fsdp: int,
-    tensor: int,
-    remat: str,
-    accumulation: int,
-    fused: bool,
+    config: BertConfig, shape: tuple[int, int, int], split: tuple[int, int, int, int], remat: str, fused: bool
 ) -> float:
     """Bytes of a device by arithmetic: state, gradients, kept activations, work at its widest.
 
-    This is what the compiler assigns to buffers, within a tenth; the program that it ends with
-    takes 1.05 to 1.25 times as much.
+    This is what the compiler assigns to buffers, within a tenth; the program that it ends with takes 1.05 to 1.25 times
+    as much.
 
     Args:
-      rows: of the global batch.
-      length: T; predictions: P, positions that the MLM head sees.
+      shape: rows of the global batch; T, tokens of a row; P, positions of a row that the MLM head sees.
+      split: devices, fsdp, tensor, accumulation.
       fused: whether attention keeps its matrices out of memory.
     """
-    # Weights and moments in float32, gradients (with accumulation also their sum), weights again
-    # in bfloat16, stacked.
+    (rows, length, predictions), (devices, fsdp, tensor, accumulation) = shape, split
+    # Weights and moments in float32, gradients (with accumulation also their sum), weights again in bfloat16, stacked.
     state = parameter_count(config) / (fsdp * tensor) * (4 * 3 + 4 * (1 if accumulation == 1 else 2) + 2)
     here = rows * tensor / devices / accumulation
     hidden = here * length * config.hidden_size * 2
