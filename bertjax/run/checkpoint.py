@@ -11,11 +11,7 @@ In: a tree of arrays, the step, metrics. Out: DIR/<step>/ (formats/checkpoint.py
    existed and none is intact, that is an error, never a fresh start.
 
 On object stores (gs://), where a rename is no single operation, the step directory is written in place and the
-manifest, written last, is what commits it.
-
-orbax's CheckpointManager does not commit and retain here: it refuses to save a step that exists or that is not beyond
-the newest, so that a run that fell back from a corrupt checkpoint could not save until it was past it, and it commits
-before the checksums of the files can be part of what is committed.
+manifest, written last, commits it. docs/design.md says why orbax's CheckpointManager does not do this.
 """
 
 import functools
@@ -245,13 +241,12 @@ class Checkpoints(SavedStates):
         """The step with the best value of the metric, or None."""
         return next((step for step, _ in self.ranked()), None)
 
-    def restore(self, target: Any, step: int | None = None, cast: bool = False) -> tuple[Any, int]:
+    def restore(self, target: Any, step: int | None = None) -> tuple[Any, int]:
         """(state, its step), bit for bit as saved, laid out as `target` says.
 
         Args:
           target: tree of ShapeDtypeStructs with shardings (or of arrays); any number of devices.
           step: None = the newest that is intact, with a message for each one that is not.
-          cast: lets a target's dtype differ from the saved one.
 
         Raises:
           CheckpointError: none, or the asked step, is intact.
@@ -260,7 +255,7 @@ class Checkpoints(SavedStates):
         import orbax.checkpoint as ocp
 
         step = self.intact(step)
-        self._check_fits(target, step, cast)
+        self._check_fits(target, step)
         restore_args = jax.tree.map(
             lambda leaf: ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype, global_shape=leaf.shape), target
         )
@@ -270,7 +265,7 @@ class Checkpoints(SavedStates):
         self._restored, self._saved = step, set()
         return jax.tree.map(_own_buffer, state), step
 
-    def _check_fits(self, target: Any, step: int, cast: bool) -> None:
+    def _check_fits(self, target: Any, step: int) -> None:
         saved = _by_name(self._orbax.metadata(self.directory / str(step) / STATE).item_metadata.tree)
         wanted = _by_name(target)
         problems = [f"not in the checkpoint: {name}" for name in sorted(wanted.keys() - saved.keys())]
@@ -279,7 +274,7 @@ class Checkpoints(SavedStates):
             here, there = wanted[name], saved[name]
             if tuple(here.shape) != tuple(there.shape):
                 problems.append(f"{name} is {tuple(there.shape)} in the checkpoint and {tuple(here.shape)} in this run")
-            elif not cast and jnp.dtype(here.dtype) != jnp.dtype(there.dtype):
+            elif jnp.dtype(here.dtype) != jnp.dtype(there.dtype):
                 problems.append(f"{name} is {there.dtype} in the checkpoint and {here.dtype} in this run")
         if problems:
             shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
