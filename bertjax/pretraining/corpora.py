@@ -211,7 +211,7 @@ class RecordCorpus(Corpus):
         self.tokenizer = load_tokenizer(data.tokenizer)
         self._opened: dict[str, Records] = {}
         for length in self._lengths:
-            self._split(length)  # first: the wrong files are a plainer mistake than what they hold
+            self._split(length)  # before any record is checked: wrong files are the simpler error
         for length in self._lengths:
             self._check(length)
 

@@ -44,7 +44,7 @@ UNTOLD = (
 
 
 def finish(job: PretrainingJob, params: Any, step: int, metrics: dict[str, float], logbook: Logbook) -> None:
-    """Prints the result, and writes model, examples and report; every process calls it.
+    """Prints the result, and writes model, card and examples; every process calls it.
 
     Args:
       step: how many the run has taken.

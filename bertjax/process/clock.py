@@ -20,7 +20,7 @@ import numpy as np
 _IMPORTED = time.monotonic()
 # Key of a batch, int32 [rows]: the place in the learning-rate schedule, where it is not the step.
 POSITION = "schedule_position"
-SYNC_STEPS = 16  # steps between two looks at process 0's clock, where there are several processes
+SYNC_STEPS = 16  # with several processes: steps between two readings of process 0's clock
 
 
 def process_age() -> float:

@@ -27,7 +27,7 @@ from bertjax.process.rendezvous import Meeting, PortTaken
 
 EXIT_NO_PEERS = 77  # not all processes came in time, or one was lost later
 WAIT_S = 300  # for the others at the start
-FOLLOW_S = 0.5  # between two looks whether another process has ended
+FOLLOW_S = 0.5  # between two checks whether another process has ended
 WAITING_LINE_S = 30.0  # between two lines of a process that waits for others
 _ENDED = "bertjax/ended"  # key of the coordination service: who ended first, and why
 # What jax raises when another process is gone: a status, and what it is about.
@@ -189,7 +189,7 @@ def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
             raise
         leaving.set()
         if lost := lost_peer(error):
-            time.sleep(1)  # a process that ended in good order has said why
+            time.sleep(1)  # a process that ended by an error writes its reason first
             if ended := _ended(client):
                 _end_as(ended)
             _end_with(

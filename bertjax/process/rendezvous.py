@@ -72,7 +72,7 @@ class Meeting:
                 self._show_missing(met)
             for peer, _ in met.values():
                 _send_line(peer, {"all": self.processes})
-            for peer, _ in met.values():  # who closes first keeps the port busy for a while
+            for peer, _ in met.values():  # the side that closes first keeps the port busy for a while
                 _receive_line(peer, ANSWER_S)
 
     def _show_missing(self, met: dict[int, Any]) -> None:
@@ -112,7 +112,7 @@ class Meeting:
                 if "error" in answer:
                     raise ValueError(answer["error"])
                 return
-            if answer:  # jax's service, of a run that has begun, or no process of ours at all
+            if answer:  # jax's service of a run that has begun, or another program
                 other_since = other_since or time.monotonic()
                 problem = (
                     f"at {self.coordinator} answers another program, or a run that has begun "
@@ -126,7 +126,7 @@ class Meeting:
 
 
 def _send_line(peer: socket.socket, content: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # gone: found out when it is waited for
+    with contextlib.suppress(OSError):  # gone: the next receive will notice
         peer.sendall(json.dumps(content).encode() + b"\n")
 
 

@@ -20,7 +20,7 @@ def start(
     those of distributed.initialize.
     """
     preemption.leave_on_sigterm()
-    faulthandler.register(signal.SIGUSR1)  # for whoever wonders what a run is doing
+    faulthandler.register(signal.SIGUSR1)  # shows what a run is doing
     if config.execution.compilation_cache:
         use_compilation_cache(config.execution.compilation_cache)
     # A kernel holds the paths of its source: else another place of installation would make another program of it.

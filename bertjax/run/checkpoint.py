@@ -37,7 +37,7 @@ from bertjax.run import claim
 
 log = logging.getLogger(__name__)
 
-_NONE, _FAILED = -1, -2  # what is sent in place of a step
+_NONE, _FAILED = -1, -2  # sent in place of a step
 
 
 class Checkpoints(SavedStates):
@@ -71,8 +71,8 @@ class Checkpoints(SavedStates):
         self._timeout_s, self._begun = timeout_s, 0.0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
-        self._restored: int | None = None  # where the history of this process begins,
-        self._saved: set[int] = set()  # and the steps that it has
+        self._restored: int | None = None  # the step that this process went on from
+        self._saved: set[int] = set()  # the steps saved since then
         if self._primary:
             claim.claim(self.directory)
             self._recover()
@@ -82,7 +82,7 @@ class Checkpoints(SavedStates):
     def _orbax(self) -> Any:
         import orbax.checkpoint as ocp
 
-        # orbax measures by the wall clock, which may be set meanwhile; so the limit is ours.
+        # orbax measures by the wall clock, which may jump; `wait` has a limit of its own.
         return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=4 * 10**9)
 
     def _recover(self) -> None:
@@ -174,7 +174,7 @@ class Checkpoints(SavedStates):
             self._retain(step)
         except Exception as error:
             if self._primary and not self._in_place:
-                _remove_quietly(written)  # a full disk gets its room back
+                _remove_quietly(written)  # frees the space on a full disk
             raise CheckpointError(
                 f"checkpoint of step {step} could not be written to {final}: {error}. Earlier "
                 f"checkpoints are untouched: {self.steps()}"
@@ -183,8 +183,8 @@ class Checkpoints(SavedStates):
     def _retain(self, newest: int) -> None:
         """Deletes what no rule keeps.
 
-        History is linear: what is beyond the step just saved, or was beyond the one restored, is
-        corrupt or abandoned, and a resume must not land on it.
+        What is beyond the step just saved, or was beyond the one restored, is corrupt or abandoned: no resume may take
+        it.
         """
         steps = [
             step
@@ -195,7 +195,7 @@ class Checkpoints(SavedStates):
         write_whole(self._ledger, json.dumps({"newest": newest, "kept": sorted(keep)}))
         for step in set(self.steps()) - keep:
             doomed = self.directory / str(step)
-            if not self._in_place:  # so that a kill meanwhile leaves no half directory behind
+            if not self._in_place:  # a kill meanwhile must leave no half directory
                 doomed = doomed.rename(self.directory / f"tmp.deleting.{step}")
             doomed.rmtree()
 

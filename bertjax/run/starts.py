@@ -24,7 +24,7 @@ from bertjax.log.report.runs import STARTS_FILE, read_starts
 from bertjax.process import hardware
 from bertjax.training.programs import DIRECTORY, Programs
 
-# What executables are made for; sums may be ordered otherwise where one of them is another.
+# What an executable is compiled for; a change of one of them may change the order of sums.
 MADE_FOR = ("device_kind", "devices", "processes", "jax", "jaxlib", "platform_version", "XLA_FLAGS")
 
 

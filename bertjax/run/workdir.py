@@ -19,7 +19,7 @@ from bertjax.training.programs import DIRECTORY as PROGRAMS_DIRECTORY
 # By job: the file that says what a run was begun with.
 RECORDS = {"pretrain": "config.json", "finetune": "finetune.json"}
 CORPUS_FILE = "corpus.json"  # what a pre-training run is trained on
-# What a run leaves beside its checkpoints; other files of a directory are not the run's.
+# Files of a run beside its checkpoints; `delete_run` leaves all others alone.
 FILES = (
     *RECORDS.values(),
     CORPUS_FILE,
@@ -62,7 +62,7 @@ def step_to_resume(
     """
     record = workdir / RECORDS[config.job]
     other, kind = ("finetune", "fine-tuning") if config.job == "pretrain" else ("pretrain", "pre-training")
-    # Opened also where nothing is read: it may not be written, or another process trains there.
+    # Opened even where nothing is read: this checks that it can be written and that no other process trains there.
     with contextlib.closing(Checkpoints(workdir / "checkpoints")) as checkpoints:
         # A directory with config.json alone may be a model's.
         if not record.exists() and (workdir / RECORDS[other]).exists():
@@ -95,9 +95,9 @@ def step_to_resume(
 def _has_overwritten(
     workdir: epath.Path, record: epath.Path, conflicts: Callable[[Mapping[str, Any]], list[str]]
 ) -> bool:
-    """Whether the run there is this command's own, begun over an older one and not finished.
+    """Whether this same command has already overwritten an older run there, and not finished its own.
 
-    A launcher repeats the command after a pre-emption; that must not begin from nothing again.
+    A launcher repeats the command after a pre-emption, which must then go on and not start again from step 0.
     """
     if (workdir / "model").exists() or not record.exists():
         return False

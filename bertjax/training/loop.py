@@ -40,11 +40,11 @@ class DataError(ValueError):
 
 
 class EarlyStop(Exception):  # noqa: N818  not an error: it ends the loop in good order
-    """Raised by an evaluation that has seen enough."""
+    """Raised by an evaluation to end the training."""
 
 
 class _StopRequested(Exception):
-    """Leaves an evaluation, which may last longer than a machine that is taken away."""
+    """Ends an evaluation early: it may take longer than a machine that is pre-empted has left."""
 
 
 class Loop:
@@ -94,14 +94,14 @@ class Loop:
                 if must_stop(self.stop):
                     self._leave()
         except Exception as error:
-            # An error ends the run, but not the save that has begun; without its peers that would hang.
+            # The save that has begun is finished first, except without the other processes, where it would hang.
             if not isinstance(error, CheckpointError) and not lost_peer(error):
                 try:
                     self._wait_until_saved()
                 except CheckpointError as another:  # the first error is the one to tell
                     self.logbook.message(str(another))
             raise
-        finally:  # a notebook lives on after an error
+        finally:  # a notebook goes on after an error
             self.watchdog.stop()
             self.trainer.between_batches = lambda done: None
         return self.state
@@ -188,7 +188,7 @@ class Loop:
             line = {"loss": values.pop("loss"), **values, **rates}
             if due:
                 self.logbook.train(done, self.clock.last_step(done), line)
-            else:  # not recorded: which steps are is no matter of the clock
+            else:  # not recorded: the recorded steps must not depend on the clock
                 self.logbook.message(progress_line(done, self.clock.last_step(done), line))
             self.told_at = time.monotonic()
         if skipped_in_row >= self.config.optimizer.max_skipped_in_row:

@@ -88,7 +88,7 @@ class Programs:
             self._started[key] = self._lowering.submit(lower)
 
     def lowered_first(self) -> None:
-        """Returns when the first program is lowered, which so had Python to itself."""
+        """Returns when the first program is lowered: other Python threads would slow it down."""
         for program in list(self._started.values())[:1]:
             program.result()
 
