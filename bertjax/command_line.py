@@ -5,9 +5,11 @@ setting once; parsed flags, or a refusal that names the flag, or the config file
 """
 
 import difflib
+import functools
 import pathlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_collections
 from absl import flags
@@ -32,28 +34,13 @@ FLAG_ALIASES = {
 
 
 def parse_flags(arguments: Sequence[str]) -> list[str]:
-    """Parses the command line of a program that has defined --config as a config file.
+    """Parses the command line (with the program's name) of a program that has defined --config as a config file.
 
-    Args:
-      arguments: the command line with the program's name.
-
-    Returns the arguments that are no flags. Raises ValueError that names the flag, the setting, or
-    the config file with its line.
+    Returns the arguments that are no flags. Raises ValueError that names the flag, the setting, or the config file with
+    its line.
     """
-    try:
-        arguments = expand_overrides(arguments)
-    except flags.Error as error:  # of --flagfile
-        raise ValueError(str(error)) from None
-    check_override_names(arguments[1:])
-    ARGUMENTS[:] = arguments
-    try:
-        remaining = flags.FLAGS(arguments)
-        if flags.FLAGS.config is not None:
-            _ = flags.FLAGS.config.job  # a file that cannot be read shows only at its first use
-    except flags.UnrecognizedFlagError as error:
-        raise ValueError(f"unknown flag --{error.flagname}{flag_hint(error.flagname)}") from None
-    except Exception as error:  # a config file is a program, which may raise anything
-        raise ValueError(_complaint(error, arguments)) from error
+    ARGUMENTS[:] = _expanded(arguments)
+    remaining, _ = _parsed(flags.FLAGS, ARGUMENTS)
     return remaining
 
 
@@ -67,18 +54,36 @@ def load_config(
 
     Raises ValueError that names the setting, or the config file with its line.
     """
-    arguments = expand_overrides(["", *([f"--config={file}"] if file is not None else []), *settings])
-    check_override_names(arguments[1:])
-    options = {"flag_values": flags.FlagValues(), "sys_argv": arguments, **UNLOCKED}
+    arguments = _expanded(["", *([f"--config={file}"] if file is not None else []), *settings])
+    values = flags.FlagValues()
+    if file is None:  # the flag is read as it is defined
+        define = functools.partial(config_flags.DEFINE_config_dict, "config", base)
+    else:
+        define = functools.partial(config_flags.DEFINE_config_file, "config")
+    return _parsed(values, arguments, lambda: define(flag_values=values, sys_argv=arguments, **UNLOCKED))[1]
+
+
+def _expanded(arguments: Sequence[str]) -> list[str]:
     try:
-        if file is None:
-            config_flags.DEFINE_config_dict("config", base, **options)
-        else:
-            config_flags.DEFINE_config_file("config", **options)
-        options["flag_values"](arguments)
-        config = options["flag_values"].config
-        _ = config.job  # a file that cannot be read shows only at its first use
-        return config
+        arguments = expand_overrides(arguments)
+    except flags.Error as error:  # of --flagfile
+        raise ValueError(str(error)) from None
+    check_override_names(arguments[1:])
+    return arguments
+
+
+def _parsed(
+    values: flags.FlagValues, arguments: Sequence[str], define: Callable[[], Any] = lambda: None
+) -> tuple[list[str], Any]:
+    """(arguments that are no flags, config) of flags, once `define` has defined them."""
+    try:
+        define()
+        remaining, config = values(arguments), values.config
+        if config is not None:
+            _ = config.job  # a file that cannot be read shows only at its first use
+        return remaining, config
+    except flags.UnrecognizedFlagError as error:
+        raise ValueError(f"unknown flag --{error.flagname}{flag_hint(error.flagname)}") from None
     except Exception as error:  # a config file is a program, which may raise anything
         raise ValueError(_complaint(error, arguments)) from error
 
@@ -152,20 +157,11 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
     """What is wrong with a command line that absl or a config file does not take."""
     if isinstance(error, KeyError):  # a part of an option that the config file does not have
         name = str(error.args[0]).strip("'\"")
-        return (
-            f"there is no {name!r} to set a part of; give all of it, as --config.task.options."
-            f"{name}=\"{{'PART': VALUE}}\""
-        )
-    file = next(
-        (
-            argument.removeprefix("--config=").split(":")[0]
-            for argument in arguments
-            if argument.startswith("--config=")
-        ),
-        "",
-    )
-    if not any(argument.startswith("--config=") for argument in arguments):
+        return f"there is no {name!r} to set a part of; give all of it, as {name}=\"{{'PART': VALUE}}\""
+    files = [a.removeprefix("--config=").split(":")[0] for a in arguments if a.startswith("--config=")]
+    if not files:
         return str(error)
+    file = files[0]
     if not file:
         return "--config= names no file; try --config=configs/demo.py"
     if not pathlib.Path(file).exists():

@@ -23,7 +23,7 @@ def describe() -> str:
     for path, setting in walk(Config):
         unit = f" ({setting.unit})" if setting.unit else ""
         source = f" [{setting.source}]" if setting.source else ""
-        lines.append(f"--config.{path}={setting.default!r}\n    {setting.help}{unit}{source}")
+        lines.append(f"--config.{path}={setting.default!r}\n    {setting.help}{unit}{source}{_unused(setting)}")
     return "\n".join(lines)
 
 
@@ -38,12 +38,24 @@ def page() -> str:
 
 def _section(title: str, kind: type, prefix: str = "") -> list[str]:
     rows = [
-        (f"`{prefix}{name}`", f"`{setting.default!r}`", setting.help, setting.unit, _may_be(setting), setting.source)
+        (
+            f"`{prefix}{name}`",
+            f"`{setting.default!r}`",
+            setting.help + _unused(setting),
+            setting.unit,
+            _may_be(setting),
+            setting.source,
+        )
         for name, setting in walk(kind)
         if "." not in name
     ]
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
     return [f"## {title}\n", table(("setting", "default", "meaning", "unit", "may be", "source"), cells), ""]
+
+
+def _unused(setting: Setting) -> str:
+    job, instead = setting.unused or ("", "")
+    return f". Not for job={job}: {instead}" if job and instead != "it is for fine-tuning" else ""
 
 
 def _may_be(setting: Setting) -> str:
