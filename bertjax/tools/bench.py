@@ -75,9 +75,12 @@ def configurations(shapes: Sequence[str], files: Sequence[str], settings: Sequen
 
 
 class Program:
-    """The compiled training step of a stage, and the state and batch that it runs on."""
+    """The compiled training step of a stage, and the state and batch that it runs on.
 
-    def __init__(self, name: str, stage: Stage):
+    batch, params: arrays in place of full rows of random words and the parameters of a new run.
+    """
+
+    def __init__(self, name: str, stage: Stage, batch: Any = None, params: Any = None):
         self.name, self.stage = name, stage
         started = time.perf_counter()
         trainer, objective = stage.trainer, stage.objective
@@ -87,14 +90,18 @@ class Program:
         self.times: list[tuple[float, float]] = []  # of each round: seconds a step one by one, in a row
         self.loss = float("nan")
         self._state: Any = None
-        self._batch: Any = None
+        self._batch, self._params = batch, params
 
     def run(self, steps: int) -> float:
         """Runs steps and waits for the last; returns the seconds that took."""
         import jax
 
+        from bertjax.training.sharding import put_batch
+
         if self._state is None:
-            self._state, self._batch = self.stage.trainer.init(self.stage.objective), self.stage.random_batch()
+            trainer = self.stage.trainer
+            self._state = trainer.init(self.stage.objective, self._params)
+            self._batch = put_batch(self._batch, trainer.mesh) if self._batch else self.stage.random_batch()
         started = time.perf_counter()
         for _ in range(steps):
             self._state, metrics = self.executable(self._state, self._batch)

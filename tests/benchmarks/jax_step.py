@@ -86,10 +86,10 @@ def prepare(
         options = kernel_options(jax.default_backend())
     step = trainer.train_step(objective).lower(abstract, batch).compile(compiler_options=options)
     seconds = time.perf_counter() - started
-    return Compiled(work, step, lambda: trainer.init(objective, _random_params(abstract.params)), batch, seconds)
+    return Compiled(work, step, lambda: trainer.init(objective, random_params(abstract.params)), batch, seconds)
 
 
-def _random_params(shapes: Any) -> Any:
+def random_params(shapes: Any) -> Any:
     """Initial values drawn on the host: the real initialisation takes longer to compile than to
     time a step."""
     rng = np.random.default_rng(0)
