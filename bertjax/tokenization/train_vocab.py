@@ -10,25 +10,20 @@
 Everything is a deterministic function of the sentences in their order and of the settings.
 """
 
-import io
 import logging
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Literal
 
 from bertjax.tokenization.normalization import BertNormalizer
+from bertjax.tokenization.train_subwords import LONGEST, SPACE, learn_pieces
 from bertjax.tokenization.word_counts import WordCounts, strip_marks
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer
 
 VOCAB_SIZE = 30522
 ORIGINAL_UNUSED = 994
 _UNUSED_BEFORE_UNK = 99  # [UNK] is id 100 in the original when there are that many unused rows
-_SPACE = "\u2581"  # sentencepiece's mark of a word's start
-_MAX_WORD = 64  # characters; longer "words" (addresses, formulas) teach no pieces
-_MERGED_WORDS = 400_000  # most frequent words that the merges are learnt from
 _SURPLUS = 1.5  # pieces learnt for each one wanted; 1.2 and 2.0 gave more tokens a word
 _PRUNING_ROUNDS = 4
 _FEW_CHARACTERS = 10_000  # in a smaller corpus a character that is seen once gets an entry too
@@ -97,7 +92,7 @@ def train_wordpiece(
         )
     elif strip_accents == "auto":
         strip_accents = None
-    if longest < _MAX_WORD:  # the words are clauses, of which parts are learnt
+    if longest < LONGEST:  # the words are clauses, of which parts are learnt
         words = _parts(words)
     if min_char_count is None:
         few = sum(len(word) * count for word, count in words) < _FEW_CHARACTERS
@@ -122,7 +117,7 @@ def train_wordpiece(
             "or raise min_char_count"
         )
 
-    words = [(word, count) for word, count in words if len(word) <= _MAX_WORD and alphabet.issuperset(word)]
+    words = [(word, count) for word, count in words if len(word) <= LONGEST and alphabet.issuperset(word)]
     pieces = _merge(words, math.ceil(_SURPLUS * vocab_size) + len(alphabet), longest) if (wanted and words) else []
     taken = set(fixed)
     pieces = [piece for piece in pieces if piece not in taken]
@@ -163,7 +158,7 @@ def _without_marks(
 def _longest_piece(share: float, run: float) -> int:
     """Characters of the longest piece, and says where words are not set apart by spaces."""
     if share < _SPACELESS_SHARE or run < _SPACELESS_RUN:
-        return _MAX_WORD
+        return LONGEST
     log.warning(
         "%.0f %% of the text is in scripts without spaces between words (Thai, Lao, Khmer, "
         "Burmese, kana, Chinese with tokenize_chinese_chars=false), in runs of %.0f characters: to "
@@ -183,8 +178,8 @@ def _parts(words: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """The words, long ones in parts that are short enough to learn pieces from."""
     counts: Counter[str] = Counter()
     for word, count in words:
-        for start in range(0, len(word), _MAX_WORD):
-            counts[word[start : start + _MAX_WORD]] += count
+        for start in range(0, len(word), LONGEST):
+            counts[word[start : start + LONGEST]] += count
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -238,45 +233,12 @@ def _characters(words: list[tuple[str, int]], min_count: int, limit: int) -> tup
     return set(alphabet), alphabet + [f"##{char}" for char in alphabet if char in inside]
 
 
-def _merge(words: list[tuple[str, int]], size: int, longest: int = _MAX_WORD) -> list[str]:
+def _merge(words: list[tuple[str, int]], size: int, longest: int = LONGEST) -> list[str]:
     """WordPiece forms of the (at most `size`) pieces that sentencepiece's BPE makes of `words`.
 
     longest: characters of the longest piece.
     """
-    import sentencepiece
-
-    repeated = [item for item in words if item[1] > 1]
-    # Words seen once are mostly noise, but a small corpus has too few others.
-    table = (repeated if len(repeated) >= size else words)[:_MERGED_WORDS]
-    model = io.BytesIO()
-    with tempfile.TemporaryDirectory(prefix="bertjax-vocab-") as directory:
-        path = Path(directory) / "words.tsv"
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{word}\t{count}\n" for word, count in table if _SPACE not in word)
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(path),
-            input_format="tsv",
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=size,
-            hard_vocab_limit=False,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            split_by_unicode_script=False,
-            split_by_number=False,
-            max_sentencepiece_length=longest,
-            bos_id=-1,
-            eos_id=-1,
-            num_threads=1,
-            minloglevel=2,
-        )
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    return wordpiece_pieces(
-        processor.id_to_piece(i)
-        for i in range(processor.get_piece_size())
-        if not (processor.is_unknown(i) or processor.is_control(i))
-    )
+    return wordpiece_pieces(piece for piece, _ in learn_pieces(words, "bpe", size, longest))
 
 
 def wordpiece_pieces(pieces: Iterable[str]) -> list[str]:
@@ -289,8 +251,8 @@ def wordpiece_pieces(pieces: Iterable[str]) -> list[str]:
     for piece in pieces:
         if len(piece) > 2 and piece.startswith("<") and piece.endswith(">"):
             continue
-        start = piece.startswith(_SPACE)
+        start = piece.startswith(SPACE)
         body = piece[1:] if start else piece
-        if body and _SPACE not in body:
+        if body and SPACE not in body:
             found[body if start else f"##{body}"] = None
     return list(found)

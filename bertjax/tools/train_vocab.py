@@ -1,8 +1,9 @@
-"""Trains a WordPiece vocabulary on text files, and measures how well it fits.
+"""Trains a vocabulary on text files, and measures how well it fits.
 
     python -m bertjax.tools.train_vocab --input='corpus/*.txt' --output=vocab --compare=DIR
 
-Writes vocab.txt and tokenizer_config.json (casing included) to the output directory, and prints the
+--model says what kind: wordpiece (BERT's, the default), bpe (RoBERTa's byte-level BPE) or unigram (XLM-R's).
+Writes vocab.txt or tokenizer.json, and tokenizer_config.json, to the output directory, and prints the
 unknown rate and the tokens per word on text that was not trained on, beside those of another
 vocabulary (--compare). The corpus may have any size; it is read once, in bounded memory.
 """
@@ -14,11 +15,14 @@ import time
 from collections.abc import Iterator, Sequence
 
 from bertjax.formats.files import directory_for_work
+from bertjax.tokenization.tokenizer import Tokenizer
+from bertjax.tokenization.train_subwords import train_subwords
 from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
 from bertjax.tools.arguments import Parser, add_boolean, add_input, make_parser, refusals
 
 _KEPT_OUT_EVERY = 100  # without --heldout, every hundredth line is measured on, not trained on
 _MEASURED_LINES = 20_000
+_OF_WORDPIECE = ("tokenize_chinese_chars", "num_unused", "min_char_count", "max_chars")
 
 
 def parser() -> Parser:
@@ -26,9 +30,10 @@ def parser() -> Parser:
     parser = make_parser("train_vocab", __doc__)
     add = parser.add_argument
     add_input(parser, required=True)
-    add("--output", required=True, help="directory for vocab.txt and tokenizer_config.json")
+    add("--output", required=True, help="directory for the vocabulary and tokenizer_config.json")
+    add("--model", default="wordpiece", choices=("wordpiece", "bpe", "unigram"), help="the kind (default wordpiece)")
     add("--vocab_size", type=int, default=VOCAB_SIZE, help=f"entries (default {VOCAB_SIZE})")
-    add_boolean(parser, "do_lower_case", True, "an uncased vocabulary (default true)")
+    add_boolean(parser, "do_lower_case", None, "an uncased vocabulary (default true for wordpiece, else false)")
     add_boolean(
         parser,
         "strip_accents",
@@ -36,14 +41,18 @@ def parser() -> Parser:
         "drop combining marks (default: as do_lower_case, unless words that differ would become one; then they are "
         "kept and a line says so)",
     )
-    add_boolean(parser, "tokenize_chinese_chars", True, "isolate CJK ideographs (default true)")
-    add("--num_unused", type=int, help="[unusedN] rows (default vocab_size / 30, at most 994)")
-    add("--min_char_count", type=int, help="rarer characters get no entry (default 2; 1 in under 10000 characters)")
+    add_boolean(parser, "tokenize_chinese_chars", None, "isolate CJK ideographs (default true; wordpiece only)")
+    add("--num_unused", type=int, help="[unusedN] rows (default vocab_size / 30, at most 994; wordpiece only)")
+    add(
+        "--min_char_count",
+        type=int,
+        help="rarer characters get no entry (default 2; 1 in under 10000 characters; wordpiece only)",
+    )
     add(
         "--max_chars",
         type=int,
         help="characters with entries (default 1000, or as many as cover 99.95 %% of the text, at most a third of "
-        "vocab_size)",
+        "vocab_size; wordpiece only)",
     )
     add(
         "--max_words",
@@ -75,26 +84,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train(flags: argparse.Namespace) -> None:
     from bertjax.tokenization import load_tokenizer
 
+    other_kind = flags.model != "wordpiece"
+    if unused := [name for name in _OF_WORDPIECE if other_kind and getattr(flags, name) is not None]:
+        raise ValueError(f"--{unused[0]} has no effect on --model={flags.model}; leave it out")
+    if flags.do_lower_case is None:
+        flags.do_lower_case = not other_kind
     # What is needed only at the end is opened now: counting may take hours.
     other = load_tokenizer(flags.compare) if flags.compare else None
     measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES)) if flags.heldout else []
-    rule = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
-    sizes = ("num_unused", "min_char_count", "max_chars", "max_words")
-    for name in ("vocab_size", *rule, *sizes):
+    for name in (
+        "model",
+        "vocab_size",
+        "do_lower_case",
+        "strip_accents",
+        *_OF_WORDPIECE * (not other_kind),
+        "max_words",
+    ):
         value = getattr(flags, name)
         print(f"{name} = {'default' if value is None else value}")
     started = time.monotonic()
     lines = read_lines(flags.input, flags)
-    tokenizer = train_wordpiece(
-        lines if flags.heldout else keep_out(lines, measured),
-        flags.vocab_size,
-        flags.do_lower_case,
-        "auto" if flags.strip_accents is None else flags.strip_accents,
-        flags.tokenize_chinese_chars,
-        **{name: getattr(flags, name) for name in sizes},
-    )
+    lines = lines if flags.heldout else keep_out(lines, measured)
+    tokenizer = (train_other if other_kind else train_bert)(lines, flags)
     tokenizer.save(flags.output)
-    print(f"{tokenizer.vocab_size} entries in {flags.output}/vocab.txt, {time.monotonic() - started:.1f} s")
+    file = f"{flags.output}/{tokenizer.VOCABULARY_FILE}"
+    print(f"{tokenizer.vocab_size} entries in {file}, {time.monotonic() - started:.1f} s")
     kind = "not " if measured else ""
     if not measured:  # under 51 lines
         measured = list(itertools.islice(read_lines(flags.input, flags), _MEASURED_LINES))
@@ -105,7 +119,27 @@ def train(flags: argparse.Namespace) -> None:
             print(f"  {name}: {one.vocab_size} entries, unknown rate {unknown:.4%}, {tokens_a_word:.4f} tokens a word")
 
 
-def fit(tokenizer, texts: list[str]) -> tuple[float, float]:
+def train_bert(lines: Iterator[str], flags: argparse.Namespace) -> Tokenizer:
+    return train_wordpiece(
+        lines,
+        flags.vocab_size,
+        flags.do_lower_case,
+        "auto" if flags.strip_accents is None else flags.strip_accents,
+        flags.tokenize_chinese_chars is not False,
+        num_unused=flags.num_unused,
+        min_char_count=flags.min_char_count,
+        max_chars=flags.max_chars,
+        max_words=flags.max_words,
+    )
+
+
+def train_other(lines: Iterator[str], flags: argparse.Namespace) -> Tokenizer:
+    return train_subwords(
+        lines, flags.model, flags.vocab_size, flags.do_lower_case, flags.strip_accents, flags.max_words
+    )
+
+
+def fit(tokenizer: Tokenizer, texts: list[str]) -> tuple[float, float]:
     """(share of unknown tokens, tokens a white-space separated word); nan without text."""
     tokens = unknown = words = 0
     for text in texts:

@@ -10,6 +10,7 @@ import pytest
 
 from bertjax.tokenization import load_tokenizer
 from bertjax.tokenization.normalization import BertNormalizer
+from bertjax.tokenization.train_subwords import train_subwords
 from bertjax.tokenization.train_vocab import WordCounts, _characters, train_wordpiece
 from bertjax.tokenization.word_counts import strip_marks
 from bertjax.tools import train_vocab as tool
@@ -380,3 +381,74 @@ def test_a_gigabyte_of_text_within_two_gigabytes_of_memory(wikipedia_lines, tmp_
     print(done.stdout)
     assert load_tokenizer(tmp_path / "vocab").vocab_size == 8000
     assert int(done.stdout.split()[-1]) < 2_000_000  # KiB
+
+
+# --- other kinds --------------------------------------------------------------------------------
+
+KIND = pytest.mark.parametrize("kind", ["bpe", "unigram"])
+
+
+@pytest.mark.parity
+@KIND
+@pytest.mark.parametrize("lower", [False, True])
+def test_transformers_gives_the_ids_of_other_kinds(tmp_path, capsys, kind, lower):
+    transformers = pytest.importorskip("transformers")
+    flags = [f"--model={kind}", "--vocab_size=400", f"--do_lower_case={lower}"]
+    tool.main([f"--input={write(tmp_path)}", f"--output={tmp_path / 'v'}", *flags])
+    assert f"entries in {tmp_path / 'v'}/tokenizer.json" in capsys.readouterr().out
+    ours = load_tokenizer(tmp_path / "v")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "v")
+    assert ours.do_lower_case == lower and ours.vocab_size == len(theirs) <= 400
+    assert ours.special_ids == (1, 3, 0, 2, ours.vocab_size - 1)
+    for text in [*prose(20, seed=9), "Na\u00efve  Caf\u00e9,\tit's \ufb01ne: \u4e2d\u6587 \U0001f4a9", ""]:
+        assert ours.layout.join(ours.encode(text))[0].tolist() == theirs(text)["input_ids"]
+        assert (
+            ours.layout.join(ours.encode("a"), ours.encode(text or "b"))[0].tolist()
+            == (theirs("a", text or "b")["input_ids"])
+        )
+
+
+@KIND
+def test_other_kinds_are_a_function_of_the_sentences(kind):
+    made = [train_subwords(prose(3000), kind, 330) for _ in range(2)]
+    assert made[0].fingerprint == made[1].fingerprint != train_subwords(prose(3000), kind, 310).fingerprint
+    text = prose(3000)[0]
+    ids = made[0].encode(text)
+    assert made[0].decode(ids).strip() == " ".join(text.split()) and made[0].unk_id not in ids
+    assert len(ids) < len(text) / 2
+
+
+def test_no_text_is_unknown_to_bytes():
+    tokenizer = train_subwords(prose(3000), "bpe", 330)
+    for text in ("\u4e2d\u6587", "\U0001f4a9\x00\u200b", "\u0130 na\u00efve"):
+        ids = tokenizer.encode(text)
+        assert tokenizer.unk_id not in ids and tokenizer.decode(ids).strip() == text
+
+
+@KIND
+def test_what_other_kinds_cannot_be_made_of_is_refused_or_said(tmp_path, kind, caplog):
+    with pytest.raises(ValueError, match="vocab_size=5 is too small"):
+        train_subwords(prose(100), kind, 5)
+    with pytest.raises(ValueError, match="no words to train a vocabulary on"):
+        train_subwords(["", " "], kind, 500)
+    small = train_subwords(["ab ab cd"], kind, 5000)
+    assert small.vocab_size < 5000 and "only" in caplog.text
+    with pytest.raises(SystemExit, match=f"--num_unused has no effect on --model={kind}"):
+        tool.main([f"--input={write(tmp_path)}", f"--output={tmp_path / 'x'}", f"--model={kind}", "--num_unused=3"])
+
+
+def test_byte_level_merges_fit_a_text_as_well_as_the_library_s():
+    tokenizers = pytest.importorskip("tokenizers")
+    from tokenizers import models, pre_tokenizers, trainers
+
+    lines = prose(6000)
+    ours = train_subwords(lines, "bpe", 400)
+    theirs = tokenizers.Tokenizer(models.BPE())
+    theirs.pre_tokenizer = pre_tokenizers.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    theirs.train_from_iterator(
+        lines, trainers.BpeTrainer(vocab_size=395, initial_alphabet=alphabet, show_progress=False)
+    )
+    held = prose(500, seed=3)
+    expected = sum(len(encoding.ids) for encoding in theirs.encode_batch(held))
+    assert len(ours.encode_flat(held)[0]) <= 1.01 * expected
