@@ -157,8 +157,8 @@ class Program:
         return int(total)
 
     def _touched(self, inside: Computation) -> tuple[dict[int, int], float]:
-        """What a fused computation reads of those parameters of which it needs only slices, and
-        what it writes where its result is an array updated in place (else infinite)."""
+        """What a fused computation reads of those parameters of which it needs only slices, and what it writes where
+        its result is an array updated in place (else infinite)."""
 
         def size(name: str) -> int:
             return sum(array_bytes(inside[name].shape)) if name in inside else 0

@@ -1,8 +1,8 @@
 """Builds the training steps of a configuration, without a corpus.
 
 In: a configuration and the devices of a topology. Out: a `Stage` for each shape of batch that the run has (a phase of
-pre-training; the longest rows of a fine-tuning task). Objective, optimizer and
-trainer are made by the same functions as in a run, so that a plan cannot differ from what runs.
+pre-training; the longest rows of a fine-tuning task). Objective, optimizer and trainer are made by the same functions
+as in a run, so that a plan cannot differ from what runs.
 """
 
 import dataclasses
@@ -131,8 +131,8 @@ class Stage:
         return sharding.put_batch(batch, self.trainer.mesh)
 
     def measure(self, executable: Any, steps: int = 5, budget_s: float = 60) -> float:
-        """Seconds per step on this machine: the median after one step of warm-up, of `steps` or as many
-        as start within `budget_s`."""
+        """Seconds per step on this machine: the median after one step of warm-up, of `steps` or as many as start within
+        `budget_s`."""
         batch, state = self.random_batch(), self.trainer.init(self.objective)
         seconds: list[float] = []
         while len(seconds) < 2 or (len(seconds) <= steps and sum(seconds) < budget_s):
