@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.config import ModelSettings
+from bertjax.formats import hub
 from bertjax.formats.arrays import Header, LoadError
 from bertjax.formats.checkpoint import CheckpointError, SavedStates
 from bertjax.interop import huggingface, sentence_transformers
@@ -121,7 +122,7 @@ class Source:
 
 
 def open_source(path: str | Path) -> Source:
-    """Recognises a model directory, a TF1 checkpoint (directory or prefix) or a bertjax workdir.
+    """Recognises a model directory, a TF1 checkpoint (directory or prefix), a bertjax workdir, or a name at the Hub.
 
     WORKDIR@STEP is the checkpoint of that step of a run instead of its newest; the directory of a
     fine-tuning run stands for its best model.
@@ -187,10 +188,10 @@ def _recognise(path: Path) -> Source:
     if path.is_file():
         raise LoadError(f"{path} is a file; give the directory that it is in")
     if not path.exists():
-        raise LoadError(
-            f"{path} does not exist. Nothing is downloaded here: a model of the hub "
-            "comes with `hf download NAME --local-dir=DIR`"
-        )
+        try:
+            return _recognise(hub.fetch(path))
+        except FileNotFoundError as error:
+            raise LoadError(str(error)) from None
     for name, how in _OTHER_WEIGHTS.items():
         if (directory / name).is_file():
             raise LoadError(

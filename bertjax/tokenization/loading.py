@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertjax.formats import hub
 from bertjax.formats.files import parse_json
 from bertjax.tokenization import description as files
 from bertjax.tokenization import families
@@ -88,7 +89,7 @@ def _find(path: Path) -> tuple[Path, Path]:
     if path.is_file():
         return path.parent, path
     if not path.is_dir():
-        raise FileNotFoundError(f"no tokenizer at {path}: neither a directory nor a file")
+        path = hub.fetch(path, tokenizer_only=True)
     for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
         if (path / name).is_file():
             return path, path / name

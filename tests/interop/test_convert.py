@@ -123,7 +123,7 @@ def test_a_path_without_a_model_is_an_error_message_and_not_a_traceback(tmp_path
     for path in (tmp_path, "."):
         with pytest.raises(SystemExit, match="convert: .*holds no model"):
             main([f"--from={path}", f"--out={tmp_path / 'out'}"])
-    with pytest.raises(SystemExit, match="bert-base-uncased does not exist. .*hf download"):
+    with pytest.raises(SystemExit, match="bert-base-uncased does not exist: .*hf download"):
         main(["--from=bert-base-uncased", f"--out={tmp_path / 'out'}"])
 
 

@@ -283,7 +283,7 @@ def test_a_boolean_that_is_neither_is_refused(capsys):
         (["other.txt"], "Quote the wildcard"),
         (["--vocab_sise=9"], "no such flag: --vocab_sise=9. Did you mean --vocab_size\\?"),
         (["--colour=9"], "no such flag: --colour=9; --help lists the flags"),
-        (["--compare=/nowhere/vocab.txt"], "no tokenizer at /nowhere/vocab.txt"),
+        (["--compare=/nowhere/vocab.txt"], "/nowhere/vocab.txt does not exist"),
     ],
 )
 def test_bad_arguments_are_refused_before_any_work(tmp_path, extra, message):
