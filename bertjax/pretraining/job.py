@@ -224,9 +224,6 @@ def optimizer_text(o: OptimizerSettings) -> str:
     return text
 
 
-# -------------------------------------------------------------------------- the corpus of a run
-
-
 def corpus_record(corpus: Corpus) -> str:
     """The text of CORPUS_FILE."""
     content = {**_identity(corpus), "numbers": corpus.numbers, "remarks": corpus.remarks}

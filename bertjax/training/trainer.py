@@ -117,8 +117,6 @@ class Trainer:
         self.between_batches: Callable[[int], None] = lambda done: None
         self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
 
-    # ------------------------------------------------------------------------------------ state
-
     @jax_settings.fixed()
     def init(self, objective: Objective, params: Any = None) -> TrainState:
         """A fresh state, sharded over the mesh; from `params` (arrays) where given."""
@@ -164,8 +162,6 @@ class Trainer:
         if (kind, id(objective)) not in self._compiled:
             self._compiled[kind, id(objective)] = objective, make()
         return self._compiled[kind, id(objective)][1]
-
-    # ------------------------------------------------------------------------------------- step
 
     def train_step(
         self, objective: Objective
@@ -275,8 +271,6 @@ class Trainer:
         """Returns once what `compile_ahead` started is compiled, if anything."""
         self.programs.wait((kind, id(objective)))
 
-    # ------------------------------------------------------------------------------- evaluation
-
     def evaluation_key(self, number: jax.Array | int) -> jax.Array:
         """The key that `evaluate` gives to `prepare` for batch `number`."""
         key = jax.random.fold_in(jax.random.key(self.seed, impl=self.prng), EVALUATION_STREAM)
@@ -322,8 +316,6 @@ class Trainer:
             return self.programs.wrap("evaluate", function)
 
         return self._once("evaluate", objective, compiled)
-
-    # ------------------------------------------------------------------------------------- loop
 
     @jax_settings.fixed()
     def fit(
