@@ -126,11 +126,10 @@ class Architecture:
     type_vocab_size: int = setting(
         2, "segments that a token can belong to; 0 = no segment embeddings", COUNT, source=CODE
     )
-    pad_token_id: int = setting(0, "id of the tokenizer's padding token", COUNT, source=CODE)
     positions: str = setting(
         "learned",
-        "how a token's place is told: learned (a table), offset (a table that counts from pad_token_id + 1, as "
-        "RoBERTa's) or rotary (queries and keys are turned)",
+        "how a token's place is told: learned (a table), offset (RoBERTa's table, which counts from the padding "
+        "token's id + 1) or rotary (queries and keys are turned)",
         ("learned", "offset", "rotary"),
         source=CODE,
     )

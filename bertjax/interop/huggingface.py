@@ -28,7 +28,6 @@ from bertjax.model.model_types import OWN
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 from bertjax.tokenization import Tokenizer
-from bertjax.version import source_version
 
 _LFS_POINTER = b"version https://git-lfs"
 _PARALLEL = "module."  # before every name, where torch's DataParallel was saved with its model
@@ -268,6 +267,17 @@ def class_name(config: BertConfig, architecture: str) -> tuple[str, str]:
     return prefix + architecture.removeprefix("Bert"), model_type
 
 
+def export_text(config: BertConfig, architecture: str) -> str:
+    """What a class of heads.py is written as, where that is not BERT; ''."""
+    name, model_type = class_name(config, architecture)
+    if model_type == OWN:
+        return (
+            "transformers has no class for this network with these heads: the model is written in bertjax's own "
+            "layout, which bertjax alone reads"
+        )
+    return "" if model_type == "bert" else f"transformers' {name} (model_type {model_type})"
+
+
 def write_directory(
     target: str | Path,
     config: BertConfig,
@@ -312,76 +322,3 @@ def write_directory(
             sentence.write(directory, config.hidden_size)
         if card is not None:
             (directory / "README.md").write_text(card, encoding="utf-8")
-
-
-def model_card(
-    name: str,
-    architecture: str,
-    summary: str,
-    data: str = "",
-    recipe: Mapping[str, Any] | None = None,
-    sections: Mapping[str, str] | None = None,
-    fill_mask: bool = False,
-) -> str:
-    """README.md of a model directory: what it is, how to load it, what it was trained on and how.
-
-    Args:
-      architecture: the class of heads.py and of transformers that the weights are of.
-      summary: the first paragraph.
-      recipe: what of the training -> value, in the order to print.
-      sections: further titles and their Markdown.
-      fill_mask: whether it answers `fill-mask`, which the card then shows.
-    """
-    head = ["---", "library_name: transformers", "tags:", "- bert", "- bertjax"]
-    head += ["pipeline_tag: fill-mask"] if fill_mask else []
-    sentence = "The capital of France is [MASK]."
-    theirs = (
-        [
-            "from transformers import pipeline",
-            "",
-            'fill = pipeline("fill-mask", model="DIRECTORY")',
-            f'fill("{sentence}")',
-        ]
-        if fill_mask
-        else [
-            f"from transformers import AutoTokenizer, {architecture}",
-            "",
-            'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
-            f'model = {architecture}.from_pretrained("DIRECTORY")',
-        ]
-    )
-    ours = ["import bertjax", "", 'model = bertjax.load_model("DIRECTORY")']
-    ours += [f'bertjax.fill_mask(model, "{sentence}")'] if fill_mask else []
-    lines = [
-        *head,
-        "---",
-        "",
-        f"# {name}",
-        "",
-        summary,
-        "",
-        f"Written by bertjax {source_version()} as `{architecture}`.",
-        "",
-        "## Use",
-        "",
-        "```python",
-        *theirs,
-        "```",
-        "",
-        "or, without torch,",
-        "",
-        "```python",
-        *ours,
-        "```",
-    ]
-    if data:
-        lines += ["", "## Data", "", data]
-    if recipe:
-        rows = [
-            f"| {what} | {value:.6g} |" if isinstance(value, float) else f"| {what} | {value} |"
-            for what, value in recipe.items()
-        ]
-        lines += ["", "## Training", "", "| | |", "|---|---|", *rows]
-    for title, text in (sections or {}).items():
-        lines += ["", f"## {title}", "", text]
-    return "\n".join(lines) + "\n"

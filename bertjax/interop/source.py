@@ -221,7 +221,7 @@ def _run(workdir: Path, step: int | None = None) -> Source:
     tokenizer = load_tokenizer(workdir)
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
-        padded = BertConfig.of(ModelSettings(**run["model"]), tokenizer.vocab_size)
+        padded = BertConfig.of(ModelSettings(**run["model"]), tokenizer.vocab_size, tokenizer.pad_id)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise LoadError(f"{path} does not describe a run: {error!r:.200}") from error
     config = padded.without_padding()

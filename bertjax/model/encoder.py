@@ -275,12 +275,9 @@ def head_site(config: BertConfig) -> int:
 
 
 def table_sizes(config: BertConfig) -> dict[str, int]:
-    """The rows of the three tables, by the name of their ids."""
-    return {
-        "input_ids": config.vocab_size,
-        "token_type_ids": max(config.type_vocab_size, 1),
-        "position_ids": config.max_position_embeddings,
-    }
+    """The rows of the tables, by the name of their ids. Without a table of segments their ids are not read."""
+    sizes = {"input_ids": config.vocab_size, "position_ids": config.max_position_embeddings}
+    return sizes | ({"token_type_ids": config.type_vocab_size} if config.type_vocab_size else {})
 
 
 def _zero_above(rows: int | None, draw: Draw) -> Draw:

@@ -12,11 +12,11 @@ from typing import Any
 
 OWN = "bertjax"  # model_type of what transformers has no class for
 # Fields that say which network it is. A type fixes all of them, but for those that it leaves free.
-SWITCHES = (
+SWITCHES = tuple(
     "positions global_rope_theta local_rope_theta local_attention global_attn_every_n_layers norm norm_bias "
     "embedding_norm first_norm final_norm feed_forward attention_bias mlp_bias embedding_size heads "
-    "classifier_pooling is_decoder"
-).split()
+    "classifier_pooling is_decoder".split()
+)
 # Switches that have no effect where another has this value.
 _IDLE = {
     "global_rope_theta": lambda f: f["positions"] != "rotary",
@@ -230,7 +230,7 @@ def fitting(fields: Fields, defaults: Fields) -> str:
             raise ValueError(
                 f"model_type={named!r} has no network with "
                 + ", ".join(f"{name}={fields[name]!r}" for name in misfits)
-                + "; set model_type='' for a network of your own"
+                + "; leave model_type='' for a network of your own"
             )
         return named
     return next((name for name, kind in TYPES.items() if not kind.misfits(fields, defaults)), OWN)

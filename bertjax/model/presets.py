@@ -32,6 +32,7 @@ class BertConfig(Architecture):
     """
 
     vocab_size: int = 30522
+    pad_token_id: int = 0
     classifier_dropout: float | None = None  # before a task head; None = hidden_dropout_prob
     words: int | None = None  # rows that stand for a word; those above pad the table. None = all
 
@@ -42,7 +43,7 @@ class BertConfig(Architecture):
             check("BertConfig.classifier_dropout", self.classifier_dropout, BELOW_ONE)
         if self.words is not None and not 0 < self.words <= self.vocab_size:
             raise ValueError(f"BertConfig.words={self.words} must be from 1 to vocab_size={self.vocab_size}")
-        if self.pad_token_id >= self.vocab_size:
+        if type(self.pad_token_id) is not int or not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
                 f"BertConfig.pad_token_id={self.pad_token_id} is outside the vocabulary of {self.vocab_size}"
             )
@@ -74,10 +75,11 @@ class BertConfig(Architecture):
         return fitting(dataclasses.asdict(self), _DEFAULTS)
 
     @classmethod
-    def of(cls, settings: ModelSettings, tokenizer_vocab_size: int) -> BertConfig:
-        """The architecture that config.model asks for, for a vocabulary of the given size.
+    def of(cls, settings: ModelSettings, tokenizer_vocab_size: int, pad_token_id: int = 0) -> BertConfig:
+        """The architecture that config.model asks for, for a tokenizer's size and padding token.
 
-        Raises ValueError if the vocabulary is larger than an explicit `model.vocab_size`.
+        Raises ValueError if the vocabulary is larger than an explicit `model.vocab_size`, or no model of
+        `model.model_type` is like this.
         """
         fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Architecture)}
         if not settings.vocab_size:
@@ -88,7 +90,10 @@ class BertConfig(Architecture):
                 f"the tokenizer has {tokenizer_vocab_size} entries, but config.model.vocab_size is {size}: ids from "
                 f"{size} on would have no embedding. Set --config.model.vocab_size=0 to follow the tokenizer."
             )
-        return cls(**fields, words=tokenizer_vocab_size if tokenizer_vocab_size < size else None)
+        words = tokenizer_vocab_size if tokenizer_vocab_size < size else None
+        config = cls(**fields, pad_token_id=pad_token_id, words=words)
+        _ = config.type
+        return config
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
@@ -129,7 +134,7 @@ class BertConfig(Architecture):
         if model_type != OWN:
             found["model_type"] = "" if model_type == "bert" else model_type
         config = cls(**{**kind.absent, **kind.fixed, **found})
-        if misfits := kind.misfits(dataclasses.asdict(config), _DEFAULTS):
+        if model_type != OWN and (misfits := kind.misfits(dataclasses.asdict(config), _DEFAULTS)):
             told = ", ".join(f"{name}={getattr(config, name)!r}" for name in misfits)
             raise ValueError(f"config {told}: no model of model_type={model_type!r} has that")
         return config
@@ -154,7 +159,7 @@ _DEFAULTS: dict[str, Any] = dataclasses.asdict(BertConfig())
 
 
 def _kind(model_type: str) -> ModelType:
-    return ModelType(free=(*SWITCHES, "model_type")) if model_type == OWN else TYPES[model_type]
+    return ModelType(free=SWITCHES) if model_type == OWN else TYPES[model_type]
 
 
 def _file_fields(kind: ModelType) -> dict[str, str]:

@@ -18,7 +18,9 @@ from etils import epath
 from bertjax.config import FREE_ON_RESUME, Config, flatten, total_steps
 from bertjax.formats.files import write_whole
 from bertjax.interop import huggingface, load_model
+from bertjax.interop.card import model_card
 from bertjax.log.logbook import Logbook
+from bertjax.model.model_types import OWN
 from bertjax.model.presets import parameter_count
 from bertjax.run.run import model_text
 from bertjax.training import sharding
@@ -26,7 +28,6 @@ from bertjax.training import sharding
 if TYPE_CHECKING:
     from bertjax.pretraining.job import PretrainingJob
 
-ARCHITECTURE = "BertForPreTraining"
 # Settings that the card's table leaves out: told elsewhere in it, or about the run's place and not the model.
 UNTOLD = (
     *FREE_ON_RESUME,
@@ -56,16 +57,19 @@ def finish(job: PretrainingJob, params: Any, step: int, metrics: dict[str, float
     if jax.process_index() != 0:
         return
     model = logbook.directory / "model"
-    huggingface.write_directory(model, job.model_config, params, ARCHITECTURE, job.tokenizer, overwrite=True)
+    huggingface.write_directory(model, job.model_config, params, job.architecture, job.tokenizer, overwrite=True)
     examples = fill_masks(job, model, logbook)
     result = {
-        "about": [f"model: {model_text(job.model_config)}", f"corpus: {job.corpus.describe()}"],
+        "about": [f"model: {model_text(job.model_config, job.heads)}", f"corpus: {job.corpus.describe()}"],
         "results": told,
         "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
     }
     write_whole(logbook.directory / "result.json", json.dumps(result, indent=1) + "\n")
     write_whole(model / "README.md", card(job, step, told, examples))
-    logbook.message(f"model written to {job.workdir / 'model'} (loads in transformers and bertjax.load_model)")
+    readers = "transformers and bertjax.load_model"
+    if huggingface.class_name(job.model_config, job.architecture)[1] == OWN:
+        readers = "bertjax.load_model; transformers has no class for it"
+    logbook.message(f"model written to {job.workdir / 'model'} (loads in {readers})")
 
 
 def results(job: PretrainingJob, metrics: dict[str, float]) -> tuple[list[str], dict[str, float]]:
@@ -147,12 +151,13 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
     start = f"the weights of `{epath.Path(config.init_from).name}`" if config.init_from else "random weights"
     objective = "the next token of a text" if model.is_decoder else "masked words"
     objectives = f"{objective} and next sentences" if config.data.nsp else objective
+    size = parameter_count(model, job.heads)
     summary = (
         f"A BERT with {model.num_hidden_layers} layer{'s' * (model.num_hidden_layers > 1)} of width "
-        f"{model.hidden_size}, {model.num_attention_heads} heads and {parameter_count(model) / 1e6:.1f} M parameters, "
+        f"{model.hidden_size}, {model.num_attention_heads} heads and {size / 1e6:.1f} M parameters, "
         f"pre-trained from {start} to predict {objectives}."
     )
-    if not config.data.nsp:
+    if not config.data.nsp and "pooler" in job.heads:
         summary += " Its pooler and next-sentence head are untrained."
     data = f"{job.corpus.describe()}. The vocabulary has {job.tokenizer.vocab_size:,} entries" + (
         " of lower-case text." if getattr(job.tokenizer, "do_lower_case", False) else "."
@@ -176,7 +181,9 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
             f"* {example['text']}\n  {_words(example['predictions'])}" for example in examples
         )
     title = f"BERT pre-trained in {job.workdir.name}"
-    return huggingface.model_card(title, ARCHITECTURE, summary, data, recipe, sections, fill_mask=not model.is_decoder)
+    architecture, model_type = huggingface.class_name(model, job.architecture)
+    mask = job.tokenizer.id_to_token(job.tokenizer.mask_id)
+    return model_card(title, architecture, summary, data, recipe, sections, not model.is_decoder, mask, model_type)
 
 
 def _lengths(config: Config) -> str:

@@ -17,9 +17,9 @@ from bertjax.config import Config, OptimizerSettings, resume_conflicts, total_st
 from bertjax.data.batches import prefetch
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import write_whole
-from bertjax.interop import check_pretrained, check_vocabulary, load_pretrained_params
+from bertjax.interop import check_pretrained, check_vocabulary, huggingface, load_pretrained_params
 from bertjax.log.logbook import Logbook
-from bertjax.model.heads import BertForPreTraining
+from bertjax.model.heads import pretraining_network
 from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.pretraining import finish
 from bertjax.pretraining.corpora import Corpus, open_corpus
@@ -72,11 +72,11 @@ class PretrainingJob:
     naming the setting and the remedy.
 
     Attributes:
+      architecture: the class of heads.py that is trained; `heads` are those of its parts that are counted.
       batches: of each phase: [step], epochs(steps).
       evaluations: of each phase.
     """
 
-    heads = PRETRAINING_HEADS
     mode = "min"
 
     def __init__(self, config: Config, workdir: str):
@@ -100,10 +100,13 @@ class PretrainingJob:
         starts_from = config.init_from if self.resumed_from is None else ""
         if starts_from:
             check_vocabulary(starts_from, self.tokenizer)
-        self.model_config = BertConfig.of(config.model, self.tokenizer.vocab_size)
+        self.model_config = BertConfig.of(config.model, self.tokenizer.vocab_size, self.tokenizer.pad_id)
+        network = pretraining_network(self.model_config, config.data.nsp)
+        self.architecture = network.__name__
+        self.heads = ("mlm",) if self.architecture == "BertForMaskedLM" else PRETRAINING_HEADS
         self.execution = Execution.of(config.execution, self.mesh.devices.flat[0].platform, config.mesh.tensor > 1)
         if starts_from:
-            check_pretrained(starts_from, BertForPreTraining(self.model_config), config.reinitialise_head)
+            check_pretrained(starts_from, network(self.model_config), config.reinitialise_head)
         self.trainer = make_trainer(config, self.mesh)
 
         self.phases: list[Phase] = []
@@ -185,6 +188,8 @@ class PretrainingJob:
         config, corpus = self.config, self.corpus
         heldout = self.evaluations[0].batches.num_pairs
         lines = [("corpus", f"{corpus.describe()} + {heldout:,} held-out pairs")]
+        if export := huggingface.export_text(self.model_config, self.architecture):
+            lines = [("export", export), *lines]
         lines += [("text", fact) for fact in corpus.facts()]
         lines += [("warning", remark) for remark in corpus.remarks]
         for number, (phase, (steps, length)) in enumerate(zip(self.phases, config.phases, strict=True), 1):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from bertjax.config import Config, max_predictions
 from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_predictions
-from bertjax.model.heads import BertForPreTraining, init_params
+from bertjax.model.heads import BertForMaskedLM, BertForPreTraining, init_params, pretraining_network
 from bertjax.model.mesh import copies
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tokenization import Tokenizer
@@ -27,7 +27,7 @@ class PretrainingObjective:
     `masking` None: the rows arrive masked (TFRecords).
     """
 
-    model: BertForPreTraining
+    model: BertForPreTraining | BertForMaskedLM
     masking: MaskingSpec | None
     nsp: bool = True
 
@@ -57,16 +57,18 @@ class PretrainingObjective:
     def loss(
         self, params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array | None
     ) -> tuple[jax.Array, Sums]:
-        mlm_logits, nsp_logits = self.model.apply(
+        pairs = {"cls_positions": batch.get("cls_positions")} if isinstance(self.model, BertForPreTraining) else {}
+        outputs = self.model.apply(
             {"params": self._with_copies(params, len(batch["input_ids"]))},
             batch["input_ids"],
             batch["attention_mask"],
             batch["token_type_ids"],
             batch.get("position_ids"),
             batch["mlm_positions"],
-            batch.get("cls_positions"),
-            dropout_key,
+            dropout_key=dropout_key,
+            **pairs,
         )
+        mlm_logits, nsp_logits = outputs if pairs else (outputs, None)
         loss, correct, count = losses.classification_sums(mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
         total = losses.mean(loss, denominators["mlm"])
         sums = {"mlm_loss": (loss, count), "mlm_accuracy": (correct, count)}
@@ -94,7 +96,7 @@ def make_objective(
 ) -> PretrainingObjective:
     """What a phase with rows of `length` tokens trains."""
     return PretrainingObjective(
-        BertForPreTraining(model_config, execution),
+        pretraining_network(model_config, config.data.nsp)(model_config, execution),
         masking_spec(config, tokenizer, length, pairs_per_row),
         config.data.nsp,
     )

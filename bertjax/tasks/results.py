@@ -18,7 +18,8 @@ import numpy as np
 
 from bertjax.config import Config
 from bertjax.formats.files import write_whole
-from bertjax.interop.huggingface import model_card, write_directory
+from bertjax.interop.card import model_card
+from bertjax.interop.huggingface import class_name, write_directory
 from bertjax.model.presets import parameter_count
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.make import to_remember
@@ -196,4 +197,7 @@ def card(tuner: FineTuner, result: Mapping[str, Any]) -> str:
         "Results": "On the development set:\n\n"
         + "\n".join(f"* {name} {value:.4f}" for name, value in result["scores"].items())
     }
-    return model_card(f"BERT fine-tuned on {task.name}", type(tuner.model).__name__, summary, data, recipe, sections)
+    architecture, model_type = class_name(model, type(tuner.model.storable).__name__)
+    return model_card(
+        f"BERT fine-tuned on {task.name}", architecture, summary, data, recipe, sections, model_type=model_type
+    )

@@ -20,7 +20,8 @@ import numpy as np
 
 from bertjax.data.opening import read_lines
 from bertjax.interop import LoadError
-from bertjax.interop.huggingface import model_card, write_directory
+from bertjax.interop.card import model_card
+from bertjax.interop.huggingface import class_name, write_directory
 from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, load_model
 from bertjax.model.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.model.paths import flatten
@@ -141,7 +142,7 @@ def convert(
         raise ValueError(f"--to={target} is not one of hf, stablehlo")
     started = time.monotonic()
     before = after = load_model(source, task)
-    name, size = architecture(before), _millions(before)
+    name, size = class_name(before.config, architecture(before))[0], _millions(before)
     say(f"read    {source}: {name}, {size:,.1f} M parameters, {time.monotonic() - started:.1f} s")
     if add_vocab is not None:
         after, added = extend_vocabulary(before, read_lines(add_vocab))
@@ -155,7 +156,7 @@ def convert(
             out,
             after.config,
             after.params,
-            name,
+            architecture(after),
             after.tokenizer,
             after.labels,
             _card(before, str(source)),
@@ -195,12 +196,16 @@ def _card(loaded: LoadedModel, source: str) -> str:
     recipe = {k: run[k] for k in ("phases", "batch_size", "seed") if run.get(k)}
     recipe |= {f"optimizer.{k}": v for k, v in (run.get("optimizer") or {}).items()}
     masked = isinstance(loaded.model, BertForPreTraining | BertForMaskedLM)
+    name, model_type = class_name(loaded.config, architecture(loaded))
+    tokenizer = loaded.tokenizer
     return model_card(
         Path(source).name,
-        architecture(loaded),
+        name,
         f"{_millions(loaded):.1f} M parameters, converted from `{Path(source).name}`.",
         recipe=recipe,
         fill_mask=masked and not loaded.config.is_decoder,
+        mask_token="[MASK]" if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id),
+        model_type=model_type,
     )
 
 

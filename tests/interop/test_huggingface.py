@@ -11,7 +11,8 @@ from safetensors.numpy import save_file
 
 from bertjax.formats.arrays import read_safetensors
 from bertjax.interop import LoadError, load_model, load_pretrained_params
-from bertjax.interop.huggingface import model_card, read_state_dict, write_directory
+from bertjax.interop.card import model_card
+from bertjax.interop.huggingface import read_state_dict, write_directory
 from bertjax.model.heads import BertForPreTraining, BertForSequenceClassification
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig

@@ -1,0 +1,231 @@
+"""Every model type against transformers on torch, float32, CPU: in and out, heads, gradients, refusals by name."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.interop import LoadError, load_model
+from bertjax.interop.huggingface import write_directory
+from bertjax.model.paths import flatten
+from bertjax.training.losses import classification_sums, mean
+
+torch = pytest.importorskip("torch", reason="parity needs the [parity] extra")
+transformers = pytest.importorskip("transformers", reason="parity needs the [parity] extra")
+pytestmark = pytest.mark.parity
+torch.set_num_threads(1)
+
+ABSOLUTE = 1e-4
+RELATIVE = 1e-4  # gradients, against the largest element of each
+WORDS = 101
+SIZES = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 50,
+}
+ROBERTA = SIZES | {"type_vocab_size": 1, "pad_token_id": 1}
+FAMILIES = {
+    "roberta": ROBERTA | {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5},
+    "xlm-roberta": ROBERTA,
+    "camembert": ROBERTA | {"pad_token_id": 3},
+    "distilbert": {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80, "max_position_embeddings": 50},
+    "electra": SIZES | {"embedding_size": 20},
+    "electra, no projection": SIZES | {"embedding_size": 48},
+    "modernbert": SIZES | {"num_hidden_layers": 5, "local_attention": 14, "pad_token_id": 0},
+    "modernbert, biases, mean": SIZES
+    | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_pooling": "mean", "pad_token_id": 0}
+    | {"global_attn_every_n_layers": 2, "num_attention_heads": 2, "local_attention": 6},
+}
+HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+
+
+def torch_model(family, auto, **changes):
+    torch.manual_seed(sum(map(ord, family)))
+    values = {"vocab_size": WORDS, **FAMILIES[family], **changes}
+    config = transformers.AutoConfig.for_model(family.split(",")[0], **values, attn_implementation="eager")
+    model = getattr(transformers, f"AutoModel{auto}").from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and LayerNorm too: zeros would hide errors
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def batch(model, length=37, lead=(4,)):
+    """Rows of several lengths, padded; (ids, mask)."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(3, length, lead)
+    lengths.ravel()[0] = length
+    mask = (np.arange(length) < lengths[..., None]).astype(np.int32)
+    return np.where(mask, rng.integers(5, WORDS, mask.shape), model.config.pad_token_id).astype(np.int32), mask
+
+
+def their(model, ids, mask, **more):
+    with torch.no_grad():
+        return model(torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long(), **more)
+
+
+def gap(ours, theirs, where=...):
+    return float(np.abs(np.asarray(ours)[where] - theirs.detach().numpy()[where]).max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hidden_states_of_every_layer(family, tmp_path):
+    model = torch_model(family, "")
+    model.save_pretrained(tmp_path)
+    ids, mask = batch(model)
+    theirs = their(model, ids, mask, output_hidden_states=True)
+    hidden, pooled = load_model(tmp_path)(ids, mask, all_hidden=True)
+    for ours, other in zip(hidden, theirs.hidden_states, strict=True):
+        assert gap(ours, other, mask == 1) < ABSOLUTE
+    if getattr(theirs, "pooler_output", None) is not None:
+        assert gap(pooled, theirs.pooler_output) < ABSOLUTE
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_head_goes_in_and_comes_out_equal(family, head, tmp_path):
+    labels = {"num_labels": 3} if head in ("SequenceClassification", "TokenClassification") else {}
+    model = torch_model(family, f"For{head}", **labels)
+    model.save_pretrained(tmp_path / "in")
+    ids, mask = batch(model, lead=(2, 3) if head == "MultipleChoice" else (4,))
+    theirs, loaded = their(model, ids, mask), load_model(tmp_path / "in")
+    ours = loaded(ids, mask)
+    if head == "QuestionAnswering":
+        assert gap(ours[0], theirs.start_logits, mask == 1) < ABSOLUTE
+        assert gap(ours[1], theirs.end_logits, mask == 1) < ABSOLUTE
+    else:
+        assert gap(ours, theirs.logits, mask == 1 if head in ("MaskedLM", "TokenClassification") else ...) < ABSOLUTE
+
+    write_directory(tmp_path / "out", loaded.config, loaded.params, type(loaded.model).__name__)
+    again, report = type(model).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values()), report
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+    before, after = (
+        {k: v for k, v in one.config.to_dict().items() if k not in ("_name_or_path", "id2label", "label2id")}
+        for one in (model, again)
+    )
+    assert before == after
+
+
+@pytest.mark.parametrize("family", ["roberta", "electra", "distilbert", "modernbert", "modernbert, biases, mean"])
+def test_loss_and_every_gradient_of_an_mlm_step(family, tmp_path):
+    model = torch_model(family, "ForMaskedLM")
+    model.save_pretrained(tmp_path)
+    ids, mask = batch(model)
+    positions = np.stack([np.arange(3)] * 4)
+    labels = np.random.default_rng(3).integers(0, WORDS, (4, 3))
+    everywhere = np.full(ids.shape, -100)
+    np.put_along_axis(everywhere, positions, labels, axis=1)
+    arrays = (torch.tensor(x).long() for x in (ids, mask, everywhere))
+    out = model(**dict(zip(("input_ids", "attention_mask", "labels"), arrays, strict=True)))
+    out.loss.backward()
+    theirs = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    loaded = load_model(tmp_path)
+    place = _naming(loaded)
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad)
+    def objective(params):
+        logits = loaded.model.apply({"params": params}, ids, mask, masked_positions=jnp.asarray(positions))
+        loss, _, weight = classification_sums(logits, jnp.asarray(labels), jnp.ones(positions.shape))
+        return mean(loss, weight)
+
+    loss, gradient = objective(loaded.params)
+    assert abs(float(loss) - out.loss.item()) / out.loss.item() < RELATIVE
+    whole = np.sqrt(sum(float((g**2).sum()) for g in theirs.values()))
+    for path, ours in flatten(gradient).items():
+        name, transposed = place(path)
+        part, parts = place.part(path)
+        other = np.split(theirs[name], parts)[part]
+        other = other.T if transposed else other
+        # The key bias shifts all scores of a query alike: its gradient is zero but for rounding.
+        scale = whole if "key/bias" in path else np.abs(other).max()
+        if path == "encoder/embeddings/word_embeddings":  # torch has no gradient of the padding row's lookup
+            rows = np.arange(WORDS) != model.config.pad_token_id
+            ours, other = ours[rows], other[rows]
+        if path == "encoder/embeddings/position_embeddings" and family == "roberta":
+            ours, other = ours[2:], other[2:]
+        assert np.abs(ours - other).max() / scale < RELATIVE, path
+
+
+def _naming(loaded):
+    from bertjax.interop.names import HUGGING_FACE
+
+    return HUGGING_FACE[loaded.config.type]
+
+
+@pytest.mark.slow
+def test_modernbert_at_8192_tokens(tmp_path):
+    """Windows and both bases of rotary positions, at the length where the last bit of a frequency shows."""
+    sizes = {"max_position_embeddings": 8192, "local_attention": 128, "num_attention_heads": 1, "hidden_size": 64}
+    model = torch_model("modernbert", "ForMaskedLM", num_hidden_layers=4, **sizes)
+    model.save_pretrained(tmp_path)
+    ids, mask = batch(model, length=8192, lead=(2,))
+    theirs = their(model, ids, mask).logits
+    assert gap(load_model(tmp_path)(ids, mask), theirs, mask == 1) < ABSOLUTE
+
+
+@pytest.mark.parametrize(
+    "family, change, message",
+    [
+        ("roberta", {"model_type": "deberta-v2"}, "model_type='deberta-v2'"),
+        ("roberta", {"model_type": "longformer"}, "model_type='longformer'"),
+        ("roberta", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("roberta", {"norm_bias": False}, "norm_bias"),
+        ("electra", {"summary_type": "mean"}, "summary_type"),
+        ("modernbert", {"classifier_bias": True}, "classifier_bias"),
+        ("modernbert", {"decoder_bias": False}, "decoder_bias"),
+        ("modernbert", {"layer_types": ["full_attention"] * 4 + ["sliding_attention"]}, "layer_types"),
+        (
+            "modernbert",
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
+            "rope_parameters",
+        ),
+        ("modernbert", {"something_new": 3}, "something_new"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(family, change, message, tmp_path):
+    torch_model(family, "").save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | change))
+    with pytest.raises(LoadError, match=message):
+        load_model(tmp_path)
+
+
+def test_modernberts_old_configuration_means_the_same(tmp_path):
+    """As the hub has it: a base for each kind of layer and no list of them."""
+    model = torch_model("modernbert", "ForMaskedLM")
+    model.save_pretrained(tmp_path)
+    ids, mask = batch(model)
+    values = json.loads((tmp_path / "config.json").read_text())
+    for name in ("layer_types", "rope_parameters"):
+        del values[name]
+    old = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3}
+    old |= {"position_embedding_type": "absolute", "layer_norm_eps": 1e-5, "reference_compile": None}
+    (tmp_path / "config.json").write_text(json.dumps(values | old))
+    assert gap(load_model(tmp_path)(ids, mask), their(model, ids, mask).logits, mask == 1) < ABSOLUTE
+
+
+def test_electras_discriminator_is_read_as_an_encoder(tmp_path):
+    model = torch_model("electra", "ForPreTraining")
+    model.save_pretrained(tmp_path)
+    ids, mask = batch(model)
+    hidden, _ = load_model(tmp_path)(ids, mask)
+    assert gap(hidden, their(model.electra, ids, mask)[0], mask == 1) < ABSOLUTE
+    tagger = load_model(tmp_path, "token-classification", num_labels=4, reinitialise_head=True)
+    assert tagger(ids, mask).shape == (*ids.shape, 4)
+
+
+def test_a_classifier_starts_from_the_prediction_head_of_modernbert(tmp_path):
+    """As in transformers: both are called head.dense and head.norm."""
+    model = torch_model("modernbert", "ForMaskedLM")
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, "sequence-classification", num_labels=4, reinitialise_head=True)
+    np.testing.assert_array_equal(loaded.params["pooler"]["kernel"].T, model.head.dense.weight.detach().numpy())
+    assert set(loaded.fresh) == {"classifier/kernel", "classifier/bias"}
