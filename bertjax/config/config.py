@@ -31,6 +31,12 @@ class Config:
     reinitialise_head: bool = setting(
         False, "let heads (MLM, NSP, pooler) that init_from lacks start afresh instead of refusing the checkpoint"
     )
+    extend_positions: str = setting(
+        "",
+        "where rows are longer than the table of positions of init_from: repeat = its rows over again, interpolate = "
+        "what lies between them; '' = refuse",
+        ("", "repeat", "interpolate"),
+    )
     resume: str = setting(
         "auto",
         "what to do when the workdir already holds a run: auto = go on if the settings agree, stop if they differ; "
@@ -125,6 +131,7 @@ FREE_ON_RESUME = (
     "resume",
     "init_from",
     "reinitialise_head",
+    "extend_positions",
     "watchdog_seconds",
     "data.workers",
     "data.prefetch",

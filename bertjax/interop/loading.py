@@ -81,7 +81,9 @@ def check_vocabulary(path: str | Path, tokenizer: Tokenizer) -> None:
         )
 
 
-def check_pretrained(path: str | Path, model: heads.BertNetwork, reinitialise_head: bool = False) -> Source:
+def check_pretrained(
+    path: str | Path, model: heads.BertNetwork, reinitialise_head: bool = False, extend_positions: str = ""
+) -> Source:
     """Refuses a checkpoint that does not fit, before anything is built or its weights are read.
 
     Activation, epsilon and heads have no shape, so nothing else would notice that they differ.
@@ -89,11 +91,14 @@ def check_pretrained(path: str | Path, model: heads.BertNetwork, reinitialise_he
     Args:
       model: that the weights are for.
       reinitialise_head: whether heads may start afresh.
+      extend_positions: how a table of fewer positions is extended (positions.EXTENSIONS); '' = not at all.
 
     Raises:
       LoadError: not a checkpoint; its configuration, or its names and shapes, differ.
     """
     source = open_source(path)
+    if extend_positions and model.config.max_position_embeddings > source.config.max_position_embeddings:
+        source = source.extended(model.config.max_position_embeddings, extend_positions)
     differences = []
     theirs, ours = source.config.without_padding(), model.config.without_padding()
     for field in dataclasses.fields(BertConfig):
@@ -107,7 +112,8 @@ def check_pretrained(path: str | Path, model: heads.BertNetwork, reinitialise_he
             f"{path} is not a checkpoint of the configured model:\n"
             + "\n".join(differences)
             + "\nSet the model's configuration to the checkpoint's values. A larger vocabulary "
-            "comes from `python -m bertjax.tools.convert --add_vocab`."
+            "comes from `python -m bertjax.tools.convert --add_vocab`, more positions from "
+            "--config.extend_positions=repeat or interpolate."
         )
     match_headers(_shapes(source, model), source.headers, source.place, str(source.directory), reinitialise_head)
     return source
@@ -118,7 +124,11 @@ def _same(value: Any) -> Any:
 
 
 def load_pretrained_params(
-    path: str | Path, model: heads.BertNetwork, key: jax.Array, reinitialise_head: bool = False
+    path: str | Path,
+    model: heads.BertNetwork,
+    key: jax.Array,
+    reinitialise_head: bool = False,
+    extend_positions: str = "",
 ) -> dict[str, Any]:
     """The parameters of `model` from any checkpoint, as a nested dict of float32 numpy arrays.
 
@@ -127,11 +137,12 @@ def load_pretrained_params(
       key: draws the heads that start afresh.
       reinitialise_head: start heads afresh that the file lacks or has in another size (a new
         task); the encoder is always loaded in full.
+      extend_positions: see `check_pretrained`.
 
     Raises:
       LoadError: the configurations differ, or names and shapes do, all of them listed.
     """
-    source = check_pretrained(path, model, reinitialise_head=reinitialise_head)
+    source = check_pretrained(path, model, reinitialise_head, extend_positions)
     params, _ = fit(source, model, key, reinitialise_head)
     return params
 
@@ -271,6 +282,8 @@ def load_model(
     num_labels: int | None = None,
     reinitialise_head: bool = False,
     seed: int = 0,
+    max_positions: int | None = None,
+    extend_positions: str = "repeat",
 ) -> LoadedModel:
     """A model from any checkpoint in one line.
 
@@ -281,6 +294,8 @@ def load_model(
       num_labels: of a new classifier; None takes the file's.
       reinitialise_head: start the task head afresh where the file has none or one of another size.
       seed: of that head.
+      max_positions: a table of fewer positions is extended to so many; None = it stays.
+      extend_positions: how, 'repeat' or 'interpolate'.
 
     Raises:
       LoadError: no checkpoint, another network, or weights that do not fit.
@@ -291,6 +306,8 @@ def load_model(
     if num_labels is not None and num_labels < 1:
         raise ValueError(f"num_labels={num_labels} must be at least 1")
     source = open_source(path)
+    if max_positions is not None:
+        source = source.extended(max_positions, extend_positions)
     kind = TASKS[task] if task else _declared(source)
     options: dict[str, Any] = {}
     labels: tuple[str, ...] = ()

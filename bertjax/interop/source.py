@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,11 @@ from bertjax.interop.names import HUGGING_FACE, Naming, google_place, run_place
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.model import heads
 from bertjax.model.paths import flatten
+from bertjax.model.positions import EXTENSIONS, extended
 from bertjax.model.presets import BertConfig
 from bertjax.tokenization import Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
 
 # kind of source -> its weight files (of a run the manifests, which hold their checksums)
 _WEIGHTS = {
@@ -90,6 +94,38 @@ class Source:
                 f"{self.config.num_hidden_layers}, the file holds {len(headers)} arrays in all"
             )
         return headers
+
+    def extended(self, positions: int, how: str) -> Source:
+        """The model for rows of so many tokens: a table of positions grows, see `positions.extended`.
+
+        Raises:
+          LoadError: it has more already, or `how` is not one of positions.EXTENSIONS.
+        """
+        old = self.config
+        if positions == old.max_position_embeddings:
+            return self
+        if how not in EXTENSIONS or positions < old.max_position_embeddings:
+            raise LoadError(
+                f"{self.directory} has {old.max_position_embeddings} positions, not {positions}: its table can be "
+                f"extended ({', '.join(EXTENSIONS)}), not cut"
+            )
+        log.warning("%s: %d positions extended to %d (%s)", self.directory, old.max_position_embeddings, positions, how)
+        config = dataclasses.replace(old, max_position_embeddings=positions)
+        name = self.place("encoder/embeddings/position_embeddings").name if old.position_rows else ""
+
+        def read() -> dict[str, np.ndarray]:
+            arrays = self.read()
+            if name in arrays:
+                arrays = arrays | {name: extended(arrays[name], old, positions, how)}
+            return arrays
+
+        def read_headers() -> dict[str, Header]:
+            headers = self.read_headers()
+            if name in headers:
+                headers[name] = headers[name]._replace(shape=(config.position_rows, *headers[name].shape[1:]))
+            return headers
+
+        return dataclasses.replace(self, config=config, read=read, read_headers=read_headers)
 
     @property
     def labels(self) -> tuple[str, ...]:

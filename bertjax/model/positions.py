@@ -28,6 +28,24 @@ def learned(config: BertConfig, table: jax.Array, input_ids: jax.Array, position
     return small_table_lookup(table, position_ids)
 
 
+EXTENSIONS = ("repeat", "interpolate")
+
+
+def extended(table: np.ndarray, config: BertConfig, positions: int, how: str) -> np.ndarray:
+    """A table of `config` for more positions: its rows over again (Beltagy et al. 2020, section 5), or those between
+    which the new ones lie. The row of padding, where there is one, stays."""
+    first = config.position_rows - config.max_position_embeddings
+    rows = np.asarray(table[first:], np.float32)
+    if how == "repeat":
+        longer = rows[np.arange(positions) % len(rows)]
+    else:
+        places = np.linspace(0, len(rows) - 1, positions)
+        below = np.minimum(places.astype(int), max(len(rows) - 2, 0))
+        share = (places - below)[:, None].astype(np.float32)
+        longer = rows[below] * (1 - share) + rows[np.minimum(below + 1, len(rows) - 1)] * share
+    return np.concatenate([np.asarray(table[:first], np.float32), longer])
+
+
 def base(config: BertConfig, window: int | None) -> float | None:
     """The base of rotary positions of a layer with this window; None = it turns nothing."""
     if config.positions != "rotary":

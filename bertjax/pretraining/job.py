@@ -106,7 +106,7 @@ class PretrainingJob:
         self.heads = ("mlm",) if self.architecture == "BertForMaskedLM" else PRETRAINING_HEADS
         self.execution = Execution.of(config.execution, self.mesh.devices.flat[0].platform, config.mesh.tensor > 1)
         if starts_from:
-            check_pretrained(starts_from, network(self.model_config), config.reinitialise_head)
+            check_pretrained(starts_from, network(self.model_config), config.reinitialise_head, config.extend_positions)
         self.trainer = make_trainer(config, self.mesh)
 
         self.phases: list[Phase] = []
@@ -165,7 +165,9 @@ class PretrainingJob:
             return self.trainer.init(objective)
         # New heads where it has none.
         key = jax.random.key(config.seed)
-        params = load_pretrained_params(config.init_from, objective.model, key, config.reinitialise_head)
+        params = load_pretrained_params(
+            config.init_from, objective.model, key, config.reinitialise_head, config.extend_positions
+        )
         return self.trainer.init(objective, params)
 
     def record(self, directory: pathlib.Path) -> None:

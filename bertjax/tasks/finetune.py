@@ -97,7 +97,7 @@ class FineTuner:
         if recipe.max_length > config.max_position_embeddings:
             raise ValueError(
                 f"max_length={recipe.max_length} exceeds the {config.max_position_embeddings} "
-                "positions of the model; shorten it"
+                "positions of the model; shorten it, or extend them with --config.extend_positions=repeat"
             )
         if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
             raise ValueError(

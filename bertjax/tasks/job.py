@@ -213,6 +213,8 @@ def _parts(config: Config, mesh: Any) -> tuple[Any, Pretrained, Any, str]:
     if not t.data:
         raise ValueError("config.task.data is empty: name the directory of the task's files")
     start = Pretrained(config.init_from)  # before data are read
+    if config.extend_positions and t.max_length > start.config.max_position_embeddings:
+        start.source = start.source.extended(t.max_length, config.extend_positions)
     task = make_task(t.name, t.data, t.options)
     if t.metric:
         task.metric = t.metric

@@ -25,6 +25,7 @@ from bertjax.interop.huggingface import class_name, write_directory
 from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, load_model
 from bertjax.model.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.model.paths import flatten
+from bertjax.model.positions import EXTENSIONS
 from bertjax.tokenization import Tokenizer, WordPieceTokenizer
 from bertjax.tools.arguments import make_parser, refusals
 
@@ -126,13 +127,15 @@ def convert(
     task: str | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = lambda _: None,
+    max_positions: int | None = None,
+    extend_positions: str = "repeat",
 ) -> float:
     """Converts and compares; see the module's docstring.
 
     Args:
       target: 'hf' or 'stablehlo'.
       add_vocab: file with one new word a line.
-      task: see load_model.
+      task, max_positions, extend_positions: see load_model.
       say: receives progress, one line at a time.
 
     Returns:
@@ -141,9 +144,11 @@ def convert(
     if target not in ("hf", "stablehlo"):
         raise ValueError(f"--to={target} is not one of hf, stablehlo")
     started = time.monotonic()
-    before = after = load_model(source, task)
+    before = after = load_model(source, task, max_positions=max_positions, extend_positions=extend_positions)
     name, size = class_name(before.config, architecture(before))[0], _millions(before)
     say(f"read    {source}: {name}, {size:,.1f} M parameters, {time.monotonic() - started:.1f} s")
+    if max_positions is not None:
+        say(f"rows    {max_positions:,} positions, extended by {extend_positions} where there were fewer")
     if add_vocab is not None:
         after, added = extend_vocabulary(before, read_lines(add_vocab))
         say(f"vocab   {added:,} words added, {after.config.vocab_size:,} rows")
@@ -218,10 +223,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--out", required=True, metavar="DIR", help="where it goes")
     add("--task", choices=tuple(TASKS), help="which model to make of it (default: as it is stored)")
     add("--add_vocab", metavar="FILE", help="new words, one a line")
+    add("--max_positions", type=int, metavar="N", help="extend the table of positions to rows of N tokens")
+    add("--extend_positions", default="repeat", choices=EXTENSIONS, help="how (default: its rows over again)")
     add("--overwrite", action="store_true", help="replace what --out holds")
     flags = parser.parse_args(arguments)
     with refusals("convert"):
-        convert(flags.source, flags.to, flags.out, flags.add_vocab, flags.task, flags.overwrite, print)
+        how = flags.max_positions, flags.extend_positions
+        convert(flags.source, flags.to, flags.out, flags.add_vocab, flags.task, flags.overwrite, print, *how)
 
 
 if __name__ == "__main__":

@@ -229,3 +229,30 @@ def test_a_classifier_starts_from_the_prediction_head_of_modernbert(tmp_path):
     loaded = load_model(tmp_path, "sequence-classification", num_labels=4, reinitialise_head=True)
     np.testing.assert_array_equal(loaded.params["pooler"]["kernel"].T, model.head.dense.weight.detach().numpy())
     assert set(loaded.fresh) == {"classifier/kernel", "classifier/bias"}
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert"])
+def test_a_table_of_positions_is_extended_on_request(family, tmp_path):
+    """Repeated rows: a text gives the same where its positions were; the longer model reloads in transformers."""
+    model = torch_model(family, "ForMaskedLM")
+    model.save_pretrained(tmp_path / "in")
+    old = load_model(tmp_path / "in")
+    positions = old.config.max_position_embeddings
+    ids, mask = batch(model, length=positions)
+    longer = load_model(tmp_path / "in", max_positions=2 * positions)
+    np.testing.assert_array_equal(old(ids, mask), longer(ids, mask))
+    table = longer.params["encoder"]["embeddings"]["position_embeddings"][-positions:]
+    np.testing.assert_array_equal(table, old.params["encoder"]["embeddings"]["position_embeddings"][-positions:])
+    write_directory(tmp_path / "out", longer.config, longer.params, "BertForMaskedLM")
+    again = type(model).from_pretrained(tmp_path / "out").eval()
+    ids, mask = batch(model, length=2 * positions)
+    assert gap(longer(ids, mask), their(again, ids, mask).logits, mask == 1) < ABSOLUTE
+    between = load_model(tmp_path / "in", max_positions=2 * positions - 1, extend_positions="interpolate")
+    table = between.params["encoder"]["embeddings"]["position_embeddings"]
+    np.testing.assert_allclose(
+        table[-2 * positions + 1 :: 2],
+        old.params["encoder"]["embeddings"]["position_embeddings"][-positions:],
+        atol=1e-6,
+    )
+    with pytest.raises(LoadError, match="can be extended .*not cut"):
+        load_model(tmp_path / "in", max_positions=7)
