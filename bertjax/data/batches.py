@@ -1,16 +1,14 @@
 """Training and evaluation batches: a pure function of (seed, step), whatever reads them.
 
-In: the rows of one or more corpora (rows.py; tfrecords.py). Out: dicts of numpy arrays, the rows of
-this process:
+In: the rows of one or more corpora (rows.py, bert_records.py). Out: dicts of numpy arrays, the rows of this process:
 
     input_ids, token_type_ids, attention_mask   int32 [B, T]
     nsp_labels                                  int32 [B, K]    0 = is next, 1 = random
     nsp_weights                                 float32 [B, K]  0 for rows or slots without a pair
     position_ids int32 [B, T], cls_positions int32 [B, K]       packed rows only
 
-Batch s is rows s*B to (s+1)*B of an endless stream, so a resume needs the step only. Process p of n
-computes its contiguous slice of the B rows and touches nothing else. Tokens are unmasked; masks are
-drawn on the device (masking.py).
+Batch s is rows s*B to (s+1)*B of an endless stream, so a resume needs the step only. Process p of n computes its
+contiguous slice of the B rows and touches nothing else. Masks are drawn on the device (masking.py).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -48,8 +46,8 @@ class Share:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.batch_size % self.process_count:
             raise ValueError(
-                f"batch_size {self.batch_size} does not divide over {self.process_count} "
-                "processes; use a multiple of their number"
+                f"batch_size {self.batch_size} does not divide over {self.process_count} processes; use a multiple of "
+                "their number"
             )
         if not 0 <= self.process_index < self.process_count:
             raise ValueError(f"process_index {self.process_index} of {self.process_count} processes")
@@ -154,8 +152,8 @@ class PretrainingBatches(EndlessBatches):
       tokenizer: whose special ids to use; default the one stored beside the ids.
 
     Raises:
-      ValueError: before anything is read where seq_length is too short, where the batch does not
-        divide, or stores of different tokenizers are mixed.
+      ValueError: before anything is read where seq_length is too short, where the batch does not divide, or stores of
+        different tokenizers are mixed.
     """
 
     def __init__(
@@ -237,11 +235,11 @@ class FiniteBatches:
 
 
 class EvaluationBatches(FiniteBatches):
-    """Every pair of a split once. Arguments as of `PretrainingBatches` and `FiniteBatches`; a path
-    stands for the held-out split of its store.
+    """Every pair of a split once. Arguments as of `PretrainingBatches` and `FiniteBatches`; a path stands for the
+    held-out split of its store.
 
-    The pairs depend on `seed` only, so that evaluations compare. A split of one document has no NSP
-    labels: its "random" pairs would be of the same document, which is another task than the trained one.
+    The pairs depend on `seed` only, so that evaluations compare. A split of one document has no NSP labels: its
+    "random" pairs would be of the same document, which is another task than the trained one.
     """
 
     def __init__(
@@ -293,13 +291,13 @@ def prefetch(
     Args:
       stop_step: first step not made; None goes on without end.
       threads, buffer: threads that make batches and how many are kept ready.
-      workers: processes instead of threads of this one; 0 is enough for padded and packed rows,
-        which are compiled code without the interpreter lock.
+      workers: processes instead of threads of this one; 0 is enough for padded and packed rows, which are compiled code
+        without the interpreter lock.
     """
     import grain  # late: only a run that trains needs it, and it takes a while to import
 
-    length = (1 << 62) - start_step if stop_step is None else stop_step - start_step
-    dataset = grain.MapDataset.source(_Steps(batches, start_step, length)).to_iter_dataset(
+    steps = grain.MapDataset.range(start_step, 1 << 62 if stop_step is None else stop_step)
+    dataset = steps.map(batches.__getitem__).to_iter_dataset(
         grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)
     )
     if workers:
@@ -308,16 +306,3 @@ def prefetch(
             worker_init_fn=lambda index, count: leave_signals_to_parent(),
         )
     return iter(dataset)
-
-
-class _Steps:
-    """The steps from `start` on as a Grain source."""
-
-    def __init__(self, batches: ByStep, start: int, length: int):
-        self._batches, self._start, self._length = batches, start, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Any:
-        return self._batches[self._start + index]

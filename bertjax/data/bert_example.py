@@ -1,7 +1,7 @@
 """One example of the original's pre-training data: a tf.train.Example of seven lists.
 
-In: the bytes of a record. Out: a row of a batch (see bert_records.py) whose values are in their
-ranges, or a ValueError that names file, record and field.
+In: the bytes of a record. Out: a row of a batch (see bert_records.py) whose values are in their ranges, or a ValueError
+that names file, record and field.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ _NAMES = np.array([list(name.encode().ljust(32, b"\0")) for name in FIELDS], np.
 
 
 class ExampleReader:
-    """Reads examples that are like the first one.
+    """Reads examples that are like the first one, whose lengths T and P are those of all.
 
     Args:
-      first: bytes of a record; its lengths T and P are those of all.
-      path: of its file.
+      first: bytes of a record of the file `path`.
       tokenizer: the vocabulary that the ids are of; None: any.
 
     Raises:
@@ -52,9 +51,8 @@ class ExampleReader:
             )
         if tokenizer is not None and example["input_ids"][0] != tokenizer.cls_id:
             raise ValueError(
-                f"{path}: the first record begins with id {example['input_ids'][0]}, but "
-                f"[CLS] is {tokenizer.cls_id} in the tokenizer; give the vocabulary that the files "
-                "were made with"
+                f"{path}: the first record begins with id {example['input_ids'][0]}, but [CLS] is {tokenizer.cls_id} "
+                "in the tokenizer; give the vocabulary that the files were made with"
             )
         self.seq_length = len(example["input_ids"])
         self.max_predictions = len(example["masked_lm_positions"])
@@ -102,7 +100,7 @@ class ExampleReader:
         """As `_read_example`, for what TensorFlow does not write but a reader has to accept."""
         example = _parse(record, where)
         expected = dict(zip(FIELDS, self._lengths.tolist(), strict=True))
-        if (found := {name: len(v) for name, v in example.items() if name in FIELDS}) != expected:
+        if (found := {name: len(example[name]) for name in FIELDS if name in example}) != expected:
             raise ValueError(
                 f"{where}: a record has {found}, the first record of {self._first} has "
                 f"{expected}; do not mix such files"

@@ -1,16 +1,16 @@
 """The original's pre-training files: TFRecords of tf.train.Example, a masked row each.
 
-In: files that `create_pretraining_data.py` of google-research/bert wrote, plain or GZIP. Out:
-`TFRecordBatches` and `TFRecordEvaluation`, batches whose masks are fixed:
+In: files that `create_pretraining_data.py` of google-research/bert wrote, plain or GZIP. Out: `TFRecordBatches` and
+`TFRecordEvaluation`, batches whose masks are fixed:
 
     input_ids, token_type_ids, attention_mask   int32 [B, T]    masked already
     mlm_positions, mlm_labels                   int32 [B, P]
     mlm_weights                                 float32 [B, P]  0 in unused slots
     nsp_labels, nsp_weights                     int32, float32 [B, 1]
 
-Records are read in any order through a memory map and an index of their offsets (8 bytes of memory a
-record). GZIP has no random access: such files are unpacked once, into a directory that is kept
-(`cache_dir`) or into a temporary one. bert_example.py reads and checks a single record.
+Records are read in any order through a memory map and an index of their offsets (8 bytes of memory a record). GZIP has
+no random access: such files are unpacked once, into a directory that is kept (`cache_dir`) or into a temporary one.
+bert_example.py reads and checks a single record.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Records:
 
     Args:
       patterns: files (see `sources.resolve`); the lengths T and P are those of the first record.
-      cache_dir: where GZIP files are unpacked to and found again by later starts and by other
-        processes; None: a temporary directory that is removed at exit.
+      cache_dir: where GZIP files are unpacked to and found again by later starts and by other processes; None: a
+        temporary directory that is removed at exit.
       tokenizer: the vocabulary that the ids are of; None: any.
 
     Raises:
@@ -114,17 +114,14 @@ class Records:
         return batch
 
     def read(self, numbers: Iterable[int], into: Iterable[int], batch: Batch) -> None:
-        """Write records to the rows `into` of a batch that `empty` made.
-
-        Raises:
-          ValueError: a record that is damaged, of another shape than the first, or has a value
-            that its field cannot have; with file and record.
+        """Writes records to the rows `into` of a batch that `empty` made; ValueError, with file and record, for one
+        that is damaged, of another shape than the first, or has a value that its field cannot have.
         """
         for number, row in zip(numbers, into, strict=True):
             self._reader.read(*self._record(number), batch, row)
 
     def check(self) -> None:
-        """Read up to CHECKED records, evenly spread, to refuse before training. Raises as `read`."""
+        """Reads up to CHECKED records, evenly spread, to refuse before training. Raises as `read`."""
         batch = self.empty(1)
         for number in range(0, len(self), -(-len(self) // CHECKED)):
             self.read([number], [0], batch)
@@ -143,16 +140,11 @@ class Records:
 
 
 class RecordRows:
-    """The endless rows of records, for batches.py: each epoch has every record once, in another order.
-
-    Args:
-      numbers: which records to take; None takes all.
-      seed: of the order; None keeps that of `numbers`.
-    """
+    """The endless rows of records; each epoch has all, in another order (in that of `numbers` where seed is None)."""
 
     pairs_per_row = 1
 
-    def __init__(self, records: Records, numbers: np.ndarray | None, seed: int | None):
+    def __init__(self, records: Records, numbers: np.ndarray | None, seed: int | None = None):
         self.records, self._seed = records, seed
         self._numbers = np.arange(len(records)) if numbers is None else numbers
         self.rows_per_epoch = len(self._numbers)
@@ -176,10 +168,7 @@ class TFRecordBatches(EndlessBatches):
     Args:
       records: the files (or patterns of them).
       numbers: which records to take; default all.
-      seq_length, max_predictions: what the training is set to; None takes what the files hold.
-
-    Raises:
-      ValueError: another T or P than set, both named; and as `Records`.
+      seq_length, max_predictions: what the training is set to; None takes what the files hold. ValueError at others.
     """
 
     def __init__(
@@ -215,15 +204,11 @@ class TFRecordEvaluation(FiniteBatches):
         max_batches: int | None = None,
     ):
         share = Share(batch_size, process_index, process_count)
-        super().__init__(RecordRows(records, numbers, seed=None), share, max_batches)
+        super().__init__(RecordRows(records, numbers), share, max_batches)
 
 
 def split_records(count: int, heldout_fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """(numbers to train on, numbers held out), int64: evenly spread, at least one of each.
-
-    Raises:
-      ValueError: fewer than two records to split.
-    """
+    """(numbers to train on, numbers held out), int64: evenly spread, at least one of each."""
     if not heldout_fraction:
         return np.arange(count), np.empty(0, np.int64)
     if count < 2:

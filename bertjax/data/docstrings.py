@@ -1,8 +1,7 @@
 """The embedded demo corpus: English prose that every installation already has on its disk.
 
-The Python language reference (`pydoc_data.topics`) and the docstrings of the standard library and
-of installed packages come in; cleaned paragraphs of prose go out, one document a topic or module.
-Sources are parsed, never imported, so nothing they contain is run.
+The Python language reference (`pydoc_data.topics`) and the docstrings of the standard library and of installed packages
+come in; cleaned paragraphs of prose go out, one document a topic or module. Sources are parsed, never imported.
 """
 
 import ast
@@ -20,41 +19,19 @@ from bertjax.formats.files import make_once, whole_directory
 
 # Packages of bertjax's own dependency tree with much prose in their docstrings, richest first.
 PACKAGES = (
-    "numpy",
-    "scipy",
-    "jax",
-    "matplotlib",
-    "flax",
-    "optax",
-    "orbax",
-    "numba",
-    "tensorflow_datasets",
-    "grain",
-    "pyarrow",
-    "absl",
-    "ml_collections",
+    "numpy scipy jax matplotlib flax optax orbax numba tensorflow_datasets grain pyarrow absl ml_collections"
+).split()
+_SKIPPED_FOLDERS = set(
+    "test tests testing idlelib lib2to3 site-packages _vendor __pycache__ turtledemo ensurepip".split()
 )
-_SKIPPED_FOLDERS = {
-    "test",
-    "tests",
-    "testing",
-    "idlelib",
-    "lib2to3",
-    "site-packages",
-    "_vendor",
-    "__pycache__",
-    "turtledemo",
-    "ensurepip",
-}
 _MIN_WORDS = 6  # shorter paragraphs are mostly titles and parameter names
 
 
 def docstring_documents(megabytes: float) -> Iterator[tuple[str, list[str]]]:
     """Yields (name, paragraphs) until about `megabytes` million characters have been given.
 
-    A paragraph is one string of prose without line breaks. The order and the text depend only on
-    what is installed; a paragraph that was already given (boilerplate of another module) is left
-    out.
+    A paragraph is one string of prose without line breaks. The order and the text depend only on what is installed; a
+    paragraph that was already given (boilerplate of another module) is left out.
     """
     seen: set[bytes] = set()
     left = megabytes * 1e6
@@ -73,11 +50,8 @@ def docstring_documents(megabytes: float) -> Iterator[tuple[str, list[str]]]:
 
 
 def build_docstring_store(directory: epath.PathLike, megabytes: float, vocab_size: int) -> epath.Path:
-    """Trains a vocabulary on the corpus and builds its token store; does nothing if it is there.
-
-    One process builds, others wait for it.
-
-    Returns: the directory of the store, with 10 % of the documents held out.
+    """Trains a vocabulary on the corpus and builds its token store, 10 % of the documents held out; returns its
+    directory. Does nothing if it is there. One process builds, others wait for it.
     """
 
     def build(store: pathlib.Path) -> None:

@@ -1,7 +1,4 @@
-"""What a store's pairs look like: numbers over an epoch, and decoded rows for human eyes.
-
-In: a `TokenStore` and a sequence length. Out: a dict of statistics; lines of text in colour.
-"""
+"""What a store's pairs look like: numbers over an epoch, and decoded rows for human eyes."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ RESET, BOLD, DIM, RED, GREEN, CYAN = (f"\x1b[{code}m" for code in (0, 1, 2, 31, 
 def pair_statistics(store: TokenStore, seq_length: int, seed: int = 0) -> dict[str, float]:
     """Numbers over the first epoch at a sequence length.
 
-    Keys: pairs; random (share of random next); mean_length, mean_a, mean_b (tokens, without special
-    ones); full (share of pairs that fill the row); padded_fill and packed_fill (share of positions
-    that hold a token); coverage (share of the corpus's tokens that some pair of the epoch holds;
-    the rest was truncated, and other epochs cut elsewhere), left out where the epoch is sampled.
+    Keys: pairs; random (share of random next); mean_length, mean_a, mean_b (tokens, without special ones); full (share
+      of
+    pairs that fill the row); padded_fill and packed_fill (share of positions that hold a token); packed_rows; coverage
+    (share of the corpus's tokens that some pair of the epoch holds), left out where the epoch is sampled.
     """
     index = PairIndex(store, seq_length, seed)
     step = -(-len(index) // MOST_PAIRS)
@@ -68,9 +65,8 @@ def decoded_examples(
     packed: bool = False,
     colour: bool = True,
 ) -> Iterator[str]:
-    """Some rows as text, a line a pair: NSP label, segments A and B, masked tokens.
-
-    A masked token reads {what stands there -> what is to be predicted}.
+    """Some rows as text, a line a pair: NSP label, segments A and B, masked tokens {what stands there -> what is to be
+    predicted}.
     """
     batch = PretrainingBatches(store, seq_length, count, seed, packed=packed, tokenizer=tokenizer)[0]
     masked, labels = _draw_masks(batch, tokenizer, seed, max(round(seq_length * 0.15), 1))

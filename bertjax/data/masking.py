@@ -1,13 +1,12 @@
 """Dynamic masking on the device: which tokens are predicted and what stands in their place.
 
-Unmasked ids [B, T] go in; masked ids, and positions, labels and weights of a fixed number P of
-predictions a row come out. The draw is a pure function of the key, so that a step can be repeated,
-and runs inside the compiled step on the global batch.
+Unmasked ids [B, T] go in; masked ids, and positions, labels and weights of a fixed number P of predictions a row come
+out. The draw is a pure function of the key, so that a step can be repeated, and runs inside the compiled step.
 
-The rules are the original's (create_pretraining_data.py, create_masked_lm_predictions): of each
-pair, min(max_predictions, max(1, round(0.15 n))) tokens, n counting [CLS] and [SEP]; 80 % become
-[MASK], 10 % a random word, 10 % stay. One rule differs by default: the original draws random words
-from the whole vocabulary, [PAD], [CLS] and [unused] included; see `MaskingSpec.replacement_ids`.
+The rules are the original's (create_pretraining_data.py, create_masked_lm_predictions): of each pair,
+min(max_predictions, max(1, round(0.15 n))) tokens, n counting special tokens; 80 % become [MASK], 10 % a random word,
+10 % stay. One rule differs by default: the original draws random words from the whole vocabulary, [PAD], [CLS] and
+[unused] included; see `MaskingSpec.replacement_ids`.
 """
 
 from __future__ import annotations
@@ -22,26 +21,18 @@ import numpy as np
 
 from bertjax.tokenization import Layout, Tokenizer
 
-# Greedy passes over the words of a row. Each pass takes every word that fits in turn, up to the
-# first that does not; what it leaves is shorter than that word. With pieces of real words four
-# passes fill practically every row; a slot that stays empty has weight 0.
+# Greedy passes over the words of a row. Each takes every word that fits in turn, up to the first that does not; what it
+# leaves is shorter than that word. With real words four fill practically every row; an empty slot has weight 0.
 WHOLE_WORD_PASSES = 4
 
 
 class Masked(NamedTuple):
-    """A masked batch.
+    """A masked batch. Positions ascend; unused slots come last and have position, label and weight 0."""
 
-    Attributes:
-      input_ids: int32 [B, T], some tokens replaced.
-      positions: int32 [B, P], ascending; 0 in unused slots, which come last.
-      labels: int32 [B, P], the original ids at `positions`; 0 in unused slots.
-      weights: float32 [B, P], 1 for predictions and 0 for unused slots.
-    """
-
-    input_ids: jax.Array
-    positions: jax.Array
-    labels: jax.Array
-    weights: jax.Array
+    input_ids: jax.Array  # int32 [B, T], some tokens replaced
+    positions: jax.Array  # int32 [B, P]
+    labels: jax.Array  # int32 [B, P], the original ids at the positions
+    weights: jax.Array  # float32 [B, P], 1 for predictions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,17 +40,14 @@ class MaskingSpec:
     """How to mask.
 
     Attributes:
-      mask_id: id of [MASK].
-      special_ids: ids that are never predicted: [CLS], [SEP] and padding, as in the original.
-      replacement_ids: int array of the ids that random words are drawn from: no specials and no
-        [unused]. `np.arange(vocab_size)` reproduces the original's draw.
+      special_ids: ids that are never predicted.
+      replacement_ids: ids that random words are drawn from: no specials and no [unused]. `np.arange(vocab_size)` is the
+        original's draw.
       max_predictions: the most predictions a pair (`max_predictions_per_seq`).
-      predictions_per_row: P; None means max_predictions, and that every row holds one pair. Rows
-        of several pairs need more; see `packed_predictions`. What exceeds P in a row loses its
-        last positions.
+      predictions_per_row: P; None means max_predictions, and that every row holds one pair. Rows of several pairs need
+        more; see `packed_predictions`. What exceeds P in a row loses its last positions.
       rate: share of a pair's tokens that is predicted.
-      mask_prob, random_prob: shares of predictions that become [MASK] or a random word; the rest
-        keeps its token.
+      mask_prob, random_prob: shares of predictions that become [MASK] or a random word; the rest keeps its token.
       whole_word: predict all pieces of a word or none.
       is_continuation: bool [V], needed for whole words: pieces that continue a word.
     """
@@ -95,18 +83,14 @@ class MaskingSpec:
 
     @property
     def slots(self) -> int:
-        """P, predicted positions a row."""
         return self.predictions_per_row or self.max_predictions
 
     @classmethod
     def from_tokenizer(
         cls, tokenizer: Tokenizer, max_predictions: int, original_replacements: bool = False, **settings
     ) -> MaskingSpec:
-        """The specification for a tokenizer of bertjax.tokenization.
-
-        Args:
-          original_replacements: draw random words from the whole vocabulary, as the original.
-          **settings: other fields.
+        """For a tokenizer of bertjax.tokenization; `original_replacements` draws random words from the whole
+        vocabulary, as the original. Settings are other fields.
         """
         vocabulary = np.arange(tokenizer.vocab_size, dtype=np.int32)
         layout = Layout.of(tokenizer)
@@ -126,24 +110,20 @@ def prediction_count(tokens: int, rate: float, max_predictions: int) -> int:
 
 
 def packed_predictions(seq_length: int, pairs: int, rate: float) -> int:
-    """P that holds the predictions of any `pairs` pairs packed in a row of `seq_length` tokens.
-
-    Rounding adds at most a half to each pair, and the minimum of 1 less than 1 to a short one.
+    """P that holds the predictions of any `pairs` pairs packed in a row of `seq_length` tokens: rounding adds at most a
+    half to each, and the minimum of 1 less than 1 to a short one.
     """
     shortest = prediction_count(3, rate, seq_length) - 3 * rate  # [CLS] [SEP] [SEP] and no word
     return int(np.ceil(seq_length * rate + pairs * max(0.5, shortest)))
 
 
 def mask_tokens(key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec) -> Masked:
-    """Draws the predictions of every pair and replaces their tokens.
+    """Draws the predictions of every pair and replaces their tokens; P = spec.slots.
 
     Args:
       key: the draw is a pure function of it and of the inputs.
       input_ids: int [B, T], unmasked.
       attention_mask: int [B, T]; 0 is padding, 1..K number the pairs of a row.
-
-    Returns:
-      Masked, with P = spec.slots.
     """
     choice_key, kind_key, word_key = jax.random.split(key, 3)
     chosen = choose(choice_key, input_ids, attention_mask, spec)
@@ -176,9 +156,8 @@ def mask_tokens(key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array,
 
 
 def next_tokens(input_ids: jax.Array, attention_mask: jax.Array) -> Masked:
-    """The predictions of a left-to-right model: at every position, the token after it.
-
-    Nothing is replaced. The last token of a text predicts nothing; P = T - 1.
+    """The predictions of a left-to-right model: at every position the token after it, P = T - 1. Nothing is replaced,
+    and the last token of a text predicts nothing.
     """
     batch, length = input_ids.shape
     positions = jnp.broadcast_to(jnp.arange(length - 1, dtype=jnp.int32), (batch, length - 1))
@@ -191,8 +170,8 @@ def next_tokens(input_ids: jax.Array, attention_mask: jax.Array) -> Masked:
 def choose(key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec) -> jax.Array:
     """Which tokens are predicted -> bool [B, T].
 
-    The original shuffles the words of a row (a word is one token unless whole_word), walks through
-    them and takes each that still fits into the pair's budget.
+    The original shuffles the words of a row (a word is one token unless whole_word), walks through them and takes each
+    that still fits into the pair's budget.
     """
     special = jnp.zeros(input_ids.shape, bool)
     for special_id in spec.special_ids:
@@ -205,14 +184,10 @@ def choose(key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec
 
 
 def _choose_tokens(order: jax.Array, candidate: jax.Array, tokens: jax.Array, spec: MaskingSpec) -> jax.Array:
-    """`choose` for rows of one pair and single tokens: those of smallest random numbers.
+    """`choose` for rows of one pair and single tokens: those of smallest random numbers `order`, uint32 [B, T].
 
-    The same tokens, found by sorting one array instead of seven (a quarter of the time).
-
-    Args:
-      order: uint32 [B, T], the random numbers.
-      candidate: bool [B, T].
-      tokens: int [B], tokens of the pair, specials included.
+    The same tokens as of `_choose_words`, found by sorting one array instead of seven (a quarter of the time).
+    `tokens`, int [B], are those of the pair, specials included.
     """
     candidates = jnp.sum(candidate, axis=1)
     take = jnp.minimum(_budgets(order.shape[1], spec)[tokens], candidates)[:, None]
@@ -228,14 +203,10 @@ def _choose_tokens(order: jax.Array, candidate: jax.Array, tokens: jax.Array, sp
 def _choose_words(
     order: jax.Array, candidate: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec
 ) -> jax.Array:
-    """`choose` for rows of several pairs, and for whole words.
+    """`choose` for rows of several pairs, and for whole words; a word has the random number `order` of its first token.
 
-    The tokens are sorted by (pair, random number of their word, position), and the walk is done for
-    all rows at once with sums inside the sorted segments.
-
-    Args:
-      order: uint32 [B, T], the random numbers; a word has that of its first token.
-      candidate: bool [B, T], tokens that may be predicted.
+    The tokens are sorted by (pair, random number of their word, position), and the walk is done for all rows at once
+    with sums inside the sorted segments.
     """
     shape = input_ids.shape
     length = shape[1]
@@ -268,11 +239,7 @@ def _choose_words(
 
 
 def _running_sums(group: jax.Array) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
-    """x [B, T] -> its sum up to each place and its total, both within the place's segment.
-
-    Args:
-      group: [B, T], sorted along T; equal numbers are a segment.
-    """
+    """x [B, T] -> its sum up to each place and its total, both within a segment of equal numbers of `group`."""
     length = group.shape[1]
     place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), group.shape)
     starts = jnp.pad(group[:, 1:] != group[:, :-1], ((0, 0), (1, 0)), constant_values=True)
@@ -291,12 +258,8 @@ def _running_sums(group: jax.Array) -> Callable[[jax.Array], tuple[jax.Array, ja
 def _words(
     continues: jax.Array, candidate: jax.Array, attention_mask: jax.Array, index: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """(position of the first piece, number of pieces) of each token's word, int32 [B, T].
-
-    Args:
-      continues: bool [B, T], whether the token continues the word of the one before.
-      candidate: bool [B, T]; what is none is a word of its own.
-      index: [B, T], the positions.
+    """(position of the first piece, number of pieces) of each token's word, int32 [B, T]; what is no candidate is a
+    word of its own.
     """
     before = jnp.pad(candidate[:, :-1], ((0, 0), (1, 0)))
     pair_before = jnp.pad(attention_mask[:, :-1], ((0, 0), (1, 0)))
@@ -310,8 +273,8 @@ def _words(
 def _budgets(length: int, spec: MaskingSpec) -> jax.Array:
     """Predictions of pairs of 0 .. length tokens, int32 [length+1].
 
-    Made on the host in float64: 0.15 * 30 is exactly 4.5 there, and the rounding of such halves is
-    what the original's counts hang on.
+    Made on the host in float64: 0.15 * 30 is exactly 4.5 there, and the original's counts depend on how such halves are
+    rounded.
     """
     table = [prediction_count(n, spec.rate, spec.max_predictions) for n in range(length + 1)]
     return jnp.asarray(table, jnp.int32)

@@ -1,17 +1,16 @@
 """Next-sentence pairs, drawn anew in every epoch from sentence lengths alone.
 
-In: the tables of a `TokenStore`. Out: for pair j of an epoch, where its two segments lie and
-whether the second is the true next one. The rules are those of the original's
-`create_pretraining_data.py` (`create_instances_from_document`, `truncate_seq_pair`): sentences of a
-document are collected until a target length; the chunk is cut at a random sentence into A and B;
-half of the time, and always when the chunk is one sentence, B comes from a random place of another
-document instead and the unused sentences are put back; the longer of A and B loses tokens at a
-random end until both fit.
+In: the tables of a `TokenStore`. Out: for pair j of an epoch, where its two segments lie and whether the second is the
+true next one. The rules are those of the original's `create_pretraining_data.py` (`create_instances_from_document`,
+`truncate_seq_pair`): sentences of a document are collected until a target length; the chunk is cut at a random sentence
+into A and B; half of the time, and always when the chunk is one sentence, B comes from a random place of another
+document instead and the unused sentences are put back; the longer of A and B loses tokens at a random end until both
+fit.
 
-Every random number is a hash of (seed, epoch, where the chunk begins), so a pair can be computed
-without the ones before it, given where it begins. `PairIndex` therefore keeps the beginning of
-every 16th pair only: about one byte a pair, and the 100 million sentences of a large corpus are
-indexed in seconds. The order of an epoch is a permutation computed from (seed, epoch) as well.
+Every random number is a hash of (seed, epoch, where the chunk begins), so a pair can be computed without the ones
+before it, given where it begins. `PairIndex` keeps the beginning of every 16th pair only: about one byte a pair, and
+the 100 million sentences of a large corpus are indexed in seconds. The order of an epoch is a permutation computed from
+(seed, epoch) as well.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ def drawing_of(seq_length: int, seed: int, epoch: int, short_seq_prob: float, ns
 
 @numba.njit(cache=True)
 def mix(x):
-    """A 64-bit hash (finalizer of splitmix64)."""
     x = (x ^ (x >> np.uint64(30))) * _MUL1
     x = (x ^ (x >> np.uint64(27))) * _MUL2
     return x ^ (x >> np.uint64(31))
@@ -128,8 +126,8 @@ def _target(drawing, document):
 def _chunk(tables, drawing, document, first, start, target):
     """The chunk that begins `start` tokens into sentence `first` (0 with NSP).
 
-    Returns (end, a_end, is_random, next_first, next_start, state): sentences [first, a_end) are A,
-    [a_end, end) the true next.
+    Returns (end, a_end, is_random, next_first, next_start, state): sentences [first, a_end) are A, [a_end, end) the
+    true next.
     """
     ends = tables.sentence_ends
     last = tables.document_sentences[document + 1]
@@ -204,9 +202,8 @@ def _draw(tables, drawing, document, first, start, target):
 
 @numba.njit(cache=True)
 def _truncate(a_from, a_to, b_from, b_to, most, state):
-    """Take tokens from random ends of the longer segment until both have at most `most`.
-
-    Without branches: which end it is, no processor can predict.
+    """Takes tokens from random ends of the longer segment until both have at most `most`, without branches: no
+    processor can predict which end it is.
     """
     bits = np.uint64(0)
     for removed in range(a_to - a_from + b_to - b_from - most):
@@ -247,10 +244,7 @@ def _index(tables, drawing, anchors, lengths):
 
 @numba.njit(cache=True, nogil=True)
 def mark(tables, drawing, seen):
-    """Set seen[i] for each token i in a pair of the epoch; (pairs, random pairs).
-
-    The documents' addresses are places in `seen`.
-    """
+    """Sets seen[i] for each token i in a pair of the epoch; (pairs, random pairs). Addresses are places in `seen`."""
     count, random = np.int64(0), np.int64(0)
     firsts = tables.document_sentences
     for document in range(len(firsts) - 1):
@@ -267,7 +261,6 @@ def mark(tables, drawing, seen):
 
 @numba.njit(cache=True, nogil=True)
 def longest_sentence(tables):
-    """Tokens of the longest sentence."""
     longest = np.int64(0)
     firsts = tables.document_sentences
     for document in range(len(firsts) - 1):
@@ -334,8 +327,6 @@ class PairIndex:
       short_seq_prob: share of documents whose pairs aim at a random shorter length.
       nsp: False gives single segments of contiguous sentences of one document instead of pairs.
       layout: the special tokens of a row; None for those of the store's tokenizer.
-
-    Attributes: `num_pairs`, `num_random`, `random_share`.
     """
 
     def __init__(
@@ -352,9 +343,8 @@ class PairIndex:
         check_length(seq_length, nsp, layout)
         if not store.num_documents:
             raise ValueError(
-                f"{store.path}: 0 examples in the split {store.split!r}; build the store with more "
-                "documents (in plain text a blank line ends one; two are the least, one of them "
-                "held out) or another heldout_fraction"
+                f"{store.path}: 0 examples in the split {store.split!r}; build the store with more documents (in plain "
+                "text a blank line ends one; two are the least, one of them held out) or another heldout_fraction"
             )
         self.store, self.seq_length, self.nsp = store, seq_length, nsp
         self.tables = tables_of(store)  # valid while the store is there, which holds the memory maps

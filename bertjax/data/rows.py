@@ -1,19 +1,18 @@
 """Rows of one corpus: epochs of pairs -> numbered rows without end, a pair a row or several (packed).
 
-In: a `TokenStore`. Out: `PairRows`, whose `fill` writes any rows of the endless stream into a batch
-(batches.py names its arrays). The rows of epoch 0 come first, then those of epoch 1 and so on; an
-epoch's number of rows differs a little from the next one's. Nothing is dropped at its end.
+In: a `TokenStore`. Out: `PairRows`, whose `fill` writes any rows of the endless stream into a batch (batches.py names
+its arrays). The rows of epoch 0 come first, then those of epoch 1 and so on; an epoch's number of rows differs a little
+from the next one's. Nothing is dropped at its end.
 
-Packed rows hold up to K whole pairs, so that little work is spent on padding. `attention_mask` numbers
-the pairs of a row 1..K (attention is confined to equal numbers), `position_ids` restart with each
-pair, `cls_positions` [K] says where each begins. The shuffled epoch is cut into windows of pairs and
-each window is packed by best fit, longest pair first; the rows of a window are then shuffled. Row r
-of an epoch therefore needs one window only, and stays a function of (seed, step).
+Packed rows hold up to K whole pairs, so that little work is spent on padding. `attention_mask` numbers the pairs of a
+row 1..K (attention is confined to equal numbers), `position_ids` restart with each pair, `cls_positions` [K] says where
+each begins. The shuffled epoch is cut into windows of pairs and each window is packed by best fit, longest pair first;
+the rows of a window are then shuffled. Row r of an epoch therefore needs one window only, and stays a function of
+(seed, step).
 """
 
 from __future__ import annotations
 
-import collections
 import threading
 import warnings
 from collections.abc import Sequence
@@ -112,12 +111,11 @@ class PairRows:
         self._lock = threading.RLock()  # batches may be made by several threads
 
     def __getstate__(self) -> dict:
-        """Processes make tables, whose pointers are of this one, and epochs anew."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict) -> None:
-        special, store, seq_length, seed = (state.pop(n) for n in ("special", "store", "seq_length", "seed"))
-        PairRows.__init__(self, store, seq_length, seed, special, **state)
+        """Processes make tables, whose pointers are of this one, and epochs anew."""
+        self.__init__(**state)
 
     @property
     def rows_per_epoch(self) -> int:
@@ -133,14 +131,13 @@ class PairRows:
             return self._epochs[number]
 
     def _make_epoch(self, number: int) -> PaddedEpoch | PackedEpoch:
-        """Warns once where the labels of the pairs teach nothing."""
         index = PairIndex(
             self.store, self.seq_length, self.seed, number, self.short_seq_prob, self.nsp, self.special.layout
         )
         if number == 0 and self.nsp and index.random_share > Limits.max_random_share:
             warnings.warn(
-                f"{self.store.path}: {index.random_share:.0%} of the next-sentence pairs would be "
-                "random (label 1; about half should be)",
+                f"{self.store.path}: {index.random_share:.0%} of the next-sentence pairs would be random (label 1; "
+                "about half should be)",
                 stacklevel=2,
             )
         if self.packed:
@@ -222,7 +219,7 @@ class PackedEpoch:
         counts = np.empty(-(-len(index) // WINDOW), np.int64)
         _count_rows(self._lengths, index.drawing.key, WINDOW, seq_length, pairs_per_row, counts)
         self._starts = np.concatenate([[0], np.cumsum(counts)])
-        self._windows: collections.OrderedDict[int, tuple[np.ndarray, np.ndarray]] = collections.OrderedDict()
+        self._windows: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -252,12 +249,8 @@ class PackedEpoch:
         rows, row_of = pack(lengths, self.seq_length, self.pairs_per_row)
         firsts = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=rows))])
         window = pairs[np.argsort(row_of, kind="stable")], firsts
-        while len(self._windows) >= _KEPT_WINDOWS:
-            try:
-                self._windows.popitem(last=False)
-            except KeyError:  # another thread was faster
-                break
-        self._windows[number] = window
+        # A new dict: other threads may be reading this one.
+        self._windows = dict([*self._windows.items()][1 - _KEPT_WINDOWS :]) | {number: window}
         return window
 
 

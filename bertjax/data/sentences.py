@@ -48,28 +48,26 @@ _SCRIPTS = dict(
 UNSPACED = dict(th="Thai", lo="Lao", km="Khmer", my="Burmese", bo="Tibetan", ja="Japanese", zh="Chinese")
 # ISO 639-1.
 LANGUAGES = frozenset(
-    "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy "
-    "da de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu "
-    "hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb "
-    "lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om "
-    "or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv "
-    "sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh "
+    "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el "
+    "en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu "
+    "ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na "
+    "nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn "
+    "so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh "
     "zu".split()
 )
 _NAMES = dict(
     pair.split("=")
     for pair in (
-        "afrikaans=af albanian=sq amharic=am arabic=ar armenian=hy basque=eu belarusian=be bengali=bn "
-        "bulgarian=bg burmese=my catalan=ca chinese=zh croatian=hr czech=cs danish=da deutsch=de "
-        "dutch=nl english=en espanol=es estonian=et finnish=fi francais=fr french=fr galician=gl "
-        "georgian=ka german=de greek=el gujarati=gu hebrew=he hindi=hi hungarian=hu icelandic=is "
-        "indonesian=id irish=ga italian=it japanese=ja kannada=kn kazakh=kk khmer=km korean=ko lao=lo "
-        "latin=la latvian=lv lithuanian=lt macedonian=mk malay=ms malayalam=ml marathi=mr mongolian=mn "
-        "nepali=ne norwegian=no persian=fa polish=pl portuguese=pt punjabi=pa romanian=ro russian=ru "
-        "serbian=sr sinhala=si slovak=sk slovenian=sl spanish=es swahili=sw swedish=sv tamil=ta "
-        "telugu=te thai=th tibetan=bo turkish=tr ukrainian=uk urdu=ur vietnamese=vi welsh=cy "
-        "deu=de ger=de eng=en fra=fr fre=fr spa=es ita=it por=pt nld=nl rus=ru ukr=uk jpn=ja jp=ja "
-        "zho=zh chi=zh cn=zh kor=ko kr=ko ara=ar hin=hi tha=th gr=el cz=cs dk=da se=sv"
+        "afrikaans=af albanian=sq amharic=am arabic=ar armenian=hy basque=eu belarusian=be bengali=bn bulgarian=bg "
+        "burmese=my catalan=ca chinese=zh croatian=hr czech=cs danish=da deutsch=de dutch=nl english=en espanol=es "
+        "estonian=et finnish=fi francais=fr french=fr galician=gl georgian=ka german=de greek=el gujarati=gu "
+        "hebrew=he hindi=hi hungarian=hu icelandic=is indonesian=id irish=ga italian=it japanese=ja kannada=kn "
+        "kazakh=kk khmer=km korean=ko lao=lo latin=la latvian=lv lithuanian=lt macedonian=mk malay=ms malayalam=ml "
+        "marathi=mr mongolian=mn nepali=ne norwegian=no persian=fa polish=pl portuguese=pt punjabi=pa romanian=ro "
+        "russian=ru serbian=sr sinhala=si slovak=sk slovenian=sl spanish=es swahili=sw swedish=sv tamil=ta telugu=te "
+        "thai=th tibetan=bo turkish=tr ukrainian=uk urdu=ur vietnamese=vi welsh=cy deu=de ger=de eng=en fra=fr fre=fr "
+        "spa=es ita=it por=pt nld=nl rus=ru ukr=uk jpn=ja jp=ja zho=zh chi=zh cn=zh kor=ko kr=ko ara=ar hin=hi tha=th "
+        "gr=el cz=cs dk=da se=sv"
     ).split()
 )
 
@@ -93,8 +91,7 @@ def check_language(code: str) -> str:
 def guess_language(text: str) -> str:
     """ISO 639-1 code of a text, by its script, in Latin script by frequent words; 'en' if unclear.
 
-    Of languages that share a script with a larger one (Ukrainian, Persian, Marathi ...) only
-    Ukrainian is told apart.
+    Of languages that share a script with a larger one (Ukrainian, Persian, Marathi ...) only Ukrainian is told apart.
     """
     letters = Counter(character for character in text if character.isalpha())
     by_script = {}
