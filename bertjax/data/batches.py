@@ -34,10 +34,7 @@ AnyStore = TokenStore | str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The contiguous slice that one of several processes makes of every global batch.
-
-    Raises ValueError where the rows of a batch do not divide over the processes.
-    """
+    """The contiguous slice that one of several processes makes of every global batch."""
 
     batch_size: int  # B, rows of the global batch
     process_index: int = 0
@@ -54,7 +51,6 @@ class Share:
 
     @property
     def rows(self) -> int:
-        """Rows of the slice."""
         return self.batch_size // self.process_count
 
     def of(self, number: int) -> np.ndarray:
@@ -67,10 +63,8 @@ class EndlessBatches:
     """Random-access training batches: `batches[step]` is this process's part of global batch `step`.
 
     Args:
-      corpora: the rows of each corpus; several are a mixture.
-      share: which part of each batch this process makes.
+      corpora: the rows of each corpus; several are a mixture, with `weights` as shares of the rows.
       seed: of the order in which the corpora of a mixture take turns.
-      weights: of a mixture, share of rows from each corpus.
     """
 
     def __init__(self, corpora: Sequence[Rows], share: Share, seed: int, weights: Sequence[float] = (1.0,)):
@@ -150,10 +144,6 @@ class PretrainingBatches(EndlessBatches):
       short_seq_prob: share of documents whose pairs are shorter than T (0.1 in the original).
       nsp: False gives single segments instead of pairs, with nsp_weights 0.
       tokenizer: whose special ids to use; default the one stored beside the ids.
-
-    Raises:
-      ValueError: before anything is read where seq_length is too short, where the batch does not divide, or stores of
-        different tokenizers are mixed.
     """
 
     def __init__(
@@ -201,13 +191,10 @@ class PretrainingBatches(EndlessBatches):
 
 
 class FiniteBatches:
-    """Every row of the first epoch once, in order; the last batch is filled up with rows of weight 0.
-
-    `len()`, `[i]` and iteration.
+    """Every row of the first epoch once, in order: `len()`, `[i]`, iteration. Rows of weight 0 fill up the last batch.
 
     Args:
       rows: of the corpus, not shuffled.
-      share: which part of each batch this process makes.
       max_batches: takes evenly spread rows, as many as fill so many batches; None takes all.
     """
 
@@ -272,8 +259,6 @@ class EvaluationBatches(FiniteBatches):
 
 
 class ByStep(Protocol):
-    """Batches by step."""
-
     def __getitem__(self, step: int) -> Batch: ...
 
 

@@ -2,10 +2,10 @@
 
 In: files (or documents in memory) and a tokenizer. Out: a directory for `store.TokenStore`.
 
-The files are cut into shards by their sizes alone; each shard is made by one process in one pass (shards.py) and
-becomes visible only when whole, so the bytes written do not depend on the number of processes, and a build that was
-killed goes on with the shards that are missing. `finish_store` (splits.py) then streams over the shards' small
-tables: removes duplicates, stops at `max_tokens`, splits by the hash of the text, and writes the manifest last.
+The files are cut into shards by their sizes alone, and each shard is made by one process in one pass (shards.py). So
+the bytes do not depend on the number of processes, and a build that was killed goes on with the shards that are
+missing. `finish_store` (splits.py) then reads the shards' small tables: removes duplicates, stops at `max_tokens`,
+splits by the hash of the text, and writes the manifest last.
 """
 
 from __future__ import annotations
@@ -199,10 +199,9 @@ def _read_begun(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(out_dir: Path, shared: bool) -> Iterator[None]:
-    """Keeps other builds out of the directory, but for those that share its shards.
+    """Keeps other builds out of the directory, but for those that share its shards. The lock ends with the process.
 
-    The lock ends with the process, however that ends. What a killed build left half-written is removed where no other
-    one is at work.
+    What a killed build left half-written is removed where no other one is at work.
     """
     (out_dir / "shards").mkdir(parents=True, exist_ok=True)
     with open(out_dir / LOCK, "ab") as file:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.pairs import Tables, drawing_of, longest_sentence, mark, tables_of
+from bertjax.data.pairs import NO_ANCHORS, NOTHING, Tables, drawing_of, longest_sentence, tables_of, walk
 from bertjax.data.store import TokenStore
 
 EPOCHS = 40  # in which a token should be seen: as many as the original BERT was trained for
@@ -64,7 +64,8 @@ def measure(
     pairs = random = 0
     in_epoch = 0.0
     for epoch in range(EPOCHS):
-        found = mark(tables, drawing_of(seq_length, seed, epoch, short_seq_prob, nsp, store.layout), seen)
+        drawing = drawing_of(seq_length, seed, epoch, short_seq_prob, nsp, store.layout)
+        found = walk(tables, drawing, NO_ANCHORS, NOTHING, seen)
         pairs, random = pairs + found[0], random + found[1]
         in_epoch = in_epoch or float(seen.mean())
         if seen.all() and epoch >= 4 and pairs > 10_000:

@@ -26,6 +26,7 @@ from bertjax.data.store import ADDRESS_BITS, TokenStore
 from bertjax.tokenization import Layout
 
 STRIDE = 16  # pairs between two remembered beginnings
+NO_ANCHORS, NOTHING = np.empty((0, 3), np.int64), np.empty(0, np.uint8)  # for `walk`
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)  # splitmix64
 _MUL1 = np.uint64(0xBF58476D1CE4E5B9)
 _MUL2 = np.uint64(0x94D049BB133111EB)
@@ -221,8 +222,12 @@ def _truncate(a_from, a_to, b_from, b_to, most, state):
 
 
 @numba.njit(cache=True, nogil=True)
-def _index(tables, drawing, anchors, lengths):
-    """Fill anchors [N/STRIDE+1, 3] and lengths [N] where they are not empty; (pairs, random pairs) of the epoch."""
+def walk(tables, drawing, anchors, lengths, seen):
+    """(pairs, random pairs) of the epoch, in the order of the corpus.
+
+    Fills what is not empty: anchors [N/STRIDE+1, 3]; lengths [N]; seen[i] = 1 for each token i in a pair, addresses
+    being places in `seen`.
+    """
     count, random = np.int64(0), np.int64(0)
     firsts = tables.document_sentences
     for document in range(len(firsts) - 1):
@@ -233,28 +238,17 @@ def _index(tables, drawing, anchors, lengths):
                 anchors[count // STRIDE, 0] = document
                 anchors[count // STRIDE, 1] = first
                 anchors[count // STRIDE, 2] = start
-            if len(lengths):
-                pair, _, _ = _draw(tables, drawing, document, first, start, target)
-                lengths[count] = pair.a_length + pair.b_length
-            _, _, is_random, first, start, _ = _chunk(tables, drawing, document, first, start, target)
-            random += np.int64(is_random)
-            count += 1
-    return count, random
-
-
-@numba.njit(cache=True, nogil=True)
-def mark(tables, drawing, seen):
-    """Sets seen[i] for each token i in a pair of the epoch; (pairs, random pairs). Addresses are places in `seen`."""
-    count, random = np.int64(0), np.int64(0)
-    firsts = tables.document_sentences
-    for document in range(len(firsts) - 1):
-        target = _target(drawing, document)
-        first, start = firsts[document], np.int64(0)
-        while first < firsts[document + 1]:
-            pair, first, start = _draw(tables, drawing, document, first, start, target)
-            seen[pair.a_address : pair.a_address + pair.a_length] = 1
-            seen[pair.b_address : pair.b_address + pair.b_length] = 1
-            random += pair.is_random
+            if len(lengths) or len(seen):
+                pair, first, start = _draw(tables, drawing, document, first, start, target)
+                if len(lengths):
+                    lengths[count] = pair.a_length + pair.b_length
+                if len(seen):
+                    seen[pair.a_address : pair.a_address + pair.a_length] = 1
+                    seen[pair.b_address : pair.b_address + pair.b_length] = 1
+                random += pair.is_random
+            else:
+                _, _, is_random, first, start, _ = _chunk(tables, drawing, document, first, start, target)
+                random += np.int64(is_random)
             count += 1
     return count, random
 
@@ -349,12 +343,11 @@ class PairIndex:
         self.store, self.seq_length, self.nsp = store, seq_length, nsp
         self.tables = tables_of(store)  # valid while the store is there, which holds the memory maps
         self.drawing = drawing_of(seq_length, seed, epoch, short_seq_prob, nsp, layout)
-        nothing = np.empty(0, np.uint16)
         bound = store.num_sentences  # a pair takes at least one; untouched memory costs nothing
         if not nsp:  # but a long sentence fills several rows
-            bound, _ = _index(self.tables, self.drawing, np.empty((0, 3), np.int64), nothing)
+            bound, _ = walk(self.tables, self.drawing, NO_ANCHORS, NOTHING, NOTHING)
         anchors = np.empty((bound // STRIDE + 1, 3), np.int64)
-        self.num_pairs, self.num_random = map(int, _index(self.tables, self.drawing, anchors, nothing))
+        self.num_pairs, self.num_random = map(int, walk(self.tables, self.drawing, anchors, NOTHING, NOTHING))
         self.anchors = anchors[: (self.num_pairs - 1) // STRIDE + 1].copy()
 
     @property
@@ -376,7 +369,7 @@ class PairIndex:
     def lengths(self) -> np.ndarray:
         """Tokens of each pair, special tokens included, uint16 or uint32 [num_pairs]."""
         out = np.empty(self.num_pairs, np.uint16 if self.seq_length < 1 << 16 else np.uint32)
-        _index(self.tables, self.drawing, np.empty((0, 3), np.int64), out)
+        walk(self.tables, self.drawing, NO_ANCHORS, out, NOTHING)
         out += out.dtype.type(self.seq_length - self.drawing.max_tokens)
         return out
 

@@ -17,12 +17,8 @@ _AT_ONCE = 16  # files copied side by side: one alone does not fill the network
 
 
 def local_store(url: str, cache: str = "") -> Path:
-    """A copy on this machine of the token store at `url` (gs://...), whole or not there.
-
-    A copy is found again by the store's name and content.
-
-    Args:
-      cache: directory of the copies; '' = CACHE.
+    """A copy on this machine of the token store at `url` (gs://...), whole or not there, in the directory `cache` ('' =
+    CACHE). It is found again by the store's name and content.
 
     Raises:
       ValueError: no store there, a damaged one, or the package that reads it is not installed.
@@ -34,8 +30,8 @@ def local_store(url: str, cache: str = "") -> Path:
         raise ValueError(f"{url}: {error} (pip install gcsfs, which bertjax[tpu] brings)") from None
     except FileNotFoundError:
         raise ValueError(
-            f"{url}: no token store here (no manifest.json); make one with "
-            "python -m bertjax.tools.build_corpus, and copy it there"
+            f"{url}: no token store here (no manifest.json); make one with python -m bertjax.tools.build_corpus, and "
+            "copy it there"
         ) from None
     manifest = parse_manifest(content, url)
     target = Path(cache or CACHE).expanduser() / f"{source.name}-{manifest['content_hash'][:16]}"
@@ -63,7 +59,5 @@ def local_store(url: str, cache: str = "") -> Path:
 def _files(directory: epath.Path, prefix: str = "") -> Iterator[str]:
     """Names of all files under a directory, relative to it."""
     for path in directory.iterdir():
-        if path.is_dir():
-            yield from _files(path, f"{prefix}{path.name}/")
-        else:
-            yield f"{prefix}{path.name}"
+        name = f"{prefix}{path.name}"
+        yield from _files(path, f"{name}/") if path.is_dir() else [name]

@@ -79,7 +79,6 @@ class PairRows:
     """The endless rows of one token store.
 
     Args:
-      seed: of the pairs and their order.
       packed: several pairs a row, at most `pairs_per_row`.
       shuffle: False keeps the order of the corpus (not of packed rows).
       Others as of `PairIndex`.
@@ -194,9 +193,7 @@ class PairRows:
             )
 
 
-class PaddedEpoch:
-    """The rows of one epoch, a pair each."""
-
+class PaddedEpoch:  # a pair a row
     def __init__(self, index: PairIndex, shuffle: bool = True):
         self.index, self.shuffle = index, shuffle
 
@@ -210,9 +207,7 @@ class PaddedEpoch:
         return places, np.arange(len(places) + 1)
 
 
-class PackedEpoch:
-    """The rows of one epoch, several pairs each."""
-
+class PackedEpoch:  # several pairs a row
     def __init__(self, index: PairIndex, seq_length: int, pairs_per_row: int):
         self.index, self.seq_length, self.pairs_per_row = index, seq_length, pairs_per_row
         self._lengths = index.lengths()

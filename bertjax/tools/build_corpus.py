@@ -231,15 +231,13 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
     if manifest["splits"]["heldout"]["documents"] == 1:
         lines.append("held out         a single document: NSP is not evaluated on it")
     tokenizer = manifest["tokenizer"]
-    return "\n".join(
-        [
-            *lines,
-            f"dropped          {counts('dropped')}",
-            f"repaired         {counts('repaired')}",
-            f"tokenizer        {tokenizer['vocab_size']:,} entries, {tokenizer['fingerprint'][:16]}",
-            f"content          {manifest['content_hash'][:16]}",
-        ]
-    )
+    lines += [
+        f"dropped          {counts('dropped')}",
+        f"repaired         {counts('repaired')}",
+        f"tokenizer        {tokenizer['vocab_size']:,} entries, {tokenizer['fingerprint'][:16]}",
+        f"content          {manifest['content_hash'][:16]}",
+    ]
+    return "\n".join(lines)
 
 
 def inspect(flags: argparse.Namespace) -> None:
