@@ -171,7 +171,7 @@ class PretrainingBatches(EndlessBatches):
         for store in self.stores if nsp else ():
             if problem := single_document(store):
                 warnings.warn(f"{store.path}: {problem}", stacklevel=2)
-        special = Special.of(tokenizer) if tokenizer is not None else Special.stored(self.stores)
+        special = Special.of(self.stores, tokenizer)
         rows = [
             PairRows(
                 store,
@@ -247,7 +247,7 @@ class EvaluationBatches(FiniteBatches):
         share = Share(batch_size, process_index, process_count)
         self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
         self.nsp = nsp and self.store.num_documents > 1
-        special = Special.of(tokenizer) if tokenizer is not None else Special.stored([self.store])
+        special = Special.of([self.store], tokenizer)
         rows = PairRows(self.store, seq_length, seed, special, short_seq_prob=short_seq_prob, nsp=nsp, shuffle=False)
         super().__init__(rows, share, max_batches)
 

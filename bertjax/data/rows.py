@@ -39,12 +39,10 @@ class Special(NamedTuple):
     layout: Layout
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Special:
-        return cls(tokenizer.pad_id, Layout.of(tokenizer))
-
-    @classmethod
-    def stored(cls, stores: Sequence[TokenStore]) -> Special:
-        """Of the tokenizer that is kept beside the ids; ValueError where the stores' ones differ."""
+    def of(cls, stores: Sequence[TokenStore], tokenizer: Tokenizer | None) -> Special:
+        """Of the tokenizer, by default the one kept beside the ids; ValueError where the stores' ones differ."""
+        if tokenizer is not None:
+            return cls(tokenizer.pad_id, Layout.of(tokenizer))
         recorded = [store.manifest["tokenizer"] for store in stores]
         if len({tokenizer["fingerprint"] for tokenizer in recorded}) > 1:
             named = ", ".join(
