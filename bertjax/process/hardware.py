@@ -53,7 +53,7 @@ def wake() -> None:
     """Starts the devices in the background: a GPU takes seconds, in which Python can import."""
 
     def start() -> None:
-        with contextlib.suppress(RuntimeError):  # the next use of a device raises it again
+        with contextlib.suppress(Exception):  # the next use of a device raises it again
             jax.devices()
 
     threading.Thread(target=start, name="wake devices", daemon=True).start()
