@@ -84,9 +84,9 @@ def trainer_on(sizes=(8, 1, 1), steps=20, **options):
 
 
 @functools.cache
-def cached_trainer(sizes, steps, **options):
+def cached_trainer(sizes, steps, optimizer="adamw", **options):
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
-    optimizer = make_optimizer(OptimizerSettings(), learning_rate_schedule("linear", 3e-2, 2, steps))
+    optimizer = make_optimizer(OptimizerSettings(optimizer), learning_rate_schedule("linear", 3e-2, 2, steps))
     return Trainer(optimizer, mesh, seed=7, **options)
 
 
@@ -342,8 +342,9 @@ def poisoned(bad_steps):
     return iterate
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_counted():
-    trainer, objective = trainer_on(), regression()
+@pytest.mark.parametrize("optimizer", ["adamw", "optax.lion", "optax.contrib.muon"])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(optimizer):
+    trainer, objective = trainer_on(optimizer=optimizer), regression()
     step = trainer.train_step(objective)
     state = trainer.init(objective)
     source = poisoned({2})(0)
