@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertjax.tokenization.tokenizer import Layout, Offsets, Span, Tokenizer
+from bertjax.tokenization.tokenizer import BoundedCache, Layout, Offsets, Span, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _HIDDEN = "\ufdd0"  # no character of any text
+_CACHED_WORDS = 1 << 18  # entries of a generation, of some 150 bytes each
+_LOCAL = {"NFC", "NFD", "Lowercase", "StripAccents"}  # change no blank, and nothing across one
+# These form one character with the blank after them.
+_PREPENDED = re.compile(
+    "[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u0d4e\U000110bd\U000110cd\U000111c2\U000111c3"
+    "\U0001193f\U00011941\U00011a3a\U00011a84-\U00011a89\U00011d46\U00011f02]"
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # How a vocabulary marks that a piece begins a word, by the pre-tokenizer that writes the mark.
 _SPACE = "\u2581"
@@ -77,6 +84,8 @@ class HubTokenizer(Tokenizer):
         steps = before.get("pretokenizers", [before])
         if any(step["type"] == "ByteLevel" and not step["add_prefix_space"] for step in steps if step):
             self.word_prefix = " "
+        self._local = _word_start(self._given)
+        self._words = BoundedCache(self._pack, _CACHED_WORDS)
         normalizer = self._text.normalizer
         with named_errors(source):
             self.do_lower_case = normalizer is not None and (
@@ -138,9 +147,22 @@ class HubTokenizer(Tokenizer):
         return self._encoding(text, keep_special_tokens).ids
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        with named_errors(self._source):
-            found = self._text.encode_batch_fast([_clean(text) for text in texts], add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        return [np.frombuffer(self._packed(text), np.int32).tolist() for text in texts]
+
+    def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+        rows = [self._packed(text) for text in texts]
+        return np.frombuffer(b"".join(rows), np.int32), np.array([len(row) // 4 for row in rows], np.int64)
+
+    def _packed(self, text: str) -> bytes:
+        """The ids as int32. Words between single blanks are looked up, where they are read one by one."""
+        text = _clean(text)
+        words = text.split(" ")
+        if self._local is None or words != text.split() or (not text.isascii() and _PREPENDED.search(text)):
+            return self._pack(text)
+        return self._words[words[0]] + b"".join([self._words[self._local + word] for word in words[1:]])
+
+    def _pack(self, text: str) -> bytes:
+        return np.array(self._encoding(text, False).ids, np.int32).tobytes()
 
     def encode_with_offsets(self, text: str, keep_special_tokens: bool = False) -> tuple[list[int], Offsets]:
         found = self._encoding(text, keep_special_tokens)
@@ -164,6 +186,23 @@ class HubTokenizer(Tokenizer):
 
     def _config(self) -> dict[str, Any]:
         return {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
+
+
+def _word_start(content: Mapping[str, Any]) -> str | None:
+    """What a word after a single blank is read with, where the ids of a text are those of its words
+    one by one: the blank, or nothing. None where words may depend on each other."""
+    if any(not entry["special"] for entry in content["added_tokens"]):
+        return None
+    rule = content["normalizer"] or {"type": "NFC"}
+    normalizers = {step["type"] for step in rule.get("normalizers", [rule])}
+    before = content["pre_tokenizer"] or {}
+    steps = before.get("pretokenizers", [before])
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and normalizers <= _LOCAL:
+        return " "
+    if kinds == ["WhitespaceSplit", "Metaspace"] and steps[1].get("prepend_scheme") == "always":
+        return "" if normalizers <= _LOCAL | {"NFKC", "NFKD", "Precompiled"} else None
+    return None
 
 
 def _without_special(content: dict[str, Any], special: set[str]) -> dict[str, Any]:

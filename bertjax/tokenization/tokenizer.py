@@ -7,7 +7,7 @@
 import abc
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ USUAL_NAMES = {
     "mask_token": ("[MASK]", "<mask>"),
 }
 CONFIG_FILE = "tokenizer_config.json"
+_CACHED_CHARS = 40  # longer texts (addresses, formulas) rarely come back
 _UNUSED = re.compile(r"^\[unused\d+\]$")
 
 Offsets = list[tuple[int, int]]
@@ -223,6 +224,32 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def _config(self) -> dict[str, Any]:
         """The content of tokenizer_config.json."""
+
+
+class BoundedCache(dict):
+    """Text or its UTF-8 -> its ids in some form, made when missing, in at most `2 * limit` entries.
+
+    Two generations: when this one is full it becomes the old one, and an old entry that is asked
+    for again comes back. So common words never leave, at no cost for a hit.
+    """
+
+    def __init__(self, compute: Callable[[Any], Any], limit: int) -> None:
+        super().__init__()
+        self._compute = compute
+        self._limit = limit
+        self._old: dict[Any, Any] = {}
+
+    def __missing__(self, key: Any) -> Any:
+        packed = self._old.get(key)
+        if packed is None:
+            packed = self._compute(key)
+            if len(key) > _CACHED_CHARS:
+                return packed
+        if len(self) >= self._limit:
+            self._old = dict(self)
+            self.clear()
+        self[key] = packed
+        return packed
 
 
 def encode_words(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:

@@ -10,48 +10,21 @@ made in C. For whole batches `encode_flat` is three times faster still: see asci
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax.tokenization.normalization import BertNormalizer, chunk_spans, split_chunks
-from bertjax.tokenization.tokenizer import SPECIAL_NAMES, Span, Tokenizer
+from bertjax.tokenization.tokenizer import SPECIAL_NAMES, BoundedCache, Span, Tokenizer
 
 MAX_WORD_CHARS = 200
 # Entries of a generation, of some 180 bytes each: under 200 MB when all are full.
 _CACHED_CHUNKS = 1 << 18
 _CACHED_WORDS = 1 << 17
 _CACHED_ALIGNED = 1 << 15  # of some 500 bytes
-_CACHED_CHARS = 40  # longer chunks (addresses, formulas) rarely come back
 _PARTED = tuple((mark, f" {mark} ") for mark in ',.")(-')
 _ID = "i"  # array type code: int32, in the caches and in what leaves this module
-
-
-class _BoundedCache(dict):
-    """Text or its UTF-8 -> its ids in some form, made when missing, in at most `2 * limit` entries.
-
-    Two generations: when this one is full it becomes the old one, and an old entry that is asked
-    for again comes back. So common words never leave, at no cost for a hit.
-    """
-
-    def __init__(self, compute: Callable[[Any], Any], limit: int) -> None:
-        super().__init__()
-        self._compute = compute
-        self._limit = limit
-        self._old: dict[Any, Any] = {}
-
-    def __missing__(self, key: Any) -> Any:
-        packed = self._old.get(key)
-        if packed is None:
-            packed = self._compute(key)
-            if len(key) > _CACHED_CHARS:
-                return packed
-        if len(self) >= self._limit:
-            self._old = dict(self)
-            self.clear()
-        self[key] = packed
-        return packed
 
 
 class WordPieceTokenizer(Tokenizer):
@@ -97,10 +70,10 @@ class WordPieceTokenizer(Tokenizer):
         self.normalizer = BertNormalizer(self.do_lower_case, self.strip_accents, self.tokenize_chinese_chars)
         self._inside = {p[2:]: i for p, i in self._ids.items() if p.startswith("##")}
         self._longest = max((len(piece) for piece in self.vocab), default=0)
-        self._words = _BoundedCache(self._pack_word, _CACHED_WORDS)
-        self._chunks = _BoundedCache(self._pack_chunk, _CACHED_CHUNKS)
-        self._mixed = _BoundedCache(lambda chunk: self._packed(chunk.decode("utf-8", "surrogatepass")), _CACHED_WORDS)
-        self._aligned = _BoundedCache(self._align_chunk, _CACHED_ALIGNED)
+        self._words = BoundedCache(self._pack_word, _CACHED_WORDS)
+        self._chunks = BoundedCache(self._pack_chunk, _CACHED_CHUNKS)
+        self._mixed = BoundedCache(lambda chunk: self._packed(chunk.decode("utf-8", "surrogatepass")), _CACHED_WORDS)
+        self._aligned = BoundedCache(self._align_chunk, _CACHED_ALIGNED)
         self._ascii = None  # tables of ascii_words.py, made when first needed
 
     def __reduce__(self) -> tuple:

@@ -208,6 +208,50 @@ def descriptions(draw):
     }
 
 
+ROBERTA = {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2], "trim_offsets": True}
+BYTES = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+
+
+@st.composite
+def other_descriptions(draw):
+    """Byte-level and other BPE, Unigram and WordLevel, with the layouts of RoBERTa and ModernBERT."""
+    content = draw(descriptions())
+    choice = draw(st.randoms(use_true_random=True))
+    kind = draw(st.sampled_from(["BPE", "BPE", "Unigram", "WordLevel"]))
+    marks = ["", "\u2581", "\u0120"]
+    singles = [*BYTES, "\u2581", *dict.fromkeys("".join(WORDS))]
+    merges = []
+    for _ in range(40):  # any two pieces that are there already
+        known = [*singles, *("".join(pair) for pair in merges)]
+        merges.append([choice.choice(known), choice.choice(known)])
+    pieces = [choice.choice(marks) + choice.choice(WORDS) for _ in range(40)]
+    words = [*singles, *("".join(pair) for pair in merges)] if kind == "BPE" else [*singles[::2], *pieces]
+    vocab = {piece: i for i, piece in enumerate(dict.fromkeys([*SPECIALS, *words]))}
+    for entry in content["added_tokens"]:
+        if entry["content"] in vocab:
+            entry["id"] = vocab[entry["content"]]
+    new = [entry for entry in content["added_tokens"] if entry["content"] not in vocab]
+    for number, entry in enumerate({entry["content"]: entry for entry in new}.values(), len(vocab)):
+        entry["id"] = number
+    if kind == "Unigram":
+        scores = [[piece, -1.0 - choice.random() * 9] for piece in vocab]
+        model = {"unk_id": 1, "vocab": scores, "byte_fallback": False}
+    elif kind == "BPE":
+        unknown = draw(st.sampled_from([None, "[UNK]"]))
+        model = {"unk_token": unknown, "vocab": vocab, "merges": merges, "fuse_unk": draw(booleans)}
+        model["ignore_merges"] = draw(booleans)
+    else:
+        model = {"unk_token": "[UNK]", "vocab": vocab}
+    roberta = ROBERTA | {"add_prefix_space": draw(booleans)}
+    modern = copy.deepcopy(TEMPLATE)
+    for part in modern["pair"]:
+        next(iter(part.values()))["type_id"] = 0
+    return content | {
+        "model": {"type": kind, **model},
+        "post_processor": draw(st.sampled_from([None, TEMPLATE, roberta, modern])),
+    }
+
+
 def places(value, path=()):
     """All (path) of a JSON value."""
     yield path
@@ -257,11 +301,62 @@ def check(path, content, texts):
             continue
         assert ours.encode_with_offsets(text) == (expected.ids, expected.offsets)
         assert ours.encode(text) == expected.ids
-        assert ours.encode_batch([text]) == [expected.ids]
+        assert ours.encode_batch([text, text]) == [expected.ids] * 2
+    if content["post_processor"] is not None:
+        one, two = theirs.encode("a"), theirs.encode("a", "b")
+        for found, expected in (
+            (ours.layout.join(ours.encode("a")), one),
+            (ours.layout.join(ours.encode("a"), ours.encode("b")), two),
+        ):
+            assert [row.tolist() for row in found] == [expected.ids, expected.type_ids]
 
 
 @given(content=descriptions(), texts=st.lists(TEXTS, max_size=4))
 def test_tokenizer_files_are_read_as_by_the_library(path, content, texts):
+    check(path, content, texts)
+
+
+LOCAL = [  # words are read one by one, which a cache uses
+    (
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        [{"type": "NFC"}, {"type": "Lowercase"}, {"type": "StripAccents"}, {"type": "NFD"}],
+    ),
+    (
+        {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "WhitespaceSplit"},
+                {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+            ],
+        },
+        [{"type": "NFKC"}, {"type": "Lowercase"}, {"type": "StripAccents"}, {"type": "NFKD"}],
+    ),
+]
+ANY_TEXTS = st.lists(
+    st.one_of(
+        st.sampled_from([*ATOMS, "\xb4", "\u0301", "'s", "\u0600", "\u1160", "\u03a3"]),
+        st.just(" "),
+        st.characters(exclude_categories=["Cs"]),
+    ),
+    max_size=14,
+).map("".join)
+
+
+@given(
+    content=other_descriptions(),
+    which=st.sampled_from(LOCAL),
+    chosen=st.lists(st.integers(0, 3), max_size=3),
+    texts=st.lists(ANY_TEXTS, max_size=6),
+)
+def test_words_read_one_by_one_are_those_of_the_text(path, content, which, chosen, texts):
+    content["added_tokens"] = []
+    content["pre_tokenizer"], steps = which
+    content["normalizer"] = {"type": "Sequence", "normalizers": [steps[i] for i in chosen]}
+    check(path, content, texts)
+
+
+@given(content=other_descriptions(), texts=st.lists(TEXTS, max_size=4))
+def test_files_of_other_models_are_read_as_by_the_library(path, content, texts):
     check(path, content, texts)
 
 
