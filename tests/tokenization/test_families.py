@@ -7,13 +7,12 @@ import json
 import numpy as np
 import pytest
 import sentencepiece
-from bertjax.tasks.windows import passage_tokens, passage_windows
 
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.build import build_store
 from bertjax.data.masking import MaskingSpec
 from bertjax.data.store import TokenStore
-from bertjax.tasks.task import encode_segments
+from bertjax.tasks.encoding import passage_tokens, passage_windows, segment_row
 from bertjax.tokenization import Layout, load_tokenizer
 from bertjax.tokenization.hub import HubTokenizer
 
@@ -184,8 +183,8 @@ def assert_same(ours, theirs):
         assert found == (expected["input_ids"], expected["offset_mapping"])
         assert ours.encode(text, keep_special_tokens=True) == expected["input_ids"]
         assert ours.decode(found[0]) == theirs.decode(found[0], clean_up_tokenization_spaces=False)
-        cut = encode_segments(ours, found[0], None, 6)
-        assert cut["input_ids"].tolist() == theirs(text, truncation=True, max_length=6)["input_ids"]
+        cut, _ = segment_row(ours, found[0], None, 6)
+        assert cut.tolist() == theirs(text, truncation=True, max_length=6)["input_ids"]
         if mask not in text and theirs.cls_token not in text:
             assert ours.encode(text) == expected["input_ids"] == ours.encode_batch([text])[0]
             assert ours.encode_flat([text, text])[0].tolist() == expected["input_ids"] * 2
