@@ -7,6 +7,7 @@ wordpiece.py, which follows the original where `tokenizers` does not.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -63,10 +64,9 @@ class HubTokenizer(Tokenizer):
         # but not some of them: here only BERT's five are special.
         added = [{**entry, "special": entry["content"] in special} for entry in content["added_tokens"]]
         self._given = {**content, "added_tokens": added}
-        self._marked = parse(self._given, source)  # recognises the special tokens
         self._text = parse(_without_special(self._given, special), source)
         self._text.encode_special_tokens = True
-        ids = self._marked.get_vocab(with_added_tokens=True)
+        ids = {piece.removeprefix(_HIDDEN): i for piece, i in self._text.get_vocab(with_added_tokens=True).items()}
         moved = [
             f"{entry['content']!r} has the id {entry['id']} in the file, {ids.get(entry['content'])} in the library"
             for entry in added
@@ -80,9 +80,7 @@ class HubTokenizer(Tokenizer):
         super().__init__(vocab, special_tokens, layout)
         for entry in content["added_tokens"]:
             self._is_text[entry["id"]] &= not entry["special"]
-        before = content["pre_tokenizer"] or {}
-        steps = before.get("pretokenizers", [before])
-        if any(step["type"] == "ByteLevel" and not step["add_prefix_space"] for step in steps if step):
+        if any(step["type"] == "ByteLevel" and not step["add_prefix_space"] for step in _splits(content)):
             self.word_prefix = " "
         self._local = _word_start(self._given)
         self._words = BoundedCache(self._pack, _CACHED_WORDS)
@@ -123,9 +121,7 @@ class HubTokenizer(Tokenizer):
 
     def _word_mark(self) -> str | None:
         """What the first piece of a word starts with."""
-        before = self._file.get("pre_tokenizer") or {}
-        steps = before.get("pretokenizers", [before])
-        marks = [_WORD_MARKS[step["type"]] for step in steps if step.get("type") in _WORD_MARKS]
+        marks = [_WORD_MARKS[step["type"]] for step in _splits(self._file) if step["type"] in _WORD_MARKS]
         if not marks and _SPACE in json.dumps(self._file["normalizer"], ensure_ascii=False):
             marks = [_SPACE]  # written in place of blanks
         return marks[0] if marks else None
@@ -138,8 +134,13 @@ class HubTokenizer(Tokenizer):
         )
         return hashlib.sha256(content.encode()).hexdigest()
 
+    @functools.cached_property
+    def _with_special(self) -> "tokenizers.Tokenizer":
+        """The library's tokenizer that recognises the special tokens in a text."""
+        return parse(self._given, self._source)
+
     def _encoding(self, text: str, keep_special_tokens: bool) -> "tokenizers.Encoding":
-        library = self._marked if keep_special_tokens else self._text
+        library = self._with_special if keep_special_tokens else self._text
         with named_errors(self._source):
             return library.encode(_clean(text), add_special_tokens=False)
 
@@ -179,13 +180,19 @@ class HubTokenizer(Tokenizer):
         for i in kept:
             self.id_to_token(i)  # refuses what is out of range
         with named_errors(self._source):
-            return self._marked.decode(kept, skip_special_tokens=False)
+            return self._with_special.decode(kept, skip_special_tokens=False)
 
     def _content(self) -> bytes:
         return json.dumps(self._file, ensure_ascii=False, indent=2).encode("utf-8", "surrogatepass")
 
     def _config(self) -> dict[str, Any]:
         return {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
+
+
+def _splits(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The pre-tokenizers, in order."""
+    before = content["pre_tokenizer"]
+    return before.get("pretokenizers", [before]) if before else []
 
 
 def _word_start(content: Mapping[str, Any]) -> str | None:
@@ -195,9 +202,8 @@ def _word_start(content: Mapping[str, Any]) -> str | None:
         return None
     rule = content["normalizer"] or {"type": "NFC"}
     normalizers = {step["type"] for step in rule.get("normalizers", [rule])}
-    before = content["pre_tokenizer"] or {}
-    steps = before.get("pretokenizers", [before])
-    kinds = [step.get("type") for step in steps]
+    steps = _splits(content)
+    kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and normalizers <= _LOCAL:
         return " "
     if kinds == ["WhitespaceSplit", "Metaspace"] and steps[1].get("prepend_scheme") == "always":
