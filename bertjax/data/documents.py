@@ -181,36 +181,36 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
 
 
 def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
-    tag, begun = "", extent.start == 0
-    paragraphs: list[str] = []
-    title, size, most = "", 0, MAX_CHARACTERS
-    for offset, line in _lines(extent, reading, counts):
-        if not line:
-            continue
-        if line[0] == "<" and line.startswith("<doc "):
-            if tag:
-                _count(counts, "unclosed_documents")
-                yield _attribute(tag, "id"), paragraphs
-            if 0 <= extent.end <= offset:
+    lines = ((offset, line) for offset, line in _lines(extent, reading, counts) if line)
+    tag, ended, begun = "", False, extent.start == 0
+
+    def paragraphs(title: str) -> Iterator[str]:
+        nonlocal tag, ended
+        is_first = True
+        for offset, line in lines:
+            if line.startswith("</doc>"):
+                tag = ""
                 return
-            tag, begun = line, True
-            title, paragraphs, size, most = _attribute(line, "title"), [], 0, MAX_CHARACTERS
-        elif not tag:  # before the first tag of an extent it belongs to the one before
-            if begun:
-                _count(counts, "lines_outside_documents")
-        elif line[0] == "<" and line.startswith("</doc>"):
-            yield _attribute(tag, "id"), paragraphs
-            tag = ""
-        elif size or line != title:  # the title stands first, once more
-            paragraphs.append(line)
-            size += len(line)
-            if size >= most or len(paragraphs) >= MAX_SENTENCES:
-                yield _attribute(tag, "id"), paragraphs
-                paragraphs = []
-                most = size + MAX_CHARACTERS
-    if tag:
+            if line.startswith("<doc "):
+                _count(counts, "unclosed_documents")
+                tag, ended = line, 0 <= extent.end <= offset
+                return
+            if not (is_first and line == title):  # the title stands first, once more
+                is_first = False
+                yield line
         _count(counts, "unclosed_documents")
-        yield _attribute(tag, "id"), paragraphs
+        tag = ""
+
+    for offset, line in lines:
+        if not line.startswith("<doc "):
+            if begun:  # before the first tag of an extent it belongs to the one before
+                _count(counts, "lines_outside_documents")
+            continue
+        tag, begun, ended = line, True, 0 <= extent.end <= offset
+        while tag and not ended:
+            yield _attribute(tag, "id"), paragraphs(_attribute(tag, "title"))
+        if ended:
+            return
 
 
 def _read_parquet(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:

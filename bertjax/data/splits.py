@@ -18,7 +18,7 @@ import numpy as np
 
 from bertjax.data import laws
 from bertjax.data import store as stores
-from bertjax.data.laws import option
+from bertjax.data.laws import BELOW_ONE, POSITIVE, option
 from bertjax.data.shards import JUDGED_LENGTH, SOURCE_NUMBERS, read_shard_record, read_shard_tables
 from bertjax.data.verification import ADDRESS_BITS, TABLES, hash_file
 
@@ -39,19 +39,11 @@ class BuildSettings(laws.Limits):
     not cut by default, as in the original, whose pairs hold a part of a longer one.
     """
 
-    heldout_fraction: float = option(0.01, "share of documents kept out of training")
-    shard_bytes: int = option(16 << 20, "text of a shard, about")
-    max_tokens: int | None = option(None, "stop after so many tokens")
-    deduplicate: bool = option(False, "keep only the first of documents with identical text")
-    split_lines: int | None = option(None, "cut lines of more tokens into equal parts")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.heldout_fraction < 1:
-            raise ValueError(f"heldout_fraction {self.heldout_fraction}: must be in [0, 1)")
-        for name in ("shard_bytes", "max_tokens", "split_lines"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} {value}: must be positive")
+    heldout_fraction: float = option(0.01, BELOW_ONE, "share of documents kept out of training")
+    shard_bytes: int = option(16 << 20, POSITIVE, "text of a shard, about")
+    max_tokens: int | None = option(None, POSITIVE, "stop after so many tokens")
+    deduplicate: bool = option(False, None, "keep only the first of documents with identical text")
+    split_lines: int | None = option(None, POSITIVE, "cut lines of more tokens into equal parts")
 
 
 def check_unknown_rate(records: Records, options: BuildSettings, paths: list[list[str]], at_least: int = 1) -> float:
