@@ -258,7 +258,7 @@ def _other_format(content: bytes) -> str | None:
     """What a file that calls itself vocab.txt is instead, and where that belongs."""
     for start, name in (
         (b"version https://git-lfs", "a Git LFS pointer, not the file: run git lfs pull"),
-        (b"#version:", "the merges.txt of a BPE tokenizer: name it so, beside its vocab.json"),
+        (b"#version:", "the merges.txt of a BPE tokenizer: give the directory that holds it and vocab.json"),
         (b"PK\x03\x04", "a zip archive: unpack it"),
         (b"\x1f\x8b", "a gzip file: unpack it"),
         (b"\xff\xfe", "UTF-16 text: save it as UTF-8"),
