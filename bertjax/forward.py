@@ -44,13 +44,10 @@ def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], longe
     """
     pairs = [(text, None) if isinstance(text, str) else text for text in texts]
     for pair in pairs:
-        if not (
-            isinstance(pair, tuple | list)
-            and len(pair) == 2
-            and isinstance(pair[0], str)
-            and isinstance(pair[1], str | None)
-        ):
-            raise ValueError(f"an input is a text or a pair of two texts, not {pair!r:.80}")
+        match pair:
+            case (str(), str() | None):
+                continue
+        raise ValueError(f"an input is a text or a pair of two texts, not {pair!r:.80}")
     if any(second is not None for _, second in pairs):
         require_segments(loaded.config, loaded.tokenizer)
     longest = min(longest or sys.maxsize, loaded.config.max_position_embeddings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -366,7 +366,7 @@ def sentence_embeddings(
 
     def pooled(row: Row, output: tuple) -> np.ndarray:
         states = output[0][: len(row.ids)].astype(np.float32)
-        return np.concatenate([_pooled(states, one) for one in poolings])
+        return np.concatenate([_POOLED[one](states) for one in poolings])
 
     vectors = np.array(run(loaded, rows, batch_size, pooled), np.float32)
     vectors = vectors.reshape(len(rows), len(poolings) * loaded.config.hidden_size)  # also of none
@@ -375,13 +375,13 @@ def sentence_embeddings(
     return vectors
 
 
-def _pooled(states: np.ndarray, pooling: str) -> np.ndarray:
-    """Of the states [tokens, H] of one text."""
-    if pooling == "cls":
-        return states[0]
-    if pooling == "max":
-        return states.max(axis=0)
-    return states.sum(axis=0) / len(states) ** (0.5 if pooling == "mean_sqrt_len_tokens" else 1)
+# What each pooling makes of the states [tokens, H] of one text.
+_POOLED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "cls": lambda states: states[0],
+    "max": lambda states: states.max(axis=0),
+    "mean": lambda states: states.sum(axis=0) / len(states),
+    "mean_sqrt_len_tokens": lambda states: states.sum(axis=0) / len(states) ** 0.5,
+}
 
 
 def _encoder(model: Model) -> LoadedModel:

@@ -20,6 +20,7 @@ from etils import epath
 from bertjax.config import Config, finetune_config, flatten, frozen
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.interop import load_pretrained_params
+from bertjax.interop.names import heads_in
 from bertjax.log.logbook import Logbook, counted
 from bertjax.model.presets import Execution, parameter_count
 from bertjax.process import hardware
@@ -156,14 +157,14 @@ def prepare_tuner(
     if task.labels:
         # A head for the same names goes on in its own order; one for other names, or for names
         # that are not known, is of no use.
-        names = start.labels() or tuple(map(str, range(len(task.labels))))
+        names = start.source.labels or tuple(map(str, range(len(task.labels))))
         start.keep_head = set(task.labels) == set(names)
         if start.keep_head:
             task.labels = names
-    config = start.config
+    config = start.source.config
     if dropout is not None:
         config = dataclasses.replace(config, hidden_dropout_prob=dropout[0], attention_probs_dropout_prob=dropout[1])
-    tuner = FineTuner(task, start.tokenizer, config, start, settings, execution, mesh)
+    tuner = FineTuner(task, start.source.require_tokenizer(), config, start, settings, execution, mesh)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
     tuner.trainer.abstract_state(tuner.objective)  # refuses rules for parameters that do not exist
@@ -193,20 +194,18 @@ def prepare_task(
 
 def prepare(config: Config, workdir: str, mesh: Any = None) -> TaskJob:
     """The job of a config file: `config.task` beside the settings that pre-training shares."""
-    task, start, mesh, reason = _parts(config, mesh)
-    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
-    return prepare_task(task, start, workdir, config, execution=execution, mesh=mesh, mesh_reason=reason)
+    task, start, reason, options = _parts(config, mesh)
+    return prepare_task(task, start, workdir, config, mesh_reason=reason, **options)
 
 
 def tuner_of(config: Config) -> FineTuner:
     """The FineTuner of a config file, for trainings without a work directory."""
-    task, start, mesh, _ = _parts(config, None)
-    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
-    return prepare_tuner(task, start, config, execution=execution, mesh=mesh)
+    task, start, _, options = _parts(config, None)
+    return prepare_tuner(task, start, config, **options)
 
 
-def _parts(config: Config, mesh: Any) -> tuple[Any, Pretrained, Any, str]:
-    """Task, checkpoint, mesh and the reason for it."""
+def _parts(config: Config, mesh: Any) -> tuple[Any, Pretrained, str, dict[str, Any]]:
+    """Task, checkpoint, the reason for the mesh, and options of prepare_tuner."""
     t = config.task
     if not config.init_from:
         raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
@@ -216,12 +215,13 @@ def _parts(config: Config, mesh: Any) -> tuple[Any, Pretrained, Any, str]:
     if config.extend_positions and t.max_length > start.config.max_position_embeddings:
         start.source = start.source.extended(t.max_length, config.extend_positions)
     task = make_task(t.name, t.data, t.options)
-    if t.metric:
-        task.metric = t.metric
-    if mesh is not None:
-        return task, start, mesh, ""
-    parameters = parameter_count(start.config)
-    return task, start, *sharding.mesh_of(config.mesh, parameters, jax.devices(), hardware.device_bytes())
+    task.metric = t.metric or task.metric
+    reason = ""
+    if mesh is None:
+        parameters = parameter_count(start.source.config)
+        mesh, reason = sharding.mesh_of(config.mesh, parameters, jax.devices(), hardware.device_bytes())
+    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
+    return task, start, reason, {"execution": execution, "mesh": mesh}
 
 
 def identity_of(tuner: FineTuner, settings: Config) -> dict[str, Any]:
@@ -270,19 +270,19 @@ def evaluate(
     2.0, the null threshold that was found on the development split, unless its options name one. Raises LoadError for a
     checkpoint without the head and ValueError for labels that the head does not know.
     """
-    source = Pretrained(model_directory)
-    if labels and source.labels() not in ((), tuple(labels)):
+    start = Pretrained(model_directory)
+    source = start.source
+    if labels and source.labels not in ((), tuple(labels)):
         raise ValueError(
             f"labels={list(labels)} contradict those that {model_directory} names, "
-            f"{list(source.labels())}; leave them out"
+            f"{list(source.labels)}; leave them out"
         )
-    if task.labels and source.has_classifier():
-        known = source.labels() or tuple(labels)
-        task.labels = adopt_labels(task.labels, known, str(model_directory))
-    stored = remembered(source.source.settings, str(model_directory)).null_threshold
+    if task.labels and "classifier" in heads_in(source.headers, source.place):
+        task.labels = adopt_labels(task.labels, source.labels or tuple(labels), str(model_directory))
+    stored = remembered(source.settings, str(model_directory)).null_threshold
     if stored is not None and task.name == "squad2.0" and "null_threshold" not in getattr(task, "options", {}):
         task.null_threshold = float(stored)
-    tuner = FineTuner(task, source.tokenizer, source.config, source, settings, execution, mesh)
+    tuner = FineTuner(task, source.require_tokenizer(), source.config, start, settings, execution, mesh)
     params = load_pretrained_params(model_directory, tuner.model, jax.random.key(0))
     records, features = tuner.data(split)
     outputs = tuner.predict(params, features)

@@ -17,11 +17,8 @@ import numpy as np
 
 from bertjax.interop import open_source
 from bertjax.interop.loading import draw, stored_parameters
-from bertjax.interop.names import heads_in
 from bertjax.model.heads import parameter_shapes
 from bertjax.model.paths import flatten, unflatten
-from bertjax.model.presets import BertConfig
-from bertjax.tokenization import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -42,24 +39,6 @@ class Pretrained:
         """Starts to read the weights beside what Python does until they are needed."""
         reading = ThreadPoolExecutor(1).submit(self.source.read)
         self.source = dataclasses.replace(self.source, read=reading.result)
-
-    @property
-    def config(self) -> BertConfig:
-        """The network of the checkpoint."""
-        return self.source.config
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the checkpoint. Raises LoadError if it has none."""
-        return self.source.require_tokenizer()
-
-    def labels(self) -> tuple[str, ...]:
-        """Label names stored with the checkpoint, by index; () if it names none."""
-        return self.source.labels
-
-    def has_classifier(self) -> bool:
-        """Whether the checkpoint holds the head of a classifier or tagger."""
-        return "classifier" in heads_in(self.source.headers, self.source.place)
 
     def __call__(self, model: Any, key: jax.Array) -> dict[str, Any]:
         """Parameters of `model`; what the checkpoint lacks is drawn from `key`."""

@@ -146,7 +146,7 @@ class SquadTask(Task):
                         if question.id in questions:
                             raise ValueError(f"{where}: question id {question.id!r} occurs twice")
                         questions[question.id] = question
-                        labelled.append(self._labelled(entry, question))
+                        labelled.append("answers" in entry and (self.version == "2.0" or bool(question.answers)))
             except KeyError as error:
                 raise ValueError(f"{where}: the key {error} is missing") from None
             except (TypeError, AttributeError) as error:
@@ -160,9 +160,6 @@ class SquadTask(Task):
                 "not know; use version 2.0"
             )
         return Split(split, list(questions.values()), all(labelled), file_fingerprint(path))
-
-    def _labelled(self, entry: Mapping[str, Any], question: Question) -> bool:
-        return "answers" in entry and (self.version == "2.0" or bool(question.answers))
 
     def _read_tfds(self, split: str) -> Split:
         from bertjax.tasks.tfds_source import read_tfds
@@ -287,7 +284,8 @@ class SquadTask(Task):
         """
         split.require_labels("scoring")
         found = self.answers(split, rows, outputs)
-        gold = as_articles(split.records)
+        entries = [{"id": q.id, "answers": [{"text": text} for text, _ in q.answers]} for q in split.records]
+        gold = [{"paragraphs": [{"qas": entries}]}]
         if self.version == "1.1":
             official = squad_score.score_v1(gold, found.spans)
             values = {"exact": official["exact"] / 100, "f1": official["f1"] / 100}
@@ -335,12 +333,6 @@ class SquadTask(Task):
 
 def _shown(answer: str) -> str:
     return cut(answer or "no answer", 80)
-
-
-def as_articles(questions: Sequence[Question]) -> list[dict[str, Any]]:
-    """The questions in the shape of a SQuAD file's 'data', for the official scores."""
-    entries = [{"id": q.id, "answers": [{"text": t, "answer_start": s} for t, s in q.answers]} for q in questions]
-    return [{"paragraphs": [{"qas": entries}]}]
 
 
 def _answer_tokens(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:

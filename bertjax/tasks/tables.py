@@ -169,19 +169,13 @@ class TableWriter:
         if self._kind == "jsonl":
             self._stream.write(json.dumps(row, ensure_ascii=False) + "\n")
             return
-        cells = [cell_text(row.get(column)) for column in self._columns]
+        values = ["" if row.get(column) is None else row[column] for column in self._columns]
+        cells = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
         if self._kind == "tsv":
             check_tsv(self._columns, cells)
             self._stream.write("\t".join(cells) + "\n")
         else:  # the csv module quotes a carriage return in its later versions only
             (self._all if any("\r" in cell for cell in cells) else self._csv).writerow(cells)
-
-
-def cell_text(value: Any) -> str:
-    """What stands in a cell: text as it is, None as nothing, all else as JSON."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def check_tsv(columns: Sequence[str], cells: Sequence[str]) -> None:

@@ -63,12 +63,11 @@ class XnliTask(TextTask):
     @property
     def metric_names(self) -> tuple[str, ...]:
         """As of every text task; of several languages the accuracy on each, too."""
-        return *super().metric_names, *self._by_language()
+        return *super().metric_names, *(f"accuracy_{language}" for language in self._several)
 
-    def _by_language(self) -> dict[str, str]:
-        """{'accuracy_de': 'de'} where several languages are scored."""
-        several = self.languages if len(self.languages) > 1 else ()
-        return {f"accuracy_{language}": language for language in several}
+    @property
+    def _several(self) -> tuple[str, ...]:
+        return self.languages if len(self.languages) > 1 else ()
 
     def read(self, split: str) -> Split:
         """Records in file order. Raises ValueError with file and line for an unknown label."""
@@ -96,7 +95,7 @@ class XnliTask(TextTask):
         scores = super().score(split, rows, outputs)
         right = self.predict(outputs) == [row["labels"] for row in rows]
         spoken = np.array([split.records[row["example"]].language for row in rows])
-        values = {name: float(right[spoken == language].mean()) for name, language in self._by_language().items()}
+        values = {f"accuracy_{name}": float(right[spoken == name].mean()) for name in self._several}
         return replace(scores, values={**scores.values, **values})
 
     def _find(self, name: str) -> pathlib.Path:

@@ -75,10 +75,10 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     own = stored.options if name == stored.task else {}
     # The threshold that was found on dev counts, not the one that training began with.
     options = {**{k: v for k, v in own.items() if k != "null_threshold"}, **given}
-    labels = flags.labels or (() if model.labels() else tuple(given.get("labels", ())))
+    labels = flags.labels or (() if model.source.labels else tuple(given.get("labels", ())))
     if name in ("table", "ner", "tag") and options.get("head") != "regression":
         # These would read their label names from a training file, which need not be there.
-        options["labels"] = given.get("labels", model.labels() or labels)
+        options["labels"] = given.get("labels", model.source.labels or labels)
     if stored.max_length and "task.max_length" not in flags.given:
         config = config.replace({"task.max_length": stored.max_length})
     directory, options = _one_file(name, config.task.data, flags.split, options)

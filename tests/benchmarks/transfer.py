@@ -134,7 +134,7 @@ def run(name: str, models: dict[str, str], out: pathlib.Path, seeds: int, rate: 
         settings = frozen(finetune_config()).replace(
             {"task.max_length": work.max_length, "task.bilstm": int(how == "bilstm")}
         )
-        kind = start.config, _vocabulary(directory), how
+        kind = start.source.config, _vocabulary(directory), how
         if kind not in tuners:
             task = job.make_task(work.task, str(out / "data" / work.folder), work.options)
             tuners[kind] = job.prepare_tuner(task, directory, settings, execution=execution)
