@@ -97,13 +97,9 @@ def test_a_threshold_that_options_name_counts_before_the_stored_one(monkeypatch,
         seen.append(task.null_threshold)
         raise KeyboardInterrupt
 
-    source = types.SimpleNamespace(settings={"finetuned": {"task": "squad2.0", "null_threshold": -3}}, directory="m")
-    monkeypatch.setattr(
-        job,
-        "Pretrained",
-        lambda _: types.SimpleNamespace(source=source, labels=lambda: (), config=None, tokenizer=None),
-    )
-    monkeypatch.setattr(job, "load_tokenizer", lambda _: None, raising=False)
+    settings = {"finetuned": {"task": "squad2.0", "null_threshold": -3}}
+    source = types.SimpleNamespace(settings=settings, labels=(), config=None, require_tokenizer=lambda: None)
+    monkeypatch.setattr(job, "Pretrained", lambda _: types.SimpleNamespace(source=source))
     monkeypatch.setattr(job, "FineTuner", tuner)
     for options in ({}, {"null_threshold": 2.0}):
         with pytest.raises(KeyboardInterrupt):
