@@ -86,3 +86,15 @@ def test_the_same_file_computes_them_on_a_gpu(exported):
     if jax.default_backend() != "gpu":
         pytest.skip("no GPU in this process; set BERTJAX_TEST_PLATFORM=cuda")
     check(exported, "cuda")
+
+
+def test_windows_and_rotary_positions_are_exported_for_rows_of_every_length(tmp_path):
+    from bertjax.interop.loading import LoadedModel
+    from bertjax.interop.stablehlo import export_model
+    from bertjax.model.heads import BertForMaskedLM, init_params
+    from bertjax.model.presets import modern
+
+    config = modern(2, 64, 96, vocab_size=50, num_attention_heads=2, local_attention=8, global_attn_every_n_layers=2)
+    model = BertForMaskedLM(config)
+    loaded = LoadedModel(model, init_params(model, jax.random.key(0)))
+    assert export_model(loaded, tmp_path / "out", platforms=["cpu"]) < 1e-5

@@ -83,12 +83,13 @@ def attention(
       [B, T, A, D], the query's type.
     """
     batch, length, heads, _ = query.shape
-    window = seen_window(window, length)
+    any_length = not isinstance(length, int)  # a symbol, where a program for rows of every length is exported
+    window = window if any_length else seen_window(window, length)
     dropped = dropout_key is not None and dropout_rate > 0.0
     seeds = dropout_bits.stream_seeds(dropout_key, batch, heads) if dropped else None
     attend = functools.partial(_attend, rate=dropout_rate, window=window, causal=causal)
     block = BLOCK if window is None else max(16, window + -window % 16)  # dropout bits come in sixteens
-    if length <= (WHOLE if window is None else 3 * block):
+    if any_length or length <= (WHOLE if window is None else 3 * block):
         return attend(query, key, value, attention_mask, attention_mask, seeds, 0, 0)
 
     def blocks(x, fill=0, around=0):
