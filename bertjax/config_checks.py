@@ -106,24 +106,29 @@ def _complaints(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
     steps, limit = config.profile_steps, f" <= {last}" * (config.job == "pretrain")
     if not (len(steps) == 2 and all(isinstance(step, int) for step in steps) and 0 <= steps[0] <= steps[1] <= last):
         yield f"config.profile_steps={steps!r} must be (first, last) with 0 <= first <= last{limit}"
-    rows, parts = config.batch_size, config.accumulation
-    if rows % parts:
-        yield (
-            f"config.batch_size={rows} is not divisible by config.accumulation={parts}; the next valid batch size is "
-            f"{-(-rows // parts) * parts}"
-        )
+    parts, named = config.accumulation, {"config.batch_size": config.batch_size}
+    if config.job == "pretrain":
+        named |= {f"config.phases={config.phases!r}: rows": rows for _, _, *own in config.phases for rows in own}
+    for name, rows in named.items():
+        if rows % parts:
+            yield (
+                f"{name}={rows} is not divisible by config.accumulation={parts}; the next valid batch size is "
+                f"{-(-rows // parts) * parts}"
+            )
 
 
 def _of_phases(phases: Any, limit: int) -> Iterator[str]:
     if not phases or not all(
-        isinstance(phase, tuple | list) and len(phase) == 2 and all(isinstance(number, int) for number in phase)
+        isinstance(phase, tuple | list) and len(phase) in (2, 3) and all(isinstance(number, int) for number in phase)
         for phase in phases
     ):
         yield (
             f"config.phases={phases!r} must be ((steps, sequence length), ...) in whole numbers, such as "
-            "((900000, 128), (100000, 512))"
+            "((900000, 128), (100000, 512)), with rows of the batch as a third number where they are not batch_size"
         )
-    for (_, previous), (steps, length) in itertools.pairwise([(1, 0), *phases]):
+    for (_, previous, *_), (steps, length, *rows) in itertools.pairwise([(1, 0), *phases]):
+        if rows and rows[0] < 1:
+            yield f"config.phases={phases!r}: batches of {rows[0]} rows; at least 1"
         if steps < 1:
             yield f"config.phases={phases!r}: a phase of {steps} steps; at least 1"
         if length < 5:

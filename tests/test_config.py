@@ -42,6 +42,12 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
         (dict(phases=((10, 600),)), "max_position_embeddings is 512"),
         (dict(phases=((10, 4),)), "at least 5"),
         (dict(phases=()), "must be"),
+        (dict(phases=((10, 128, 0),)), "batches of 0 rows"),
+        (dict(phases=((10, 128, 8, 8),)), "rows of the batch as a third number"),
+        (
+            dict(phases=((10, 128), (10, 128, 10)), accumulation=4, optimizer__warmup_steps=0),
+            "rows=10 is not divisible.*size is 12",
+        ),
         (dict(batch_size=10, accumulation=4), "next valid batch size is 12"),
         (dict(optimizer__warmup_steps=-1), "warmup_steps=-1"),
         (dict(optimizer__warmup_steps=2_000_000), "1,000,000 steps"),

@@ -10,10 +10,12 @@ from bertjax.config.config import (
     FREE,
     FREE_ON_RESUME,
     Config,
+    PhaseSettings,
     flatten,
     frozen,
     max_predictions,
     order_of_sums,
+    phases,
     resume_conflicts,
     total_steps,
 )

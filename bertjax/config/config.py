@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertjax.config.pretraining import PAPER, DataSettings, EvaluationSettings, MaskingSettings, ModelSettings
 from bertjax.config.setting import AT_LEAST_0, AT_LEAST_1, SEED, nearest, section, setting, walk
@@ -44,10 +44,10 @@ class Config:
         "goes on, so that a launcher may repeat it); never = stop",
         ("auto", "changed", "overwrite", "never"),
     )
-    phases: tuple[tuple[int, int], ...] = setting(
+    phases: tuple[tuple[int, ...], ...] = setting(
         ((1_000_000, 512),),
-        "((steps, sequence length), ...): phases of one run with one optimizer state and one schedule; lengths in "
-        "tokens, never shrinking",
+        "((steps, sequence length[, rows]), ...): phases of one run with one optimizer state and one schedule; lengths "
+        "in tokens, never shrinking; rows of the global batch where they are not batch_size",
         source=PAPER,
         unused=("finetune", "config.task.epochs says how long"),
     )
@@ -201,9 +201,27 @@ def order_of_sums(config: Config) -> dict[str, Any]:
     return {name: value for name, value in flatten(config).items() if name.startswith(ORDER_OF_SUMS)}
 
 
+class PhaseSettings(NamedTuple):
+    """One of config.phases."""
+
+    steps: int
+    length: int  # tokens of a row
+    rows: int  # of the global batch
+    first_row: int  # of the stream of rows of this length: the phases of one length follow each other in it
+
+
+def phases(config: Config) -> list[PhaseSettings]:
+    """The phases of a run."""
+    found: list[PhaseSettings] = []
+    for steps, length, *rows in config.phases:
+        before = sum(phase.steps * phase.rows for phase in found if phase.length == length)
+        found.append(PhaseSettings(steps, length, *(rows or [config.batch_size]), before))
+    return found
+
+
 def total_steps(config: Config | ml_collections.ConfigDict) -> int:
     """Optimizer steps of the whole run, over all phases."""
-    return sum(steps for steps, _ in config.phases)
+    return sum(phase[0] for phase in config.phases)
 
 
 def max_predictions(config: Config, seq_length: int, rate: float | None = None) -> int:

@@ -7,17 +7,19 @@ In: the rows of one or more corpora (rows.py, bert_records.py). Out: dicts of nu
     nsp_weights                                 float32 [B, K]  0 for rows or slots without a pair
     position_ids int32 [B, T], cls_positions int32 [B, K]       packed rows only
 
-Batch s is rows s*B to (s+1)*B of an endless stream, so a resume needs the step only. Process p of n computes its
-contiguous slice of the B rows and touches nothing else. Masks are drawn on the device (masking.py).
+Batch s is rows s*B to (s+1)*B of an endless stream, counted from its row first_row, so a resume needs the step only.
+Process p of n computes its contiguous slice of the B rows and touches nothing else. Masks are drawn on the device
+(masking.py).
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -39,6 +41,7 @@ class Share:
     batch_size: int  # B, rows of the global batch
     process_index: int = 0
     process_count: int = 1
+    first_row: int = 0  # of the stream, where batch 0 begins
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.batch_size % self.process_count:
@@ -54,8 +57,8 @@ class Share:
         return self.batch_size // self.process_count
 
     def of(self, number: int) -> np.ndarray:
-        """Batch `number`'s rows of this process, counted from batch 0's first: int64 [rows]."""
-        first = number * self.batch_size + self.process_index * self.rows
+        """Batch `number`'s rows of this process in the stream: int64 [rows]."""
+        first = self.first_row + number * self.batch_size + self.process_index * self.rows
         return np.arange(first, first + self.rows, dtype=np.int64)
 
 
@@ -80,6 +83,13 @@ class EndlessBatches:
             if len(into):
                 rows.fill(numbers[into], into, batch)
         return batch
+
+    def going_on(self, batch_size: int, first_row: int) -> Self:
+        """Batches of another size from a row of the stream on; both read the same indices of the corpora."""
+        other = copy.copy(self)
+        other.batch_size = batch_size
+        other._share = dataclasses.replace(self._share, batch_size=batch_size, first_row=first_row)
+        return other
 
     def _assign(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(corpus, row of its stream) of each row of the run."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax.config import Config, MaskingSettings, walk
+from bertjax.config import Config, MaskingSettings, phases, walk
 from bertjax.data import laws
 from bertjax.data.batches import EvaluationBatches, PretrainingBatches
 from bertjax.data.bert_records import Records, TFRecordBatches, TFRecordEvaluation, check_lengths, split_records
@@ -29,9 +29,9 @@ SAMPLED_RECORDS = 1000  # evenly spread, whose numbers are checked at the start
 class Corpus:
     """Where the rows come from.
 
-    A kind of corpus gives `training(length)`, endless batches; `heldout(length)`, finite batches, and `others(length)`,
-    those of the further corpora of a mixture, by name; `token_counts(length)`, int64 [V], how often each token is in
-    the held-out text; `describe()`, its size, and `facts()`, its numbers, in words.
+    A kind of corpus gives `training(length, rows)`, endless batches of so many rows; `heldout(length, rows)`, finite
+    ones, and `others(length, rows)`, those of the further corpora of a mixture, by name; `token_counts(length)`, int64
+    [V], how often each token is in the held-out text; `describe()`, its size, and `facts()`, its numbers, in words.
 
     Attributes:
       tokenizer: of the ids.
@@ -48,13 +48,16 @@ class Corpus:
     def __init__(self, config: Config, rows: tuple[int, int]):
         self._config = config
         self._slice = dict(process_index=rows[0], process_count=rows[1])
-        self._lengths = list(dict.fromkeys(length for _, length in config.phases))
-        self._max_batches = -(-config.eval.rows // config.batch_size) if config.eval.rows else None
+        self._lengths = list(dict.fromkeys(phase.length for phase in phases(config)))
         self.numbers: dict[str, list[dict[str, Any]]] = {}
         self.remarks: list[str] = []
 
-    def others(self, length: int) -> dict[str, Any]:
+    def others(self, length: int, rows: int) -> dict[str, Any]:
         return {}
+
+    def _max_batches(self, rows: int) -> int | None:
+        """Of an evaluation; None = all."""
+        return -(-self._config.eval.rows // rows) if self._config.eval.rows else None
 
     def _refuse(self, problems: list[str]) -> None:
         """ValueError with the problems, or remarks where config.data.corpus_limits says so."""
@@ -139,20 +142,19 @@ class StoreCorpus(Corpus):
                 "nothing. Hold out more documents (build_corpus --heldout_fraction)"
             )
 
-    def training(self, length: int) -> PretrainingBatches:
-        config = self._config
-        options = dict(weights=self.weights, packed=config.data.packed, **self._options)
-        return PretrainingBatches(self.stores, length, config.batch_size, config.seed, **options)
+    def training(self, length: int, rows: int) -> PretrainingBatches:
+        options = dict(weights=self.weights, packed=self._config.data.packed, **self._options)
+        return PretrainingBatches(self.stores, length, rows, self._config.seed, **options)
 
-    def heldout(self, length: int) -> EvaluationBatches:
-        return self._evaluation(self._heldout, length)
+    def heldout(self, length: int, rows: int) -> EvaluationBatches:
+        return self._evaluation(self._heldout, length, rows)
 
-    def others(self, length: int) -> dict[str, EvaluationBatches]:
-        return {name: self._evaluation(store, length) for name, store in self._others.items()}
+    def others(self, length: int, rows: int) -> dict[str, EvaluationBatches]:
+        return {name: self._evaluation(store, length, rows) for name, store in self._others.items()}
 
-    def _evaluation(self, store: TokenStore, length: int) -> EvaluationBatches:
-        config, options = self._config, dict(max_batches=self._max_batches, **self._options)
-        return EvaluationBatches(store, length, config.batch_size, config.seed, **options)
+    def _evaluation(self, store: TokenStore, length: int, rows: int) -> EvaluationBatches:
+        options = dict(max_batches=self._max_batches(rows), **self._options)
+        return EvaluationBatches(store, length, rows, self._config.seed, **options)
 
     def token_counts(self, length: int) -> np.ndarray:
         counts = np.zeros(self._heldout.vocab_size, np.int64)
@@ -265,15 +267,13 @@ class RecordCorpus(Corpus):
         training, heldout = split_records(len(records), data.heldout_fraction)
         return (records, training), (records, heldout)
 
-    def training(self, length: int) -> TFRecordBatches:
+    def training(self, length: int, rows: int) -> TFRecordBatches:
         (records, numbers), _ = self._split(length)
-        config = self._config
-        return TFRecordBatches(records, config.batch_size, config.seed, numbers=numbers, **self._slice)
+        return TFRecordBatches(records, rows, self._config.seed, numbers=numbers, **self._slice)
 
-    def heldout(self, length: int) -> TFRecordEvaluation:
+    def heldout(self, length: int, rows: int) -> TFRecordEvaluation:
         _, (records, numbers) = self._split(length)
-        limit = self._max_batches
-        return TFRecordEvaluation(records, self._config.batch_size, numbers=numbers, max_batches=limit, **self._slice)
+        return TFRecordEvaluation(records, rows, numbers=numbers, max_batches=self._max_batches(rows), **self._slice)
 
     def token_counts(self, length: int) -> np.ndarray:
         """Special tokens are left out; what was masked is counted as what it was."""

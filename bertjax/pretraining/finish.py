@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.config import FREE_ON_RESUME, Config, flatten, total_steps
+from bertjax.config import FREE_ON_RESUME, Config, flatten, phases, total_steps
 from bertjax.formats.files import write_whole
 from bertjax.interop import huggingface, load_model
 from bertjax.interop.card import model_card
@@ -165,7 +165,7 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
     device = job.mesh.devices.flat[0].device_kind
     default = flatten(Config())
     recipe = {
-        "steps": f"{step:,} of {config.batch_size:,} rows",
+        "steps": f"{step:,} of {_rows(config)} rows",
         "tokens a row": _lengths(config),
         **({"wall clock": f"{config.budget_minutes:g} minutes"} if config.budget_minutes else {}),
         "hardware": f"{job.mesh.devices.size} x {device}, {job.execution.dtype}",
@@ -192,4 +192,13 @@ def _lengths(config: Config) -> str:
     of = "of the time" if config.budget_minutes else "of the steps"
     if len(config.phases) == 1:
         return str(config.phases[0][1])
-    return ", then ".join(f"{length} for {steps / total:.0%} {of}" for steps, length in config.phases)
+    steps = dict.fromkeys((phase.length for phase in phases(config)), 0)
+    for phase in phases(config):
+        steps[phase.length] += phase.steps
+    return ", then ".join(f"{length} for {count / total:.0%} {of}" for length, count in steps.items())
+
+
+def _rows(config: Config) -> str:
+    """'256', or '64, then 128, then 256'."""
+    rows = [phase.rows for phase in phases(config)]
+    return ", then ".join(f"{own:,}" for number, own in enumerate(rows) if number == 0 or own != rows[number - 1])

@@ -13,7 +13,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config import Config, OptimizerSettings, resume_conflicts, total_steps
+from bertjax.config import Config, OptimizerSettings, PhaseSettings, phases, resume_conflicts, total_steps
 from bertjax.data.batches import prefetch
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import write_whole
@@ -88,7 +88,7 @@ class PretrainingJob:
         self.mesh, self.mesh_reason = sharding.mesh_of(
             config.mesh, parameter_count(estimate), jax.devices(), hardware.device_bytes()
         )
-        sharding.check_batch(config.batch_size, self.mesh, config.accumulation)
+        check_rows(config, self.mesh)
         self.resumed_from = step_to_resume(config, self.workdir, lambda before: resume_conflicts(before, config))
 
         self.corpus = open_corpus(config, self.workdir, sharding.batch_slice(self.mesh))
@@ -112,13 +112,16 @@ class PretrainingJob:
         self.phases: list[Phase] = []
         self.batches: list[Any] = []
         self.evaluations: list[Evaluation] = []
-        for steps, length in config.phases:
-            self._add_phase(steps, length)
+        for phase in phases(config):
+            self._add_phase(phase)
         self._evaluated: dict[int, dict[str, float]] = {}  # by step
 
-    def _add_phase(self, steps: int, length: int) -> None:
-        config, corpus = self.config, self.corpus
-        batches = corpus.training(length)
+    def _add_phase(self, phase: PhaseSettings) -> None:
+        config, corpus, length = self.config, self.corpus, phase.length
+        if phase.first_row:
+            batches = self.batches[-1].going_on(phase.rows, phase.first_row)
+        else:
+            batches = corpus.training(length, phase.rows)
         objective = make_objective(
             config, self.model_config, self.execution, self.tokenizer, length, batches.pairs_per_row
         )
@@ -133,22 +136,23 @@ class PretrainingJob:
         self.batches.append(batches)
         self.phases.append(
             Phase(
-                until_step=steps + (self.phases[-1].until_step if self.phases else 0),
+                until_step=phase.steps + (self.phases[-1].until_step if self.phases else 0),
                 objective=objective,
                 batches=stream,
-                tokens_per_step=config.batch_size * length,
-                flops_per_step=config.batch_size
-                * flops_per_row(self.model_config, length, predictions, config.data.nsp),
+                tokens_per_step=phase.rows * length,
+                flops_per_step=phase.rows * flops_per_row(self.model_config, length, predictions, config.data.nsp),
             )
         )
-        if self.evaluations and config.eval.seq_length:  # then one compilation serves all phases
-            self.evaluations.append(self.evaluations[0])
+        # One compilation serves all phases of one length, or with eval.seq_length all.
+        if self.evaluations and (config.eval.seq_length or phase.first_row):
+            self.evaluations.append(self.evaluations[-1])
             return
+        rows = config.batch_size if config.eval.seq_length else min(config.batch_size, phase.rows)
         length = config.eval.seq_length or length
         if not corpus.masked:  # padded rows, always
             masking = masking_spec(config, self.tokenizer, length, 1, config.eval.masking_rate or None)
             objective = dataclasses.replace(objective, masking=masking)
-        self.evaluations.append(Evaluation(objective, corpus.heldout(length), corpus.others(length)))
+        self.evaluations.append(Evaluation(objective, corpus.heldout(length, rows), corpus.others(length, rows)))
 
     def compile_ahead(self) -> None:
         clock = clock_of(self.config, total_steps(self.config))
@@ -194,9 +198,9 @@ class PretrainingJob:
             lines = [("export", export), *lines]
         lines += [("text", fact) for fact in corpus.facts()]
         lines += [("warning", remark) for remark in corpus.remarks]
-        for number, (phase, (steps, length)) in enumerate(zip(self.phases, config.phases, strict=True), 1):
+        for number, (phase, (steps, length, rows, _)) in enumerate(zip(self.phases, phases(config), strict=True), 1):
             text = (
-                f"steps {phase.until_step - steps + 1:,} to {phase.until_step:,}: {config.batch_size} x {length} = "
+                f"steps {phase.until_step - steps + 1:,} to {phase.until_step:,}: {rows} x {length} = "
                 f"{phase.tokens_per_step:,} tokens a step, {phase.flops_per_step / 1e12:,.3g} TFLOP"
             )
             lines.append((f"phase {number}", text))
@@ -204,12 +208,19 @@ class PretrainingJob:
         if config.budget_minutes:
             text = f"{config.budget_minutes:g} minutes, start-up included; at most {steps:,} steps"
         else:
-            epochs = sum(one.epochs(steps) for one, (steps, _) in zip(self.batches, config.phases, strict=True))
+            epochs = sum(one.epochs(steps) for one, (steps, *_) in zip(self.batches, config.phases, strict=True))
             text = f"{steps:,} steps, {epochs:,.1f} epochs of the corpus"
         return [*lines, ("length", text), ("optimizer", optimizer_text(config.optimizer))]
 
 
 prepare = PretrainingJob
+
+
+def check_rows(config: Config, mesh: Mesh) -> None:
+    """Raises ValueError where the rows of a phase or of an evaluation do not divide over the devices."""
+    sharding.check_batch(config.batch_size, mesh, config.accumulation)
+    for phase in phases(config):
+        sharding.check_batch(phase.rows, mesh, config.accumulation, f"config.phases={config.phases!r}: rows")
 
 
 def make_trainer(config: Config, mesh: Mesh) -> Trainer:

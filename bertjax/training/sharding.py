@@ -186,7 +186,7 @@ def batch_slice(mesh: Mesh) -> tuple[int, int]:
     return first // len(mine), count
 
 
-def check_batch(batch_size: int, mesh: Mesh, accumulation: int = 1) -> None:
+def check_batch(batch_size: int, mesh: Mesh, accumulation: int = 1, name: str = "batch_size") -> None:
     """Raises ValueError, with the valid sizes on either side, for a global batch that cannot be split evenly."""
     shards = batch_shards(mesh)
     unit = shards * accumulation
@@ -194,7 +194,7 @@ def check_batch(batch_size: int, mesh: Mesh, accumulation: int = 1) -> None:
         below, above = batch_size // unit * unit, (batch_size // unit + 1) * unit
         nearest = f"{below} or {above}" if below else f"{above}"
         raise ValueError(
-            f"batch_size={batch_size} does not divide over {shards} devices "
+            f"{name}={batch_size} does not divide over {shards} devices "
             f"(data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}) x accumulation="
             f"{accumulation}: it must be a multiple of {unit}; next valid: {nearest}"
         )

@@ -225,6 +225,13 @@ def test_an_axis_of_tokens_follows_the_phases():
     assert series["tokens"][-1] == 5120 + 10 * 2048
 
 
+def test_an_axis_of_tokens_knows_phases_with_rows_of_their_own():
+    records = [{"step": step, "loss": 1 / step} for step in (1, 10, 12)]
+    settings = {"phases": "[[10, 128, 2], [5, 512]]", "batch_size": "4", "budget_minutes": "0.0"}
+    (series,) = loss_series(of_records(records, settings))
+    assert series["tokens"] == [256, 2560, 2560 + 2 * 2048]
+
+
 def test_an_axis_of_tokens_without_phases_adds_up_the_rates():
     records = [
         {"step": 1, "loss": 3, "tokens_per_second": None, "step_time": None},

@@ -198,9 +198,9 @@ def weights(workdir, step):
 
 @pytest.fixture(scope="module")
 def finished_run(store, tmp_path_factory):
-    """(config, directory) of a run over two phases, with dropout, that was never disturbed."""
+    """(config, directory) of an undisturbed run with dropout, whose rows grow in number, then in length."""
     config = tiny_config(store)
-    config.phases = ((4, 32), (4, 48))
+    config.phases = ((2, 32, 8), (3, 32), (3, 48, 8))
     config.log.every_steps = 1
     config.checkpoint.every_steps = 3
     directory = tmp_path_factory.mktemp("finished")
@@ -237,7 +237,7 @@ def test_run_leaves_metrics_checkpoints_and_settings(finished_run):
 
 
 def test_stopped_run_resumes_to_the_same_bits(finished_run, run_copy):
-    # From before the boundary of the phases, with dropout and masks on.
+    # From within the second phase, whose rows go on where those of the first ended, with dropout and masks on.
     config, directory = run_copy
     for later in ("6", "8"):  # what a kill between steps 3 and 6 would have left
         shutil.rmtree(directory / "checkpoints" / later)
@@ -247,6 +247,26 @@ def test_stopped_run_resumes_to_the_same_bits(finished_run, run_copy):
     pretraining.run(job)
     undisturbed = weights(finished_run[1], 8)
     jax.tree.map(np.testing.assert_array_equal, weights(directory, 8), undisturbed)
+
+
+@pytest.mark.parametrize("phases", [((2, 32, 8), (3, 32), (1, 32, 24)), ((2, 32), (3, 32))])
+def test_rows_of_one_length_go_on_from_phase_to_phase(config, tmp_path, phases):
+    config.phases = ((6, 32),)
+    (whole,) = pretraining.prepare(frozen(config), str(tmp_path)).batches
+    config.phases = (*phases, (1, 48))
+    *parts, longer = pretraining.prepare(frozen(config), str(tmp_path)).batches
+    counts = [steps for steps, *_ in phases]
+    rows = [part[step]["input_ids"] for part, count in zip(parts, counts, strict=True) for step in range(count)]
+    expected = np.concatenate([whole[step]["input_ids"] for step in range(6)])
+    rows = np.concatenate(rows)
+    np.testing.assert_array_equal(rows, expected[: len(rows)])
+    assert longer[0]["input_ids"].shape == (16, 48)
+
+
+def test_rows_of_a_phase_that_the_devices_cannot_split_are_refused(config, tmp_path):
+    config.phases = ((4, 32), (4, 32, 12))
+    with pytest.raises(ValueError, match=r"config.phases=.*rows=12 does not divide over 8 devices.*8 or 16"):
+        pretraining.prepare(frozen(config), str(tmp_path))
 
 
 def test_second_run_with_other_settings_is_refused_until_it_says_what_it_means(run_copy):
@@ -382,8 +402,8 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
         "1 layer of width 16, 2 heads",
         "random weights to predict masked words and next",
         " tokens. The vocabulary has 65 entries of lower-case text.",
-        "| steps | 8 of 16 rows",
-        "32 for 50% of the steps, then 48 for 50%",
+        "| steps | 8 of 8, then 16, then 8 rows",
+        "32 for 62% of the steps, then 48 for 38%",
         "8 x cpu, float32",
         "| `optimizer.warmup_steps` | 2 |",
         f"held-out MLM loss {said['eval/mlm_loss']:.3f}",
@@ -402,7 +422,7 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
     for expected in (
         "the next token of a text. Its pooler and next-sentence head are untrained",
         "| wall clock | 2.5 minutes |",
-        "32 for 50% of the time",
+        "32 for 62% of the time",
         "* a [MASK]\n  b 50%, c 25%\n",
     ):
         assert expected in text, expected

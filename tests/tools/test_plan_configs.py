@@ -43,11 +43,12 @@ def plan(config, topology, directory, *arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology, slice_variant", [("v5e:4x4", "v5e_16"), ("v4:2x2x4", "v4_32")])
-@pytest.mark.parametrize("name", ["base", "large", "demo", "glue", "squad"])
+@pytest.mark.parametrize("name", ["base", "large", "modern", "demo", "glue", "squad"])
 def test_configuration_fits_sixteen_chips(name, topology, slice_variant, tmp_path):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install '.[tpu]'")
-    config = f"{name}.py:{slice_variant}" if name in ("base", "large") else f"{name}.py"
-    done, path = plan(config, topology, tmp_path, "--config.execution.layers=scan")
+    config = f"{name}.py:{slice_variant}" if name in ("base", "large", "modern") else f"{name}.py"
+    largest = ["--config.phases=((10000,1024,4608),(1000,8192,576))"] if name == "modern" else []
+    done, path = plan(config, topology, tmp_path, "--config.execution.layers=scan", *largest)
     assert done.returncode == 0, done.stderr[-3000:]
     for stage in json.loads(path.read_text())[0]["stages"]:
         assert stage["fits"] and 0 < stage["total"] < stage["limit"]

@@ -96,10 +96,12 @@ def _phase_tokens(settings: Mapping[str, str], last_step: int) -> Knots:
     """By the phases of a pre-training run; empty if they are not there, or only a scale."""
     try:
         phases, rows = json.loads(settings["phases"]), int(settings["batch_size"])
-        if float(settings.get("budget_minutes", 0)) and len({length for _, length in phases}) > 1:
+        if float(settings.get("budget_minutes", 0)) and len({tuple(shape) for _, *shape in phases}) > 1:
             return []
         knots = [(0, 0)]
-        for steps, length in phases:
+        default = rows
+        for steps, length, *own in phases:
+            (rows,) = own or [default]
             knots.append((knots[-1][0] + steps, knots[-1][1] + steps * length * rows))
         if (more := last_step - knots[-1][0]) > 0:
             knots.append((last_step, knots[-1][1] + more * length * rows))

@@ -115,7 +115,7 @@ def _course(run: Run) -> str:
 def _last_phase(phases: str) -> int:
     """The step that the last phase begins after, 0 if that is not known."""
     try:
-        lengths: Sequence[Sequence[int]] = json.loads(phases)
-        return sum(steps for steps, _ in lengths[:-1])
-    except (ValueError, TypeError):
+        found: Sequence[Sequence[int]] = json.loads(phases)
+        return sum(phase[0] for phase in found[:-1])
+    except (ValueError, TypeError, IndexError):
         return 0

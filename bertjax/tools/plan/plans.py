@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import markdown
-from bertjax.config import Config, max_predictions
+from bertjax.config import Config, max_predictions, phases
 from bertjax.model.kernels.choice import select_attention
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.process import hardware
@@ -118,7 +118,8 @@ def candidates(config: Config, devices: int, limit: float, tpu: bool) -> Iterato
     the fastest depends on what the compiler can fuse (large on a v5e-16 is faster with "full" than with "dots", though
     it computes a quarter more), so of a mesh all policies that fit are candidates.
     """
-    rows, length = config.batch_size, max(length for _, length in config.phases)
+    # Of the longest rows the most: they take the most memory, attention apart.
+    length, rows = max((phase.length, phase.rows) for phase in phases(config))
     model = BertConfig.of(config.model, vocabulary_size(config))
     platform = "tpu" if tpu else jax.default_backend()
     execution = Execution.of(config.execution, platform, config.mesh.tensor > 1)
@@ -129,7 +130,12 @@ def candidates(config: Config, devices: int, limit: float, tpu: bool) -> Iterato
     # In this order each costs more than the next: tensor exchanges activations in every layer, accumulation repeats
     # fsdp's gathers and makes products smaller, fsdp gathers weights beside the work.
     for tensor, accumulation, fsdp in itertools.product((1, 2), (1, 2, 4, 8), range(1, devices + 1)):
-        if devices % (tensor * fsdp) or model.num_attention_heads % tensor or rows % (devices // tensor * accumulation):
+        unit = devices // tensor * accumulation
+        if (
+            devices % (tensor * fsdp)
+            or model.num_attention_heads % tensor
+            or any(p.rows % unit for p in phases(config))
+        ):
             continue
         for remat in KEPT:
             shape, split = (rows, length, max_predictions(config, length)), (devices, fsdp, tensor, accumulation)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax.config import Config
+from bertjax.config import Config, phases
 from bertjax.data.rows import default_pairs_per_row
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.pretraining import job as pretraining
@@ -194,10 +194,11 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
     size = vocabulary_size(config)
     model = BertConfig.of(config.model, size)
     mesh, _ = sharding.mesh_of(config.mesh, parameter_count(model), devices, hardware.device_bytes(devices[0]))
-    sharding.check_batch(config.batch_size, mesh, config.accumulation)
     execution = Execution.of(config.execution, devices[0].platform, config.mesh.tensor > 1)
     if config.job == "finetune":
+        sharding.check_batch(config.batch_size, mesh, config.accumulation)
         return [_task_stage(config, model, execution, mesh)]
+    pretraining.check_rows(config, mesh)
     tokenizer = SimpleNamespace(
         vocab_size=size,
         **{"pad_id": 0, "cls_id": 2, "sep_id": 3, "mask_id": 4},
@@ -205,8 +206,8 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
         is_continuation=np.arange(size) % 2 == 1,
     )
     trainer, found = pretraining.make_trainer(config, mesh), []
-    for number, (steps, length) in enumerate(config.phases, 1):
-        rows, packed = config.batch_size, config.data.packed
+    for number, (steps, length, rows, _) in enumerate(phases(config), 1):
+        packed = config.data.packed
         pairs = default_pairs_per_row(length) if packed else 1
         objective = make_objective(config, model, execution, tokenizer, length, pairs)
         batch = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), ((rows, length), np.int32))
