@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bertjax.config import Config
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.pairs import PairIndex
 from bertjax.data.rows import Batch, PackedEpoch, default_pairs_per_row
@@ -59,17 +60,18 @@ def covered(pairs: np.ndarray) -> int:
 def decoded_examples(
     store: TokenStore,
     tokenizer: Tokenizer,
+    config: Config,
     seq_length: int,
     count: int = 3,
     seed: int = 0,
     packed: bool = False,
     colour: bool = True,
 ) -> Iterator[str]:
-    """Some rows as text, a line a pair: NSP label, segments A and B, masked tokens {what stands there -> what is to be
-    predicted}.
+    """Some rows as text, masked as config.masking says, a line a pair: NSP label, segments A and B, masked tokens {what
+    stands there -> what is to be predicted}.
     """
     batch = PretrainingBatches(store, seq_length, count, seed, packed=packed, tokenizer=tokenizer)[0]
-    masked, labels = _draw_masks(batch, tokenizer, seed, max(round(seq_length * 0.15), 1))
+    masked, labels = _draw_masks(batch, tokenizer, seed, config)
 
     def paint(text: str, *codes: str) -> str:
         return "".join(codes) + text + RESET if colour else text
@@ -98,20 +100,15 @@ def decoded_examples(
             yield (f"row {row} pair {slot}  {label}  {len(where)} tokens\n  " + " ".join(words))
 
 
-def _draw_masks(batch: Batch, tokenizer: Tokenizer, seed: int, max_predictions: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_masks(batch: Batch, tokenizer: Tokenizer, seed: int, config: Config) -> tuple[np.ndarray, np.ndarray]:
     """(masked ids, original id where predicted and -1 elsewhere), both [B, T]."""
     # Late: statistics need no jax.
     import jax
 
-    from bertjax.data.masking import MaskingSpec, mask_tokens, packed_predictions
+    from bertjax.data.masking import MaskingSpec, mask_tokens
 
-    packed = "position_ids" in batch
-    rows = (
-        packed_predictions(batch["input_ids"].shape[1], batch["nsp_labels"].shape[1], MaskingSpec.rate)
-        if packed
-        else None
-    )
-    spec = MaskingSpec.from_tokenizer(tokenizer, max_predictions, predictions_per_row=rows)
+    pairs = batch["nsp_labels"].shape[1] if "position_ids" in batch else 1
+    spec = MaskingSpec.of(config, tokenizer, batch["input_ids"].shape[1], pairs)
     draw = jax.jit(lambda ids, mask: mask_tokens(jax.random.key(seed), ids, mask, spec))
     masked = draw(batch["input_ids"], batch["attention_mask"])
     labels = np.full(batch["input_ids"].shape, -1, np.int32)

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.config import Config, max_predictions
 from bertjax.tokenization import Layout, Tokenizer
+
+if TYPE_CHECKING:
+    import ml_collections
 
 # Greedy passes over the words of a row. Each takes every word that fits in turn, up to the first that does not; what it
 # leaves is shorter than that word. With real words four fill practically every row; an empty slot has weight 0.
@@ -84,6 +88,34 @@ class MaskingSpec:
     @property
     def slots(self) -> int:
         return self.predictions_per_row or self.max_predictions
+
+    @classmethod
+    def of(
+        cls,
+        config: Config | ml_collections.ConfigDict,
+        tokenizer: Tokenizer,
+        length: int,
+        pairs: int = 1,
+        rate: float | None = None,
+    ) -> MaskingSpec:
+        """As config.masking says, for rows of `length` tokens with up to `pairs` pairs; a setting whose name is that
+        of a field here sets it.
+
+        rate: share of the tokens that is predicted; None = that of training.
+        """
+        named = {
+            field.name: getattr(config.masking, field.name)
+            for field in dataclasses.fields(cls)
+            if hasattr(config.masking, field.name) and field.name != "max_predictions"
+        }
+        named["rate"] = rate = rate or config.masking.rate
+        return cls.from_tokenizer(
+            tokenizer,
+            max_predictions(config, length, rate),
+            original_replacements=config.masking.replace_with_special,
+            predictions_per_row=packed_predictions(length, pairs, rate) if pairs > 1 else None,
+            **named,
+        )
 
     @classmethod
     def from_tokenizer(

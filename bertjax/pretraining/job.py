@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from bertjax.config import Config, OptimizerSettings, PhaseSettings, phases, resume_conflicts, total_steps
 from bertjax.data.batches import prefetch
+from bertjax.data.masking import MaskingSpec
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import write_whole
 from bertjax.interop import check_pretrained, check_vocabulary, huggingface, load_pretrained_params
@@ -23,7 +24,7 @@ from bertjax.model.heads import pretraining_network
 from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.pretraining import finish
 from bertjax.pretraining.corpora import Corpus, open_corpus
-from bertjax.pretraining.objective import PretrainingObjective, make_objective, masking_spec
+from bertjax.pretraining.objective import PretrainingObjective, make_objective
 from bertjax.process import hardware
 from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock
@@ -150,7 +151,7 @@ class PretrainingJob:
         rows = config.batch_size if config.eval.seq_length else min(config.batch_size, phase.rows)
         length = config.eval.seq_length or length
         if not corpus.masked:  # padded rows, always
-            masking = masking_spec(config, self.tokenizer, length, 1, config.eval.masking_rate or None)
+            masking = MaskingSpec.of(config, self.tokenizer, length, 1, config.eval.masking_rate or None)
             objective = dataclasses.replace(objective, masking=masking)
         self.evaluations.append(Evaluation(objective, corpus.heldout(length, rows), corpus.others(length, rows)))
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bertjax.config import Config, max_predictions
-from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens, packed_predictions
+from bertjax.config import Config
+from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens
 from bertjax.model.heads import BertForMaskedLM, BertForPreTraining, init_params, pretraining_network
 from bertjax.model.mesh import copies
 from bertjax.model.presets import BertConfig, Execution
@@ -97,28 +97,6 @@ def make_objective(
     """What a phase with rows of `length` tokens trains."""
     return PretrainingObjective(
         pretraining_network(model_config, config.data.nsp)(model_config, execution),
-        masking_spec(config, tokenizer, length, pairs_per_row),
+        MaskingSpec.of(config, tokenizer, length, pairs_per_row),
         config.data.nsp,
-    )
-
-
-def masking_spec(
-    config: Config, tokenizer: Tokenizer, length: int, pairs: int, rate: float | None = None
-) -> MaskingSpec:
-    """How rows of `length` tokens with up to `pairs` pairs are masked.
-
-    rate: share of the tokens that is predicted; None = that of training.
-    """
-    rate = rate or config.masking.rate
-    slots = max_predictions(config, length, rate)
-    per_row = packed_predictions(length, pairs, rate) if pairs > 1 else None
-    return MaskingSpec.from_tokenizer(
-        tokenizer,
-        slots,
-        original_replacements=config.masking.replace_with_special,
-        predictions_per_row=per_row,
-        rate=rate,
-        mask_prob=config.masking.mask_prob,
-        random_prob=config.masking.random_prob,
-        whole_word=config.masking.whole_word,
     )

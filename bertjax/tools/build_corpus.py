@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from bertjax.config import default_config, frozen
 from bertjax.data.build import Progress, build_store
 from bertjax.data.documents import Preview, preview
 from bertjax.data.laws import EPOCHS
@@ -27,7 +28,7 @@ from bertjax.data.splits import BuildSettings
 from bertjax.data.store import SPLITS, TokenStore
 from bertjax.interruption import Interrupted
 from bertjax.tokenization import load_tokenizer
-from bertjax.tools.arguments import Parser, add_input, make_parser, refusals
+from bertjax.tools.arguments import Parser, add_input, add_settings, make_parser, refusals
 
 
 def make() -> Parser:
@@ -58,6 +59,7 @@ def make() -> Parser:
             kind = float if field.type == "float" else int
             add(f"--{field.name}", type=kind, default=field.default, help=f"{text} (default {field.default})")
     add("--inspect", action="store_true", help="print statistics and decoded examples of the store")
+    add_settings(parser, default_config, {})  # config.masking, for --inspect
     add("--seq_length", type=int, default=128, help="for --inspect (default 128)")
     add("--examples", type=int, default=4, help="rows that --inspect shows (default 4)")
     add("--packed", action="store_true", help="--inspect shows packed rows")
@@ -254,7 +256,7 @@ def inspect(flags: argparse.Namespace) -> None:
     print("\n{what stands there->what is to be predicted}, segment B in another colour")
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     rows = (flags.seq_length, flags.examples, flags.seed)
-    for line in decoded_examples(store, store.load_tokenizer(), *rows, packed=flags.packed, colour=colour):
+    for line in decoded_examples(store, store.load_tokenizer(), frozen(flags.config), *rows, flags.packed, colour):
         print(line)
 
 
