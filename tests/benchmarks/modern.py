@@ -158,7 +158,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--no_peer", action="store_true", help="do not run transformers")
     parser.add_argument("--peer_attention", default="sdpa", help="sdpa or flex_attention")
     parser.add_argument("--peers_together", type=int, default=2, help="peer processes that compile at once")
-    parser.add_argument("--eager", action="store_true", help="transformers without torch.compile")
+    parser.add_argument(
+        "--peer_compile",
+        default="model",
+        choices=("model", "layers", "none"),
+        help="what torch.compile gets; layer by layer, all layers share the masks of attention",
+    )
     parser.add_argument("--profile", action="store_true", help="milliseconds of bertjax's step by kind of kernel")
     parser.add_argument("--miniature", action="store_true", help="4 layers of width 64")
     args = parser.parse_args(argv)
@@ -169,7 +174,7 @@ def main(argv: list[str]) -> None:
         print(f"[{time.monotonic() - began:4.0f} s] {text}", flush=True)
 
     ours = Side(OURS, args.workloads, options + ["--profile"] * args.profile)
-    options += ["--eager"] * args.eager + [f"--attention={args.peer_attention}"]
+    options += [f"--compile={args.peer_compile}", f"--attention={args.peer_attention}"]
     waiting, compiling, peers = [] if args.no_peer else list(args.workloads), [], {}
     sides = [ours]
     try:

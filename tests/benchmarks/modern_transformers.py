@@ -37,7 +37,7 @@ def tensors(work: Workload, config: BertConfig, device: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = modern.side_parser("modern_transformers", __doc__)
-    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--compile", default="model", choices=("model", "layers", "none"))
     parser.add_argument("--attention", default="sdpa")
     args = parser.parse_args()
     (work,), config = args.workloads, modern.MINIATURE if args.miniature else modern.BASE
@@ -53,7 +53,10 @@ def main() -> None:
     architecture = transformers.ModernBertConfig(**fields)
     architecture._attn_implementation = args.attention
     model = transformers.ModernBertForMaskedLM(architecture).to(device).train()
-    forward = model if args.eager else torch.compile(model)
+    forward = torch.compile(model) if args.compile == "model" else model
+    if args.compile == "layers":
+        for layer in model.model.layers:
+            layer.compile()
     step, batch = (
         make_step(model, forward, make_optimizer(model, learning_rate=1e-4), device),
         tensors(work, config, device),
