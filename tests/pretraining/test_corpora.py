@@ -249,7 +249,7 @@ def test_nsp_needs_another_document_in_training_and_says_where_none_is_held_out(
         config.data.nsp = False
     opened = open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
     assert [found.startswith(remark) for found in opened.remarks] == [True] * bool(remark)
-    assert not opened.heldout(64).nsp
+    assert not opened.heldout(64, 8).nsp
 
 
 def test_records_are_measured_at_the_start(tmp_path, config):
