@@ -6,8 +6,8 @@
 Rotary positions, GeGLU, LayerNorm before the sub-layers, no biases, windows of 128 tokens with every third layer
 global. Packed rows of 1,024 tokens in batches that grow, then the same tokens a batch in rows of 8,192. Sizes: base
 (default, 149 M parameters with the published vocabulary), large (395 M) and small (ours, for a single GPU); nsp adds
-next-sentence pairs. Exported as modernbert. Numbers are those of the paper's table 3 and 4 and of its published
-settings (AnswerDotAI/ModernBERT, yamls/modernbert).
+next-sentence pairs. Exported as modernbert (with nsp in bertjax's own layout). Numbers are those of the paper's tables
+3 and 4 and of its published settings (AnswerDotAI/ModernBERT, yamls/modernbert).
 
 The published run is three, this is one. It restarts for 8,192 tokens with base 160,000 of rotary positions in global
 layers, 10,000 before, and with a rate of 3e-4 (large 5e-5); here the base is 160,000 and the rate one curve from the
@@ -102,7 +102,7 @@ def get_config(variants=""):
     size = names.pop(0) if names and names[0] in SIZES else "base"
 
     config.data.packed = True  # published: sequence_packing
-    config.data.nsp = False  # section 2.2.1
+    config.data.nsp = False  # section 2.2.2
     config.data.short_seq_prob = 0.0
     config.masking.rate = 0.3  # table 3
     config.model.hidden_dropout_prob = 0.0
