@@ -310,6 +310,11 @@ def write_directory(
     architecture, model_type = class_name(config, architecture)
     state = state_dict(heads.with_rows(flatten(params), config.vocab_size), HUGGING_FACE[model_type])
     values = {"architectures": [architecture], **config.to_dict(model_type), "dtype": "float32", **(settings or {})}
+    if labels is None and architecture.endswith(("SequenceClassification", "TokenClassification")):
+        # The number of classes is nowhere else in config.json.
+        flat = flatten(params)
+        last = flat.get("classifier/out_proj/bias", flat.get("classifier/bias", ()))
+        labels = {i: f"LABEL_{i}" for i in range(len(last))} or None
     if labels is not None:
         values["id2label"] = {str(i): name for i, name in sorted(labels.items())}
         values["label2id"] = {name: i for i, name in sorted(labels.items())}
