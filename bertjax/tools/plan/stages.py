@@ -257,7 +257,9 @@ def task_head(name: str, options: Mapping[str, Any]) -> tuple[str, int]:
         return "spans", 2
     if name in ("ner", "tag"):
         return "tagging", 9  # CoNLL-2003 has 9 tags
-    return ("multiple_choice", 1) if name == "swag" else (options.get("head", "classification"), 2)
+    if name == "swag":
+        return "multiple_choice", 1
+    return options.get("head", "classification"), 3 if name == "xnli" else 2
 
 
 def vocabulary_size(config: Config) -> int:
