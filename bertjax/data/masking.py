@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,6 @@ import numpy as np
 
 from bertjax.config import Config, max_predictions
 from bertjax.tokenization import Layout, Tokenizer
-
-if TYPE_CHECKING:
-    import ml_collections
 
 # Greedy passes over the words of a row. Each takes every word that fits in turn, up to the first that does not; what it
 # leaves is shorter than that word. With real words four fill practically every row; an empty slot has weight 0.
@@ -91,12 +88,7 @@ class MaskingSpec:
 
     @classmethod
     def of(
-        cls,
-        config: Config | ml_collections.ConfigDict,
-        tokenizer: Tokenizer,
-        length: int,
-        pairs: int = 1,
-        rate: float | None = None,
+        cls, config: Config, tokenizer: Tokenizer, length: int, pairs: int = 1, rate: float | None = None
     ) -> MaskingSpec:
         """As config.masking says, for rows of `length` tokens with up to `pairs` pairs; a setting whose name is that
         of a field here sets it.

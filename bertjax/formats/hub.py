@@ -5,6 +5,7 @@ HF_HUB_OFFLINE work as they do everywhere; a download that was cut continues.
 """
 
 import fnmatch
+import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _NAME = re.compile(r"(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>\w[\w./-]*))?")
 
 
+@functools.cache  # a run opens its model several times, and must get the same revision each time
 def fetch(name: str | Path, tokenizer_only: bool = False) -> Path:
     """The directory in the Hub's cache with the files of a model, downloaded if they are not there.
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bertjax.config import default_config, frozen
 from bertjax.data.build import Progress, build_store
 from bertjax.data.documents import Preview, preview
 from bertjax.data.laws import EPOCHS
@@ -31,8 +30,8 @@ from bertjax.tokenization import load_tokenizer
 from bertjax.tools.arguments import Parser, add_input, add_settings, make_parser, refusals
 
 
-def make() -> Parser:
-    """The command line; the defaults are those of `BuildSettings` and `Reading`."""
+def make(inspecting: bool = False) -> Parser:
+    """The command line; the defaults are those of `BuildSettings` and `Reading`. Only --inspect reads settings."""
     parser = make_parser("build_corpus", __doc__)
     add = parser.add_argument
     add_input(parser)
@@ -59,7 +58,10 @@ def make() -> Parser:
             kind = float if field.type == "float" else int
             add(f"--{field.name}", type=kind, default=field.default, help=f"{text} (default {field.default})")
     add("--inspect", action="store_true", help="print statistics and decoded examples of the store")
-    add_settings(parser, default_config, {})  # config.masking, for --inspect
+    if inspecting:
+        from bertjax.config import default_config  # late: a build has no use for settings
+
+        add_settings(parser, default_config, {})
     add("--seq_length", type=int, default=128, help="for --inspect (default 128)")
     add("--examples", type=int, default=4, help="rows that --inspect shows (default 4)")
     add("--packed", action="store_true", help="--inspect shows packed rows")
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Build, inspect, or both."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    flags = make().parse_args(arguments[:cut])
+    flags = make("--inspect" in arguments[:cut]).parse_args(arguments[:cut])
     try:
         with refusals("build_corpus"):
             if not flags.input and not flags.inspect:
@@ -244,8 +246,11 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
 
 def inspect(flags: argparse.Namespace) -> None:
     """Prints statistics of the store and decoded rows."""
+    from bertjax.config import frozen
     from bertjax.data.inspection import decoded_examples, pair_statistics
 
+    if others := sorted(name for name in flags.given if not name.startswith("masking.")):
+        raise ValueError(f"--config.{others[0]} has no effect on --inspect, which reads config.masking alone")
     store = TokenStore(flags.output, flags.split)
     print(summary(store.manifest, flags.output))
     print(f"\nfirst epoch of {flags.split!r} at length {flags.seq_length}")

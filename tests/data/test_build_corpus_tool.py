@@ -64,6 +64,22 @@ def test_inspect_shows_statistics_and_decoded_pairs(corpus, capsys):
     assert "\x1b[" not in out  # colour is for terminals
 
 
+def test_inspect_masks_by_the_settings_and_nothing_else_takes_them(corpus, capsys):
+    build = arguments(corpus, f"--input={corpus}/part-*.txt")
+    with pytest.raises(SystemExit, match="no such flag: --config.masking.rate=0.5"):
+        build_corpus.main([*build, "--config.masking.rate=0.5"])
+    build_corpus.main(build)
+    shown = [f"--output={corpus}/store", "--inspect", "--seq_length=32", "--examples=3"]
+    predicted = []
+    for rate in ("0.15", "0.6"):
+        capsys.readouterr()
+        build_corpus.main([*shown, f"--config.masking.rate={rate}"])
+        predicted.append(capsys.readouterr().out.count("->"))
+    assert predicted[1] > 2 * predicted[0] > 0
+    with pytest.raises(SystemExit, match="--config.batch_size has no effect on --inspect"):
+        build_corpus.main([*shown, "--config.batch_size=7"])
+
+
 def test_nothing_to_do_and_bad_shards_are_refused(corpus):
     with pytest.raises(SystemExit, match="nothing to do"):
         build_corpus.main([f"--output={corpus}/store"])
