@@ -11,6 +11,7 @@ from bertjax.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for editors and type checkers
     from bertjax.data.store import TokenStore
+    from bertjax.experiment import Result, finetune, train
     from bertjax.inference import answer, classify, fill_mask, next_sentence, sentence_embeddings, tag_words
     from bertjax.interop import LoadedModel, load_model
     from bertjax.model.heads import BertForPreTraining
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # for editors and type checkers
 
 _HOMES = {
     "data.store": ["TokenStore"],
+    "experiment": ["Result", "finetune", "train"],
     "inference": ["answer", "classify", "fill_mask", "next_sentence", "sentence_embeddings", "tag_words"],
     "interop": ["LoadedModel", "load_model"],
     "model.heads": ["BertForPreTraining"],

@@ -221,3 +221,10 @@ def config_file(value: str) -> str:
     if name not in config_names():
         raise ValueError(f"no experiment is called bertjax:{name}.{nearest(name, config_names())}")
     return f"{config_directory() / name}.py{colon}{variants}"
+
+
+def default_workdir(config: str) -> str:
+    """'runs/large-two_phase' for configs/large.py:two_phase."""
+    file, _, variants = config.removeprefix("bertjax:").partition(":")
+    name = pathlib.Path(file).stem
+    return "/".join(("runs", "-".join(filter(None, (name, variants.replace("=", "").replace(",", "-"))))))

@@ -150,7 +150,7 @@ def refusals(name: str, code: int = 1, *more: type[BaseException]) -> Iterator[N
         _discard_output()
         raise SystemExit(128 + signal.SIGPIPE) from None
     except Exception as error:
-        text = _one_line(error, more)
+        text = one_line(error, more)
         if text is None:
             raise
         drop_unwritable_output()
@@ -166,7 +166,7 @@ def refuse(name: str, text: str, code: int, cause: BaseException | None = None) 
     raise ended from cause
 
 
-def _one_line(error: BaseException, more: tuple[type[BaseException], ...]) -> str | None:
+def one_line(error: BaseException, more: tuple[type[BaseException], ...] = ()) -> str | None:
     """What an error that a user can cause says, in one line; None for a fault of the program."""
     text = " ".join(map(str.strip, str(error).splitlines()))
     if type(error).__module__.partition(".")[0] in OUTSIDE:

@@ -8,6 +8,7 @@ speed: it is recorded with a run and compared by a resume.
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any
 
 # Of all jax versions that we support; each can also be set by the variable of its upper-case name.
@@ -88,12 +89,13 @@ def fix(settings: Mapping[str, Any] = FIXED) -> None:
 
 
 @contextlib.contextmanager
-def fixed() -> Iterator[None]:
-    """`fix`, until the block or the decorated function ends; for all threads, since compilation has its own."""
+def fixed(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
+    """`fix`, and `more`, until the block or the decorated function ends; for all threads: compilation has its own."""
     import jax
 
-    before = {name: jax.config.values[name] for name in FIXED if name in jax.config.values}
-    fix()
+    settings = {**FIXED, **more}
+    before = {name: jax.config.values[name] for name in settings if name in jax.config.values}
+    fix(settings)
     try:
         yield
     finally:

@@ -14,8 +14,6 @@ hangs ends with 76, one that does not find its other processes, or loses one, wi
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 from bertjax.interruption import ended_by_ctrl_c, leave, refusals
 
@@ -24,8 +22,8 @@ with ended_by_ctrl_c():
     from ml_collections import config_flags
 
     from bertjax import jax_settings
-    from bertjax.command_line import ARGUMENTS, UNLOCKED, parse_flags
-    from bertjax.config import describe
+    from bertjax.command_line import ARGUMENTS, UNLOCKED, default_workdir, parse_flags
+    from bertjax.config import Config, describe
     from bertjax.config_checks import check_config
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -72,7 +70,8 @@ def main(arguments: Sequence[str]) -> None:
             )
         if _CONFIG.value is None:
             raise ValueError("no experiment given; try --config=configs/demo.py (all settings: --help_config)")
-        workdir = os.path.expanduser(_WORKDIR.value or os.path.join("runs", _config_name()))
+        workdir = _WORKDIR.value or default_workdir(config_flags.get_config_filename(flags.FLAGS["config"]))
+        workdir = os.path.expanduser(workdir)
         config = check_config(_CONFIG.value)
         # Late: importing jax takes a second that a refused command need not wait for.
         with ended_by_ctrl_c():
@@ -80,44 +79,26 @@ def main(arguments: Sequence[str]) -> None:
 
         runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value, _WAIT_SECONDS.value)
     hardware.wake()
-    if config.job == "finetune" and config.task.name == "all":
-        from bertjax.tasks import suite as jobs
-    elif config.job == "finetune":
-        from bertjax.tasks import job as jobs
-    else:
-        from bertjax.pretraining import job as jobs
     with distributed.not_waiting_after_errors():
-        _run(jobs, config, workdir)
+        _run(config, workdir)
 
 
-def _run(jobs: ModuleType, config: Any, workdir: str) -> None:
+def _run(config: Config, workdir: str) -> None:
     """The job, with the exit codes of its ends."""
+    from bertjax.experiment import prepare
     from bertjax.formats.checkpoint import CheckpointError
-    from bertjax.process.agreement import require_same_command
-    from bertjax.process.distributed import wait_for_all
     from bertjax.process.preemption import EXIT_PREEMPTED, Preempted
-    from bertjax.run.claim import withdrawn_after_errors
     from bertjax.run.run import OutputError
     from bertjax.training.loop import NotFiniteError
 
     # Checkpoints that cannot be read or written may be there at the next start: code 1.
     with refusals("bertjax", 1, CheckpointError, NotFiniteError, OutputError):
-        with withdrawn_after_errors(), refusals("bertjax", 2):
-            require_same_command(config, workdir)
-            job = jobs.prepare(config, workdir)
+        with refusals("bertjax", 2):
+            train = prepare(config, workdir)
         try:
-            wait_for_all("preparing its data")
-            jobs.run(job)
+            train()
         except Preempted:
             leave(EXIT_PREEMPTED)
-
-
-def _config_name() -> str:
-    """'large-two_phase' for configs/large.py:two_phase."""
-    path = config_flags.get_config_filename(flags.FLAGS["config"])
-    file, _, variants = path.partition(":")
-    name = os.path.splitext(os.path.basename(file))[0]
-    return "-".join(filter(None, (name, variants.replace("=", "").replace(",", "-"))))
 
 
 def _parse_flags(arguments: Sequence[str]) -> list[str]:

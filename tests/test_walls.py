@@ -31,6 +31,7 @@ ROOMS = (
     "forward",
     "inference",
     "pretraining",
+    "experiment",
     "tools",
     "main",
     "__main__",

@@ -31,6 +31,7 @@ from bertjax.process.hardware import describe
 METRICS_FILE = "metrics.jsonl"
 HARDWARE_FILE = "hardware.json"
 CSV_FILE = "metrics.csv"
+Show = Callable[[int, int | None, Mapping[str, float | None], str], None]
 _FIRST_STEPS = itertools.count()  # of this process; later runs of a suite need no start
 
 
@@ -48,6 +49,7 @@ class Logbook:
       log: where else the numbers go.
       settings: of the run, recorded at Weights & Biases.
       write: prints a line; None = standard output.
+      show: shows the numbers of a step, (step, last step or None, {name: number}, the line of it), in place of `write`.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Logbook:
         *,
         settings: Mapping[str, Any] | None = None,
         write: Callable[[str], None] | None = None,
+        show: Show | None = None,
     ):
         self._active = directory is not None and jax.process_index() == 0
         self._remote = epath.Path(directory) if "://" in str(directory) else None
@@ -65,6 +68,7 @@ class Logbook:
         if not self._active:
             return
         self._write = write or _print
+        self._show = show or (lambda step, last_step, metrics, line: self._write(line))
         self._last: tuple[int, float] | None = None  # recorded step, and when
         self._paused, self._timed_steps = 0.0, 0
         self._copied: dict[pathlib.Path, int] = {}  # file -> its time when it was copied
@@ -109,7 +113,8 @@ class Logbook:
         """
         if self._active:
             self._record(step, metrics)
-            self._write(progress_line(step, last_step, metrics, self._pause(step, metrics.get("step_time"))))
+            line = progress_line(step, last_step, metrics, self._pause(step, metrics.get("step_time")))
+            self._show(step, last_step, metrics, line)
             if step == 1 and next(_FIRST_STEPS) == 0:
                 self._write(f"first step done {process_age():.0f} s after the program's start")
 
@@ -118,7 +123,7 @@ class Logbook:
         if self._active and metrics:
             self._record(step, metrics)
             shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-            self._write(f"evaluation at step {step:,}: {shown}")
+            self._show(step, None, metrics, f"evaluation at step {step:,}: {shown}")
 
     def message(self, text: str) -> None:
         """Prints a line; it is not recorded."""

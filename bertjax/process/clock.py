@@ -18,13 +18,22 @@ from collections.abc import Mapping
 import numpy as np
 
 _IMPORTED = time.monotonic()
+_begun: float | None = None  # by `begin`
 # Key of a batch, int32 [rows]: the place in the learning-rate schedule, where it is not the step.
 POSITION = "schedule_position"
 SYNC_STEPS = 16  # with several processes: steps between two readings of process 0's clock
 
 
+def begin() -> None:
+    """Says that a run begins now, in a process that has done something else before, such as a notebook's."""
+    global _begun
+    _begun = time.monotonic()
+
+
 def process_age() -> float:
-    """Seconds since this process started; where there is no /proc, since this import."""
+    """Seconds since this process started, or since `begin`; where there is no /proc, since this import."""
+    if _begun is not None:
+        return time.monotonic() - _begun
     try:
         fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     except OSError:

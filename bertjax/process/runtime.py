@@ -3,8 +3,7 @@
 import faulthandler
 import pathlib
 import signal
-
-import jax
+from typing import Any
 
 from bertjax import jax_settings
 from bertjax.config import Config
@@ -21,18 +20,25 @@ def start(
     """
     preemption.leave_on_sigterm()
     faulthandler.register(signal.SIGUSR1)  # shows what a run is doing
-    if config.execution.compilation_cache:
-        use_compilation_cache(config.execution.compilation_cache)
-    # A kernel holds the paths of its source: else another place of installation would make another program of it.
-    jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")
-    jax_settings.fix()
-    jax.config.update("jax_debug_nans", config.execution.debug_nans)
+    jax_settings.fix({**jax_settings.FIXED, **settings(config)})
     distributed.initialize(coordinator, processes, process_id, wait_s)
     if preemption.on_compute_engine():
         preemption.watch_for_notice()
 
 
-def use_compilation_cache(directory: str) -> None:
+def settings(config: Config) -> dict[str, Any]:
+    """Those of jax that a run has beside jax_settings.FIXED."""
+    return {
+        # A kernel holds the paths of its source: else another place of installation would make another program of it.
+        "jax_hlo_source_file_canonicalization_regex": ".*/",
+        "jax_debug_nans": config.execution.debug_nans,
+        **(compilation_cache(config.execution.compilation_cache) if config.execution.compilation_cache else {}),
+    }
+
+
+def compilation_cache(directory: str) -> dict[str, Any]:
     """Keeps compiled programs in `directory`, also the small ones: a run has a dozen of them."""
-    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(directory).expanduser()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return {
+        "jax_compilation_cache_dir": str(pathlib.Path(directory).expanduser()),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }

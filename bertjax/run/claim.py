@@ -78,6 +78,17 @@ def _lock(path: str, directory: epath.Path) -> None:
 
 
 @contextlib.contextmanager
+def released() -> Iterator[None]:
+    """What is claimed in this block is free for other processes after it: for a process that goes on after its run."""
+    before = set(_LOCKS)
+    try:
+        yield
+    finally:
+        for path in set(_LOCKS) - before:
+            _LOCKS.pop(path).close()
+
+
+@contextlib.contextmanager
 def withdrawn_after_errors() -> Iterator[None]:
     """A start that is refused in this block leaves no lock and no empty directory that it made."""
     _MADE.clear()

@@ -82,8 +82,11 @@ def writing_results(workdir: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def run(job: Job) -> Any:
-    """Trains a prepared job to its end and returns what its `finish` gives. See Trainer.fit for what may be raised."""
+def run(job: Job, **output: Any) -> Any:
+    """Trains a prepared job to its end and returns what its `finish` gives. See Trainer.fit for what may be raised.
+
+    `output`: `write` and `show` of the Logbook, where the console is not what is meant.
+    """
     config, workdir, trainer, started = job.config, job.workdir, job.trainer, time.monotonic()
     if config.resume == "overwrite" and job.resumed_from is None:
         delete_run(workdir)
@@ -97,7 +100,7 @@ def run(job: Job) -> Any:
     step = int(state.step)
     clock = clock_of(config, job.phases[-1].until_step, checkpoints.metrics(step) if step else None, started)
 
-    with Logbook(str(workdir), step, config.log, settings=dataclasses.asdict(config)) as logbook:
+    with Logbook(str(workdir), step, config.log, settings=dataclasses.asdict(config), **output) as logbook:
         if jax.process_index() == 0:
             job.record(logbook.directory)
             logbook.flush()

@@ -65,14 +65,14 @@ def prepare(config: Config, workdir: str, mesh: Any = None) -> Suite:
     return Suite(jobs, data, pathlib.Path(workdir))
 
 
-def run(suite: Suite) -> dict[str, dict[str, float]]:
-    """Trains every task and prints the table. Returns {task: scores on dev}."""
+def run(suite: Suite, **output: Any) -> dict[str, dict[str, float]]:
+    """Trains every task and prints the table. Returns {task: scores on dev}. `output` is that of run.run."""
     results: dict[str, dict[str, float]] = {}
     first = jax.process_index() == 0
     for number, (name, prepared) in enumerate(suite.jobs.items(), 1):
         if first:
             print(f"\n--- {name} ({number} of {len(suite.jobs)})", flush=True)
-        results[name] = job.run(prepared)["scores"]
+        results[name] = job.run(prepared, **output)["scores"]
         if name == "mnli":
             model = prepared.workdir / "model"
             tuner = prepared.tuner

@@ -44,10 +44,11 @@ def measure(work: Work) -> None:
     """Fine-tunes with every seed, times it, and prints what is known after each."""
     import jax
 
+    from bertjax import jax_settings
     from bertjax.process import hardware, runtime
 
     if cache := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        runtime.use_compilation_cache(cache)
+        jax_settings.fix(runtime.compilation_cache(cache))
     milestones = {"jax imported": time.time() - work.started}
     hardware.wake()
     programs = _record_programs()

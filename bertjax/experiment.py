@@ -1,0 +1,229 @@
+"""Training from Python: a configuration to a run in its directory, and what came out of it.
+
+In: a configuration (a name, a file, a ConfigDict or a Config), and data as paths or Python objects. Out: a `Result`.
+The command line (main.py) calls `prepare` and the function that it gives; `train` and `finetune` add what a notebook
+needs: exceptions, a picture of the run, and a process that goes on afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from etils import epath
+
+from bertjax import jax_settings
+from bertjax.command_line import config_names, default_workdir, load_config
+from bertjax.config import Config
+from bertjax.config_checks import check_config, check_name
+from bertjax.formats.checkpoint import resolve_directory
+from bertjax.formats.files import parse_json
+from bertjax.interop.loading import LoadedModel, load_model
+from bertjax.interruption import one_line
+from bertjax.log import notebook
+from bertjax.log.logbook import METRICS_FILE, read_records
+from bertjax.process import clock, runtime
+from bertjax.process.agreement import require_same_command
+from bertjax.process.distributed import wait_for_all
+from bertjax.process.preemption import Preempted
+from bertjax.run.claim import released, withdrawn_after_errors
+
+if TYPE_CHECKING:
+    import ml_collections
+
+    AnyConfig = str | os.PathLike[str] | ml_collections.ConfigDict | Config
+
+
+def prepare(config: Config, workdir: str) -> Callable[..., Any]:
+    """Checks everything that can be checked without compiling; the function that it returns trains.
+
+    That takes `write` and `show` of the Logbook. Raises what the jobs' `prepare` raises, and then leaves nothing of
+    what it made in `workdir`.
+    """
+    if config.job == "finetune" and config.task.name == "all":
+        from bertjax.tasks import suite as jobs
+    elif config.job == "finetune":
+        from bertjax.tasks import job as jobs
+    else:
+        from bertjax.pretraining import job as jobs
+    with withdrawn_after_errors():
+        require_same_command(config, workdir)
+        job = jobs.prepare(config, workdir)
+
+    def run(**output: Any) -> Any:
+        wait_for_all("preparing its data")
+        return jobs.run(job, **output)
+
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run has left in its directory.
+
+    Attributes:
+      workdir: the directory of the run.
+      step: how many steps the run has taken.
+      metrics: on held-out data, by name: of the last evaluation of a pre-training, of the best one of a fine-tuning.
+    """
+
+    workdir: str
+    step: int
+    metrics: Mapping[str, float]
+
+    @property
+    def model_path(self) -> str:
+        """The directory of the model, in Hugging Face's layout."""
+        return str(epath.Path(self.workdir) / "model")
+
+    @property
+    def report(self) -> str:
+        """The page with curves, results, examples and settings."""
+        return str(epath.Path(self.workdir) / "report.html")
+
+    @functools.cached_property
+    def model(self) -> LoadedModel:
+        """The model, loaded."""
+        return load_model(self.model_path)
+
+    @classmethod
+    def of(cls, workdir: str | os.PathLike[str]) -> Result:
+        """That of a finished run. Raises ValueError where there is none."""
+        directory = resolve_directory(workdir)
+        if not (directory / "result.json").exists():
+            raise ValueError(f"{directory} holds no finished run: it has no result.json")
+        result = parse_json((directory / "result.json").read_bytes(), str(directory / "result.json"))
+        records = read_records(directory / METRICS_FILE)
+        last = next((record for record in records[::-1] if any(name.startswith("eval/") for name in record)), {})
+        # A fine-tuning run goes back to its best step.
+        metrics = result.get("scores") or {
+            name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")
+        }
+        return cls(str(directory), max((record["step"] for record in records), default=0), metrics)
+
+    def _repr_html_(self) -> str:
+        rows = [(name, f"{value:.4f}") for name, value in self.metrics.items() if value is not None]
+        links = "".join(
+            f' <a href="{os.path.relpath(path) if "://" not in path else path}" target="_blank">{name}</a>'
+            for name, path in (("report", self.report), ("model", self.model_path))
+        )
+        return f"{notebook.table([('steps', f'{self.step:,}'), *rows])}<p>{self.workdir}:{links}</p>"
+
+
+def train(
+    config: AnyConfig = "demo", workdir: str | os.PathLike[str] | None = None, settings: Mapping[str, Any] | None = None
+) -> Result:
+    """Pre-trains a model, or goes on with the run that `workdir` holds.
+
+    Args:
+      config: the name of an experiment that comes with the package ("demo", "large:two_phase"), a config file, the
+        ConfigDict of one, or a Config.
+      workdir: directory of the run; None is runs/NAME where `config` is a name or a file.
+      settings: changes to it, {"optimizer.learning_rate": 2e-4}.
+
+    Ctrl-C, or the interruption of the notebook's cell, saves a checkpoint and raises KeyboardInterrupt: the same call
+    goes on from there.
+
+    Raises:
+      ValueError: a setting, or data, that cannot work; the message names it and the remedy.
+      CheckpointError, NotFiniteError, OutputError: see bertjax.run and bertjax.training.
+    """
+    found = read_config(config, "pretrain", settings)
+    return _run(found, _workdir(config, workdir))
+
+
+def finetune(
+    config: AnyConfig = "classify",
+    workdir: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    init_from: str | os.PathLike[str] | Result | None = None,
+) -> Result:
+    """Fine-tunes a pre-trained model on a task, or goes on with the run that `workdir` holds.
+
+    Args:
+      config, workdir, settings: as of `train`; the config names the task ("glue:mrpc", "squad:2.0", "ner").
+      init_from: what to start from: a model's directory, its name at the Hub, or the Result of a run.
+
+    Interruption and errors are those of `train`.
+    """
+    settings = dict(settings or {})
+    if init_from is not None:
+        settings["init_from"] = init_from.model_path if isinstance(init_from, Result) else os.fspath(init_from)
+    found = read_config(config, "finetune", settings)
+    return _run(found, _workdir(config, workdir))
+
+
+def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None = None) -> Config:
+    """The settings of an experiment with changes.
+
+    Raises ValueError that names the setting, or the config file with its line; also where it is of another job.
+    """
+    import ml_collections
+
+    if isinstance(config, str | os.PathLike):
+        text = os.fspath(config)
+        text = f"bertjax:{text}" if text.partition(":")[0] in config_names() else text
+        found = load_config(text)
+    elif isinstance(config, Config):
+        found = ml_collections.ConfigDict(dataclasses.asdict(config))
+    elif isinstance(config, ml_collections.ConfigDict):
+        found = config.copy_and_resolve_references()
+    else:
+        raise ValueError(f"config={config!r:.80} is no name of an experiment, config file, ConfigDict or Config")
+    found.unlock()
+    for name, value in (settings or {}).items():
+        check_name(name)
+        group = found
+        *groups, own = name.split(".")
+        for part in groups:
+            group = group[part]
+        try:
+            group[own] = value
+        except TypeError:
+            raise ValueError(
+                f"{name}={value!r:.80} is a {type(value).__name__}; it must be a {type(group[own]).__name__}"
+            ) from None
+    checked = check_config(found)
+    if checked.job != job:
+        instead = {"pretrain": "bertjax.train", "finetune": "bertjax.finetune"}[checked.job]
+        raise ValueError(f"config.job={checked.job!r}: this experiment is one for {instead}")
+    if checked.watchdog_seconds == Config.watchdog_seconds:  # it would end the notebook's process with all in it
+        checked = checked.replace({"watchdog_seconds": 0.0})
+    return checked
+
+
+def _workdir(config: AnyConfig, workdir: str | os.PathLike[str] | None) -> str:
+    if workdir is not None:
+        return os.path.expanduser(os.fspath(workdir))
+    if not isinstance(config, str | os.PathLike):
+        raise ValueError("workdir is missing: the directory of the run, in which a second call goes on")
+    return default_workdir(os.fspath(config))
+
+
+def _run(config: Config, workdir: str) -> Result:
+    clock.begin()
+    with _explained(), released(), jax_settings.fixed(runtime.settings(config)):
+        run = prepare(config, workdir)
+        try:
+            run(**notebook.output())
+        except Preempted as stopped:
+            if stopped.reason != "SIGINT":
+                raise
+            raise KeyboardInterrupt(str(stopped)) from None
+    return Result.of(workdir)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Errors say the remedy that the command line says, where they do not by themselves."""
+    try:
+        yield
+    except Exception as error:
+        if (line := one_line(error)) and line not in " ".join(str(error).split()):
+            error.add_note(line)
+        raise
