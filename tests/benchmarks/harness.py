@@ -82,6 +82,26 @@ def last_json(printed: str) -> dict[str, Any]:
     return json.loads(lines[-1])
 
 
+def joules() -> float | None:
+    """Energy that the first GPU of this process has taken since its driver was loaded; None where NVML cannot say."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByIndex(int(first))) / 1e3
+    except (ValueError, pynvml.NVMLError):
+        return None
+
+
+def spent(before: float | None) -> float | None:
+    """Joules since `before`, a value of `joules`."""
+    now = joules()
+    return None if before is None or now is None else now - before
+
+
 def run_all(jobs: Iterable[Job], gpus: Sequence[str], logs: pathlib.Path) -> list[str]:
     """Runs every job, the first ones first, and returns the names of those that failed.
 

@@ -123,10 +123,11 @@ def time_step(compiled: Compiled, steps: int = 20, trace: str | None = None) -> 
         jax.block_until_ready(metrics["loss"])
         seconds.append(time.perf_counter() - started)
     # As a training loop runs: the next step is sent off before the last one is done.
-    started = time.perf_counter()
+    energy, started = harness.joules(), time.perf_counter()
     for _ in range(steps):
         state, metrics = compiled.step(state, compiled.batch)
     jax.block_until_ready(state)
+    energy = harness.spent(energy)
     pipelined = (time.perf_counter() - started) / steps
     analysis = compiled.step.memory_analysis()
     temporary = getattr(analysis, "temp_size_in_bytes", 0)
@@ -134,6 +135,7 @@ def time_step(compiled: Compiled, steps: int = 20, trace: str | None = None) -> 
         "step_seconds": min(pipelined, statistics.median(seconds)),
         "step_seconds_one_by_one": statistics.median(seconds),
         "compile_seconds": compiled.compile_seconds,
+        "step_joules": energy and energy / steps,
         "loss": float(metrics["loss"]),
         "temporary_bytes": temporary,
         # What this step needs by itself; the allocator's own peak spans all steps of the process.

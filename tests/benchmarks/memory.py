@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from bertjax import markdown
 from bertjax.model.presets import REMAT_POLICIES, Execution
 from tests.benchmarks import harness
 from tests.benchmarks.jax_step import prepare, time_step
@@ -62,17 +63,17 @@ def main(argv: list[str]) -> None:
     results = measure(args.workloads, args.policies, args.steps)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "memory.json").write_text(json.dumps(results, indent=1))
-    print(f"{jax.devices()[0].device_kind}\n{'workload':16s} {'remat':8s} {'GB':>6s} {'step ms':>8s} {'rows/s':>8s}")
+    lines = []
     for work, policy in itertools.product(args.workloads, args.policies):
         result = results[f"{work.name} {policy}"]
         if "error" in result:
-            print(f"{work.name:16s} {policy:8s} {result['error'][:60]}")
+            lines.append((work.name, policy, result["error"][:60], "-", "-"))
             continue
         seconds = result["step_seconds"]
-        print(
-            f"{work.name:16s} {policy:8s} {result['peak_bytes'] / 1e9:6.1f} {1e3 * seconds:8.2f} "
-            f"{work.batch_size / seconds:8.0f}"
-        )
+        numbers = f"{result['peak_bytes'] / 1e9:.1f}", f"{1e3 * seconds:.2f}", f"{work.batch_size / seconds:,.0f}"
+        lines.append((work.name, policy, *numbers))
+    print(f"{jax.devices()[0].device_kind}\n")
+    print(markdown.table(("step", "`execution.remat`", "GB", "ms", "rows/s"), lines))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """ModernBERT's training step beside transformers + torch.compile, round by round on the same card.
 
-    python -m tests.benchmarks.modern                          full rows of 1,024 and 8,192, texts in rows of 1,024
+    python -m tests.benchmarks.modern                                       full rows and texts in rows of 1,024
+    python -m tests.benchmarks.modern full-8192x4 --peer_compile=layers     compiled as a whole it needs over 140 GB
     python -m tests.benchmarks.modern full-64x4 text-64x4 --miniature       a rehearsal, on a CPU too
 
 modernbert-base, bf16, 30 % of the tokens predicted, AdamW. `full` rows hold one text each. `text`: random texts of a
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax import markdown
 from bertjax.data.rows import default_pairs_per_row
 from bertjax.model.presets import BertConfig, flops_per_row, modern
 from tests.benchmarks import harness
@@ -99,7 +101,7 @@ class Workload:
         return sum(lengths), sum(flops_per_row(config, n, round(RATE * n), nsp=False) for n in lengths)
 
 
-DEFAULT = ("full-1024x32", "full-8192x4", "text-1024x32")
+DEFAULT = ("full-1024x32", "text-1024x32")
 
 
 class Side:
@@ -140,12 +142,13 @@ def side_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def line(name: str, who: str, seconds: float, result: Mapping[str, Any], tokens: int, flops: float, peak: Any) -> str:
-    mfu = f"{flops / seconds / peak:6.1%}" if peak else "     -"
-    return (
-        f"{name:14s} {who:12s} {1e3 * seconds:9.2f} ms {tokens / seconds:10,.0f} tokens/s  MFU {mfu} "
-        f"{result['peak_bytes'] / 1e9:6.1f} GB  loss {result['loss']:.3f}"
-    )
+def line(
+    name: str, who: str, seconds: float, result: Mapping[str, Any], tokens: int, flops: float, peak: float | None
+) -> tuple[str, ...]:
+    """Workload, side, milliseconds, tokens/s, MFU, GB, loss."""
+    mfu = f"{flops / seconds / peak:.1%}" if peak else "-"
+    memory = f"{result['peak_bytes'] / 1e9:.1f}"
+    return name, who, f"{1e3 * seconds:.2f}", f"{tokens / seconds:,.0f}", mfu, memory, f"{result['loss']:.3f}"
 
 
 def main(argv: list[str]) -> None:
@@ -205,13 +208,13 @@ def main(argv: list[str]) -> None:
                         continue
                     found.setdefault(work.name, {}).setdefault(who, []).append(result)
                     tokens, flops = work.work(config, packed=who == OURS and work.kind == "text")
-                    say(line(work.name, who, result["step_seconds"], result, tokens, flops, peak))
+                    say("  ".join(line(work.name, who, result["step_seconds"], result, tokens, flops, peak)))
     finally:
         for side in sides:
             side.process.kill()
 
     report: dict[str, Any] = {**ready, "rounds": found, "table": []}
-    print(f"\n{ready['device']}, {ready['versions']}; median of the rounds, useful tokens")
+    lines: list[tuple[str, ...]] = []
     for work in args.workloads:
         rates = {}
         for who, rounds in found.get(work.name, {}).items():
@@ -222,13 +225,13 @@ def main(argv: list[str]) -> None:
             seconds = statistics.median(each["step_seconds"] for each in rounds)
             tokens, flops = work.work(config, packed=who == OURS and work.kind == "text")
             rates[who] = tokens / seconds
-            text = line(work.name, who, seconds, rounds[-1], tokens, flops, peak)
-            if len(rates) == 2:
-                text += f"  bertjax/transformers {rates[OURS] / rates[PEER]:.2f}"
-            print(text)
+            cells = line(work.name, who, seconds, rounds[-1], tokens, flops, peak)
+            lines.append((*cells[:4], f"{rates[OURS] / rates[PEER]:.2f}" if len(rates) == 2 else "-", *cells[4:]))
             fill = tokens / (work.rows * work.length)
             values = {"workload": work.name, "who": who, "step_seconds": seconds, "tokens_per_second": rates[who]}
             report["table"].append(values | {"fill": fill, "mfu": peak and flops / seconds / peak})
+    print(f"\n{ready['device']}, {ready['versions']}; median of the rounds, tokens that are not padding\n")
+    print(markdown.table(("step", "", "ms", "tokens/s", "bertjax / transformers", "MFU", "GB", "loss"), lines))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "modern.json").write_text(json.dumps(report, indent=1))
 

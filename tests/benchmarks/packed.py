@@ -16,6 +16,7 @@ import tempfile
 
 import numpy as np
 
+from bertjax import markdown
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.store import TokenStore
 from bertjax.tokenization import load_tokenizer
@@ -75,10 +76,14 @@ def main(argv: list[str]) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "packed.json").write_text(json.dumps(report, indent=1))
     slowest = min(r["useful_tokens_per_second"] for r in report.values())
-    print(f"{work.name} on {args.store}\n{'':22s} {'step ms':>8s} {'fill':>7s} {'useful tokens/s':>16s} {'ratio':>6s}")
-    for who, result in report.items():
-        rate = result["useful_tokens_per_second"]
-        print(f"{who:22s} {result['step_ms']:8.2f} {result['fill']:7.1%} {rate:16,.0f} {rate / slowest:6.2f}")
+    lines = [
+        (who, f"{result['step_ms']:.2f}", f"{result['fill']:.1%}", f"{rate:,.0f}", f"{rate / slowest:.2f}")
+        for who, result in report.items()
+        for rate in [result["useful_tokens_per_second"]]
+    ]
+    print(
+        f"{work.name} on {args.store}\n\n{markdown.table((work.name, 'ms', 'full', 'useful tokens/s', 'ratio'), lines)}"
+    )
 
 
 if __name__ == "__main__":

@@ -148,11 +148,14 @@ def measure(
         sys.stdin.readline()
     torch.cuda.reset_peak_memory_stats()
     one_by_one = statistics.median(timed(1)[0] for _ in range(steps))
+    energy = harness.joules()
     pipelined, loss = timed(steps)
+    energy = harness.spent(energy)
     return {
         "step_seconds": min(pipelined / steps, one_by_one),
         "step_seconds_one_by_one": one_by_one,
         "compile_seconds": compile_seconds,
+        "step_joules": energy and energy / steps,
         "loss": float(loss),
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",

@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 
+from bertjax import markdown
 from bertjax.model.presets import Execution
 from tests.benchmarks import harness, jax_step
 from tests.benchmarks.workloads import Workload
@@ -123,23 +124,19 @@ def main(argv: list[str]) -> None:
 
     args.out.mkdir(parents=True, exist_ok=True)
     report: list[dict[str, Any]] = []
-    print(
-        f"{'workload':16s} {'devices':>10s} {'step ms':>8s} {'rows/s':>9s} {'scaling':>8s} {'collectives ms':>14s}",
-        flush=True,
-    )
+    lines = []
     for work in args.workloads:
         runs = make_runs(work, args.devices, args.fsdp, args.xla)
         report += measure(work, runs, args.rounds, args.seconds)
         alone = [line for line in report[-len(runs) :] if line["devices"] == "1"]
         several = [line for line in report[-len(runs) :] if line["devices"] != "1"]
         for line in [max(alone, key=lambda line: line["step_ms"]), *several]:
-            print(
-                f"{work.name:16s} {line['devices']:>10s} {line['step_ms']:8.2f} "
-                f"{line['rows_per_second']:9.0f} {line['scaling']:8.1%} "
-                f"{line['collectives_ms']:14.2f}",
-                flush=True,
-            )
+            numbers = f"{line['step_ms']:.2f}", f"{line['rows_per_second']:,.0f}", f"{line['scaling']:.1%}"
+            lines.append((work.name, line["devices"], *numbers, f"{line['collectives_ms']:.2f}"))
+            print(*lines[-1], flush=True)
         (args.out / "scaling.json").write_text(json.dumps(report, indent=1))
+    print()
+    print(markdown.table(("step", "devices", "ms", "rows/s", "share of perfect scaling", "collectives, ms"), lines))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ import json
 import pathlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertjax import markdown
 from tests.benchmarks import harness
 from tests.benchmarks.workloads import DEFAULT, Workload
 
@@ -54,32 +55,36 @@ def run_peers(
     return results
 
 
-def table(workloads: list[Workload], ours: dict[str, Any], peers: dict[str, Any]) -> list[str]:
-    """The lines of the table."""
+def table(workloads: Sequence[Workload], ours: Mapping[str, Any], peers: Mapping[str, Any]) -> str:
+    """A line for each workload and side; the share of the peak is MFU, that of a plain product stands beside it."""
     nominal, measured = ours["nominal_flops"], ours["measured_flops"]
-    lines = [
-        f"{ours['device']}, {ours['versions']}; bf16 product measured at "
-        f"{measured / 1e12:.0f} TFLOP/s" + (f", nominal {nominal / 1e12:.0f}" if nominal else ""),
-        f"{'workload':16s} {'step ms':>8s} {'seq/s':>8s} {'tokens/s':>10s} {'MFU':>6s} "
-        f"{'of meas.':>8s} {'GB':>5s} {'peer seq/s':>10s} {'peer GB':>7s} {'ratio':>6s}",
-    ]
+    lines = []
     for work in workloads:
-        result, peer = ours["results"][work.name], peers.get(work.name)
-        seconds = result["step_seconds"]
-        rate = work.flops / seconds
-        line = (
-            f"{work.name:16s} {1e3 * seconds:8.2f} {work.batch_size / seconds:8.0f} "
-            f"{work.batch_size * work.seq_length / seconds:10.0f} "
-            f"{rate / nominal if nominal else float('nan'):6.3f} {rate / measured:8.3f} "
-            f"{result['peak_bytes'] / 1e9:5.1f}"
-        )
-        if peer:
-            line += (
-                f" {work.batch_size / peer['step_seconds']:10.0f} {peer['peak_bytes'] / 1e9:7.1f} "
-                f"{peer['step_seconds'] / seconds:6.2f}"
+        peer = peers.get(work.name)
+        for side, result in (("bertjax", ours["results"][work.name]), ("transformers", peer)):
+            if result is None:
+                continue
+            seconds, joules = result["step_seconds"], result.get("step_joules")
+            tokens = work.batch_size * work.seq_length
+            lines.append(
+                (
+                    work.name,
+                    side,
+                    f"{1e3 * seconds:.2f}",
+                    f"{work.batch_size / seconds:,.0f}",
+                    f"{peer['step_seconds'] / seconds:.2f}" if peer else "-",
+                    f"{work.flops / seconds / nominal:.1%}" if nominal else "-",
+                    f"{work.flops / seconds / measured:.1%}",
+                    f"{result['peak_bytes'] / 1e9:.1f}",
+                    f"{1e6 * joules / tokens:,.0f}" if joules else "-",
+                )
             )
-        lines.append(line)
-    return lines
+    head = ("step", "", "ms", "rows/s", "ratio", "MFU", "of a plain product", "GB", "joules per million tokens")
+    nominal = f", nominal {nominal / 1e12:.0f}" if nominal else ""
+    return (
+        f"{ours['device']}, {ours['versions']}; bf16 product measured at {measured / 1e12:.0f} TFLOP/s{nominal}\n\n"
+        f"{markdown.table(head, lines)}"
+    )
 
 
 def draw(path: pathlib.Path, workloads: list[Workload], ours: dict[str, Any], peers: dict[str, Any]) -> None:
@@ -151,7 +156,7 @@ def main(argv: list[str]) -> None:
             print(f"{result['idle_ms']:8.2f}  idle between {result['launches']:.0f} launches")
         print("\n".join(result.get("kernels", [])[:12]))
     print()
-    print("\n".join(table(args.workloads, ours, peers)))
+    print(table(args.workloads, ours, peers))
     draw(args.out / "bench.png", args.workloads, ours, peers)
 
 

@@ -50,7 +50,7 @@ def test_the_table_shows_one_line_of_one_device_and_the_json_all(tmp_path, monke
     )
     scaling.main(["tiny-32x2", "--devices", "2", "--rounds=1", f"--out={tmp_path}"])
     table = capsys.readouterr().out.splitlines()
-    assert len(table) == 3 and "1000.00" in table[1] and "80.0%" in table[2]
+    assert table[-2].startswith("| tiny-32x2 | 1 | 1000.00 |") and "| 80.0% |" in table[-1]
     assert [line["devices"] for line in json.loads((tmp_path / "scaling.json").read_text())] == ["1", "1", "2, fsdp=2"]
 
 
