@@ -94,6 +94,10 @@ def _complaints(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong between settings, the first thing first."""
     if config.log.wandb and importlib.util.find_spec("wandb") is None:
         yield f"config.log.wandb={config.log.wandb} needs the package of Weights & Biases: pip install wandb"
+    if config.export.push and config.task.name == "all":
+        yield f"config.export.push={config.export.push} is one name, and config.task.name=all makes several models"
+    if config.export.private and not config.export.push:
+        yield "config.export.private has no effect without config.export.push"
     for name, setting in settings.walk(Config):  # what would be ignored in silence
         value = values.get(name, setting.default)
         unused, instead = setting.unused or ("", "")

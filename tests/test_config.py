@@ -88,6 +88,8 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         (dict(job="finetune", optimizer__warmup_steps=9), "warmup_steps=9 has no effect.*task.warmup"),
         (dict(job="finetune", model__hidden_dropout_prob=0.0), "no effect.*that of config.init_from"),
         (dict(job="finetune", checkpoint__metric="eval/mlm_loss"), "no effect.*task.metric says which is best"),
+        (dict(export__private=True), "export.private has no effect without config.export.push"),
+        (dict(export__push="a/b", task__name="all"), "export.push=a/b is one name, and config.task.name=all"),
         (dict(task__epochs=9), "task.epochs=9 has no effect on config.job='pretrain'"),
     ],
 )

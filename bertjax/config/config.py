@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bertjax.config.pretraining import PAPER, DataSettings, EvaluationSettings, MaskingSettings, ModelSettings
 from bertjax.config.setting import AT_LEAST_0, AT_LEAST_1, SEED, nearest, section, setting, walk
 from bertjax.config.task import TaskSettings
-from bertjax.config.training import CheckpointSettings, ExecutionSettings, LogSettings, MeshSettings, OptimizerSettings
+from bertjax.config.training import (
+    CheckpointSettings,
+    ExecutionSettings,
+    ExportSettings,
+    LogSettings,
+    MeshSettings,
+    OptimizerSettings,
+)
 
 if TYPE_CHECKING:
     import ml_collections
@@ -79,6 +86,7 @@ class Config:
         EvaluationSettings, unused=("finetune", "config.task.evaluations_per_epoch says how often")
     )
     log: LogSettings = section(LogSettings)
+    export: ExportSettings = section(ExportSettings)
     task: TaskSettings = section(TaskSettings, unused=("pretrain", "it is for fine-tuning"))
     watchdog_seconds: float = setting(
         3600.0,
@@ -127,6 +135,7 @@ FREE_ON_RESUME = (
     "checkpoint.",
     "eval.",
     "log.",
+    "export.",
     "profile_steps",
     "resume",
     "init_from",

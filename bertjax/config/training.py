@@ -143,3 +143,15 @@ class LogSettings:
         "sentences with [MASK] whose best fillings are printed at the end",
         unused=("finetune", "there is no MLM head"),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportSettings:
+    """config.export: where the model goes at the end of the run, beside WORKDIR/model."""
+
+    push: str = setting(
+        "",
+        "USER/MODEL at the Hugging Face Hub that model, card and report are pushed to; checked at the start; '' = "
+        "nowhere",
+    )
+    private: bool = setting(False, "make it a private model")

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub by name: fetched through huggingface_hub, into its cache.
+"""Models of the Hugging Face Hub by name, through huggingface_hub: fetched into its cache, and pushed there.
 
 In: 'google-bert/bert-base-uncased' or 'NAME@REVISION'. Out: a local directory. HF_HOME, HF_TOKEN, HF_ENDPOINT and
 HF_HUB_OFFLINE work as they do everywhere; a download that was cut continues.
@@ -9,6 +9,8 @@ import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
+
+from bertjax.version import source_version
 
 _TOKENIZER = ("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model")
 # The parts of a sentence-transformers model, and what a model of its own says of itself.
@@ -37,7 +39,7 @@ def fetch(name: str | Path, tokenizer_only: bool = False) -> Path:
     import huggingface_hub  # late: half a second
     from huggingface_hub import constants, errors
 
-    network_errors = errors.HfHubHTTPError.__bases__  # OSError, and that of the HTTP library that this version uses
+    network_errors = _network_errors()
     where = constants.ENDPOINT
     model, revision = found["name"], found["revision"]
     try:
@@ -65,8 +67,9 @@ def fetch(name: str | Path, tokenizer_only: bool = False) -> Path:
             f"network, `hf download {model} --local-dir=DIR` makes a directory to copy"
         )
     except network_errors as error:
-        first = str(error).partition("\n")[0]
-        reason = f"it could not be downloaded from {where}: {first}. Run the same command again; it continues"
+        reason = (
+            f"it could not be downloaded from {where}: {_first_line(error)}. Run the same command again; it continues"
+        )
     raise FileNotFoundError(f"{nowhere}, and {reason}")
 
 
@@ -77,3 +80,94 @@ def _patterns(files: Iterable[str], tokenizer_only: bool) -> list[str]:
     names = [name for name in files if "/" not in name]
     weights = next((kept for pattern in _WEIGHTS if (kept := fnmatch.filter(names, pattern))), [])
     return [*_TOKENIZER, *_SETTINGS, *weights]
+
+
+def _network_errors() -> tuple[type[BaseException], ...]:
+    from huggingface_hub import errors
+
+    return errors.HfHubHTTPError.__bases__  # OSError, and that of the HTTP library that this version uses
+
+
+def check_push(name: str, private: bool, setting: str) -> None:
+    """Finds out whether `push` may write there, before what is to be pushed is made.
+
+    Args:
+      setting: where the name was given, for the errors.
+
+    Raises:
+      ValueError: no name of a model, no token or one that may not write there, a public model where a private one is
+        asked for, or no connection.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants, errors, utils
+
+    owner, _, model = name.partition("/")
+    try:
+        utils.validate_repo_id(name)
+    except errors.HFValidationError:
+        model = ""
+    if not model:
+        raise ValueError(f"{setting}={name} is not the name of a model at the Hugging Face Hub: give USER/MODEL")
+    where, tokens = constants.ENDPOINT, f"{constants.ENDPOINT}/settings/tokens"
+    if huggingface_hub.get_token() is None:
+        raise ValueError(
+            f"{setting}={name} needs a token that may write: make one at {tokens}, and log in with `hf auth login` or "
+            "set HF_TOKEN"
+        )
+    api = huggingface_hub.HfApi()
+    try:
+        me = api.whoami()
+        is_public = private and api.repo_exists(name) and not api.model_info(name).private
+    except _network_errors() as error:
+        if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
+            raise ValueError(
+                f"{setting}={name}: {where} does not know the token of HF_TOKEN or `hf auth login`; make one that may "
+                f"write at {tokens}"
+            ) from None
+        raise ValueError(
+            f"{setting}={name}: {where} cannot be asked whether it may be written ({_first_line(error)}). Leave the "
+            "name out, and push the model later: python -m bertjax.tools.convert --from=MODEL --push=USER/MODEL"
+        ) from None
+    writable = {me["name"], *(one["name"] for one in me.get("orgs", ()) if one.get("roleInOrg") != "read")}
+    if me.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise ValueError(f"{setting}={name}: the token of {me['name']} may only read; make one that writes at {tokens}")
+    if owner not in writable:
+        raise ValueError(
+            f"{setting}={name}: {me['name']} may not write to {owner}/, only to {'/, '.join(sorted(writable))}/"
+        )
+    if is_public:
+        raise ValueError(f"{setting}={name}: it is there already and public; choose another name, or push in public")
+
+
+def push(directory: Path, name: str, private: bool = False, report: Path | None = None) -> str:
+    """Uploads the files of a model directory, and the report beside them, in one commit; returns the address.
+
+    The repository is made if it is not there. Other files in it stay. Where the card says "DIRECTORY" it now has the
+    name. Raises OSError with the reason, whatever it is.
+    """
+    import huggingface_hub
+
+    files = {
+        path.relative_to(directory).as_posix(): path
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(directory).parts)
+    }
+    if report is not None and report.is_file():
+        files["report.html"] = report
+    contents: dict[str, str | bytes] = {file: str(path) for file, path in files.items()}
+    if card := files.get("README.md"):
+        contents["README.md"] = card.read_bytes().replace(b'"DIRECTORY"', f'"{name}"'.encode())
+    try:
+        api = huggingface_hub.HfApi()
+        address = api.create_repo(name, private=private or None, exist_ok=True)
+        added = [huggingface_hub.CommitOperationAdd(file, content) for file, content in contents.items()]
+        api.create_commit(name, added, commit_message=f"Model of bertjax {source_version()}")
+    except Exception as error:  # of the client, its HTTP library, its Rust part: the model is not lost by any
+        wrapped = type(error) is RuntimeError and error.__cause__
+        raise OSError(_first_line(wrapped or error)) from error
+    return str(address)
+
+
+def _first_line(error: BaseException) -> str:
+    told = getattr(error, "server_message", None) or str(error).strip()
+    return told.partition("\n")[0] or type(error).__name__

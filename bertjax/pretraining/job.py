@@ -29,7 +29,7 @@ from bertjax.process import hardware
 from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.run import Line, clock_of, run
+from bertjax.run.run import Line, check_export, clock_of, run
 from bertjax.run.workdir import CORPUS_FILE, RECORDS, DamagedRecord, read_record, step_to_resume
 from bertjax.tokenization import load_tokenizer
 from bertjax.training import sharding
@@ -83,6 +83,7 @@ class PretrainingJob:
     def __init__(self, config: Config, workdir: str):
         if not config.data.corpus:
             raise ValueError(NO_CORPUS)
+        check_export(config)
         self.config, self.workdir = config, resolve_directory(workdir)
         # The vocabulary is not read yet; for the choice of a mesh the usual size will do.
         estimate = BertConfig.of(config.model, config.model.vocab_size or 30_522)

@@ -18,6 +18,7 @@ import jax
 from etils import epath
 
 from bertjax.config import Config, order_of_sums
+from bertjax.formats import hub
 from bertjax.log.logbook import Logbook
 from bertjax.log.report import write_report
 from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, parameter_count
@@ -82,6 +83,30 @@ def writing_results(workdir: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
+def check_export(config: Config) -> None:
+    """Raises ValueError where config.export.push may not be written; one process asks."""
+    if config.export.push and jax.process_index() == 0:
+        hub.check_push(config.export.push, config.export.private, "config.export.push")
+
+
+def push(job: Job, logbook: Logbook) -> OutputError | None:
+    """Pushes what the run has left to config.export.push, if that names a place; what went wrong, if it did."""
+    export, model = job.config.export, logbook.directory / "model"
+    if not export.push or jax.process_index() != 0:
+        return None
+    if not model.is_dir():  # said before: there is none of this network
+        logbook.message(f"nothing was pushed to {export.push}: there is no model directory")
+        return None
+    try:
+        logbook.message(f"pushed to {hub.push(model, export.push, export.private, logbook.directory / 'report.html')}")
+    except OSError as error:
+        return OutputError(
+            f"the model is in {job.workdir / 'model'}, but was not pushed ({error}). Push it by: python -m "
+            f"bertjax.tools.convert --from={job.workdir / 'model'} --push={export.push}" + " --private" * export.private
+        )
+    return None
+
+
 def run(job: Job, **output: Any) -> Any:
     """Trains a prepared job to its end and returns what its `finish` gives. See Trainer.fit for what may be raised.
 
@@ -119,8 +144,11 @@ def run(job: Job, **output: Any) -> Any:
                 clock=clock,
             )
         result = write_results(job, state, logbook, clock)
+        failed = push(job, logbook)
     checkpoints.close()
     wait_for_all("writing model and report")
+    if failed:
+        raise failed
     return result
 
 

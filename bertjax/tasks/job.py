@@ -27,7 +27,7 @@ from bertjax.process import hardware
 from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.run import Line, run
+from bertjax.run.run import Line, check_export, run
 from bertjax.run.workdir import RECORDS, step_to_resume
 from bertjax.tasks.finetune import FineTuner, Training
 from bertjax.tasks.kinds import KINDS
@@ -176,6 +176,7 @@ def prepare_task(
 ) -> TaskJob:
     """The job of a task in a work directory; `options` and errors as of prepare_tuner, and those of the directory."""
     mesh_reason = options.pop("mesh_reason", "")
+    check_export(settings)
     tuner = prepare_tuner(task, init_from, settings, **options)
     predict = tuple(name for names in settings.task.predict for name in names.split(",") if name)
     for split in dict.fromkeys(predict):

@@ -1,10 +1,13 @@
 """Converts a model to Hugging Face's layout or StableHLO, and can add words to its vocabulary.
 
     python -m bertjax.tools.convert --from=runs/base --out=base --add_vocab=words.txt
+    python -m bertjax.tools.convert --from=runs/base --push=USER/MODEL
 
 --from is a Hugging Face directory, a TF1 checkpoint (directory or prefix) or a bertjax workdir. What
 --to=hf (the default) writes is read by transformers, bertjax.load_model and --config.init_from. The
-outputs of the model that was read and of the one that was written are compared.
+outputs of the model that was read and of the one that was written are compared. --push uploads what was
+written to the Hugging Face Hub, or without --out what --from holds in that layout, a run's model for example,
+as it is; a run's report goes with it.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ import jax
 import numpy as np
 
 from bertjax.data.opening import read_lines
+from bertjax.formats import hub
 from bertjax.interop import LoadError
 from bertjax.interop.card import model_card
-from bertjax.interop.huggingface import class_name, write_directory
+from bertjax.interop.huggingface import WEIGHT_FILES, class_name, write_directory
 from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, load_model
 from bertjax.model.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.model.paths import flatten
@@ -214,22 +218,52 @@ def _card(loaded: LoadedModel, source: str) -> str:
     )
 
 
+def push(source: str, out: str | None, name: str, private: bool) -> str:
+    """Pushes the model in `out`, or that of `source` as it is, with the report of the run `source`; see hub.push.
+
+    Raises:
+      ValueError: nothing there is in Hugging Face's layout.
+      OSError: it could not be pushed; with the command that tries again.
+    """
+    origin = Path(source).expanduser()
+    whole = (place for place in (origin, origin / "model") if any((place / file).is_file() for file in WEIGHT_FILES))
+    model = Path(out).expanduser() if out else next(whole, None)
+    if model is None:
+        raise ValueError(f"{source} holds no model in Hugging Face's layout to push as it is; --out=DIR writes one")
+    run = origin.parent if origin.name == "model" else origin
+    try:
+        return hub.push(model, name, private, run / "report.html")
+    except OSError as error:
+        again = f"python -m bertjax.tools.convert --from={model} --push={name}" + " --private" * private
+        raise OSError(f"the model is in {model}, but was not pushed ({error}). Push it by: {again}") from error
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("convert", __doc__)
     add = parser.add_argument
     add("--from", dest="source", required=True, metavar="DIR", help="the model to read")
     add("--to", default="hf", choices=("hf", "stablehlo"), help="the format to write (default hf)")
-    add("--out", required=True, metavar="DIR", help="where it goes")
+    add("--out", metavar="DIR", help="where it goes")
+    add("--push", metavar="USER/MODEL", help="upload it to the Hugging Face Hub; without --out, what --from holds")
+    add("--private", action="store_true", help="--push makes a private model")
     add("--task", choices=tuple(TASKS), help="which model to make of it (default: as it is stored)")
     add("--add_vocab", metavar="FILE", help="new words, one a line")
     add("--max_positions", type=int, metavar="N", help="extend the table of positions to rows of N tokens")
     add("--extend_positions", default="repeat", choices=EXTENSIONS, help="how (default: its rows over again)")
     add("--overwrite", action="store_true", help="replace what --out holds")
     flags = parser.parse_args(arguments)
+    changes = flags.to != "hf" or any((flags.add_vocab, flags.max_positions, flags.task))
+    if not flags.out and (changes or not flags.push):
+        parser.error("--out=DIR is missing: where the model is written (--push alone uploads what --from holds)")
     with refusals("convert"):
-        how = flags.max_positions, flags.extend_positions
-        convert(flags.source, flags.to, flags.out, flags.add_vocab, flags.task, flags.overwrite, print, *how)
+        if flags.push:
+            hub.check_push(flags.push, flags.private, "--push")
+        if flags.out:
+            how = flags.max_positions, flags.extend_positions
+            convert(flags.source, flags.to, flags.out, flags.add_vocab, flags.task, flags.overwrite, print, *how)
+        if flags.push:
+            print(f"pushed  {push(flags.source, flags.out, flags.push, flags.private)}")
 
 
 if __name__ == "__main__":

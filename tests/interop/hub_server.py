@@ -1,5 +1,6 @@
-"""A server that speaks as much of the Hugging Face Hub's API as its client uses to fetch a model."""
+"""A server that speaks as much of the Hugging Face Hub's API as its clients use to fetch and to push."""
 
+import base64
 import hashlib
 import http.server
 import json
@@ -7,31 +8,63 @@ import pathlib
 import threading
 import urllib.parse
 
+JSON = {"Content-Type": "application/json"}
+MISSING = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
+
+
+def person(name, role="write", **organizations):
+    """What whoami says of a token's owner; organizations: NAME=role of the person in it."""
+    orgs = [{"name": org, "roleInOrg": own} for org, own in organizations.items()]
+    return {"name": name, "orgs": orgs, "auth": {"type": "access_token", "accessToken": {"role": role}}}
+
 
 class HubServer:
-    """Serves directories as models.
+    """Serves directories as models and data sets, and takes models.
 
     Args:
       models: {'user/name': {revision: directory}}; 'main' is what no revision means.
+      datasets: the same of data sets.
+      storage: directory for models that are pushed.
 
     Attributes:
       url: for HF_ENDPOINT.
       requests: (method, path, Range header) of each request.
-      cut_after: bytes after which the next answer with a file is cut off; None = never.
+      cut_after: bytes after which the next answer with a file, or the next upload, is cut off; None = never.
+      uploads_fail: whether uploads of large files are answered by 403.
       token: what private models need; None = all are public.
+      people: {token: `person`} of those who may write.
+      private: names of models that were made as private ones.
     """
 
-    def __init__(self, models: dict[str, dict[str, pathlib.Path]]):
-        self.models, self.requests, self.cut_after, self.token = models, [], None, None
+    def __init__(self, models=(), datasets=(), storage=None):
+        self.repositories = {"models": dict(models), "datasets": dict(datasets)}
+        self.storage, self.requests, self.cut_after, self.token = storage, [], None, None
+        self.people, self.private, self.uploads_fail, self._objects = {}, set(), False, {}
         hub = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
-                hub.answer(self)
+                hub.requests.append((self.command, self.route(), self.headers.get("Range")))
+                hub.answer(self, self.route())
 
             do_HEAD = do_GET
+
+            def do_POST(self):
+                hub.requests.append((self.command, self.route(), None))
+                size = int(self.headers.get("Content-Length") or 0)
+                if self.command == "PUT" and hub.cut_after is not None:
+                    self.rfile.read(hub.cut_after)
+                    hub.cut_after, self.close_connection = None, True
+                    return self.connection.close()
+                body = self.rfile.read(size)
+                hub.take(self, self.route(), body)
+
+            do_PUT = do_POST
+
+            def route(self):
+                return urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
 
             def log_message(self, *_):
                 pass
@@ -44,38 +77,111 @@ class HubServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def answer(self, request):
-        path = urllib.parse.unquote(urllib.parse.urlsplit(request.path).path)
-        self.requests.append((request.command, path, request.headers.get("Range")))
-        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
-            return self.send(request, 401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
-        parts = path.strip("/").split("/")
-        api = parts[:2] == ["api", "models"]
-        user, name, *rest = parts[2:] if api else parts
-        revisions = self.models.get(f"{user}/{name}")
-        if revisions is None:
-            return self.send(request, 404, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+    def answer(self, request, path):
+        authorization = (request.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if path == "/api/whoami-v2":
+            if authorization not in self.people:
+                return self.send(request, 401, JSON, b'{"error": "Invalid credentials in Authorization header"}')
+            return self.send_json(request, self.people[authorization])
+        if self.token and authorization != self.token:
+            return self.send(request, 401, MISSING)
+        found = self.find(path)
+        if found is None:
+            return self.send(request, 404, MISSING)
+        api, kind, name, rest = found
+        revisions = self.repositories[kind][name]
         revision = rest[1] if len(rest) > 1 else "main"
         revisions = revisions | {self.commit(directory): directory for directory in revisions.values()}
         if revision not in revisions:
             return self.send(request, 404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "Invalid rev"})
         directory = revisions[revision]
         if api and rest[:1] == ["tree"]:
-            tree = [
-                {"type": "file", "path": str(p.relative_to(directory)), "size": p.stat().st_size, "oid": "0" * 40}
-                for p in sorted(directory.rglob("*"))
-                if p.is_file()
-            ]
-            return self.send(request, 200, {"Content-Type": "application/json"}, json.dumps(tree).encode())
+            return self.send_json(request, self.entries(directory, "/".join(rest[2:])))
         if api:
             files = sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
-            info = {
-                "id": f"{user}/{name}",
-                "sha": self.commit(directory),
-                "siblings": [{"rfilename": f} for f in files],
-            }
-            return self.send(request, 200, {"Content-Type": "application/json"}, json.dumps(info).encode())
+            info = {"id": name, "sha": self.commit(directory), "private": name in self.private}
+            return self.send_json(request, info | {"siblings": [{"rfilename": f} for f in files]})
         return self.send_file(request, directory, "/".join(rest[2:]))
+
+    def find(self, path):
+        """(whether it is of the API, 'models' or 'datasets', 'user/name', the rest) of a path; None = no such one."""
+        parts = path.strip("/").split("/")
+        api = parts[0] == "api"
+        parts = parts[1:] if api else parts
+        kind = parts.pop(0) if parts[0] in self.repositories else "models"
+        name = "/".join(parts[:2])
+        return (api, kind, name, parts[2:]) if name in self.repositories[kind] else None
+
+    def entries(self, directory, below="", of=None):
+        """What the API says of the files and folders of a directory, or of those that are named."""
+        paths = [directory / name for name in of] if of is not None else sorted((directory / below).rglob("*"))
+        return [
+            {
+                "type": "file" if path.is_file() else "directory",
+                "path": str(path.relative_to(directory)),
+                "size": path.stat().st_size,
+                "oid": "0" * 40,
+            }
+            for path in paths
+            if path.exists()
+        ]
+
+    def take(self, request, path, body):
+        """Answers POST and PUT: what a push asks, and details of the files of a data set."""
+        if path.startswith("/lfs/"):
+            if self.uploads_fail:
+                return self.send(request, 403, {"X-Error-Message": "storage quota is used up"})
+            self._objects[path.removeprefix("/lfs/")] = body
+            return self.send(request, 200, {})
+        if path == "/api/validate-yaml":
+            return self.send_json(request, {"errors": [], "warnings": []})
+        if path.endswith(".git/info/lfs/objects/batch"):
+            objects = json.loads(body)["objects"]
+            for one in objects:
+                if one["oid"] not in self._objects:
+                    one["actions"] = {"upload": {"href": f"{self.url}/lfs/{one['oid']}"}}
+            return self.send_json(request, {"transfer": "basic", "objects": objects})
+        found = self.find(path)
+        if found and found[3][:1] == ["paths-info"]:
+            names = urllib.parse.parse_qs(body.decode())["paths"]
+            return self.send_json(request, self.entries(self.repositories[found[1]][found[2]]["main"], of=names))
+        if (request.headers.get("Authorization") or "").removeprefix("Bearer ") not in self.people:
+            return self.send(request, 401, MISSING)
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            if name in self.repositories["models"]:
+                return self.send_json(request, {"url": f"{self.url}/{name}"}, 409)
+            (self.storage / name).mkdir(parents=True)
+            self.repositories["models"][name] = {"main": self.storage / name}
+            if asked.get("visibility") == "private" or asked.get("private"):
+                self.private.add(name)
+            return self.send_json(request, {"url": f"{self.url}/{name}"})
+        if found and found[3][:1] == ["preupload"]:
+            files = json.loads(body)["files"]
+            modes = [(one["path"], "lfs" if one["path"].endswith(".safetensors") else "regular") for one in files]
+            files = [{"path": name, "uploadMode": mode, "shouldIgnore": False} for name, mode in modes]
+            return self.send_json(request, {"files": files})
+        if found and found[3][:1] == ["commit"]:
+            return self.send_json(request, self.commit_files(found[2], map(json.loads, body.splitlines())))
+        return self.send(request, 404, MISSING)
+
+    def commit_files(self, name, lines):
+        directory = self.repositories["models"][name]["main"]
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "header":
+                continue
+            path = directory / value["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(
+                self._objects[value["oid"]] if line["key"] == "lfsFile" else base64.b64decode(value["content"])
+            )
+        commit = self.commit(directory)
+        return {"success": True, "commitOid": commit, "commitUrl": f"{self.url}/{name}/commit/{commit}"}
+
+    def send_json(self, request, content, status=200):
+        self.send(request, status, JSON, json.dumps(content).encode())
 
     def send_file(self, request, directory, name):
         path = directory / name
@@ -84,10 +190,12 @@ class HubServer:
             return self.send(request, 404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "no such file"})
         content = path.read_bytes()
         headers["ETag"] = f'"{hashlib.sha256(content).hexdigest()}"'
-        begin = int((request.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
-        if begin:
-            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-        self.send(request, 206 if begin else 200, headers, content[begin:])
+        begin, _, last = (request.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")
+        begin, end = int(begin), int(last) + 1 if last else len(content)
+        ranged = "Range" in request.headers and (begin > 0 or end < len(content))
+        if ranged:
+            headers["Content-Range"] = f"bytes {begin}-{min(end, len(content)) - 1}/{len(content)}"
+        self.send(request, 206 if ranged else 200, headers, content[begin:end])
 
     def send(self, request, status, headers, body=b""):
         request.send_response(status)
@@ -107,5 +215,5 @@ class HubServer:
         request.wfile.write(body)
 
     @staticmethod
-    def commit(directory):
+    def commit(directory: pathlib.Path):
         return hashlib.sha1(str(directory).encode()).hexdigest()

@@ -1,14 +1,21 @@
-"""Models by name, with the real client against a server on this machine."""
+"""Models by name, fetched and pushed, with the real client against a server on this machine."""
 
 import json
 import os
+import pathlib
 import re
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from tests.interop.hub_server import HubServer
+from bertjax.config import Config
+from bertjax.formats import hub as bertjax_hub
+from bertjax.run.run import push
+from bertjax.tools import convert
+from tests.interop.hub_server import HubServer, person
 
 LOAD = """
 import sys
@@ -58,8 +65,14 @@ def model_directory(tmp_path):
 
 
 @pytest.fixture
-def hub(model_directory):
-    server = HubServer({"someone/small-bert": {"main": model_directory, "v1": model_directory}})
+def hub(model_directory, tmp_path):
+    server = HubServer(
+        {"someone/small-bert": {"main": model_directory, "v1": model_directory}}, storage=tmp_path / "pushed"
+    )
+    server.people = {
+        "hf_writer": person("writer", lab="contributor", library="read"),
+        "hf_reader": person("writer", role="read"),
+    }
     yield server
     server.close()
 
@@ -136,3 +149,123 @@ def test_a_private_model_needs_the_token(hub, tmp_path):
     assert code == 1
     assert "HF_TOKEN" in last
     assert load(hub, tmp_path / "home", HF_TOKEN="hf_secret")[0] == 0
+
+
+# --------------------------------------------------------------------------------------------- pushed
+
+
+@pytest.fixture
+def client(hub, monkeypatch, tmp_path):
+    """The client in this process asks the server, with a token that may write."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the server has LFS alone
+    monkeypatch.setenv("HF_TOKEN", "hf_writer")
+    return hub
+
+
+def uploads(hub):
+    return [method for method, path, _ in hub.requests if path.startswith("/lfs/")]
+
+
+def test_the_model_of_a_run_is_pushed_with_its_card_and_report(client, model_directory, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(model_directory, run / "model")
+    (run / "report.html").write_text("<html>")
+    (run / "model" / "README.md").write_text('from_pretrained("DIRECTORY")')
+    (run / "model" / ".cache").mkdir()
+    (run / "model" / ".cache" / "lock").write_text("")
+    convert.main([f"--from={run}", "--push=writer/mine", "--private"])
+    assert f"{client.url}/writer/mine" in capsys.readouterr().out
+    pushed = client.repositories["models"]["writer/mine"]["main"]
+    names = {str(path.relative_to(pushed)) for path in pushed.rglob("*") if path.is_file()}
+    mine = {str(path.relative_to(run / "model")) for path in (run / "model").rglob("*") if path.is_file()}
+    assert names == mine - {".cache/lock"} | {"report.html"}
+    weights = "model.safetensors"
+    assert (pushed / weights).read_bytes() == (run / "model" / weights).read_bytes()
+    assert (pushed / "README.md").read_text() == 'from_pretrained("writer/mine")'
+    assert client.private == {"writer/mine"}
+    assert uploads(client) == ["PUT"]
+    client.requests.clear()
+    convert.main([f"--from={run}/model", "--push=writer/mine"])
+    assert uploads(client) == []  # the server has the weights
+
+
+def test_what_was_converted_is_pushed_and_read_by_its_name(client, model_directory, tmp_path):
+    convert.main([f"--from={model_directory}", f"--out={tmp_path}/out", "--push=lab/converted"])
+    code, fetched_to, _ = load(client, tmp_path / "home", "lab/converted")
+    assert code == 0
+    for name in ("config.json", "model.safetensors", "vocab.txt"):
+        assert pathlib.Path(fetched_to, name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_an_upload_that_was_cut_is_tried_again(client, model_directory):
+    client.cut_after = 20_000
+    bertjax_hub.push(model_directory, "writer/cut")
+    pushed = client.repositories["models"]["writer/cut"]["main"] / "model.safetensors"
+    assert pushed.read_bytes() == (model_directory / "model.safetensors").read_bytes()
+    assert uploads(client) == ["PUT", "PUT"]
+
+
+def test_a_failed_push_says_where_the_model_is_and_the_command_that_tries_again(client, model_directory):
+    client.uploads_fail = True
+    with pytest.raises(SystemExit) as left:
+        convert.main([f"--from={model_directory}", "--push=writer/full", "--private"])
+    assert "storage quota is used up" in str(left.value)
+    again = f"python -m bertjax.tools.convert --from={model_directory} --push=writer/full --private"
+    assert str(left.value).endswith(again)
+    job = SimpleNamespace(workdir=model_directory.parent)
+    job.config = Config().replace({"export.push": "writer/full", "export.private": True})
+    failed = push(job, SimpleNamespace(directory=model_directory.parent, message=print))
+    assert str(failed).endswith(f"Push it by: {again}")
+    client.uploads_fail = False
+    convert.main(again.split()[3:])
+    assert (client.storage / "writer/full/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "reason"),
+    [
+        ("small-bert", "hf_writer", "--push=small-bert is not the name of a model .* give USER/MODEL"),
+        ("writer/..", "hf_writer", "is not the name of a model"),
+        ("writer/new", "", "needs a token that may write: make one at .*/settings/tokens, and log in with `hf auth"),
+        ("writer/new", "hf_other", "does not know the token of HF_TOKEN"),
+        ("writer/new", "hf_reader", "the token of writer may only read"),
+        ("someone/new", "hf_writer", "writer may not write to someone/, only to lab/, writer/"),
+        ("library/new", "hf_writer", "writer may not write to library/"),
+    ],
+)
+def test_a_place_that_may_not_be_written_is_refused_before_the_work(
+    client, model_directory, tmp_path, monkeypatch, name, token, reason
+):
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(SystemExit) as left:
+        convert.main([f"--from={model_directory}", f"--out={tmp_path}/out", f"--push={name}"])
+    assert re.search(reason, str(left.value)), left.value
+    assert "\n" not in str(left.value)
+    assert not (tmp_path / "out").exists()
+    assert not uploads(client)
+
+
+def test_a_private_push_to_a_public_model_is_refused(client, model_directory):
+    bertjax_hub.push(model_directory, "writer/public")
+    with pytest.raises(ValueError, match="it is there already and public"):
+        bertjax_hub.check_push("writer/public", True, "config.export.push")
+    bertjax_hub.check_push("writer/public", False, "config.export.push")
+
+
+def test_without_a_connection_a_push_is_refused_with_the_command_for_later(client, monkeypatch):
+    client.close()
+    with pytest.raises(ValueError, match="cannot be asked .* push the model later: python -m bertjax.tools.convert"):
+        bertjax_hub.check_push("writer/new", False, "config.export.push")
+
+
+def test_a_directory_without_a_model_is_not_pushed(client, tmp_path):
+    with pytest.raises(SystemExit, match="holds no model in Hugging Face's layout"):
+        convert.main([f"--from={tmp_path}/home", "--push=writer/none"])
+    with pytest.raises(SystemExit) as left:
+        convert.main([f"--from={tmp_path}", "--push=writer/none", "--add_vocab=words.txt"])
+    assert left.value.code == 2

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from bertjax.config import LogSettings, OptimizerSettings, default_config, frozen
 from bertjax.data.build import build_store
+from bertjax.formats import hub
 from bertjax.interop.huggingface import write_directory
 from bertjax.log.logbook import Logbook
 from bertjax.pretraining import finish
@@ -365,6 +366,36 @@ def test_finished_run_is_left_alone(finished_run, run_copy, capsys):
     pretraining.run(pretraining.prepare(frozen(config), str(directory)))
     assert "already finished at step 8" in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, weights(directory, 8), weights(finished_run[1], 8))
+
+
+def test_a_finished_run_is_pushed_and_keeps_its_model_where_that_fails(run_copy, monkeypatch, capsys):
+    config, directory = run_copy
+    config.export.push = "someone/model"
+    pushed = []
+    monkeypatch.setattr(hub, "check_push", lambda *asked: pushed.append(asked))
+    monkeypatch.setattr(hub, "push", lambda *what: pushed.append(what) or "https://hub/someone/model")
+    pretraining.run(pretraining.prepare(frozen(config), str(directory)))
+    model, report = directory / "model", directory / "report.html"
+    assert pushed == [("someone/model", False, "config.export.push"), (model, "someone/model", False, report)]
+    assert capsys.readouterr().out.splitlines()[-1] == "pushed to https://hub/someone/model"
+
+    def fail(*_):
+        raise OSError("the quota is used up")
+
+    monkeypatch.setattr(hub, "push", fail)
+    again = (
+        f"was not pushed .the quota is used up.. Push it by: python -m .*convert --from={model} --push=someone/model$"
+    )
+    with pytest.raises(OutputError, match=again):
+        pretraining.run(pretraining.prepare(frozen(config), str(directory)))
+    assert (model / "model.safetensors").is_file() and report.is_file()
+
+    def refuse(*_):
+        raise ValueError("no token")
+
+    monkeypatch.setattr(hub, "check_push", refuse)
+    with pytest.raises(ValueError, match="no token"):
+        pretraining.prepare(frozen(config), str(directory))
 
 
 def test_model_and_report_of_a_remote_run_are_where_the_run_is(finished_run, run_copy, bucket):
