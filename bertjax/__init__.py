@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for editors and type checkers
     from bertjax.interop import LoadedModel, load_model
     from bertjax.model.heads import BertForPreTraining
     from bertjax.model.presets import PRESETS, BertConfig, Execution
+    from bertjax.prediction import Predictions, predict
     from bertjax.tokenization import Tokenizer, load_tokenizer
     from bertjax.training.trainer import Trainer
 
@@ -26,6 +27,7 @@ _HOMES = {
     "interop": ["LoadedModel", "load_model"],
     "model.heads": ["BertForPreTraining"],
     "model.presets": ["PRESETS", "BertConfig", "Execution"],
+    "prediction": ["Predictions", "predict"],
     "tokenization": ["Tokenizer", "load_tokenizer"],
     "training.trainer": ["Trainer"],
 }

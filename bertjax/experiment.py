@@ -11,6 +11,8 @@ import contextlib
 import dataclasses
 import functools
 import os
+import pathlib
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from bertjax.config import Config
 from bertjax.config_checks import check_config, check_name
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import parse_json
+from bertjax.given import text_store, write_splits
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.interruption import one_line
 from bertjax.log import notebook
@@ -31,6 +34,8 @@ from bertjax.process.agreement import require_same_command
 from bertjax.process.distributed import wait_for_all
 from bertjax.process.preemption import Preempted
 from bertjax.run.claim import released, withdrawn_after_errors
+from bertjax.tokenization import Tokenizer
+from bertjax.tokenization.train_vocab import VOCAB_SIZE
 
 if TYPE_CHECKING:
     import ml_collections
@@ -115,7 +120,13 @@ class Result:
 
 
 def train(
-    config: AnyConfig = "demo", workdir: str | os.PathLike[str] | None = None, settings: Mapping[str, Any] | None = None
+    config: AnyConfig = "demo",
+    workdir: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    texts: Any = None,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+    vocab_size: int = VOCAB_SIZE,
 ) -> Result:
     """Pre-trains a model, or goes on with the run that `workdir` holds.
 
@@ -124,16 +135,26 @@ def train(
         ConfigDict of one, or a Config.
       workdir: directory of the run; None is runs/NAME where `config` is a name or a file.
       settings: changes to it, {"optimizer.learning_rate": 2e-4}.
+      texts: the corpus, a text a document, in place of that of the config: a list, a pandas Series or DataFrame, or a
+        Dataset (column "text"). Its token store is made in `workdir`, a tenth of the documents held out.
+      tokenizer: for the texts, or its directory; None is that of config.init_from, or a new WordPiece vocabulary.
+      vocab_size: entries of that new vocabulary at most.
 
     Ctrl-C, or the interruption of the notebook's cell, saves a checkpoint and raises KeyboardInterrupt: the same call
     goes on from there.
 
     Raises:
       ValueError: a setting, or data, that cannot work; the message names it and the remedy.
-      CheckpointError, NotFiniteError, OutputError: see bertjax.run and bertjax.training.
+      CheckpointError, NotFiniteError, OutputError: as the command line tells of them.
     """
-    found = read_config(config, "pretrain", settings)
-    return _run(found, _workdir(config, workdir))
+    if texts is None and tokenizer is not None:
+        raise ValueError("tokenizer is for texts; a token store brings its own")
+    found, workdir = read_config(config, "pretrain", settings), _workdir(config, workdir)
+    with _explained():
+        if texts is not None:
+            store = text_store(texts, workdir, tokenizer or found.init_from or None, vocab_size)
+            found = found.replace({"data.corpus": str(store)})
+        return _run(found, workdir)
 
 
 def finetune(
@@ -142,20 +163,37 @@ def finetune(
     settings: Mapping[str, Any] | None = None,
     *,
     init_from: str | os.PathLike[str] | Result | None = None,
+    train: Any = None,
+    dev: Any = None,
+    test: Any = None,
 ) -> Result:
     """Fine-tunes a pre-trained model on a task, or goes on with the run that `workdir` holds.
 
     Args:
       config, workdir, settings: as of `train`; the config names the task ("glue:mrpc", "squad:2.0", "ner").
       init_from: what to start from: a model's directory, its name at the Hub, or the Result of a run.
+      train, dev, test: data of "classify" or "ner", in place of files: a list of (text, label) or (text, text, label),
+        of ner (words, tags); dicts, a pandas DataFrame or a Dataset with columns of the names that config.task.options
+        says (text, label; of ner tokens, tags). Numbers as labels are a regression, lists of names several labels a
+        text. Without `dev`, a tenth of `train` is.
 
     Interruption and errors are those of `train`.
     """
-    settings = dict(settings or {})
+    settings, splits = dict(settings or {}), {"train": train, "dev": dev, "test": test}
+    splits = {name: data for name, data in splits.items() if data is not None}
     if init_from is not None:
         settings["init_from"] = init_from.model_path if isinstance(init_from, Result) else os.fspath(init_from)
-    found = read_config(config, "finetune", settings)
-    return _run(found, _workdir(config, workdir))
+    found, workdir = read_config(config, "finetune", settings), _workdir(config, workdir)
+    with _explained():
+        if not splits:
+            return _run(found, workdir)
+        with tempfile.TemporaryDirectory(prefix="bertjax-") as directory:
+            options = write_splits(splits, found, pathlib.Path(directory))
+            found = found.replace({"task.data": directory, "task.options": options})
+            try:
+                return _run(found, workdir)
+            except ValueError as error:
+                raise ValueError(str(error).replace(directory + os.sep, "")) from error
 
 
 def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None = None) -> Config:
@@ -207,7 +245,7 @@ def _workdir(config: AnyConfig, workdir: str | os.PathLike[str] | None) -> str:
 
 def _run(config: Config, workdir: str) -> Result:
     clock.begin()
-    with _explained(), released(), jax_settings.fixed(runtime.settings(config)):
+    with released(), jax_settings.fixed(runtime.settings(config)):
         run = prepare(config, workdir)
         try:
             run(**notebook.output())

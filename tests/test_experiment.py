@@ -1,6 +1,7 @@
 """Training from Python: what the functions take, what they give, and how a notebook goes on after them."""
 
 import asyncio
+import json
 import os
 import pathlib
 import signal
@@ -10,12 +11,18 @@ import threading
 
 import jax
 import ml_collections
+import numpy as np
 import pytest
 
 import bertjax
 from bertjax import experiment
 from bertjax.config import default_config, frozen
+from bertjax.interop.huggingface import write_directory
 from bertjax.log.logbook import Logbook
+from bertjax.model.heads import BertModel, init_params
+from bertjax.model.presets import BertConfig
+from bertjax.tasks import job
+from bertjax.tokenization import WordPieceTokenizer
 
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = {
@@ -47,6 +54,10 @@ def test_a_run_gives_its_numbers_and_its_model_and_a_second_call_goes_on(setting
     assert type(result.model.model).__name__ == "BertForPreTraining" and result.model.config.hidden_size == 16
     assert pathlib.Path(result.report).exists() and "mlm_loss" in result._repr_html_()
     assert "random weights" in capsys.readouterr().out
+    # The directory is free for other processes, though this one goes on.
+    program = "import sys; from bertjax.run.claim import claim; from etils import epath; claim(epath.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(workdir / "checkpoints")]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     again = bertjax.train(frozen(default_config()), workdir, settings | {"execution.dtype": "float32"})
     assert "already finished at step 4" in capsys.readouterr().out
     assert again.step == 4 and again == bertjax.Result.of(workdir)
@@ -83,13 +94,6 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(settings, tmp_path, monkeypatch)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert (tmp_path / "checkpoints" / "2").exists()
     assert bertjax.train(default_config(), tmp_path, settings).step == 4
-
-
-def test_another_process_may_go_on_with_a_run_that_has_ended(settings, tmp_path):
-    bertjax.train(default_config(), tmp_path, settings)
-    program = "import sys; from bertjax.run.claim import claim; from etils import epath; claim(epath.Path(sys.argv[1]))"
-    command = [sys.executable, "-c", program, str(tmp_path / "checkpoints")]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.parametrize(
@@ -136,3 +140,153 @@ def test_an_error_brings_the_remedy_of_the_command_line(settings, tmp_path, monk
     with pytest.raises(OSError, match="No space left") as error:
         bertjax.train(default_config(), tmp_path, settings)
     assert error.value.__notes__ == ["/disk/file: No space left on device; make room, then repeat the command"]
+
+
+# ------------------------------------------------------------------------ data as Python objects
+
+
+def documents(count=40):
+    random = np.random.default_rng(0)
+    words = [f"word{i}" for i in range(60)]
+    return [
+        " ".join(f"{' '.join(random.choice(words, 8))}." for _ in range(random.integers(4, 12))).title()
+        for _ in range(count)
+    ]
+
+
+def test_texts_become_a_store_in_the_directory_of_the_run(tmp_path, capsys):
+    texts = documents()
+    changes = TINY | {"phases": ((1, 32),), "optimizer.warmup_steps": 1}
+    result = bertjax.train("demo", tmp_path, changes, texts=iter(texts), vocab_size=200)
+    assert result.step == 1 and result.model.tokenizer.vocab_size <= 200
+    [store] = tmp_path.glob("corpus-*")
+    manifest = json.loads((store / "manifest.json").read_text())
+    counts = {split: found["documents"] for split, found in manifest["splits"].items()}
+    assert sum(counts.values()) == 40 and counts["heldout"] > 0
+    assert manifest["splits"]["train"]["sentences"] > 4 * counts["train"]
+    capsys.readouterr()
+    bertjax.train("demo", tmp_path, changes, texts=tuple(texts), vocab_size=200)  # the same corpus
+    assert "already finished at step 1" in (told := capsys.readouterr().out) and "Making" not in told
+    with pytest.raises(ValueError, match="other settings or data:\n  data.corpus: "):
+        bertjax.train("demo", tmp_path, changes, texts=texts[1:], tokenizer=result.model_path)
+    with pytest.raises(ValueError, match="^texts: row 0 has no 'text'"):
+        bertjax.train("demo", tmp_path / "new", TINY, texts=[5])
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A model directory with an encoder and no task head."""
+    config = BertConfig(
+        vocab_size=11,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+        initializer_range=0.2,
+    )
+    params = jax.jit(lambda key: init_params(BertModel(config), key))(jax.random.key(0))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
+    directory = tmp_path_factory.mktemp("start") / "model"
+    write_directory(directory, config, params, "BertModel", WordPieceTokenizer(words, do_lower_case=True))
+    return directory
+
+
+SMALL = {"task.max_length": 16, "task.eval_batch_size": 16, "batch_size": 8, "execution.dtype": "float32"}
+
+
+def test_records_fine_tune_a_classifier_that_answers_records(start, tmp_path):
+    rows = [("a very good film", "pos"), ("the bad film", "neg")] * 40
+    settings = SMALL | {"optimizer.learning_rate": 0.01, "task.epochs": 4}
+    result = bertjax.finetune("classify", tmp_path / "run", settings, init_from=start, train=rows)
+    assert result.metrics["accuracy"] == 1.0  # on 4 rows of each class that were not trained on
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["rows"] == {"train": 72, "dev": 8}
+    answers = bertjax.predict(result.model, ["good film", "bad film"])
+    assert list(answers) == ["pos", "neg"] and answers.labels == ("neg", "pos")
+    assert answers.probabilities.shape == (2, 2) and answers.probabilities.dtype == np.float32
+    assert answers.records[1] == {
+        "text": "bad film",
+        "labels": dict(zip(answers.labels, answers.probabilities[1].tolist(), strict=True)),
+        "label": "neg",
+    }
+    assert "<td" in answers._repr_html_() and "bad film" in answers._repr_html_()
+    for data in ([{"text": "good film"}, {"text": "bad film"}], {"text": ["good film", "bad film"]}):
+        assert bertjax.predict(result.model_path, data) == answers
+    with pytest.raises(ValueError, match="row 0 has no column 'text'; found body. columns=NAME, or"):
+        bertjax.predict(result.model, {"body": ["good film"]})
+    assert bertjax.predict(result.model, {"body": ["good film"]}, columns="body")[0] == "pos"
+
+
+def told(config, changes, start, workdir, **splits):
+    """What a fine-tuning of such rows would be: its options and label names, without training."""
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "_run", lambda config, workdir: made.append(job.prepare(config, workdir)))
+        bertjax.finetune(config, workdir, SMALL | changes, init_from=start, **splits)
+    return made[0].tuner.task
+
+
+@pytest.mark.parametrize(
+    "rows, head, labels",
+    [
+        ([("good", 1), ("bad", 0)], "classification", ("0", "1")),
+        ([("good", 1.0), ("bad", 0.0)], "classification", ("0", "1")),
+        ([("good", True), ("bad", False)], "classification", ("False", "True")),
+        ([("good", 0.5), ("bad", 1.0)], "regression", ()),
+        ([("good", ["x", "y"]), ("bad", [])], "multilabel", ("x", "y")),
+        ([("good", "bad", "x"), ("bad", "bad", "y")], "classification", ("x", "y")),
+        ([{"text": "good", "label": "x"}, {"text": "bad", "label": "y"}], "classification", ("x", "y")),
+    ],
+)
+def test_the_labels_say_what_is_learnt(rows, head, labels, start, tmp_path):
+    task = told("classify", {}, start, tmp_path, train=rows * 10, test=[row[:-1] for row in rows if type(row) is tuple])
+    assert (task.head, task.labels) == (head, labels)
+    assert len(task.text) == len(rows[0]) - 1
+
+
+def test_words_with_tags_train_a_tagger(start, tmp_path):
+    rows = [(["good", "film"], ["B-X", "O"]), (["a"], ["O"])]
+    named = {"tokens": [words for words, _ in rows], "ner_tags": [tags for _, tags in rows], "id": [0, 1]}
+    for number, data in enumerate((rows, named)):
+        task = told("ner", {}, start, tmp_path / str(number), train=data, dev=data, test=[["good"], ["a", "film"]])
+        assert set(task.labels) >= {"O", "B-X"}
+
+
+@pytest.mark.parametrize(
+    "config, splits, message",
+    [
+        ("classify", {"train": [("good", "x")]}, "train has 1 rows: too few to hold some out; give `dev`"),
+        ("classify", {"dev": [("good", "x")]}, "dev without train: there is nothing to learn from"),
+        (
+            "classify",
+            {"train": [{"body": "a", "label": "x"}] * 9},
+            "train: row 0 has no column 'text'; found body, lab",
+        ),
+        ("classify", {"train": [("good", "x")] * 9}, "train.jsonl: every label is 'x'; there must be two classes"),
+        ("classify", {"train": [("a", "x"), ("b", "y")], "dev": [("a", "z")]}, "dev.jsonl:1: label 'z' is unknown"),
+        ("glue:mrpc", {"train": [("a", "b", "1")]}, "task 'mrpc' takes files"),
+    ],
+)
+def test_rows_that_cannot_work_are_refused_and_leave_nothing(config, splits, message, start, tmp_path):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        bertjax.finetune(config, tmp_path / "run", SMALL, init_from=start, **splits)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_is_asked_what_its_head_answers(start):
+    pretrained = bertjax.load_model(start, "mlm", reinitialise_head=True)
+    [filled] = bertjax.predict(pretrained, "a [MASK] film", top_k=2)
+    assert [len(mask) for mask in filled] == [2]
+    pairs = [("good", "a very good film"), ("bad", "the bad film")]
+    found = bertjax.predict(bertjax.load_model(start, "question-answering", reinitialise_head=True), pairs)
+    assert found.task == "qa" and all(answer.text in pairs[i][1] for i, answer in enumerate(found))
+    assert "good" in found._repr_html_()
+    tagger = bertjax.load_model(start, "token-classification", reinitialise_head=True)
+    assert [len(tags) for tags in bertjax.predict(tagger, [["good", "film"], "a very good film"])] == [2, 4]
+    with pytest.raises(ValueError, match="the answers of ner have no probabilities of classes"):
+        bertjax.predict(tagger, ["a"]).probabilities  # noqa: B018
+    with pytest.raises(ValueError, match="does not say what it was fine-tuned for"):
+        bertjax.predict(bertjax.load_model(start), ["a"])
+    with pytest.raises(ValueError, match="model=5 is no model of load_model and no path"):
+        bertjax.predict(5, ["a"])

@@ -444,7 +444,7 @@ def test_lines_of_questions_and_of_masks_are_answered_in_order(reader, pretraine
 def test_a_chunk_is_written_before_the_next_is_begun(monkeypatch, tmp_path):
     begun = []  # of each chunk (its lines, the lines that were written before it)
 
-    def answer(loaded, lines, options):
+    def answer(loaded, lines, *options):
         begun.append((len(lines), (tmp_path / "out.partial").read_text().count("\n")))
         return [{"text": line} for line in lines]
 

@@ -20,117 +20,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
 import ml_collections
 
-from bertjax import inference
 from bertjax.config import finetune_config
 from bertjax.config_checks import check_config
 from bertjax.formats.files import whole_file
-from bertjax.interop.loading import LoadedModel, LoadError, load_model, open_source
+from bertjax.interop.loading import LoadError, load_model, open_source
 from bertjax.model.presets import DTYPES, Execution
+from bertjax.prediction import TASKS, asked
 from bertjax.tasks.inputs import Input, Inputs, Output, read_inputs
-from bertjax.tasks.make import ASKED, Remembered, remembered, task_name
+from bertjax.tasks.make import Remembered, remembered
 from bertjax.tools.arguments import add_settings, make_parser, refusals
 
+PAIRS = ("next-sentence", "classify", "qa")  # of which a line has two texts, separated by a tab
 CHUNK = 64  # batches: enough to sort by length, few enough for the memory
-
-
-def _pair(given: Input, purpose: str) -> tuple[str, str]:
-    if not isinstance(given, str):
-        first, second = given
-        return first, second
-    first, tab, second = given.partition("\t")
-    if not tab:
-        raise ValueError(f"{purpose} needs two texts separated by a tab, got {given!r}")
-    return first, second
-
-
-def _text(given: Input) -> str:
-    return given if isinstance(given, str) else given[0]
-
-
-def _fill(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
-    texts = [_text(given) for given in inputs]
-    filled = inference.fill_mask(loaded, texts, options.top_k, options.batch_size)
-    return [
-        {"text": text, "masks": [[f._asdict() for f in mask] for mask in masks]}
-        for text, masks in zip(texts, filled, strict=True)
-    ]
-
-
-def _next(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
-    pairs = [_pair(given, "next-sentence") for given in inputs]
-    scores = inference.next_sentence(loaded, pairs, options.batch_size)
-    return [{"first": a, "second": b, "is_next": p} for (a, b), p in zip(pairs, scores, strict=True)]
-
-
-def _classify(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
-    texts = [
-        given if isinstance(given, str) and "\t" not in given else given[0] if len(given) == 1 else _pair(given, "")
-        for given in inputs
-    ]
-    answers = inference.classify(loaded, texts, options.batch_size)
-    # What is chosen of the labels: one class, all that are likelier than not, of a number nothing.
-    choose = {
-        "regression": lambda values: {},
-        "multi_label_classification": lambda p: {"chosen": [name for name in p if p[name] > 0.5]},
-    }.get(inference.problem_type(loaded), lambda p: {"label": max(p, key=p.get)})
-    return [{"text": text, "labels": answer, **choose(answer)} for text, answer in zip(texts, answers, strict=True)]
-
-
-def _tag(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
-    words = [given.split() if isinstance(given, str) else list(given) for given in inputs]
-    tags = inference.tag_words(loaded, words, options.batch_size)
-    return [{"words": w, "tags": t} for w, t in zip(words, tags, strict=True)]
-
-
-def _answer(loaded: LoadedModel, inputs: list[Input], options: Any) -> list[dict]:
-    pairs = [_pair(given, "qa") for given in inputs]
-    # A context of nothing, or of characters that the tokenizer drops, has no answer in it.
-    full = [i for i, (_, context) in enumerate(pairs) if loaded.tokenizer.encode(context)]
-    rows = [
-        {"question": q, "text": "", "start": 0, "end": 0, "score": None, "note": "the context is empty"}
-        for q, _ in pairs
-    ]
-    if full:
-        questions, contexts = zip(*(pairs[i] for i in full), strict=True)
-        answers = inference.answer(loaded, questions, contexts, batch_size=options.batch_size)
-        for i, found in zip(full, answers, strict=True):
-            rows[i] = {"question": pairs[i][0], **found._asdict()}
-    return rows
-
-
-# task -> (answers, the task of load_model, which asks for the heads of these answers alone)
-TASKS: dict[str, tuple[Callable[..., list[dict]], str]] = {
-    "fill-mask": (_fill, "mlm"),
-    "next-sentence": (_next, "next-sentence"),
-    "classify": (_classify, "sequence-classification"),
-    "ner": (_tag, "token-classification"),
-    "qa": (_answer, "question-answering"),
-}
-_ALIASES = {
-    "mlm": "fill-mask",
-    "masked-lm": "fill-mask",
-    "nsp": "next-sentence",
-    "squad": "qa",
-    "question-answering": "qa",
-}
-
-
-def asked(name: str | None, model: str) -> str:
-    """The one of TASKS that is meant by --task, or that the model was fine-tuned for."""
-    if name is None:
-        name = remembered(open_source(model).settings, model).task
-        if name is None:
-            raise ValueError(f"{model} does not say what it was fine-tuned for: give --task, one of {', '.join(TASKS)}")
-    found = task_name(_ALIASES.get(name, name), (*TASKS, *ASKED, "swag"))
-    if found == "swag":
-        raise ValueError("multiple choice is answered by bertjax.tools.evaluate --out=DIR")
-    return ASKED.get(found, found)
 
 
 def prediction_config() -> ml_collections.ConfigDict:
@@ -188,8 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             done = 0
             for chunk in chunks(inputs.texts, options.batch_size):
                 last = done + len(chunk)
+                if task in PAIRS:
+                    chunk = [
+                        given.split("\t", 1) if isinstance(given, str) and "\t" in given else given for given in chunk
+                    ]
                 with _located(options.file, inputs.lines[done], inputs.lines[last - 1]):
-                    rows = answer(loaded, chunk, options)
+                    rows = answer(loaded, chunk, options.top_k, options.batch_size)
                 for row in rows:
                     output.write(row)
                 stream.flush()

@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from bertjax import inference, prediction
 from bertjax.tasks.inputs import read_texts
 from bertjax.tools import predict
 
@@ -34,13 +35,14 @@ def model(monkeypatch):
 
     def spans(loaded, questions, contexts, **_):
         loaded.asked += zip(questions, contexts, strict=True)
-        return [predict.inference.Answer(c[:3], 0, 3, 1.5) for c in contexts]
+        return [inference.Answer(c[:3], 0, 3, 1.5) for c in contexts]
 
     monkeypatch.setattr(predict, "load_model", lambda *_: made)
-    monkeypatch.setattr(predict, "open_source", lambda _: made)
+    for module in (predict, prediction):
+        monkeypatch.setattr(module, "open_source", lambda _: made)
     for name in answers:
-        monkeypatch.setattr(predict.inference, name, answer(name))
-    monkeypatch.setattr(predict.inference, "answer", spans)
+        monkeypatch.setattr(inference, name, answer(name))
+    monkeypatch.setattr(inference, "answer", spans)
     return made
 
 

@@ -1,0 +1,104 @@
+"""Data given as Python objects: lists, pandas DataFrames and Series, datasets of the `datasets` library.
+
+In: such an object. Out: rows as dicts of plain values, and files of JSON lines, which the readers of texts and tables
+take: so there is one meaning of a corpus and of a table, and its checks.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bertjax.formats.files import whole_file
+
+
+def rows(data: Any, columns: Sequence[str] = (), name: str = "data") -> Iterator[dict[str, Any]]:
+    """The rows of `data` by column.
+
+    Args:
+      data: a list of dicts, of tuples or of single values (`columns` names these); a dict of columns; a pandas
+        DataFrame or Series; a Dataset, whose class labels become their names.
+      columns: of rows without names.
+      name: of the data, in messages.
+
+    Raises ValueError for what is none of these.
+    """
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise ValueError(f"{name} takes a list of rows, a DataFrame or a Dataset, not {data!r:.80}")
+    names = _class_names(data)
+    if isinstance(data, Mapping):
+        if any(_class_names(split) or hasattr(split, "column_names") for split in data.values()):
+            raise ValueError(f"{name} is a set of splits, {', '.join(map(str, data))}: give one of them")
+        data = _of_columns(data, name)
+    elif hasattr(data, "iterrows"):
+        data = data.to_dict("records")
+    for number, row in enumerate(data):
+        if not isinstance(row, Mapping):
+            cells = tuple(row) if isinstance(row, tuple | list) and len(columns) != 1 else (row,)
+            if len(cells) != len(columns):
+                raise ValueError(f"{name}: row {number} is {row!r:.80}; expected {' and '.join(columns)}")
+            row = dict(zip(columns, cells, strict=True))
+        yield {key: _named(plain(value), names.get(key)) for key, value in row.items()}
+
+
+def texts(data: Any, column: str = "text", name: str = "data") -> Iterator[str]:
+    """The texts of `data`: of its column, or its elements. Raises ValueError for what is no text."""
+    for number, row in enumerate(rows(data, (column,), name)):
+        if not isinstance(text := row.get(column), str):
+            found = f"found {', '.join(row)}" if column not in row else f"{column} is {text!r:.60}"
+            raise ValueError(f"{name}: row {number} has no {column!r} that is text; {found}")
+        yield text
+
+
+def write_rows(rows: Iterable[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """A file of JSON lines."""
+    with whole_file(path) as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: of numpy's scalars and arrays the numbers, None for what pandas calls missing."""
+    if isinstance(value, str):
+        return value
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
+        return None
+    if isinstance(value, bool):  # the name of a class, and no number
+        return str(value)
+    return value if isinstance(value, int | float) else str(value)
+
+
+def _of_columns(data: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    if any(isinstance(column, str) or not isinstance(column, Iterable) for column in data.values()):
+        raise ValueError(f"{name} is a dict of columns, each of which is a list; found {data!r:.80}")
+    columns = [list(column) for column in data.values()]
+    if len({len(column) for column in columns}) > 1:
+        lengths = ", ".join(f"{key} {len(column)}" for key, column in zip(data, columns, strict=True))
+        raise ValueError(f"{name}: its columns have different lengths: {lengths}")
+    return [dict(zip(data, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _class_names(data: Any) -> dict[str, Sequence[str]]:
+    """Column -> names of the classes that a Dataset stores as numbers, also in lists."""
+    features = getattr(data, "features", None)
+    found = {}
+    for column, feature in features.items() if isinstance(features, Mapping) else ():
+        names = getattr(getattr(feature, "feature", feature), "names", None)
+        if names and not isinstance(names, Mapping):
+            found[column] = names
+    return found
+
+
+def _named(value: Any, names: Sequence[str] | None) -> Any:
+    if names is None or value is None:
+        return value
+    if isinstance(value, list):
+        return [_named(item, names) for item in value]
+    return names[value] if value >= 0 else None  # -1 in the test splits of GLUE

@@ -1,0 +1,151 @@
+"""Data that a program gives to a run as Python objects, as the files and stores that runs read.
+
+In: a corpus of texts, or the rows of a task (data/objects.py says in what forms). Out: a token store; a file of JSON
+lines for each split, and the options of the task that reads them.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax.config import Config
+from bertjax.data import objects
+from bertjax.data.build import build_store
+from bertjax.data.documents import preview, read_documents
+from bertjax.data.sources import Reading
+from bertjax.formats.files import make_once, whole_directory
+from bertjax.tasks.make import TASKS, task_name
+from bertjax.tasks.task import file_fingerprint
+from bertjax.tokenization import Tokenizer, load_tokenizer
+from bertjax.tokenization.train_vocab import train_wordpiece
+
+HELDOUT = 0.1  # share of texts, or of the rows of a task without a dev split, that are not trained on
+_TAGS = {"ner": ("tags", "ner_tags"), "tag": ("tags", "pos_tags")}  # columns of tags, the first that is there
+
+
+def text_store(
+    texts: Any, workdir: str, tokenizer: Tokenizer | str | os.PathLike[str] | None, vocab_size: int
+) -> pathlib.Path:
+    """The token store of texts, a document each, in a work directory; made where it is not there yet.
+
+    Args:
+      tokenizer: None trains a vocabulary of `vocab_size` entries on the texts.
+
+    Raises ValueError for what is no text, and for what build_corpus refuses.
+    """
+    if "://" in workdir:
+        raise ValueError(f"the corpus of `texts` is made in the workdir, and {workdir} is not on a local disk")
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        tokenizer = load_tokenizer(tokenizer)
+    with tempfile.TemporaryDirectory(prefix="bertjax-") as temporary:
+        file = pathlib.Path(temporary) / "texts.jsonl"
+        objects.write_rows(({"text": text} for text in objects.texts(texts, name="texts")), file)
+        made_of = tokenizer.fingerprint if tokenizer else f"WordPiece {vocab_size}"
+        digest = hashlib.sha256(f"{file_fingerprint(file)} {made_of}".encode()).hexdigest()
+
+        def build(store: pathlib.Path) -> None:
+            print("Making a token store of the texts ...", flush=True)
+            reading = preview([str(file)], Reading(format="jsonl")).reading
+            own = tokenizer
+            if own is None:
+                documents = read_documents([str(file)], "jsonl", segment=False)
+                lines = (line for document in documents for line in document.sentences)
+                own = train_wordpiece(lines, vocab_size, strip_accents="auto")
+            with whole_directory(store) as directory:
+                build_store([str(file)], own, directory, reading=reading, heldout_fraction=HELDOUT)
+
+        store = pathlib.Path(workdir) / f"corpus-{digest[:8]}"
+        return make_once(store, build, "the corpus of the texts", lambda path: (path / "manifest.json").exists())
+
+
+def write_splits(splits: Mapping[str, Any], config: Config, directory: pathlib.Path) -> dict[str, Any]:
+    """Writes NAME.jsonl for each split; returns the options of the task that reads them.
+
+    Without a dev split, a share of the rows of train is one. Raises ValueError for a task without such rows, and for
+    rows that are none.
+    """
+    task, options = task_name(config.task.name, (*TASKS, "all")), dict(config.task.options)
+    if task not in ("table", *_TAGS):
+        raise ValueError(f"task {task!r} takes files (config.task.data); rows of Python are for table, ner and tag")
+    if "train" not in splits:
+        raise ValueError(f"{', '.join(splits)} without train: there is nothing to learn from")
+    splits = {name: list(data) if isinstance(data, Iterator) else data for name, data in splits.items()}
+    texts, label = ["tokens"], _TAGS.get(task, ("",))[0]
+    if task == "table":
+        text, label = options.get("text", "text"), options.get("label", "label")
+        texts = [text] if isinstance(text, str) else list(text)
+        first = _first(splits["train"])
+        if isinstance(first, tuple | list) and len(first) == 3:  # a pair and its label
+            texts = texts if len(texts) == 2 else ["text_a", "text_b"]
+            options["text"] = tuple(texts)
+    found = {}
+    for name, data in splits.items():
+        found[name] = list(objects.rows(data, _names(_first(data), texts, label), name))
+        if task in _TAGS:
+            found[name] = [_sentence(row, task) for row in found[name]]
+        for number, row in enumerate(found[name]):
+            if missing := [column for column in texts if column not in row]:
+                raise ValueError(
+                    f"{name}: row {number} has no column {missing[0]!r}; found {', '.join(row)}"
+                    + ". settings={'task.options.text': NAME, 'task.options.label': NAME} name others"
+                    * (task == "table")
+                )
+    if task == "table":
+        options["head"] = _head(options.get("head", "classification"), [row.get(label) for row in found["train"]])
+    if options.get("head") == "classification":
+        for row in (row for rows in found.values() for row in rows if isinstance(row.get(label), float)):
+            row[label] = int(row[label])  # pandas makes numbers of classes floats where one is missing
+    if "dev" not in found:
+        found["train"], found["dev"] = held_out(found["train"], label, config.seed)
+    for name, rows in found.items():
+        objects.write_rows(rows, directory / f"{name}.jsonl")
+    return options | {"files": {name: f"{name}.jsonl" for name in found}}
+
+
+def held_out(rows: Sequence[Mapping[str, Any]], label: str, seed: int) -> tuple[list[Any], list[Any]]:
+    """(the others, HELDOUT of the rows): of each class its share, at least one row. Raises ValueError for one row."""
+    if len(rows) < 2:
+        raise ValueError(f"train has {len(rows)} rows: too few to hold some out; give `dev`")
+    of_class = collections.defaultdict(list)
+    for number in np.random.default_rng(seed).permutation(len(rows)).tolist():
+        value = rows[number].get(label)
+        of_class[value if isinstance(value, str | int) else None].append(number)
+    out = {number for numbers in of_class.values() for number in numbers[: int(HELDOUT * len(numbers))]}
+    out = out or {max(of_class.values(), key=len)[0]}
+    return [row for i, row in enumerate(rows) if i not in out], [row for i, row in enumerate(rows) if i in out]
+
+
+def _head(head: str, labels: Sequence[Any]) -> str:
+    """The head for what stands in the label column, where the setting is the usual one."""
+    if head != "classification":
+        return head
+    if any(isinstance(label, list) for label in labels):
+        return "multilabel"
+    numbers = [label for label in labels if isinstance(label, float)]
+    return "regression" if any(not number.is_integer() for number in numbers) else head
+
+
+def _first(data: Any) -> Any:
+    return data[0] if isinstance(data, list | tuple) and data else None
+
+
+def _names(row: Any, texts: Sequence[str], label: str) -> Sequence[str]:
+    """The columns of a row without names: those of the texts, and the label where it has one."""
+    several = isinstance(row, tuple | list) and len(row) > 0
+    if texts == ["tokens"]:
+        return [*texts, label] if several and not isinstance(row[0], str) else texts
+    return [*texts, label] if several and len(row) > len(texts) else texts
+
+
+def _sentence(row: Mapping[str, Any], task: str) -> dict[str, Any]:
+    words = row.get("tokens", row.get("words"))
+    tags = next((row[name] for name in _TAGS[task] if row.get(name) is not None), None)
+    return {name: values for name, values in (("tokens", words), ("tags", tags)) if values is not None}

@@ -1,0 +1,261 @@
+"""Asks a model what it was made for: the answers of tools/predict.py and of `bertjax.predict`.
+
+In: a model and texts, of which inference.py makes answers. Out: one record an input, with the names and values that
+the files of answers have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax import inference
+from bertjax.data import objects
+from bertjax.interop.loading import LoadedModel, load_model, open_source
+from bertjax.model import heads
+from bertjax.tasks.inputs import COLUMNS
+from bertjax.tasks.make import ASKED, remembered, task_name
+
+Given = str | Sequence[str]  # a text; a pair, or a question and its context; words
+_SHOWN_ROWS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """What a model answers, in the order of the inputs; `predictions[i]` is the answer to the i-th.
+
+    An answer is a label, a tuple of labels where several may hold, a number (regression), a list of tags, an Answer, a
+    list of Fillings for each [MASK], or a probability (next-sentence).
+
+    Attributes:
+      task: what was asked: fill-mask, next-sentence, classify, ner or qa.
+      records: of each input a dict, as bertjax.tools.predict writes it: `pandas.DataFrame(predictions.records)`.
+    """
+
+    task: str
+    records: tuple[dict[str, Any], ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of a classifier: the names of the columns of `probabilities`."""
+        return tuple(self.records[0]["labels"]) if self.task == "classify" and self.records else ()
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Of a classifier: float32 [N, C]; of a regression the number, [N, 1]."""
+        if self.task != "classify":
+            raise ValueError(f"the answers of {self.task} have no probabilities of classes")
+        values = [list(record["labels"].values()) for record in self.records]
+        return np.array(values, np.float32).reshape(len(values), len(self.labels))
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_answer_of, [self.task] * len(self), self.records)
+
+    def __getitem__(self, place: int) -> Any:
+        return _answer_of(self.task, self.records[place])
+
+    def _repr_html_(self) -> str:
+        rows = [(_asked_text(record), self[i]) for i, record in enumerate(self.records[:_SHOWN_ROWS])]
+        cells = "".join(
+            f'<tr><td style="text-align:left">{html.escape(text)}</td>'
+            f'<td style="text-align:left">{html.escape(_answer_text(answer))}</td></tr>'
+            for text, answer in rows
+        )
+        more = f"<p>and {len(self) - len(rows):,} more</p>" if len(rows) < len(self) else ""
+        return f"<table><tr><th>input</th><th>{self.task}</th></tr>{cells}</table>{more}"
+
+
+def predict(
+    model: inference.Model,
+    data: Any,
+    task: str | None = None,
+    *,
+    columns: str | Sequence[str] | None = None,
+    top_k: int = 5,
+    batch_size: int = 32,
+) -> Predictions:
+    """Asks a model what it was fine-tuned for, or what its head can answer.
+
+    Args:
+      model: of load_model, or its path.
+      data: a text or a list of them; pairs of texts as tuples; lists of words for tags; a pandas DataFrame or Series, a
+        Dataset or a dict of columns.
+      task: fill-mask, next-sentence, classify, ner or qa, where a model can answer several.
+      columns: of the texts in a table; None is those that the model was fine-tuned on.
+      top_k: candidates for each [MASK].
+      batch_size: rows at once.
+
+    Raises ValueError for a model that cannot answer, and for what is no input of it.
+    """
+    if isinstance(model, str | os.PathLike):
+        # Without a task the head that is there answers.
+        kind = TASKS[asked(task, str(model))][1] if task or _remembers(str(model)) else None
+        model = load_model(str(model), kind)
+    if not isinstance(model, LoadedModel):
+        raise ValueError(f"model={model!r:.80} is no model of load_model and no path")
+    name = asked(task, model)
+    data = [data] if isinstance(data, str) else data
+    inputs = list(_inputs(data, name, columns, model))
+    return Predictions(name, tuple(TASKS[name][0](model, inputs, top_k, batch_size)))
+
+
+def _inputs(data: Any, task: str, columns: str | Sequence[str] | None, model: LoadedModel) -> Iterator[Given]:
+    """The inputs of a Python object."""
+    known = remembered(model.settings, "the model").columns()[0] if task == "classify" else None
+    wanted = (columns,) if isinstance(columns, str) else tuple(columns or known or COLUMNS.get(task, ("tokens",)))
+    tables = isinstance(data, dict) or hasattr(data, "column_names") or hasattr(data, "iterrows")
+    if not tables:
+        data = list(data) if hasattr(data, "__iter__") else data
+        tables = isinstance(data, list) and bool(data) and isinstance(data[0], dict)
+    if not tables:
+        yield from (row["input"] for row in objects.rows(data, ("input",)))
+        return
+    for number, row in enumerate(objects.rows(data)):
+        if missing := [name for name in wanted if name not in row]:
+            raise ValueError(
+                f"row {number} has no column {missing[0]!r}; found {', '.join(row)}. columns=NAME, or (NAME, NAME) for "
+                "a pair, says which hold the texts"
+            )
+        yield row[wanted[0]] if len(wanted) == 1 else tuple(row[name] for name in wanted)
+
+
+def asked(name: str | None, model: LoadedModel | str) -> str:
+    """The one of TASKS that is meant by a name, or that the model was fine-tuned for, or that its head answers."""
+    if name is None:
+        settings = model.settings if isinstance(model, LoadedModel) else open_source(model).settings
+        name = remembered(settings, str(model)).task
+        if name is None and isinstance(model, LoadedModel):
+            name = next((task for kind, task in _ANSWERED.items() if isinstance(model.model, kind)), None)
+        if name is None:
+            raise ValueError(f"{model} does not say what it was fine-tuned for: give --task, one of {', '.join(TASKS)}")
+    found = task_name(_ALIASES.get(name, name), (*TASKS, *ASKED, "swag"))
+    if found == "swag":
+        raise ValueError("multiple choice is answered by bertjax.tools.evaluate --out=DIR")
+    return ASKED.get(found, found)
+
+
+def _remembers(path: str) -> bool:
+    return remembered(open_source(path).settings, path).task is not None
+
+
+def _pair(given: Given, purpose: str) -> tuple[str, str]:
+    if isinstance(given, str) or len(given) != 2:
+        raise ValueError(f"{purpose} needs two texts separated by a tab, got {given!r}")
+    return tuple(given)
+
+
+def _fill(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> list[dict]:
+    texts = [given if isinstance(given, str) else given[0] for given in inputs]
+    filled = inference.fill_mask(loaded, texts, top_k, batch_size)
+    return [
+        {"text": text, "masks": [[f._asdict() for f in mask] for mask in masks]}
+        for text, masks in zip(texts, filled, strict=True)
+    ]
+
+
+def _next(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> list[dict]:
+    pairs = [_pair(given, "next-sentence") for given in inputs]
+    scores = inference.next_sentence(loaded, pairs, batch_size)
+    return [{"first": a, "second": b, "is_next": p} for (a, b), p in zip(pairs, scores, strict=True)]
+
+
+def _classify(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> list[dict]:
+    texts = [
+        given if isinstance(given, str) else given[0] if len(given) == 1 else _pair(given, "classify")
+        for given in inputs
+    ]
+    answers = inference.classify(loaded, texts, batch_size)
+    # What is chosen of the labels: one class, all that are likelier than not, of a number nothing.
+    choose = {
+        "regression": lambda values: {},
+        "multi_label_classification": lambda p: {"chosen": [name for name in p if p[name] > 0.5]},
+    }.get(inference.problem_type(loaded), lambda p: {"label": max(p, key=p.get)})
+    return [{"text": text, "labels": answer, **choose(answer)} for text, answer in zip(texts, answers, strict=True)]
+
+
+def _tag(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> list[dict]:
+    words = [given.split() if isinstance(given, str) else list(given) for given in inputs]
+    tags = inference.tag_words(loaded, words, batch_size)
+    return [{"words": w, "tags": t} for w, t in zip(words, tags, strict=True)]
+
+
+def _answer(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> list[dict]:
+    pairs = [_pair(given, "qa") for given in inputs]
+    # A context of nothing, or of characters that the tokenizer drops, has no answer in it.
+    full = [i for i, (_, context) in enumerate(pairs) if loaded.tokenizer.encode(context)]
+    rows = [
+        {"question": q, "text": "", "start": 0, "end": 0, "score": None, "note": "the context is empty"}
+        for q, _ in pairs
+    ]
+    if full:
+        questions, contexts = zip(*(pairs[i] for i in full), strict=True)
+        answers = inference.answer(loaded, questions, contexts, batch_size=batch_size)
+        for i, found in zip(full, answers, strict=True):
+            rows[i] = {"question": pairs[i][0], **found._asdict()}
+    return rows
+
+
+# task -> (answers, the task of load_model, which asks for the heads of these answers alone)
+TASKS: dict[str, tuple[Callable[..., list[dict]], str]] = {
+    "fill-mask": (_fill, "mlm"),
+    "next-sentence": (_next, "next-sentence"),
+    "classify": (_classify, "sequence-classification"),
+    "ner": (_tag, "token-classification"),
+    "qa": (_answer, "question-answering"),
+}
+_ALIASES = {
+    "mlm": "fill-mask",
+    "masked-lm": "fill-mask",
+    "nsp": "next-sentence",
+    "squad": "qa",
+    "question-answering": "qa",
+}
+_ANSWERED = {
+    heads.BertForPreTraining: "fill-mask",
+    heads.BertForMaskedLM: "fill-mask",
+    heads.BertForNextSentencePrediction: "next-sentence",
+    heads.BertForSequenceClassification: "classify",
+    heads.BertForTokenClassification: "ner",
+    heads.BertForQuestionAnswering: "qa",
+}
+
+
+def _answer_of(task: str, record: dict[str, Any]) -> Any:
+    if task == "qa":
+        score = record["score"]
+        return inference.Answer(
+            *(record[name] for name in ("text", "start", "end")), -np.inf if score is None else score
+        )
+    if task == "fill-mask":
+        return [[inference.Filling(**filling) for filling in mask] for mask in record["masks"]]
+    if task in ("ner", "next-sentence"):
+        return record["tags" if task == "ner" else "is_next"]
+    if "label" in record:
+        return record["label"]
+    return tuple(record["chosen"]) if "chosen" in record else next(iter(record["labels"].values()))
+
+
+def _asked_text(record: dict[str, Any]) -> str:
+    given = record.get("words") or record.get("question") or record.get("first") or record.get("text", "")
+    return given if isinstance(given, str) else " ".join(given)
+
+
+def _answer_text(answer: Any) -> str:
+    if isinstance(answer, inference.Answer):
+        return answer.text or "(no answer)"
+    if isinstance(answer, float):
+        return f"{answer:.4f}"
+    if isinstance(answer, str):
+        return answer
+    parts = (
+        ", ".join(f"{f.token} {f.probability:.0%}" for f in one) if isinstance(one, list) else one for one in answer
+    )
+    return " | ".join(parts) if answer and isinstance(answer[0], list) else " ".join(parts)
