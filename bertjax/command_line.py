@@ -104,16 +104,23 @@ def flag_hint(name: str) -> str:
 
 
 def expand_overrides(arguments: Sequence[str]) -> list[str]:
-    """The command line with its short forms written out, and each setting once: the last one wins.
+    """The command line (with the program's name) with its short forms written out, and each setting once.
 
-    --config=bertjax:NAME becomes the file (see config_file), --config.mesh=auto the setting that it
-    means. Settings are written --config.NAME=VALUE; one that is given again, or that what is given
-    later contains (task.options of task.options.files), is dropped, as a script's defaults are
-    meant that "$@" follows. Raises ValueError for an unknown NAME.
+    Of several --config=FILE the last counts; bertjax:NAME becomes the file (see config_file).
     """
-    program, *rest = flags.FLAGS.read_flags_from_files(list(arguments), force_gnu=False)
-    given: dict[str, str] = {}  # 'config' and 'config.NAME' -> value
-    others = []
+    files, given, others = split_settings(arguments[1:])
+    return [arguments[0], *(f"--config={config_file(file)}" for file in files[-1:]), *given, *others]
+
+
+def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """(values of --config, settings as --config.NAME=VALUE, other arguments) of a command line.
+
+    --config.mesh=auto becomes the setting that it means. A setting that is given again, or that what is given later
+    contains (task.options of task.options.files), is dropped, as a script's defaults are meant that "$@" follows.
+    """
+    _, *rest = flags.FLAGS.read_flags_from_files(["", *arguments], force_gnu=False)
+    files, others = [], []
+    given: dict[str, str] = {}  # NAME of config.NAME -> value
     while rest:
         argument = rest.pop(0)
         name, equals, value = argument.lstrip("-").partition("=")
@@ -128,15 +135,15 @@ def expand_overrides(arguments: Sequence[str]) -> list[str]:
         elif not equals:
             value = _value_apart(name.removeprefix("config."), rest)
         if value is None:
-            others.append(argument)  # absl says that its value is missing
-            continue
-        if name == "config.mesh" and value == "auto":
-            name, value = "config.mesh.auto", "true"
-        for earlier in [old for old in given if old == name or name != "config" and old.startswith(f"{name}.")]:
-            del given[earlier]
-        given[name] = config_file(value) if name == "config" else value
-    first = {"config": given.pop("config")} if "config" in given else {}
-    return [program, *(f"--{name}={value}" for name, value in {**first, **given}.items()), *others]
+            others.append(argument)  # its value is missing, as the parser of flags will say
+        elif name == "config":
+            files.append(value)
+        else:
+            if (name, value) == ("config.mesh", "auto"):
+                name, value = "config.mesh.auto", "true"
+            given = {old: said for old, said in given.items() if old != name and not old.startswith(f"{name}.")}
+            given[name] = value
+    return files, [f"--{name}={value}" for name, value in given.items()], others
 
 
 def _value_apart(name: str, rest: list[str]) -> str | None:

@@ -5,8 +5,10 @@ has no MFU.
 """
 
 import contextlib
+import dataclasses
 import platform as host
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,39 +16,60 @@ import jax
 from bertjax import jax_settings
 from bertjax.version import source_version
 
-# FLOP/s in bfloat16; the first name found in jax's lower-cased device_kind counts.
-PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
-    ("gb200", 2.25e15),
-    ("b200", 2.25e15),
-    ("h100 pcie", 756e12),
-    ("h100", 989e12),
-    ("h200", 989e12),
-    ("gh200", 989e12),
-    ("a100", 312e12),
-    ("l40s", 362e12),
-    ("l4", 121e12),
-    ("v100", 125e12),
-    ("t4", 65e12),
-    ("tpu v6", 918e12),
-    ("tpu v5p", 459e12),
-    ("tpu v5 lite", 197e12),
-    ("tpu v5e", 197e12),
-    ("tpu v5", 459e12),  # v5p reports itself as 'TPU v5'
-    ("tpu v4", 275e12),
-    ("tpu v3", 123e12 / 2),
-    ("tpu v2", 45e12 / 2),  # v2, v3: a device is a core
-)
-# GiB of a TPU device; the first name found in the lower-cased device_kind counts.
-TPU_GIB = (
-    ("tpu v6", 32),
-    ("tpu v5p", 95),
-    ("tpu v5 lite", 16),
-    ("tpu v5e", 16),
-    ("tpu v5", 95),
-    ("tpu v4", 32),
-    ("tpu v3", 16),
-    ("tpu v2", 8),
-)
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Tpu:
+    """One device as jax sees it: a chip, except for v2 and v3, where a device is a core.
+
+    Peaks, memory and links as the vendor publishes them (cloud.google.com/tpu, "TPU architecture"); the clock follows
+    from the peak and the number of multiply-accumulate units.
+    """
+
+    name: str
+    peak_flops: float  # bfloat16, FLOP/s
+    clock_hz: float  # of the cycles that the compiler estimates
+    hbm_bytes: float  # nominal
+    hbm_bytes_s: float
+    link_bytes_s: float  # of one link, one way
+    dimensions: int  # of the torus
+    cores_per_chip: int  # as accelerator names count them: v4-32 has 16 chips
+    devices_per_chip: int = 1
+    wrap: int = 4  # a dimension whose size this divides is closed to a ring
+
+
+V5E = Tpu("v5e", 197e12, 1.50e9, 16 * GIB, 819e9, 45e9, 2, 1, wrap=16)
+V5P = Tpu("v5p", 459e12, 1.75e9, 95 * GIB, 2765e9, 90e9, 3, 2)
+# By what jax's lower-cased device_kind contains; of several names the first counts.
+TPUS: dict[str, Tpu] = {
+    "tpu v6": Tpu("v6e", 918e12, 1.75e9, 32 * GIB, 1638e9, 90e9, 2, 1, wrap=16),
+    "tpu v5p": V5P,
+    "tpu v5 lite": V5E,
+    "tpu v5e": V5E,
+    "tpu v5": V5P,  # as v5p reports itself
+    "tpu v4": Tpu("v4", 275e12, 1.05e9, 32 * GIB, 1228e9, 45e9, 3, 2),
+    "tpu v3": Tpu("v3", 123e12 / 2, 0.94e9, 16 * GIB, 450e9, 82e9, 2, 2, devices_per_chip=2, wrap=32),
+    "tpu v2": Tpu("v2", 45e12 / 2, 0.70e9, 8 * GIB, 350e9, 62e9, 2, 2, devices_per_chip=2, wrap=16),
+}
+GPU_PEAK_FLOPS: dict[str, float] = {
+    "gb200": 2.25e15,
+    "b200": 2.25e15,
+    "h100 pcie": 756e12,
+    "h100": 989e12,
+    "h200": 989e12,
+    "gh200": 989e12,
+    "a100": 312e12,
+    "l40s": 362e12,
+    "l4": 121e12,
+    "v100": 125e12,
+    "t4": 65e12,
+}
+
+
+def _listed(table: Mapping[str, Any], device: jax.Device) -> Any:
+    """The entry of a device in a table by kind; None where it is not listed."""
+    return next((found for name, found in table.items() if name in device.device_kind.lower()), None)
 
 
 def wake() -> None:
@@ -61,8 +84,9 @@ def wake() -> None:
 
 def peak_flops(device: jax.Device | None = None) -> float | None:
     """Peak FLOP/s of one device in bfloat16, or None if it is not in the table (CPU)."""
-    kind = (device or jax.devices()[0]).device_kind.lower()
-    return next((peak for name, peak in PEAK_BF16_FLOPS if name in kind), None)
+    device = device or jax.devices()[0]
+    tpu = _listed(TPUS, device)
+    return tpu.peak_flops if tpu else _listed(GPU_PEAK_FLOPS, device)
 
 
 def device_bytes(device: jax.Device | None = None) -> int | None:
@@ -77,8 +101,8 @@ def device_bytes(device: jax.Device | None = None) -> int | None:
         statistics = None
     if statistics and "bytes_limit" in statistics:
         return statistics["bytes_limit"]
-    kind = device.device_kind.lower()
-    return next((size * 2**30 for name, size in TPU_GIB if name in kind), None)
+    tpu = _listed(TPUS, device)
+    return tpu.hbm_bytes if tpu else None
 
 
 def prng_implementation(name: str = "auto", platform: str | None = None) -> str:
@@ -95,7 +119,7 @@ def describe() -> dict[str, Any]:
         "device_kind": device.device_kind,
         "platform": device.platform,
         "processes": jax.process_count(),
-        "memory_per_device_gib": round(size / 2**30, 1) if (size := device_bytes()) else None,
+        "memory_per_device_gib": round(size / GIB, 1) if (size := device_bytes()) else None,
         "peak_bf16_tflops_per_device": peak / 1e12 if (peak := peak_flops()) else None,
         "host": host.node(),
         "python": host.python_version(),

@@ -33,6 +33,8 @@ class Kind:
     """What the trainer needs to know of a kind of head."""
 
     network: type[heads.TaskNetwork]
+    # Gold of a batch by dtype and axes: B rows, T tokens, C outputs of the network.
+    gold_fields: Mapping[str, str]
     sized = True  # the network has `num_labels` outputs; else its number is fixed
     by_token = False  # logits have an entry for each token
     classes: str | None = None  # the batch's field of gold classes, for accuracy
@@ -61,6 +63,7 @@ class Tagging(Kind):
     """A class for each word: gold `tags`, weighted by `tag_weights`; logits [B, T, tags]."""
 
     network = heads.BertForTokenClassification
+    gold_fields = {"tags": "int32 B T", "tag_weights": "float32 B T"}
     by_token = True
     classes = "tags"
     class_weights = True
@@ -76,6 +79,7 @@ class Spans(Kind):
     """First and last token of an answer: logits [B, T, 2], padding masked out, whatever the bucket."""
 
     network = heads.BertForQuestionAnswering
+    gold_fields = {"start_positions": "int32 B", "end_positions": "int32 B"}
     sized = False
     by_token = True
 
@@ -92,6 +96,7 @@ class MultipleChoice(Kind):
     """The right one of C rows: gold `labels`; logits [B, C]."""
 
     network = heads.BertForMultipleChoice
+    gold_fields = {"labels": "int32 B"}
     sized = False
     classes = "labels"
 
@@ -146,6 +151,7 @@ class TextKind(Kind):
 class Classification(TextKind):
     """One class: gold `labels`; logits [B, C]."""
 
+    gold_fields = {"labels": "int32 B"}
     classes = "labels"
     class_weights = True
     problem_type = "single_label_classification"
@@ -169,6 +175,7 @@ class Classification(TextKind):
 class MultiLabel(TextKind):
     """Any number of classes: gold `label_set` [C] of 0 and 1; logits [B, C]."""
 
+    gold_fields = {"label_set": "float32 B C"}
     problem_type = "multi_label_classification"
     metrics = ("micro_f1", "macro_f1", "accuracy")
 
@@ -205,6 +212,7 @@ class MultiLabel(TextKind):
 class Regression(TextKind):
     """A number: gold `targets`; logits [B, 1]."""
 
+    gold_fields = {"targets": "float32 B"}
     problem_type = "regression"
     metrics = ("pearson_spearman", "pearson", "spearman")
     named = False

@@ -27,7 +27,8 @@ SYNONYMS = (
 class Parser(argparse.ArgumentParser):
     """argparse's, whose refusals are one line that names the remedy, with exit code 2."""
 
-    base: Callable[[], Any] | None = None  # of a tool that takes settings; see add_settings
+    takes_settings = False  # and then: see add_settings
+    base: Callable[[], Any] | None = None
     short: Mapping[str, str] = {}
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
@@ -40,20 +41,16 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """The flags (of sys.argv by default). Of a flag that is given twice the last one counts."""
-        settings: list[str] = []
-        if self.base is not None:
-            from bertjax.command_line import expand_overrides  # late: most tools have no settings
+        files, settings = [], []
+        if self.takes_settings:
+            from bertjax.command_line import split_settings  # late: most tools have no settings
 
-            try:
-                _, *args = expand_overrides(["", *(sys.argv[1:] if args is None else args)])
-            except ValueError as error:
-                refuse(self.prog.rpartition(".")[2], str(error), 2)
-            settings = [argument for argument in args if argument.startswith("--config.")]
-            args = [argument for argument in args if not argument.startswith("--config.")]
+            with refusals(self.name, 2):
+                files, settings, args = split_settings(sys.argv[1:] if args is None else args)
         found, left_over = self.parse_known_args(args, namespace)
         if not left_over:
-            if self.base is not None:
-                self._read_settings(found, settings)
+            if self.takes_settings:
+                self._read_settings(found, files, settings)
             return found
         if all(argument.startswith("-") for argument in left_over):
             self.error(f"no such flag: {left_over[0]}{self._meant(left_over[0])}")
@@ -63,20 +60,27 @@ class Parser(argparse.ArgumentParser):
             "wildcard: --input='corpus/*.txt'"
         )
 
-    def _read_settings(self, found: Any, settings: list[str]) -> None:
-        """Puts `config` and `given`, the names of what the command line sets, beside the flags."""
+    @property
+    def name(self) -> str:
+        """The tool's, as it begins its refusals."""
+        return self.prog.rpartition(".")[2]
+
+    def _read_settings(self, found: Any, files: list[str], settings: list[str]) -> None:
+        """Puts what add_settings promises beside the flags."""
         from bertjax.command_line import load_config
 
         short = {name: getattr(found, flag) for flag, name in self.short.items() if getattr(found, flag) is not None}
         settings = [*settings, *(f"--config.{name}={value}" for name, value in short.items())]
+        found.files, found.settings = files, settings
         found.given = {setting.removeprefix("--config.").partition("=")[0] for setting in settings}
-        with refusals(self.prog.rpartition(".")[2], 2):
-            found.config = load_config(found.config, settings, self.base())
+        if self.base is not None:
+            with refusals(self.name, 2):
+                found.config = load_config(files[-1] if files else None, settings, self.base())
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with this line."""
         hint = "" if "Did you mean" in message or "Quote" in message else "; --help lists the flags"
-        refuse(self.prog.rpartition(".")[2], message + hint, 2)
+        refuse(self.name, message + hint, 2)
 
     def _meant(self, unknown: str) -> str:
         """'. Did you mean --input?' where a flag has a name like that, or of that meaning."""
@@ -111,20 +115,22 @@ def add_input(parser: Parser, required: bool = False) -> None:
     parser.add_argument("--input", action="append", required=required, metavar="PATTERN", help=text)
 
 
-def add_settings(parser: Parser, base: Callable[[], Any], short: Mapping[str, str]) -> None:
-    """Lets a tool take --config=FILE and --config.NAME=VALUE as bertjax.main does: the flags `config` and `given`.
+def add_settings(parser: Parser, base: Callable[[], Any] | None = None, short: Mapping[str, str] | None = None) -> None:
+    """Lets a tool take --config=FILE and --config.NAME=VALUE as bertjax.main does.
+
+    Beside the flags there are then `files` and `settings` as text, and `given`, the names of the settings.
 
     Args:
-      base: makes the ConfigDict of a command line without --config=FILE.
+      base: makes the ConfigDict of a command line without --config=FILE, and there is the flag `config`, a ConfigDict.
       short: {flag: the setting that it is short for}.
     """
     from bertjax.config import Config, walk
 
-    parser.base, parser.short = base, short
+    parser.takes_settings, parser.base, parser.short = True, base, short or {}
     text = "experiment, as bertjax.main takes it; every setting can be given, as --config.NAME=VALUE"
     parser.add_argument("--config", metavar="FILE", help=text)
     known = dict(walk(Config))
-    for flag, name in short.items():
+    for flag, name in parser.short.items():
         setting, options = known[name], {}
         if isinstance(setting.allowed, tuple):
             options["choices"] = setting.allowed

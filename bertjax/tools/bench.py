@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from bertjax.tools.arguments import make_parser, refusals
+from bertjax.tools.arguments import add_settings, make_parser, refusals
 
 if TYPE_CHECKING:  # --help needs neither
     from bertjax.tools.plan.stages import Stage
@@ -37,9 +38,6 @@ SHAPES = ("base@128x256", "base@512x64", "large@128x128", "large@512x32")
 SHAPE = re.compile(r"(\w+)[@-](\d+)x(\d+)")
 WARM_UP = 5  # steps before each timing
 MOVED = ("finetune", "finetune_startup", "memory", "numerics", "packed", "predict", "quality", "scaling", "transfer")
-
-
-# ------------------------------------------------------------------------------------------ step
 
 
 def shape_settings(text: str) -> list[str]:
@@ -182,28 +180,20 @@ def step_table(report: Mapping[str, Any]) -> str:
 
 
 def compare_trees(
-    trees: Sequence[pathlib.Path], arguments: Sequence[str], shapes: Sequence[str], steps: int, rounds: int
+    trees: Sequence[pathlib.Path], arguments: Sequence[str], rounds: int
 ) -> dict[str, dict[str, list[float]]]:
-    """{shape or config: {tree: seconds a step, one a round}}; the trees are timed in turn.
-
-    Args:
-      arguments: shapes and configs of `bench step`; shapes alone of a tree whose bench is older.
-    """
+    """{shape or config: {tree: seconds a step, one a round}} of `bench step`; the trees are timed in turn."""
     found: dict[str, dict[str, list[float]]] = {}
+    command = [sys.executable, "-m", "bertjax.tools.bench", "step", *arguments, "--rounds=1", "--json"]
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(1, rounds + 1):
             for place, tree in enumerate(trees):
-                command = ["bertjax.tools.bench", "step", *arguments, "--rounds=1", "--json"]
-                if (tree / "bertjax/tools/bench/jax_step.py").exists():  # before this module was one file
-                    command = ["bertjax.tools.bench.jax_step", *(shape.replace("@", "-") for shape in shapes)]
                 path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
                 environment = {**os.environ, "PYTHONPATH": path, "JAX_COMPILATION_CACHE_DIR": f"{scratch}/{place}"}
-                command = [sys.executable, "-m", *command, f"--steps={steps}"]
                 done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)
                 if done.returncode:
                     raise ValueError(f"the step of {tree} ended with exit code {done.returncode}")
                 for name, result in json.loads(done.stdout.splitlines()[-1])["results"].items():
-                    name = "@".join(name.split("-")) if SHAPE.fullmatch(name) else name
                     found.setdefault(name, {}).setdefault(str(tree), []).append(result["step_seconds"])
             print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
     return found
@@ -223,48 +213,32 @@ def tree_table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
 
 def run_step(flags: argparse.Namespace) -> None:
     """`bench step`."""
-    shapes = flags.shapes or ([] if flags.config else list(SHAPES))
-    configs = configurations(shapes, flags.config, flags.settings)
+    shapes = flags.shapes or ([] if flags.files else list(SHAPES))
+    configs = configurations(shapes, flags.files, flags.settings)
     if flags.tree:
-        arguments = [*shapes, *(f"--config={text}" for text in flags.config), *flags.settings]
+        files = [f"--config={file}" for file in flags.files]
+        arguments = [*shapes, *files, *flags.settings, f"--steps={flags.steps}"]
         trees = [ROOT, *(tree.expanduser().absolute() for tree in flags.tree)]
         if missing := [tree for tree in trees if not (tree / "bertjax" / "tools").is_dir()]:
             raise ValueError(f"--tree={missing[0]} is no checkout of bertjax: it has no bertjax/tools")
-        found = compare_trees(trees, arguments, shapes, flags.steps, flags.rounds)
+        found = compare_trees(trees, arguments, flags.rounds)
         print(json.dumps(found) if flags.json else tree_table(found))
         return
     report = time_steps(configs, flags.steps, flags.rounds)
     print(json.dumps(report) if flags.json else step_table(report))
 
 
-# ----------------------------------------------------------------------------------------- input
-
-
-def build_command(
-    pattern: str, tokenizer: str, output: pathlib.Path, workers: int = 1, watch: Any = None
-) -> dict[str, float]:
-    """build_corpus in a process of its own: CPU seconds of it and its workers, wall clock, tokens.
-
-    `watch` is called with its process id while it runs, and must return when that has ended.
-    """
-    import threading
-
+def build_command(pattern: str, tokenizer: str, output: pathlib.Path) -> dict[str, float]:
+    """build_corpus in a process of its own: CPU seconds of it and its workers, wall clock, tokens."""
     from bertjax.data.store import read_manifest
 
     command = [sys.executable, "-m", "bertjax.tools.build_corpus", f"--input={pattern}", f"--tokenizer={tokenizer}"]
-    started = time.monotonic()
-    process = subprocess.Popen(
-        [*command, f"--output={output}", f"--workers={workers}", "--overwrite"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    if watch:
-        threading.Thread(target=watch, args=(process.pid,), daemon=True).start()
-    printed = process.stdout.read().decode(errors="replace")
-    _, status, usage = os.wait4(process.pid, 0)
-    if code := os.waitstatus_to_exitcode(status):
-        raise ValueError(f"build_corpus ended with exit code {code}:\n{printed[-2000:]}")
-    tokens, cpu = read_manifest(output)["tokens"], usage.ru_utime + usage.ru_stime
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([*command, f"--output={output}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise ValueError(f"build_corpus ended with exit code {done.returncode}:\n{done.stdout[-2000:]}")
+    usage, tokens = resource.getrusage(resource.RUSAGE_CHILDREN), read_manifest(output)["tokens"]
+    cpu = usage.ru_utime + usage.ru_stime - before.ru_utime - before.ru_stime
     return {
         "tokens": tokens,
         "cpu_seconds": cpu,
@@ -315,9 +289,6 @@ def run_input(flags: argparse.Namespace) -> None:
         print(f"{name:>12} {rate:9,.0f} {rate * found['fill'] * int(name.split()[0]):12,.0f} {found['fill']:6.1%}")
 
 
-# ------------------------------------------------------------------------------------------ main
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -327,7 +298,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("what", choices=("step", "input"))
     add("shapes", nargs="*", metavar="MODEL@LENGTHxROWS", help=f"steps to time (default: {' '.join(SHAPES)})")
-    add("--config", action="append", default=[], help="an experiment whose step is timed; may be given several times")
     add("--steps", type=int, default=20, help="timed steps of a round (default 20)")
     add("--rounds", type=int, default=3, help="how often each is timed (default 3)")
     add("--tree", type=pathlib.Path, action="append", default=[], metavar="DIR", help="another checkout, timed in turn")
@@ -337,9 +307,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--lengths", type=int, nargs="+", default=[128, 512], help="input: tokens of a row (default 128 512)")
     add("--rows", type=int, default=20_000, help="input: rows that are timed (default 20000)")
     add("--json", action="store_true", help="print one JSON object instead of a table")
-    settings = [argument for argument in arguments if argument.startswith("--config.")]
-    flags = parser.parse_args([argument for argument in arguments if argument not in settings])
-    flags.settings = settings
+    add_settings(parser)
+    flags = parser.parse_args(arguments)
     if min(flags.steps, flags.rounds, flags.rows) < 1:
         parser.error("--steps, --rounds and --rows must be at least 1")
     with refusals("bench"):

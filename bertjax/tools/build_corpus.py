@@ -61,7 +61,7 @@ def make(inspecting: bool = False) -> Parser:
     if inspecting:
         from bertjax.config import default_config  # late: a build has no use for settings
 
-        add_settings(parser, default_config, {})
+        add_settings(parser, default_config)
     add("--seq_length", type=int, default=128, help="for --inspect (default 128)")
     add("--examples", type=int, default=4, help="rows that --inspect shows (default 4)")
     add("--packed", action="store_true", help="--inspect shows packed rows")

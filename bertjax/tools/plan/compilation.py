@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,8 +31,6 @@ from bertjax.model.kernels import compiler_options
 from bertjax.process import hardware
 from bertjax.tools.plan.estimate import VALID, Slice
 from bertjax.tools.plan.stages import Compiled, Stage, StageInfo, stages
-
-# ------------------------------------------------------------------------ devices to compile for
 
 
 def local_device_bytes() -> int | None:
@@ -89,10 +86,13 @@ def tpu_devices(piece: Slice) -> list[Any]:
     return list(found)
 
 
-# -------------------------------------------------------------------- the process that compiles
-
 STEP_MODULE = "jit_train_step"  # what the compiler calls Trainer.train_step
 PROGRESS_S = 30  # seconds between lines of progress
+
+
+def say(text: str) -> None:
+    """Prints a line of progress."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
 def load(path: pathlib.Path) -> Compiled | None:
@@ -109,7 +109,7 @@ def save(path: pathlib.Path, compiled: Compiled) -> None:
 
 
 def compile_stage(
-    config: Config, piece: Slice | None, number: int, cache: pathlib.Path, quick: bool, say: Callable[[str], None]
+    config: Config, piece: Slice | None, number: int, cache: pathlib.Path, quick: bool
 ) -> tuple[StageInfo, Compiled]:
     """The compiled step of one stage, from the cache where it was compiled before.
 
@@ -118,69 +118,35 @@ def compile_stage(
       number: of the stage; pre-training has one per phase, fine-tuning has one.
       cache: directory of compiled steps.
       quick: stop after memory is assigned (TPU only).
-      say: receives lines of progress.
 
     Raises:
       ValueError: the configuration does not work on the topology; names the setting.
       RuntimeError: the compiler failed for another reason than memory.
     """
-    environment = {}
     with tempfile.TemporaryDirectory(prefix="bertjax-plan-") as scratch:
-        if piece:  # compile for TPU without having one
-            dump = f"--xla_dump_to={scratch} --xla_dump_hlo_as_text --xla_dump_hlo_module_re={STEP_MODULE}"
-            environment = {
-                "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": dump if quick else "",  # the caller's are meant for this machine's devices
-                "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
-                "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing here holds a chip
-                "TPU_ACCELERATOR_TYPE": "v5litepod-1",
-                "TPU_WORKER_HOSTNAMES": "localhost",
-            }
+        # The caller's flags are meant for this machine's devices.
+        dump = f"--xla_dump_to={scratch} --xla_dump_hlo_as_text --xla_dump_hlo_module_re={STEP_MODULE}"
+        environment = {"XLA_FLAGS": dump if quick else ""} if piece else {}
         directory = pathlib.Path(scratch)
         (directory / "request").write_bytes(pickle.dumps((config, piece, number, cache, quick)))
         program = "import sys; from bertjax.tools.plan import compilation; compilation.work(sys.argv[1])"
-        with open(directory / "stderr", "w") as stderr:
-            worker = subprocess.Popen(
-                [sys.executable, "-c", program, scratch],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env={**os.environ, **environment},
-                text=True,
-            )
-        try:
-            for line in worker.stdout:
-                if line.startswith(PROGRESS):
-                    say(line.removeprefix(PROGRESS).rstrip())
-            if worker.wait():
-                raise RuntimeError(_how_it_ended(worker, directory / "stderr"))
-        finally:
-            worker.kill()
-            worker.wait()
-            worker.stdout.close()
+        command = [sys.executable, "-c", program, scratch]
+        # In a session of its own Ctrl-C does not reach it: run() ends it.
+        status = subprocess.run(command, env=os.environ | environment, start_new_session=True).returncode
+        if status:
+            raise RuntimeError(f"the compiler's process {how_it_ended(status)}")
         found = pickle.loads((directory / "result").read_bytes())
     if isinstance(found, str):
         raise ValueError(found)
     return found
 
 
-PROGRESS = "plan: "  # begins a worker's lines of progress on its standard output
-
-
-def _say(text: str) -> None:
-    print(PROGRESS + text, flush=True)
-
-
-def _how_it_ended(worker: subprocess.Popen, stderr: pathlib.Path, lines: int = 15) -> str:
-    """Why a worker left no result: the signal that ended it, and the end of its stderr."""
-    status = worker.wait()
-    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else "ended early"
-    if status == -signal.SIGKILL:
-        how += ", which is what becomes of a process that takes all of this machine's memory"
-    last = "\n".join(stderr.read_text(errors="replace").splitlines()[-lines:])
-    return f"the compiler's process {how}" + (f":\n{last}" if last else "")
-
-
-# ------------------------------------------------------------------------------ in that process
+def how_it_ended(status: int) -> str:
+    """Why a process with this exit status left no result."""
+    if status >= 0:
+        return "ended early"
+    killed = ", which is what becomes of a process that takes all of this machine's memory"
+    return f"was ended by {signal.Signals(-status).name}" + killed * (status == -signal.SIGKILL)
 
 
 def work(scratch: str) -> None:
@@ -197,12 +163,12 @@ def work(scratch: str) -> None:
     os._exit(0)  # without waiting for a compilation that is not needed any more
 
 
-def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: bool, directory: pathlib.Path) -> Compiled:
+def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: bool, dump: pathlib.Path) -> Compiled:
     """The step from the cache, or compiled, or refused without compilation."""
-    began, info, platform = time.monotonic(), stage.info, stage.trainer.mesh.devices.flat[0].platform
+    info, platform = stage.info, stage.trainer.mesh.devices.flat[0].platform
     # A process that takes more than there is makes the machine swap, and then Linux ends it.
     if piece is None and platform == "cpu" and (wanted := stage.expected_bytes) > (limit := local_device_bytes()):
-        _say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
+        say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
         return Compiled(wanted=int(wanted), limit=limit)
     step = stage.trainer.train_step(stage.objective)
     traced = step.trace(stage.trainer.abstract_state(stage.objective), stage.batch)
@@ -211,37 +177,33 @@ def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: boo
     found = load(path)
     # What did not fit this machine may fit now: there may be more memory free.
     if found is not None and (found.complete or quick) and not (piece is None and found.limit):
-        _say(f"{info.name}: compiled before, {path}")
+        say(f"{info.name}: compiled before, {path}")
         return found
-    _say(
+    say(
         f"{info.name}: compiling {info.rows} x {info.length} tokens, {info.mesh_text}, accumulation "
         f"{info.accumulation}, {info.execution} ..."
     )
     compiling = concurrent.futures.ThreadPoolExecutor().submit(lowered.compile)
-    started = told = time.monotonic()
-    while not concurrent.futures.wait([compiling], timeout=0.5).done:
-        if piece and quick and (found := assigned_memory(directory)):
-            found = dataclasses.replace(found, seconds=time.monotonic() - began)
-            _say(f"{info.name}: memory assigned after {found.seconds:.0f} s")
-            break
-        if time.monotonic() - told > PROGRESS_S:
-            told = time.monotonic()
-            _say(f"{info.name}: still at work, {told - began:.0f} s")
-    else:
-        found = _result(stage, compiling, started, piece)
-        what = "compiled" if found.fits else "does not fit"
-        _say(f"{info.name}: {what}, {found.seconds:.0f} s in the compiler")
+    began, told, found = time.monotonic(), 1, None
+    while found is None and not concurrent.futures.wait([compiling], timeout=0.5).done:
+        seconds = time.monotonic() - began
+        if seconds > told * PROGRESS_S:
+            told += 1
+            say(f"{info.name}: still at work, {seconds:.0f} s")
+        found = assigned_memory(dump) if quick else None
+    found = found or _result(stage, compiling, piece)
+    what = "does not fit" if not found.fits else "compiled" if found.complete else "memory assigned"
+    say(f"{info.name}: {what} after {time.monotonic() - began:.0f} s")
     save(path, found)
     return found
 
 
-def _result(stage: Stage, compiling: concurrent.futures.Future, started: float, piece: Slice | None) -> Compiled:
+def _result(stage: Stage, compiling: concurrent.futures.Future, piece: Slice | None) -> Compiled:
     """What the compiler says of the step; of local devices also its time."""
-    seconds = time.monotonic() - started
     try:
         executable = compiling.result()
     except jax.errors.JaxRuntimeError as error:
-        if compiled := refused(str(error), seconds):
+        if compiled := refused(str(error)):
             return compiled
         sys.exit(f"the compiler failed:\n{str(error)[:3000]}")
     memory = executable.memory_analysis()
@@ -251,7 +213,6 @@ def _result(stage: Stage, compiling: concurrent.futures.Future, started: float, 
         memory.temp_size_in_bytes,
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
         memory.generated_code_size_in_bytes,
-        seconds,
     )
     if piece:
         return compiled
@@ -267,9 +228,6 @@ def _key(program: str, topology: str, platform: str) -> str:
     versions = map(importlib.metadata.version, packages)
     parts = [program, topology, platform, *versions, repr(compiler_options(platform))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-
-
-# -------------------------------------------------------------------- what the compiler writes
 
 
 def assigned_memory(directory: pathlib.Path) -> Compiled | None:
@@ -299,7 +257,7 @@ def allocations(text: str) -> tuple[int, int, int]:
     return tuple(sizes.values())
 
 
-def refused(message: str, seconds: float) -> Compiled | None:
+def refused(message: str) -> Compiled | None:
     """The compiler's refusal of a program that does not fit, as numbers; None if it is no such."""
     size = r"([\d.]+)([KMGT]?)"
     scale = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -309,4 +267,4 @@ def refused(message: str, seconds: float) -> Compiled | None:
     if found is None:
         return None
     wanted, limit = (int(float(number) * scale[unit]) for number, unit in (found.group(1, 2), found.group(3, 4)))
-    return Compiled(seconds=seconds, wanted=wanted, temporaries=0 if whole else wanted, limit=limit)
+    return Compiled(wanted=wanted, temporaries=0 if whole else wanted, limit=limit)

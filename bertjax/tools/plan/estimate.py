@@ -1,64 +1,30 @@
 """What a step costs on a TPU slice such as v5e:4x4 or v4-32: bytes per chip, seconds per step, days of the run.
 
-Without the chip the time is an estimate, of four parts:
+Without the chip the time is an estimate, of three parts:
 
   operations       the TPU compiler's cycles of each fused operation, loop bodies as often as they run, over the
                    chip's clock;
   kernels          (attention on TPU: no cycles given) the longer of the FLOPs that they declare, at KERNEL_SHARE of
                    the peak, and of their bytes;
-  others           (random bits, sorting: no cycles given) bytes over the HBM bandwidth;
   collectives      bytes over the links of the torus: an all-reduce over n chips moves 2 (n-1)/n of its bytes, a
                    gather or scatter half of that. Asynchronous ones count only for what exceeds the operations' time.
 
 Where the compiler was stopped before it estimates cycles, a roofline takes their place: the model's FLOPs (with those
-that remat repeats) over the peak plus bytes between HBM and the operations over its bandwidth. Stalls, contention, the
-host, checkpoints and evaluation are not included: compare plans with each other before believing one to the percent.
+that remat repeats) over the peak plus bytes between HBM and the operations over its bandwidth. What has no cycles
+(random bits, sorting), stalls, contention, the host, checkpoints and evaluation are not included: compare plans with
+each other before believing one to the percent.
 """
 
 import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
+from bertjax.process.hardware import TPUS, Tpu
 from bertjax.tools.plan import hlo
 from bertjax.tools.plan.stages import Compiled, StageInfo
 
-# ----------------------------------------------------------------------------------- slices
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """One device as jax sees it: a chip, except for v2 and v3, where a device is a core.
-
-    Peaks, memory and links as the vendor publishes them (cloud.google.com/tpu, "TPU architecture"); the clock follows
-    from the peak and the number of multiply-accumulate units.
-    """
-
-    name: str
-    peak_flops: float  # bfloat16, FLOP/s
-    clock_hz: float  # of the cycles that the compiler estimates
-    hbm_bytes: float  # nominal
-    hbm_bytes_s: float
-    link_bytes_s: float  # of one link, one way
-    dimensions: int  # of the torus
-    cores_per_chip: int  # as accelerator names count them: v4-32 has 16 chips
-    devices_per_chip: int = 1
-    wrap: int = 4  # a dimension whose size this divides is closed to a ring
-
-
-GIB = 2**30
-CHIPS = {
-    chip.name: chip
-    for chip in (
-        Chip("v2", 23e12, 0.70e9, 8 * GIB, 350e9, 62e9, 2, 2, devices_per_chip=2, wrap=16),
-        Chip("v3", 61.5e12, 0.94e9, 16 * GIB, 450e9, 82e9, 2, 2, devices_per_chip=2, wrap=32),
-        Chip("v4", 275e12, 1.05e9, 32 * GIB, 1228e9, 45e9, 3, 2),
-        Chip("v5e", 197e12, 1.50e9, 16 * GIB, 819e9, 45e9, 2, 1, wrap=16),
-        Chip("v5p", 459e12, 1.75e9, 95 * GIB, 2765e9, 90e9, 3, 2),
-        Chip("v6e", 918e12, 1.75e9, 32 * GIB, 1638e9, 90e9, 2, 1, wrap=16),
-    )
-}
+CHIPS = {chip.name: chip for chip in TPUS.values()}
 # The shapes of slices that accelerator names stand for, by the number of dimensions.
 SHAPES = {
     2: "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
@@ -74,7 +40,7 @@ VALID = """valid are
 class Slice:
     """So many chips of one kind in one torus."""
 
-    chip: Chip
+    chip: Tpu
     shape: tuple[int, ...]
 
     @property
@@ -119,17 +85,17 @@ def parse(text: str) -> Slice:
     if exact:
         shape = _shape(axes)
         if len(shape) != chip.dimensions or not all(shape):
-            example = "4x4" if chip.dimensions == 2 else "2x2x4"
+            example = f"{chip.name}:{'4x4' if chip.dimensions == 2 else '2x2x4'}"
             raise ValueError(
-                f"topology {text!r}: a {chip.name} slice has {chip.dimensions} axes, "
-                f"such as {chip.name}:{example}; {VALID}"
+                f"topology {text!r}: a {chip.name} slice has {chip.dimensions} axes, such as {example}; {VALID}"
             )
         return Slice(chip, shape)
-    shapes = {math.prod(shape) * chip.cores_per_chip: shape for shape in map(_shape, SHAPES[chip.dimensions].split())}
-    if int(size) not in shapes:
-        sizes = ", ".join(f"{chip.name}-{size}" for size in shapes)
-        raise ValueError(f"topology {text!r}: there is no such slice; {chip.name} has {sizes}")
-    return Slice(chip, shapes[int(size)])
+    rentable = [Slice(chip, _shape(shape)) for shape in SHAPES[chip.dimensions].split()]
+    sizes = {piece.chips * chip.cores_per_chip: piece for piece in rentable}
+    if int(size) not in sizes:
+        known = ", ".join(f"{chip.name}-{size}" for size in sizes)
+        raise ValueError(f"topology {text!r}: there is no such slice; {chip.name} has {known}")
+    return sizes[int(size)]
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -137,19 +103,10 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-# ------------------------------------------------------------------------------------ costs
-
-# Operations whose work the compiler does not put into cycles.
-UNCOSTED = ("rng-bit-generator", "sort", "custom-call")
 # Share of the peak at which hand-written kernels do the FLOPs that they declare. Instructions of attention, as the
 # compiler schedules them for v5e, reach 28 % forward and 33 % backward (T=512, D=64: half of the matrix unit is idle,
 # and dropout and softmax are work for the vector unit).
 KERNEL_SHARE = 0.3
-# Custom calls of the TPU compiler that stand for no work of their own.
-BOOKKEEPING = (
-    "AllocateBuffer ConcatBitcast AssumeGatherIndicesInBound X64Combine GatherScatterIndicesBitpacked X64SplitLow "
-    "X64SplitHigh Sharding"
-).split()
 # Share of the forward pass that the backward pass repeats (presets.Execution.remat).
 REPEATED = {"none": 0.0, "dots": 0.1, "minimal": 0.7, "full": 1.0}
 
@@ -189,12 +146,7 @@ class Cost:
 
 
 def cost(
-    info: StageInfo,
-    compiled: Compiled,
-    piece: Slice | None,
-    limit: float,
-    peak: float | None,
-    by_roofline: bool = False,
+    info: StageInfo, compiled: Compiled, piece: Slice | None, limit: float, peak: float | None, quick: bool = False
 ) -> Cost:
     """What the step of a stage costs.
 
@@ -202,7 +154,7 @@ def cost(
       piece: the slice that it was compiled for; None = the devices of this machine.
       limit: bytes of a device, 0 = unknown.
       peak: FLOP/s of a device, if known.
-      by_roofline: also where there are cycles, to be compared with steps that have none.
+      quick: by a roofline, also where there are cycles.
     """
     limit = compiled.limit or limit
     parts = memory_parts(info, compiled)
@@ -215,39 +167,35 @@ def cost(
     exchanged = program.collectives(info.devices)
     unknown = tuple(name for name, trips in program.loops.items() if trips is None)
     found = dataclasses.replace(found, collectives=exchanged, unknown_loops=unknown)
-    if compiled.measured_s:
-        step, times = compiled.measured_s, {"method": "measured"}
-    elif piece:
-        step, times = _estimate(info, program, exchanged, piece, by_roofline)
-    else:
-        return found
-    mfu = info.flops / step / (peak * info.devices) if peak else None
-    return dataclasses.replace(found, **times, step_s=step, mfu=mfu)
+    if piece:
+        method, operations = operation_seconds(info, program, piece.chip, quick)
+        waiting = sum(seconds_of(c, piece) for c in exchanged if not c.asynchronous)
+        overlapped = sum(seconds_of(c, piece) for c in exchanged if c.asynchronous)
+        found = dataclasses.replace(
+            found,
+            method=method,
+            operations_s=operations,
+            collectives_s=waiting + overlapped,
+            step_s=max(operations, overlapped) + waiting,
+        )
+    elif compiled.measured_s:
+        found = dataclasses.replace(found, method="measured", step_s=compiled.measured_s)
+    mfu = info.flops / found.step_s / (peak * info.devices) if peak and found.step_s else None
+    return dataclasses.replace(found, mfu=mfu)
 
 
-def _estimate(
-    info: StageInfo, program: hlo.Program, exchanged: list[hlo.Collective], piece: Slice, by_roofline: bool
-) -> tuple[float, dict[str, Any]]:
-    """Seconds per step, and how they were found: fields of Cost."""
-    chip = piece.chip
+def operation_seconds(info: StageInfo, program: hlo.Program, chip: Tpu, quick: bool) -> tuple[str, float]:
+    """Seconds per step of all but collectives, after the method by which they were found."""
     kernels = [(*kernel, times) for i, times in program.instructions() if (kernel := i.numbers(hlo.KERNEL))]
-    cycles = 0 if by_roofline else program.cycles()
-    if cycles:
-        # A hand-written kernel takes the longer of its FLOPs and its bytes.
+    if not quick and (cycles := program.cycles()):
         hand_written = sum(
             times * max(flops / (KERNEL_SHARE * chip.peak_flops), size / chip.hbm_bytes_s)
             for flops, size, times in kernels
         )
-        operations = cycles / chip.clock_hz + hand_written + uncosted_bytes(program) / chip.hbm_bytes_s
-    else:
-        repeated = info.flops * (1 + REPEATED[info.remat] / 3)
-        moved = program.hbm_bytes() + sum(size * times for _, size, times in kernels)
-        operations = repeated / info.devices / chip.peak_flops + moved / chip.hbm_bytes_s
-    waiting = sum(seconds_of(c, piece) for c in exchanged if not c.asynchronous)
-    overlapped = sum(seconds_of(c, piece) for c in exchanged if c.asynchronous)
-    method = "cycles" if cycles else "roofline"
-    times = {"method": method, "operations_s": operations, "collectives_s": waiting + overlapped}
-    return max(operations, overlapped) + waiting, times
+        return "cycles", cycles / chip.clock_hz + hand_written
+    flops = info.flops * (1 + REPEATED[info.remat] / 3) / info.devices
+    moved = program.hbm_bytes() + sum(size * times for _, size, times in kernels)
+    return "roofline", flops / chip.peak_flops + moved / chip.hbm_bytes_s
 
 
 def memory_parts(info: StageInfo, compiled: Compiled) -> dict[str, int]:
@@ -277,17 +225,6 @@ def largest_rows(info: StageInfo, parts: Mapping[str, int], limit: float) -> int
     per_row = (parts["temporaries"] - fixed) / rows
     free = 0.97 * limit - sum(parts.values()) + parts["temporaries"] - fixed
     return max(0, int(free / per_row)) if per_row > 0 else None
-
-
-def uncosted_bytes(program: hlo.Program) -> int:
-    """Bytes written by operations for which the compiler estimates no cycles."""
-    return sum(
-        sum(hlo.array_bytes(i.shape)) * times
-        for i, times in program.instructions()
-        if i.opcode in UNCOSTED
-        and not (i.numbers(hlo.CYCLES) or i.numbers(hlo.KERNEL))
-        and not any(f'"{name}"' in i.attributes for name in BOOKKEEPING)
-    )
 
 
 def seconds_of(collective: hlo.Collective, piece: Slice) -> float:

@@ -6,7 +6,7 @@ In: a configuration and where it is to run. Out: a `Plan`, of a search several w
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,8 +17,9 @@ from bertjax.config import Config, max_predictions, phases
 from bertjax.model.kernels.choice import select_attention
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.process import hardware
-from bertjax.tools.plan.compilation import compile_stage, local_device_bytes
-from bertjax.tools.plan.estimate import GIB, Cost, Slice, cost
+from bertjax.process.hardware import GIB
+from bertjax.tools.plan.compilation import compile_stage, local_device_bytes, say
+from bertjax.tools.plan.estimate import Cost, Slice, cost
 from bertjax.tools.plan.stages import KEPT, bytes_of, vocabulary_size
 
 UNKNOWN_BYTES = 16 * GIB  # taken as the memory of a device that does not tell
@@ -67,26 +68,24 @@ class Planner:
       piece: the slice; None = the devices of this machine.
       cache: directory of compiled steps.
       quick: stop the compiler once it has assigned memory (TPU only).
-      say: receives lines of progress.
     """
 
     piece: Slice | None
     cache: pathlib.Path
     quick: bool = False
-    say: Callable[[str], None] = lambda text: None
 
     @property
     def device_bytes(self) -> float:
         """Memory of a device, 0 = unknown."""
         return self.piece.chip.hbm_bytes if self.piece else local_device_bytes() or 0
 
-    def plan(self, config: Config, overrides: str = "", by_roofline: bool = False) -> Plan:
-        """Costs of every stage of a configuration; `by_roofline` as of cost()."""
+    def plan(self, config: Config, overrides: str = "") -> Plan:
+        """Costs of every stage of a configuration."""
         peak = self.piece.chip.peak_flops if self.piece else hardware.peak_flops()
         limit, costs = self.device_bytes, []
         for number in range(1 if config.job == "finetune" else len(config.phases)):
-            stage = compile_stage(config, self.piece, number, self.cache, self.quick, self.say)
-            costs.append(cost(*stage, self.piece, limit, peak, by_roofline))
+            stage = compile_stage(config, self.piece, number, self.cache, self.quick)
+            costs.append(cost(*stage, self.piece, limit, peak, self.quick))
         return Plan(costs, overrides)
 
     def search(self, config: Config, count: int) -> list[Plan]:
@@ -97,15 +96,12 @@ class Planner:
         worth = candidates(config, self.piece.devices if self.piece else jax.device_count(), limit, bool(self.piece))
         for number, (settings, size) in enumerate(itertools.islice(worth, count), 1):
             overrides = " ".join(f"{name}={value}" for name, value in settings.items())
-            self.say(f"candidate {number}: {overrides}, about {size / GIB:.1f} GiB by arithmetic")
-            tried = config.replace({"mesh.auto": False, "mesh.data": -1, **settings})
-            # One method for all: a candidate that was once compiled to the end has cycles, which are more than the
-            # roofline of the others.
-            plans.append(self.plan(tried, overrides, by_roofline=self.quick))
+            say(f"candidate {number}: {overrides}, about {size / GIB:.1f} GiB by arithmetic")
+            plans.append(self.plan(config.replace({"mesh.auto": False, "mesh.data": -1, **settings}), overrides))
         if not plans:
             raise ValueError(
-                f"no candidate should fit {limit / GIB:.0f} GiB a device by "
-                "arithmetic: take more chips, or chips with more memory"
+                f"no candidate should fit {limit / GIB:.0f} GiB a device by arithmetic: take more chips, or chips with "
+                "more memory"
             )
         return sorted(plans, key=lambda plan: plan.rank)
 
@@ -131,11 +127,8 @@ def candidates(config: Config, devices: int, limit: float, tpu: bool) -> Iterato
     # fsdp's gathers and makes products smaller, fsdp gathers weights beside the work.
     for tensor, accumulation, fsdp in itertools.product((1, 2), (1, 2, 4, 8), range(1, devices + 1)):
         unit = devices // tensor * accumulation
-        if (
-            devices % (tensor * fsdp)
-            or model.num_attention_heads % tensor
-            or any(p.rows % unit for p in phases(config))
-        ):
+        uneven = devices % (tensor * fsdp) or any(phase.rows % unit for phase in phases(config))
+        if uneven or model.num_attention_heads % tensor:
             continue
         for remat in KEPT:
             shape, split = (rows, length, max_predictions(config, length)), (devices, fsdp, tensor, accumulation)
@@ -143,9 +136,6 @@ def candidates(config: Config, devices: int, limit: float, tpu: bool) -> Iterato
             if size <= ROOM * limit:
                 settings = {"mesh.fsdp": fsdp, "mesh.tensor": tensor, "execution.layers": "scan"}
                 yield settings | {"execution.remat": remat, "accumulation": accumulation}, size
-
-
-# ---------------------------------------------------------------------------------------- text
 
 
 def heading(name: str, piece: Slice | None, cost: Cost, versions: str) -> str:
@@ -160,34 +150,35 @@ def heading(name: str, piece: Slice | None, cost: Cost, versions: str) -> str:
 
 def stage_text(cost: Cost) -> str:
     """One stage: memory, time, collectives."""
-    info = cost.info
+    info, shown = cost.info, {}
     steps = f"{info.steps:,} steps of " if info.steps else ""
-    lines = [f"{info.name}: {steps}{info.rows} x {info.length} tokens, {info.rows_per_device} rows a device at a time"]
-
-    def add(name: str, text: str) -> None:
-        lines.append(f"{name:>14}  {text}")
-
-    add("model", info.model)
-    add("execution", f"{info.mesh_text}, accumulation {info.accumulation}, {info.execution}")
-    add("fits", _fits(cost))
+    title = f"{info.name}: {steps}{info.rows} x {info.length} tokens, {info.rows_per_device} rows a device at a time"
+    facts = [
+        ("model", info.model),
+        ("execution", f"{info.mesh_text}, accumulation {info.accumulation}, {info.execution}"),
+        ("fits", _fits(cost)),
+    ]
     shown = {purpose: size for purpose, size in cost.bytes.items() if size >= cost.total / 1000}
-    lines += [f"{purpose:>18}  {_size(size, cost):>10}" for purpose, size in shown.items()]
     if cost.largest_rows is not None:
-        add("largest batch", f"about {cost.largest_rows:,} rows a device at a time (by proportion; plan it to be sure)")
+        rows = f"about {cost.largest_rows:,} rows a device at a time (by proportion; plan it to be sure)"
+        facts.append(("largest batch", rows))
     for c in cost.collectives:
         how = "asynchronous" if c.asynchronous else "the step waits"
-        add("collectives", f"{c.count:,} {c.kind} over {c.group}: {c.bytes / 1e6:,.1f} MB a step, {how}")
+        facts.append(("collectives", f"{c.count:,} {c.kind} over {c.group}: {c.bytes / 1e6:,.1f} MB a step, {how}"))
     if cost.step_s is not None:
-        parts = ""
+        parts = mfu = ""
         if cost.operations_s is not None:
             parts = f" (operations {cost.operations_s * 1e3:,.1f}, collectives {cost.collectives_s * 1e3:,.1f})"
-        mfu = "" if cost.mfu is None else f", MFU {cost.mfu:.1%}"
-        add("step", f"{cost.step_s * 1e3:,.1f} ms{parts}{mfu}, {cost.tokens_s:,.0f} tokens/s")
+        if cost.mfu is not None:
+            mfu = f", MFU {cost.mfu:.1%}"
+        facts.append(("step", f"{cost.step_s * 1e3:,.1f} ms{parts}{mfu}, {cost.tokens_s:,.0f} tokens/s"))
     if cost.days is not None:
-        add("whole stage", _duration(cost.days, cost))
+        facts.append(("whole stage", _duration(cost.days, cost)))
     if cost.unknown_loops:
-        add("note", f"counted once, since their length is unknown: {', '.join(cost.unknown_loops)}")
-    return "\n".join(lines)
+        facts.append(("note", f"counted once, since their length is unknown: {', '.join(cost.unknown_loops)}"))
+    lines = [f"{name:>14}  {text}" for name, text in facts]
+    lines[3:3] = [f"{purpose:>18}  {_size(size, cost):>10}" for purpose, size in shown.items()]
+    return "\n".join([title, *lines])
 
 
 def _fits(cost: Cost) -> str:
@@ -207,11 +198,10 @@ def _size(size: float, cost: Cost) -> str:
 
 def _duration(days: float, cost: Cost) -> str:
     """'4.2 days, 1,618 chip-hours': how long it takes and what is paid for."""
-    paid = days * 24 * cost.chips
-    paid = f"{paid:,.0f} {cost.unit}-hours" if paid >= 10 else f"{paid:.1f} {cost.unit}-hours"
-    if days >= 1:
-        return f"{days:,.1f} days, {paid}"
-    return f"{days * 24:.1f} hours, {paid}" if days * 24 >= 1 else f"{days * 1440:.1f} minutes, {paid}"
+    hours = days * 24
+    paid = hours * cost.chips
+    long = f"{days:,.1f} days" if days >= 1 else f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
+    return f"{long}, {paid:,.{0 if paid >= 10 else 1}f} {cost.unit}-hours"
 
 
 def recipe_text(costs: Sequence[Cost]) -> str:
@@ -226,24 +216,18 @@ def ranking(plans: Sequence[Plan]) -> str:
     """A table of plans in order."""
 
     def each(values: list[float | None], form: str) -> str:
-        return ", ".join("-" if not value else format(value, form) for value in values)
+        return ", ".join(format(value, form) if value else "-" for value in values)
 
-    rows, quick = [], any(stage.method == "roofline" for plan in plans for stage in plan.stages)
+    quick = any(stage.method == "roofline" for plan in plans for stage in plan.stages)
+    rows = []
     for rank, plan in enumerate(plans, 1):
         stages, days = plan.stages, [stage.days for stage in plan.stages]
-        proven = all(stage.method != "roofline" for stage in stages)
-        rows.append(
-            [
-                rank,
-                plan.overrides,
-                "no" if plan.unfit else "yes" if proven else "not refused",
-                each([stage.total / GIB for stage in stages], ".2f"),
-                each([stage.step_s and stage.step_s * 1e3 for stage in stages], ",.0f"),
-                each([stage.mfu for stage in stages], ".1%"),
-                each([stage.tokens_s for stage in stages], ",.0f"),
-                f"{sum(days):.2f}" if None not in days else "-",
-            ]
-        )
+        fits = "no" if plan.unfit else "not refused" if quick else "yes"
+        sizes = each([stage.total / GIB for stage in stages], ".2f")
+        milliseconds = each([stage.step_s and stage.step_s * 1e3 for stage in stages], ",.0f")
+        mfu, tokens = each([stage.mfu for stage in stages], ".1%"), each([stage.tokens_s for stage in stages], ",.0f")
+        whole = "-" if None in days else f"{sum(days):.2f}"
+        rows.append([rank, plan.overrides, fits, sizes, milliseconds, mfu, tokens, whole])
     columns = ("rank", "overrides", "fits", "GiB a device", "step ms", "MFU", "tokens/s", "days")
     return markdown.table(columns, rows) + (f"\n{UNRANKED}" if quick else "")
 

@@ -23,16 +23,19 @@ from bertjax.pretraining.objective import make_objective
 from bertjax.process import hardware
 from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
+from bertjax.tasks.kinds import KINDS
 from bertjax.training import sharding
 from bertjax.training.trainer import Objective, Trainer
 
 RELEASED_VOCABULARY = 30522  # entries of the released uncased models
 # Training rows of the official data sets, for the length of a fine-tuning run.
-_TRAINING_ROWS = (
-    "cola 8551, sst2 67349, mrpc 3668, stsb 5749, qqp 363849, mnli 392702, qnli 104743, rte 2490, wnli 635, "
-    "squad1.1 88524, squad2.0 131944, swag 73546, ner 14041"
-)
-TRAINING_ROWS = {name: int(rows) for name, rows in map(str.split, _TRAINING_ROWS.split(", "))}
+TRAINING_ROWS = dict(cola=8551, sst2=67349, mrpc=3668, stsb=5749, qqp=363849, mnli=392702, qnli=104743, rte=2490)
+TRAINING_ROWS |= {"wnli": 635, "squad1.1": 88524, "squad2.0": 131944, "swag": 73546, "ner": 14041}
+# Fields of a batch, as gold_fields of tasks/kinds.py. B, C, P, T: rows, choices (or outputs), pairs of a row, tokens.
+TEXT = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), "int32 B T")
+CHOICES = dict.fromkeys(TEXT, "int32 B C T")
+PAIRS = {"nsp_labels": "int32 B P", "nsp_weights": "float32 B P"}
+PACKED = {"position_ids": "int32 B T", "cls_positions": "int32 B P"}
 
 # [rows, T, H] arrays of bfloat16 that a layer keeps for its backward pass, as the compiler's buffer assignment lists
 # them: "full" the layer's input, once for each of its two uses; "minimal" also the context and the normalised sum
@@ -93,7 +96,6 @@ class Compiled:
     temporaries: int = 0
     fresh_outputs: int = 0  # results that do not take an argument's place
     code: int = 0
-    seconds: float = 0.0  # of the compilation, when it was done
     complete: bool = True  # False = stopped after memory was assigned
     wanted: int = 0
     limit: int = 0
@@ -143,48 +145,6 @@ class Stage:
         return float(np.median(seconds[1:]))
 
 
-def _stage(
-    name: str,
-    steps: int | None,
-    objective: Objective,
-    trainer: Trainer,
-    shapes: Mapping[str, tuple[tuple[int, ...], type]],  # of the global batch
-    flops: float,
-    model: BertConfig,
-    execution: Execution,
-    predictions: int = 0,  # positions of a row that the MLM head sees
-) -> Stage:
-    mesh, state, words = trainer.mesh, trainer.abstract_state(objective), shapes["input_ids"][0]
-    where = sharding.batch_sharding(mesh)
-    batch = {name: jax.ShapeDtypeStruct(shape, kind, sharding=where) for name, (shape, kind) in shapes.items()}
-
-    def size(tree: Any) -> int:
-        leaves = jax.tree.leaves(tree)
-        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-
-    info = StageInfo(
-        name,
-        steps,
-        math.prod(words),
-        flops,
-        rows=words[0],
-        length=words[-1],
-        mesh=dict(mesh.shape),
-        accumulation=trainer.accumulation,
-        model=f"L={model.num_hidden_layers} H={model.hidden_size} A={model.num_attention_heads} "
-        f"F={model.intermediate_size} V={model.vocab_size:,}, {parameter_count(model) / 1e6:.1f} M parameters",
-        execution=f"{execution.dtype}, layers {execution.layers}, remat {execution.remat}",
-        remat=execution.remat,
-        parameters=size(state.params),
-        optimizer=size(state.opt_state),
-        batch=size(batch),
-        device_kind=mesh.devices.flat[0].device_kind,
-    )
-    split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], trainer.accumulation
-    expected = bytes_of(model, (words[0], words[-1], predictions), split, execution.remat, fused=False)
-    return Stage(info, objective, trainer, batch, model.vocab_size, expected)
-
-
 def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
     """The steps that a run of `config` on `devices` compiles.
 
@@ -205,18 +165,14 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
         replacement_ids=np.arange(5, size, dtype=np.int32),
         is_continuation=np.arange(size) % 2 == 1,
     )
-    trainer, found = pretraining.make_trainer(config, mesh), []
+    trainer, found, packed = pretraining.make_trainer(config, mesh), [], config.data.packed
+    fields = TEXT | (PACKED if packed else {}) | PAIRS
     for number, (steps, length, rows, _) in enumerate(phases(config), 1):
-        packed = config.data.packed
         pairs = default_pairs_per_row(length) if packed else 1
         objective = make_objective(config, model, execution, tokenizer, length, pairs)
-        batch = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), ((rows, length), np.int32))
-        if packed:
-            batch |= {"position_ids": ((rows, length), np.int32), "cls_positions": ((rows, pairs), np.int32)}
-        batch |= {"nsp_labels": ((rows, pairs), np.int32), "nsp_weights": ((rows, pairs), np.float32)}
-        slots = objective.masking.slots
+        slots, sizes = objective.masking.slots, {"B": rows, "T": length, "P": pairs}
         flops = rows * flops_per_row(model, length, slots, config.data.nsp)
-        found.append(_stage(f"phase {number}", steps, objective, trainer, batch, flops, model, execution, slots))
+        found.append(_stage(f"phase {number}", steps, objective, trainer, fields, sizes, flops, slots))
     return found
 
 
@@ -231,21 +187,13 @@ def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: A
     head, outputs = task_head(task.name, task.options)
     shape = SimpleNamespace(name=task.name, head=head, outputs=outputs, labels=tuple(map(str, range(outputs))))
     tuner = FineTuner(shape, None, model, None, config, execution, mesh)
-    words = (rows, *((4,) if head == "multiple_choice" else ()), task.max_length)
-    batch = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), (words, np.int32))
-    batch |= {
-        "classification": {"labels": ((rows,), np.int32)},
-        "multiple_choice": {"labels": ((rows,), np.int32)},
-        "regression": {"targets": ((rows,), np.float32)},
-        "multilabel": {"label_set": ((rows, outputs), np.float32)},
-        "tagging": {"tags": (words, np.int32), "tag_weights": (words, np.float32)},
-        "spans": {name: ((rows,), np.int32) for name in ("start_positions", "end_positions")},
-    }[head]
-    batch |= {"weights": ((rows,), np.float32), "run": ((rows,), np.int32)}
+    choices = 4 if head == "multiple_choice" else 1
+    fields = (CHOICES if choices > 1 else TEXT) | KINDS[head].gold_fields | {"weights": "float32 B", "run": "int32 B"}
+    sizes = {"B": rows, "T": task.max_length, "C": max(choices, outputs)}
     known = TRAINING_ROWS.get(task.name)
     steps = -(-known // rows) * task.epochs if known else None
-    flops = math.prod(words[:-1]) * flops_per_row(model, task.max_length, 0, nsp=False)
-    return _stage(task.name, steps, tuner.objective, tuner.trainer, batch, flops, model, execution)
+    flops = rows * choices * flops_per_row(model, task.max_length, 0, nsp=False)
+    return _stage(task.name, steps, tuner.objective, tuner.trainer, fields, sizes, flops)
 
 
 def task_head(name: str, options: Mapping[str, Any]) -> tuple[str, int]:
@@ -260,6 +208,51 @@ def task_head(name: str, options: Mapping[str, Any]) -> tuple[str, int]:
     if name == "swag":
         return "multiple_choice", 1
     return options.get("head", "classification"), 3 if name == "xnli" else 2
+
+
+def _stage(
+    name: str,
+    steps: int | None,
+    objective: Any,
+    trainer: Trainer,
+    fields: Mapping[str, str],  # of the global batch
+    sizes: Mapping[str, int],  # of the axes that `fields` name
+    flops: float,
+    predictions: int = 0,  # positions of a row that the MLM head sees
+) -> Stage:
+    mesh, state = trainer.mesh, trainer.abstract_state(objective)
+    model, execution = objective.model.config, objective.model.execution
+    batch = {}
+    for field, (kind, *axes) in ((field, form.split()) for field, form in fields.items()):
+        shape = tuple(sizes[axis] for axis in axes)
+        batch[field] = jax.ShapeDtypeStruct(shape, kind, sharding=sharding.batch_sharding(mesh))
+
+    def size(tree: Any) -> int:
+        leaves = jax.tree.leaves(tree)
+        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+    rows, *_, length = batch["input_ids"].shape
+    info = StageInfo(
+        name,
+        steps,
+        batch["input_ids"].size,
+        flops,
+        rows,
+        length,
+        mesh=dict(mesh.shape),
+        accumulation=trainer.accumulation,
+        model=f"L={model.num_hidden_layers} H={model.hidden_size} A={model.num_attention_heads} "
+        f"F={model.intermediate_size} V={model.vocab_size:,}, {parameter_count(model) / 1e6:.1f} M parameters",
+        execution=f"{execution.dtype}, layers {execution.layers}, remat {execution.remat}",
+        remat=execution.remat,
+        parameters=size(state.params),
+        optimizer=size(state.opt_state),
+        batch=size(batch),
+        device_kind=mesh.devices.flat[0].device_kind,
+    )
+    split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], trainer.accumulation
+    expected = bytes_of(model, (rows, length, predictions), split, execution.remat, fused=False)
+    return Stage(info, objective, trainer, batch, model.vocab_size, expected)
 
 
 def vocabulary_size(config: Config) -> int:
