@@ -230,7 +230,8 @@ def truncate_records(path: pathlib.Path, last_step: int, say: Callable[[str], No
 
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
     """The records of a metrics.jsonl, without a last line that is still being written."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < sys.maxsize]
+    records = map(_record, path.read_text(encoding="utf-8").splitlines())
+    return [record for record in records if record]
 
 
 def progress_line(step: int, last_step: int, metrics: Mapping[str, float | None], pause: float = 0.0) -> str:
@@ -293,9 +294,16 @@ def _number(value: float | None) -> str:
     return "not finite" if value is None or not math.isfinite(value) else f"{value:.4f}"
 
 
+def _record(line: str) -> dict[str, Any]:
+    """The record of a line, {} if it is broken."""
+    try:
+        record = json.loads(line)
+        int(record["step"])
+        return record
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return {}
+
+
 def _step_of(line: str) -> int:
     """The step of a record; of a broken line, a step that is beyond all others."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return sys.maxsize
+    return int(_record(line).get("step", sys.maxsize))

@@ -190,12 +190,21 @@ class TaskNetwork(BertNetwork):
         for number in range(self.bilstm):
             setattr(self, f"bilstm_{number}", BiLstm(self.config.hidden_size, self.config.hidden_size // 2))
 
-    def __call__(self, input_ids, attention_mask, token_type_ids=None, position_ids=None, dropout_key=None) -> Any:
-        """Arguments as in BertEncoder; float32 logits as the docstring of the model says."""
+    def __call__(
+        self, input_ids, attention_mask, token_type_ids=None, position_ids=None, dropout_key=None, with_vectors=False
+    ) -> Any:
+        """Arguments as in BertEncoder; float32 logits as the docstring of the model says.
+
+        with_vectors: (logits, vectors [B, H]) of a head that reads one vector a row, without dropout.
+        """
         hidden = self.encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
         for number in range(self.bilstm):
             hidden = getattr(self, f"bilstm_{number}")(hidden, attention_mask)
-        return self._logits(hidden, attention_mask, dropout_key)
+        logits = self._logits(hidden, attention_mask, dropout_key)
+        return (logits, self._vectors(hidden, attention_mask)) if with_vectors else logits
+
+    def _vectors(self, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
+        raise NotImplementedError
 
     def _logits(self, hidden: jax.Array, attention_mask: jax.Array, dropout_key: jax.Array | None) -> Any:
         raise NotImplementedError
@@ -227,10 +236,16 @@ class BertForSequenceClassification(TaskNetwork):
             self.pooler = Pooler(self.config, self.head_init)
             self.classifier = self._dense(self.num_labels, self.head_init)
 
-    def _logits(self, hidden, attention_mask, dropout_key):
+    def _vectors(self, hidden, attention_mask):
         if isinstance(self.classifier, DeepClassifier):
-            return self.classifier(hidden[:, 0], lambda x, number: self._drop(x, dropout_key, number))
-        return self.classifier.float32(self._drop(self.pooler.of_rows(hidden, attention_mask), dropout_key))
+            return hidden[:, 0]
+        return self.pooler.of_rows(hidden, attention_mask)
+
+    def _logits(self, hidden, attention_mask, dropout_key):
+        vectors = self._vectors(hidden, attention_mask)
+        if isinstance(self.classifier, DeepClassifier):
+            return self.classifier(vectors, lambda x, number: self._drop(x, dropout_key, number))
+        return self.classifier.float32(self._drop(vectors, dropout_key))
 
 
 @model

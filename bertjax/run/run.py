@@ -20,7 +20,7 @@ from etils import epath
 from bertjax.config import Config, order_of_sums
 from bertjax.formats import hub
 from bertjax.log.logbook import Logbook
-from bertjax.log.report import write_report
+from bertjax.log.report import as_warning, write_report
 from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, parameter_count
 from bertjax.process.clock import Budget, Clock
 from bertjax.process.distributed import wait_for_all
@@ -157,9 +157,10 @@ def write_results(job: Job, state: TrainState, logbook: Logbook, clock: Clock) -
     with writing_results(job.workdir):
         result = job.finish(state, logbook, clock)
         if jax.process_index() == 0:
-            report = write_report([logbook.directory])
+            with as_warning("no report.html"):
+                report = write_report([logbook.directory])
+                logbook.message(f"report: {job.workdir / report.name}")
             logbook.flush()
-            logbook.message(f"report: {job.workdir / report.name}")
     return result
 
 

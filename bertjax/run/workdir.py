@@ -26,6 +26,7 @@ FILES = (
     STARTS_FILE,
     "metrics.jsonl",
     "examples.json",
+    "map.json",
     "result.json",
     "report.html",
     "checkpoints.evaluations.json",

@@ -196,12 +196,13 @@ class FineTuner:
 
     @functools.cached_property
     def _predict(self) -> Any:
-        """(params, packed batch) -> logits on every device, compiled once a bucket."""
-        objective = TaskObjective(self.model, self.task.head)
+        """(params, packed batch) -> logits and vectors (or None) on every device, compiled once a bucket."""
+        objective, with_vectors = TaskObjective(self.model, self.task.head), KINDS[self.task.head].has_vectors
 
-        def predict(params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        def predict(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
             with rows_on(self.mesh):
-                return objective.outputs(params, objective.prepare(batch, None))
+                made = objective.outputs(params, objective.prepare(batch, None), with_vectors=with_vectors)
+            return made if with_vectors else (made, None)
 
         return self.trainer.programs.wrap(
             "predict",
@@ -242,8 +243,13 @@ class FineTuner:
         pairs = zip(used[::-1], first[::-1], strict=True)
         return [(buckets[bucket], features[row]) for bucket, row in pairs]
 
-    def predict(self, params: Any, features: Sequence[Features]) -> list[np.ndarray]:
-        """Logits of every row in feature order, without padding; each row computed once."""
+    def predict(
+        self, params: Any, features: Sequence[Features], vectors: dict[int, np.ndarray] | None = None
+    ) -> list[np.ndarray]:
+        """Logits of every row in feature order, without padding; each row computed once.
+
+        `vectors` gets those [H] of the rows that are its keys, where the kind of head has them.
+        """
         if not features:
             return []
         batch_size = self._evaluation_rows
@@ -253,7 +259,10 @@ class FineTuner:
         rows = [_inputs(row) for row in features]
         for members, batch in evaluation_batches(rows, batch_size, buckets, self.tokenizer.pad_id):
             batch = sharding.put_batch(as_one_array(process_slice(batch, index, count)), self.mesh)
-            pending.append((members, self._predict(params, batch)))
+            logits, of_rows = self._predict(params, batch)
+            pending.append((members, logits))
+            if wanted := [place for place, member in enumerate(members) if vectors and member in vectors]:
+                vectors.update(zip(members[wanted].tolist(), np.asarray(of_rows)[wanted], strict=True))
         outputs: list[Any] = [None] * len(features)
         by_token = KINDS[self.task.head].by_token
         for number, (members, logits) in enumerate(pending):

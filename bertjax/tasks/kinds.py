@@ -37,6 +37,7 @@ class Kind:
     gold_fields: Mapping[str, str]
     sized = True  # the network has `num_labels` outputs; else its number is fixed
     by_token = False  # logits have an entry for each token
+    has_vectors = False  # it reads one vector [H] a row
     classes: str | None = None  # the batch's field of gold classes, for accuracy
     class_weights = False  # whether classes can be weighted
     named = True  # False where the outputs are numbers, which have no names
@@ -105,6 +106,7 @@ class TextKind(Kind):
     """What a text or a pair is mapped to. `labels` are the names of the head's outputs."""
 
     network = heads.BertForSequenceClassification
+    has_vectors = True
     metrics: tuple[str, ...]  # scores that can choose the best checkpoint, the default first
 
     def label(self, value: Any, where: str, column: str) -> Any:
@@ -137,6 +139,10 @@ class TextKind(Kind):
         """[..., C] of logits [..., C]."""
         return metrics.softmax(logits)
 
+    def lean(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        """[N]: how far logits [N, C] speak for what the logits `chosen` [C] predict, as log odds, or as the number."""
+        return np.where(chosen >= 0, logits, -logits).sum(1)
+
     def score(self, rows: Rows, logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
         """The scores of metrics.py, with details by class."""
         raise NotImplementedError
@@ -165,6 +171,10 @@ class Classification(TextKind):
 
     def readable(self, prediction: Any, labels: Sequence[str]) -> str:
         return labels[int(prediction)]
+
+    def lean(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        best = chosen.argmax()
+        return logits[:, best] - np.logaddexp.reduce(np.delete(logits, best, 1), axis=1)
 
     def score(self, rows: Rows, logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
         gold, predicted = self.gold_classes(rows), self.predict(logits)
@@ -199,7 +209,9 @@ class MultiLabel(TextKind):
 
     def score(self, rows: Rows, logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
         gold, predicted = np.array([row["label_set"] > 0 for row in rows]), self.predict(logits)
-        details = metrics.by_class(gold, predicted, labels)
+        shares = self.probabilities(logits).ravel()  # each label is a decision of its own
+        decisions = metrics.calibration(gold.ravel().astype(int), np.stack([1 - shares, shares], -1))
+        details = metrics.by_class(gold, predicted, labels) | decisions
         return dataclasses.replace(metrics.multilabel_scores(gold, predicted), details=details)
 
     def compare(self, gold: Any, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
@@ -228,6 +240,9 @@ class Regression(TextKind):
 
     def readable(self, prediction: Any, labels: Sequence[str]) -> float:
         return float(prediction)
+
+    def lean(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        return logits[:, 0]
 
     def score(self, rows: Rows, logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:
         return metrics.regression_scores([row["targets"] for row in rows], self.predict(logits))
@@ -320,13 +335,18 @@ class TaskObjective:
             sums["accuracy"] = (jnp.sum(correct * counted), jnp.sum(counted))
         return losses.mean(total, denominators["loss"]), sums
 
-    def outputs(self, params: Any, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-        """float32 logits: [B, labels], [B, C] choices, [B, T, tags], or [B, T, 2] start and end."""
-        mask = batch["attention_mask"]
+    def outputs(
+        self, params: Any, batch: Batch, dropout_key: jax.Array | None = None, with_vectors: bool = False
+    ) -> Any:
+        """float32 logits: [B, labels], [B, C] choices, [B, T, tags], or [B, T, 2] start and end.
+
+        with_vectors: of a TextKind (logits, vectors [B, H] that the head reads).
+        """
+        mask, more = batch["attention_mask"], {"with_vectors": True} if with_vectors else {}
         made = self.model.apply(
-            {"params": params}, batch["input_ids"], mask, batch["token_type_ids"], dropout_key=dropout_key
+            {"params": params}, batch["input_ids"], mask, batch["token_type_ids"], dropout_key=dropout_key, **more
         )
-        return self.kind.logits(made, mask)
+        return made if with_vectors else self.kind.logits(made, mask)
 
     def _weights(self, batch: Batch) -> jax.Array:
         counted = self.kind.counted(batch)

@@ -22,6 +22,10 @@ CONSTANT = "constant"  # a correlation with constant predictions or gold is unde
 NOT_FINITE = "non-finite predictions"  # no correlation or error is defined: 0.0
 OVERFLOW = "mse overflows"  # it is above the largest float, which stands for it
 CALIBRATION_BINS = 10
+MOST_IN_MATRIX = 24  # classes of a confusion matrix; of more only the most confused pairs are kept
+MOST_PAIRS = 30
+MOST_POINTS = 500  # of gold and predicted numbers that are kept
+NO_ENTITY = "no entity"
 ONE_CLASS_ONLY = "one class only"  # every prediction is the same class: a failed run, usually
 
 
@@ -143,22 +147,33 @@ def multilabel_scores(gold, predicted) -> Scores:
 
 
 def by_class(gold, predicted, labels: Sequence[str]) -> dict[str, object]:
-    """For `details`: (precision, recall, F1, support) of each class, and the confusion matrix.
+    """For `details`: (precision, recall, F1, support) of each class, and what is taken for what.
 
-    `gold` and `predicted` are class indices [N], or bool [N, C] where several hold, which have no matrix.
+    `gold` and `predicted` are class indices [N], or bool [N, C] where several hold, which are not taken for each other.
     """
     gold, predicted = _pair(gold, predicted)
-    if several := gold.ndim == 2:
+    taken = {}
+    if gold.ndim == 2:
         counts = (gold & predicted).sum(0), predicted.sum(0), gold.sum(0)
     else:
         matrix = np.zeros((len(labels), len(labels)), int)  # a row a gold class, a column a predicted one
         np.add.at(matrix, (gold, predicted), 1)
-        counts = matrix.diagonal(), matrix.sum(0), matrix.sum(1)
+        counts, taken = (matrix.diagonal(), matrix.sum(0), matrix.sum(1)), _confusions(matrix, labels)
     table = {
         name: (*precision_recall_f1(*row), row[2])
         for name, *row in zip(labels, *(count.tolist() for count in counts), strict=True)
     }
-    return {"by_class": table} | ({} if several else {"confusion": matrix.tolist()})
+    return {"by_class": table, **taken}
+
+
+def _confusions(matrix: np.ndarray, labels: Sequence[str]) -> dict[str, object]:
+    """`confusion`, the matrix, or of many classes `confused`: (gold, predicted, count) of the pairs with the most."""
+    if len(labels) <= MOST_IN_MATRIX:
+        return {"confusion": matrix.tolist()}
+    wrong = np.where(np.eye(len(labels), dtype=bool), 0, matrix)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
+    places = zip(*(axis.tolist() for axis in np.unravel_index(order, wrong.shape)), strict=True)
+    return {"confused": [(labels[g], labels[p], int(wrong[g, p])) for g, p in places if wrong[g, p]]}
 
 
 def calibration(gold, probabilities) -> dict[str, object]:
@@ -231,7 +246,9 @@ def regression_scores(gold, predicted) -> Scores:
     linear, by_rank = pearson(gold, predicted), pearson(ranks(gold), ranks(predicted)) if finite else 0.0
     values = {"pearson": linear, "spearman": by_rank, "pearson_spearman": (linear + by_rank) / 2}
     values["mse"] = min(mse, sys.float_info.max)
-    return Scores(values, tuple(flag for flag, holds in flags.items() if holds))
+    kept = np.linspace(0, len(gold) - 1, min(len(gold), MOST_POINTS)).astype(int) if finite else []
+    details = {"gold_and_predicted": [[float(gold[i]), float(predicted[i])] for i in kept]}
+    return Scores(values, tuple(flag for flag, holds in flags.items() if holds), details)
 
 
 # --- entities -------------------------------------------------------------------------------------
@@ -316,12 +333,15 @@ def entity_scores(
     """Micro-averaged precision, recall and F1 over whole entities, and token accuracy.
 
     `gold` and `predicted` hold one tag list a sentence, of equal lengths. With strict=False (the default, conlleval's
-    and seqeval's) the scheme plays no part. `details` names the mode and has (precision, recall, F1, support) by type.
+    and seqeval's) the scheme plays no part. `details` names the mode and has (precision, recall, F1, support) by type,
+    and which type is taken for which: of entities with the same first and last word, and after the types those of one
+    side alone.
     """
     if len(gold) != len(predicted):
         raise ValueError(f"{len(gold)} gold sentences but {len(predicted)} predicted")
     extract = partial(strict_entities, scheme=scheme) if strict else lenient_entities
     hits, guessed, present = (Counter() for _ in range(3))  # entities by type
+    taken: Counter[tuple[str | None, str | None]] = Counter()  # (gold, predicted) type of a stretch of words
     tokens = correct = 0
     for number, (gold_tags, predicted_tags) in enumerate(zip(gold, predicted, strict=True)):
         if len(gold_tags) != len(predicted_tags):
@@ -331,6 +351,8 @@ def entity_scores(
         right, found = set(extract(gold_tags)), set(extract(predicted_tags))
         for count, entities in ((hits, right & found), (guessed, found), (present, right)):
             count.update(kind for kind, _, _ in entities)
+        golds, guesses = ({tuple(place): kind for kind, *place in entities} for entities in (right, found))
+        taken.update((golds.get(place), guesses.get(place)) for place in golds | guesses)
     if not tokens:
         raise ValueError("no tags to score")
     precision, recall, f1 = precision_recall_f1(hits.total(), guessed.total(), present.total())
@@ -339,6 +361,9 @@ def entity_scores(
         kind: (*precision_recall_f1(hits[kind], guessed[kind], present[kind]), present[kind])
         for kind in sorted(guessed | present)
     }
+    kinds = [*by_type, None]
+    matrix = np.array([[taken[gold, guess] for guess in kinds] for gold in kinds])
     details = {"mode": f"strict {scheme}" if strict else "default (conlleval)", "by_type": by_type}
+    details |= _confusions(matrix, [*by_type, NO_ENTITY])
     flags = (ONE_CLASS_ONLY,) if present and not guessed else ()
     return Scores(values, flags, details)

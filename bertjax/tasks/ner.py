@@ -179,14 +179,11 @@ class NerTask(Task):
         if self.entities:
             scheme = self.scheme or detect_scheme(gold)
             return metrics.entity_scores(gold, predicted, scheme, self.strict)
-        pairs = [
-            (g, p)
-            for gold_tags, tags in zip(gold, predicted, strict=True)
-            for g, p in zip(gold_tags, tags, strict=True)
-        ]
-        accuracy = metrics.accuracy(*zip(*pairs, strict=True))
-        constant = len({p for _, p in pairs}) == 1
-        return metrics.Scores({"token_accuracy": accuracy}, (metrics.ONE_CLASS_ONLY,) if constant else ())
+        places = {tag: place for place, tag in enumerate(self.labels)}
+        pairs = [[places[tag] for tags in side for tag in tags] for side in (gold, predicted)]
+        accuracy, constant = metrics.accuracy(*pairs), len(set(pairs[1])) == 1
+        flags = (metrics.ONE_CLASS_ONLY,) if constant else ()
+        return metrics.Scores({"token_accuracy": accuracy}, flags, metrics.by_class(*pairs, self.labels))
 
     def write(self, split: Split, rows: Rows, outputs: Outputs, directory: pathlib.Path) -> list[pathlib.Path]:
         """predictions_SPLIT.conll: word, gold tag (where there is one) and predicted tag."""

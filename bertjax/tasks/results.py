@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,10 +20,11 @@ from bertjax.config import Config
 from bertjax.formats.files import write_whole
 from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import class_name, write_directory
+from bertjax.log.report import as_warning
 from bertjax.model.presets import parameter_count
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.make import to_remember
-from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, cut
+from bertjax.tasks.shown import on_map, shown
 from bertjax.version import source_version
 
 if TYPE_CHECKING:
@@ -104,42 +105,24 @@ def summary_line(task: Any, run: Trained) -> str:
 def write_predictions(
     tuner: FineTuner, params: Any, splits: tuple[str, ...], directory: pathlib.Path
 ) -> list[pathlib.Path]:
-    """Prediction and submission files of the splits; examples.json, for the report, from dev."""
+    """Prediction and submission files of the splits; of dev also what the report shows, where that can be made."""
     paths: list[pathlib.Path] = []
     for name in dict.fromkeys((*splits, "dev")):
         split, features = tuner.data(name)
-        outputs = tuner.predict(params, features)
+        mapped = name == "dev" and KINDS[tuner.task.head].has_vectors
+        vectors = on_map(len(features)) if mapped else {}
+        outputs = tuner.predict(params, features, vectors)
+        files: dict[str, Any] = {}
+        if name == "dev":
+            with as_warning("the report shows no examples"):
+                files = shown(tuner, params, split, features, outputs, vectors)
         if jax.process_index() != 0:
             continue
         if name in splits:
             paths += tuner.task.write(split, features, outputs, directory)
-        if name == "dev":
-            examples = choose(examples_of(tuner.task, split, features, outputs))
-            write_json(directory / "examples.json", examples)
+        for file, content in files.items():
+            write_json(directory / file, content)
     return paths
-
-
-def examples_of(task: Task, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:
-    """One example a record of a split with gold, in file order."""
-    made = task.examples(split, rows, outputs)
-    for example in made:
-        example["texts"] = [cut(text) for text in example["texts"]]
-        # JSON has no NaN, and the end of a run whose weights became NaN is no place to fail.
-        example["score"] = float(np.nan_to_num(example["score"]))
-        for likely in example.get("predictions", ()):
-            likely[1] = float(np.nan_to_num(likely[1]))
-    return made
-
-
-def choose(examples: Sequence[Example], count: int = 6) -> list[Example]:
-    """At most `count` wrong ones, those that the model was surest of, then as many right ones.
-
-    Right ones are spread evenly over the file. Of numbers, the worst and a sample of all.
-    """
-    wrong = sorted([e for e in examples if not e["right"]], key=lambda e: -e["score"])[:count]
-    right = [e for e in examples if e["right"]] or [e for e in examples if e["right"] is None and e not in wrong]
-    places = np.linspace(0, len(right) - 1, min(count, len(right))).round().astype(int)
-    return [*wrong, *(right[place] for place in places)]
 
 
 def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: Mapping[str, Any]) -> None:

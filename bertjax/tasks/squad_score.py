@@ -10,8 +10,10 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+CURVE_POINTS = 200  # of the curve that is kept
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -69,7 +71,7 @@ def score_v2(
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float] | None = None,
     threshold: float = 1.0,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """SQuAD 2.0, with the best thresholds if `null_odds` is given.
 
     `null_odds` maps a question id to how likely it has no answer: a probability, or the null score minus the best
@@ -78,8 +80,9 @@ def score_v2(
     spans, else an answer that was blanked before cannot come back. A missing prediction leaves the question out, as
     officially.
 
-    Returns, in percent: exact, f1, HasAns_/NoAns_ of both; with null_odds best_exact, best_f1 and their *_thresh; and
-    the counts total, HasAns_total, NoAns_total, missing.
+    Returns, in percent: exact, f1, HasAns_/NoAns_ of both; with null_odds best_exact, best_f1 and their *_thresh, and
+    threshold_curve, some [threshold, exact, f1] of every threshold from "never an answer" on; and the counts total,
+    HasAns_total, NoAns_total, missing.
     """
     has_answer: dict[str, bool] = {}
     raw_exact: dict[str, float] = {}
@@ -101,7 +104,7 @@ def score_v2(
     def decided(scores: Mapping[str, float]) -> dict[str, float]:
         return {key: float(not has_answer[key]) if odds[key] > threshold else value for key, value in scores.items()}
 
-    result: dict[str, float] = {}
+    result: dict[str, Any] = {}
     for name, scores in (("exact", decided(raw_exact)), ("f1", decided(raw_f1))):
         result[name] = 100.0 * sum(scores.values()) / len(scores)
         for kind, wanted in (("HasAns", True), ("NoAns", False)):
@@ -112,32 +115,38 @@ def score_v2(
     result["total"] = len(raw_exact)
     result["missing"] = len(has_answer) - len(raw_exact)
     if null_odds is not None:
-        for name, scores in (("exact", raw_exact), ("f1", raw_f1)):
-            best, at = _best_threshold(scores, null_odds, has_answer)
-            result[f"best_{name}"], result[f"best_{name}_thresh"] = best, at
+        curves = [threshold_curve(scores, null_odds, has_answer) for scores in (raw_exact, raw_f1)]
+        for name, curve in zip(("exact", "f1"), curves, strict=True):
+            result[f"best_{name}"], result[f"best_{name}_thresh"] = _best_threshold(curve)
+        thinned = sorted({round(i * (len(curves[0]) - 1) / CURVE_POINTS) for i in range(CURVE_POINTS + 1)})
+        result["threshold_curve"] = [[*curves[0][i], curves[1][i][1]] for i in thinned]
     return result
 
 
-def _best_threshold(
+def threshold_curve(
     scores: Mapping[str, float], null_odds: Mapping[str, float], has_answer: Mapping[str, bool]
-) -> tuple[float, float]:
-    """Best score in percent, and the odds up to which an answer is kept to reach it.
+) -> list[tuple[float, float]]:
+    """(odds up to which an answer is kept, score in percent) from "never an answer" on, by rising odds.
 
-    Starts from leaving every question empty, then admits answers by rising odds; those of equal odds all at once, since
-    no threshold tells them apart.
+    `scores` are those of the answers. Answers of equal odds are kept all at once, since no threshold tells them apart.
+    "Never" is the first number below all odds.
     """
-    current = best = float(sum(not has_answer[key] for key in scores))
-    at, at_zero = None, best
     order = sorted(scores, key=null_odds.__getitem__)
+    current = float(sum(not has_answer[key] for key in scores))
+    curve = [(math.nextafter(null_odds[order[0]], -math.inf), 100.0 * current / len(scores))]
     for number, key in enumerate(order):
         current += scores[key] - (not has_answer[key])
-        last = number + 1 == len(order) or null_odds[order[number + 1]] > null_odds[key]
-        if last and current > best:
-            best, at = current, null_odds[key]
-        if last and null_odds[key] <= 0:
-            at_zero = current
-    if at is None:
-        # Officially 0.0, which leaves every question empty if odds are probabilities. Where they
-        # are not, "never an answer" is the first number below all of them.
-        at = 0.0 if at_zero == best else math.nextafter(null_odds[order[0]], -math.inf)
-    return 100.0 * best / len(scores), at
+        if number + 1 == len(order) or null_odds[order[number + 1]] > null_odds[key]:
+            curve.append((null_odds[key], 100.0 * current / len(scores)))
+    return curve
+
+
+def _best_threshold(curve: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Best score in percent, and the odds up to which an answer is kept to reach it, the lowest of those."""
+    never, *rest = curve
+    at, best = max(curve, key=lambda point: point[1])
+    if best > never[1]:
+        return best, at
+    # Officially 0.0, which leaves every question empty if odds are probabilities. Where they are not, it is "never".
+    kept_at_zero = [score for odds, score in rest if odds <= 0]
+    return best, 0.0 if (kept_at_zero or [best])[-1] == best else never[0]

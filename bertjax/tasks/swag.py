@@ -5,6 +5,7 @@ without a header: category, prompt, four answers, label. Out: four rows [CLS] co
 accuracy, and predictions. Source: BERT paper 4.4; segments as run_swag of transformers: sent1 | sent2 + ending.
 """
 
+import dataclasses
 import pathlib
 from dataclasses import dataclass
 from typing import Any
@@ -94,8 +95,9 @@ class MultipleChoiceTask(Task):
     def score(self, split: Split, rows: Rows, outputs: Outputs) -> metrics.Scores:
         """Accuracy over the questions."""
         split.require_labels("scoring")
-        gold = [record.label for record in split.records]
-        return metrics.classification_scores(gold, np.asarray(outputs).argmax(-1))
+        gold, logits = [record.label for record in split.records], np.asarray(outputs, np.float64)
+        details = metrics.calibration(gold, metrics.softmax(logits))
+        return dataclasses.replace(metrics.classification_scores(gold, logits.argmax(-1)), details=details)
 
     def write(self, split: Split, rows: Rows, outputs: Outputs, directory: pathlib.Path) -> list[pathlib.Path]:
         """predictions_SPLIT.jsonl: id, chosen ending (0 to 3) and its text."""

@@ -1,7 +1,9 @@
 """report.html: one file, offline, with the numbers of the run in it."""
 
+import html.parser
 import json
 import re
+import time
 
 import pytest
 
@@ -12,7 +14,7 @@ from bertjax.log.report.verdicts import verdicts
 
 
 def make_run(directory, learning_rate=1e-4, steps=50):
-    directory.mkdir()
+    directory.mkdir(parents=True)
     with open(directory / "metrics.jsonl", "w") as file:
         for step in range(1, steps + 1):
             record = {
@@ -163,20 +165,59 @@ def test_scores_of_classes_and_what_the_terminal_said_are_in_the_report(tmp_path
     )
     page = write_report([run]).read_text()
     assert "doubtful: one class only" in page and "held-out MLM loss 3 (&lt;b&gt;)" in page
-    assert ("<th>yes</th><td>50.0</td><td>100.0</td><td>66.7</td><td>1,200</td><td>1,200</td><td>0</td>") in page
+    all_right = '<span class="heat right" style="--share:100%">1,200</span>'
+    assert f"<th>yes</th><td>50.0</td><td>100.0</td><td>66.7</td><td>1,200</td><td>{all_right}</td><td>0</td>" in page
     assert "as &lt;no&gt;" in page and "1970-01-01" in page
 
 
-def test_types_of_entities_have_no_matrix_and_f1_is_in_percent(tmp_path):
-    run = make_run(tmp_path / "run")
-    with open(run / "metrics.jsonl", "a") as file:
+def of_details(tmp_path, name="run", **details):
+    """The page of a run with these details."""
+    run = make_run(tmp_path / name)
+    (run / "result.json").write_text(json.dumps({"details": details}))
+    return write_report([run]).read_text()
+
+
+def test_entities_that_are_not_found_or_made_up_stand_beside_the_types_and_f1_is_in_percent(tmp_path):
+    table = {"PER": [1, 0.5, 0.6667, 2], "LOC": [0, 0, 0, 3]}
+    page = of_details(tmp_path, by_type=table, confusion=[[1, 0, 1], [0, 0, 3], [0, 4, 0]])
+    assert "<th>PER</th><td>100.0</td><td>50.0</td><td>66.7</td><td>2</td>" in page
+    assert "<span>as no entity</span>" in page
+    assert '<th>no entity</th><td></td><td></td><td></td><td></td><td>0</td><td><span class="heat wrong"' in page
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
         file.write('{"step": 50, "eval/f1": 0.135}\n')
-    (run / "result.json").write_text(
-        json.dumps({"details": {"by_type": {"PER": [1, 0.5, 0.6667, 2], "LOC": [0, 0, 0, 3]}}})
-    )
-    page = write_report([run]).read_text()
-    assert "<th>PER</th><td>100.0</td><td>50.0</td><td>66.7</td><td>2</td></tr>" in page
-    assert "held-out</small>13.5 %" in page and "as PER" not in page
+    assert "held-out</small>13.5 %" in write_report([tmp_path / "run"]).read_text()
+
+
+def test_of_many_classes_the_worst_and_the_most_confused_come_first(tmp_path):
+    table = {f"class {n}": [0.9, 0.9, 0.5 + n / 100, 40] for n in range(30, 0, -1)}
+    page = of_details(tmp_path, by_class=table, confused=[["class 3", "class 4", 10], ["class 9", "class 1", 5]])
+    assert page.index("<th>class 1</th>") < page.index("<th>class 2</th>") < page.index("<th>class 30</th>")
+    assert "<th>class 3</th><td>class 4</td><td>10</td><td>25.0</td>" in page and "<span>as " not in page
+
+
+def test_pairs_of_a_matrix_are_sorted_by_their_rows(tmp_path):
+    table = {name: [0.5, 0.5, 0.5, 10] for name in "abcd"}
+    matrix = [[5, 1, 4, 0], [0, 10, 0, 0], [0, 0, 10, 0], [7, 0, 0, 3]]
+    page = of_details(tmp_path, by_class=table, confusion=matrix)
+    pairs = page[page.index("Most confused") :]
+    assert re.findall(r"<th>(.)</th><td>(.)</td><td>(\d+)</td><td>([\d.]+)</td>", pairs)[:3] == [
+        ("d", "a", "7", "70.0"),
+        ("a", "c", "4", "40.0"),
+        ("a", "b", "1", "10.0"),
+    ]
+
+
+def test_questions_with_and_without_an_answer_have_scores_of_their_own(tmp_path):
+    page = of_details(tmp_path, f1=60.0, total=30, HasAns_f1=50.0, HasAns_total=20, NoAns_f1=80.0, NoAns_total=10)
+    assert "<th>with an answer</th><td>50.0</td><td>20</td>" in page
+    assert "<th>without an answer</th><td>80.0</td><td>10</td>" in page
+
+
+def test_classes_of_several_runs_stand_side_by_side(tmp_path):
+    runs = [make_run(tmp_path / name) for name in ("a", "b")]
+    for run, f1 in zip(runs, (0.25, 0.5), strict=True):
+        (run / "result.json").write_text(json.dumps({"details": {"by_class": {"<yes>": [1, 1, f1, 7]}}}))
+    assert "<th>&lt;yes&gt;</th><td>25.0</td><td>50.0</td>" in write_report(runs).read_text()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +235,8 @@ def test_runs_whose_losses_do_not_compare_are_told(tmp_path):
     runs = [make_run(tmp_path / name) for name in ("a", "b")]
     assert "do not compare" not in write_report(runs).read_text()
     (runs[1] / "config.json").write_text(json.dumps({"masking": {"rate": 0.4}}))
-    assert "differ in masking.rate (–, 0.4)" in write_report(runs).read_text()
+    page = write_report(runs).read_text()
+    assert "since they differ in masking.rate<" in page and "<th>masking.rate</th><td>–</td><td>0.4</td>" in page
 
 
 def test_a_metric_with_one_value_has_no_chart(tmp_path):
@@ -280,15 +322,139 @@ def test_settings_without_usable_phases_give_no_axis_of_tokens(settings):
     assert "tokens" not in loss_series(of_records(records, settings))[0]
 
 
-def test_calibration_is_a_table_of_the_bins_that_hold_rows(tmp_path):
+def plots_of(page):
+    return {plot["title"]: plot for plot in data_of(page)["plots"]}
+
+
+def test_calibration_is_a_curve_over_the_bins_that_hold_rows(tmp_path):
+    assert plots_of(of_details(tmp_path, "none")) == {}
+    bins = [[0, 0.0, 0.0]] * 8 + [[40, 0.85, 0.5], [1000, 0.97, 0.9]]
+    plot = plots_of(of_details(tmp_path, calibration={"ece": 0.0802, "bins": bins}))["Calibration"]
+    assert plot["note"].startswith("expected calibration error 8.0 %")
+    (series,) = plot["series"]
+    assert (series["x"], series["y"], series["size"]) == ([0.85, 0.97], [0.5, 0.9], [3.2, 8.0])
+    assert series["text"][1] == "1,000 at 97.0 %: 90.0 % right"
+
+
+def test_the_threshold_curve_marks_the_best_of_both_scores(tmp_path):
+    best = {"best_exact": 60.0, "best_exact_thresh": -1.0, "best_f1": 70.0, "best_f1_thresh": 2.0}
+    page = of_details(tmp_path, threshold_curve=[[-1.0, 60.0, 61.0], [2.0, 59.0, 70.0]], **best)
+    plot = plots_of(page)["Threshold of no answer"]
+    exact, best_exact, f1, best_f1 = plot["series"]
+    assert (f1["x"], f1["y"], exact["y"]) == ([-1.0, 2.0], [0.61, 0.7], [0.6, 0.59])
+    assert (best_exact["x"], best_exact["y"], best_f1["x"], best_f1["y"]) == ([-1.0], [0.6], [2.0], [0.7])
+    assert "best F1 70.0 % at 2.00" in plot["note"]
+
+
+def test_a_map_has_a_colour_a_gold_class_and_crosses_for_mistakes(tmp_path):
     run = make_run(tmp_path / "run")
-    assert "Calibration" not in write_report([run]).read_text()
-    bins = [[0, 0.0, 0.0]] * 8 + [[40, 0.85, 0.5], [1060, 0.97, 0.9]]
-    (run / "result.json").write_text(json.dumps({"details": {"calibration": {"ece": 0.0802, "bins": bins}}}))
+    points = [[0, 1, "x", "x", True, "one"], [2, 3, "x", "y", False, "two"], [4, 5, "y", "y", True, "three"]]
+    (run / "map.json").write_text(json.dumps({"share": 0.5, "points": points}))
+    plot = plots_of(write_report([run]).read_text())["Map"]
+    assert plot["legend"] == ["x", "y"] and "50 % of the variance" in plot["note"]
+    assert [(s["color"], s["shape"], s["text"]) for s in plot["series"]] == [
+        (0, "dots", ["one [x]"]),
+        (0, "crosses", ["two [gold x, predicted y]"]),
+        (1, "dots", ["three [y]"]),
+    ]
+    many = [[n, n, f"class {n % 12}", "x", True, ""] for n in range(30)]
+    (run / "map.json").write_text(json.dumps({"share": 0.5, "points": many}))
+    assert plots_of(write_report([run]).read_text())["Map"]["legend"][7:] == ["5 others"]
+    numbers = [[n, n, f"{n / 10:.2f}", "1.00", None, ""] for n in range(40)]
+    (run / "map.json").write_text(json.dumps({"share": 0.5, "points": numbers}))
+    plot = plots_of(write_report([run]).read_text())["Map"]
+    assert plot["legend"] == ["below 1", "to 2", "to 3", "above"] and [len(s["x"]) for s in plot["series"]] == [10] * 4
+    # Of several runs there is none: they have vectors of their own.
+    assert "Map" not in plots_of(write_report([run, make_run(tmp_path / "other")]).read_text())
+
+
+def test_gold_numbers_stand_beside_the_predicted_ones(tmp_path):
+    page = of_details(tmp_path, gold_and_predicted=[[1.0, 1.5], [2.0, 0.5]])
+    (series,) = plots_of(page)["Gold and predicted numbers"]["series"]
+    assert (series["x"], series["y"]) == ([1.0, 2.0], [1.5, 0.5])
+
+
+def test_words_are_shaded_by_how_much_they_matter(tmp_path):
+    run = make_run(tmp_path / "run")
+    example = {"texts": ["a <b> c d", "e"], "gold": "x", "predicted": "y", "right": False, "score": 0.5}
+    example["mattered"] = [[[1, 2.0], [5, -1.0], [7, 0.01]], []]
+    (run / "examples.json").write_text(json.dumps([example]))
     page = write_report([run]).read_text()
-    assert "expected calibration error 8.0 %" in page
-    assert "<th>80 to 90 %</th><td>40</td><td>85.0</td><td>50.0</td>" in page
-    assert "<th>90 to 100 %</th><td>1,060</td>" in page and "<th>0 to 10 %</th>" not in page
+    assert '<i class="for" style="--share:100%" title="+2.00">a</i>' in page
+    assert '<i class="against" style="--share:50%" title="-1.00"> &lt;b&gt;</i> c d</p><p>e</p>' in page
+
+
+class Tags(html.parser.HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, *(name for name, _ in attributes)))
+
+
+def hostile_run(directory, bad):
+    """A run whose every text is `bad`."""
+    run = make_run(directory)
+    example = {"texts": [bad], "gold": bad, "predicted": bad, "right": False, "score": 1, "predictions": [[bad, 0.5]]}
+    words = {"texts": [], "gold": "", "predicted": "", "right": False, "score": 1, "words": [[bad, bad, "O"]]}
+    mattered = {**example, "mattered": [[[4, 1.0], [len(bad), -1.0]]]}
+    table = {bad: [0.5, 0.5, 0.5, 9], **{f"{bad}{n}": [0.5, 0.5, 0.5, 9] for n in range(3)}}
+    details = {"by_class": table, "confusion": [[1, 2, 3, 4]] * 4, "calibration": {"ece": 0.1, "bins": [[1, 0.5, 0.5]]}}
+    files = {
+        "examples.json": [example, words, mattered],
+        "map.json": {"share": 0.5, "points": [[0, 1, bad, bad, True, bad], [1, 0, "b", bad, False, bad]]},
+        "result.json": {
+            "details": details,
+            "task": bad,
+            "checkpoint": bad,
+            "flags": [bad],
+            "about": [bad],
+            "notes": [],
+        },
+        "config.json": {bad: bad},
+        "hardware.json": {bad: bad},
+        "starts.jsonl": {"step": 0, "time": bad, "devices": bad, "device_kind": bad, "jax": bad, "why": [bad]},
+    }
+    for name, content in files.items():
+        (run / name).write_text(json.dumps(content) + "\n")
+    with open(run / "starts.jsonl", "a") as file:
+        file.write(json.dumps(files["starts.jsonl"]) + "\n")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.writelines(json.dumps({"step": 50 + n, bad: 1.0 * n, f"eval/{bad}": 2.0}) + "\n" for n in range(3))
+    return run
+
+
+BAD = "<script>alert(1)<!-- '\"><img src=x onerror=console.error(1)>"
+
+
+def test_text_of_data_labels_settings_and_names_stays_text(tmp_path):
+    plain = Tags(write_report([hostile_run(tmp_path / "plain", "plain text")]).read_text())
+    bad = [hostile_run(tmp_path / BAD.replace("/", "") / "run", BAD), hostile_run(tmp_path / "b" / "run", BAD)]
+    assert {tag for tag, *_ in plain.found} >= {"script", "table", "li", "i"}
+    assert Tags(write_report(bad[:1]).read_text()).found == plain.found
+    assert not {"img", "link"} & {tag for tag, *_ in Tags(write_report(bad).read_text()).found}
+
+
+def test_a_report_of_the_most_that_a_run_keeps_is_small_and_made_at_once(tmp_path):
+    run = make_run(tmp_path / "run", steps=3000)
+    names = [f"class {n}" for n in range(300)]
+    example = {"texts": ["word " * 60] * 2, "gold": "x", "predicted": "y", "right": False, "score": 0.5}
+    details = {
+        "by_class": {name: [0.5, 0.5, 0.5, 9] for name in names},
+        "confused": [[names[n], names[n + 1], 3] for n in range(30)],
+        "threshold_curve": [[n / 7, n / 3, n / 2] for n in range(200)],
+        **{f"best_{name}": 50.0 for name in ("exact", "f1", "exact_thresh", "f1_thresh")},
+        "gold_and_predicted": [[n / 7, n / 3] for n in range(500)],
+    }
+    (run / "result.json").write_text(json.dumps({"details": details}))
+    (run / "examples.json").write_text(json.dumps([example] * 12))
+    points = [[n / 7, n / 3, names[n % 300], "class 1", False, "word " * 20] for n in range(400)]
+    (run / "map.json").write_text(json.dumps({"share": 0.5, "points": points}))
+    started = time.process_time()
+    size = write_report([run]).stat().st_size
+    assert size < 1_500_000 and time.process_time() - started < 3
 
 
 def said(result=None, records=(), settings=None):

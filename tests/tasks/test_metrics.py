@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -197,6 +198,29 @@ def test_scores_by_class_and_confusions_are_those_of_scikit_learn():
     assert several["by_class"] == {k: v for k, v in found["by_class"].items() if k != "never"}
 
 
+def test_of_many_classes_the_most_confused_pairs_are_kept():
+    rng = np.random.default_rng(1)
+    gold = rng.integers(0, 60, 3000)
+    predicted = np.where(rng.random(3000) < 0.5, gold, gold // 7 * 5 % 60)
+    names = [f"class {number}" for number in range(60)]
+    found = metrics.by_class(gold, predicted, names)
+    assert "confusion" not in found and len(found["by_class"]) == 60
+    counts = Counter((g, p) for g, p in zip(gold.tolist(), predicted.tolist(), strict=True) if g != p)
+    assert len(found["confused"]) == 30 < len(counts)
+    for g, p, count in found["confused"]:
+        assert counts[names.index(g), names.index(p)] == count
+    assert sorted((c for *_, c in found["confused"]), reverse=True) == [c for _, c in counts.most_common(30)]
+
+
+def test_types_of_entities_are_taken_for_each_other_where_the_words_are_the_same():
+    gold = [["B-PER", "I-PER", "O", "B-LOC", "O", "B-LOC"], ["B-ORG", "O"]]
+    predicted = [["B-PER", "I-PER", "O", "B-ORG", "B-PER", "O"], ["B-ORG", "I-ORG"]]
+    details = metrics.entity_scores(gold, predicted).details
+    assert list(details["by_type"]) == ["LOC", "ORG", "PER"]
+    # LOC: one taken for ORG, one not found. ORG: found with other bounds, on either side. PER: one right, one made up.
+    assert details["confusion"] == [[0, 1, 0, 1], [0, 0, 0, 1], [0, 0, 1, 0], [0, 1, 1, 0]]
+
+
 def test_calibration_equals_a_computation_row_by_row():
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(500, 3)) * 2
@@ -231,7 +255,7 @@ def test_calibration_of_probabilities_that_are_not_finite_is_left_out():
     assert metrics.calibration([0], [[math.nan, 0.5]]) == {}
 
 
-def test_scores_of_a_classification_carry_its_calibration_and_those_of_other_heads_do_not(tmp_path):
+def test_scores_of_a_classification_carry_its_calibration_and_those_of_numbers_do_not(tmp_path):
     from bertjax.tasks.custom import TableTask
 
     def details(name, labels, outputs, **options):
@@ -249,5 +273,11 @@ def test_scores_of_a_classification_carry_its_calibration_and_those_of_other_hea
     sure = 1 / (1 + math.exp(-2))
     assert found["ece"] == pytest.approx(sure - 0.5)
     assert found["bins"][8] == [2, pytest.approx(sure), 0.5]
-    assert "calibration" not in details("sets", [["x"], ["y"]], [[2.0, 0.0]] * 2, head="multilabel")
-    assert "calibration" not in details("numbers", [1.0, 2.0], [[2.0], [1.0]], head="regression")
+    # Of sets every label is a decision: x at 0.88 is there once in two, and y is not there at 0.5, but is at 0.12.
+    sets = details("sets", [["x"], ["y"]], [[2.0, 0.0], [2.0, -2.0]], head="multilabel")["calibration"]
+    assert [(number, *bin) for number, bin in enumerate(sets["bins"]) if bin[0]] == [
+        (4, 1, 0.5, 1.0),
+        (8, 3, pytest.approx(sure), pytest.approx(1 / 3)),
+    ]
+    numbers = details("numbers", [1.0, 2.0], [[2.0], [1.0]], head="regression")
+    assert numbers == {"gold_and_predicted": [[1.0, 2.0], [2.0, 1.0]]}

@@ -128,6 +128,10 @@ def test_the_best_score_is_what_its_threshold_gives_also_where_odds_are_equal():
             assert found[f"best_{name}"] == max(
                 squad_score.score_v2(data, predictions, odds, threshold=t)[name] for t in (-3, -2, -1, 0, 1, 2)
             )
+        assert len(found["threshold_curve"]) == 1 + len(set(odds.values()))
+        for threshold, exact, f1 in found["threshold_curve"]:
+            applied = squad_score.score_v2(data, predictions, odds, threshold)
+            assert (applied["exact"], applied["f1"]) == (exact, f1)
     tied = dict.fromkeys(predictions, 1.0)
     assert squad_score.score_v2(data, predictions, tied)["best_exact"] == 62.5
 

@@ -4,26 +4,41 @@ In: the directories of runs. Out: HTML with its data, style and script inside; i
 
     runs.py       what the files of a run say
     charts.py     curves of the metrics
+    plots.py      of a fine-tuned model: calibration, thresholds, numbers, a map
     verdicts.py   what the numbers say, in words
-    sections.py   results, classes, calibration, examples, settings, hardware
-    page.html     the page that these are put into at {{title}}, {{summary}}, {{examples}}, {{tables}} and {{data}}.
-                  Its script draws each chart as SVG: training curves as a faint line with a smoothed one over it,
-                  held-out values as dots. The horizontal axis is the step, or the tokens or the time where these
-                  are known of every run.
+    sections.py   results, classes, examples, settings, hardware
+    page.html     the page that these are put into at {{title}}, {{summary}}, {{classes}}, {{examples}}, {{tables}} and
+                  {{data}}. Its script draws charts and plots as SVG: training curves as a faint line with a smoothed
+                  one over it, held-out values as dots. The horizontal axis is the step, or the tokens or the time
+                  where these are known of every run.
 """
 
+import contextlib
 import html
 import json
+import logging
 import os
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bertjax.formats.files import write_whole
 from bertjax.log.report import sections
 from bertjax.log.report.charts import charts
+from bertjax.log.report.plots import plots
 from bertjax.log.report.runs import load
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def as_warning(what: str) -> Iterator[None]:
+    """An error inside is one line that begins with `what`: nothing that is only looked at may end a run."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("%s: %s", what, f"{type(error).__name__}: {error}".split("\n")[0])
 
 
 def write_report(
@@ -38,16 +53,19 @@ def write_report(
       ValueError: a directory holds no metrics.jsonl, or no record in it; or a file of a run holds what no run writes.
     """
     runs = load(directories)
-    data = {"runs": [run.name for run in runs], "charts": _made("metrics.jsonl", lambda: charts(runs))}
-    summary, *scores = _made(
-        "result.json", lambda: [sections.summary(runs), *sections.classes(runs), *sections.calibration(runs)]
-    )
+    data = {
+        "runs": [run.name for run in runs],
+        "charts": _made("metrics.jsonl", lambda: charts(runs)),
+        "plots": _made("result.json or map.json", lambda: plots(runs)),
+    }
+    summary, *classes = _made("result.json", lambda: [sections.summary(runs), *sections.classes(runs)])
     # One run's examples come first; of several runs the curves do.
-    examples = "\n".join(filter(None, [*scores, _made("examples.json", lambda: sections.examples(runs))]))
+    examples = _made("examples.json", lambda: sections.examples(runs))
     settings = _made("config.json, hardware.json or starts.jsonl", lambda: sections.details(runs))
     contents = {
         "title": html.escape(" vs ".join(run.name for run in runs)),
         "summary": summary,
+        "classes": "\n".join(classes),
         "examples": examples * (len(runs) == 1),
         "tables": "\n".join([examples * (len(runs) > 1), *settings]),
         # '<' escaped: the data must not be able to end the script element it stands in.

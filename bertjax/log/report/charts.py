@@ -130,7 +130,8 @@ def _times(records: Sequence[Mapping[str, Any]]) -> Knots:
     for record in records:
         if record.get("time") and record["step"] not in times:
             times[record["step"]] = latest = max(record["time"], latest or record["time"])
-    return [(step, time - min(times.values())) for step, time in times.items()]
+    first = min(times.values(), default=0.0)
+    return [(step, time - first) for step, time in times.items()]
 
 
 def thin(points: Sequence[tuple[int, float]], limit: int = MAX_POINTS) -> list[tuple[int, float]]:

@@ -22,7 +22,7 @@ class Run:
       records: of metrics.jsonl, at least one.
       settings: {'optimizer.learning_rate': '0.0001'} of config.json, or of a fine-tuning run's finetune.json.
       hardware: of hardware.json.
-      examples: of examples.json.
+      examples, map: of examples.json and map.json.
       result: of result.json: of a finished fine-tuning run what tasks/results.py says, of a
         pre-training run the lines of its end.
       starts: of starts.jsonl.
@@ -33,6 +33,7 @@ class Run:
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     hardware: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     examples: Sequence[Mapping[str, Any]] = ()
+    map: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     result: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     starts: Sequence[Mapping[str, Any]] = ()
 
@@ -72,6 +73,7 @@ def _load(directory: pathlib.Path) -> Run:
         {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()},
         read(HARDWARE_FILE, dict),
         read("examples.json", list),
+        read("map.json", dict),
         read("result.json", dict),
         read_starts(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else (),
     )

@@ -1,4 +1,4 @@
-"""The report's sections: results, classes, calibration, examples, settings, hardware and starts.
+"""The report's sections: results, classes, examples, settings, hardware and starts.
 
 In: runs. Out: HTML. Everything that comes from data is escaped.
 """
@@ -15,7 +15,8 @@ from bertjax.log.report.runs import Run
 from bertjax.log.report.verdicts import verdicts
 
 MISSING = "–"
-MOST_CLASSES = 40  # that a table shows
+MOST_IN_ORDER = 24  # classes of a table in the order of the head; of more the worst come first
+MOST_PAIRS = 10  # of classes that are taken for each other
 # Settings that make losses of two runs another quantity.
 OTHER_LOSSES = (
     "masking.rate masking.mask_prob masking.random_prob masking.whole_word eval.masking_rate eval.seq_length "
@@ -31,10 +32,12 @@ def summary(runs: Sequence[Run]) -> str:
         tiles = "".join(f"<div><small>{_text(name)}</small>{_text(value)}</div>" for name, (value,) in rows.items())
         return f'{_list(verdicts(runs[0]), "verdicts")}{_in_words(runs[0])}<div class="tiles">{tiles}</div>'
     judged = [f"{run.name}: {'; '.join(said)}" for run in runs if (said := verdicts(run))]
-    settings = _side_by_side([{name: run.settings.get(name, MISSING) for name in OTHER_LOSSES} for run in runs])
-    differing = [f"{name} ({', '.join(values)})" for name, values in settings.items() if len(set(values)) > 1]
-    remarks = [f"losses of these runs do not compare, since they differ in {', '.join(differing)}"] if differing else []
-    return _list(judged, "verdicts") + _list(remarks) + _run_table(runs, rows)
+    settings = _side_by_side([run.settings for run in runs])
+    differing = {name: values for name, values in settings.items() if len(set(values)) > 1}
+    others = [name for name in differing if name in OTHER_LOSSES]
+    remarks = [f"losses of these runs do not compare, since they differ in {', '.join(others)}"] if others else []
+    both = {**differing, **rows}
+    return _list(judged, "verdicts") + _list(remarks) + _run_table(runs, both, list(differing))
 
 
 def _results(records: Sequence[Mapping[str, Any]], best_step: int | None) -> dict[str, str]:
@@ -85,54 +88,80 @@ def _in_words(run: Run) -> str:
 
 
 def classes(runs: Sequence[Run]) -> list[str]:
-    """Precision, recall and F1 of each class or type of entity, and who is taken for whom."""
-    parts = []
-    for run in runs:
-        details = run.result.get("details") or {}
-        table = details.get("by_class") or details.get("by_type")
-        if not isinstance(table, dict) or len(table) > MOST_CLASSES:
-            continue
-        matrix = details.get("confusion") if len(table) > 1 else None
-        rows = [
-            [
-                _text(name),
-                *(f"{100 * value:.1f}" for value in numbers[:3]),
-                *(f"{count:,}" for count in (numbers[3], *(matrix[number] if matrix else ()))),
-            ]
-            for number, (name, numbers) in enumerate(table.items())
+    """Precision, recall and F1 of each class, type of entity or kind of question, and what is taken for what; of
+    several runs the F1 of each side by side."""
+    tables = [_by_class(run.result.get("details") or {}) for run in runs]
+    if len(runs) > 1:
+        rows = _side_by_side([{name: f"{100 * values[-2]:.1f}" for name, values in table.items()} for table in tables])
+        title = "<h2>Classes <small>F1 on dev, in %</small></h2>"
+        return [title + _run_table(runs, rows).replace('"scroll', '"card scroll classes tall', 1)] if rows else []
+    ((table,), (run,)) = tables, runs
+    if not table:
+        return []
+    found, names = run.result["details"], list(table)
+    matrix = found.get("confusion") if len(table) > 1 else None
+    if matrix and len(matrix) > len(table):
+        names.append("no entity")
+    head = ["", *("precision", "recall", "F1")[-len(table[names[0]]) + 1 :], "rows"]
+    head += [f"<span>as {_text(cut(name))}</span>" for name in names if matrix]
+    order = (
+        range(len(names))
+        if len(names) <= MOST_IN_ORDER
+        else sorted(range(len(names)), key=lambda i: table[names[i]][-2])
+    )
+    rows = []
+    for number in order:
+        *shares, count = table.get(names[number], ("", "", "", ""))
+        cells = [f"{100 * share:.1f}" if share != "" else "" for share in shares] + [
+            f"{count:,}" if count != "" else ""
         ]
-        head = ["", "precision", "recall", "F1", "rows", *(f"as {_text(name)}" for name in table if matrix)]
-        note = "on dev, in %; a row a gold class, 'as' what it was predicted as"
-        parts.append(_heading("Classes", runs, run, note) + _table(head, rows, "card scroll classes"))
-    return parts
-
-
-def calibration(runs: Sequence[Run]) -> list[str]:
-    """How often predictions are right, by the probability that the model gave them."""
-    parts = []
-    for run in runs:
-        found = (run.result.get("details") or {}).get("calibration")
-        if not isinstance(found, dict):
-            continue
-        bins = found["bins"]
-        rows = [
+        counted = matrix[number] if matrix else ()
+        cells += [_heat(value, sum(counted), place == number) for place, value in enumerate(counted)]
+        rows.append([_text(cut(names[number])), *cells])
+    note = "on dev, in %" + "; a row a gold class, 'as' what it was predicted as" * bool(matrix)
+    note += "; the lowest F1 first" * (len(names) > MOST_IN_ORDER)
+    parts = [f"<h2>Classes <small>{note}</small></h2>" + _table(head, rows, "card scroll classes tall")]
+    if len(pairs := _pairs(found, names, matrix)) > 1 and len(names) > 3:
+        golds = {name: table[name][-1] for name in table}
+        lines = [
             [
-                f"{100 * number // len(bins)} to {100 * (number + 1) // len(bins)} %",
+                _text(gold),
+                _text(guess),
                 f"{count:,}",
-                f"{100 * sure:.1f}",
-                f"{100 * right:.1f}",
-                f'<div class="share"><i style="width:{100 * right:.1f}%"></i>'
-                f'<b style="left:{100 * sure:.1f}%"></b></div>',
+                f"{100 * count / golds[gold]:.1f}" if golds.get(gold) else MISSING,
             ]
-            for number, (count, sure, right) in enumerate(bins)
-            if count
+            for gold, guess, count in pairs[:MOST_PAIRS]
         ]
-        note = (
-            f"expected calibration error {100 * found['ece']:.1f} %; on dev, in %; bar: right, mark: mean probability"
-        )
-        table = _table(["probability", "rows", "mean", "right", ""], rows, "card scroll classes")
-        parts.append(_heading("Calibration", runs, run, note) + table)
+        title = "<h2>Most confused <small>rows of the gold class that were predicted as the other</small></h2>"
+        parts.append(title + _table(["gold", "predicted", "rows", "% of gold"], lines, "card scroll classes tall"))
     return parts
+
+
+def _by_class(details: Mapping[str, Any]) -> Mapping[str, Sequence[float]]:
+    """(..., F1, rows) by name."""
+    for name in ("by_class", "by_type"):
+        if isinstance(details.get(name), dict):
+            return details[name]
+    kinds = {"all questions": "", "with an answer": "HasAns_", "without an answer": "NoAns_"}
+    return {
+        name: (details[f"{kind}f1"] / 100, details[f"{kind}total"])
+        for name, kind in kinds.items()
+        if f"{kind}f1" in details
+    }
+
+
+def _pairs(details: Mapping[str, Any], names: Sequence[str], matrix: Any) -> list[Sequence[Any]]:
+    """(gold, predicted, rows) of what is taken for another, the most frequent first."""
+    if not matrix:
+        return details.get("confused") or []
+    places = [(g, p) for g in range(len(names)) for p in range(len(names)) if g != p and matrix[g][p]]
+    return [(names[g], names[p], matrix[g][p]) for g, p in sorted(places, key=lambda at: -matrix[at[0]][at[1]])]
+
+
+def _heat(count: int, all_of_row: int, right: bool) -> str:
+    share = 100 * count / all_of_row if all_of_row else 0
+    kind = "right" if right else "wrong"
+    return f'<span class="heat {kind}" style="--share:{share:.0f}%">{count:,}</span>' if count else "0"
 
 
 def details(runs: Sequence[Run]) -> list[str]:
@@ -183,6 +212,12 @@ def examples(runs: Sequence[Run]) -> str:
     elif gold:
         note = "on dev: the worst mistakes, then some that are right"
         note += "; a wrong tag is struck out before the gold one" * any("words" in example for example in gold)
+    if any("mattered" in example for example in gold):
+        unit = "number" if any(example["right"] is None for example in gold) else "log odds"
+        note += (
+            f'. <i class="for" style="--share:60%">For</i> the prediction or <i class="against" style="--share:60%">'
+            f"against</i> it: how the {unit} of it would fall or rise without that word"
+        )
     return f'<h2>Examples <small>{note}</small></h2><div class="grid">{"".join(cards)}</div>'
 
 
@@ -196,7 +231,10 @@ def _card(example: Mapping[str, Any], run: str) -> str:
         answers = f"predicted <b>{_text(example['predicted'])}</b>"
         if not example["right"] or example["predicted"] != example["gold"]:
             answers += f", gold <b>{_text(example['gold'])}</b>"
-        parts += [f'<p class="verdict">{mark}{answers}</p>', *(f"<p>{_text(text)}</p>" for text in example["texts"])]
+        parts.append(f'<p class="verdict">{mark}{answers}</p>')
+        pieces = example.get("mattered") or [[]] * len(example["texts"])
+        most = max((abs(change) for ends in pieces for _, change in ends), default=0)
+        parts += [f"<p>{_shaded(*both, most)}</p>" for both in zip(example["texts"], pieces, strict=True)]
     else:
         masked = _text(example.get("text", "")).replace("[MASK]", "<mark>[MASK]</mark>")
         parts.append(f"<p>{masked}</p>")
@@ -206,6 +244,19 @@ def _card(example: Mapping[str, Any], run: str) -> str:
         for name, probability in example.get("predictions", ())
     )
     return f'<div class="example {kind}">{"".join(parts)}{f"<ol>{bars}</ol>" if bars else ""}</div>'
+
+
+def _shaded(text: str, pieces: Sequence[tuple[int, float]], most: float) -> str:
+    """The text with its pieces shaded by what they change, most of all by `most`."""
+    shown, begin = [], 0
+    for end, change in pieces:
+        piece, begin = _text(text[begin:end]), end
+        share = round(100 * abs(change) / most) if most else 0
+        kind = "for" if change > 0 else "against"
+        shown.append(
+            f'<i class="{kind}" style="--share:{share}%" title="{change:+.2f}">{piece}</i>' if share > 4 else piece
+        )
+    return "".join(shown) + _text(text[begin:])
 
 
 def _word(word: str, gold: str, predicted: str) -> str:
@@ -223,9 +274,9 @@ def _text(value: object) -> str:
     return html.escape(str(value))
 
 
-def _heading(title: str, runs: Sequence[Run], run: Run, note: str) -> str:
-    name = f" of {_text(run.name)}" if len(runs) > 1 else ""
-    return f"<h2>{title}{name} <small>{note}</small></h2>"
+def cut(name: str, limit: int = 40) -> str:
+    """The name, or its beginning."""
+    return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
 def _list(lines: Sequence[object], kind: str = "told") -> str:

@@ -65,7 +65,7 @@ def _constant(result: Mapping[str, Any]) -> str:
         return "No entity is predicted"
     if "exact" in details:
         return "No question is answered"
-    if "by_class" in details and "confusion" not in details:
+    if "by_class" in details and not {"confusion", "confused"} & details.keys():
         return "Every row gets the same labels"
     return "One class only: the head predicts nothing else"
 

@@ -1,0 +1,128 @@
+"""What a reader is shown of a fine-tuned model: examples, the words that mattered in them, a map of the rows.
+
+In: a FineTuner, its weights, a split with gold. Out: examples.json and map.json, from which the report is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, cut
+from bertjax.tasks.text_task import TextTask
+
+if TYPE_CHECKING:
+    from bertjax.tasks.finetune import FineTuner
+
+MOST_PIECES = 24  # of an example, each of which is left out once
+MOST_ON_MAP = 400
+# A letter of a script without blanks between its words is a piece of its own.
+_WORD = re.compile(r"\s*(?:[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+)")
+
+
+def on_map(rows: int) -> dict[int, np.ndarray]:
+    """The rows that the map shows, spread evenly over the file, without their vectors yet."""
+    return dict.fromkeys(np.linspace(0, rows - 1, min(rows, MOST_ON_MAP)).astype(int).tolist(), np.empty(0))
+
+
+def shown(
+    tuner: FineTuner, params: Any, split: Split, rows: Rows, outputs: Outputs, vectors: Mapping[int, np.ndarray]
+) -> dict[str, Any]:
+    """{file: content} of examples.json and, where `vectors` holds those of the rows of `on_map`, map.json."""
+    task, made = tuner.task, examples_of(tuner.task, split, rows, outputs)
+    chosen = choose(made)
+    if isinstance(task, TextTask):
+        for number, example in enumerate(made):  # one a record
+            if not example["right"] and any(example is one for one in chosen):
+                example["mattered"] = mattered(tuner, params, split, number, outputs[number])
+    files: dict[str, Any] = {"examples.json": chosen}
+    if found := map_of(vectors, made):
+        files["map.json"] = found
+    return files
+
+
+def examples_of(task: Task, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:
+    """One example a record of a split with gold, in file order."""
+    made = task.examples(split, rows, outputs)
+    for example in made:
+        example["texts"] = [cut(text) for text in example["texts"]]
+        # JSON has no NaN, and the end of a run whose weights became NaN is no place to fail.
+        example["score"] = float(np.nan_to_num(example["score"]))
+        for likely in example.get("predictions", ()):
+            likely[1] = float(np.nan_to_num(likely[1]))
+    return made
+
+
+def choose(examples: Sequence[Example], count: int = 6) -> list[Example]:
+    """At most `count` wrong ones, those that the model was surest of, then as many right ones.
+
+    Right ones are spread evenly over the file. Of numbers, the worst and a sample of all.
+    """
+    wrong = sorted([e for e in examples if not e["right"]], key=lambda e: -e["score"])[:count]
+    right = [e for e in examples if e["right"]] or [e for e in examples if e["right"] is None and e not in wrong]
+    places = np.linspace(0, len(right) - 1, min(count, len(right))).round().astype(int)
+    return [*wrong, *(right[place] for place in places)]
+
+
+def mattered(tuner: FineTuner, params: Any, split: Split, number: int, logits: np.ndarray) -> list[list[list[float]]]:
+    """How much each piece of a record's texts speaks for what is predicted, by leaving it out ("leave one word out").
+
+    A piece is a word, or a few where there are many; only what an example shows of a text is parted.
+
+    Args:
+      number, logits: of the record, and what the model gives for it.
+
+    Returns:
+      of each text [[end, change], ...]: the character that the piece ends before, and by how much the log odds of the
+      prediction (of a regression the number) fall without it.
+    """
+    task, record = tuner.task, split.records[number]
+    fields = [name for name in ("text_a", "text_b") if getattr(record, name) is not None]
+    ends = piece_ends([cut(getattr(record, name)).removesuffix("…") for name in fields])
+    shorter = [
+        dataclasses.replace(record, **{name: text[:begin] + text[end:]}, label=None)
+        for name, text, stops in zip(fields, (getattr(record, name) for name in fields), ends, strict=True)
+        for begin, end in zip([0, *stops], stops, strict=False)
+    ]
+    if not shorter:
+        return [[] for _ in fields]
+    rows = task.features(Split(split.name, shorter, False, ""), tuner.tokenizer, tuner.settings.task.max_length, False)
+    all_logits = np.asarray([logits, *tuner.predict(params, rows)], np.float64).reshape(len(rows) + 1, -1)
+    whole, *without = task.kind_of_head.lean(all_logits, all_logits[0])
+    changes = iter(np.nan_to_num(whole - np.array(without)).round(4).tolist())
+    return [[[end, next(changes)] for end in stops] for stops in ends]
+
+
+def piece_ends(texts: Sequence[str]) -> list[list[int]]:
+    """Where the pieces of each text end: words, in at most about MOST_PIECES equal groups over all texts."""
+    words = [[match.end() for match in _WORD.finditer(text)] for text in texts]
+    size = -(-sum(map(len, words)) // MOST_PIECES) or 1
+    return [sorted({*stops[size - 1 :: size], *stops[-1:]}) for stops in words]
+
+
+def map_of(vectors: Mapping[int, np.ndarray], examples: Sequence[Example]) -> dict[str, Any]:
+    """The first two principal components of the vectors, {} if there are none.
+
+    Returns:
+      `share`: of the variance that both have; `points`: [x, y, gold, predicted, right, text] of each row.
+    """
+    if len(vectors) < 3:
+        return {}
+    stacked = np.array(list(vectors.values()), np.float64)
+    centred = stacked - stacked.mean(0)
+    if not np.isfinite(centred).all() or not centred.any():
+        return {}
+    _, sizes, axes = np.linalg.svd(centred, full_matrices=False)
+    axes = axes[:2] * np.sign(axes[:2].sum(1, keepdims=True) + 1e-30)  # else either sign
+    points = []
+    for place, (x, y) in zip(vectors, (centred @ axes.T).tolist(), strict=True):
+        example = examples[place]
+        text = cut(" | ".join(example["texts"]), 100)
+        points.append(
+            [float(f"{x:.4g}"), float(f"{y:.4g}"), *(example[k] for k in ("gold", "predicted", "right")), text]
+        )
+    return {"share": float((sizes[:2] ** 2).sum() / (sizes**2).sum()), "points": points}
