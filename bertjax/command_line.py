@@ -1,7 +1,8 @@
 """The command line of a run as text: short forms written out, unknown settings refused.
 
 In: arguments as the shell gave them. Out: those that absl's flags and config_flags understand, each
-setting once; parsed flags, or a refusal that names the flag, or the config file and its line.
+setting once; parsed flags, or a refusal that names the flag, or the config file and its line. The settings
+themselves are imported where one is given: --help needs none.
 """
 
 import difflib
@@ -14,10 +15,6 @@ from typing import Any
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
-
-from bertjax import config as settings
-from bertjax.config import nearest
-from bertjax.config_checks import check_name, meant
 
 # The command line that config_flags looks for settings in, once parse_flags has read it.
 ARGUMENTS: list[str] = []
@@ -99,6 +96,8 @@ def flag_hint(name: str) -> str:
     close = FLAG_ALIASES.get(name) or next(iter(difflib.get_close_matches(name, own, 1, 0.7)), "")
     if close in own:
         return f". Did you mean --{close}?"
+    from bertjax.config_checks import meant
+
     setting = meant(name)
     return f". Did you mean --config.{setting}?" if setting else "; --help lists all"
 
@@ -150,12 +149,14 @@ def _value_apart(name: str, rest: list[str]) -> str | None:
     """The value of a setting without '=': the next argument, which is taken off `rest`; 'true' of
     a switch; None where it is missing.
     """
-    setting = dict(settings.walk(settings.Config)).get(name)
+    from bertjax.config import FREE, Config, walk
+
+    setting = dict(walk(Config)).get(name)
     if setting is not None and isinstance(setting.default, bool):
         said = rest and rest[0].lower() in ("true", "false")
         return rest.pop(0) if said else "true"
     # An option may be a switch; what is made of it is not known here.
-    if name.startswith(settings.FREE) and (not rest or rest[0].startswith("--")):
+    if name.startswith(FREE) and (not rest or rest[0].startswith("--")):
         return "true"
     return rest.pop(0) if rest else None
 
@@ -201,6 +202,8 @@ def check_override_names(arguments: Sequence[str]) -> None:
     """
     for argument in arguments:
         if argument.startswith("--config."):
+            from bertjax.config_checks import check_name
+
             check_name(argument.removeprefix("--config.").split("=", 1)[0])
 
 
@@ -226,6 +229,8 @@ def config_file(value: str) -> str:
         return value
     name, colon, variants = rest.partition(":")
     if name not in config_names():
+        from bertjax.config import nearest
+
         raise ValueError(f"no experiment is called bertjax:{name}.{nearest(name, config_names())}")
     return f"{config_directory() / name}.py{colon}{variants}"
 

@@ -11,9 +11,12 @@ that was asked to stop (SIGTERM) saves, and exits with code 75 ("try again"); on
 hangs ends with 76, one that does not find its other processes, or loses one, with 77.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from bertjax.interruption import ended_by_ctrl_c, leave, refusals
 
@@ -23,8 +26,9 @@ with ended_by_ctrl_c():
 
     from bertjax import jax_settings
     from bertjax.command_line import ARGUMENTS, UNLOCKED, default_workdir, parse_flags
-    from bertjax.config import Config, describe
-    from bertjax.config_checks import check_config
+
+if TYPE_CHECKING:  # --help needs no settings
+    from bertjax.config import Config
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
@@ -60,6 +64,9 @@ def main(arguments: Sequence[str]) -> None:
     jax_settings.clear()
     logging.set_verbosity(logging.WARNING)  # libraries report every file that they write
     with refusals("bertjax", 2):
+        from bertjax.config import describe
+        from bertjax.config_checks import check_config
+
         if _HELP_CONFIG.value:
             print(describe())
             return

@@ -148,6 +148,11 @@ def test_options_of_a_task_need_not_stand_in_its_config_file():
         assert option in done.stdout, done.stderr
 
 
+def test_help_needs_neither_settings_nor_jax():
+    code = "import sys, bertjax.main; sys.exit(bool({'bertjax.config', 'jax', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_help_config_lists_every_setting():
     done = command_line("--help_config")
     assert done.returncode == 0
