@@ -7,15 +7,17 @@ at every call: load a model that is asked often.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertjax.forward import Row, make_rows, run
+from bertjax.interop import sentence_transformers as sentences
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings
 from bertjax.model import heads
@@ -343,45 +345,42 @@ def sentence_embeddings(
     pooling: str | None = None,
     normalise: bool | None = None,
     batch_size: int = 32,
+    prompt: str | None = None,
 ) -> np.ndarray:
     """One vector a text, float32 [N, H], or [H] for one text, made of its last hidden states.
 
+    What a directory of sentence-transformers says is obeyed: length, lower-casing, prompts, pooling, dense layers,
+    normalisation. Without one, it is the mean.
+
     Args:
-      pooling: 'mean', 'cls', 'max' or 'mean_sqrt_len_tokens'; None is what a directory of sentence-transformers says,
-        else the mean.
-      normalise: to length 1; None is what such a directory says, else False. Its greatest length and its lower-casing
-        are obeyed in any case.
+      pooling: one of POOLINGS in place of the directory's, and without its dense layers.
+      normalise: to length 1, or not, whatever the directory says.
+      prompt: the name of the prompt that stands before each text; None is the directory's default.
     """
     if pooling not in (None, *POOLINGS):
         raise ValueError(f"pooling={pooling!r} is not one of {', '.join(POOLINGS)}")
     loaded = _encoder(model)
     if isinstance(texts, str):
-        return sentence_embeddings(loaded, [texts], pooling, normalise, batch_size)[0]
+        return sentence_embeddings(loaded, [texts], pooling, normalise, batch_size, prompt)[0]
     texts = _listed(texts, "feature extraction", "[text], or one text")
-    settings = loaded.sentence or SentenceSettings(Path())
-    poolings = (pooling,) if pooling else settings.pooling
-    if settings.lower_case:
-        texts = [text.lower() if isinstance(text, str) else text for text in texts]
-    rows = make_rows(loaded, texts, settings.max_length)
+    settings = loaded.sentence or SentenceSettings()
+    if pooling:
+        steps = tuple(step for step in settings.steps if not isinstance(step, sentences.Dense))
+        settings = dataclasses.replace(settings, pooling=(pooling,), steps=steps)
+    texts = [settings.given(text, prompt) for text in texts]
+    rows, first = make_rows(loaded, texts, settings.max_length), 0
+    if not settings.include_prompt and settings.prompt(prompt):  # the row of the prompt alone, without its end
+        first = len(make_rows(loaded, [settings.given("", prompt)], settings.max_length)[0].ids) - 1
 
     def pooled(row: Row, output: tuple) -> np.ndarray:
-        states = output[0][: len(row.ids)].astype(np.float32)
-        return np.concatenate([_POOLED[one](states) for one in poolings])
+        return settings.pooled(output[0][: len(row.ids)].astype(np.float32), first)
 
     vectors = np.array(run(loaded, rows, batch_size, pooled), np.float32)
-    vectors = vectors.reshape(len(rows), len(poolings) * loaded.config.hidden_size)  # also of none
-    if settings.normalise if normalise is None else normalise:
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return vectors
-
-
-# What each pooling makes of the states [tokens, H] of one text.
-_POOLED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "cls": lambda states: states[0],
-    "max": lambda states: states.max(axis=0),
-    "mean": lambda states: states.sum(axis=0) / len(states),
-    "mean_sqrt_len_tokens": lambda states: states.sum(axis=0) / len(states) ** 0.5,
-}
+    vectors = vectors.reshape(len(texts), len(settings.pooling) * loaded.config.hidden_size)  # also of none
+    for step in settings.steps:
+        if normalise is not False or step is not sentences.normalise:
+            vectors = step(vectors)
+    return sentences.normalise(vectors) if normalise else vectors
 
 
 def _encoder(model: Model) -> LoadedModel:

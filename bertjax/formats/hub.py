@@ -77,9 +77,11 @@ def _patterns(files: Iterable[str], tokenizer_only: bool) -> list[str]:
     """Patterns of what is needed of a model's files; its weights by their names, for it may have others in folders."""
     if tokenizer_only:
         return [*_TOKENIZER, "config.json"]
+    files = list(files)
     names = [name for name in files if "/" not in name]
     weights = next((kept for pattern in _WEIGHTS if (kept := fnmatch.filter(names, pattern))), [])
-    return [*_TOKENIZER, *_SETTINGS, *weights]
+    layers = [name for name in files if re.match(r"\d+_Dense/", name)]  # of sentence-transformers
+    return [*_TOKENIZER, *_SETTINGS, *weights, *layers]
 
 
 def _network_errors() -> tuple[type[BaseException], ...]:

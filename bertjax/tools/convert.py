@@ -2,16 +2,19 @@
 
     python -m bertjax.tools.convert --from=runs/base --out=base --add_vocab=words.txt
     python -m bertjax.tools.convert --from=runs/base --push=USER/MODEL
+    python -m bertjax.tools.convert --from=runs/base --out=embedder --pooling=mean --normalise
 
 --from is a Hugging Face directory, a TF1 checkpoint (directory or prefix) or a bertjax workdir. What
 --to=hf (the default) writes is read by transformers, bertjax.load_model and --config.init_from. The
 outputs of the model that was read and of the one that was written are compared. --push uploads what was
 written to the Hugging Face Hub, or without --out what --from holds in that layout, a run's model for example,
-as it is; a run's report goes with it.
+as it is; a run's report goes with it. With --pooling the encoder is written as a directory of
+sentence-transformers, which makes one vector of a text in that way.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +30,7 @@ from bertjax.interop import LoadError
 from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import WEIGHT_FILES, class_name, write_directory
 from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, load_model
+from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings, normalise
 from bertjax.model.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.model.paths import flatten
 from bertjax.model.positions import EXTENSIONS
@@ -133,6 +137,7 @@ def convert(
     say: Callable[[str], None] = lambda _: None,
     max_positions: int | None = None,
     extend_positions: str = "repeat",
+    embeddings: SentenceSettings | None = None,
 ) -> float:
     """Converts and compares; see the module's docstring.
 
@@ -141,6 +146,7 @@ def convert(
       add_vocab: file with one new word a line.
       task, max_positions, extend_positions: see load_model.
       say: receives progress, one line at a time.
+      embeddings: how the encoder, which alone is written, makes a vector of a text.
 
     Returns:
       The largest difference between the outputs of what was read and of what was written.
@@ -148,7 +154,11 @@ def convert(
     if target not in ("hf", "stablehlo"):
         raise ValueError(f"--to={target} is not one of hf, stablehlo")
     started = time.monotonic()
-    before = after = load_model(source, task, max_positions=max_positions, extend_positions=extend_positions)
+    longer = dict(max_positions=max_positions, extend_positions=extend_positions)
+    if embeddings:  # which have no use for a pooler
+        task = task or "features"
+        longer["reinitialise_head"] = task == "features"
+    before = after = load_model(source, task, **longer)
     name, size = class_name(before.config, architecture(before))[0], _millions(before)
     say(f"read    {source}: {name}, {size:,.1f} M parameters, {time.monotonic() - started:.1f} s")
     if max_positions is not None:
@@ -171,7 +181,7 @@ def convert(
             _card(before, str(source)),
             {k: v for k, v in before.settings.items() if k in _PASSED_ON},
             overwrite,
-            before.sentence,
+            embeddings or before.sentence,
         )
         again = load_model(out, task)
         _check_bits(after.params, again.params)
@@ -238,6 +248,24 @@ def push(source: str, out: str | None, name: str, private: bool) -> str:
         raise OSError(f"the model is in {model}, but was not pushed ({error}). Push it by: {again}") from error
 
 
+def embeddings_of(flags: argparse.Namespace) -> SentenceSettings | None:
+    """What --pooling, --normalise and --max_length say. Raises ValueError for what does not go together."""
+    if not flags.pooling:
+        if flags.normalise or flags.max_length:
+            raise ValueError("--normalise and --max_length are of an embedding model: give --pooling too")
+        return None
+    if flags.to != "hf":
+        raise ValueError(f"--pooling goes with --to=hf, not with --to={flags.to}")
+    poolings = tuple(name.strip() for name in flags.pooling.split(","))
+    if wrong := [name for name in poolings if name not in POOLINGS]:
+        raise ValueError(f"--pooling={flags.pooling}: {wrong[0]!r} is not one of {', '.join(POOLINGS)}")
+    if flags.max_length is not None and flags.max_length < 3:
+        raise ValueError(f"--max_length={flags.max_length} must be at least 3")
+    return SentenceSettings(
+        pooling=poolings, steps=(normalise,) if flags.normalise else (), max_length=flags.max_length
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("convert", __doc__)
@@ -251,16 +279,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--add_vocab", metavar="FILE", help="new words, one a line")
     add("--max_positions", type=int, metavar="N", help="extend the table of positions to rows of N tokens")
     add("--extend_positions", default="repeat", choices=EXTENSIONS, help="how (default: its rows over again)")
+    add("--pooling", metavar="NAME,NAME", help=f"write an embedding model: {', '.join(POOLINGS)}, or several, joined")
+    add("--normalise", action="store_true", help="with --pooling: vectors of length 1")
+    add("--max_length", type=int, metavar="N", help="with --pooling: tokens of a text (default: all positions)")
     add("--overwrite", action="store_true", help="replace what --out holds")
     flags = parser.parse_args(arguments)
-    changes = flags.to != "hf" or any((flags.add_vocab, flags.max_positions, flags.task))
+    changes = flags.to != "hf" or any((flags.add_vocab, flags.max_positions, flags.task, flags.pooling))
     if not flags.out and (changes or not flags.push):
         parser.error("--out=DIR is missing: where the model is written (--push alone uploads what --from holds)")
     with refusals("convert"):
         if flags.push:
             hub.check_push(flags.push, flags.private, "--push")
         if flags.out:
-            how = flags.max_positions, flags.extend_positions
+            how = flags.max_positions, flags.extend_positions, embeddings_of(flags)
             convert(flags.source, flags.to, flags.out, flags.add_vocab, flags.task, flags.overwrite, print, *how)
         if flags.push:
             print(f"pushed  {push(flags.source, flags.out, flags.push, flags.private)}")
