@@ -140,7 +140,7 @@ def _likeliest(loaded: LoadedModel, logits: np.ndarray, top_k: int) -> list[Fill
     top_k = min(top_k, len(probabilities))
     best = np.sort(np.argpartition(-probabilities, top_k - 1)[:top_k])  # a whole sort is slow
     best = best[np.argsort(-probabilities[best], kind="stable")]
-    return [Filling(tokenizer.id_to_token(i), float(probabilities[i]), i) for i in best.tolist()]
+    return [Filling(tokenizer.readable(i), float(probabilities[i]), i) for i in best.tolist()]
 
 
 def next_sentence(

@@ -19,6 +19,7 @@ def get_config(checkpoint):
     for name in config.model:
         if hasattr(architecture, name):
             config.model[name] = getattr(architecture, name)
+    config.data.nsp = architecture.heads == "bert"  # no other family was trained on next sentences
 
     # Our choice, not the paper's: a tenth of its steps, and half its peak rate, since the start is
     # trained already. Shorten to a few epochs of a small corpus.

@@ -63,6 +63,11 @@ class DataSettings:
     prefetch: int = setting(4, "batches kept ready in host memory", AT_LEAST_0, unit="batches")
     demo_megabytes: float = setting(6.0, "largest size of the embedded demo corpus's text", POSITIVE, unit="MB")
     demo_vocab_size: int = setting(8000, "vocabulary trained on the embedded demo corpus", unit="entries")
+    demo_vocab_model: str = setting(
+        "wordpiece",
+        "its kind: BERT's WordPiece, uncased; RoBERTa's byte-level BPE; XLM-R's Unigram",
+        ("wordpiece", "bpe", "unigram"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,15 +49,20 @@ def docstring_documents(megabytes: float) -> Iterator[tuple[str, list[str]]]:
                 return
 
 
-def build_docstring_store(directory: epath.PathLike, megabytes: float, vocab_size: int) -> epath.Path:
+def build_docstring_store(
+    directory: epath.PathLike, megabytes: float, vocab_size: int, model: str = "wordpiece"
+) -> epath.Path:
     """Trains a vocabulary on the corpus and builds its token store, 10 % of the documents held out; returns its
     directory. Does nothing if it is there. One process builds, others wait for it.
+
+    model: wordpiece, bpe or unigram.
     """
 
     def build(store: pathlib.Path) -> None:
         # Late: a run that finds its store needs none of these.
         from bertjax.data.build import build_store
         from bertjax.data.sentences import split_sentences
+        from bertjax.tokenization.train_subwords import train_subwords
         from bertjax.tokenization.train_vocab import train_wordpiece
 
         print("Gathering the demo corpus from installed documentation (under a minute) ...", flush=True)
@@ -68,7 +73,10 @@ def build_docstring_store(directory: epath.PathLike, megabytes: float, vocab_siz
                 for _, paragraphs in docstring_documents(megabytes)
             ]
             sentences = (sentence for document in documents for sentence in document)
-            tokenizer = train_wordpiece(sentences, vocab_size=vocab_size, do_lower_case=True)
+            if model == "wordpiece":
+                tokenizer = train_wordpiece(sentences, vocab_size=vocab_size, do_lower_case=True)
+            else:
+                tokenizer = train_subwords(sentences, model, vocab_size)
             build_store(None, tokenizer, directory, documents=documents, heldout_fraction=0.1)
 
     return epath.Path(make_once(directory, build, "the demo corpus", lambda store: (store / "manifest.json").exists()))

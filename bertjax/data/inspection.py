@@ -83,12 +83,14 @@ def decoded_examples(
         for slot in range(1, int(mask.max()) + 1):
             random = bool(batch["nsp_labels"][row, slot - 1])
             where = np.flatnonzero(mask == slot)
-            words = []
-            for position in where.tolist():
-                token = tokenizer.id_to_token(int(masked[row, position]))
-                in_b = batch["token_type_ids"][row, position] == 1
+            ids, words = batch["input_ids"][row, where].tolist(), []
+            # Not every tokenizer numbers the segments; what stands between them they all have.
+            a = next(i for i in range(len(layout.prefix), len(ids)) if ids[i] in special)
+            for number, position in enumerate(where.tolist()):
+                token = tokenizer.readable(int(masked[row, position]))
+                in_b = number >= a + len(layout.middle)
                 if labels[row, position] >= 0:
-                    label = tokenizer.id_to_token(int(labels[row, position]))
+                    label = tokenizer.readable(int(labels[row, position]))
                     words.append(paint("{" + f"{token}->{label}" + "}", BOLD, RED))
                 elif batch["input_ids"][row, position] in special:
                     words.append(paint(token, DIM))

@@ -24,7 +24,7 @@ from bertjax.formats.torch_pickle import read_torch_pickle, torch_headers
 from bertjax.interop.names import HUGGING_FACE, Naming, hugging_face_place
 from bertjax.interop.sentence_transformers import SentenceSettings
 from bertjax.model import heads
-from bertjax.model.model_types import OWN
+from bertjax.model.model_types import OWN, TYPES
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 from bertjax.tokenization import Tokenizer
@@ -70,7 +70,7 @@ CLASS_PREFIXES = {
     "electra": "Electra",
     "modernbert": "ModernBert",
 }
-_BERT_ALONE = ("BertForPreTraining", "BertForNextSentencePrediction")
+BERT_ALONE = ("BertForPreTraining", "BertForNextSentencePrediction")
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -259,7 +259,7 @@ def class_name(config: BertConfig, architecture: str) -> tuple[str, str]:
     architecture: 'BertForMaskedLM', or transformers' own name of a class, which stays.
     """
     model_type = config.type
-    if model_type == OWN or (model_type != "bert" and architecture in _BERT_ALONE):
+    if model_type == OWN or (model_type != "bert" and architecture in BERT_ALONE):
         return architecture, OWN
     prefix = CLASS_PREFIXES[model_type]
     if architecture.startswith(prefix) and not architecture.startswith("BertFor" if prefix != "Bert" else ""):
@@ -310,6 +310,12 @@ def write_directory(
     architecture, model_type = class_name(config, architecture)
     state = state_dict(heads.with_rows(flatten(params), config.vocab_size), HUGGING_FACE[model_type])
     values = {"architectures": [architecture], **config.to_dict(model_type), "dtype": "float32", **(settings or {})}
+    if tokenizer is not None and model_type != OWN:
+        ids = {
+            key: tokenizer.token_to_id(tokenizer.special_tokens[name])
+            for key, name in TYPES[model_type].special.items()
+        }
+        values |= ids
     if labels is None and architecture.endswith(("SequenceClassification", "TokenClassification")):
         # The number of classes is nowhere else in config.json.
         flat = flatten(params)

@@ -18,7 +18,7 @@ import numpy as np
 
 from bertjax import jax_settings
 from bertjax.formats.arrays import LoadError
-from bertjax.interop.huggingface import CLASS_PREFIXES
+from bertjax.interop.huggingface import BERT_ALONE, CLASS_PREFIXES
 from bertjax.interop.matching import match, match_headers
 from bertjax.interop.names import heads_in
 from bertjax.interop.sentence_transformers import SentenceSettings
@@ -46,14 +46,15 @@ TASKS: dict[str, type[heads.BertNetwork]] = {
 ARCHITECTURES = {
     **{
         model.__name__.replace("Bert", prefix, 1): model
-        for prefix in ("Bert", *CLASS_PREFIXES.values())
+        for prefix in CLASS_PREFIXES.values()
         for model in TASKS.values()
+        if prefix == "Bert" or model.__name__ not in BERT_ALONE
     },
     # The same arrays; left to right if is_decoder.
     **dict.fromkeys(("BertLMHeadModel", "RobertaForCausalLM", "XLMRobertaForCausalLM"), heads.BertForMaskedLM),
     "CamembertForCausalLM": heads.BertForMaskedLM,
-    "ElectraForPreTraining": heads.BertModel,  # its discriminator's head is not read
 }
+_ENCODER_ALONE = {"ElectraForPreTraining": heads.BertModel}  # its discriminator's head is not read
 _LABELLED = (heads.BertForSequenceClassification, heads.BertForTokenClassification)
 # Fields that the parameters do not depend on, so that they may differ from the checkpoint's.
 _FREE = (
@@ -340,8 +341,8 @@ def _declared(source: Source) -> type[heads.BertNetwork]:
     if source.kind == "bertjax":
         return heads.pretraining_network(source.config, "nsp" in heads_in(source.headers, source.place))
     for name in source.settings.get("architectures") or ():
-        if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
+        if kind := ARCHITECTURES.get(name) or _ENCODER_ALONE.get(name):
+            return kind
     if source.settings.get("architectures"):
         raise LoadError(
             f"{source.directory}: architectures {source.settings['architectures']} is none of "

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from bertjax.formats.arrays import Header, LoadError
-from bertjax.interop.names import Naming, heads_in, part_of
+from bertjax.interop.names import Naming, Place, heads_in, part_of
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +85,16 @@ def match_headers(
       LoadError: missing, unexpected or mis-shaped names, all listed with their shapes; types that
         are no floating-point numbers.
     """
-    places = {path: place(path) for path in wanted}
-    needed = {path: _stored_shape(path, shape, place) for path, shape in wanted.items()}
+    absent = {part_of(path) for path in wanted} - {"encoder", *place.heads}  # heads that such files never have
+    places = {path: Place(path, False) if part_of(path) in absent else place(path) for path in wanted}
+    needed = {
+        path: tuple(shape) if part_of(path) in absent else _stored_shape(path, shape, place)
+        for path, shape in wanted.items()
+    }
     found = {path: available.get(places[path].name) for path in wanted}
     unfit = [path for path, header in found.items() if header is None or header.shape != needed[path]]
     # A head is taken whole or not at all: half of one is no head.
-    afresh = {part_of(path) for path in unfit} & place.heads.keys() if fresh_heads else set()
+    afresh = {part_of(path) for path in unfit} & {*place.heads, *absent} if fresh_heads else set()
     loaded = [path for path in wanted if part_of(path) not in afresh]
     unfit = [path for path in unfit if part_of(path) not in afresh]
 
@@ -119,9 +123,10 @@ def match_headers(
             ],
         )
         remedy = _remedy({part_of(path) for path in unfit}, unexpected, foreign, available, place, root)
-        raise LoadError("\n".join([*lines, remedy]))
+        known = [what for start, what in place.unread.items() if any(name.startswith(start) for name in foreign)]
+        raise LoadError("\n".join([*lines, *(f"{what}." for what in known), remedy]))
     if foreign:
-        log.info("%s: heads that are not used: %s", source, ", ".join(foreign[:20]))
+        log.warning("%s: parts that no model here has are left out: %s", source, ", ".join(foreign[:20]))
     types = {places[path].name: found[path].dtype for path in loaded}
     if wrong := [f"{name} ({t})" for name, t in types.items() if t.kind != "f" and t != ml_dtypes.bfloat16]:
         raise LoadError(

@@ -42,6 +42,7 @@ class Naming:
       joined: last part of a name -> the modules whose arrays it holds, one after the other along the first axis.
       root: before the names of an encoder that was saved within a model, and `bare` how they begin without it.
       ties: copies that some files have -> what they are copies of.
+      unread: heads that are never read, by how their names begin -> what to know about them.
     """
 
     place: Callable[[str], Place]
@@ -50,6 +51,7 @@ class Naming:
     root: str = ""
     bare: tuple[str, ...] = ()
     ties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unread: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __call__(self, path: str) -> Place:
         return self.place(path)
@@ -159,6 +161,10 @@ _ELECTRA = Naming(
     root="electra",
     bare=("embeddings.", "embeddings_project.", "encoder."),
     ties={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    unread={
+        "discriminator_predictions.": "this is ELECTRA's discriminator, which tells replaced tokens from others and "
+        "predicts no words: [MASK] is filled by its generator, a checkpoint of its own"
+    },
 )
 _DISTILBERT = Naming(
     _by_table(

@@ -45,8 +45,6 @@ _OTHER_WEIGHTS = {
     "tf_model.h5": "from_tf=True, with a transformers below 5",
 }
 MANY_LAYERS = 1000  # more than any model has; the file must hold them before anything is made
-# Tokenizers in config.json that tokenization/loading.py is equivalent to.
-_TOKENIZERS = ("BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,16 +282,7 @@ def _tokenizer(source: Source) -> Tokenizer | None:
         for path in sorted(source.directory.iterdir())
         if path.suffix in (".txt", ".json", ".model")
     )
-    tokenizer = _read_tokenizer(source.directory, stamp)
-    if tokenizer is None:
-        return None
-    asked = source.settings.get("tokenizer_class")
-    if asked not in (None, *_TOKENIZERS):
-        raise LoadError(
-            f"{source.directory}/config.json: tokenizer_class={asked!r} is not supported, only "
-            f"{', '.join(_TOKENIZERS)}: its ids would not be those of this model"
-        )
-    return tokenizer
+    return _read_tokenizer(source.directory, stamp)
 
 
 @functools.lru_cache(maxsize=4)  # a job opens its model several times

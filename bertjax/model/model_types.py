@@ -40,6 +40,7 @@ class ModelType:
       absent: field -> value where config.json has no such key, if it is not BertConfig's.
       one_value: keys that may have one value only, beside those of every type.
       harmless: keys that change nothing, beside those of every type.
+      special: keys for ids of the tokenizer's special tokens, whose defaults are those of the published models.
       read: changes the dictionary of a file before its keys are read, write that of a file to be.
     """
 
@@ -49,6 +50,7 @@ class ModelType:
     absent: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     one_value: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     harmless: tuple[str, ...] = ()
+    special: Mapping[str, str] = dataclasses.field(default_factory=dict)
     read: Callable[[Fields], Fields] = dict
     write: Callable[[Fields], Fields] = dict
 
@@ -128,10 +130,12 @@ def _write_modernbert(values: Fields) -> Fields:
     }
 
 
+_ENDS = {"bos_token_id": "cls_token", "eos_token_id": "sep_token"}
 _ROBERTA = ModelType(
     fixed={"positions": "offset", "heads": "roberta"},
     free=("is_decoder",),
     absent={"vocab_size": 50265, "pad_token_id": 1},
+    special=_ENDS,
     read=_read_roberta,
     write=_write_roberta,
 )
@@ -212,6 +216,7 @@ TYPES: dict[str, ModelType] = {
             "initializer_cutoff_factor sparse_prediction sparse_pred_ignore_index deterministic_flash_attn "
             "reference_compile repad_logits_with_grad layer_norm_eps type_vocab_size embedding_dropout"
         ).split(),
+        special=_ENDS | {"cls_token_id": "cls_token", "sep_token_id": "sep_token"},
         read=_read_modernbert,
         write=_write_modernbert,
     ),

@@ -182,8 +182,8 @@ _ONE_VALUE: dict[str, Any] = {
 }
 # Keys that change nothing of what is computed here: names and places, what is returned beside the
 # logits, how transformers runs or generates, the original's description of a pooler that its code
-# does not read. Heads are described by id2label, label2id, num_labels and problem_type, the
-# tokenizer by tokenizer_class, all of which interop/source.py and inference.py obey.
+# does not read. Heads are described by id2label, label2id, num_labels and problem_type, which
+# interop/source.py and inference.py obey, the tokenizer by tokenizer_class, which tokenization does.
 HARMLESS = frozenset(
     """
     architectures id2label label2id num_labels problem_type tokenizer_class finetuned

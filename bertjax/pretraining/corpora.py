@@ -345,6 +345,6 @@ def _demo_store(config: Config, workdir: epath.Path) -> TokenStore:
             f"the embedded demo corpus is built in the workdir, and {workdir} is "
             "not on a local disk; choose another --workdir"
         )
-    return TokenStore(
-        build_docstring_store(workdir / "corpus", config.data.demo_megabytes, config.data.demo_vocab_size)
-    )
+    data = config.data
+    store = workdir / "corpus"
+    return TokenStore(build_docstring_store(store, data.demo_megabytes, data.demo_vocab_size, data.demo_vocab_model))

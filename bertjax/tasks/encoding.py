@@ -4,6 +4,7 @@ In: texts or words and a tokenizer. Out: ids and segment types, specials include
 passage, or the words, stand.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -168,6 +169,7 @@ def passage_tokens(tokenizer: Tokenizer, passage: str) -> tuple[np.ndarray, np.n
     spans = np.array(offsets, np.int32).reshape(-1, 2)
     if not len(spans):
         return np.array(ids, np.int32), spans
+    spans[:, 0] = np.minimum(_past_blanks(passage)[spans[:, 0]], spans[:, 1])  # pieces may hold the blank before a word
     reached = np.maximum.accumulate(spans[:, 1])  # a token of no width may end before others
     lefts, rights = np.append(0, reached), np.append(spans[:, 0], len(passage))
     starts, ends = np.arange(len(passage) + 1), np.arange(len(passage) + 1)  # where each boundary moves to
@@ -180,6 +182,14 @@ def passage_tokens(tokenizer: Tokenizer, passage: str) -> tuple[np.ndarray, np.n
         ends[left] += after
         starts[right] -= _leading(gap[after:][::-1])
     return np.array(ids, np.int32), np.stack([starts[spans[:, 0]], ends[spans[:, 1]]], 1).astype(np.int32)
+
+
+def _past_blanks(passage: str) -> np.ndarray:
+    """[len(passage) + 1]: where each character that is white space, or the one after it, first is none."""
+    places = np.arange(len(passage) + 1)
+    for run in re.finditer(r"\s+", passage):
+        places[run.start() : run.end()] = run.end()
+    return places
 
 
 def _leading(gap: str) -> int:

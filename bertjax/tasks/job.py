@@ -212,9 +212,7 @@ def _parts(config: Config, mesh: Any) -> tuple[Any, Pretrained, str, dict[str, A
         raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
     if not t.data:
         raise ValueError("config.task.data is empty: name the directory of the task's files")
-    start = Pretrained(config.init_from)  # before data are read
-    if config.extend_positions and t.max_length > start.config.max_position_embeddings:
-        start.source = start.source.extended(t.max_length, config.extend_positions)
+    start = Pretrained.of(config)  # before data are read
     task = make_task(t.name, t.data, t.options)
     task.metric = t.metric or task.metric
     reason = ""

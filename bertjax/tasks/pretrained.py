@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bertjax.config import Config
 from bertjax.interop import open_source
 from bertjax.interop.loading import draw, stored_parameters
 from bertjax.model.heads import parameter_shapes
@@ -34,6 +35,15 @@ class Pretrained:
         self.source = open_source(path)
         self._loaded: dict[str, np.ndarray] = {}
         self._draw: Any = None
+
+    @classmethod
+    def of(cls, config: Config) -> Pretrained:
+        """Where the run of a config file starts: config.init_from, with as many positions as rows have tokens where
+        config.extend_positions says how."""
+        start, length = cls(config.init_from), config.task.max_length
+        if config.extend_positions and length > start.source.config.max_position_embeddings:
+            start.source = start.source.extended(length, config.extend_positions)
+        return start
 
     def read_ahead(self) -> None:
         """Starts to read the weights beside what Python does until they are needed."""

@@ -138,7 +138,7 @@ def of_vocab(pieces: list[str], stored: Mapping[str, Any], source: Path) -> dict
     name = stored.get("tokenizer_class")
     if name is not None and not _BERT_CLASSES.fullmatch(str(name)):
         raise ValueError(
-            f"{source}: tokenizer_class={name!r} does not read vocab.txt as BERT "
+            f"{source.parent}: tokenizer_class={name!r} does not read vocab.txt as BERT "
             "does; save its tokenizer.json, or set BertTokenizer if BERT's rules are right"
         )
     return dict.fromkeys(_JSON_KEYS) | {

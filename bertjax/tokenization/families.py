@@ -24,6 +24,8 @@ SPECIALS = {
 }  # in the order of their ids
 _BPE_CLASSES = ("Roberta", "Bart", "Longformer", "LED")
 _FAIRSEQ_CLASSES = {"XLMRoberta": "xlm-roberta", "Camembert": "camembert"}
+OWN_CLASS = "PreTrainedTokenizerFast"  # beside a sentencepiece model whose ids are its own; without one, ...
+_OWN_IDS = ("", "bert", "distilbert", "electra", "roberta", "modernbert", "bertjax")  # ... these model types
 _SPACE = "\u2581"
 
 
@@ -116,12 +118,11 @@ def _mask_lstrip(stored: Mapping[str, Any], usual: bool) -> bool:
 
 def of_bpe_files(vocab_file: Path, stored: Mapping[str, Any], given: dict[str, str]) -> dict[str, Any]:
     """vocab.json and the merges.txt beside it; ValueError if they are those of another tokenizer."""
-    source = vocab_file.parent / CONFIG_FILE
     name = str(stored.get("tokenizer_class") or "Roberta")
     if not name.startswith(_BPE_CLASSES):
         raise ValueError(
-            f"{source}: tokenizer_class={name!r} does not read vocab.json and merges.txt as RoBERTa does; save its "
-            "tokenizer.json, or set RobertaTokenizer if RoBERTa's rules are right"
+            f"{vocab_file.parent}: tokenizer_class={name!r} does not read vocab.json and merges.txt as RoBERTa does; "
+            "save its tokenizer.json, or set RobertaTokenizer if RoBERTa's rules are right"
         )
     vocab = read_json(vocab_file)
     if not isinstance(vocab, dict) or not all(type(i) is int for i in vocab.values()):
@@ -175,24 +176,31 @@ def _read_merges(path: Path, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def fairseq_family(model_file: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
-    """'xlm-roberta' or 'camembert', by which the ids of a sentencepiece model are moved; None for none.
+    """'xlm-roberta' or 'camembert', by which the ids of a sentencepiece model are moved; None where they are its own.
 
     Args:
       config: the model's config.json.
 
-    Raises ValueError where the file's name means one of them and nothing says which.
+    Raises ValueError for the model of another class, and where the file's name means a family and nothing says which.
     """
-    name = str(stored.get("tokenizer_class") or "")
+    name, model_type = str(stored.get("tokenizer_class") or ""), str(config.get("model_type") or "")
     family = next((family for start, family in _FAIRSEQ_CLASSES.items() if name.startswith(start)), None)
-    if family is None and not name and config.get("model_type") in _FAIRSEQ_CLASSES.values():
-        family = config["model_type"]
-    if family is None and model_file.name == FAIRSEQ_FILE:
-        raise ValueError(
-            f"{model_file}: which ids the pieces have depends on the tokenizer's class, and "
-            f"{f'{name!r} is none that is known' if name else 'no file says which it is'}: set tokenizer_class in "
-            f"{CONFIG_FILE} beside it to XLMRobertaTokenizer or CamembertTokenizer, or save its tokenizer.json"
-        )
-    return family
+    if family is None and not name and model_type in _FAIRSEQ_CLASSES.values():
+        family = model_type
+    if family is not None:
+        return family
+    if name == OWN_CLASS:
+        return None
+    what = f"{f'tokenizer_class={name!r}' if name else f'model_type={model_type!r}'} is none that is known"
+    if not name and model_type in _OWN_IDS:
+        if model_file.name != FAIRSEQ_FILE:
+            return None
+        what = "no file says which it is"
+    raise ValueError(
+        f"{model_file}: which ids and rules a sentencepiece model means depends on the tokenizer's class, and {what}: "
+        f"save its tokenizer.json, or set tokenizer_class in {CONFIG_FILE} beside it to XLMRobertaTokenizer or "
+        "CamembertTokenizer if it is one of them"
+    )
 
 
 def of_fairseq_model(model_file: Path, family: str, stored: Mapping[str, Any], given: dict[str, str]) -> dict[str, Any]:

@@ -94,6 +94,14 @@ class HubTokenizer(Tokenizer):
         made_of = (self._file, self.special_tokens, self._source, self.layout)
         return HubTokenizer, made_of, {"model_max_length": self.model_max_length}
 
+    def readable(self, token_id: int) -> str:
+        piece = self.id_to_token(token_id)
+        if self._word_mark() != _WORD_MARKS["ByteLevel"] or not self._is_text[token_id]:
+            return piece
+        text = self.decode([token_id])
+        # Part of a character is no text, and a blank at the start would not be seen.
+        return piece if "\ufffd" in text else text.replace(" ", _WORD_MARKS["ByteLevel"])
+
     @property
     def is_continuation(self) -> np.ndarray | None:
         """bool [V]: pieces of text that continue a word; None where the pieces do not tell."""

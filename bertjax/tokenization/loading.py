@@ -52,13 +52,15 @@ def load_tokenizer(
     directory, vocab_file = _find(path)
     named = directory if path.is_dir() else path
     stored = files.read_settings(directory)
+    config = files.read_object(directory / "config.json")
+    stored = {"tokenizer_class": config.get("tokenizer_class")} | stored  # as transformers looks for it
     if unknown := files.unknown_settings(stored):
         log.warning(
             "%s: keys that nothing is known of are not obeyed: %s", directory / CONFIG_FILE, ", ".join(unknown[:10])
         )
     family = None
     if vocab_file.suffix == ".model":
-        family = families.fairseq_family(vocab_file, stored, files.read_object(directory / "config.json"))
+        family = families.fairseq_family(vocab_file, stored, config)
     if vocab_file.suffix == ".model" and family is None:
         tokenizer = _sentencepiece(vocab_file, stored)
         _check_own_rules(tokenizer, vocab_file, stored, do_lower_case, strip_accents)

@@ -15,6 +15,7 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
+from bertjax.tokenization.families import OWN_CLASS
 from bertjax.tokenization.tokenizer import SPECIAL_NAMES, USUAL_NAMES, Span, Tokenizer
 
 _PieceType = sentencepiece_model_pb2.ModelProto.SentencePiece.Type
@@ -118,7 +119,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._model
 
     def _config(self) -> dict[str, Any]:
-        return {"do_lower_case": self.do_lower_case, **self.special_tokens}
+        return {"tokenizer_class": OWN_CLASS, "do_lower_case": self.do_lower_case, **self.special_tokens}
 
 
 def parse_model(content: bytes, source: str) -> sentencepiece_model_pb2.ModelProto:

@@ -120,6 +120,10 @@ class Tokenizer(abc.ABC):
             raise IndexError(f"token id {token_id} is outside the vocabulary of {len(self.vocab)}")
         return self.vocab[token_id]
 
+    def readable(self, token_id: int) -> str:
+        """The piece of `token_id` for human eyes: itself, but for pieces that are written as bytes."""
+        return self.id_to_token(token_id)
+
     @property
     @abc.abstractmethod
     def is_continuation(self) -> np.ndarray | None:

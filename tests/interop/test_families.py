@@ -11,7 +11,9 @@ import pytest
 from bertjax.interop import LoadError, load_model
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.paths import flatten
+from bertjax.tools.convert import convert
 from bertjax.training.losses import classification_sums, mean
+from tests.families import FAMILIES, torch_model
 
 torch = pytest.importorskip("torch", reason="parity needs the [parity] extra")
 transformers = pytest.importorskip("transformers", reason="parity needs the [parity] extra")
@@ -21,38 +23,8 @@ torch.set_num_threads(1)
 ABSOLUTE = 1e-4
 RELATIVE = 1e-4  # gradients, against the largest element of each
 WORDS = 101
-SIZES = {
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 80,
-    "max_position_embeddings": 50,
-}
-ROBERTA = SIZES | {"type_vocab_size": 1, "pad_token_id": 1}
-FAMILIES = {
-    "roberta": ROBERTA | {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5},
-    "xlm-roberta": ROBERTA,
-    "camembert": ROBERTA | {"pad_token_id": 3},
-    "distilbert": {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80, "max_position_embeddings": 50},
-    "electra": SIZES | {"embedding_size": 20},
-    "electra, no projection": SIZES | {"embedding_size": 48},
-    "modernbert": SIZES | {"num_hidden_layers": 5, "local_attention": 14, "pad_token_id": 0},
-    "modernbert, biases, mean": SIZES
-    | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_pooling": "mean", "pad_token_id": 0}
-    | {"global_attn_every_n_layers": 2, "num_attention_heads": 2, "local_attention": 6},
-}
+COMPARED = [name for name in FAMILIES if name != "bert"]  # which has tests of its own
 HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
-
-
-def torch_model(family, auto, **changes):
-    torch.manual_seed(sum(map(ord, family)))
-    values = {"vocab_size": WORDS, **FAMILIES[family], **changes}
-    config = transformers.AutoConfig.for_model(family.split(",")[0], **values, attn_implementation="eager")
-    model = getattr(transformers, f"AutoModel{auto}").from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # biases and LayerNorm too: zeros would hide errors
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 def batch(model, length=37, lead=(4,)):
@@ -73,7 +45,7 @@ def gap(ours, theirs, where=...):
     return float(np.abs(np.asarray(ours)[where] - theirs.detach().numpy()[where]).max())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", COMPARED)
 def test_hidden_states_of_every_layer(family, tmp_path):
     model = torch_model(family, "")
     model.save_pretrained(tmp_path)
@@ -91,7 +63,7 @@ NOT_COMPARED = ("_name_or_path", "id2label", "label2id", "global_attn_every_n_la
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", COMPARED)
 def test_every_head_goes_in_and_comes_out_equal(family, head, tmp_path):
     labels = {"num_labels": 3} if head in ("SequenceClassification", "TokenClassification") else {}
     model = torch_model(family, f"For{head}", **labels)
@@ -213,14 +185,34 @@ def test_modernberts_old_configuration_means_the_same(tmp_path):
     assert gap(load_model(tmp_path)(ids, mask), their(model, ids, mask).logits, mask == 1) < ABSOLUTE
 
 
-def test_electras_discriminator_is_read_as_an_encoder(tmp_path):
+def test_electras_discriminator_is_read_as_an_encoder(tmp_path, caplog):
+    """Its head is left out, which is said, and what is written is the encoder alone."""
     model = torch_model("electra", "ForPreTraining")
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path / "in")
     ids, mask = batch(model)
-    hidden, _ = load_model(tmp_path)(ids, mask)
-    assert gap(hidden, their(model.electra, ids, mask)[0], mask == 1) < ABSOLUTE
-    tagger = load_model(tmp_path, "token-classification", num_labels=4, reinitialise_head=True)
+    loaded = load_model(tmp_path / "in")
+    assert gap(loaded(ids, mask)[0], their(model.electra, ids, mask)[0], mask == 1) < ABSOLUTE
+    assert "no model here has are left out: discriminator_predictions.dense.bias" in caplog.text
+    tagger = load_model(tmp_path / "in", "token-classification", num_labels=4, reinitialise_head=True)
     assert tagger(ids, mask).shape == (*ids.shape, 4)
+    convert(tmp_path / "in", "hf", tmp_path / "out")
+    again, report = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values()) and again.config.architectures == ["ElectraModel"]
+    assert gap(loaded(ids, mask)[0], their(again.eval(), ids, mask)[0], mask == 1) < ABSOLUTE
+
+
+def test_a_head_that_the_type_never_has_is_missing_or_starts_afresh(tmp_path):
+    torch_model("roberta", "ForMaskedLM").save_pretrained(tmp_path)
+    with pytest.raises(LoadError, match="(?s)nsp/kernel.*the heads that the file has are: mlm"):
+        load_model(tmp_path, "next-sentence")
+    loaded = load_model(tmp_path, "pretraining", reinitialise_head=True)
+    assert {name.split("/")[0] for name in loaded.fresh} == {"pooler", "nsp"}
+
+
+def test_electras_discriminator_predicts_no_words(tmp_path):
+    torch_model("electra", "ForPreTraining").save_pretrained(tmp_path)
+    with pytest.raises(LoadError, match="ELECTRA's discriminator.* is filled by its generator"):
+        load_model(tmp_path, "mlm")
 
 
 def test_a_classifier_starts_from_the_prediction_head_of_modernbert(tmp_path):

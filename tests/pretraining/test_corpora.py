@@ -200,8 +200,8 @@ def test_a_mixture_names_stores_and_weights(tmp_path):
 def test_the_demo_corpus_is_built_in_the_workdir_and_only_on_a_local_disk(tmp_path, monkeypatch):
     built = []
 
-    def build(directory, megabytes, vocab_size):
-        built.append((directory, megabytes, vocab_size))
+    def build(directory, *settings):
+        built.append((directory, *settings))
         tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
         build_store(None, tokenizer, directory, documents=[["w1 w2", "w3"], ["w4", "w5 w6"]] * 9)
         return directory
@@ -211,7 +211,7 @@ def test_the_demo_corpus_is_built_in_the_workdir_and_only_on_a_local_disk(tmp_pa
     config.data.corpus, config.data.demo_megabytes = "docstrings", 3.0
     opened = open_corpus(frozen(config), epath.Path(tmp_path), (0, 1))
     assert opened.describe().startswith("17 documents")  # one is held out
-    assert built == [(tmp_path / "corpus", 3.0, config.data.demo_vocab_size)]
+    assert built == [(tmp_path / "corpus", 3.0, config.data.demo_vocab_size, "wordpiece")]
     with pytest.raises(ValueError, match="not on a local disk"):
         open_corpus(frozen(config), epath.Path("gs://bucket/run"), (0, 1))
 

@@ -2,7 +2,6 @@
 of transformers' AutoTokenizer from the same files."""
 
 import io
-import json
 
 import numpy as np
 import pytest
@@ -15,15 +14,8 @@ from bertjax.data.store import TokenStore
 from bertjax.tasks.encoding import passage_tokens, passage_windows, segment_row
 from bertjax.tokenization import Layout, load_tokenizer
 from bertjax.tokenization.hub import HubTokenizer
+from tests.families import CORPUS, write_json, write_tokenizer
 
-tokenizers = pytest.importorskip("tokenizers")
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
-
-CORPUS = [
-    "The quick brown fox jumps over the lazy dog.",
-    "Hello world, it's a test of naïve tokenizers!",
-    "Café au lait costs 123 euros; the fox pays.",
-] * 5
 TEXTS = [
     "Hello world",
     "The fox",
@@ -34,122 +26,7 @@ TEXTS = [
     "quick brown-fox, 1234 THE",
     "\u200b a\u00a0b\U0001f4a9",
 ]
-ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 KINDS = ["roberta", "roberta-json", "xlm-roberta", "camembert", "xlm-roberta-json", "modernbert", "odd"]
-
-
-def write_json(path, **content):
-    path.write_text(json.dumps(content))
-
-
-def write_roberta(directory, as_json):
-    library = tokenizers.Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    library.train_from_iterator(
-        CORPUS,
-        trainers.BpeTrainer(vocab_size=330, special_tokens=ROBERTA, initial_alphabet=alphabet, show_progress=False),
-    )
-    if as_json:
-        library.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), True, False)
-        library.decoder = decoders.ByteLevel()
-        library.save(str(directory / "tokenizer.json"))
-        mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
-        write_json(
-            directory / "tokenizer_config.json",
-            tokenizer_class="RobertaTokenizer",
-            add_prefix_space=True,
-            model_max_length=512,
-            mask_token={**mask, "__type": "AddedToken"},
-        )
-    else:
-        library.model.save(str(directory))
-    write_json(directory / "config.json", model_type="roberta")
-
-
-def write_fairseq(directory, kind):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS * 5),
-        model_writer=model,
-        vocab_size=70,
-        model_type="unigram",
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    (directory / "sentencepiece.bpe.model").write_bytes(model.getvalue())
-    write_json(directory / "config.json", model_type=kind)
-
-
-def write_unigram(directory):
-    library = tokenizers.Tokenizer(models.Unigram())
-    library.normalizer = normalizers.NFKC()
-    library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    library.train_from_iterator(
-        CORPUS, trainers.UnigramTrainer(vocab_size=90, special_tokens=ROBERTA, unk_token="<unk>", show_progress=False)
-    )
-    library.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
-    library.decoder = decoders.Metaspace()
-    library.save(str(directory / "tokenizer.json"))
-    write_json(
-        directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", **names(ROBERTA, 1, 3, 0)
-    )
-
-
-def write_modernbert(directory):
-    library = tokenizers.Tokenizer(models.BPE())
-    library.normalizer = normalizers.NFC()
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    library.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=330, special_tokens=BERT, initial_alphabet=alphabet, show_progress=False)
-    )
-    library.add_tokens([tokenizers.AddedToken("   ", normalized=True), "fox-brown"])
-    library.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    library.decoder = decoders.ByteLevel()
-    library.save(str(directory / "tokenizer.json"))
-    write_json(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", **names(BERT, 0, 1, 2))
-
-
-def write_odd(directory):
-    """BERT's template around a WordPiece with another normalizer and pre-tokenizer."""
-    library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    library.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()])
-    library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits(True)])
-    library.train_from_iterator(
-        CORPUS, trainers.WordPieceTrainer(vocab_size=150, special_tokens=BERT, show_progress=False)
-    )
-    library.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    library.decoder = decoders.WordPiece()
-    library.save(str(directory / "tokenizer.json"))
-    write_json(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", **names(BERT, 0, 1, 2))
-
-
-def names(tokens, pad, unk, cls):
-    sep = tokens[3] if pad == 0 else tokens[2]
-    return {
-        "pad_token": tokens[pad],
-        "unk_token": tokens[unk],
-        "cls_token": tokens[cls],
-        "sep_token": sep,
-        "mask_token": tokens[4],
-    }
-
-
-WRITE = {
-    "roberta": lambda directory: write_roberta(directory, False),
-    "roberta-json": lambda directory: write_roberta(directory, True),
-    "xlm-roberta": lambda directory: write_fairseq(directory, "xlm-roberta"),
-    "camembert": lambda directory: write_fairseq(directory, "camembert"),
-    "xlm-roberta-json": write_unigram,
-    "modernbert": write_modernbert,
-    "odd": write_odd,
-}
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +36,7 @@ def directories(tmp_path_factory):
     def directory(kind):
         if kind not in made:
             made[kind] = tmp_path_factory.mktemp(kind)
-            WRITE[kind](made[kind])
+            write_tokenizer(made[kind], kind)
         return made[kind]
 
     return directory
@@ -297,10 +174,39 @@ def test_which_family_a_sentencepiece_model_is_of_must_be_known(directories, tmp
     with pytest.raises(ValueError, match="sentencepiece.bpe.model: .*no file says which.*XLMRobertaTokenizer or"):
         load_tokenizer(tmp_path)
     write_json(tmp_path / "tokenizer_config.json", tokenizer_class="MBartTokenizer")
-    with pytest.raises(ValueError, match="'MBartTokenizer' is none that is known"):
+    with pytest.raises(ValueError, match="tokenizer_class='MBartTokenizer' is none that is known"):
         load_tokenizer(tmp_path)
     write_json(tmp_path / "tokenizer_config.json", tokenizer_class="CamembertTokenizerFast")
     assert load_tokenizer(tmp_path).fingerprint == load_tokenizer(directories("camembert")).fingerprint
+    (tmp_path / "tokenizer_config.json").unlink()
+    # Where only the model says it; a BERT may have XLM-R's tokenizer.
+    write_json(tmp_path / "config.json", tokenizer_class="XLMRobertaTokenizer", model_type="bert")
+    assert load_tokenizer(tmp_path).fingerprint == load_tokenizer(directories("xlm-roberta")).fingerprint
+
+
+@pytest.mark.parametrize("kind", ["albert", "xlnet", "t5"])
+@pytest.mark.parametrize("said", ["config.json", "tokenizer_config.json"])
+def test_sentencepiece_models_with_other_rules_are_refused_by_name(tmp_path, kind, said):
+    """Their pieces alone would do: ALBERT, for one, lower-cases before the model sees the text."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 5),
+        model_writer=model,
+        vocab_size=75,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        pad_id=0,
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+    )
+    (tmp_path / "spiece.model").write_bytes(model.getvalue())
+    assert load_tokenizer(tmp_path).layout
+    name = {"albert": "AlbertTokenizer", "xlnet": "XLNetTokenizer", "t5": "T5Tokenizer"}[kind]
+    write_json(tmp_path / said, **({"model_type": kind} if said == "config.json" else {"tokenizer_class": name}))
+    with pytest.raises(ValueError, match=f"spiece.model: .*({kind}|{name})' is none that is known.*tokenizer.json"):
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from bertjax.process import hardware
 from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
 from bertjax.tasks.kinds import KINDS
+from bertjax.tasks.pretrained import Pretrained
 from bertjax.training import sharding
 from bertjax.training.trainer import Objective, Trainer
 
@@ -179,9 +180,7 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
 def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: Any) -> Stage:
     task, rows = config.task, config.batch_size
     if config.init_from:
-        from bertjax.interop import open_source
-
-        source = open_source(config.init_from)
+        source = Pretrained.of(config).source
         _ = source.headers  # whose sizes are compared with those of the configuration
         model = source.config
     head, outputs = task_head(task.name, task.options)
