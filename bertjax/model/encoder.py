@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -131,11 +131,12 @@ class Attention(nnx.Module):
 class Layer(nnx.Module):
     """One Transformer layer, with LayerNorm after its sub-layers (original: transformer_model) or before them.
 
-    A hidden state comes and goes twice, for its two uses: see kernels/choice.py, Pair.
+    A hidden state comes and goes twice, for its two uses: see kernels/choice.py, Pair. Where norms come before, what
+    comes is normalised by this layer's first norm already, and what goes by `following`, the next layer's.
     """
 
     def __init__(self, config: BertConfig, number: int) -> None:
-        self.dropout_rate = config.hidden_dropout_prob
+        self.before, self.dropout_rate = config.norm == "before", config.hidden_dropout_prob
         h, f, draw = config.hidden_size, config.intermediate_size, truncated_normal(config.initializer_range)
         self.attention = Attention(config, number)
         self.intermediate = Dense(h, f, draw, config.mlp_bias)
@@ -143,22 +144,24 @@ class Layer(nnx.Module):
         self.output = Dense(f, h, draw, config.mlp_bias)
         self.LayerNorm = LayerNorm(h, config.layer_norm_eps, config.norm_bias)
 
-    def __call__(self, pair: Pair, layout: Layout, keys: jax.Array | None, kernels: Kernels) -> Pair:
+    def __call__(
+        self, pair: Pair, layout: Layout, keys: jax.Array | None, kernels: Kernels, following: LayerNorm | None
+    ) -> Pair:
         """keys: [3], of the layer's dropout sites."""
         attention_key, output_key, ffn_key = (None,) * SITES_PER_LAYER if keys is None else keys
         attention, rate = self.attention, self.dropout_rate
+        middle, end = (self.LayerNorm, following) if self.before else (attention.LayerNorm, self.LayerNorm)
 
         residual, x = map(keep_rows, pair)
-        x = attention(kernels.norm_before(attention.LayerNorm, x), layout, attention_key, kernels)
-        pair = kernels.dense_add_norm(attention.output, attention.LayerNorm, x, residual, rate, output_key)
+        x = attention(x, layout, attention_key, kernels)
+        pair = kernels.dense_add_norm(attention.output, middle, x, residual, rate, output_key)
         residual, x = (checkpoint_name(y, "attention_normalised") for y in pair)
-        x = kernels.norm_before(self.LayerNorm, x)
         x = (
             kernels.dense_gated(self.intermediate, self.gate, x)
             if self.gate
             else kernels.dense_activation(self.intermediate, x)
         )
-        return kernels.dense_add_norm(self.output, self.LayerNorm, x, residual, rate, ffn_key)
+        return kernels.dense_add_norm(self.output, end, x, residual, rate, ffn_key)
 
 
 @dataclasses.dataclass(unsafe_hash=True, repr=False)
@@ -208,8 +211,8 @@ class BertEncoder(Network):
         key, layer_keys = _dropout_keys(config, dropout_key)
         kernels = choose(config, execution, batch, length)
 
-        def run(layer: Layer, pair: Pair, layout: Layout, keys: jax.Array | None) -> Pair:
-            return layer(pair, layout, keys, kernels)
+        def run(layer: Layer, pair: Pair, layout: Layout, keys: jax.Array | None, following: LayerNorm | None) -> Pair:
+            return layer(pair, layout, keys, kernels, following)
 
         x = self.embeddings(input_ids, token_type_ids, position_ids, execution, key)
         run = _rematerialised(run, execution.remat)
@@ -219,45 +222,40 @@ class BertEncoder(Network):
             run = jax.jit(run)
         layers = [getattr(self, f"layer_{i}") for i in range(config.num_hidden_layers)]
         layout = Layout(attention_mask, position_ids, positions.turns(config, length, position_ids))
-        hidden = _through(layers, x, layout, layer_keys, run, _scanned(config) if execution.layers == "scan" else None)
-        if self.final_norm is not None:
-            hidden[-1] = self.final_norm(hidden[-1])
-        return tuple(hidden) if all_hidden else hidden[-1]
+        pairs = self._through(layers, x, layout, layer_keys, run)
+        # Of the first of a pair no norm was taken that belongs to the next layer, or to the end.
+        last = pairs[-1][config.norm == "after" or self.final_norm is not None]
+        return (*(pair[0] for pair in pairs[:-1]), last) if all_hidden else last
 
+    def _through(
+        self, layers: list[Layer], x: jax.Array, layout: Layout, keys: jax.Array | None, run: Callable
+    ) -> list[Pair]:
+        """The hidden state of the embeddings, and of every layer."""
+        following: list[LayerNorm | None] = [None] * len(layers)
+        pair = x, x
+        if self.config.norm == "before":
+            norms = [layer.attention.LayerNorm for layer in layers]
+            following = [*norms[1:], self.final_norm or norms[-1]]
+            pair = x, x if norms[0] is None else norms[0](x)
+        pairs = [pair]
+        first, size = _scanned(self.config) if self.execution.layers == "scan" else (len(layers), 1)
+        for i, layer in enumerate(layers[:first]):
+            pairs.append(run(layer, pairs[-1], layout, None if keys is None else keys[i], following[i]))
+        if first == len(layers):
+            return pairs
 
-def _through(
-    layers: list[Layer],
-    x: jax.Array,
-    layout: Layout,
-    keys: jax.Array | None,
-    run: Callable,
-    scanned: tuple[int, int] | None,
-) -> list[jax.Array]:
-    """Hidden states: of the embeddings, and of every layer.
+        def body(pair: Pair, xs: tuple[list[Layer], list[LayerNorm | None], jax.Array | None]) -> tuple[Pair, Any]:
+            made = []
+            for i, (layer, norm) in enumerate(zip(*xs[:2], strict=True)):
+                pair = run(layer, pair, layout, None if xs[2] is None else xs[2][i], norm)
+                made.append(pair)
+            return pair, made
 
-    scanned: (the first layer of a scan, layers in its body), see _scanned; None = no scan.
-    """
-    hidden, pair = [x], (x, x)
-    first, size = scanned or (len(layers), 1)
-    for i, layer in enumerate(layers[:first]):
-        pair = run(layer, pair, layout, None if keys is None else keys[i])
-        hidden.append(pair[1])
-    if first == len(layers):
-        return hidden
-
-    def body(pair: Pair, xs: tuple[list[Layer], jax.Array | None]) -> tuple[Pair, list[jax.Array]]:
-        group, own = xs
-        states = []
-        for i, layer in enumerate(group):
-            pair = run(layer, pair, layout, None if own is None else own[i])
-            states.append(pair[1])
-        return pair, states
-
-    groups = [layers[i : i + size] for i in range(first, len(layers), size)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *groups)
-    keys = None if keys is None else keys[first:].reshape(len(groups), size, *keys.shape[1:])
-    _, states = jax.lax.scan(body, pair, (stacked, keys))
-    return hidden + [own[i] for i in range(len(groups)) for own in states]
+        groups = [(layers[i : i + size], following[i : i + size]) for i in range(first, len(layers), size)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *groups)
+        keys = None if keys is None else keys[first:].reshape(len(groups), size, *keys.shape[1:])
+        _, made = jax.lax.scan(body, pairs[-1], (*stacked, keys))
+        return pairs + [(one[i], two[i]) for i in range(len(groups)) for one, two in made]
 
 
 def _scanned(config: BertConfig) -> tuple[int, int]:

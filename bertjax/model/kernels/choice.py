@@ -39,19 +39,17 @@ class Kernels:
         keys still to be turned (rotary.turned). If the product has none, bias is None and the product
         [B, T, 3, A, D]. None: as `attention`.
       dense_add_norm: (dense, norm, x, residual, dropout_rate, dropout_key) -> norm(residual +
-        dropout(dense(x))) [B, T, H], once for each of its two uses.
+        dropout(dense(x))) [B, T, H], once for each of its two uses. Where norms come before the
+        sub-layers, the first is that sum itself; norm=None: both are.
       dense_activation: (dense, x [B, T, H]) -> the activation of dense(x) [B, T, F].
       dense_gated: (dense, gate, x [B, T, H]) -> activation(dense(x)) * gate(x) [B, T, F].
-      norm_before: (norm or None, x [B, T, H]) -> what a sub-layer reads: norm(x), or x where norms come after;
-        dense_add_norm then adds without a norm.
     """
 
     attention: Callable[..., jax.Array]
     joined_attention: Callable[..., jax.Array] | None
-    dense_add_norm: Callable[[Dense, LayerNorm, jax.Array, jax.Array, float, jax.Array | None], Pair]
+    dense_add_norm: Callable[[Dense, LayerNorm | None, jax.Array, jax.Array, float, jax.Array | None], Pair]
     dense_activation: Callable[[Dense, jax.Array], jax.Array]
     dense_gated: Callable[[Dense, Dense, jax.Array], jax.Array]
-    norm_before: Callable[[LayerNorm | None, jax.Array], jax.Array]
 
 
 def choose(config: BertConfig, execution: Execution, batch: int, length: int) -> Kernels:
@@ -72,9 +70,7 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
         joined = functools.partial(joined_attention, kernel) if execution.qkv == "fused" else None
     xla = execution.pointwise == "xla"
     before = config.norm == "before"
-    add_norm: Callable[..., Pair] = functools.partial(
-        dense_add if before else dense_add_norm, words=execution.dropout_words
-    )
+    add_norm: Callable[..., Pair] = functools.partial(dense_add_norm, words=execution.dropout_words, before=before)
     act = functools.partial(dense_activation, config.hidden_act)
     gates = functools.partial(dense_gated, config.hidden_act)
     # Pallas is imported where it is used: that takes a fifth of a second.
@@ -83,7 +79,7 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
     by_tanh = activation(config.hidden_act) is gelu_tanh and config.intermediate_size % 128 == 0
     if not xla and by_tanh and config.mlp_bias:
         from bertjax.model.kernels.bias_gelu import dense_gelu as act
-    return Kernels(attention, joined, add_norm, act, gates, norm_before if before else norm_after)
+    return Kernels(attention, joined, add_norm, act, gates)
 
 
 def attention_kernel(name: str) -> ModuleType:
@@ -125,24 +121,11 @@ def select_attention(shape: Sequence[int], dtype: jnp.dtype, platform: str) -> s
 # ------------------------------------------------------------------------- the functions in plain XLA
 
 
-def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None, words: str) -> Pair:
+def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None, words: str, before: bool) -> Pair:
     """See Kernels; `words` is Execution.dropout_words."""
-    y = norm(residual + dropout(dense(x), rate, key, words))
-    return y, y
-
-
-def dense_add(dense, norm, x, residual, rate: float, key: jax.Array | None, words: str) -> Pair:
-    """dense_add_norm where norms come before the sub-layers: `norm` is not used."""
-    y = residual + dropout(dense(x), rate, key, words)
-    return y, y
-
-
-def norm_before(norm: LayerNorm | None, x: jax.Array) -> jax.Array:
-    return x if norm is None else norm(x)
-
-
-def norm_after(norm: LayerNorm | None, x: jax.Array) -> jax.Array:
-    return x
+    z = residual + dropout(dense(x), rate, key, words)
+    y = z if norm is None else norm(z)
+    return z if before else y, y
 
 
 def dense_activation(hidden_act: str, dense: Dense, x: jax.Array) -> jax.Array:
