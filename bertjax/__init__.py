@@ -34,11 +34,13 @@ _HOMES = {
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"bertjax.{home}"), name)
-    raise AttributeError(f"module 'bertjax' has no attribute {name!r}")
+if not TYPE_CHECKING:  # which would take any name for one
+
+    def __getattr__(name: str) -> Any:
+        for home, names in _HOMES.items():
+            if name in names:
+                return getattr(importlib.import_module(f"bertjax.{home}"), name)
+        raise AttributeError(f"module 'bertjax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -111,7 +111,7 @@ class Result:
         return cls(str(directory), max((record["step"] for record in records), default=0), metrics)
 
     def _repr_html_(self) -> str:
-        rows = [(name, f"{value:.4f}") for name, value in self.metrics.items() if value is not None]
+        rows = [notebook.named(name, value) for name, value in self.metrics.items() if value is not None]
         links = "".join(
             f' <a href="{os.path.relpath(path) if "://" not in path else path}" target="_blank">{name}</a>'
             for name, path in (("report", self.report), ("model", self.model_path))

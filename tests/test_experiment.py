@@ -1,5 +1,6 @@
 """Training from Python: what the functions take, what they give, and how a notebook goes on after them."""
 
+import ast
 import asyncio
 import json
 import os
@@ -290,3 +291,14 @@ def test_a_model_is_asked_what_its_head_answers(start):
         bertjax.predict(bertjax.load_model(start), ["a"])
     with pytest.raises(ValueError, match="model=5 is no model of load_model and no path"):
         bertjax.predict(5, ["a"])
+
+
+def test_editors_see_every_name_of_the_package():
+    """Names that are imported when they are first used are imported for type checkers too."""
+    tree = ast.parse(pathlib.Path(bertjax.__file__).read_text())
+    [block] = [
+        node for node in tree.body if isinstance(node, ast.If) and any(isinstance(x, ast.ImportFrom) for x in node.body)
+    ]
+    seen = {f"{node.module}.{alias.name}" for node in block.body for alias in node.names}
+    assert seen == {f"bertjax.{home}.{name}" for home, names in bertjax._HOMES.items() for name in names}
+    assert all(getattr(bertjax, name) is not None for name in bertjax.__all__)

@@ -7,17 +7,22 @@ IPython shows and replaces. Where no notebook runs, the console stays as it is.
 from __future__ import annotations
 
 import html
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST_POINTS = 300  # of a curve
+MOST_DOTS = 30
 _PAUSE_S = 0.3  # between two pictures at least: each goes to the browser as a whole
 _WIDTH, _HEIGHT = 460, 150
+_COLOURS = ("#2a78c2", "#d9730d")
 # Names of metrics.jsonl -> what the table calls them, and how it writes them.
-_SHOWN = {
+_NAMES = {
     "loss": ("loss", "{:.4f}"),
+    "mlm_loss": ("loss of masked words", "{:.4f}"),
+    "nsp_loss": ("loss of next sentences", "{:.4f}"),
     "mlm_accuracy": ("accuracy of masked words", "{:.1%}"),
     "nsp_accuracy": ("accuracy of next sentences", "{:.1%}"),
     "learning_rate": ("learning rate", "{:.2e}"),
@@ -39,29 +44,31 @@ def output() -> dict[str, Any]:
 
 
 class Picture:
-    """What the notebook shows of one run. `losses` and `heldout` are points (step, loss)."""
+    """What the notebook shows of one run: `losses`, and of held-out data losses or else scores, as points (step, y)."""
 
     def __init__(self) -> None:
         self.step, self.last_step, self.line = 0, 0, ""
-        self.numbers: dict[str, float | None] = {}
-        self.evaluated: dict[str, float | None] = {}
+        self.numbers: Mapping[str, float | None] = {}
+        self.evaluated: Mapping[str, float | None] = {}
         self.losses: list[tuple[int, float]] = []
         self.heldout: list[tuple[int, float]] = []
+        self.scores: list[tuple[int, float]] = []
         self._handle: Any = None
         self._shown_at = 0.0
 
     def show(self, step: int, last_step: int | None, metrics: Mapping[str, float | None], line: str) -> None:
         """As `show` of the logbook asks for; an evaluation has no last step."""
         self.step, self.line = step, line
+        # Of the losses of pre-training the one of masked words, which is what both measure.
         if last_step is None:
             self.evaluated = {name.removeprefix("eval/"): value for name, value in metrics.items()}
-            loss = self.evaluated.get("loss", self.evaluated.get("mlm_loss"))
-            self.heldout += [(step, loss)] if _finite(loss) else []
+            loss = self.evaluated.get("mlm_loss", self.evaluated.get("loss"))
+            add(self.heldout, step, loss)
+            if loss is None:
+                add(self.scores, step, next(iter(self.evaluated.values()), None))
         else:
-            self.last_step, self.numbers = last_step, dict(metrics)
-            # Of the two losses of pre-training, the one that is evaluated.
-            loss = metrics.get("mlm_loss", metrics.get("loss"))
-            self.losses += [(step, loss)] if _finite(loss) else []
+            self.last_step, self.numbers = last_step, metrics
+            add(self.losses, step, metrics.get("mlm_loss", metrics.get("loss")))
         if last_step is None or step == last_step or time.monotonic() - self._shown_at > _PAUSE_S:
             self._shown_at = time.monotonic()
             self._display()
@@ -79,16 +86,32 @@ class Picture:
 
     def _repr_html_(self) -> str:
         rows = [("step", f"{self.step:,} of {self.last_step:,}")]
-        rows += [(name, form.format(value)) for key, (name, form) in _SHOWN.items() if (value := self.numbers.get(key))]
+        rows += [named(key, self.numbers[key]) for key in _NAMES if self.numbers.get(key)]
         if "  ETA " in self.line:
             rows.append(("time left", self.line.partition("  ETA ")[2].partition("  skipped")[0]))
-        rows += [(f"{name}, held out", f"{value:.4f}") for name, value in self.evaluated.items() if value is not None]
+        told = [named(key, value) for key, value in self.evaluated.items() if value is not None]
+        rows += [(f"{name}, held out", value) for name, value in told]
         share = self.step / self.last_step if self.last_step else 0
+        charts = curves({"training loss": self.losses, "held out": self.heldout})
+        if self.scores:
+            charts += curves({f"{next(iter(self.evaluated), '')}, held out": self.scores})
         return (
             '<div style="display:flex;flex-wrap:wrap;gap:1.5em;align-items:flex-start">'
             f'<div>{table(rows)}<progress value="{share:.4f}" style="width:100%"></progress></div>'
-            f"{curves({'training': self.losses, 'held out': self.heldout})}</div>"
+            f'<div style="display:flex;flex-direction:column">{charts}</div></div>'
         )
+
+
+def add(points: list[tuple[int, float]], step: int, value: float | None) -> None:
+    """One more point, if there is a number."""
+    if value is not None and math.isfinite(value):
+        points.append((step, value))
+
+
+def named(key: str, value: float | None) -> tuple[str, str]:
+    """What the table calls a number of metrics.jsonl, and the number as text."""
+    name, form = _NAMES.get(key, (key.replace("_", " "), "{:.4f}"))
+    return name, form.format(value)
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
@@ -102,7 +125,7 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def curves(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """An SVG of the losses over the steps: the first as a line, the second as dots."""
+    """An SVG of lines over the steps; points that are few are dots too."""
     points = [point for line in lines.values() for point in line]
     if len({step for step, _ in points}) < 2:
         return ""
@@ -114,37 +137,29 @@ def curves(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         x = 40 + (_WIDTH - 50) * (point[0] - left) / (right - left)
         return x, 8 + (_HEIGHT - 28) * (high - point[1]) / (high - low)
 
-    first, second = (thinned(line) for line in lines.values())
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, first))
-    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in map(place, second))
-    labels = "".join(
-        f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
-        for x, y, anchor, text in (
-            (36, 14, "end", f"{high:.3g}"),
-            (36, _HEIGHT - 18, "end", f"{low:.3g}"),
-            (40, _HEIGHT - 3, "start", f"{left:,}"),
-            (_WIDTH - 10, _HEIGHT - 3, "end", f"step {right:,}"),
-        )
-    )
-    names = "".join(
-        f'<text x="{_WIDTH - 10}" y="{16 + 13 * i}" text-anchor="end" fill="{colour}">{html.escape(name)}</text>'
-        for i, (name, colour) in enumerate(zip(lines, ("#2a78c2", "#d9730d"), strict=True))
-        if lines[name]
-    )
+    parts = [f'<path d="M40 4V{_HEIGHT - 20}H{_WIDTH - 6}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>']
+    drawn = [(name, line) for name, line in lines.items() if line]
+    for number, ((name, line), colour) in enumerate(zip(drawn, _COLOURS, strict=False)):
+        placed = [place(point) for point in thinned(line)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        if len(placed) <= MOST_DOTS:
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in placed]
+        parts.append(_text(_WIDTH - 10, 16 + 13 * number, "end", html.escape(name), colour))
+    parts += [_text(36, 14, "end", f"{high:.3g}"), _text(36, _HEIGHT - 18, "end", f"{low:.3g}")]
+    parts += [_text(40, _HEIGHT - 3, "start", f"{left:,}"), _text(_WIDTH - 10, _HEIGHT - 3, "end", f"step {right:,}")]
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="loss" '
-        'style="font:11px sans-serif;max-width:100%" fill="currentColor">'
-        f'<path d="M40 4V{_HEIGHT - 20}H{_WIDTH - 6}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>'
-        f'<polyline points="{path}" fill="none" stroke="#2a78c2" stroke-width="1.5"/>'
-        f'<g fill="#d9730d">{dots}</g>{labels}{names}</svg>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
+        f'aria-label="{html.escape(", ".join(name for name, _ in drawn))}" style="font:11px sans-serif;max-width:100%">'
+        f"{''.join(parts)}</svg>"
     )
+
+
+def _text(x: float, y: float, anchor: str, text: str, colour: str = "currentColor") -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{colour}">{text}</text>'
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
     """At most MOST_POINTS of them, evenly spread, the last one included."""
     every = -(-len(points) // MOST_POINTS)
     return points if every <= 1 else points[::-1][::every][::-1]
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and abs(value) < float("inf")
