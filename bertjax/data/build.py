@@ -27,6 +27,7 @@ from typing import IO, Any, NamedTuple
 
 from bertjax.data import store as stores
 from bertjax.data.documents import Document, settled
+from bertjax.data.named import open_pieces
 from bertjax.data.shards import ShardMaker, ShardTask, make_here, read_shard_record, write_shard
 from bertjax.data.sources import Extent, Reading, plan_extents, resolve
 from bertjax.data.splits import BuildSettings, check_unknown_rate, finish_store
@@ -136,10 +137,16 @@ def _describe_build(
     tokenizer: Tokenizer, options: BuildSettings, reading: Reading, files: list[str], plan: list[list[Extent]]
 ) -> dict[str, Any]:
     """Everything that decides the bytes of the store; two builds may mix only if this is equal."""
-    sources = []
+    sources: list[tuple[str, int, int | str]] = []
     for path in files:
-        status = None if path.startswith("tfds:") else os.stat(path)
-        sources.append((path, status.st_size, status.st_mtime_ns) if status else (path, 0, 0))
+        if path.startswith("hf:"):
+            pieces = open_pieces(path, reading.data_dir, reading.field)
+            sources.append((path, pieces.size, pieces.stamp))
+        elif path.startswith("tfds:"):
+            sources.append((path, 0, 0))
+        else:
+            status = os.stat(path)
+            sources.append((path, status.st_size, status.st_mtime_ns))
     return {
         "format": stores.FORMAT,
         "version": stores.VERSION,

@@ -1,7 +1,7 @@
 """Text files of any usual form -> documents, each a list of sentences.
 
-In: patterns (wildcards expanded here, not by the shell) and a format, one of sources.FORMATS. Out: `Document`s. All but
-Parquet and TFDS are read plain, `.gz`, `.bz2`, `.xz` or `.zst`. Text is UTF-8 whatever the locale says. Big files are
+In: patterns (wildcards expanded here, not by the shell) and a format, one of sources.FORMATS. Out: `Document`s. Files
+but for Parquet are read plain, `.gz`, `.bz2`, `.xz` or `.zst`. Text is UTF-8 whatever the locale says. Big files are
 read in extents (sources.py), so that processes and machines can share them: a document belongs to the extent in which
 the line that opens it begins.
 """
@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from bertjax.data.named import open_pieces
 from bertjax.data.opening import line_blocks
 from bertjax.data.sentences import guess_language, split_sentences
-from bertjax.data.sources import BOM, Extent, Reading, detect_format, open_parquet, open_tfds, plan_extents, resolve
+from bertjax.data.sources import BOM, Extent, Reading, detect_format, open_parquet, plan_extents, resolve
 
 MAX_SENTENCES = 100_000  # of one document; a longer one goes on as the next document
 MAX_CHARACTERS = 1 << 24  # likewise
@@ -158,9 +159,9 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
 
         try:
             record = json.loads(line)
-            text = record[reading.field]
+            texts = _picked(record, reading.field)
             if "\\ud" in line or "\\uD" in line:  # half of a surrogate pair is JSON, but no text
-                text = _whole_characters(text, reading, counts)
+                texts = _whole_characters(texts, reading, counts)
         except RecursionError:
             raise wrong("the JSON is nested too deep") from None
         except json.JSONDecodeError as error:
@@ -175,9 +176,8 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
         except ValueError as error:
             raise wrong(f"not readable as JSON ({error})") from None
         except (KeyError, TypeError):
-            fields = sorted(record) if isinstance(record, dict) else type(record).__name__
-            raise wrong(f"no field {reading.field!r} (there is {fields}); set the field's name") from None
-        yield str(record.get("id", "")), _paragraphs(text, wrong)
+            raise wrong(_no_field(reading.field, record)) from None
+        yield str(record.get("id", "")), _paragraphs(texts, wrong)
 
 
 def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
@@ -214,35 +214,38 @@ def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]
 
 
 def _read_parquet(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
+    def wrong(problem: str) -> ValueError:
+        return ValueError(f"{extent.path}: {problem}")
+
     file = open_parquet(extent.path)
-    if reading.field not in file.schema_arrow.names:
-        raise ValueError(
-            f"{extent.path}: no column {reading.field!r} (there is {file.schema_arrow.names}); set the field's name"
-        )
+    columns = {name: name for name in file.schema_arrow.names}
+    try:
+        wanted = _picked(columns, reading.field)
+    except KeyError:
+        raise wrong(_no_field(reading.field, columns)) from None
     groups = range(extent.start, file.num_row_groups if extent.end < 0 else extent.end)
     try:
-        for batch in file.iter_batches(256, row_groups=list(groups), columns=[reading.field]):
-            for text in batch.column(0).to_pylist():
-                yield "", _paragraphs(text, lambda problem: ValueError(f"{extent.path}: {problem}"))
+        for batch in file.iter_batches(256, row_groups=list(groups), columns=wanted):
+            for row in batch.to_pylist():
+                yield "", _paragraphs([row[name] for name in wanted], wrong)
     except (UnicodeDecodeError, OSError) as error:
         raise ValueError(f"{extent.path} is not a readable Parquet file: {error}") from error
 
 
-def _read_tfds(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
-    source = open_tfds(extent.path, reading)
-    for index in range(extent.start, extent.end):
-        record = source[index]
-        if reading.field not in record:
-            raise ValueError(
-                f"{extent.path}: no feature {reading.field!r} (there is {sorted(record)}); set the field's name"
-            )
-        text = record[reading.field]
-        if isinstance(text, bytes):
-            try:
-                text = text.decode()
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{extent.path}, record {index}: not valid UTF-8 ({error})") from None
-        yield "", _paragraphs(text, lambda problem: ValueError(f"{extent.path}: {problem}"))
+def _read_named(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
+    pieces = open_pieces(extent.path, reading.data_dir, reading.field)
+    for where, row in pieces.rows(extent.start, extent.end):
+
+        def wrong(problem: str, where: str = where) -> ValueError:
+            return ValueError(f"{extent.path}, {where}: {problem}")
+
+        try:
+            texts = [text.decode() if isinstance(text, bytes) else text for text in _picked(row, reading.field)]
+        except KeyError:
+            raise wrong(_no_field(reading.field, row)) from None
+        except UnicodeDecodeError as error:
+            raise wrong(f"not valid UTF-8 ({error})") from None
+        yield str(row.get("id", "")), _paragraphs(texts, wrong)
 
 
 _READERS = {
@@ -252,7 +255,8 @@ _READERS = {
     "jsonl": _read_jsonl,
     "wikiextractor": _read_wikiextractor,
     "parquet": _read_parquet,
-    "tfds": _read_tfds,
+    "tfds": _read_named,
+    "hf": _read_named,
 }
 
 
@@ -269,12 +273,26 @@ def _whole_characters(text: Any, reading: Reading, counts: dict[str, int]) -> An
     return json.loads(content)
 
 
-def _paragraphs(text: str | Sequence[str] | None, wrong: Callable[[str], ValueError]) -> list[str]:
+def _picked(record: Any, field: str) -> list[Any]:
+    """What a record has in a field, or in several with commas between them; KeyError or TypeError where it has not."""
+    names = [field] if field in record else field.split(",")
+    return [record[name.strip()] for name in names]
+
+
+def _no_field(field: str, record: Any) -> str:
+    there = sorted(record) if isinstance(record, dict) else type(record).__name__
+    return f"no field {field!r} (there is {there}); set the field's name"
+
+
+def _paragraphs(texts: Iterable[str | Sequence[str] | None], wrong: Callable[[str], ValueError]) -> list[str]:
     """Stripped, without empty ones; None is no text. Raises `wrong` for what is neither."""
-    lines = text.split("\n") if isinstance(text, str) else [] if text is None else text
-    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
-        raise wrong(f"the text must be a string or a list of strings, this is {text!r:.80}")
-    return [line for line in map(str.strip, lines) if line]
+    found: list[str] = []
+    for text in texts:
+        lines = text.split("\n") if isinstance(text, str) else [] if text is None else text
+        if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
+            raise wrong(f"the text must be a string or a list of strings, this is {text!r:.80}")
+        found += [line for line in map(str.strip, lines) if line]
+    return found
 
 
 def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator[tuple[int, str]]:

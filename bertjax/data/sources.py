@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import glob
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from bertjax.data.named import is_name, open_pieces, pinned
 from bertjax.data.opening import is_compressed, open_bytes, plain_name
 from bertjax.data.sentences import check_language
 
@@ -24,6 +26,7 @@ FORMATS = {
     "parquet": "a record is a document",
     "wikiextractor": "<doc> ... </doc> is a document",
     "tfds": "a record is a document",  # tfds:name/config:split, any text data set prepared on disk
+    "hf": "a row is a document",  # hf:name,config:split, through the library datasets
 }
 BOM = b"\xef\xbb\xbf"
 
@@ -33,9 +36,10 @@ class Reading:
     """How files become documents.
 
     Attributes:
-      format: one of FORMATS, or 'auto': by name (.jsonl, .json, .parquet, tfds:), then by the first bytes ('<doc ',
-        '{'), else 'text'.
-      field: the text's field (jsonl), column (parquet) or feature (tfds).
+      format: one of FORMATS, or 'auto': by name (.jsonl, .json, .parquet, tfds:, hf:), then by the first bytes
+        ('<doc ', '{'), else 'text'.
+      field: the text's field (jsonl), column (parquet, hf) or feature (tfds); or several with commas, whose texts
+        follow each other.
       language: ISO 639-1 code for the sentence segmentation of prose; 'auto': a guess by script and frequent words (see
         `documents.preview`).
       segment: split lines of 'text' into sentences too (True), or take the lines and strings of every other format as
@@ -65,7 +69,7 @@ class Reading:
 
 
 class Extent(NamedTuple):
-    """A part of a file: bytes [start, end) of text formats, else records or row groups."""
+    """A part of a file: bytes [start, end) of text formats, else records, row groups or parts of a data set."""
 
     path: str
     format: str
@@ -77,17 +81,19 @@ class Extent(NamedTuple):
 def resolve(patterns: str | Iterable[str]) -> list[str]:
     """Files that the patterns (also comma-separated) match, sorted within each.
 
-    Each file once, also where links lead to it under several names.
+    Each file once, also where links lead to it under several names. hf:NAME is to its end one pattern, and comes out
+    with the commit that it now stands for.
 
     Raises:
       ValueError: a pattern without a match, or of files that are not on a local disk.
     """
     if isinstance(patterns, (str, os.PathLike)):
         patterns = [str(patterns)]
-    parts = [part for given in map(str, patterns) for part in ([given] if os.path.isfile(given) else given.split(","))]
+    parts = [part for given in map(str, patterns) for part in ([given] if os.path.isfile(given) else _parts(given))]
     files: dict[str, str] = {}  # by their real path
     for pattern in map(str.strip, parts):
-        if pattern.startswith("tfds:"):
+        if is_name(pattern):
+            pattern = pinned(pattern) if pattern.startswith("hf:") else pattern
             files.setdefault(pattern, pattern)
             continue
         path = os.path.expanduser(pattern)
@@ -117,6 +123,12 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
     return list(files.values())
 
 
+def _parts(patterns: str) -> Iterator[str]:
+    """Patterns with commas between them; the comma of hf:NAME,CONFIG is its own."""
+    for part in re.split(r",(?=hf:)", patterns):
+        yield from [part] if part.startswith("hf:") else part.split(",")
+
+
 def _matches(pattern: str) -> Iterator[str]:
     """As glob.glob, but `**` enters each directory once, since links may lead back; files only."""
     parts = pattern.split(os.sep)
@@ -140,8 +152,8 @@ def _matches(pattern: str) -> Iterator[str]:
 
 def detect_format(path: str) -> str:
     """The format of one file by its name, else by its first bytes."""
-    if path.startswith("tfds:"):
-        return "tfds"
+    if is_name(path):
+        return path.partition(":")[0]
     name = plain_name(path)
     if name.endswith((".jsonl", ".json", ".ndjson")):
         return "jsonl"
@@ -169,15 +181,13 @@ def plan_extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> l
 
 
 def _extents(path: str, reading: Reading, extent_bytes: int) -> Iterator[Extent]:
-    form = detect_format(path) if reading.format == "auto" else reading.format
-    if form == "tfds":
-        source = open_tfds(path, reading)
-        total = len(source)
-        sample = [source[i * max(total // 16, 1)] for i in range(min(total, 16))]
-        mean = sum(len(r.get(reading.field) or "") for r in sample) // max(len(sample), 1) + 1
+    form = detect_format(path) if reading.format == "auto" or is_name(path) else reading.format
+    if is_name(path):
+        pieces = open_pieces(path, reading.data_dir, reading.field)
+        mean = max(pieces.size // max(pieces.count, 1), 1)
         step = max(extent_bytes // mean, 1)
-        for start in range(0, total, step):
-            end = min(start + step, total)
+        for start in range(0, pieces.count, step):
+            end = min(start + step, pieces.count)
             yield Extent(path, form, start, end, (end - start) * mean)
         return
     size = os.path.getsize(path)
@@ -202,23 +212,3 @@ def open_parquet(path: str) -> Any:
         return pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
-
-
-def open_tfds(path: str, reading: Reading) -> Any:
-    """The records of tfds:NAME, by number; ValueError where TFDS cannot read them here."""
-    parts = path.removeprefix("tfds:").split(":")
-    split = parts.pop() if len(parts) > 1 and not parts[-1][:1].isdigit() else "train"
-    name = ":".join(parts)  # may end with :version
-    try:
-        import tensorflow_datasets as tfds
-
-        return tfds.data_source(name, split=split, data_dir=reading.data_dir, download=False)
-    except ValueError as error:
-        where = reading.data_dir or "TFDS's default data_dir"
-        raise ValueError(f"{path}: {error} (looked for in {where})") from error
-    except (ImportError, NotImplementedError) as error:
-        raise ValueError(
-            f"{path}: TFDS cannot read this data set here ({error}). Without TensorFlow it reads what was prepared as "
-            f"ArrayRecord or Parquet: prepare it with tfds.builder({name!r}, file_format='array_record')"
-            ".download_and_prepare(); for TFRecord files, pip install tensorflow-cpu"
-        ) from error

@@ -39,13 +39,13 @@ def fetch(name: str | Path, tokenizer_only: bool = False) -> Path:
     import huggingface_hub  # late: half a second
     from huggingface_hub import constants, errors
 
-    network_errors = _network_errors()
+    failures = network_errors()
     where = constants.ENDPOINT
     model, revision = found["name"], found["revision"]
     try:
         try:
             listed = huggingface_hub.HfApi().list_repo_files(model, revision=revision)
-        except network_errors as error:
+        except failures as error:
             if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
                 raise
             listed = None  # as in transformers: without a connection, what the cache holds
@@ -66,7 +66,7 @@ def fetch(name: str | Path, tokenizer_only: bool = False) -> Path:
             f"{where} cannot be reached, and the cache {constants.HF_HUB_CACHE} does not hold it; where there is a "
             f"network, `hf download {model} --local-dir=DIR` makes a directory to copy"
         )
-    except network_errors as error:
+    except failures as error:
         reason = (
             f"it could not be downloaded from {where}: {_first_line(error)}. Run the same command again; it continues"
         )
@@ -84,7 +84,8 @@ def _patterns(files: Iterable[str], tokenizer_only: bool) -> list[str]:
     return [*_TOKENIZER, *_SETTINGS, *weights, *layers]
 
 
-def _network_errors() -> tuple[type[BaseException], ...]:
+def network_errors() -> tuple[type[BaseException], ...]:
+    """What the Hub's clients raise where they cannot get or put something; errors of files are among it."""
     from huggingface_hub import errors
 
     return errors.HfHubHTTPError.__bases__  # OSError, and that of the HTTP library that this version uses
@@ -120,7 +121,7 @@ def check_push(name: str, private: bool, setting: str) -> None:
     try:
         me = api.whoami()
         is_public = private and api.repo_exists(name) and not api.model_info(name).private
-    except _network_errors() as error:
+    except network_errors() as error:
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
             raise ValueError(
                 f"{setting}={name}: {where} does not know the token of HF_TOKEN or `hf auth login`; make one that may "

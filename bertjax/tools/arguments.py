@@ -111,7 +111,7 @@ def make_parser(name: str, doc: str | None, package: str = "bertjax.tools") -> P
 
 def add_input(parser: Parser, required: bool = False) -> None:
     """Adds --input, the text files of a corpus."""
-    text = "files; wildcards in quotes; commas or repetition for several; tfds:name/config:split"
+    text = "files; wildcards in quotes; commas or repetition for several; tfds:NAME/CONFIG:SPLIT; hf:NAME,CONFIG:SPLIT"
     parser.add_argument("--input", action="append", required=required, metavar="PATTERN", help=text)
 
 

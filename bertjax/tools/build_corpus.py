@@ -43,7 +43,7 @@ def make(inspecting: bool = False) -> Parser:
     add("--runner", default="local", choices=("local", "beam"), help="beam: Apache Beam; its options follow after --")
     add("--overwrite", action="store_true", help="delete what the output directory holds")
     add("--format", default="auto", choices=("auto", *FORMATS))
-    add("--field", help="of JSONL, Parquet and TFDS records (default text)")
+    add("--field", help="of JSONL, Parquet, TFDS and hf: records; several with commas (default text)")
     add("--language", help="for splitting prose into sentences (ISO 639-1; default: a guess)")
     default = Reading.max_line_mb
     add("--max_line_mb", type=int, default=default, help=f"refuse longer lines, MiB (default {default})")
@@ -170,7 +170,7 @@ def reading_lines(seen: Preview, flags: argparse.Namespace) -> list[str]:
             f"warning: --language={flags.language} has no effect: lines are taken as "
             "sentences (--segment=true, --format=prose and --format=blocks split them)"
         )
-    if flags.field and not set(formats) & {"jsonl", "parquet", "tfds"}:
+    if flags.field and not set(formats) & {"jsonl", "parquet", "tfds", "hf"}:
         lines.append(f"warning: --field={flags.field} has no effect: these files have no fields")
     if name := UNSPACED.get(reading.language):
         apart = " (characters of Chinese are set apart by the tokenizer)" if name in ("Chinese", "Japanese") else ""

@@ -68,7 +68,7 @@ def parser() -> Parser:
     )
     add("--compare", metavar="DIR_OR_VOCAB", help="a vocabulary to measure beside the new one")
     add("--format", default="auto", help="auto, or a format of bertjax.tools.build_corpus")
-    add("--field", default="text", help="of JSONL, Parquet and TFDS records (default text)")
+    add("--field", default="text", help="of JSONL, Parquet, TFDS and hf: records; several with commas (default text)")
     add("--errors", default="strict", choices=("strict", "replace"), help="for bytes that are not UTF-8")
     return parser
 

@@ -123,7 +123,7 @@ def test_parquet_row_groups_are_extents(tmp_path):
     assert len(sentences(tmp_path / "a.parquet")) == 10
     plan = plan_extents([str(tmp_path / "a.parquet")], Reading(), 1)
     assert [(e.start, e.end) for group in plan for e in group] == [(0, 1), (1, 2), (2, 3)]
-    with pytest.raises(ValueError, match="no column 'body'.*text"):
+    with pytest.raises(ValueError, match="no field 'body'.*text"):
         sentences(tmp_path / "a.parquet", field="body")
 
 

@@ -214,6 +214,25 @@ class HubServer:
             return
         request.wfile.write(body)
 
+    def serve_this_process(self, monkeypatch, home):
+        """Lets the clients of this process ask the server, with their cache in `home`."""
+        import datasets
+        from huggingface_hub import HfFileSystem, constants
+
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, self.url)
+        values = {"ENDPOINT": self.url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": str(home / "hub")}
+        # Of uploads the server knows LFS alone.
+        values |= {"HF_TOKEN_PATH": str(home / "token"), "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
+        for name, value in values.items():
+            monkeypatch.setattr(constants, name, value)
+        for name, value in {
+            "HF_ENDPOINT": self.url,
+            "HF_HUB_OFFLINE": False,
+            "HF_DATASETS_CACHE": str(home / "datasets"),
+        }.items():
+            monkeypatch.setattr(datasets.config, name, value)
+        HfFileSystem.clear_instance_cache()
+
     @staticmethod
     def commit(directory: pathlib.Path):
         return hashlib.sha1(str(directory).encode()).hexdigest()

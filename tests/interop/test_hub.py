@@ -157,12 +157,7 @@ def test_a_private_model_needs_the_token(hub, tmp_path):
 @pytest.fixture
 def client(hub, monkeypatch, tmp_path):
     """The client in this process asks the server, with a token that may write."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the server has LFS alone
+    hub.serve_this_process(monkeypatch, tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_writer")
     return hub
 

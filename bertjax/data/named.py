@@ -1,0 +1,205 @@
+"""Data sets by name: hf:NAME through the library `datasets`, tfds:NAME as TensorFlow Datasets has prepared it.
+
+    hf:NAME[@REVISION][,CONFIG][:SPLIT]     at the Hugging Face Hub, or a folder here
+    tfds:NAME[/CONFIG][:VERSION][:SPLIT]    read without TensorFlow
+
+In: such a name. Out: for a corpus its `Pieces`, which processes read apart and nothing downloads as a whole; for a task
+all rows of a split, with the names of classes in place of their numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bertjax.formats.hub import network_errors
+
+# Data sets of fewer files are cut further, where their format allows that: Parquet at its row groups.
+_FEW_FILES = 64
+_HF = re.compile(r"hf:(?P<name>[^@,:]+)(@(?P<revision>[^,:]+))?(,(?P<config>[^,:]+))?(:(?P<split>.+))?")
+
+
+def is_name(path: Any) -> bool:
+    return str(path).startswith(("hf:", "tfds:"))
+
+
+class Pieces(NamedTuple):
+    """A data set in parts that are read apart, in order."""
+
+    count: int
+    size: int  # bytes, about
+    stamp: str  # of its content, as far as it can be told without reading it
+    rows: Callable[[int, int], Iterator[tuple[str, Mapping[str, Any]]]]  # (where, row) of the parts [start, end)
+
+
+def open_pieces(path: str, data_dir: str | None, field: str) -> Pieces:
+    """The pieces of a data set. Raises ValueError that says what there is instead.
+
+    Args:
+      data_dir: where TFDS has its data sets; None is its default.
+      field: whose text tells how large a record of TFDS is.
+    """
+    if path.startswith("tfds:"):
+        return _tfds_pieces(path, data_dir, field)
+    # What the Hub has under a commit does not change.
+    return (_hub_pieces if re.search(r"@[0-9a-f]{40}\b", path) else _hf_pieces)(path)
+
+
+# --- hf:
+
+
+class HfName(NamedTuple):
+    """The parts of hf:NAME@REVISION,CONFIG:SPLIT; '' is the default of each."""
+
+    name: str
+    revision: str
+    config: str
+    split: str
+
+    @staticmethod
+    def parse(path: str) -> HfName:
+        found = _HF.fullmatch(path)
+        if found is None:
+            raise ValueError(f"{path}: a data set is named hf:NAME, hf:NAME,CONFIG or hf:NAME@REVISION,CONFIG:SPLIT")
+        name = os.path.expanduser(found["name"])
+        if found["revision"] and os.path.isdir(name):
+            raise ValueError(f"{path}: a folder has no revisions; leave @{found['revision']} out")
+        return HfName(name, *(found[part] or "" for part in ("revision", "config", "split")))
+
+    def __str__(self) -> str:
+        marks = (("@", self.revision), (",", self.config), (":", self.split))
+        return f"hf:{self.name}" + "".join(mark + part for mark, part in marks if part)
+
+
+def pinned(path: str) -> str:
+    """The same data set at the commit that its revision now stands for, so that all processes read the same."""
+    name = HfName.parse(path)
+    if os.path.isdir(name.name) or re.fullmatch(r"[0-9a-f]{40}", name.revision):
+        return path
+    files = next(iter(_builder(name).config.data_files.values()))
+    return str(name._replace(revision=files.origin_metadata[0][1]))
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            "hf:NAME needs the package datasets, which is not installed: pip install 'bertjax[datasets]'"
+        ) from error
+    return datasets
+
+
+def _builder(name: HfName) -> Any:
+    """The `datasets.DatasetBuilder`; ValueError that says what there is instead."""
+    with _explained(name):
+        return _library().load_dataset_builder(name.name, name.config or None, revision=name.revision or None)
+
+
+@contextlib.contextmanager
+def _explained(name: HfName) -> Iterator[None]:
+    """Turns what the library raises for a name into a ValueError of one line."""
+    try:
+        yield
+    except network_errors() as error:  # those of files too
+        where = "" if os.path.isdir(name.name) else f" ({name.name} is no folder here)"
+        raise ValueError(f"{name}: {_line(error)}{where}") from error
+    except ValueError as error:
+        if "config" not in str(error).lower():
+            raise ValueError(f"{name}: {_line(error)}") from error
+        with _explained(name._replace(config="")):
+            known = _library().get_dataset_config_names(name.name, revision=name.revision or None)
+        wrong = f"there is no configuration {name.config!r}" if name.config else "which configuration is meant?"
+        raise ValueError(f"{name}: {wrong} hf:{name.name},CONFIG has {', '.join(known)}") from None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _no_split(name: HfName, split: str, known: Any) -> ValueError:
+    return ValueError(f"{name}: there is no split {split!r}; it has {', '.join(map(str, known))}")
+
+
+def _hf_pieces(path: str) -> Pieces:
+    name = HfName.parse(path)
+    split = name.split or "train"
+    builder = _builder(name)
+    with _explained(name):
+        streams = builder.as_streaming_dataset()
+    if split not in streams:
+        raise _no_split(name, split, streams)
+    with _explained(name):
+        parts = streams[split]
+        if parts.num_shards < _FEW_FILES:
+            parts = parts.reshard()
+        files = builder.config.data_files[split]
+        sizes = [_size(file) for file in files]
+    stamp = hashlib.sha256(repr([*zip(files, sizes, files.origin_metadata, strict=True)]).encode()).hexdigest()
+
+    def rows(start: int, end: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for part in range(start, end):
+            try:
+                for number, row in enumerate(parts.shard(num_shards=parts.num_shards, index=part)):
+                    yield f"part {part}, row {number}", row
+            except network_errors() as error:
+                raise OSError(
+                    f"{path}, part {part}: {_line(error)}. Run the same command again: what is finished is kept"
+                ) from error
+
+    return Pieces(parts.num_shards, sum(sizes), stamp, rows)
+
+
+_hub_pieces = functools.cache(_hf_pieces)
+
+
+def _size(file: str) -> int:
+    import fsspec
+
+    system, place = fsspec.url_to_fs(file)
+    return system.info(place)["size"]
+
+
+# --- tfds:
+
+
+def _open_tfds(path: str, data_dir: str | None) -> Any:
+    """The records of tfds:NAME, by number; ValueError where TFDS cannot read them here."""
+    parts = path.removeprefix("tfds:").split(":")
+    split = parts.pop() if len(parts) > 1 and not parts[-1][:1].isdigit() else "train"
+    name = ":".join(parts)  # may end with :version
+    prepare = (
+        f"prepare it with: python -c \"import tensorflow_datasets as t; t.builder('{name}', "
+        f"file_format='array_record').download_and_prepare()\""
+    )
+    try:
+        import tensorflow_datasets as tfds
+        import tensorflow_datasets.text  # noqa: F401  registers glue, squad and others
+
+        return tfds.data_source(name, split=split, data_dir=data_dir, download=False)
+    except (ImportError, NotImplementedError) as error:
+        raise ValueError(
+            f"{path}: TFDS cannot read this data set here ({error}). Without TensorFlow it reads what was prepared as "
+            f"ArrayRecord or Parquet: {prepare}; for TFRecord files, pip install tensorflow-cpu"
+        ) from error
+    except Exception as error:
+        where = data_dir or "TFDS's default data_dir"
+        raise ValueError(f"{path}: {_line(error)} (looked for in {where}); {prepare}") from error
+
+
+def _tfds_pieces(path: str, data_dir: str | None, field: str) -> Pieces:
+    source = _open_tfds(path, data_dir)
+    total = len(source)
+    sample = [source[i * max(total // 16, 1)] for i in range(min(total, 16))]
+    mean = sum(len(record.get(field) or "") for record in sample) // max(len(sample), 1) + 1
+
+    def rows(start: int, end: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for index in range(start, end):
+            yield f"record {index}", source[index]
+
+    return Pieces(total, total * mean, "", rows)
