@@ -53,7 +53,7 @@ def test_a_run_gives_its_numbers_and_its_model_and_a_second_call_goes_on(setting
     assert (result.workdir, result.step) == (str(workdir), 4)
     assert {"mlm_loss", "mlm_accuracy", "nsp_accuracy"} <= result.metrics.keys()
     assert type(result.model.model).__name__ == "BertForPreTraining" and result.model.config.hidden_size == 16
-    assert pathlib.Path(result.report).exists() and "mlm_loss" in result._repr_html_()
+    assert pathlib.Path(result.report).exists() and "loss of masked words" in result._repr_html_()
     assert "random weights" in capsys.readouterr().out
     # The directory is free for other processes, though this one goes on.
     program = "import sys; from bertjax.run.claim import claim; from etils import epath; claim(epath.Path(sys.argv[1]))"
