@@ -29,12 +29,14 @@ from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import Line, check_export, run
 from bertjax.run.workdir import RECORDS, step_to_resume
+from bertjax.tasks.batches import row_length
 from bertjax.tasks.finetune import FineTuner, Training
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.make import TASKS, make_task, remembered, task_name
 from bertjax.tasks.pretrained import Pretrained
 from bertjax.tasks.results import recorded, result_json, save_model, summary_line, write_json, write_predictions
 from bertjax.tasks.task import Rows, Task, adopt_labels
+from bertjax.tasks.text_task import TextTask
 from bertjax.training import sharding
 from bertjax.training.trainer import TrainState
 
@@ -88,6 +90,12 @@ class TaskJob:
             lines += [("note", f"{name}: {note}") for note in split.notes]
         if task.dropped:
             lines.append(("note", f"{task.dropped:,} training answers are not in their passage: left out"))
+        limit = config.task.max_length
+        full = np.mean([row_length(row) == limit for row in splits["train"][1]])
+        if isinstance(task, TextTask) and full > 0.01:
+            lines.append(
+                ("note", f"{full:.0%} of the training rows fill task.max_length={limit}: longer texts are cut")
+            )
         steps = (
             f"{self.phases[-1].until_step:,}: {counted(config.task.epochs, 'epoch')} of "
             f"{self.training.steps_per_epoch:,} x {config.batch_size} rows, learning rate "

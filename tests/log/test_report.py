@@ -1,5 +1,6 @@
 """report.html: one file, offline, with the numbers of the run in it."""
 
+import hashlib
 import html.parser
 import json
 import re
@@ -87,14 +88,22 @@ def test_text_of_examples_cannot_break_the_page(tmp_path):
 
 def test_several_runs_are_compared_and_what_differs_comes_first(tmp_path):
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", learning_rate=3e-4)]
+    for run in runs:
+        settings = json.loads((run / "config.json").read_text())
+        settings["data"] = {"train": hashlib.sha256(run.name.encode()).hexdigest()}
+        (run / "config.json").write_text(json.dumps(settings))
     page = write_report(runs, tmp_path / "both.html").read_text()
     assert data_of(page)["runs"] == ["a", "b"]
     loss = data_of(page)["charts"][0]["series"]
     assert [(s["run"], s["kind"]) for s in loss] == [(0, "train"), (0, "eval"), (1, "train"), (1, "eval")]
+    # Above the results, as far as a person can read them: what data are is a long number.
+    summary = page[: page.index('id="plots"')]
+    assert '<tr class="different"><th>optimizer.learning_rate</th><td>0.0001</td><td>0.0003</td>' in summary
+    assert summary.index("optimizer.learning_rate") < summary.index("<th>Steps</th>") and "data.train" not in summary
     settings = page[page.index("Settings") :]
-    assert "1 differ" in settings
+    assert "2 differ" in settings
     assert settings.index("optimizer.learning_rate") < settings.index("optimizer.name")
-    assert settings.count('class="different"') == 1
+    assert settings.count('class="different"') == 2
 
 
 def test_a_pre_training_run_stands_beside_a_fine_tuning_run(tmp_path):

@@ -82,7 +82,10 @@ def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
     assert lines["start"] == f"weights of {start}"
     prepared.resumed_from = 8
     resumed = summary(prepared, 8)
-    assert "start  resumed from the checkpoint of step 8" in resumed
+    assert "start  resumed from the checkpoint of step 8" in resumed and "are cut" not in resumed
+    short = run.replace({"task.max_length": 6})
+    prepared = job.prepare_task(table(data), start, data / "short", short, mesh=one_device())
+    assert "100% of the training rows fill task.max_length=6: longer texts are cut" in summary(prepared, 0)
 
 
 @pytest.mark.slow

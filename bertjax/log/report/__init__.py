@@ -65,7 +65,7 @@ def write_report(
     contents = {
         "title": html.escape(" vs ".join(run.name for run in runs)),
         "summary": summary,
-        "classes": "\n".join(classes),
+        "classes": "\n".join(f"<section>{part}</section>" for part in classes if part),
         "examples": examples * (len(runs) == 1),
         "tables": "\n".join([examples * (len(runs) > 1), *settings]),
         # '<' escaped: the data must not be able to end the script element it stands in.

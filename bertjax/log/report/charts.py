@@ -29,6 +29,12 @@ TITLES = {
     "pearson": "Pearson correlation",
     "spearman": "Spearman correlation",
     "macro_f1": "Macro F1",
+    "micro_f1": "Micro F1",
+    "precision": "Precision",
+    "recall": "Recall",
+    "token_accuracy": "Accuracy of words",
+    "pearson_spearman": "Mean of both correlations",
+    "mse": "Mean squared error",
     "majority": "Share of the most frequent class",
     # The run itself.
     "learning_rate": "Learning rate",
@@ -41,7 +47,7 @@ TITLES = {
 }
 EXACT = ("learning_rate", "skipped")  # never smoothed
 PERCENT = (
-    "mlm_accuracy nsp_accuracy mfu accuracy majority accuracy_f1 f1 exact best_f1 best_exact macro_f1 "
+    "mlm_accuracy nsp_accuracy mfu accuracy majority accuracy_f1 f1 exact best_f1 best_exact macro_f1 micro_f1 "
     "precision recall token_accuracy"
 ).split()
 

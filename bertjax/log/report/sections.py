@@ -5,6 +5,7 @@ In: runs. Out: HTML. Everything that comes from data is escaped.
 
 import datetime
 import html
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,10 @@ from bertjax.log.report.verdicts import verdicts
 
 MISSING = "–"
 MOST_IN_ORDER = 24  # classes of a table in the order of the head; of more the worst come first
+MOST_DIFFERING = 16  # settings above the results of several runs
+FINGERPRINT = re.compile("[0-9a-f]{40,}")
+FEWEST_FOR_PAIRS = 4
+NO_ENTITY = "no entity"  # tasks/metrics.py
 MOST_PAIRS = 10  # of classes that are taken for each other
 # Settings that make losses of two runs another quantity.
 OTHER_LOSSES = (
@@ -36,8 +41,11 @@ def summary(runs: Sequence[Run]) -> str:
     differing = {name: values for name, values in settings.items() if len(set(values)) > 1}
     others = [name for name in differing if name in OTHER_LOSSES]
     remarks = [f"losses of these runs do not compare, since they differ in {', '.join(others)}"] if others else []
-    both = {**differing, **rows}
-    return _list(judged, "verdicts") + _list(remarks) + _run_table(runs, both, list(differing))
+    told = {name: values for name, values in differing.items() if not any(map(FINGERPRINT.fullmatch, values))}
+    first = list(told)[:MOST_DIFFERING]
+    if more := len(told) - len(first):
+        remarks.append(f"{more} more settings differ, see below")
+    return _list(judged, "verdicts") + _list(remarks) + _run_table(runs, {n: told[n] for n in first} | rows, first)
 
 
 def _results(records: Sequence[Mapping[str, Any]], best_step: int | None) -> dict[str, str]:
@@ -84,7 +92,7 @@ def _in_words(run: Run) -> str:
     if times := [record["time"] for record in run.records if record.get("time")]:
         day = datetime.datetime.fromtimestamp(times[-1], datetime.UTC)
         lines.append(f"last record {day:%Y-%m-%d %H:%M} UTC")
-    return _list(lines)
+    return _list(list(dict.fromkeys(lines)))
 
 
 def classes(runs: Sequence[Run]) -> list[str]:
@@ -92,49 +100,11 @@ def classes(runs: Sequence[Run]) -> list[str]:
     several runs the F1 of each side by side."""
     tables = [_by_class(run.result.get("details") or {}) for run in runs]
     if len(runs) > 1:
-        rows = _side_by_side([{name: f"{100 * values[-2]:.1f}" for name, values in table.items()} for table in tables])
+        rows = _side_by_side([{name: f"{100 * row[-2]:.1f}" for name, row in table.items()} for table in tables])
         title = "<h2>Classes <small>F1 on dev, in %</small></h2>"
-        return [title + _run_table(runs, rows).replace('"scroll', '"card scroll classes tall', 1)] if rows else []
+        return [title + _run_table(runs, rows, kind="card scroll classes tall")] if rows else []
     ((table,), (run,)) = tables, runs
-    if not table:
-        return []
-    found, names = run.result["details"], list(table)
-    matrix = found.get("confusion") if len(table) > 1 else None
-    if matrix and len(matrix) > len(table):
-        names.append("no entity")
-    head = ["", *("precision", "recall", "F1")[-len(table[names[0]]) + 1 :], "rows"]
-    head += [f"<span>as {_text(cut(name))}</span>" for name in names if matrix]
-    order = (
-        range(len(names))
-        if len(names) <= MOST_IN_ORDER
-        else sorted(range(len(names)), key=lambda i: table[names[i]][-2])
-    )
-    rows = []
-    for number in order:
-        *shares, count = table.get(names[number], ("", "", "", ""))
-        cells = [f"{100 * share:.1f}" if share != "" else "" for share in shares] + [
-            f"{count:,}" if count != "" else ""
-        ]
-        counted = matrix[number] if matrix else ()
-        cells += [_heat(value, sum(counted), place == number) for place, value in enumerate(counted)]
-        rows.append([_text(cut(names[number])), *cells])
-    note = "on dev, in %" + "; a row a gold class, 'as' what it was predicted as" * bool(matrix)
-    note += "; the lowest F1 first" * (len(names) > MOST_IN_ORDER)
-    parts = [f"<h2>Classes <small>{note}</small></h2>" + _table(head, rows, "card scroll classes tall")]
-    if len(pairs := _pairs(found, names, matrix)) > 1 and len(names) > 3:
-        golds = {name: table[name][-1] for name in table}
-        lines = [
-            [
-                _text(gold),
-                _text(guess),
-                f"{count:,}",
-                f"{100 * count / golds[gold]:.1f}" if golds.get(gold) else MISSING,
-            ]
-            for gold, guess, count in pairs[:MOST_PAIRS]
-        ]
-        title = "<h2>Most confused <small>rows of the gold class that were predicted as the other</small></h2>"
-        parts.append(title + _table(["gold", "predicted", "rows", "% of gold"], lines, "card scroll classes tall"))
-    return parts
+    return [_class_table(table, run.result["details"]), _confused(table, run.result["details"])] if table else []
 
 
 def _by_class(details: Mapping[str, Any]) -> Mapping[str, Sequence[float]]:
@@ -150,12 +120,53 @@ def _by_class(details: Mapping[str, Any]) -> Mapping[str, Sequence[float]]:
     }
 
 
+def _class_table(table: Mapping[str, Sequence[float]], details: Mapping[str, Any]) -> str:
+    """Scores of each class, beside them the confusion matrix where there is one, and after them what is no entity."""
+    matrix, names = details.get("confusion") if len(table) > 1 else None, list(table)
+    if many := len(names) > MOST_IN_ORDER:
+        names.sort(key=lambda name: table[name][-2])
+    scores = len(table[names[0]]) - 1
+    kind = "entities" if "by_type" in details else "questions" if scores == 1 else "rows"
+    head = ["", *("precision", "recall", "F1")[-scores:], kind]
+    lines = [
+        [_text(cut(name)), *(f"{100 * value:.1f}" for value in row[:-1]), f"{row[-1]:,}"]
+        for name, row in ((name, table[name]) for name in names)
+    ]
+    note = "on dev, in %"
+    if matrix:
+        if len(matrix) > len(names):
+            names.append(NO_ENTITY)
+            lines.append([NO_ENTITY, *[""] * (scores + 1)])
+        head += [f"<span>as {_text(cut(name))}</span>" for name in names]
+        for number, line in enumerate(lines):
+            row = matrix[number]
+            line += [_heat(count, sum(row), place == number) for place, count in enumerate(row)]
+        note += f"; a row a gold class, 'as' what it was predicted as{' (the same words)' * (kind == 'entities')}"
+    note += "; the lowest F1 first" * many
+    title = "Questions" if kind == "questions" else "Classes"
+    return f"<h2>{title} <small>{note}</small></h2>" + _table(head, lines, "card scroll classes tall")
+
+
+def _confused(table: Mapping[str, Sequence[float]], details: Mapping[str, Any]) -> str:
+    """The classes that are most often taken for each other; '' where the matrix is small enough to see it there."""
+    pairs = _pairs(details, [*table, NO_ENTITY], details.get("confusion"))
+    if len(table) < FEWEST_FOR_PAIRS or not pairs:
+        return ""
+    lines = []
+    for gold, predicted, count in pairs[:MOST_PAIRS]:
+        support = table[gold][-1] if gold in table else 0
+        share = f"{100 * count / support:.1f}" if support else MISSING
+        lines.append([_text(gold), _text(predicted), f"{count:,}", share])
+    table_of_pairs = _table(["gold", "predicted", "how often", "% of gold"], lines, "card scroll classes pairs")
+    return f"<h2>Most confused <small>what is taken for what</small></h2>{table_of_pairs}"
+
+
 def _pairs(details: Mapping[str, Any], names: Sequence[str], matrix: Any) -> list[Sequence[Any]]:
     """(gold, predicted, rows) of what is taken for another, the most frequent first."""
     if not matrix:
         return details.get("confused") or []
-    places = [(g, p) for g in range(len(names)) for p in range(len(names)) if g != p and matrix[g][p]]
-    return [(names[g], names[p], matrix[g][p]) for g, p in sorted(places, key=lambda at: -matrix[at[0]][at[1]])]
+    cells = [(names[g], names[p], n) for g, row in enumerate(matrix) for p, n in enumerate(row) if n and g != p]
+    return sorted(cells, key=lambda cell: -cell[2])
 
 
 def _heat(count: int, all_of_row: int, right: bool) -> str:
@@ -299,8 +310,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str, marked
     return f'<div class="{kind}"><table>{"".join(lines)}</table></div>'
 
 
-def _run_table(runs: Sequence[Run], rows: Mapping[str, Sequence[str]], different: Sequence[str] = ()) -> str:
+def _run_table(
+    runs: Sequence[Run], rows: Mapping[str, Sequence[str]], different: Sequence[str] = (), kind: str = "scroll"
+) -> str:
     """One column per run; the rows that differ come first."""
     dots = [f'<i class="dot c{number % 8}"></i>{_text(run.name)}' for number, run in enumerate(runs)]
     cells = [[_text(name), *map(_text, values)] for name, values in rows.items()]
-    return _table(["", *dots] if len(runs) > 1 else [], cells, "scroll", len(different))
+    return _table(["", *dots] if len(runs) > 1 else [], cells, kind, len(different))
