@@ -282,3 +282,39 @@ def test_pre_training_goes_on(checkpoint, tmp_path):
     theirs = outputs(after, encoded)[0]
     close(np.asarray(ours)[mask > 0], theirs[mask > 0])
     assert (theirs - outputs(before, encoded)[0]).abs().max() > 1e-2
+
+
+# ----------------------------------------------------------------------------------- from scratch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, mask", [("bpe", "<mask>"), ("unigram", "<mask>"), ("wordpiece", "[MASK]")])
+def test_the_demo_trains_with_every_kind_of_vocabulary(kind, mask, tmp_path, capsys):
+    """Next sentences too, packed, whole words; `<s> A </s></s> B </s>` is shown, learnt and read by transformers."""
+    from bertjax.pretraining import job
+    from bertjax.tools import build_corpus
+
+    config = read_config("demo")
+    config.data.demo_megabytes, config.data.demo_vocab_size, config.data.demo_vocab_model = 0.4, 700, kind
+    config.data.packed, config.data.corpus_limits, config.masking.whole_word = True, "warn", True
+    config.model.update(hidden_size=16, num_attention_heads=2, intermediate_size=32, num_hidden_layers=1)
+    config.phases, config.batch_size, config.eval.rows = ((4, 96),), 8, 16
+    config.optimizer.warmup_steps, config.eval.every_steps, config.checkpoint.every_steps = 1, 4, 4
+    config.log.tensorboard, config.execution.compilation_cache = False, ""
+    job.run(job.prepare(check_config(frozen(config)), str(tmp_path / "run")))
+    model = tmp_path / "run" / "model"
+    assert json.loads((tmp_path / "run" / "examples.json").read_text())[0]["predictions"]
+    assert 0 <= bertjax.next_sentence(model, ("The function.", "It returns a string.")) <= 1
+
+    capsys.readouterr()
+    build_corpus.main(["--inspect", f"--output={tmp_path / 'run' / 'corpus'}", "--packed", "--seq_length=96"])
+    assert f"{{{mask}->" in capsys.readouterr().out
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    network = transformers.AutoModelForPreTraining.from_pretrained(model).eval()
+    text = f"It returns the {mask} of an array."
+    encoded = tokenizer([text], return_tensors="np")
+    logits = outputs(network, encoded).prediction_logits[0]
+    (place,) = np.flatnonzero(encoded["input_ids"][0] == tokenizer.mask_token_id)
+    best = bertjax.fill_mask(model, text, top_k=3)[0]
+    close([one.probability for one in best], logits[place].softmax(-1).topk(3).values)

@@ -144,6 +144,27 @@ def test_whole_words_are_known(directories, kind):
     assert not {*tokenizer.special_ids} & {*spec.replacement_ids.tolist()}
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "camembert", "xlm-roberta-json"])
+def test_whole_words_are_those_of_transformers(directories, kind):
+    """What stands between blanks, with its punctuation: the collator's words for byte-level BPE (but that it parts
+    words at characters of several bytes), the library's for Unigram, where the collator takes the mark of a blank for a
+    word. (Of BERT's pieces the collator joins punctuation too, unlike the original, which is followed here.)"""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = load_tokenizer(directories(kind))
+    theirs = transformers.AutoTokenizer.from_pretrained(directories(kind))
+    for text in (CORPUS[0], "Hello world, it's a test; euros.", "fox, dog... brown.quick ;'lazy'"):
+        encoded = theirs(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+        words = np.array(encoded.word_ids()[1:-1]) + 1
+        if kind == "roberta":
+            offsets, special = np.array([encoded["offset_mapping"]]), np.array([encoded["special_tokens_mask"]])
+            collator = transformers.DataCollatorForLanguageModeling
+            words = collator._calc_word_ids_and_prob_mask(offsets, special)[0][0, 1:-1]
+        continues = tokenizer.is_continuation[encoded["input_ids"][1:-1]]
+        continues[:1] = False  # behind the special token a word begins
+        assert np.cumsum(~continues).tolist() == words.tolist(), text
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_found_in_windows(directories, kind):
     tokenizer = load_tokenizer(directories(kind))
