@@ -20,7 +20,7 @@ from etils import epath
 
 from bertjax import jax_settings
 from bertjax.command_line import config_names, default_workdir, load_config
-from bertjax.config import Config
+from bertjax.config import FREE, Config
 from bertjax.config_checks import check_config, check_name
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import parse_json
@@ -220,8 +220,9 @@ def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None 
         *groups, own = name.split(".")
         for part in groups:
             group = group[part]
-        try:
-            group[own] = value
+        try:  # an option is checked by the task or the optimizer that takes it
+            with group.ignore_type() if name.startswith(FREE) else contextlib.nullcontext():
+                group[own] = value
         except TypeError:
             raise ValueError(
                 f"{name}={value!r:.80} is a {type(value).__name__}; it must be a {type(group[own]).__name__}"

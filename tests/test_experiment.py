@@ -254,6 +254,16 @@ def test_words_with_tags_train_a_tagger(start, tmp_path):
         assert set(task.labels) >= {"O", "B-X"}
 
 
+def test_columns_of_other_names_are_named_by_options(start, tmp_path):
+    rows = {"a": ["good", "bad"] * 5, "b": ["film"] * 10, "class": ["x", "y"] * 5}
+    task = told(
+        "classify", {"task.options.text": ["a", "b"], "task.options.label": "class"}, start, tmp_path, train=rows
+    )
+    assert (task.text, task.labels) == (("a", "b"), ("x", "y"))
+    task = told("classify", {"task.options.text": "a", "task.options.label": "class"}, start, tmp_path, train=rows)
+    assert task.text == ("a",)
+
+
 @pytest.mark.parametrize(
     "config, splits, message",
     [

@@ -267,3 +267,38 @@ def test_python_blocks_name_what_exists(page):
         compile(block, page, "exec")
         for name in re.findall(r"\bbertjax\.(\w+)", block):
             assert name in bertjax.__all__, name
+
+
+@pytest.fixture
+def short_runs(tmp_path, monkeypatch):
+    """Trainings in a new directory with a small corpus, of a few steps each."""
+    from bertjax import experiment
+
+    read_config = experiment.read_config
+
+    def shortened(config, job, settings=None):
+        short = {"log.tensorboard": False}
+        if job == "pretrain":
+            short |= {"phases": ((2, 64),), "optimizer.warmup_steps": 1, "batch_size": 16, "eval.rows": 32}
+            short |= {"data.demo_megabytes": 0.3, "data.demo_vocab_size": 1000, "model.hidden_size": 32}
+        elif "task.epochs" not in (settings or {}):
+            short |= {"task.epochs": 1}
+        return read_config(config, job, {**(settings or {}), **short})
+
+    monkeypatch.setattr(experiment, "read_config", shortened)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    for number in range(40):
+        lines = (f"Document {number} says {word} {number + i} times." for i, word in enumerate(PAGES))
+        (tmp_path / "corpus" / f"{number}.txt").write_text("\n".join(lines))
+
+
+@pytest.mark.slow
+def test_the_python_of_its_page_runs(short_runs, capsys):
+    for block in blocks(PAGES["docs/python.md"], "python"):
+        if "import pandas" in block and not importlib.util.find_spec("pandas"):
+            continue
+        exec(compile(block, "docs/python.md", "exec"), {})
+    printed = capsys.readouterr().out
+    for expected in ("'mlm_loss'", "('bad', 'good') [[0.", "(2, 32)", "Did you mean --config.optimizer.learning_rate?"):
+        assert expected in printed, printed
