@@ -204,7 +204,8 @@ def choose(key: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec
     order = jax.random.bits(key, input_ids.shape, jnp.uint32)
     if spec.predictions_per_row is None and not spec.whole_word:
         return _choose_tokens(order, candidate, jnp.sum(attention_mask > 0, axis=1), spec)
-    return _choose_words(order, candidate, input_ids, attention_mask, spec)
+    continues = jnp.asarray(spec.is_continuation)[input_ids] if spec.whole_word else None
+    return _choose_words(order, candidate, continues, attention_mask, spec)
 
 
 def _choose_tokens(order: jax.Array, candidate: jax.Array, tokens: jax.Array, spec: MaskingSpec) -> jax.Array:
@@ -225,20 +226,21 @@ def _choose_tokens(order: jax.Array, candidate: jax.Array, tokens: jax.Array, sp
 
 
 def _choose_words(
-    order: jax.Array, candidate: jax.Array, input_ids: jax.Array, attention_mask: jax.Array, spec: MaskingSpec
+    order: jax.Array, candidate: jax.Array, continues: jax.Array | None, attention_mask: jax.Array, spec: MaskingSpec
 ) -> jax.Array:
-    """`choose` for rows of several pairs, and for whole words; a word has the random number `order` of its first token.
+    """`choose` for rows of several pairs, and for words of several tokens, which have the number `order` of the first.
+
+    `continues`, bool [B, T], says which tokens continue a word; None: none does.
 
     The tokens are sorted by (pair, random number of their word, position), and the walk is done for all rows at once
     with sums inside the sorted segments.
     """
-    shape = input_ids.shape
+    shape = order.shape
     length = shape[1]
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), shape)
     same_pair = attention_mask[:, :, None] == attention_mask[:, None, :]
     budget = _budgets(length, spec)[jnp.sum(same_pair, axis=-1)]
-    if spec.whole_word:
-        continues = jnp.asarray(spec.is_continuation)[input_ids]
+    if continues is not None:
         word, size = _words(continues, candidate, attention_mask, index)
         order = jnp.take_along_axis(order, word, axis=1)
     else:
@@ -250,7 +252,7 @@ def _choose_words(
     )
     running = _running_sums(group)
     taken = jnp.zeros(shape, bool)
-    for _ in range(WHOLE_WORD_PASSES if spec.whole_word else 1):
+    for _ in range(1 if continues is None else WHOLE_WORD_PASSES):
         alive = candidate & ~taken & (size <= left)
         so_far, _ = running(alive)
         to_word_end = size - 1 - (index - word)

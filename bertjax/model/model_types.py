@@ -10,13 +10,15 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bertjax.config import Architecture
+
 OWN = "bertjax"  # model_type of what transformers has no class for
-# Fields that say which network it is. A type fixes all of them, but for those that it leaves free.
-SWITCHES = tuple(
-    "positions global_rope_theta local_rope_theta local_attention global_attn_every_n_layers norm norm_bias "
-    "embedding_norm first_norm final_norm feed_forward attention_bias mlp_bias embedding_size heads "
-    "classifier_pooling is_decoder".split()
-)
+# All other fields say which kind of network it is. A type fixes them, but for those that it leaves free.
+SIZES = (
+    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
+    "attention_probs_dropout_prob max_position_embeddings initializer_range layer_norm_eps type_vocab_size model_type"
+).split()
+SWITCHES = tuple(field.name for field in dataclasses.fields(Architecture) if field.name not in SIZES)
 # Switches that have no effect where another has this value.
 _IDLE = {
     "global_rope_theta": lambda f: f["positions"] != "rotary",
