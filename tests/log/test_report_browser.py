@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from bertjax.log.report import write_report
+from tests.log.test_report import BAD, Tags, hostile_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -44,7 +45,7 @@ def chromium(page, home, *flags):
             "--no-sandbox",
             "--disable-gpu",
             f"--user-data-dir={home}",
-            "--window-size=1280,1400",
+            *([] if any("window-size" in flag for flag in flags) else ["--window-size=1280,1400"]),
             "--enable-logging=stderr",
             "--virtual-time-budget=3000",
             *flags,
@@ -94,35 +95,72 @@ def test_the_axis_is_switched_for_all_runs(tmp_path, axis, tick, farthest):
     assert f">{tick}</text>" in loss and "NaN" not in loss and loss.count("<circle") == 8
 
 
-def test_predictions_are_text_whatever_they_hold(tmp_path):
-    run = make_run(tmp_path / "run", 0.02)
-    bad = "<img src=x onerror=console.error(1)><script>console.error(2)</script>"
-    (run / "examples.json").write_text(
-        json.dumps(
-            [
-                {
-                    "texts": [bad],
-                    "gold": bad,
-                    "predicted": bad,
-                    "right": False,
-                    "score": 1.0,
-                    "predictions": [[bad, 0.75], ["other", 0.25]],
-                },
-                {
-                    "texts": [],
-                    "gold": "",
-                    "predicted": "",
-                    "right": True,
-                    "score": 0.0,
-                    "words": [["Anna", "B-PER", "B-PER"], [bad, "O", "B-LOC"]],
-                },
-            ]
-        )
-    )
-    dom, console = chromium(write_report([run]), tmp_path / "home", "--dump-dom")
-    assert console == [] and "<img" not in dom
-    assert dom.count("onerror=console.error(1)&gt;") == 5
-    assert '<span style="width:75.0%">' in dom and "<s>B-LOC</s> O" in dom
+def finetuned_run(directory):
+    """A run with every plot, wide tables and long words."""
+    run = make_run(directory, 0.02)
+    names = [f"class_{n}_with_a_long_name" for n in range(12)]
+    curve = [[n / 10 - 5, 50 + n / 4, 40 + n / 3] for n in range(100)]
+    details = {
+        "by_class": {name: [0.5, 0.5, 0.5, 90] for name in names},
+        "confusion": [[n * m for n in range(12)] for m in range(12)],
+        "calibration": {"ece": 0.1, "bins": [[n, n / 10, n / 11] for n in range(10)]},
+        "threshold_curve": curve,
+        "gold_and_predicted": [[n / 7, n / 3] for n in range(50)],
+        **{"best_exact": 74.75, "best_exact_thresh": 4.9, "best_f1": 73.0, "best_f1_thresh": 4.9},
+    }
+    (run / "result.json").write_text(json.dumps({"details": details}))
+    points = [[n % 7, n % 5, names[n % 12], names[n % 9], n % 12 == n % 9, "word " * 20] for n in range(60)]
+    (run / "map.json").write_text(json.dumps({"share": 0.5, "points": points}))
+    example = {"texts": ["long" * 70], "gold": names[0], "predicted": names[1], "right": False, "score": 0.5}
+    (run / "examples.json").write_text(json.dumps([{**example, "mattered": [[[100, 1.0], [280, -0.5]]]}]))
+    return run
+
+
+def test_every_plot_is_drawn_and_says_what_is_at_the_pointer(tmp_path):
+    page = write_report([finetuned_run(tmp_path / "run")])
+    point = """<script>for (const svg of document.querySelectorAll(".plot svg")) {
+      const box = svg.querySelectorAll("circle, path")[1].getBoundingClientRect();
+      svg.dispatchEvent(new PointerEvent("pointermove",
+        {clientX: box.x + box.width / 2, clientY: box.y + box.height / 2}));
+    }</script>"""
+    page.write_text(page.read_text().replace("</html>", f"{point}</html>"))
+    dom, console = chromium(page, tmp_path / "home", "--dump-dom")
+    assert console == []
+    drawn = dict(re.findall(r'<svg [^>]*aria-label="([^"]*)"(.*?)</svg>', dom, re.DOTALL))
+    marks = {name: (svg.count("<circle") - 1, svg.count("<path")) for name, svg in drawn.items() if "cross" in svg}
+    assert marks["Calibration"] == (9, 1)  # the dots of the bins with rows, and their line
+    assert marks["Threshold of no answer"] == (2, 2)
+    assert marks["Gold and predicted numbers"] == (50, 0)
+    assert sum(marks["Map"]) == 60 and marks["Map"][1] == 42  # a cross is a path
+    assert "NaN" not in "".join(drawn.values()) and "undefined" not in "".join(drawn.values())
+    said = re.findall(r"<h3>(Calibration|Map)<span>(.*?)</span>", dom)
+    assert re.fullmatch(r"\d at \d+.0 %: \d+.\d % right", said[0][1]) and "word word" in said[1][1]
+
+
+def test_a_phone_scrolls_down_only_and_a_dark_screen_is_dark(tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    page = write_report([finetuned_run(tmp_path / "run"), finetuned_run(tmp_path / "other")], tmp_path / "both.html")
+    measure = "<script>document.title = `${document.documentElement.scrollWidth} of ${innerWidth}`</script>"
+    for path in (page, write_report([tmp_path / "run"], tmp_path / "one.html")):
+        path.write_text(path.read_text().replace("</html>", f"{measure}</html>"))
+        dom, _ = chromium(path, tmp_path / "home", "--dump-dom", "--window-size=500,900")
+        wide, screen = re.search(r"<title>(\d+) of (\d+)</title>", dom).groups()
+        assert int(wide) <= int(screen) <= 500
+    for name, flag, corner in (
+        ("light", "--disable-features=x", (0xF5, 0xF6, 0xF8)),
+        ("dark", "--blink-settings=preferredColorScheme=0", (0x14, 0x18, 0x1E)),
+    ):
+        chromium(page, tmp_path / "home", flag, f"--screenshot={tmp_path / name}.png")
+        pixel = (image.imread(tmp_path / f"{name}.png")[2, 2, :3] * 255).round()
+        assert tuple(pixel) == corner
+
+
+def test_text_of_a_run_is_text_whatever_it_holds(tmp_path):
+    page = write_report([hostile_run(tmp_path / BAD.replace("/", ""), BAD)])
+    dom, console = chromium(page, tmp_path / "home", "--dump-dom")
+    tags = [tag for tag, *_ in Tags(dom).found]
+    assert console == [] and "img" not in tags and tags.count("script") == 1
+    assert dom.count("onerror=console.error(1)&gt;") > 20
 
 
 def test_the_picture_has_the_colours_of_both_runs(tmp_path):
