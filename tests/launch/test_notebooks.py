@@ -53,11 +53,12 @@ def test_commands_name_tools_and_experiments_that_exist(path):
 
     for cell in code_cells(path):
         source = "".join(cell["source"])
-        for command in re.findall(r"!python -m bertjax ((?:.*\\\n)*.*)", source):
+        for command in re.findall(r"!(?:JAX_PLATFORMS=cpu )?python -m bertjax ((?:.*\\\n)*.*)", source):
             words = re.sub(r"\\\n", " ", command).split()
             assert words[0].startswith("--") or words[0] in tools(), command
             check_override_names(words)
-        for name in re.findall(r"--config=bertjax:(\w+)", source):
+        for name in re.findall(r"""--config=bertjax:(\w+)|bertjax\.(?:train|finetune)\(\s*"(\w+)""", source):
+            name = "".join(name)
             assert name in config_names()
 
 
@@ -79,10 +80,11 @@ def test_it_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    pictures = [o for o in outputs if "image/png" in o.get("data", {})]
+    shown = [o for o in outputs if {"image/png", "text/html"} & {*o.get("data", {})}]
     printed = "".join(o.get("text", "") for o in outputs if o.output_type == "stream")
     compared = all(map(importlib.util.find_spec, ("torch", "transformers")))
-    assert len(pictures) == {"pretrain": 2, "finetune": 2, "convert": int(compared)}[path.stem]
+    # Of each training its curves and its result, and the answers; the comparison's picture.
+    assert len(shown) == {"pretrain": 4, "finetune": 7, "convert": 1 + int(compared)}[path.stem]
     # A shell command that fails does not stop a notebook.
     assert not re.search(
         r"^(Traceback \(most recent|usage: |\w+: error: |"
