@@ -6,6 +6,7 @@ In: a FineTuner, its weights, a split with gold. Out: examples.json and map.json
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,9 @@ def shown(
     task, made = tuner.task, examples_of(tuner.task, split, rows, outputs)
     chosen = choose(made)
     if isinstance(task, TextTask):
-        for number, example in enumerate(made):  # one a record
-            if not example["right"] and any(example is one for one in chosen):
-                example["mattered"] = mattered(tuner, params, split, number, outputs[number])
+        wrong = [number for number, example in enumerate(made) if not example["right"] and example in chosen]
+        for number, changes in zip(wrong, mattered(tuner, params, split, wrong, outputs), strict=True):
+            made[number]["mattered"] = changes
     files: dict[str, Any] = {"examples.json": chosen}
     if found := map_of(vectors, made):
         files["map.json"] = found
@@ -68,33 +69,37 @@ def choose(examples: Sequence[Example], count: int = 6) -> list[Example]:
     return [*wrong, *(right[place] for place in places)]
 
 
-def mattered(tuner: FineTuner, params: Any, split: Split, number: int, logits: np.ndarray) -> list[list[list[float]]]:
-    """How much each piece of a record's texts speaks for what is predicted, by leaving it out ("leave one word out").
+def mattered(
+    tuner: FineTuner, params: Any, split: Split, numbers: Sequence[int], outputs: Outputs
+) -> list[list[list[list[float]]]]:
+    """How much each piece of the texts of some records speaks for what is predicted, by leaving it out.
 
     A piece is a word, or a few where there are many; only what an example shows of a text is parted.
 
     Args:
-      number, logits: of the record, and what the model gives for it.
+      numbers, outputs: of the records, and what the model gives for every record.
 
     Returns:
-      of each text [[end, change], ...]: the character that the piece ends before, and by how much the log odds of the
-      prediction (of a regression the number) fall without it.
+      of each record, of each text [[end, change], ...]: the character that the piece ends before, and by how much the
+      log odds of the prediction (of a regression the number) fall without it.
     """
-    task, record = tuner.task, split.records[number]
-    fields = [name for name in ("text_a", "text_b") if getattr(record, name) is not None]
-    ends = piece_ends([cut(getattr(record, name)).removesuffix("…") for name in fields])
-    shorter = [
-        dataclasses.replace(record, **{name: text[:begin] + text[end:]}, label=None)
-        for name, text, stops in zip(fields, (getattr(record, name) for name in fields), ends, strict=True)
-        for begin, end in zip([0, *stops], stops, strict=False)
-    ]
-    if not shorter:
-        return [[] for _ in fields]
-    rows = task.features(Split(split.name, shorter, False, ""), tuner.tokenizer, tuner.settings.task.max_length, False)
-    all_logits = np.asarray([logits, *tuner.predict(params, rows)], np.float64).reshape(len(rows) + 1, -1)
-    whole, *without = task.kind_of_head.lean(all_logits, all_logits[0])
-    changes = iter(np.nan_to_num(whole - np.array(without)).round(4).tolist())
-    return [[[end, next(changes)] for end in stops] for stops in ends]
+    task, ends, shorter = tuner.task, [], []
+    for record in (split.records[number] for number in numbers):
+        texts = {name: text for name in ("text_a", "text_b") if (text := getattr(record, name)) is not None}
+        ends.append(piece_ends([cut(text).removesuffix("…") for text in texts.values()]))
+        for (name, text), stops in zip(texts.items(), ends[-1], strict=True):
+            for begin, end in zip([0, *stops], stops, strict=False):
+                shorter.append(dataclasses.replace(record, label=None, **{name: text[:begin] + text[end:]}))
+    length = tuner.settings.task.max_length
+    rows = task.features(Split(split.name, shorter, False, ""), tuner.tokenizer, length, False) if shorter else []
+    without, found = iter(tuner.predict(params, rows)), []
+    for number, stops_of in zip(numbers, ends, strict=True):
+        logits = [outputs[number], *itertools.islice(without, sum(map(len, stops_of)))]
+        logits = np.asarray(logits, np.float64).reshape(len(logits), -1)
+        whole, *rest = task.kind_of_head.lean(logits, logits[0])
+        changes = iter(np.nan_to_num(whole - np.array(rest)).round(4).tolist())
+        found.append([[[end, next(changes)] for end in stops] for stops in stops_of])
+    return found
 
 
 def piece_ends(texts: Sequence[str]) -> list[list[int]]:

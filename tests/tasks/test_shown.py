@@ -203,7 +203,9 @@ def test_a_word_matters_by_how_far_the_log_odds_of_the_prediction_fall_without_i
     split = tuner.task.read("dev")
     whole = tuner.of("who is there anna .")
     best = whole.argmax()
-    first, second = shown.mattered(tuner, None, split, 0, whole)
+    # Of two records, one after the other.
+    (first, second), again = shown.mattered(tuner, None, split, [0, 2], [whole, None, whole])
+    assert again == [first, second]
     assert [end for end, _ in first] == [3, 6, 13] and [end for end, _ in second] == [4, 6]  # "who" " is" "  there"
     without = ["is there anna .", "who there anna .", "who is anna .", "who is there .", "who is there anna"]
     expected = [log_odds(whole, best) - log_odds(tuner.of(text), best) for text in without]
@@ -212,7 +214,7 @@ def test_a_word_matters_by_how_far_the_log_odds_of_the_prediction_fall_without_i
 
 def test_a_word_of_a_regression_matters_by_its_share_of_the_number(tmp_path):
     tuner = LinearTuner(table_task(tmp_path, [{"text": "anna is", "label": 1.0}], head="regression"), 1)
-    ((one, other),) = shown.mattered(tuner, None, tuner.task.read("dev"), 0, tuner.of("anna is"))
+    (((one, other),),) = shown.mattered(tuner, None, tuner.task.read("dev"), [0], [tuner.of("anna is")])
     assert one[1] == pytest.approx(tuner.of("anna")[0], abs=1e-4)
     assert other[1] == pytest.approx(tuner.of("is")[0], abs=1e-4)
 
@@ -221,7 +223,7 @@ def test_a_word_of_a_set_of_labels_matters_for_every_decision(tmp_path):
     rows = [{"text": "anna is", "label": ["x"]}, {"text": "bob", "label": ["y"]}]
     tuner = LinearTuner(table_task(tmp_path, rows, head="multilabel"), 2)
     whole = tuner.of("anna is")
-    ((one, _),) = shown.mattered(tuner, None, tuner.task.read("dev"), 0, whole)
+    (((one, _),),) = shown.mattered(tuner, None, tuner.task.read("dev"), [0], [whole])
     assert one[1] == pytest.approx(np.sign(whole) @ (whole - tuner.of("is")), abs=1e-4)
 
 
