@@ -93,6 +93,11 @@ def commands(name: str) -> list[list[str]]:
     return [words if any("{out}" in word for word in words) else [*words, f"--out={{out}}/{name}"] for words in found]
 
 
+def shown_command(name: str) -> str:
+    """The command of a piece as a page shows it: STORE for {store}."""
+    return re.sub("{(\\w+)}", lambda word: "bench" if word[1] == "out" else word[1].upper(), PIECES[name].command)
+
+
 def run(name: str, given: Mapping[str, str], out: pathlib.Path) -> dict[str, Any]:
     """Runs a piece and writes OUT/NAME.json; its output goes to the screen and to OUT/NAME.log.
 
@@ -117,7 +122,7 @@ def run(name: str, given: Mapping[str, str], out: pathlib.Path) -> dict[str, Any
         raise ValueError(f"{name}: no table was printed, see {out / name}.log")
     record = {
         "piece": name,
-        "commands": [f"python -m tests.benchmarks.{each}" for each in PIECES[name].command.split(" && ")],
+        "commands": [f"python -m tests.benchmarks.{each}" for each in shown_command(name).split(" && ")],
         "code": source_digest(),
         "commit": given["commit"],
         **machine(),

@@ -44,12 +44,15 @@ def test_a_piece_is_a_command_that_its_program_takes(name, monkeypatch):
 
 
 def test_a_finished_piece_is_kept_and_not_chosen_again(only, tmp_path):
-    only(TABLE, first=Piece("first", 4, gpus=0), second=Piece("second", 4, gpus=0))
+    only(TABLE, first=Piece("first --data={glue} --out={out}/x", 4, gpus=0), second=Piece("second", 4, gpus=0))
     assert pieces.to_run([], GIVEN, 0, 9, tmp_path) == ["first", "second"]
     pieces.run("first", GIVEN, tmp_path)
     record = json.loads((tmp_path / "first.json").read_text())
     assert record["tables"] == [["| step | | ms |", "|---|---|---|", "| base | ours | 5 |"]]
-    assert record["commands"] == ["python -m tests.benchmarks.first"] and record["commit"] == "abc"
+    assert (
+        record["commands"] == ["python -m tests.benchmarks.first --data=GLUE --out=bench/x"]
+        and record["commit"] == "abc"
+    )
     assert pieces.to_run([], GIVEN, 0, 9, tmp_path) == ["second"]
     assert pieces.to_run(["first"], GIVEN, 0, 9, tmp_path) == ["first"]  # whoever names it wants it
 
