@@ -3,7 +3,9 @@
     python -m bertjax.main --config=configs/classify.py --config.init_from=MODEL \\
         --config.task.data=DIR --workdir=DIR
 
-DIR holds train and dev (and test) files; columns by name: see bertjax/tasks/custom.py.
+DIR holds train.csv and dev.csv; others are named by --config.task.options.files="{'train': NAME, 'dev': NAME}".
+A data set of the Hugging Face Hub is given as --config.task.data=hf:NAME. Columns by name: see
+bertjax/tasks/custom.py.
 """
 
 from bertjax.config import finetune_config
@@ -13,7 +15,6 @@ def get_config():
     config = finetune_config()
     config.task.name = "table"
     config.task.options = {
-        "files": {"train": "train.csv", "dev": "dev.csv"},
         "head": "classification",  # or multilabel, regression
         "text": ("text",),  # one column, or two for pairs
         "label": "label",

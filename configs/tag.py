@@ -17,8 +17,7 @@ def get_config(kind="entities"):
     config = finetune_config()
     config.task.name = {"entities": "ner", "tokens": "tag"}[kind]
     config.task.options = {
-        "files": {"train": "train.conll", "dev": "dev.conll"},
-        "context": "document",  # or sentence: what a row may show around a word
+        "context": "document"  # or sentence: what a row may show around a word
     }
     config.batch_size = 32
     config.optimizer.learning_rate = 5e-5  # A.3; small sets want the higher end

@@ -20,7 +20,7 @@ class TaskSettings:
         "fine-tuning task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax, all (of these), xnli, squad1.1, "
         "squad2.0, ner, tag, swag, or table (your own CSV, TSV, JSON lines)",
     )
-    data: str = setting("", "directory of the task's files in their official layout, or tfds:NAME")
+    data: str = setting("", "directory of the task's files in their official layout, hf:NAME,CONFIG or tfds:NAME")
     options: dict[str, Any] = setting({}, "options of the task's class (tasks/*.py), such as columns of a table")
     metric: str = setting("", "what 'best on dev' means; '' = the task's own")
     max_length: int = setting(128, "length of a row", source=PAPER_TASKS, unit="tokens")

@@ -12,15 +12,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from bertjax.data.objects import class_names, named
 from bertjax.formats.hub import network_errors
 
 # Data sets of fewer files are cut further, where their format allows that: Parquet at its row groups.
 _FEW_FILES = 64
+# A task's split -> what data sets call it, the first that is there.
+_SPLITS = {
+    "train": ("train",),
+    "dev": ("validation", "dev", "val", "valid", "validation_matched"),
+    "test": ("test", "test_matched"),
+}
 _HF = re.compile(r"hf:(?P<name>[^@,:]+)(@(?P<revision>[^,:]+))?(,(?P<config>[^,:]+))?(:(?P<split>.+))?")
 
 
@@ -76,6 +86,15 @@ class HfName(NamedTuple):
         return f"hf:{self.name}" + "".join(mark + part for mark, part in marks if part)
 
 
+@functools.lru_cache(1)
+def _prepared(name: HfName) -> Any:
+    """The builder of a data set that is in the cache of `datasets`, as a whole."""
+    builder = _builder(name._replace(split=""))
+    with _explained(name):
+        builder.download_and_prepare()
+    return builder
+
+
 def pinned(path: str) -> str:
     """The same data set at the commit that its revision now stands for, so that all processes read the same."""
     name = HfName.parse(path)
@@ -110,7 +129,7 @@ def _explained(name: HfName) -> Iterator[None]:
         where = "" if os.path.isdir(name.name) else f" ({name.name} is no folder here)"
         raise ValueError(f"{name}: {_line(error)}{where}") from error
     except ValueError as error:
-        if "config" not in str(error).lower():
+        if not str(error).startswith(("BuilderConfig", "Config name")):
             raise ValueError(f"{name}: {_line(error)}") from error
         with _explained(name._replace(config="")):
             known = _library().get_dataset_config_names(name.name, revision=name.revision or None)
@@ -168,11 +187,16 @@ def _size(file: str) -> int:
 # --- tfds:
 
 
-def _open_tfds(path: str, data_dir: str | None) -> Any:
-    """The records of tfds:NAME, by number; ValueError where TFDS cannot read them here."""
+def _tfds_name(path: str) -> tuple[str, str]:
+    """(NAME/CONFIG:VERSION, the split) of tfds:NAME/CONFIG:VERSION:SPLIT."""
     parts = path.removeprefix("tfds:").split(":")
     split = parts.pop() if len(parts) > 1 and not parts[-1][:1].isdigit() else "train"
-    name = ":".join(parts)  # may end with :version
+    return ":".join(parts), split
+
+
+def _open_tfds(path: str, data_dir: str | None) -> Any:
+    """The records of tfds:NAME, by number; ValueError where TFDS cannot read them here."""
+    name, split = _tfds_name(path)
     prepare = (
         f"prepare it with: python -c \"import tensorflow_datasets as t; t.builder('{name}', "
         f"file_format='array_record').download_and_prepare()\""
@@ -203,3 +227,62 @@ def _tfds_pieces(path: str, data_dir: str | None, field: str) -> Pieces:
             yield f"record {index}", source[index]
 
     return Pieces(total, total * mean, "", rows)
+
+
+# --- for tasks
+
+
+def splits_of(path: str) -> dict[str, str]:
+    """A task's name of each split of hf:NAME -> the data set's; of tfds:NAME the usual ones.
+
+    What the name stands for is looked up anew, and then kept for `read_rows`.
+    """
+    _prepared.cache_clear()
+    read_rows.cache_clear()
+    if path.startswith("tfds:"):
+        return {"train": "train", "dev": "validation", "test": "test"}
+    name = HfName.parse(path)
+    if name.split:
+        raise ValueError(
+            f"{path} names a split; leave it out: the task's option files={{'train': {name.split!r}, 'dev': ...}} says "
+            "which is which"
+        )
+    left, found = list(map(str, _prepared(name).info.splits)), {}
+    for split, theirs in _SPLITS.items():
+        if known := [own for own in theirs if own in left]:
+            found[split] = known[0]
+            left.remove(known[0])
+    return found | {split: split for split in left if split not in found}
+
+
+@functools.lru_cache(1)
+def read_rows(path: str, data_dir: str | None = None) -> tuple[list[dict[str, Any]], str]:
+    """All rows of a split as plain values, classes by their names, and a fingerprint of them.
+
+    A split of hf:NAME may be a slice, train[:90%]. Raises ValueError that says what there is instead.
+    """
+    if path.startswith("tfds:"):
+        source = _open_tfds(path, data_dir)
+        info = source.dataset_info
+        identity = [info.full_name, _tfds_name(path)[1], len(source)]
+    else:
+        name = HfName.parse(path)
+        builder = _prepared(name._replace(split=""))
+        with _explained(name):
+            source = info = builder.as_dataset(split=name.split or "train")
+    names = class_names(info)
+    rows = [{key: named(_plain(value), names.get(key)) for key, value in row.items()} for row in source]
+    if path.startswith("hf:"):
+        identity = rows
+    return rows, hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """bytes -> str, numpy scalars -> Python numbers, arrays -> lists, at any depth."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

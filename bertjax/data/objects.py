@@ -27,9 +27,9 @@ def rows(data: Any, columns: Sequence[str] = (), name: str = "data") -> Iterator
     """
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise ValueError(f"{name} takes a list of rows, a DataFrame or a Dataset, not {data!r:.80}")
-    names = _class_names(data)
+    names = class_names(data)
     if isinstance(data, Mapping):
-        if any(_class_names(split) or hasattr(split, "column_names") for split in data.values()):
+        if any(class_names(split) or hasattr(split, "column_names") for split in data.values()):
             raise ValueError(f"{name} is a set of splits, {', '.join(map(str, data))}: give one of them")
         data = _of_columns(data, name)
     elif hasattr(data, "iterrows"):
@@ -40,7 +40,7 @@ def rows(data: Any, columns: Sequence[str] = (), name: str = "data") -> Iterator
             if len(cells) != len(columns):
                 raise ValueError(f"{name}: row {number} is {row!r:.80}; expected {' and '.join(columns)}")
             row = dict(zip(columns, cells, strict=True))
-        yield {key: _named(plain(value), names.get(key)) for key, value in row.items()}
+        yield {key: named(plain(value), names.get(key)) for key, value in row.items()}
 
 
 def texts(data: Any, column: str = "text", name: str = "data") -> Iterator[str]:
@@ -85,20 +85,21 @@ def _of_columns(data: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return [dict(zip(data, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _class_names(data: Any) -> dict[str, Sequence[str]]:
-    """Column -> names of the classes that a Dataset stores as numbers, also in lists."""
+def class_names(data: Any) -> dict[str, Sequence[str]]:
+    """Column -> names of the classes that a Dataset, or what TFDS says of one, has as numbers, also in lists."""
     features = getattr(data, "features", None)
     found = {}
-    for column, feature in features.items() if isinstance(features, Mapping) else ():
+    for column, feature in features.items() if hasattr(features, "items") else ():
         names = getattr(getattr(feature, "feature", feature), "names", None)
         if names and not isinstance(names, Mapping):
             found[column] = names
     return found
 
 
-def _named(value: Any, names: Sequence[str] | None) -> Any:
+def named(value: Any, names: Sequence[str] | None) -> Any:
+    """The names of the classes that numbers stand for; None for -1."""
     if names is None or value is None:
         return value
     if isinstance(value, list):
-        return [_named(item, names) for item in value]
+        return [named(item, names) for item in value]
     return names[value] if value >= 0 else None  # -1 in the test splits of GLUE

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bertjax.data.named import is_name
 from bertjax.data.opening import plain_name, read_lines
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_objects
@@ -30,11 +31,11 @@ class Sentence:
     where: str  # "file:line" of the first word
 
 
-def read_tagged(path: pathlib.Path) -> list[Sentence]:
-    """Sentences of a file in columns, or of .jsonl."""
+def read_tagged(path: pathlib.Path, prefer: Sequence[str] = ()) -> list[Sentence]:
+    """Sentences of a file in columns, of .jsonl, or of a data set by name; `prefer`: of several kinds of tags."""
     name = plain_name(path.name)
-    if name.endswith(".jsonl"):
-        return _read_json_sentences(path)
+    if name.endswith(".jsonl") or is_name(path):
+        return _read_json_sentences(path, prefer)
     if name.endswith((".json", ".ndjson", ".csv", ".parquet", ".xls", ".xlsx")):
         raise ValueError(
             f"{path}: words with tags are a file in columns (.conll), or .jsonl with "
@@ -43,11 +44,13 @@ def read_tagged(path: pathlib.Path) -> list[Sentence]:
     return read_conll(path)
 
 
-def _read_json_sentences(path: pathlib.Path) -> list[Sentence]:
+def _read_json_sentences(path: pathlib.Path, prefer: Sequence[str]) -> list[Sentence]:
     sentences: list[Sentence] = []
     for number, row in read_objects(path):
         where = f"{path}:{number}"
         found = [[key for key in keys if row.get(key) is not None] for keys in (_WORDS, _TAGS)]
+        if len(found[1]) > 1:
+            found[1] = [key for key in prefer if key in found[1]][:1] or found[1]
         if len(found[0]) != 1 or len(found[1]) > 1:
             raise ValueError(
                 f"{where}: expected one key of {', '.join(_WORDS)} and at most one of "

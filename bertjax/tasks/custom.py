@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Record, Split, all_labelled, file_fingerprint, in_order, texts_of
+from bertjax.tasks.task import Record, Split, all_labelled, file_fingerprint, in_order, splits_in, texts_of
 from bertjax.tasks.text_task import TextTask
 
 # A list of names in a cell, ['a', "b"]. numpy's form without commas is no such list.
@@ -32,7 +32,7 @@ class TableTask(TextTask):
     def __init__(
         self,
         source: str | pathlib.Path,
-        files: dict[str, str],
+        files: dict[str, str] | None = None,
         head: str = "classification",
         text: str | Sequence[str] = ("text",),
         label: str = "label",
@@ -42,8 +42,8 @@ class TableTask(TextTask):
         name: str = "table",
         headerless: Sequence[str] | None = None,
     ):
-        """`files` maps splits to names in `source`; `text` names one or two columns; `separator` parts the labels of a
-        cell (None: '|').
+        """`files` maps splits to names in `source` (train.csv, dev.csv), or to splits of the data set that it names;
+        `text` names one or two columns; `separator` parts the labels of a cell (None: '|').
         """
         text = (text,) if isinstance(text, str) else text
         if not isinstance(text, list | tuple) or len(text) not in (1, 2):
@@ -51,7 +51,8 @@ class TableTask(TextTask):
         if separator == "":
             raise ValueError("separator='' parts no labels; None is '|'")
         super().__init__(name, head, labels, metric)
-        self.source, self.splits = pathlib.Path(source), dict(files)
+        self.source = pathlib.Path(source)
+        self.splits = splits_in(source, files, {"train": "train.csv", "dev": "dev.csv"})
         self.text, self.label, self.separator = tuple(text), label, separator
         self.headerless = headerless
         self.options = dict(

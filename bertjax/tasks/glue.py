@@ -1,9 +1,9 @@
-"""GLUE: the nine tasks and the diagnostic set, from their official files or from TFDS.
+"""GLUE: the nine tasks and the diagnostic set, from their official files or from data sets by name.
 
 In: a directory with the official files (`CoLA/train.tsv` and so on, or the task's own directory), the original MSR
-files for MRPC, or `tfds:glue/NAME`. Out: records, the scores that the benchmark reports, and the submission file of the
-GLUE site. Sources: gluebenchmark.com (Wang et al. 2019) and its download script; label names and their order are those
-of TFDS.
+files for MRPC, `hf:nyu-mll/glue,NAME` or `tfds:glue/NAME`. Out: records, the scores that the benchmark reports, and the
+submission file of the GLUE site. Sources: gluebenchmark.com (Wang et al. 2019) and its download script; label names and
+their order are those of TFDS.
 """
 
 import pathlib
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from bertjax import markdown
+from bertjax.data.named import is_name, read_rows
 from bertjax.data.opening import read_lines
 from bertjax.formats.files import whole_file
 from bertjax.tasks.metrics import Scores, binary_f1
@@ -40,7 +41,7 @@ class GlueSpec:
     submitted: dict[str, str] = field(default_factory=dict)  # split -> its file for the site; {}: FOLDER.tsv
     metric: str = "accuracy"  # picks the best checkpoint
     reported: tuple[str, ...] = ("accuracy",)  # what the benchmark reports
-    tfds_text: tuple[str, ...] = ()  # TFDS's names of the texts, where they differ
+    named_text: tuple[str, ...] = ()  # names of the texts in data sets by name, where they differ
     headerless: tuple[str, ...] | None = None  # columns of labelled files without a header
     skip_short: bool = False  # the official loader leaves short rows out
     skip_label: str | None = None  # rows without a gold majority
@@ -51,8 +52,8 @@ class GlueSpec:
         return self.submitted or {"test": f"{self.folder}.tsv"}
 
     @property
-    def tfds(self) -> dict[str, str]:
-        """Split -> TFDS's name of it."""
+    def named(self) -> dict[str, str]:
+        """Split -> its name at the Hub and in TFDS."""
         names = {split: name.removesuffix(".tsv").replace("dev", "validation") for split, name in self.files.items()}
         return {split: {"diagnostic": "test"}.get(name, name) for split, name in names.items()}
 
@@ -76,17 +77,17 @@ _MNLI_SUBMITTED = {"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
 GLUE = {
     "cola": GlueSpec("CoLA", ("sentence",), names=_ACCEPTABLE, headerless=_COLA, **_MATTHEWS),
     "sst2": GlueSpec("SST-2", ("sentence",), names=_POSITIVE, headerless=("sentence", "label")),
-    "mrpc": GlueSpec("MRPC", _MRPC[3:], "Quality", _EQUIVALENT, tfds_text=_PAIR, headerless=_MRPC, **_F1),
+    "mrpc": GlueSpec("MRPC", _MRPC[3:], "Quality", _EQUIVALENT, named_text=_PAIR, headerless=_MRPC, **_F1),
     "stsb": GlueSpec("STS-B", _PAIR, "score", {}, **_CORRELATION),
     "qqp": GlueSpec("QQP", ("question1", "question2"), "is_duplicate", _DUPLICATE, skip_short=True, **_F1),
     "mnli": GlueSpec(
-        "MNLI", _PAIR, "gold_label", _THREE, _MNLI_FILES, _MNLI_SUBMITTED, tfds_text=_PREMISE, skip_label="-"
+        "MNLI", _PAIR, "gold_label", _THREE, _MNLI_FILES, _MNLI_SUBMITTED, named_text=_PREMISE, skip_label="-"
     ),
     "qnli": GlueSpec("QNLI", ("question", "sentence"), names=_NAMED_TWO),
     "rte": GlueSpec("RTE", _PAIR, names=_NAMED_TWO),
     "wnli": GlueSpec("WNLI", _PAIR, names=_TWO),
     # The diagnostic set has no training data: it is answered by a model trained on MNLI.
-    "ax": GlueSpec("AX", _PAIR, names=_THREE, files={"test": "diagnostic.tsv"}, tfds_text=_PREMISE, **_MATTHEWS),
+    "ax": GlueSpec("AX", _PAIR, names=_THREE, files={"test": "diagnostic.tsv"}, named_text=_PREMISE, **_MATTHEWS),
 }
 
 _QNLI_ROWS = {"train": 104_743, "dev": 5_463, "test": 5_463}
@@ -97,7 +98,7 @@ _WNLI_NOTE = (
 
 
 class GlueTask(TextTask):
-    """One GLUE task read from `source`: a directory, or 'tfds:glue/NAME'."""
+    """One GLUE task read from `source`: a directory, hf:nyu-mll/glue,NAME or tfds:glue/NAME."""
 
     def __init__(self, name: str, source: str | pathlib.Path, data_dir: str | None = None):
         """`data_dir` is TFDS's directory of prepared data sets (None: its default)."""
@@ -108,20 +109,22 @@ class GlueTask(TextTask):
         super().__init__(name, head, tuple(spec.names.values()), spec.metric)
         self.splits = dict(spec.files)
         self.source, self.data_dir = str(source), data_dir
+        self.published = f"hf:nyu-mll/glue,{name}"
 
     # --- reading
 
     def read(self, split: str) -> Split:
         """Reads 'train', 'dev', 'test' (and 'dev_mismatched', 'test_mismatched' of MNLI)."""
         self.check_split(split)
-        if self.source.startswith("tfds:"):
-            return self._read_tfds(split)
+        if is_name(self.source):
+            return self._read_named(split)
         folder = pathlib.Path(self.source)
         if (folder / self.spec.folder).is_dir():
             folder = folder / self.spec.folder
         path = folder / self.spec.files[split]
-        if self.name == "mrpc" and not path.exists():
+        if self.name == "mrpc" and any(folder.glob("msr_paraphrase_*")) and not path.exists():
             return self._read_msr(folder, split)
+        self.check_file(path)
         headerless = self.spec.headerless
         if headerless is not None and split.startswith("test"):
             headerless = ("index", *self.spec.text)
@@ -180,17 +183,19 @@ class GlueTask(TextTask):
             )
         return Split(split, records, all_labelled(records), fingerprint, tuple(notes))
 
-    def _read_tfds(self, split: str) -> Split:
-        from bertjax.tasks.tfds_source import read_tfds
-
-        rows, fingerprint = read_tfds(self.source, self.spec.tfds[split], self.data_dir)
-        columns = self.spec.tfds_text or self.spec.text
-        names, records = list(self.spec.names.values()), []
+    def _read_named(self, split: str) -> Split:
+        path = f"{self.source}:{self.spec.named[split]}"
+        rows, fingerprint = read_rows(path, self.data_dir)
+        columns, names = self.spec.named_text or self.spec.text, tuple(self.spec.names.values())
+        if missing := [column for column in (*columns, "label", "idx") if rows and column not in rows[0]]:
+            raise ValueError(f"{path} is not laid out as {self.published}: no {missing[0]!r} in {', '.join(rows[0])}")
+        records = []
         for row in sorted(rows, key=lambda row: row["idx"]):
-            label: str | float | None = None
-            if row["label"] >= 0:
-                label = names[int(row["label"])] if names else float(row["label"])
-            where = f"{self.source}/{split} row {row['idx']}"
+            where, label = f"{path} row {row['idx']}", row["label"]
+            if not names:
+                label = float(label) if label >= 0 else None
+            elif label is not None and label not in names:
+                raise ValueError(f"{where}: label {label!r} is not one of {', '.join(names)}")
             records.append(Record(str(row["idx"]), *texts_of(row, columns), label, where))
         return self._split(split, records, fingerprint, [])
 

@@ -65,7 +65,7 @@ def task_name(name: str, known: Collection[str]) -> str:
 
 
 def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) -> Any:
-    """The task `name` over `data` (a directory, or 'tfds:...').
+    """The task `name` over `data` (a directory, hf:NAME or tfds:NAME).
 
     Args:
       name: a GLUE task (cola ... ax), xnli, squad1.1, squad2.0, ner, tag (tags that are no entities), swag, or table
@@ -85,11 +85,6 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
         raise ValueError(
             f"{data} is a file: name the directory that it is in, and which file is "
             "which split by the task's option files={'train': NAME, 'dev': NAME}"
-        )
-    if "files" in set(known) - set(options) and (parameters["files"].default is inspect.Parameter.empty):
-        raise ValueError(
-            f"task {name!r}: missing its option 'files', which file of {data} is "
-            "which split: {'train': 'train.csv', 'dev': 'dev.csv'}"
         )
     if not hasattr(files := options.get("files", {}), "items"):
         raise ValueError(

@@ -16,7 +16,7 @@ from bertjax.tasks import metrics
 from bertjax.tasks.batches import Features
 from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_scheme, read_tagged
 from bertjax.tasks.encoding import word_rows
-from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, file_fingerprint, in_order, label_index
+from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, file_fingerprint, in_order, label_index, splits_in
 from bertjax.tokenization import Layout, Tokenizer
 
 OUTSIDE = "O"
@@ -53,7 +53,7 @@ class NerTask(Task):
         name: str = "ner",
         entities: bool = True,
     ):
-        """`source` is a directory with `files` (split -> name; default train/dev/test.conll).
+        """`source` is a directory with `files` (split -> name; default train/dev/test.conll), or hf:NAME.
 
         Args:
           labels: tag names by index; () = those of the train split, 'O' first.
@@ -67,7 +67,7 @@ class NerTask(Task):
         if scheme is not None and scheme not in metrics.SCHEMES:
             raise ValueError(f"scheme={scheme!r}; one of {', '.join(metrics.SCHEMES)} or None")
         self.source, self.name = pathlib.Path(source), name
-        self.splits = files or {s: f"{s}.conll" for s in ("train", "dev", "test")}
+        self.splits = splits_in(source, files, {s: f"{s}.conll" for s in ("train", "dev", "test")})
         self.scheme, self.strict, self.context, self.entities = scheme, strict, context, entities
         self.metric = "f1" if entities else "token_accuracy"
         self.labels = tuple(labels) or self._labels_of_train()
@@ -87,7 +87,7 @@ class NerTask(Task):
     def read(self, split: str) -> Split:
         """Sentences in file order; a file with one column has no tags."""
         path = self.file_of(split)
-        records = read_tagged(path)
+        records = read_tagged(path, ("tags", "ner_tags" if self.entities else "pos_tags"))
         if not records:
             raise ValueError(f"{path} holds no sentences")
         labelled = records[0].tags is not None

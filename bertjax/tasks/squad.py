@@ -1,9 +1,9 @@
 """SQuAD 1.1 and 2.0: passages and questions to windows, span logits to answers and files.
 
-In: the official JSON (or TFDS), a tokenizer with offsets. Out: overlapping windows [CLS] question [SEP] passage part
-[SEP], then predictions.json, nbest_predictions.json and (2.0) null_odds.json, and the official scores. Windows,
-max-context, candidate search and null score follow run_squad.py of google-research/bert. Unlike there, an answer is the
-stretch of the original passage between the character offsets of its tokens, so it needs no re-alignment.
+In: the official JSON (or a data set by name), a tokenizer with offsets. Out: overlapping windows [CLS] question [SEP]
+passage part [SEP], then predictions.json, nbest_predictions.json and (2.0) null_odds.json, and the official scores.
+Windows, max-context, candidate search and null score follow run_squad.py of google-research/bert. Unlike there, an
+answer is the stretch of the original passage between the character offsets of its tokens, so it needs no re-alignment.
 """
 
 import json
@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data.named import is_name, read_rows
 from bertjax.data.opening import read_text
 from bertjax.formats.files import parse_json, write_whole
 from bertjax.tasks import squad_score
 from bertjax.tasks.batches import Features
 from bertjax.tasks.encoding import Window, passage_tokens, passage_windows
 from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores, softmax
-from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, cut, file_fingerprint
+from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, cut, file_fingerprint, splits_in
 from bertjax.tokenization import Layout, Tokenizer
 
 MAX_DROPPED = 0.01  # share of training questions whose answer is not where the file says
@@ -96,7 +97,7 @@ class SquadTask(Task):
         null_threshold: float = 0.0,
         data_dir: str | None = None,
     ):
-        """`source` is a directory with `files` (split -> name), or 'tfds:squad/v1.1'.
+        """`source` is a directory with `files` (split -> name), tfds:squad/v1.1 or hf:rajpurkar/squad.
 
         doc_stride is the step between windows in tokens; with version 2.0 a question is answered only if its null odds
         do not exceed null_threshold, which `score` tunes on a split.
@@ -107,7 +108,8 @@ class SquadTask(Task):
             raise ValueError(f"doc_stride={doc_stride} must be at least 1, or no window advances")
         self.source, self.version, self.data_dir = str(source), version, data_dir
         self.name = f"squad{version}"
-        self.splits = files or {split: f"{split}-v{version}.json" for split in ("train", "dev")}
+        self.splits = splits_in(source, files, {split: f"{split}-v{version}.json" for split in ("train", "dev")})
+        self.published = "" if files else {"1.1": "hf:rajpurkar/squad", "2.0": "hf:rajpurkar/squad_v2"}[version]
         self.doc_stride, self.max_query_length = doc_stride, max_query_length
         self.max_answer_length, self.n_best = max_answer_length, n_best
         self.null_threshold = null_threshold
@@ -125,9 +127,9 @@ class SquadTask(Task):
         Raises ValueError for a file of another layout, and in version 1.1 for a question without an answer among others
         that have one.
         """
-        if self.source.startswith("tfds:"):
-            return self._read_tfds(split)
         path = self.file_of(split)
+        if is_name(path):
+            return self._read_named(split, str(path))
         try:
             articles = parse_json(read_text(path), str(path))["data"]
             if not isinstance(articles, list):
@@ -161,14 +163,15 @@ class SquadTask(Task):
             )
         return Split(split, list(questions.values()), all(labelled), file_fingerprint(path))
 
-    def _read_tfds(self, split: str) -> Split:
-        from bertjax.tasks.tfds_source import read_tfds
-
-        self.check_split(split)
-        name = {"dev": "validation"}.get(split, split)
-        rows, fingerprint = read_tfds(self.source, name, self.data_dir)
-        where = f"{self.source}/{split}"
-        return Split(split, [_question(row, row["context"], where) for row in rows], True, fingerprint)
+    def _read_named(self, split: str, path: str) -> Split:
+        rows, fingerprint = read_rows(path, self.data_dir)
+        try:
+            questions = [_question(row, row["context"], path) for row in rows]
+        except KeyError as error:
+            raise ValueError(f"{path}: the column {error} is missing; there is {', '.join(rows[0])}") from None
+        except TypeError as error:
+            raise ValueError(f"{path} is not laid out as SQuAD: {error}") from None
+        return Split(split, questions, True, fingerprint)
 
     # --- questions -> windows
 

@@ -1,8 +1,8 @@
 """All GLUE tasks that a folder holds, one after the other, and the benchmark's table.
 
-In: a config whose task is 'all' and whose data is the folder with CoLA/, MRPC/ and so on. Out: a run a task under
-WORKDIR/TASK (an interrupted suite goes on where it was), WORKDIR/glue.md and glue.png. MNLI is scored on both
-development sets, and its model answers the diagnostic set.
+In: a config whose task is 'all' and whose data is the folder with CoLA/, MRPC/ and so on, or hf:nyu-mll/glue. Out: a
+run a task under WORKDIR/TASK (an interrupted suite goes on where it was), WORKDIR/glue.md and glue.png. MNLI is scored
+on both development sets, and its model answers the diagnostic set.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from bertjax.config import Config
+from bertjax.data.named import is_name
 from bertjax.formats.files import write_whole
 from bertjax.run.run import writing_results
 from bertjax.tasks import job
@@ -40,10 +41,12 @@ def prepare(config: Config, workdir: str, mesh: Any = None) -> Suite:
     data = str(config.task.data)
     if not data or data.startswith("tfds:"):
         raise ValueError(
-            f"config.task.data={data!r}: the suite needs the folder that holds CoLA/, SST-2/, MRPC/ and so on"
+            f"config.task.data={data!r}: the suite needs the folder that holds CoLA/, SST-2/, MRPC/ and so on, or "
+            "hf:nyu-mll/glue"
         )
     folders = {name: pathlib.Path(data) / spec.folder for name, spec in GLUE.items() if "train" in spec.files}
     present = [name for name, folder in folders.items() if folder.is_dir() and any(folder.glob("*train*"))]
+    present = list(folders) if is_name(data) else present
     if not present:
         raise ValueError(
             f"{data} holds no training data of a GLUE task; expected a folder such as "
@@ -60,9 +63,14 @@ def prepare(config: Config, workdir: str, mesh: Any = None) -> Suite:
         predict = config.task.predict
         if name == "mnli" and "test" in ",".join(predict).split(","):
             predict = (*predict, "test_mismatched")  # a submission has both
-        one = config.replace({"task.name": name, "task.predict": predict})
+        one = config.replace({"task.name": name, "task.data": data_of(data, name), "task.predict": predict})
         jobs[name] = job.prepare(one, str(pathlib.Path(workdir) / name), mesh)
     return Suite(jobs, data, pathlib.Path(workdir))
+
+
+def data_of(data: str, name: str) -> str:
+    """The folder with all tasks, which each finds its own in, or the configuration of hf:NAME."""
+    return f"{data},{name}" if is_name(data) else data
 
 
 def run(suite: Suite, **output: Any) -> dict[str, dict[str, float]]:
@@ -77,11 +85,13 @@ def run(suite: Suite, **output: Any) -> dict[str, dict[str, float]]:
             model = prepared.workdir / "model"
             tuner = prepared.tuner
             same = dict(settings=tuner.settings, execution=tuner.model.execution, mesh=tuner.mesh)
-            scores = job.evaluate(job.make_task("mnli", suite.data), model, split="dev_mismatched", **same)
+            scores = job.evaluate(
+                job.make_task("mnli", data_of(suite.data, "mnli")), model, split="dev_mismatched", **same
+            )
             results["mnli_mm"] = dict(scores.values)
-            if (pathlib.Path(suite.data) / GLUE["ax"].folder).is_dir():
+            if is_name(suite.data) or (pathlib.Path(suite.data) / GLUE["ax"].folder).is_dir():
                 job.evaluate(
-                    job.make_task("ax", suite.data),
+                    job.make_task("ax", data_of(suite.data, "ax")),
                     model,
                     split="test",
                     write_to=prepared.workdir if first else None,

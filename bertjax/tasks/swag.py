@@ -17,7 +17,18 @@ from bertjax.tasks import metrics
 from bertjax.tasks.batches import Features
 from bertjax.tasks.encoding import segment_row
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, cut, file_fingerprint, likeliest, write_predictions
+from bertjax.tasks.task import (
+    Example,
+    Outputs,
+    Rows,
+    Split,
+    Task,
+    cut,
+    file_fingerprint,
+    likeliest,
+    splits_in,
+    write_predictions,
+)
 from bertjax.tokenization import Tokenizer
 
 CHOICES = 4
@@ -50,9 +61,10 @@ class MultipleChoiceTask(Task):
     metric_names = ("accuracy", "matthews", "macro_f1")
 
     def __init__(self, source: str | pathlib.Path, files: dict[str, str] | None = None, name: str = "swag"):
-        """`source` is a directory with `files` (split -> name; default SWAG's names)."""
+        """`source` is a directory with `files` (split -> name; default SWAG's names), or hf:allenai/swag,regular."""
         self.source, self.name = pathlib.Path(source), name
-        self.splits = files or {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
+        self.splits = splits_in(source, files, {"train": "train.csv", "dev": "val.csv", "test": "test.csv"})
+        self.published = "" if files else "hf:allenai/swag,regular"
 
     def read(self, split: str) -> Split:
         """Choices in file order. Raises ValueError with file and line for a bad label."""

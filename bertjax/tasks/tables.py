@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+from bertjax.data.named import is_name, read_rows
 from bertjax.data.opening import plain_name, read_lines, read_text
 
 
@@ -40,7 +41,7 @@ def read_table(
     skip_short: bool = False,
     remedy: str = "",
 ) -> Table:
-    """Reads .tsv/.txt (tabs, quotes are text), .csv (quotes quote) or .jsonl (an object a line).
+    """Reads .tsv/.txt (tabs, quotes are text), .csv (quotes quote), .jsonl (an object a line) or a data set by name.
 
     Args:
       required: columns that must be there. The first line is a header if it names them all; blanks around a name are
@@ -52,12 +53,14 @@ def read_table(
     Raises ValueError with file and line for a missing column or a row of the wrong width.
     """
     name = plain_name(path.name)
+    if is_name(path):
+        return _read_json_lines(path, required, remedy)
     if name.endswith((".json", ".parquet", ".xls", ".xlsx")):
         raise ValueError(
             f"{path}: a table is a .csv, .tsv or .txt file, or .jsonl with an object a line; save it as one of these"
         )
     if name.endswith(".jsonl"):
-        return _read_json_lines(path, required)
+        return _read_json_lines(path, required, remedy)
     lines = (
         _csv_lines(path)
         if name.endswith(".csv")
@@ -114,10 +117,12 @@ def _csv_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:
 
 
 def read_objects(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
-    """(line number, object) of JSON lines; blank lines are none.
+    """(line number, object) of JSON lines, or (number, row) of a data set by name; blank lines are none.
 
     Raises ValueError with file and line for what is no object, or holds half a surrogate pair.
     """
+    if is_name(path):
+        return list(enumerate(read_rows(str(path))[0]))
     rows = []
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
@@ -138,13 +143,13 @@ def read_objects(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
     return rows
 
 
-def _read_json_lines(path: pathlib.Path, required: Sequence[str]) -> Table:
+def _read_json_lines(path: pathlib.Path, required: Sequence[str], remedy: str) -> Table:
     rows, columns = read_objects(path), {}
     for number, row in rows:
         if missing := [name for name in required if name not in row]:
             raise ValueError(
                 f"{path}:{number}: expected the keys {', '.join(required)}; missing "
-                f"{', '.join(missing)}; found {', '.join(row)}"
+                f"{', '.join(missing)}; found {', '.join(row)}{remedy}"
             )
         columns |= dict.fromkeys(row)
     return Table(path, tuple(columns), rows)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data.named import is_name, read_rows, splits_of
 from bertjax.formats.files import whole_file
 from bertjax.tasks.batches import Features
 from bertjax.tasks.metrics import Scores
@@ -80,6 +81,7 @@ class Task:
     source: pathlib.Path | str
     splits: dict[str, str]  # 'train', 'dev', 'test' (and more) -> what is read for them
     dropped = 0  # training rows that the last `features` left out
+    published = ""  # the name of the data set that `source` may be in place of files
 
     @property
     def outputs(self) -> int:
@@ -110,14 +112,30 @@ class Task:
         raise NotImplementedError
 
     def file_of(self, split: str) -> pathlib.Path:
-        """The file of a split. Raises ValueError as `check_split`."""
+        """The file of a split, or its name. Raises ValueError as `check_split`, and where it is not there."""
         self.check_split(split)
-        return pathlib.Path(self.source) / self.splits[split]
+        if is_name(self.source):
+            return pathlib.Path(f"{self.source}:{self.splits[split]}")
+        path = pathlib.Path(self.source) / self.splits[split]
+        self.check_file(path)
+        return path
+
+    def check_file(self, path: pathlib.Path) -> None:
+        """Raises ValueError that says how to get the file, where it is published and not there."""
+        if self.published and not path.exists():
+            raise ValueError(
+                f"{path} does not exist; --config.task.data={self.published} fetches the task's data by name (pip "
+                "install 'bertjax[datasets]')"
+            )
 
     def check_split(self, split: str) -> None:
         """Raises ValueError naming the splits that there are, if this is none of them."""
         if split not in self.splits:
-            raise ValueError(f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}")
+            cut = ". The task's option files={'train': 'train[:90%]', 'dev': 'train[90%:]'} cuts one in two"
+            raise ValueError(
+                f"{self.name} has no split {split!r}; one of {', '.join(self.splits)}"
+                + cut * str(self.source).startswith("hf:")
+            )
 
     def labelled_train(self) -> Split:
         """The train split, from which label names are taken. Raises ValueError if it has none."""
@@ -126,6 +144,12 @@ class Task:
         split = self.read("train")
         split.require_labels("training")
         return split
+
+
+def splits_in(source: str | pathlib.Path, files: Mapping[str, str] | None, usual: Mapping[str, str]) -> dict[str, str]:
+    """Split -> file in `source`, or split of the data set that it names; `usual` where `files` does not say."""
+    found = splits_of(str(source)) if is_name(source) else usual
+    return dict(files or found)
 
 
 def cut(text: str, limit: int = 300) -> str:
@@ -185,9 +209,12 @@ def label_index(labels: Sequence[str], name: str, what: str) -> int:
 
 
 def file_fingerprint(*paths: pathlib.Path) -> str:
-    """sha256 over the contents of the files, in the given order."""
+    """sha256 over the contents of the files, or of data sets by name, in the given order."""
     digest = hashlib.sha256()
     for path in paths:
+        if is_name(path):
+            digest.update(read_rows(str(path))[1].encode())
+            continue
         with open(path, "rb") as file:
             for block in iter(lambda: file.read(1 << 20), b""):
                 digest.update(block)

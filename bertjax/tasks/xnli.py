@@ -1,8 +1,9 @@
 """XNLI: entailment in fifteen languages, from its official files.
 
 In: a folder with xnli.dev.tsv and xnli.test.tsv (XNLI-1.0) and, to train on, MultiNLI translated (XNLI-MT-1.0,
-multinli.train.LANGUAGE.tsv); the folders of the two archives may be given as they unpack. Out: records of one language
-or of several, and a score for each. Source: Conneau et al. 2018; github.com/facebookresearch/XNLI.
+multinli.train.LANGUAGE.tsv); the folders of the two archives may be given as they unpack. Or hf:facebook/xnli. Out:
+records of one language or of several, and a score for each. Source: Conneau et al. 2018;
+github.com/facebookresearch/XNLI.
 """
 
 import pathlib
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bertjax.data.named import is_name
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_table
 from bertjax.tasks.task import Outputs, Record, Rows, Split, file_fingerprint
@@ -25,6 +27,7 @@ _FOLDERS = ("", "XNLI-1.0", "XNLI-MT-1.0/multinli", "multinli")
 
 # Columns of the label and the two texts, then of the language where a file has several.
 _TRAINING = ("label", "premise", "hypo")
+_NAMED = ("premise", "hypothesis")
 _SCORED = ("gold_label", "sentence1", "sentence2", "language")
 
 
@@ -72,12 +75,17 @@ class XnliTask(TextTask):
     def read(self, split: str) -> Split:
         """Records in file order. Raises ValueError with file and line for an unknown label."""
         self.check_split(split)
-        if split == "train":
-            wanted = self.train_languages
+        wanted = self.train_languages if split == "train" else self.languages
+        if is_name(self.source):
+            paths = [
+                pathlib.Path(f"{self.source},{name}:{'validation' if split == 'dev' else split}") for name in wanted
+            ]
+            records = [r for path, name in zip(paths, wanted, strict=True) for r in _named_records(path, name, wanted)]
+        elif split == "train":
             paths = [self._find(_training_file(language)) for language in wanted]
             records = [r for path, name in zip(paths, wanted, strict=True) for r in _records(path, _TRAINING, (name,))]
         else:
-            wanted, paths = self.languages, [self._find(self.splits[split])]
+            paths = [self._find(self.splits[split])]
             records = _records(paths[0], _SCORED, wanted)
         counts = {language: sum(record.language == language for record in records) for language in wanted}
         if empty := [language for language, count in counts.items() if not count]:
@@ -103,7 +111,8 @@ class XnliTask(TextTask):
         if not found:
             raise ValueError(
                 f"{name} is neither in {self.source} nor in its {', '.join(_FOLDERS[1:])}: unpack XNLI-1.0.zip (dev "
-                "and test) and XNLI-MT-1.0.zip (training) into one folder, and name that one"
+                "and test) and XNLI-MT-1.0.zip (training) into one folder, and name that one; or "
+                "--config.task.data=hf:facebook/xnli fetches the data by name (pip install 'bertjax[datasets]')"
             )
         return found[0]
 
@@ -122,6 +131,15 @@ def _languages(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _training_file(language: str) -> str:
     return f"multinli.train.{language}.tsv"
+
+
+def _named_records(path: pathlib.Path, language: str, languages: Sequence[str]) -> list[XnliRecord]:
+    """The rows of hf:facebook/xnli,LANGUAGE:SPLIT."""
+    records = []
+    for number, (where, row, texts) in enumerate(read_table(path, ("label", "premise", "hypothesis")).texts(_NAMED)):
+        key = f"{language}-{number}" if len(languages) > 1 else str(number)
+        records.append(XnliRecord(key, *texts, row["label"], where, language))
+    return records
 
 
 def _records(path: pathlib.Path, columns: Sequence[str], languages: Sequence[str]) -> list[XnliRecord]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from bertjax.config import Config, finetune_config
 from bertjax.config_checks import check_config
+from bertjax.data.named import is_name
 from bertjax.tools.arguments import add_settings, make_parser, refusals
 
 SHORT = {
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with refusals("evaluate"):
         config = check_config(flags.config)
         if not config.task.data:
-            raise ValueError("--data is missing: the directory of the task's files, one file, or tfds:NAME")
+            raise ValueError("--data is missing: the directory of the task's files, one file, hf:NAME or tfds:NAME")
         print(json.dumps(evaluate(flags, config), indent=1))
 
 
@@ -74,7 +75,9 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     given = config.task.options
     own = stored.options if name == stored.task else {}
     # The threshold that was found on dev counts, not the one that training began with.
-    options = {**{k: v for k, v in own.items() if k != "null_threshold"}, **given}
+    # A data set by name has other splits than the files that were trained on.
+    forgotten = {"null_threshold"} | ({"files"} if is_name(config.task.data) else set())
+    options = {**{k: v for k, v in own.items() if k not in forgotten}, **given}
     labels = flags.labels or (() if model.source.labels else tuple(given.get("labels", ())))
     if name in ("table", "ner", "tag") and options.get("head") != "regression":
         # These would read their label names from a training file, which need not be there.

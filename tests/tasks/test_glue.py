@@ -100,14 +100,14 @@ def test_columns_splits_and_label_names_are_those_of_tfds(name):
     import tensorflow_datasets.text  # noqa: F401
 
     task, info = GlueTask(name, "nowhere"), tfds.builder(f"glue/{name}").info
-    assert set(task.spec.tfds_text or task.spec.text) | {"label", "idx"} == set(info.features)
+    assert set(task.spec.named_text or task.spec.text) | {"label", "idx"} == set(info.features)
     if task.labels and name != "ax":
         assert list(task.labels) == info.features["label"].names
-    assert set(task.spec.tfds) == set(task.splits)
+    assert set(task.spec.named) == set(task.splits)
 
 
 def test_tfds_rows_of_bytes_and_of_str_are_the_same_text():
-    from bertjax.tasks.tfds_source import plain
+    from bertjax.data.named import _plain as plain
 
     row = {"s": b"caf\xc3\xa9", "t": "x", "n": np.int64(-1), "a": {"b": np.array([b"y"])}}
     assert plain(row) == {"s": "caf\u00e9", "t": "x", "n": -1, "a": {"b": ["y"]}}

@@ -286,7 +286,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
         job.make_task("squad1.1", data, {"colour": 1})
     with pytest.raises(ValueError, match="'table' has no option 'lable'. Did you mean 'label'"):
         job.make_task("table", data, {"lable": "y"})
-    with pytest.raises(ValueError, match="task 'table': .*missing .* 'files'"):
+    with pytest.raises(ValueError, match="task 'table': .*train.csv does not exist; .* files={'train'"):
         job.make_task("table", data)
 
 

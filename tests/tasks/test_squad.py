@@ -269,8 +269,6 @@ def test_the_threshold_found_on_dev_decides_the_answers():
 
 
 def test_tfds_rows_become_the_same_questions(monkeypatch):
-    from bertjax.tasks import tfds_source
-
     answers = {"text": ["Rome", "in Rome"], "answer_start": [3, 0]}
     rows = [
         {"id": "1", "question": "x", "context": "in Rome", "answers": answers},
@@ -283,9 +281,9 @@ def test_tfds_rows_become_the_same_questions(monkeypatch):
         },
     ]
     asked = []
-    monkeypatch.setattr(tfds_source, "read_tfds", lambda *args: asked.append(args) or (rows, "fingerprint"))
+    monkeypatch.setattr(squad, "read_rows", lambda *args: asked.append(args) or (rows, "fingerprint"))
     split = SquadTask("tfds:squad/v2.0", "2.0").read("dev")
-    assert asked == [("tfds:squad/v2.0", "validation", None)]
+    assert asked == [("tfds:squad/v2.0:validation", None)]
     assert [q.answers for q in split.records] == [(("Rome", 3), ("in Rome", 0)), ()]
 
 
