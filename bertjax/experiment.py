@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import html
 import os
 import pathlib
 import tempfile
@@ -73,7 +74,8 @@ class Result:
     Attributes:
       workdir: the directory of the run.
       step: how many steps the run has taken.
-      metrics: on held-out data, by name: of the last evaluation of a pre-training, of the best one of a fine-tuning.
+      metrics: on held-out data, by name: of the last evaluation of a pre-training, of the best one of a fine-tuning;
+        of a suite TASK/NAME of each of its tasks, whose runs are in WORKDIR/TASK.
     """
 
     workdir: str
@@ -99,6 +101,10 @@ class Result:
     def of(cls, workdir: str | os.PathLike[str]) -> Result:
         """That of a finished run. Raises ValueError where there is none."""
         directory = resolve_directory(workdir)
+        if (directory / "glue.md").exists():
+            tasks = {path.name: cls.of(path) for path in directory.iterdir() if (path / "result.json").exists()}
+            metrics = {f"{task}/{name}": x for task in sorted(tasks) for name, x in tasks[task].metrics.items()}
+            return cls(str(directory), sum(task.step for task in tasks.values()), metrics)
         if not (directory / "result.json").exists():
             raise ValueError(f"{directory} holds no finished run: it has no result.json")
         result = parse_json((directory / "result.json").read_bytes(), str(directory / "result.json"))
@@ -113,10 +119,11 @@ class Result:
     def _repr_html_(self) -> str:
         rows = [notebook.named(name, value) for name, value in self.metrics.items() if value is not None]
         links = "".join(
-            f' <a href="{os.path.relpath(path) if "://" not in path else path}" target="_blank">{name}</a>'
+            f' <a href="{html.escape(os.path.relpath(path))}" target="_blank">{name}</a>'
             for name, path in (("report", self.report), ("model", self.model_path))
+            if os.path.exists(path)  # here, and not in a bucket
         )
-        return f"{notebook.table([('steps', f'{self.step:,}'), *rows])}<p>{self.workdir}:{links}</p>"
+        return f"{notebook.table([('steps', f'{self.step:,}'), *rows])}<p>{html.escape(self.workdir)}{links}</p>"
 
 
 def train(

@@ -120,6 +120,29 @@ def test_what_cannot_work_is_an_error_of_one_line(config, changes, message):
     assert "\n" not in str(refused.value)
 
 
+def write_run(directory, scores):
+    directory.mkdir(parents=True)
+    (directory / "metrics.jsonl").write_text('{"step": 3, "loss": 1.0}\n{"step": 7, "loss": 0.5, "eval/f1": 0.1}\n')
+    (directory / "result.json").write_text(json.dumps({"scores": scores}))
+
+
+def test_the_result_of_a_suite_has_the_scores_of_its_tasks(tmp_path):
+    write_run(tmp_path / "<b>" / "mrpc", {"f1": 0.9})
+    write_run(tmp_path / "<b>" / "cola", {"matthews": 0.5})
+    (tmp_path / "<b>" / "glue.md").write_text("")
+    result = bertjax.Result.of(tmp_path / "<b>")
+    assert (result.step, result.metrics) == (14, {"cola/matthews": 0.5, "mrpc/f1": 0.9})
+    assert "<b>" not in result._repr_html_() and "href" not in result._repr_html_()
+
+
+def test_the_result_of_a_run_in_a_bucket_is_read_there(bucket):
+    write_run(bucket / "run", {})
+    result = bertjax.Result.of("gs://bucket/run")
+    assert (result.step, result.metrics, result.report) == (7, {"f1": 0.1}, "gs://bucket/run/report.html")
+    with pytest.raises(ValueError, match="gs://bucket/other holds no finished run"):
+        bertjax.Result.of("gs://bucket/other")
+
+
 @pytest.mark.parametrize(
     "config, workdir",
     [
