@@ -74,7 +74,7 @@ class DataSettings:
 class MaskingSettings:
     """config.masking: what the masked language model predicts."""
 
-    rate: float = setting(0.15, "share of a row's tokens that are predicted", SHARE, source=PAPER)
+    rate: float = setting(0.15, "share of a row's tokens that are predicted", BELOW_ONE, source=PAPER)
     mask_prob: float = setting(0.8, "share of the predicted tokens replaced by [MASK]", SHARE, source=PAPER)
     random_prob: float = setting(
         0.1, "share of the predicted tokens replaced by a random token; the rest stays as it is", SHARE, source=PAPER
@@ -236,4 +236,6 @@ class EvaluationSettings:
         AT_LEAST_0,
         unit="tokens",
     )
-    masking_rate: float = setting(0.0, "share of a held-out row's tokens that is predicted; 0 = masking.rate", SHARE)
+    masking_rate: float = setting(
+        0.0, "share of a held-out row's tokens that is predicted; 0 = masking.rate", BELOW_ONE
+    )

@@ -149,7 +149,7 @@ class PretrainingBatches(EndlessBatches):
       batch_size: B, rows of the global batch, divisible by process_count.
       seed: of pairs and order. Masks have their own.
       weights: of a mixture; default by the number of tokens.
-      packed: several pairs a row, at most `pairs_per_row` (default T // 32, 4..16).
+      packed: several pairs a row, at most T // 32, 4..16.
       process_index, process_count: which contiguous slice of the rows to make.
       short_seq_prob: share of documents whose pairs are shorter than T (0.1 in the original).
       nsp: False gives single segments instead of pairs, with nsp_weights 0.
@@ -165,7 +165,6 @@ class PretrainingBatches(EndlessBatches):
         *,
         weights: Sequence[float] | None = None,
         packed: bool = False,
-        pairs_per_row: int | None = None,
         process_index: int = 0,
         process_count: int = 1,
         short_seq_prob: float = 0.1,
@@ -191,7 +190,6 @@ class PretrainingBatches(EndlessBatches):
                 short_seq_prob=short_seq_prob,
                 nsp=nsp,
                 packed=packed,
-                pairs_per_row=pairs_per_row,
             )
             for number, store in enumerate(self.stores)
         ]
@@ -272,29 +270,18 @@ class ByStep(Protocol):
     def __getitem__(self, step: int) -> Batch: ...
 
 
-def prefetch(
-    batches: ByStep,
-    start_step: int = 0,
-    stop_step: int | None = None,
-    *,
-    threads: int = 1,
-    buffer: int = 4,
-    workers: int = 0,
-) -> Iterator[Batch]:
-    """Batches from `start_step` on, made ahead by Grain.
+def prefetch(batches: ByStep, start_step: int = 0, *, buffer: int = 4, workers: int = 0) -> Iterator[Batch]:
+    """Batches from `start_step` on without end, made ahead by Grain.
 
     Args:
-      stop_step: first step not made; None goes on without end.
-      threads, buffer: threads that make batches and how many are kept ready.
-      workers: processes instead of threads of this one; 0 is enough for padded and packed rows, which are compiled code
-        without the interpreter lock.
+      buffer: how many are kept ready.
+      workers: processes instead of a thread of this one; 0 is enough for padded and packed rows, which are compiled
+        code without the interpreter lock.
     """
     import grain  # late: only a run that trains needs it, and it takes a while to import
 
-    steps = grain.MapDataset.range(start_step, 1 << 62 if stop_step is None else stop_step)
-    dataset = steps.map(batches.__getitem__).to_iter_dataset(
-        grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)
-    )
+    steps = grain.MapDataset.range(start_step, 1 << 62).map(batches.__getitem__)
+    dataset = steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=buffer))
     if workers:
         dataset = dataset.mp_prefetch(
             grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=buffer),

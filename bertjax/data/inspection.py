@@ -9,7 +9,7 @@ import numpy as np
 from bertjax.config import Config
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.pairs import PairIndex
-from bertjax.data.rows import Batch, PackedEpoch, default_pairs_per_row
+from bertjax.data.rows import Batch, PackedEpoch, pairs_per_row
 from bertjax.data.store import TokenStore
 from bertjax.tokenization import Layout, Tokenizer
 
@@ -30,7 +30,7 @@ def pair_statistics(store: TokenStore, seq_length: int, seed: int = 0) -> dict[s
     pairs = index.describe(np.arange(0, len(index), step))
     lengths = pairs[:, 1] + pairs[:, 3]
     room = seq_length - store.layout.count(pair=True)
-    packed = PackedEpoch(index, seq_length, default_pairs_per_row(seq_length))
+    packed = PackedEpoch(index, seq_length, pairs_per_row(seq_length))
     statistics = {
         "pairs": len(index),
         "random": index.random_share,

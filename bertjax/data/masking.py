@@ -65,22 +65,11 @@ class MaskingSpec:
     is_continuation: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.rate < 1.0:
-            raise ValueError(f"masking rate must be in (0, 1), got {self.rate}")
-        if self.max_predictions < 1:
-            raise ValueError(f"max_predictions must be at least 1, got {self.max_predictions}")
-        if min(self.mask_prob, self.random_prob) < 0 or self.mask_prob + self.random_prob > 1:
-            raise ValueError(
-                f"mask_prob={self.mask_prob} and random_prob={self.random_prob} must be "
-                "probabilities with a sum of at most 1"
-            )
         if self.random_prob > 0 and len(self.replacement_ids) == 0:
             raise ValueError(
                 "replacement_ids is empty: the vocabulary has no ordinary word to draw; set "
                 "random_prob to 0 or give a larger vocabulary"
             )
-        if self.whole_word and self.is_continuation is None:
-            raise ValueError("whole_word masking needs is_continuation, the tokenizer's mark of word pieces")
 
     @property
     def slots(self) -> int:

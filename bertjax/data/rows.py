@@ -68,16 +68,16 @@ class Rows(Protocol):
         """Write rows `numbers` of the stream to the rows `into` of the batch."""
 
 
-def default_pairs_per_row(seq_length: int) -> int:
-    """K of packed rows where it is not set."""
-    return min(max(seq_length // 32, 4), 16)
+def pairs_per_row(seq_length: int, packed: bool = True) -> int:
+    """K, the most pairs that a row holds."""
+    return min(max(seq_length // 32, 4), 16) if packed else 1
 
 
 class PairRows:
     """The endless rows of one token store.
 
     Args:
-      packed: several pairs a row, at most `pairs_per_row`.
+      packed: several pairs a row.
       shuffle: False keeps the order of the corpus (not of packed rows).
       Others as of `PairIndex`.
     """
@@ -92,14 +92,8 @@ class PairRows:
         short_seq_prob: float = 0.1,
         nsp: bool = True,
         packed: bool = False,
-        pairs_per_row: int | None = None,
         shuffle: bool = True,
     ):
-        if pairs_per_row is None or not packed:
-            pairs_per_row = default_pairs_per_row(seq_length) if packed else 1
-        if pairs_per_row < 1:
-            raise ValueError(f"pairs_per_row {pairs_per_row}: must be at least 1")
-        self.pairs_per_row = pairs_per_row
         self.store, self.seq_length, self.seed, self.special = store, seq_length, seed, special
         self.short_seq_prob, self.nsp, self.packed, self.shuffle = short_seq_prob, nsp, packed, shuffle
         self._tables = tables_of(store)
@@ -113,6 +107,10 @@ class PairRows:
     def __setstate__(self, state: dict) -> None:
         """Processes make tables, whose pointers are of this one, and epochs anew."""
         self.__init__(**state)
+
+    @property
+    def pairs_per_row(self) -> int:
+        return pairs_per_row(self.seq_length, self.packed)
 
     @property
     def rows_per_epoch(self) -> int:

@@ -97,8 +97,6 @@ class Budget(Clock):
     """
 
     def __init__(self, minutes: float, total: int, saved: Mapping[str, float] | None = None, processes: int = 1):
-        if minutes <= 0:
-            raise ValueError(f"a budget of {minutes} minutes leaves no time to train")
         super().__init__(total)
         saved = saved or {}
         self.seconds, self._processes = 60.0 * minutes, processes

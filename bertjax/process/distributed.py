@@ -28,6 +28,7 @@ from bertjax.process.rendezvous import Meeting, PortTaken
 EXIT_NO_PEERS = 77  # not all processes came in time, or one was lost later
 WAIT_S = 300  # for the others at the start
 FOLLOW_S = 0.5  # between two checks whether another process has ended
+GRACE_S = 10  # that process 0, where the coordination service runs, stays for the others to read why it ends
 WAITING_LINE_S = 30.0  # between two lines of a process that waits for others
 _ENDED = "bertjax/ended"  # key of the coordination service: who ended first, and why
 # What jax raises when another process is gone: a status, and what it is about.
@@ -154,16 +155,13 @@ def wait_for_all(what: str) -> None:
 
 
 @contextlib.contextmanager
-def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
+def not_waiting_after_errors() -> Iterator[None]:
     """Ends all processes of a run soon after an error has ended the block in one of them.
 
     Without it they would wait for each other in their next exchange, for minutes, and jax would end them with a C++
     stack. The first to end writes its reason to the coordination service; the others end with that reason, and with
     code 1 if another start would end in the same way. If all met the same error, as with settings that are refused,
     each ends with its own code.
-
-    Args:
-      grace_s: how long process 0, where the service runs, stays for the others to read it.
     """
     client = _client()
     if client is None:
@@ -208,7 +206,7 @@ def not_waiting_after_errors(grace_s: float = 10) -> Iterator[None]:
         if not isinstance(error, SystemExit | KeyboardInterrupt):
             traceback.print_exc()
         if jax.process_index() == 0:
-            time.sleep(grace_s)
+            time.sleep(GRACE_S)
         leave(code, at_once=True)
     finally:  # neither may be there at the end of the interpreter
         leaving.set()

@@ -40,7 +40,7 @@ class StopSignal:
 
 
 @contextlib.contextmanager
-def stop_on_signals(signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)) -> Iterator[StopSignal]:
+def stop_on_signals() -> Iterator[StopSignal]:
     """Turns the first SIGTERM or SIGINT into a flag; a second SIGINT interrupts at once.
 
     The flag stays unset outside the main thread, where Python allows no handlers, and with several processes, whose
@@ -56,7 +56,7 @@ def stop_on_signals(signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)) 
             raise KeyboardInterrupt
         stop.requested = stop.requested or signal.Signals(number).name
 
-    before = {number: signal.signal(number, handle) for number in signals}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     finally:

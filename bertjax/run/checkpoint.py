@@ -61,10 +61,6 @@ class Checkpoints(SavedStates):
         mode: str = "min",
         timeout_s: int = 1200,
     ):
-        if rules.keep_last < 1:
-            raise ValueError(f"keep_last={rules.keep_last} must be at least 1")
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode={mode!r}; 'min' or 'max'")
         super().__init__(directory)
         self.rules, self.mode = rules, mode
         self._primary = jax.process_index() == 0

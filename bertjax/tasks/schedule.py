@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config import OptimizerSettings
-from bertjax.training.optimizer import SCHEDULES, Optimizer, share_of_peak
+from bertjax.training.optimizer import Optimizer, share_of_peak
 
 
 def rate_at(name: str, schedule: Mapping[str, Any], step: Any, decay_share: float) -> jax.Array:
@@ -25,8 +25,6 @@ def with_schedule_in_state(unit: Optimizer, name: str, decay_share: float = Opti
 
     The state gains 'schedule': peak, warmup_steps and total_steps, all 0 until `set_schedule`.
     """
-    if name not in SCHEDULES:
-        raise ValueError(f"unknown learning-rate schedule {name!r}; one of {', '.join(SCHEDULES)}")
 
     def init(params: Any) -> dict[str, Any]:
         names = ("peak", "warmup_steps", "total_steps")

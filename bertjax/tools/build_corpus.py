@@ -246,7 +246,7 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
 
 def inspect(flags: argparse.Namespace) -> None:
     """Prints statistics of the store and decoded rows."""
-    from bertjax.config import frozen
+    from bertjax.config_checks import check_config
     from bertjax.data.inspection import decoded_examples, pair_statistics
 
     if others := sorted(name for name in flags.given if not name.startswith("masking.")):
@@ -261,7 +261,8 @@ def inspect(flags: argparse.Namespace) -> None:
     print("\n{what stands there->what is to be predicted}, segment B in another colour")
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     rows = (flags.seq_length, flags.examples, flags.seed)
-    for line in decoded_examples(store, store.load_tokenizer(), frozen(flags.config), *rows, flags.packed, colour):
+    config, tokenizer = check_config(flags.config), store.load_tokenizer()
+    for line in decoded_examples(store, tokenizer, config, *rows, flags.packed, colour):
         print(line)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bertjax import markdown
-from bertjax.data.rows import default_pairs_per_row
+from bertjax.data.rows import pairs_per_row
 from bertjax.model.presets import BertConfig, flops_per_row, modern
 from tests.benchmarks import harness
 
@@ -76,7 +76,7 @@ class Workload:
     def batch(self, config: BertConfig, packed: bool) -> dict[str, np.ndarray]:
         """Random words in bertjax's layout, unmasked."""
         random = np.random.default_rng(1)
-        texts, pairs = self.texts(packed), default_pairs_per_row(self.length) if packed else 1
+        texts, pairs = self.texts(packed), pairs_per_row(self.length, packed)
         shape = self.rows, self.length
         ids = random.integers(FIRST_WORD, config.vocab_size, shape).astype(np.int32)
         mask, places = np.zeros(shape, np.int32), np.zeros(shape, np.int32)

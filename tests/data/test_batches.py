@@ -1,3 +1,4 @@
+import itertools
 import pickle
 import subprocess
 import sys
@@ -89,12 +90,11 @@ def test_an_epoch_has_every_pair_once_and_batches_cross_its_end(store_path):
 
 def test_resume_with_other_readers_gives_the_remaining_batches_once(store_path):
     def run(first, last, processes):
-        readers = [
-            prefetch(
-                PretrainingBatches(store_path, 32, 8, seed=2, process_index=i, process_count=processes), first, last
-            )
+        batches = [
+            PretrainingBatches(store_path, 32, 8, seed=2, process_index=i, process_count=processes)
             for i in range(processes)
         ]
+        readers = [itertools.islice(prefetch(part, first), last - first) for part in batches]
         return [r for parts in zip(*readers, strict=True) for part in parts for r in rows(part)]
 
     whole = run(0, 20, 1)
@@ -104,7 +104,7 @@ def test_resume_with_other_readers_gives_the_remaining_batches_once(store_path):
 
 def test_prefetch_is_ordered_and_endless(store_path):
     batches = PretrainingBatches(store_path, 32, 8, seed=2)
-    ahead = prefetch(batches, 10**6, threads=3, buffer=8)
+    ahead = prefetch(batches, 10**6, buffer=8)
     for step in range(10**6, 10**6 + 20):
         assert same(next(ahead), batches[step])
 

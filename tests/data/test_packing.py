@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.build import build_store
@@ -89,9 +88,3 @@ def test_single_segments_pack_too(store_path):
     batch = PretrainingBatches(store_path, 64, 16, packed=True, nsp=False)[0]
     assert batch["attention_mask"].max() > 1 and not batch["nsp_weights"].any()
     assert (batch["attention_mask"] > 0).mean() > 0.85
-
-
-def test_pairs_per_row_is_checked(store_path):
-    with pytest.raises(ValueError, match="pairs_per_row 0"):
-        PretrainingBatches(store_path, 64, 16, packed=True, pairs_per_row=0)
-    assert PretrainingBatches(store_path, 64, 16, packed=True, pairs_per_row=2)[0]["nsp_labels"].shape == (16, 2)

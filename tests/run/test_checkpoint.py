@@ -329,13 +329,6 @@ def test_a_directory_that_cannot_be_written_is_refused_at_start(tmp_path):
         Checkpoints(tmp_path / "file" / "checkpoints")
 
 
-def test_settings_that_keep_nothing_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="keep_last=0"):
-        Checkpoints(tmp_path, rules(0))
-    with pytest.raises(ValueError, match="'min' or 'max'"):
-        Checkpoints(tmp_path, mode="least")
-
-
 # ------------------------------------------------------------------------------- killed for real
 
 SAVER = """

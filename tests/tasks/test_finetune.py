@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import OptimizerSettings, finetune_config, frozen
+from bertjax.config import OptimizerSettings, finetune_config, frozen, walk
 from bertjax.model.heads import init_params
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import finetune, results, schedule
 from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
-from bertjax.training.optimizer import SCHEDULES, learning_rate_schedule
+from bertjax.training.optimizer import learning_rate_schedule
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the", "very"]
 CONFIG = BertConfig(
@@ -65,7 +65,7 @@ def tuner(tmp_path):
     return finetune.FineTuner(task, tokenizer, CONFIG, fresh, SETTINGS, mesh=mesh)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", dict(walk(OptimizerSettings))["schedule"].allowed)
 @pytest.mark.parametrize("warmup", [0, 7])
 def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
     numbers = {"peak": 3e-5, "warmup_steps": warmup, "total_steps": 40}

@@ -5,16 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.config import OptimizerSettings, default_config
+from bertjax.config import OptimizerSettings, default_config, walk
 from bertjax.config_checks import check_config
 from bertjax.training import sharding
-from bertjax.training.optimizer import (
-    SCHEDULES,
-    global_norm,
-    layerwise_decay_rules,
-    learning_rate_schedule,
-    make_optimizer,
-)
+from bertjax.training.optimizer import global_norm, layerwise_decay_rules, learning_rate_schedule, make_optimizer
 
 
 def params_and_gradients(seed=0, steps=1):
@@ -53,7 +47,7 @@ def test_the_rate_stays_at_its_end_beyond_the_last_step():
         assert float(learning_rate_schedule(name, 1.0, 10, 100)(5000)) == pytest.approx(0, abs=1e-7)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", dict(walk(OptimizerSettings))["schedule"].allowed)
 def test_no_warmup_starts_at_the_peak(name):
     schedule = learning_rate_schedule(name, 1e-4, 0, 10)
     assert float(schedule(0)) == pytest.approx(1e-4)
@@ -75,12 +69,6 @@ def test_warmup_stable_decay_is_constant_and_then_one_minus_the_root():
 def test_warmup_of_the_whole_run_is_finite():
     schedule = learning_rate_schedule("linear_after_warmup", 1e-4, 10, 10)
     assert np.isfinite([float(schedule(step)) for step in range(12)]).all()
-
-
-@pytest.mark.parametrize(("warmup", "total"), [(-1, 10), (11, 10), (0, 0)])
-def test_impossible_warmup_is_refused(warmup, total):
-    with pytest.raises(ValueError, match="must"):
-        learning_rate_schedule("linear", 1e-4, warmup, total)
 
 
 @pytest.mark.parametrize(("bias_correction", "expected"), [(False, 3.162178), (True, 0.999999)])

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from bertjax.config import Config, phases
-from bertjax.data.rows import default_pairs_per_row
+from bertjax.data.rows import pairs_per_row
 from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.pretraining import job as pretraining
 from bertjax.pretraining.objective import make_objective
@@ -169,7 +169,7 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
     trainer, found, packed = pretraining.make_trainer(config, mesh), [], config.data.packed
     fields = TEXT | (PACKED if packed else {}) | PAIRS
     for number, (steps, length, rows, _) in enumerate(phases(config), 1):
-        pairs = default_pairs_per_row(length) if packed else 1
+        pairs = pairs_per_row(length, packed)
         objective = make_objective(config, model, execution, tokenizer, length, pairs)
         slots, sizes = objective.masking.slots, {"B": rows, "T": length, "P": pairs}
         flops = rows * flops_per_row(model, length, slots, config.data.nsp)
