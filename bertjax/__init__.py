@@ -11,8 +11,9 @@ from bertjax.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for editors and type checkers
     from bertjax.data.store import TokenStore
+    from bertjax.embeddings import sentence_embeddings
     from bertjax.experiment import Result, finetune, train
-    from bertjax.inference import answer, classify, fill_mask, next_sentence, sentence_embeddings, tag_words
+    from bertjax.inference import answer, classify, fill_mask, next_sentence, tag_words
     from bertjax.interop import LoadedModel, load_model
     from bertjax.model.heads import BertForPreTraining
     from bertjax.model.presets import PRESETS, BertConfig, Execution
@@ -22,8 +23,9 @@ if TYPE_CHECKING:  # for editors and type checkers
 
 _HOMES = {
     "data.store": ["TokenStore"],
+    "embeddings": ["sentence_embeddings"],
     "experiment": ["Result", "finetune", "train"],
-    "inference": ["answer", "classify", "fill_mask", "next_sentence", "sentence_embeddings", "tag_words"],
+    "inference": ["answer", "classify", "fill_mask", "next_sentence", "tag_words"],
     "interop": ["LoadedModel", "load_model"],
     "model.heads": ["BertForPreTraining"],
     "model.presets": ["PRESETS", "BertConfig", "Execution"],

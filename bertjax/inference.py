@@ -7,19 +7,16 @@ at every call: load a model that is asked often.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from bertjax.forward import Row, make_rows, run
-from bertjax.interop import sentence_transformers as sentences
 from bertjax.interop.loading import LoadedModel, load_model
-from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings
 from bertjax.model import heads
 from bertjax.tasks.encoding import Window, passage_tokens, passage_windows, word_rows
 from bertjax.tasks.metrics import softmax
@@ -71,7 +68,7 @@ def opened(model: Model, task: str, *kinds: type, purpose: str) -> LoadedModel:
     return loaded
 
 
-def _listed(values: Any, purpose: str, example: str) -> list[Any]:
+def listed(values: Any, purpose: str, example: str) -> list[Any]:
     """The inputs as a list; a single string, whose elements are characters, is refused."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{purpose} takes a list such as {example}, not {values!r:.80}")
@@ -79,12 +76,16 @@ def _listed(values: Any, purpose: str, example: str) -> list[Any]:
 
 
 def _strings(values: Any, purpose: str, example: str, each: str) -> list[str]:
-    values = _listed(values, purpose, example)
+    values = listed(values, purpose, example)
     if strange := [value for value in values if not isinstance(value, str)]:
         raise ValueError(f"a {each} is a string, not {strange[0]!r:.80}")
     return values
 
 
+@overload
+def fill_mask(model: Model, text: str, top_k: int = 5, batch_size: int = 32) -> list[list[Filling]]: ...
+@overload
+def fill_mask(model: Model, text: Iterable[str], top_k: int = 5, batch_size: int = 32) -> list[list[list[Filling]]]: ...
 def fill_mask(
     model: Model, text: str | Iterable[str], top_k: int = 5, batch_size: int = 32
 ) -> list[list[Filling]] | list[list[list[Filling]]]:
@@ -143,6 +144,10 @@ def _likeliest(loaded: LoadedModel, logits: np.ndarray, top_k: int) -> list[Fill
     return [Filling(tokenizer.readable(i), float(probabilities[i]), i) for i in best.tolist()]
 
 
+@overload
+def next_sentence(model: Model, pairs: tuple[str, str], batch_size: int = 32) -> float: ...
+@overload
+def next_sentence(model: Model, pairs: Iterable[Iterable[str]], batch_size: int = 32) -> list[float]: ...
 def next_sentence(
     model: Model, pairs: tuple[str, str] | Iterable[Iterable[str]], batch_size: int = 32
 ) -> float | list[float]:
@@ -152,7 +157,7 @@ def next_sentence(
     if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(x, str) for x in pairs):
         return next_sentence(loaded, [pairs], batch_size)[0]
     takes = "next-sentence prediction", "[(first, second)], or one pair"
-    rows = make_rows(loaded, [tuple(_listed(pair, *takes)) for pair in _listed(pairs, *takes)])
+    rows = make_rows(loaded, [tuple(listed(pair, *takes)) for pair in listed(pairs, *takes)])
     if isinstance(loaded.model, heads.BertForPreTraining):  # one position spares the MLM logits of every token
         rows = [row._replace(positions=[0]) for row in rows]
 
@@ -162,6 +167,10 @@ def next_sentence(
     return run(loaded, rows, batch_size, follows)
 
 
+@overload
+def classify(model: Model, texts: str, batch_size: int = 32) -> dict[str, float]: ...
+@overload
+def classify(model: Model, texts: Iterable[str | tuple[str, str]], batch_size: int = 32) -> list[dict[str, float]]: ...
 def classify(
     model: Model, texts: str | Iterable[str | tuple[str, str]], batch_size: int = 32
 ) -> dict[str, float] | list[dict[str, float]]:
@@ -174,7 +183,7 @@ def classify(
     loaded = opened(model, "sequence-classification", heads.BertForSequenceClassification, purpose="classification")
     if isinstance(texts, str):
         return classify(loaded, [texts], batch_size)[0]
-    texts = _listed(texts, "classification", "[text], or one text")
+    texts = listed(texts, "classification", "[text], or one text")
     if not texts:
         return []
     values = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
@@ -201,6 +210,10 @@ def label_name(loaded: LoadedModel, number: int) -> str:
     return (loaded.labels or {}).get(number, f"LABEL_{number}")
 
 
+@overload
+def tag_words(model: Model, sentences: str, batch_size: int = 32) -> list[str]: ...
+@overload
+def tag_words(model: Model, sentences: Iterable[str | Iterable[str]], batch_size: int = 32) -> list[list[str]]: ...
 def tag_words(
     model: Model, sentences: str | Iterable[str | Iterable[str]], batch_size: int = 32
 ) -> list[str] | list[list[str]]:
@@ -219,7 +232,7 @@ def tag_words(
     takes = "tagging", "[[word, word]], or one text"
     sentences = [
         words.split() if isinstance(words, str) else _strings(words, *takes, "word")
-        for words in _listed(sentences, *takes)
+        for words in listed(sentences, *takes)
     ]
     outside = "O" if "O" in (loaded.labels or {}).values() else ""
     rows, owners = [], []  # owners: the sentence of each row
@@ -235,6 +248,26 @@ def tag_words(
     return tags
 
 
+@overload
+def answer(
+    model: Model,
+    question: str,
+    context: str,
+    max_answer_tokens: int = 30,
+    stride: int = 128,
+    batch_size: int = 32,
+    null_threshold: float | None = None,
+) -> Answer: ...
+@overload
+def answer(
+    model: Model,
+    question: Iterable[str],
+    context: Iterable[str],
+    max_answer_tokens: int = 30,
+    stride: int = 128,
+    batch_size: int = 32,
+    null_threshold: float | None = None,
+) -> list[Answer]: ...
 def answer(
     model: Model,
     question: str | Iterable[str],
@@ -309,84 +342,3 @@ def _best_span(window: Window, starts: np.ndarray, ends: np.ndarray, max_tokens:
     first, more = np.unravel_index(scores.argmax(), scores.shape)
     start, end = window.offsets[first, 0], window.offsets[first + more, 1]
     return int(start), int(end), float(scores[first, more])
-
-
-def layer_outputs(
-    model: Model, texts: Sequence[str | tuple[str, str]], layers: Sequence[int] = (-1,), batch_size: int = 32
-) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Hidden states of chosen layers (original: extract_features.py).
-
-    Args:
-      layers: as list indices over the embeddings and L layers: -1 is the last, 0 the embeddings.
-
-    Yields:
-      For each text (its tokens, specials included [N], float32 [len(layers), N, H]).
-    """
-    loaded, texts = _encoder(model), _listed(texts, "feature extraction", "[text]")
-    rows = make_rows(loaded, texts)
-    layers = _listed(layers, "layers", "[-1, -2]")
-    if not layers:
-        raise ValueError("layers=[] names none; [-1] is the last layer, [0] the embeddings")
-    depth = loaded.config.num_hidden_layers + 1
-    wrong = [i for i in layers if not -depth <= i < depth]
-    if wrong:
-        raise ValueError(f"no layers {wrong}: this model has 0 (the embeddings) .. {depth - 1}")
-
-    def chosen(row: Row, output: tuple) -> np.ndarray:
-        return np.stack([output[0][i][: len(row.ids)] for i in layers]).astype(np.float32)
-
-    for row, states in zip(rows, run(loaded, rows, batch_size, chosen, all_hidden=True), strict=True):
-        yield [loaded.tokenizer.id_to_token(int(i)) for i in row.ids], states
-
-
-def sentence_embeddings(
-    model: Model,
-    texts: str | Iterable[str | tuple[str, str]],
-    pooling: str | None = None,
-    normalise: bool | None = None,
-    batch_size: int = 32,
-    prompt: str | None = None,
-) -> np.ndarray:
-    """One vector a text, float32 [N, H], or [H] for one text, made of its last hidden states.
-
-    What a directory of sentence-transformers says is obeyed: length, lower-casing, prompts, pooling, dense layers,
-    normalisation. Without one, it is the mean.
-
-    Args:
-      pooling: one of POOLINGS in place of the directory's, and without its dense layers.
-      normalise: to length 1, or not, whatever the directory says.
-      prompt: the name of the prompt that stands before each text; None is the directory's default.
-    """
-    if pooling not in (None, *POOLINGS):
-        raise ValueError(f"pooling={pooling!r} is not one of {', '.join(POOLINGS)}")
-    loaded = _encoder(model)
-    if isinstance(texts, str):
-        return sentence_embeddings(loaded, [texts], pooling, normalise, batch_size, prompt)[0]
-    texts = _listed(texts, "feature extraction", "[text], or one text")
-    settings = loaded.sentence or SentenceSettings()
-    if pooling:
-        steps = tuple(step for step in settings.steps if not isinstance(step, sentences.Dense))
-        settings = dataclasses.replace(settings, pooling=(pooling,), steps=steps)
-    texts = [settings.given(text, prompt) for text in texts]
-    rows, first = make_rows(loaded, texts, settings.max_length), 0
-    if not settings.include_prompt and settings.prompt(prompt):  # the row of the prompt alone, without its end
-        first = len(make_rows(loaded, [settings.given("", prompt)], settings.max_length)[0].ids) - 1
-
-    def pooled(row: Row, output: tuple) -> np.ndarray:
-        return settings.pooled(output[0][: len(row.ids)].astype(np.float32), first)
-
-    vectors = np.array(run(loaded, rows, batch_size, pooled), np.float32)
-    vectors = vectors.reshape(len(texts), len(settings.pooling) * loaded.config.hidden_size)  # also of none
-    for step in settings.steps:
-        if normalise is not False or step is not sentences.normalise:
-            vectors = step(vectors)
-    return sentences.normalise(vectors) if normalise else vectors
-
-
-def _encoder(model: Model) -> LoadedModel:
-    """The encoder of a model of any kind, or of that at a path."""
-    if isinstance(model, str | Path):  # the pooler is not used here
-        model = load_model(model, "features", reinitialise_head=True)
-    if isinstance(model, LoadedModel) and not isinstance(model.model, heads.BertModel):
-        model = model.encoder
-    return opened(model, "features", heads.BertModel, purpose="feature extraction")

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import forward, inference
+from bertjax import embeddings, forward, inference
 from bertjax.interop import load_model
 from bertjax.interop.huggingface import write_directory
 from bertjax.tasks import encoding
@@ -268,8 +268,8 @@ def test_one_input_is_answered_as_a_list_of_it_and_a_path_as_its_model(pretraine
         (inference.classify, classifier, "the cat"),
         (inference.tag_words, tagger, "the cats sat"),
         (inference.next_sentence, pretrained, ("the cat", "sat")),
-        (inference.sentence_embeddings, pretrained, "the cat"),
-        (inference.sentence_embeddings, tagger, "the cat"),
+        (embeddings.sentence_embeddings, pretrained, "the cat"),
+        (embeddings.sentence_embeddings, tagger, "the cat"),
     ):
         [listed] = function(model, [one])
         assert np.array_equal(function(model, one), listed)
@@ -295,7 +295,7 @@ def test_what_is_no_list_of_inputs_is_refused(pretrained, reader, directory):
     classifier, tagger = (head(directory, f"{kind}-classification") for kind in ("sequence", "token"))
     for function, model, value in (
         (inference.classify, classifier, 5),
-        (inference.sentence_embeddings, pretrained, 5),
+        (embeddings.sentence_embeddings, pretrained, 5),
         (inference.tag_words, tagger, 5),
         (inference.tag_words, tagger, [5]),
         (inference.next_sentence, pretrained, ["the cat", "sat"]),
@@ -343,7 +343,7 @@ def test_no_inputs_no_answers(pretrained, directory):
     assert inference.tag_words(head(directory, "token-classification"), []) == []
     assert inference.fill_mask(pretrained, []) == []
     assert inference.answer(head(directory, "question-answering"), [], []) == []
-    assert inference.sentence_embeddings(load_model(directory, "features"), []).shape == (0, 24)
+    assert embeddings.sentence_embeddings(load_model(directory, "features"), []).shape == (0, 24)
 
 
 def test_numbers_that_cannot_work_are_refused_at_once(pretrained, directory):
@@ -358,17 +358,17 @@ def test_numbers_that_cannot_work_are_refused_at_once(pretrained, directory):
 
 def test_features_are_the_hidden_states(directory):
     loaded = load_model(directory, "features")
-    (tokens, states), _ = inference.layer_outputs(loaded, ["the cats sat", "mat"], (-1, 0))
+    (tokens, states), _ = embeddings.layer_outputs(loaded, ["the cats sat", "mat"], (-1, 0))
     assert tokens == ["[CLS]", "the", "cat", "##s", "sat", "[SEP]"]
     ids = np.array([[2, 5, 6, 7, 8, 3]])
     hidden, _ = loaded(ids, ids * 0 + 1, all_hidden=True)
     np.testing.assert_allclose(states, np.stack([hidden[-1][0], hidden[0][0]]), atol=1e-5)
-    mean = inference.sentence_embeddings(loaded, ["the cats sat"])
+    mean = embeddings.sentence_embeddings(loaded, ["the cats sat"])
     np.testing.assert_allclose(mean[0], states[0].mean(0), atol=1e-6)
     with pytest.raises(ValueError, match="no layers"):
-        next(inference.layer_outputs(loaded, ["cat"], (7,)))
+        next(embeddings.layer_outputs(loaded, ["cat"], (7,)))
     with pytest.raises(ValueError, match=r"layers=\[\] names none"):
-        next(inference.layer_outputs(loaded, ["cat"], []))
+        next(embeddings.layer_outputs(loaded, ["cat"], []))
 
 
 def test_wrong_models_are_refused(pretrained):

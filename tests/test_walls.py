@@ -30,6 +30,7 @@ ROOMS = (
     "tasks",
     "forward",
     "inference",
+    "embeddings",
     "prediction",
     "pretraining",
     "given",

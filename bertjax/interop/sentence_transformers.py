@@ -6,7 +6,7 @@
     2_Dense/ (config.json, weights), 3_Normalize/      what is done with that vector
     config_sentence_transformers.json    prompts: what stands before a text
 
-In: a model directory. Out: `SentenceSettings`, which inference.sentence_embeddings obeys. A module that is not done
+In: a model directory. Out: `SentenceSettings`, which embeddings.sentence_embeddings obeys. A module that is not done
 here is refused by name.
 """
 

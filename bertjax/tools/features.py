@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import inference
+from bertjax import embeddings
 from bertjax.formats.files import whole_file
 from bertjax.interop.loading import load_model
 from bertjax.interop.sentence_transformers import POOLINGS
@@ -65,9 +65,9 @@ def write_features(flags: Any) -> None:
         loaded = load_model(flags.model, "features", Execution(dtype=flags.dtype), reinitialise_head=True)
         if flags.pooling:
             pooling = None if flags.pooling == "model" else flags.pooling
-            results = inference.sentence_embeddings(loaded, texts, pooling, batch_size=flags.batch_size)
+            results = embeddings.sentence_embeddings(loaded, texts, pooling, batch_size=flags.batch_size)
         else:
-            results = inference.layer_outputs(loaded, texts, layers, flags.batch_size)
+            results = embeddings.layer_outputs(loaded, texts, layers, flags.batch_size)
         if binary:
             np.savez(stream, **_arrays(results))
             return

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import inference
+from bertjax import embeddings
 from bertjax.interop import LoadError, load_model, open_source
 from bertjax.interop.huggingface import write_directory
 from bertjax.interop.sentence_transformers import POOLINGS, Dense, SentenceSettings, normalise
@@ -92,7 +92,7 @@ def described(path, pooling=None, modules=("Transformer", "Pooling", "Normalize"
 def test_embeddings_are_those_that_the_directory_describes(sentence_directory, tmp_path, pooling, expected):
     model = sentence_directory(tmp_path / "m", pooling)
     texts = ["the cat", "the cats sat on the mat . the cat"]
-    found = inference.sentence_embeddings(model, texts)
+    found = embeddings.sentence_embeddings(model, texts)
     for text, vector in zip(texts, found, strict=True):
         loaded = load_model(model, "features")
         ids = [2, *loaded.tokenizer.encode(text)[:4], 3]  # of 6 tokens
@@ -123,7 +123,7 @@ def test_a_conversion_keeps_what_a_directory_says_about_embeddings(sentence_dire
 
 def test_the_callers_choice_comes_before_the_directorys(sentence_directory, tmp_path):
     model = load_model(sentence_directory(tmp_path / "m"), "features")
-    cls = inference.sentence_embeddings(model, "the cat", pooling="cls", normalise=False)
+    cls = embeddings.sentence_embeddings(model, "the cat", pooling="cls", normalise=False)
     row = np.array([[2, 5, 6, 3]])
     np.testing.assert_allclose(cls, np.asarray(model(row, row * 0 + 1)[0])[0, 0], atol=1e-5)
 
@@ -174,7 +174,7 @@ def compare(directory, texts=TEXTS, prompt=None):
     """Smallest cosine of our embeddings and the library's, of the same directory."""
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     theirs = library.SentenceTransformer(str(directory), device="cpu").encode(texts, prompt_name=prompt)
-    ours = inference.sentence_embeddings(directory, texts, prompt=prompt)
+    ours = embeddings.sentence_embeddings(directory, texts, prompt=prompt)
     assert ours.shape == theirs.shape
     return cosines(ours, theirs).min()
 
@@ -240,7 +240,7 @@ def test_a_model_is_exported_for_embeddings(made, tmp_path, capsys):
     convert.main([f"--from={made}", f"--out={out}", "--pooling=cls,max", "--normalise", "--max_length=9"])
     expected = SentenceSettings(out, ("cls", "max"), (normalise,), 9)
     assert open_source(out).sentence == expected
-    vectors = inference.sentence_embeddings(out, TEXTS)
+    vectors = embeddings.sentence_embeddings(out, TEXTS)
     assert vectors.shape == (4, 48) and np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5
     assert compare(out) > 0.99999
     for flags, message in (
@@ -279,11 +279,11 @@ def test_a_prompt_is_named_or_refused(encoder, tmp_path):
     directory = encoder(tmp_path / "m")
     SentenceSettings(prompts={"query": "query: "}).write(directory, 24)
     model = load_model(directory)
-    named = inference.sentence_embeddings(model, ["the cat", ("the cat", "sat")], prompt="query")
-    written = inference.sentence_embeddings(model, ["query: the cat", ("query: the cat", "sat")])
+    named = embeddings.sentence_embeddings(model, ["the cat", ("the cat", "sat")], prompt="query")
+    written = embeddings.sentence_embeddings(model, ["query: the cat", ("query: the cat", "sat")])
     np.testing.assert_array_equal(named, written)
     with pytest.raises(ValueError, match="prompt='passage' is not one of this model's: query"):
-        inference.sentence_embeddings(model, "the cat", prompt="passage")
+        embeddings.sentence_embeddings(model, "the cat", prompt="passage")
 
 
 @pytest.mark.real_data
@@ -299,7 +299,7 @@ def test_minilm_gives_the_library_s_vectors_of_long_and_short_texts_and_so_does_
     assert compare(model, texts) > 0.9999
     convert.main([f"--from={model}", f"--out={tmp_path / 'out'}"])
     assert compare(tmp_path / "out", texts) > 0.9999
-    same = cosines(*(inference.sentence_embeddings(path, texts) for path in (model, tmp_path / "out")))
+    same = cosines(*(embeddings.sentence_embeddings(path, texts) for path in (model, tmp_path / "out")))
     assert same.min() > 0.999999
 
 
