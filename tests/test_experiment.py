@@ -269,6 +269,16 @@ def test_the_labels_say_what_is_learnt(rows, head, labels, start, tmp_path):
     assert len(task.text) == len(rows[0]) - 1
 
 
+def test_a_dataframe_and_a_dataset_train_as_the_rows_that_they_hold(start, tmp_path):
+    pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
+    rows = {"text": ["good", "bad"] * 10, "label": [0, 1] * 10}
+    features = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["x", "y"])}
+    dataset = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    made = [told("classify", {}, start, tmp_path / str(i), train=data) for i, data in enumerate((rows, dataset))]
+    made.append(told("classify", {}, start, tmp_path / "pandas", train=pandas.DataFrame(rows)))
+    assert [task.labels for task in made] == [("0", "1"), ("x", "y"), ("0", "1")]
+
+
 def test_words_with_tags_train_a_tagger(start, tmp_path):
     rows = [(["good", "film"], ["B-X", "O"]), (["a"], ["O"])]
     named = {"tokens": [words for words, _ in rows], "ner_tags": [tags for _, tags in rows], "id": [0, 1]}
@@ -335,3 +345,20 @@ def test_editors_see_every_name_of_the_package():
     seen = {f"{node.module}.{alias.name}" for node in block.body for alias in node.names}
     assert seen == {f"bertjax.{home}.{name}" for home, names in bertjax._HOMES.items() for name in names}
     assert all(getattr(bertjax, name) is not None for name in bertjax.__all__)
+
+
+@pytest.mark.slow
+def test_python_and_the_command_line_train_the_same_bits(settings, tmp_path):
+    from bertjax.command_line import config_directory
+
+    bertjax.train("demo", tmp_path / "python", settings)
+    flags = [
+        f"--config.{name}={value!r}" if isinstance(value, tuple) else f"--config.{name}={value}"
+        for name, value in settings.items()
+    ]
+    command = [sys.executable, "-m", "bertjax.main", f"--config={config_directory() / 'demo.py'}", *flags]
+    subprocess.run(
+        [*command, f"--workdir={tmp_path / 'command'}"], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    one, other = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("python", "command"))
+    assert one == other

@@ -19,6 +19,7 @@ def model_card(
     fill_mask: bool = False,
     mask_token: str = "[MASK]",
     model_type: str = "bert",
+    embeddings: bool = False,
 ) -> str:
     """README.md of a model directory: what it is, how to load it, what it was trained on and how.
 
@@ -28,16 +29,19 @@ def model_card(
       recipe: what of the training -> value, in the order to print.
       sections: further titles and their Markdown.
       fill_mask: whether it answers `fill-mask`, which the card then shows with its tokenizer's mask_token.
+      embeddings: whether it is a directory of sentence-transformers.
     """
     theirs_too = model_type != OWN
     head = [
         "---",
-        *["library_name: transformers"] * theirs_too,
+        *[f"library_name: {'sentence-transformers' if embeddings else 'transformers'}"] * theirs_too,
         "tags:",
+        *["- sentence-transformers"] * embeddings,
         *[f"- {model_type}"] * theirs_too,
         "- bertjax",
     ]
-    head += ["pipeline_tag: fill-mask"] if fill_mask else []
+    answers = ["sentence-similarity"] * embeddings or ["fill-mask"] * fill_mask
+    head += [f"pipeline_tag: {task}" for task in answers]
     sentence = f"The capital of France is {mask_token}."
     theirs = (
         [
@@ -56,6 +60,13 @@ def model_card(
     )
     ours = ["import bertjax", "", 'model = bertjax.load_model("DIRECTORY")']
     ours += [f'bertjax.fill_mask(model, "{sentence}")'] if fill_mask else []
+    if embeddings:
+        theirs = [
+            "from sentence_transformers import SentenceTransformer",
+            "",
+            'vectors = SentenceTransformer("DIRECTORY").encode(["One text.", "Another."])',
+        ]
+        ours += ['vectors = bertjax.sentence_embeddings(model, ["One text.", "Another."])']
     lines = [
         *head,
         "---",

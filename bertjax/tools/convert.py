@@ -178,7 +178,7 @@ def convert(
             architecture(after),
             after.tokenizer,
             after.labels,
-            _card(before, str(source)),
+            _card(before, str(source), embeddings or before.sentence),
             {k: v for k, v in before.settings.items() if k in _PASSED_ON},
             overwrite,
             embeddings or before.sentence,
@@ -210,11 +210,11 @@ def _check_bits(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
         raise LoadError(f"what was written reads back otherwise: {different[:10]}")
 
 
-def _card(loaded: LoadedModel, source: str) -> str:
+def _card(loaded: LoadedModel, source: str, sentence: SentenceSettings | None) -> str:
     run = loaded.settings if "batch_size" in loaded.settings else {}
     recipe = {k: run[k] for k in ("phases", "batch_size", "seed") if run.get(k)}
     recipe |= {f"optimizer.{k}": v for k, v in (run.get("optimizer") or {}).items()}
-    masked = isinstance(loaded.model, BertForPreTraining | BertForMaskedLM)
+    masked = isinstance(loaded.model, BertForPreTraining | BertForMaskedLM) and sentence is None
     name, model_type = class_name(loaded.config, architecture(loaded))
     tokenizer = loaded.tokenizer
     return model_card(
@@ -225,6 +225,7 @@ def _card(loaded: LoadedModel, source: str) -> str:
         fill_mask=masked and not loaded.config.is_decoder,
         mask_token="[MASK]" if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id),
         model_type=model_type,
+        embeddings=sentence is not None,
     )
 
 

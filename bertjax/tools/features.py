@@ -41,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         choices=("model", *POOLINGS),
         help="one vector a sentence instead; model: as its sentence-transformers files say (else the mean)",
     )
+    add(
+        "--prompt",
+        metavar="NAME",
+        help="of a sentence-transformers model, with --pooling: what stands before each text",
+    )
     add("--batch_size", type=int, default=32, help="rows (default 32)")
     add("--dtype", default="float32", choices=DTYPES, help="of the arithmetic (default float32)")
     flags = parser.parse_args(arguments)
@@ -53,6 +58,8 @@ def write_features(flags: Any) -> None:
     binary = Path(flags.out).suffix == ".npz"
     if Path(flags.out).suffix not in (".jsonl", ".npz"):
         raise ValueError(f"--out={flags.out} must end in .jsonl or .npz")
+    if flags.prompt and not flags.pooling:
+        raise ValueError(f"--prompt={flags.prompt} has no effect without --pooling")
     texts = read_texts(flags.file, flags.columns)
     try:
         layers = [int(index) for index in flags.layers.split(",")]
@@ -65,7 +72,8 @@ def write_features(flags: Any) -> None:
         loaded = load_model(flags.model, "features", Execution(dtype=flags.dtype), reinitialise_head=True)
         if flags.pooling:
             pooling = None if flags.pooling == "model" else flags.pooling
-            results = embeddings.sentence_embeddings(loaded, texts, pooling, batch_size=flags.batch_size)
+            size = flags.batch_size
+            results = embeddings.sentence_embeddings(loaded, texts, pooling, batch_size=size, prompt=flags.prompt)
         else:
             results = embeddings.layer_outputs(loaded, texts, layers, flags.batch_size)
         if binary:

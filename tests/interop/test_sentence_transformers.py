@@ -235,14 +235,19 @@ def test_a_directory_that_the_library_wrote_is_read(made, tmp_path):
 
 
 @pytest.mark.parity
-def test_a_model_is_exported_for_embeddings(made, tmp_path, capsys):
+def test_a_model_is_exported_for_embeddings(made, tmp_path):
     out = tmp_path / "embedder"
     convert.main([f"--from={made}", f"--out={out}", "--pooling=cls,max", "--normalise", "--max_length=9"])
     expected = SentenceSettings(out, ("cls", "max"), (normalise,), 9)
     assert open_source(out).sentence == expected
     vectors = embeddings.sentence_embeddings(out, TEXTS)
     assert vectors.shape == (4, 48) and np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5
+    card = (out / "README.md").read_text()
+    assert "pipeline_tag: sentence-similarity" in card and "SentenceTransformer(" in card
     assert compare(out) > 0.99999
+
+
+def test_what_does_not_go_with_an_embedding_model_is_refused(made, tmp_path):
     for flags, message in (
         (["--pooling=median"], "'median' is not one of cls, max, mean"),
         (["--normalise"], "give --pooling too"),
@@ -282,6 +287,11 @@ def test_a_prompt_is_named_or_refused(encoder, tmp_path):
     named = embeddings.sentence_embeddings(model, ["the cat", ("the cat", "sat")], prompt="query")
     written = embeddings.sentence_embeddings(model, ["query: the cat", ("query: the cat", "sat")])
     np.testing.assert_array_equal(named, written)
+    texts = [f"--file={_lines(tmp_path, ['the cat'])}", f"--model={directory}", f"--out={tmp_path / 'x.npz'}"]
+    features.main([*texts, "--pooling=model", "--prompt=query"])
+    np.testing.assert_allclose(np.load(tmp_path / "x.npz")["embeddings"], named[:1], atol=1e-6)
+    with pytest.raises(SystemExit, match="--prompt=query has no effect without --pooling"):
+        features.main([*texts, "--prompt=query"])
     with pytest.raises(ValueError, match="prompt='passage' is not one of this model's: query"):
         embeddings.sentence_embeddings(model, "the cat", prompt="passage")
 
