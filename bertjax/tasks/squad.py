@@ -328,6 +328,7 @@ class SquadTask(Task):
                     "predicted": _shown(predicted),
                     "right": any(squad_score.exact(gold, predicted) for gold in golds),
                     "score": max((rival["probability"] for rival in rivals if rival["text"] == predicted), default=0.0),
+                    "answers": [golds[0], predicted],
                     "predictions": [[_shown(rival["text"]), rival["probability"]] for rival in rivals[:3]],
                 }
             )

@@ -30,6 +30,8 @@ Outputs = Sequence[np.ndarray]  # one array a row in the order of the rows, with
 #   right       true, false, or null where there is no such thing (a number)
 #   score       how sure the model was, or how far off a number is: what the choice goes by
 #   predictions [name, probability] of the likeliest answers, the best first
+#   mattered    of each text [[end, change], ...], see shown.py
+#   answers     SQuAD: the first gold answer and the predicted one, as they stand in the passage
 #   words       tagging: [word, gold tag, predicted tag]
 Example = dict[str, Any]
 

@@ -217,11 +217,13 @@ def examples(runs: Sequence[Run]) -> str:
     if not cards:
         return ""
     gold, note = [example for run in runs for example in run.examples if "gold" in example], ""
-    # How the examples were chosen (bertjax/tasks/results.py), and what their marks mean.
+    # How the examples were chosen (bertjax/tasks/shown.py), and what their marks mean.
     if gold and all(example["right"] is None for example in gold):
         note = "on dev: the largest errors, then some of all"
     elif gold:
         note = "on dev: the worst mistakes, then some that are right"
+        if any("answers" in example for example in gold):
+            note += '; in the passage <i class="right">gold</i> and <i class="miss">predicted</i> answer'
         note += "; a wrong tag is struck out before the gold one" * any("words" in example for example in gold)
     if any("mattered" in example for example in gold):
         unit = "number" if any(example["right"] is None for example in gold) else "log odds"
@@ -245,7 +247,10 @@ def _card(example: Mapping[str, Any], run: str) -> str:
         parts.append(f'<p class="verdict">{mark}{answers}</p>')
         pieces = example.get("mattered") or [[]] * len(example["texts"])
         most = max((abs(change) for ends in pieces for _, change in ends), default=0)
-        parts += [f"<p>{_shaded(*both, most)}</p>" for both in zip(example["texts"], pieces, strict=True)]
+        texts = [_shaded(*both, most) for both in zip(example["texts"], pieces, strict=True)]
+        if "answers" in example:
+            texts[-1] = _answered(example["texts"][-1], *example["answers"])
+        parts += [f"<p>{text}</p>" for text in texts]
     else:
         masked = _text(example.get("text", "")).replace("[MASK]", "<mark>[MASK]</mark>")
         parts.append(f"<p>{masked}</p>")
@@ -268,6 +273,18 @@ def _shaded(text: str, pieces: Sequence[tuple[int, float]], most: float) -> str:
             f'<i class="{kind}" style="--share:{share}%" title="{change:+.2f}">{piece}</i>' if share > 4 else piece
         )
     return "".join(shown) + _text(text[begin:])
+
+
+def _answered(text: str, gold: str, predicted: str) -> str:
+    """The passage with the gold answer, and the predicted one where it is another, where they first stand in it."""
+    places = {"right": text.find(gold) if gold else -1, "miss": text.find(predicted) if predicted else -1}
+    ends = {"right": places["right"] + len(gold), "miss": places["miss"] + len(predicted)}
+    shown, at = [], 0
+    for kind in sorted(places, key=lambda kind: (places[kind], kind != "right")):
+        if places[kind] >= at:
+            shown += [_text(text[at : places[kind]]), f'<i class="{kind}">{_text(text[places[kind] : ends[kind]])}</i>']
+            at = ends[kind]
+    return "".join(shown) + _text(text[at:])
 
 
 def _word(word: str, gold: str, predicted: str) -> str:
