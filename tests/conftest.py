@@ -13,6 +13,8 @@ if threading.current_thread() is threading.main_thread():
 
 # Before the first jax import of the process. A GPU run (`-m gpu`) sets BERTJAX_TEST_PLATFORM=cuda.
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("BERTJAX_TEST_PLATFORM", "cpu"))
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # GPU kernels; read when triton is first imported
 flags = {
     "xla_force_host_platform_device_count": "8",
     # Tests compile far longer than they compute: let XLA and LLVM optimise less.

@@ -1,6 +1,8 @@
 """Attention with a window: every path against loops over what each position sees, with the same dropout bits."""
 
+import dataclasses
 import functools
+import importlib.util
 
 import jax
 import jax.extend
@@ -8,16 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model.kernels import attention_cudnn, attention_pallas, attention_reference
-from bertjax.model.kernels.attention_pallas import Tiling, flash_attention, flash_attention_joined, tile_bounds
+from bertjax.model.kernels import attention_cudnn, attention_reference, attention_triton
 from bertjax.model.kernels.attention_pallas_tpu import attention as tpu_attention
+from bertjax.model.kernels.attention_triton import Tiling, flash_attention, flash_attention_joined, tile_bounds
 from bertjax.model.kernels.choice import joined_attention
 from bertjax.model.kernels.dropout_bits import keep_mask, keep_probability, stream_seeds
 from bertjax.model.kernels.rotary import turned
 
 RATE = 0.2
 KEY = jax.random.key(3)
-SMALL = Tiling(block_q=16, block_k=16, backward_block_q=16, backward_block_k=16, bounded=True)
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton, which comes with the extras test and cuda"
+)
+SMALL = Tiling(block_q=16, block_k=16, backward_block=16, backward_over=16, bounded=True)
 
 
 def inputs(length, heads=1, head=16):
@@ -57,16 +62,16 @@ def check(attend, want, arrays, atol=5e-6):
         np.testing.assert_allclose(a, b, atol=atol)
 
 
-def pallas(q, k, v, ids, window, rate, tiling=SMALL):
+def fused(q, k, v, ids, window, rate, tiling=SMALL):
     seeds = stream_seeds(KEY, q.shape[0], q.shape[2]) if rate else None
-    return flash_attention(q, k, v, ids, seeds, rate, tiling, interpret=True, window=window)
+    return flash_attention(q, k, v, ids, seeds, rate, tiling, window=window)
 
 
 def joined(q, k, v, ids, window, rate):
     batch, length, heads, head = q.shape
     seeds = stream_seeds(KEY, batch, heads) if rate else None
     product, bias = jnp.stack([q, k, v], axis=2).reshape(batch, length, -1), jnp.zeros((3, heads, head))
-    return flash_attention_joined(product, bias, ids, seeds, rate, SMALL, interpret=True, window=window)
+    return flash_attention_joined(product, bias, ids, seeds, rate, SMALL, window=window)
 
 
 def with_key(attention):
@@ -85,17 +90,17 @@ REFERENCE = with_key(attention_reference.attention)
 
 
 @pytest.mark.parametrize(
-    ("attend", "window"),
+    ("attend", "length", "window"),  # lengths are no multiples of a tile
     [
-        *((REFERENCE, window) for window in (0, 1, 5, 16, 40, 100)),
-        (split_product, 5),
-        *((pallas, window) for window in (5, 40)),
-        *(pytest.param(pallas, window, marks=pytest.mark.slow) for window in (0, 16, 100)),
-        (joined, 5),
+        *((REFERENCE, 83, window) for window in (0, 1, 5, 16, 40, 100)),
+        (split_product, 83, 5),
+        pytest.param(fused, 44, 5, marks=needs_triton),
+        *(pytest.param(fused, 83, window, marks=[needs_triton, pytest.mark.slow]) for window in (0, 5, 16, 40, 100)),
+        pytest.param(joined, 28, 5, marks=needs_triton),
     ],
 )
-def test_value_and_gradients_equal_loops(attend, window):
-    arrays, ids = inputs(83)  # no multiple of a tile
+def test_value_and_gradients_equal_loops(attend, length, window):
+    arrays, ids = inputs(length)
     rate = RATE if window == 5 else 0.0
 
     def got(q, k, v):
@@ -104,21 +109,18 @@ def test_value_and_gradients_equal_loops(attend, window):
     check(got, lambda q, k, v: plain(q, k, v, ids, window, rate), arrays)
 
 
+@needs_triton
 @pytest.mark.parametrize(
     ("tiling", "length"),
     [
-        pytest.param(
-            Tiling(block_q=32, block_k=16, backward_block_q=16, backward_block_k=16, bounded=True),
-            96,
-            marks=pytest.mark.slow,
-        ),
-        (Tiling(block_q=16, block_k=32, backward_block_q=32, backward_block_k=32), 96),  # forward visits all tiles
-        (Tiling(block_q=16, backward="fused", backward_block_k=16, backward_bounded=False), 48),
+        pytest.param(dataclasses.replace(SMALL, block_q=32, backward_over=32), 96, marks=pytest.mark.slow),
+        (Tiling(block_q=16, block_k=32, backward_block=32, backward_over=16), 64),  # forward visits all tiles
+        (Tiling(block_q=16, backward="fused", backward_block=16), 32),
     ],
 )
 def test_every_tiling_gives_the_same(tiling, length):
     arrays, ids = inputs(length)
-    check(lambda q, k, v: pallas(q, k, v, ids, 20, RATE, tiling), lambda q, k, v: plain(q, k, v, ids, 20, RATE), arrays)
+    check(lambda q, k, v: fused(q, k, v, ids, 20, RATE, tiling), lambda q, k, v: plain(q, k, v, ids, 20, RATE), arrays)
 
 
 @pytest.mark.parametrize(
@@ -162,15 +164,22 @@ def by_complex_numbers(x):
     return jnp.concatenate([z.real, z.imag], axis=-1)
 
 
-@pytest.mark.parametrize("kernel", [attention_reference, attention_pallas])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_queries_and_keys_of_a_product_are_turned(kernel, has_bias):
-    (q, k, v, g), ids = inputs(40, heads=2)
-    product, turns = jnp.stack([q, k, v], axis=2), turn(40, 16)
+@pytest.mark.parametrize(
+    ("kernel", "length", "has_bias"),
+    [
+        (attention_reference, 40, False),
+        (attention_reference, 40, True),
+        pytest.param(attention_triton, 16, True, marks=needs_triton),
+        pytest.param(attention_triton, 40, False, marks=[needs_triton, pytest.mark.slow]),
+    ],
+)
+def test_queries_and_keys_of_a_product_are_turned(kernel, length, has_bias):
+    (q, k, v, g), ids = inputs(length, heads=2)
+    product, turns = jnp.stack([q, k, v], axis=2), turn(length, 16)
     bias = jax.random.normal(KEY, (3, 2, 16)) if has_bias else None
 
     def joined(product, bias):
-        flat = product if bias is None else product.reshape(4, 40, -1)
+        flat = product if bias is None else product.reshape(4, length, -1)
         return joined_attention(kernel, flat, bias, ids, 0.0, None, False, turn=turns, window=9)
 
     def want(product, bias):
@@ -220,7 +229,7 @@ def test_no_array_grows_with_the_square_of_a_long_row():
         return max(sizes)
 
     assert largest(attention_reference.attention) <= 4096 * 2 * 3 * 64
-    for attend in (functools.partial(flash_attention, interpret=True), tpu_attention):
+    for attend in (flash_attention, tpu_attention):
         assert largest(attend) <= 4096 * 2 * 64
 
 

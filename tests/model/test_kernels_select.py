@@ -1,13 +1,21 @@
-"""Which attention 'auto' stands for."""
+"""Which attention 'auto' stands for, and what it needs."""
 
+import dataclasses
 import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from bertjax.model.kernels import compiler_options
+from bertjax.model.kernels import attention_reference, choice, compiler_options, gpu_launch
 from bertjax.model.kernels.choice import select_attention
+from bertjax.model.presets import BertConfig, Execution
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    yield
+    choice._triton_runs.cache_clear()
 
 
 def _device(monkeypatch, platform, capability=None):
@@ -16,10 +24,10 @@ def _device(monkeypatch, platform, capability=None):
 
 
 @pytest.mark.parametrize(
-    ("platform", "capability", "head", "dtype", "choice"),
+    ("platform", "capability", "head", "dtype", "name"),
     [
-        ("gpu", "9.0", 64, jnp.bfloat16, "pallas"),
-        ("gpu", "8.0", 64, jnp.float16, "pallas"),
+        ("gpu", "9.0", 64, jnp.bfloat16, "triton"),
+        ("gpu", "8.0", 64, jnp.float16, "triton"),
         ("gpu", "7.5", 64, jnp.bfloat16, "reference"),
         ("gpu", "9.0", 96, jnp.bfloat16, "reference"),
         ("gpu", "9.0", 64, jnp.float32, "reference"),
@@ -29,11 +37,46 @@ def _device(monkeypatch, platform, capability=None):
         ("cpu", None, 64, jnp.bfloat16, "reference"),
     ],
 )
-def test_fused_kernels_are_chosen_where_they_run(monkeypatch, platform, capability, head, dtype, choice):
+def test_fused_kernels_are_chosen_where_they_run(monkeypatch, platform, capability, head, dtype, name):
     _device(monkeypatch, platform, capability)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    assert select_attention((2, 128, 12, head), dtype, platform) == choice
+    monkeypatch.setattr(gpu_launch, "missing", lambda: None)
+    assert select_attention((2, 128, 12, head), dtype, platform) == name
+
+
+def test_a_gpu_without_triton_runs_plain_xla_and_says_once_what_to_install(monkeypatch, caplog):
+    _device(monkeypatch, "gpu", "9.0")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(gpu_launch, "missing", lambda: "No module named 'jax_triton' (pip install ...)")
+    for _ in range(2):
+        kernels = choice.choose(BertConfig(), Execution.for_backend("gpu"), 2, 128)
+        assert kernels.attention is attention_reference.attention
+        assert kernels.dense_add_norm.func is choice.dense_add_norm
+        assert kernels.dense_activation.func is choice.dense_activation
+    assert caplog.text.count("pip install") == 1
 
 
 def test_only_gpus_get_compiler_options():
     assert compiler_options("gpu") and not compiler_options("cpu") and not compiler_options("tpu")
+
+
+def test_what_jax_triton_compiled_is_there_in_a_later_run(monkeypatch, tmp_path, request):
+    result = dataclasses.make_dataclass("CompilationResult", ["binary", "name", "ttgir", "llir"])
+    compiled = []
+
+    def compile_ttir_inplace(module, *how):
+        compiled.append((module, *how))
+        return result(f"ptx of {module}", "kernel", "long", "longer")
+
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "1")
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
+    request.addfinalizer(lambda: jax.config.update("jax_compilation_cache_dir", before))
+    wanted = [("a", "backend", "stages=2", 90), ("a", "backend", "stages=3", 90), ("b", "backend", "stages=2", 90)]
+    for _ in range(2):  # a run
+        library = types.SimpleNamespace(CompilationResult=result, compile_ttir_inplace=compile_ttir_inplace)
+        gpu_launch.keep_compiled(library)
+        for module, *how in wanted:
+            got = library.compile_ttir_inplace(module, *how)
+            assert (got.binary, got.name) == (f"ptx of {module}", "kernel")
+    assert compiled == wanted

@@ -1,8 +1,10 @@
 """Hand-written kernels, and the table of those for attention. (This file needs no jax.)
 
 choice             the three functions of a layer that kernels compute, chosen for a machine
-attention_*        attention: plain XLA, cuDNN, Pallas for GPUs, Pallas for TPUs
-gpu_programs       what one GPU program of the fused attention computes
+attention_*        attention: plain XLA, cuDNN, Triton for GPUs, Pallas for TPUs
+gpu_launch         runs a GPU kernel: by jax-triton, or interpreted where there is no GPU
+gpu_programs       the fused attention in the Triton language
+gpu_row_programs   the next two in the Triton language
 residual_norm      LayerNorm(residual + dropout(h + b)), one pass forward and backward (GPU)
 bias_gelu          backward pass of GELU(h + b) with the bias's gradient (GPU)
 gelu               GELU recomputed in backward, in the form that cuBLASLt takes over; gated activations
@@ -11,14 +13,14 @@ dropout_bits       dropout as a hash of (key, row, head, query, key position)
 
 A new attention kernel is a module with `attention` as in attention_reference, and an entry here.
 `--config.execution.kernels=NAME` then runs it. If it reads queries, keys and values in place out of
-one product, it also has `joined_attention` (see attention_pallas).
+one product, it also has `joined_attention` (see attention_triton).
 """
 
 # Name -> module of this package.
 ATTENTION = {
     "reference": "attention_reference",
     "cudnn": "attention_cudnn",
-    "pallas": "attention_pallas",
+    "triton": "attention_triton",
     "pallas_tpu": "attention_pallas_tpu",
 }
 

@@ -20,7 +20,7 @@ def attention(
     if dropout_key is not None and dropout_rate > 0.0:
         raise ValueError(
             "attention='cudnn' cannot draw dropout that a resumed run repeats; use "
-            "attention='pallas' or 'reference', or set attention_probs_dropout_prob=0"
+            "attention='triton' or 'reference', or set attention_probs_dropout_prob=0"
         )
     mask = visible_keys(attention_mask, attention_mask, window)[:, None]
     return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="cudnn")

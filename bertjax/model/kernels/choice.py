@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -15,12 +16,14 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.dropout import dropout
-from bertjax.model.kernels import ATTENTION, attention_reference
+from bertjax.model.kernels import ATTENTION, attention_reference, gpu_launch
 from bertjax.model.kernels.gelu import gated, gelu_tanh
 from bertjax.model.kernels.rotary import Turn, turned
 from bertjax.model.layers import Dense, LayerNorm, activation, add_bias, product
 from bertjax.model.mesh import rows_are_placed
 from bertjax.model.presets import BertConfig, Execution
+
+log = logging.getLogger(__name__)
 
 # One array twice: for the residual branch and for the next product. Two variables have two
 # cotangents, which the fused LayerNorm adds up in its backward pass instead of XLA before it.
@@ -57,6 +60,8 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
 
     Raises:
       ValueError: an unknown kernel. (One that does not take these rows says so when it is called.)
+
+    On a GPU without triton and jax-triton, 'auto' is plain XLA, and a warning says so.
     """
     if config.is_decoder:
         attention, joined = functools.partial(attention_reference.attention, causal=True), None
@@ -68,12 +73,11 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
         kernel = attention_kernel(name)
         attention = kernel.attention
         joined = functools.partial(joined_attention, kernel) if execution.qkv == "fused" else None
-    xla = execution.pointwise == "xla"
+    xla = execution.pointwise == "xla" or (jax.default_backend() == "gpu" and not _triton_runs())
     before = config.norm == "before"
     add_norm: Callable[..., Pair] = functools.partial(dense_add_norm, words=execution.dropout_words, before=before)
     act = functools.partial(dense_activation, config.hidden_act)
     gates = functools.partial(dense_gated, config.hidden_act)
-    # Pallas is imported where it is used: that takes a fifth of a second.
     if not xla and not before and config.attention_bias and config.mlp_bias and config.norm_bias:
         from bertjax.model.kernels.residual_norm import dense_add_norm as add_norm
     by_tanh = activation(config.hidden_act) is gelu_tanh and config.intermediate_size % 128 == 0
@@ -98,7 +102,7 @@ def select_attention(shape: Sequence[int], dtype: jnp.dtype, platform: str) -> s
       platform: what the program is compiled for, 'cpu', 'gpu' or 'tpu'; 'auto' = this machine.
 
     Returns:
-      'pallas' on NVIDIA GPUs from Ampere on, in 16-bit types and with a head size that is a power
+      'triton' on NVIDIA GPUs from Ampere on, in 16-bit types and with a head size that is a power
       of two; 'pallas_tpu' on TPUs, in bfloat16 and for rows and heads that it takes; else
       'reference'. cuDNN's attention is never chosen: its dropout offset is a counter inside the
       process, so that a resumed run would draw other masks, and without dropout it has no lead.
@@ -115,7 +119,16 @@ def select_attention(shape: Sequence[int], dtype: jnp.dtype, platform: str) -> s
     if capability is None or float(capability) < 8.0:
         return "reference"
     half = jnp.dtype(dtype) in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-    return "pallas" if half and head >= 16 and head & (head - 1) == 0 else "reference"
+    taken = half and head >= 16 and head & (head - 1) == 0
+    return "triton" if taken and _triton_runs() else "reference"
+
+
+@functools.cache
+def _triton_runs() -> bool:
+    """Whether this machine has what the GPU kernels need; says once what it lacks."""
+    if reason := gpu_launch.missing():
+        log.warning("The encoder runs as plain XLA, slower: %s", reason)
+    return not reason
 
 
 # ------------------------------------------------------------------------- the functions in plain XLA

@@ -9,7 +9,8 @@ batch is sharded. So no generator with a state is used here but a counter-based 
 
 `stream_seeds` runs outside the kernels on GLOBAL row and head indices and its result [B, A, 2] is
 sharded like any other array, so a kernel on one shard needs no offset. `tile_keep_mask` is plain
-jnp on uint32 and runs unchanged inside a Pallas kernel and in the reference path.
+jnp on uint32 for the reference path; the GPU kernels have the same in the Triton language
+(gpu_programs.attention_keep, gpu_row_programs.hidden_keep).
 
 One hash gives the bits of four elements: (i, j), (i, j^8), (i^8, j), (i^8, j^8). These are the
 four that one GPU thread holds of a tensor-core result tile, in either orientation, so the
@@ -31,19 +32,19 @@ import numpy as np
 BITS = 16
 """Bits for each decision: a rate is honoured to 1 / 65536."""
 
-_GOLDEN = np.uint32(0x9E3779B9)
-_ROW_STRIDE = np.uint32((0x9E3779B9 << 15) & 0xFFFFFFFF)
+GOLDEN = np.uint32(0x9E3779B9)
+ROW_STRIDE = np.uint32((0x9E3779B9 << 15) & 0xFFFFFFFF)
 """Counter of word (i', j') is i' * 2^15 + j': distinct for rows of up to 65,536 tokens."""
-_MIX_1 = np.uint32(0x7FEB352D)
-_MIX_2 = np.uint32(0x846CA68B)
-_MIX_3 = np.uint32(0x2C1B3C6D)
+MIX_1 = np.uint32(0x7FEB352D)
+MIX_2 = np.uint32(0x846CA68B)
+MIX_3 = np.uint32(0x2C1B3C6D)
 
 
 def _avalanche(x: jax.Array) -> jax.Array:
     x = x ^ (x >> np.uint32(16))
-    x = x * _MIX_1
+    x = x * MIX_1
     x = x ^ (x >> np.uint32(15))
-    x = x * _MIX_2
+    x = x * MIX_2
     return x ^ (x >> np.uint32(16))
 
 
@@ -55,6 +56,11 @@ def threshold(rate: float) -> int:
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout rate must be in [0, 1), got {rate}")
     return min(round(rate * 2**BITS), 2**BITS - 1)
+
+
+def word_threshold(rate: float) -> int:
+    """`threshold` of a 32-bit word whose upper 16 bits decide."""
+    return threshold(rate) << (32 - BITS)
 
 
 def keep_probability(rate: float) -> float:
@@ -69,8 +75,8 @@ def key_words(key: jax.Array) -> jax.Array:
     words = key.astype(jnp.uint32)
     first = second = jnp.uint32(0)
     for index in range(words.shape[-1]):
-        first = _avalanche(first + words[index] + _GOLDEN)
-        second = _avalanche(second ^ (words[index] * _MIX_3 + np.uint32(index + 1)))
+        first = _avalanche(first + words[index] + GOLDEN)
+        second = _avalanche(second ^ (words[index] * MIX_3 + np.uint32(index + 1)))
     return jnp.stack([first, _avalanche(second + first)])
 
 
@@ -88,10 +94,10 @@ def stream_seeds(key: jax.Array, num_rows: int, num_heads: int) -> jax.Array:
     words = key_words(key)
     row = jax.lax.broadcasted_iota(jnp.uint32, (num_rows, num_heads), 0)
     head = jax.lax.broadcasted_iota(jnp.uint32, (num_rows, num_heads), 1)
-    first = _avalanche(words[0] ^ _avalanche(row * _GOLDEN + np.uint32(1)))
-    first = _avalanche(first + _avalanche(head * _MIX_3 + np.uint32(2)))
-    second = _avalanche(words[1] ^ _avalanche(first + row * _MIX_3))
-    second = _avalanche(second + head * _GOLDEN)
+    first = _avalanche(words[0] ^ _avalanche(row * GOLDEN + np.uint32(1)))
+    first = _avalanche(first + _avalanche(head * MIX_3 + np.uint32(2)))
+    second = _avalanche(words[1] ^ _avalanche(first + row * MIX_3))
+    second = _avalanche(second + head * GOLDEN)
     return jnp.stack([first, second], axis=-1)
 
 
@@ -109,11 +115,11 @@ def _half(start: jax.Array | int) -> jax.Array:
 
 def _element_word(i: jax.Array, j: jax.Array, seed_0: jax.Array, seed_1: jax.Array) -> jax.Array:
     """The hash of a query and a key position from which `_split` has cut bit 3."""
-    x = (i * _ROW_STRIDE + j * _GOLDEN) + seed_0
+    x = (i * ROW_STRIDE + j * GOLDEN) + seed_0
     x = x ^ (x >> np.uint32(16))
-    x = x * _MIX_1
+    x = x * MIX_1
     x = x ^ (x >> np.uint32(15)) ^ seed_1
-    return x * _MIX_2
+    return x * MIX_2
 
 
 def tile_keep_mask(
@@ -147,11 +153,11 @@ def tile_keep_mask(
     i = i + _half(query_start)
     j = j + _half(key_start)
     x = _element_word(expand[query_axis](i), expand[key_axis](j), seed_0, seed_1)
-    word = jnp.where(expand[query_axis](i_bit), x * _MIX_3, x)
+    word = jnp.where(expand[query_axis](i_bit), x * MIX_3, x)
     # The upper 16 bits decide. The threshold's lower bits are zero, so the whole word can be
     # compared: no shift for half of the elements.
     word = jnp.where(expand[key_axis](j_bit), word << np.uint32(16), word)
-    return word >= np.uint32(threshold(rate) << (32 - BITS))
+    return word >= np.uint32(word_threshold(rate))
 
 
 def rows_keep_mask(
@@ -177,21 +183,21 @@ def rows_keep_mask(
     j, j_bit = _split(jax.lax.broadcasted_iota(jnp.uint32, (1, keys), 1))
     j = j + _half(key_start)
     x = _element_word(i, j, seed_0, seed_1).reshape(queries // 16, 1, 8, keys)
-    word = jnp.concatenate([x, x * _MIX_3], axis=1).reshape(queries, keys)
+    word = jnp.concatenate([x, x * MIX_3], axis=1).reshape(queries, keys)
     word = jnp.where(j_bit, word << np.uint32(16), word)
-    return word >= np.uint32(threshold(rate) << (32 - BITS))
+    return word >= np.uint32(word_threshold(rate))
 
 
 def _hidden_draw(word_0: jax.Array, word_1: jax.Array, tokens: jax.Array | int, columns: jax.Array) -> jax.Array:
     """uint32 of the broadcast shape whose upper 16 bits are the draw; the lower ones vary."""
     # The token's own stream first: a scalar a row inside a kernel, so it costs next to nothing.
-    stream = _avalanche(jnp.asarray(tokens).astype(jnp.uint32) * _GOLDEN + word_0)
-    x = stream + (columns >> np.uint32(2)) * _GOLDEN
+    stream = _avalanche(jnp.asarray(tokens).astype(jnp.uint32) * GOLDEN + word_0)
+    x = stream + (columns >> np.uint32(2)) * GOLDEN
     x = x ^ (x >> np.uint32(16))
-    x = x * _MIX_1
+    x = x * MIX_1
     x = x ^ (x >> np.uint32(15)) ^ word_1
-    x = x * _MIX_2
-    word = jnp.where((columns & np.uint32(2)) != np.uint32(0), x * _MIX_3, x)
+    x = x * MIX_2
+    word = jnp.where((columns & np.uint32(2)) != np.uint32(0), x * MIX_3, x)
     return jnp.where((columns & np.uint32(1)) != np.uint32(0), word << np.uint32(16), word)
 
 
@@ -210,7 +216,7 @@ def hidden_keep_mask(
       bool of the broadcast shape, True = keep. Four neighbouring columns share one hash.
     """
     draw = _hidden_draw(word_0, word_1, tokens, columns)
-    return draw >= np.uint32(threshold(rate) << (32 - BITS))
+    return draw >= np.uint32(word_threshold(rate))
 
 
 def hidden_words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -2,7 +2,7 @@
 
     q, k, v [B,T,A,D] + attention_mask [B,T] + stream seeds [B,A,2]  ->  context [B,T,A,D]
 
-Written in Pallas for its Triton backend. The scores never reach device memory: forward keeps the
+The programs are in gpu_programs. The scores never reach device memory: forward keeps the
 context and the row-wise log-sum-exp, backward computes the probabilities again (Dao et al. 2022,
 arXiv:2205.14135; Dao 2023, arXiv:2307.08691). Padding and the boundaries of packed pairs are
 compared straight from `attention_mask` (attend iff equal), and a window by positions, so no [T,T]
@@ -17,6 +17,7 @@ heads too; the seeds travel with their rows and heads.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -25,16 +26,77 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import pallas as pl
+from jax.sharding import Mesh
 
-from bertjax.model.kernels import gpu_programs
 from bertjax.model.kernels.attention_reference import seen_window
-from bertjax.model.kernels.dropout_bits import stream_seeds
-from bertjax.model.kernels.gpu_programs import K, Q, Spec, Tiling, V, block_size, launch, row_delta
+from bertjax.model.kernels.dropout_bits import keep_probability, stream_seeds, word_threshold
+from bertjax.model.kernels.gpu_launch import launch
 from bertjax.model.mesh import current_mesh, on_each_share
 
 _PADDING_ID = -1
 """Mask value of rows added to reach a multiple of the tile: no real token carries it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """Tile sizes and launch shape of the kernels; speed only, never the result's meaning.
+
+    Attributes:
+      block_q, block_k, warps, stages: of the forward kernel.
+      backward: 'fused', one program a head computes all three gradients with five matrix products
+        a tile, the keys being one tile (so T must be a power of two); or 'twin', a program for each
+        block of a head goes over all queries for dk and dv, then over all keys for dq, seven
+        products a tile.
+      backward_block, backward_over, backward_warps, backward_stages: of the backward kernel: tokens
+        of a program, and how many others it meets at a time. An earlier form (separate kernels, two
+        stages, dk's product before dv's) gave a dv that was wrong by 1 to 2 % and varied from run to
+        run. The present order has not shown it with one, two or three stages (equal to one stage to
+        the bit, 20 runs of each); run the gpu tests after changing either.
+      bounded: visit only the tiles that segments and window let be seen. Forward pays for the loop of
+        unknown length (15 % where rows are full), so it is bounded for packed rows and windows alone;
+        'twin' always is (it gains 8 % where rows are full, the tiles themselves where they are not).
+    """
+
+    block_q: int = 64
+    block_k: int = 64
+    warps: int = 4
+    stages: int = 3
+    backward: str = "twin"
+    backward_block: int = 64
+    backward_over: int = 64
+    backward_warps: int = 4
+    backward_stages: int = 3
+    bounded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.backward not in ("fused", "twin"):
+            raise ValueError(f"Tiling.backward must be 'fused' or 'twin', got {self.backward!r}")
+
+    @classmethod
+    def for_length(cls, length: int, several_pairs: bool = False, window: int | None = None) -> Tiling:
+        """The tiling to use for rows of `length` tokens, tuned on an H200."""
+        if several_pairs or (window is not None and length > 128):
+            return cls(stages=2, bounded=True)
+        if length <= 128 and length & (length - 1) == 0:
+            return cls(stages=2, backward="fused", backward_warps=8, backward_stages=1)
+        return cls(block_k=128, stages=2) if length >= 1024 else cls()
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Everything static that a kernel needs.
+
+    `joined`: q, k, v are one array [B,T,3,A,D], whose gradient is written as one too.
+    `window`: a position sees none that is further away.
+    `mesh`: where rows and heads lie; a program sees nothing of it.
+    """
+
+    rate: float
+    scale: float
+    tiling: Tiling
+    joined: bool
+    window: int | None
+    mesh: Mesh | None = None
 
 
 def tile_bounds(ids: jax.Array, block: int, over: int, window: int | None = None) -> jax.Array:
@@ -74,86 +136,65 @@ def _ends(flags: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.argmax(flags, axis=-1), flags.shape[-1] - jnp.argmax(flags[..., ::-1], axis=-1)
 
 
-def _whole(length: int, head: int) -> pl.BlockSpec:
-    """A head's [T, D] out of [B, T, A, D]."""
-    return pl.BlockSpec((None, length, None, head), lambda i, a, b: (b, 0, a, 0))
+def _dimensions(qkv, spec: Spec) -> tuple[int, int, int, int]:
+    """B, T, A, D."""
+    return qkv[0].shape[:2] + qkv[0].shape[-2:] if spec.joined else qkv[0].shape
 
 
-def _tile(block: int, head: int) -> pl.BlockSpec:
-    """A head's block number program_id(0) out of [B, T, A, D]."""
-    return pl.BlockSpec((None, block, None, head), lambda i, a, b: (b, i, a, 0))
-
-
-def _joined(part: int, block: int, head: int, whole: bool) -> pl.BlockSpec:
-    """The same of q, k or v (`part`) out of [B, T, 3, A, D]."""
-    return pl.BlockSpec((None, block, None, None, head), lambda i, a, b: (b, 0 if whole else i, part, a, 0))
-
-
-def _operands(qkv, spec: Spec):
-    """(B, T, A, D), the three arrays to read, and whole-head specs for them."""
-    if spec.joined:
-        batch, length, _, heads, head = qkv[0].shape
-        specs = [_joined(part, length, head, True) for part in (Q, K, V)]
-        return (batch, length, heads, head), qkv * 3, specs
-    batch, length, heads, head = qkv[0].shape
-    return qkv[0].shape, qkv, [_whole(length, head)] * 3
-
-
-def _shared_specs(length: int):
-    """Specs of the seeds, the tile bounds, the ids, and the log-sum-exp or delta of a head."""
-    seeds = pl.BlockSpec((None, None, 2), lambda i, a, b: (b, a, 0))
-    bounds = pl.BlockSpec((None, None, 4), lambda i, a, b: (b, i, 0))
-    ids = pl.BlockSpec((None, length), lambda i, a, b: (b, 0))
-    of_rows = pl.BlockSpec((None, None, length), lambda i, a, b: (b, a, 0))
-    return seeds, bounds, ids, of_rows
+def _constants(spec: Spec, length: int, heads: int, head: int) -> dict[str, int | float]:
+    """What all programs know when they are compiled; see gpu_programs."""
+    return {
+        "LENGTH": length,
+        "HEADS": heads,
+        "HEAD": head,
+        "JOINED": spec.joined,
+        "SCALE": spec.scale * math.log2(math.e),
+        "KEEP": keep_probability(spec.rate),
+        "THRESHOLD": word_threshold(spec.rate),
+        "WINDOW": -1 if spec.window is None else spec.window,
+    }
 
 
 def _forward(ids, seeds, *qkv, spec: Spec):
     """One shard's forward pass -> context [B,T,A,D], log2-sum-exp2 [B,A,T] float32."""
-    (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
+    batch, length, heads, head = _dimensions(qkv, spec)
     tiling = spec.tiling
-    block_q = block_size(length, tiling.block_q)
-    specs[Q] = _joined(Q, block_q, head, False) if spec.joined else _tile(block_q, head)
-    seeds_spec, bounds_spec, ids_spec, _ = _shared_specs(length)
-    bounds = tile_bounds(ids, block_q, block_size(length, tiling.block_k), spec.window)
+    block_q, block_k = math.gcd(length, tiling.block_q), math.gcd(length, tiling.block_k)
+    bounds = tile_bounds(ids, block_q, block_k, spec.window)
     context = jax.ShapeDtypeStruct((batch, length, heads, head), qkv[0].dtype)
     sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
-    grid, in_specs = (length // block_q, heads, batch), [seeds_spec, bounds_spec, *specs, ids_spec]
-    out_specs = [_tile(block_q, head), pl.BlockSpec((None, None, block_q), lambda i, a, b: (b, a, i))]
-    how = grid, in_specs, out_specs, [context, sums], tiling.warps, tiling.stages
-    return launch("attention_forward", gpu_programs.forward_kernel, spec, *how)(seeds, bounds, *arrays, ids)
+    arrays = seeds, bounds, *(qkv * 3 if spec.joined else qkv), ids
+    grid, how = (length // block_q, heads, batch), (tiling.warps, tiling.stages)
+    constants = _constants(spec, length, heads, head)
+    blocks = {"BLOCK_Q": block_q, "BLOCK_K": block_k, "BOUNDED": tiling.bounded}
+    return launch("attention_forward", grid, arrays, [context, sums], *how, **constants, **blocks)
 
 
 def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
     """One shard's gradients, laid out as `qkv`."""
-    (batch, length, heads, head), arrays, specs = _operands(qkv, spec)
+    batch, length, heads, head = _dimensions(qkv, spec)
     tiling = spec.tiling
-    seeds_spec, bounds_spec, ids_spec, lse_spec = _shared_specs(length)
-    whole = _whole(length, head)
-    block_q = block_size(length, tiling.backward_block_q)
-    block_k = block_size(length, tiling.backward_block_k)
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
-    written = length if tiling.backward == "fused" else block_q
-    if spec.joined:
-        out_specs = [pl.BlockSpec((None, written, 3, None, head), lambda i, a, b: (b, i, 0, a, 0))]
+    block = math.gcd(length, tiling.backward_block)
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
+    if spec.joined:  # the programs write one array, and have arguments for three
+        results += [jax.ShapeDtypeStruct((1,), qkv[0].dtype)] * 2
+    arrays = *(qkv * 3 if spec.joined else qkv), ids
+    how = results, tiling.backward_warps, tiling.backward_stages
+    keep = keep_probability(spec.rate)
+    constants = _constants(spec, length, heads, head) | {"FACTOR": spec.scale / keep}
+    if tiling.backward == "fused":
+        if length & (length - 1):
+            raise ValueError(f"Tiling.backward='fused' needs rows of a power of two of tokens, got {length}")
+        arrays = seeds, *arrays, o, do, lse
+        gradients = launch("attention_backward_fused", (1, heads, batch), arrays, *how, **constants, BLOCK_Q=block)
     else:
-        out_specs = [_tile(written, head)] * 3
-    how = tiling.backward_warps, tiling.backward_stages
-    if tiling.backward == "twin":
-        delta = row_delta(o, do, spec.rate).transpose(0, 2, 1)
-        bounds = tile_bounds(ids, block_q, block_q, spec.window)
-        in_specs = [seeds_spec, bounds_spec, *specs, ids_spec, whole, lse_spec, lse_spec]
-        how = (length // block_q, heads, batch), in_specs, out_specs, shapes, *how
-        run = launch("attention_backward", gpu_programs.backward_twin_kernel, spec, *how)
-        return run(seeds, bounds, *arrays, ids, do, lse, delta)
-    # dq's partial sums, a head after the other: only touched when a head has several key blocks.
-    rows = length if length > block_k else 1
-    partial = jax.ShapeDtypeStruct((batch, rows, heads, head), jnp.float32)
-    in_specs = [seeds_spec, *specs, ids_spec, whole, whole, lse_spec]
-    how = (1, heads, batch), in_specs, [*out_specs, _whole(rows, head)], [*shapes, partial], *how
-    run = launch("attention_backward", gpu_programs.backward_fused_kernel, spec, *how)
-    *gradients, _ = run(seeds, *arrays, ids, o, do, lse)
-    return gradients
+        delta = jnp.sum(o.astype(jnp.float32) * do.astype(jnp.float32), axis=-1) * keep
+        over = math.gcd(length, tiling.backward_over)
+        bounds = tile_bounds(ids, block, over, spec.window)
+        arrays, grid = (seeds, bounds, *arrays, do, lse, delta.transpose(0, 2, 1)), (length // block, heads, batch)
+        blocks = {"BLOCK": block, "OVER": over}
+        gradients = launch("attention_backward_twin", grid, arrays, *how, **constants, **blocks)
+    return gradients[: len(qkv)]
 
 
 def _run(spec: Spec, backward: bool, *args):
@@ -198,7 +239,7 @@ def _attend_backward(spec, residuals, do):
         # (8 % of the kernel) than this pass over memory. The keys' bias has no gradient: it adds
         # the same to all scores of a query, which softmax does not see.
         (joined,) = gradients
-        of_queries, of_values = (jnp.sum(joined[:, :, part].astype(jnp.float32), axis=(0, 1)) for part in (Q, V))
+        of_queries, of_values = (jnp.sum(joined[:, :, part].astype(jnp.float32), axis=(0, 1)) for part in (0, 2))
         dbias = jnp.stack([of_queries, jnp.zeros_like(of_queries), of_values])
         gradients = (joined.reshape(*joined.shape[:2], -1),)
     no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
@@ -208,7 +249,7 @@ def _attend_backward(spec, residuals, do):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _fused(qkv, bias, attention_mask, shape, seeds, rate: float, tiling, interpret: bool, window) -> jax.Array:
+def _fused(qkv, bias, attention_mask, shape, seeds, rate: float, tiling, window) -> jax.Array:
     """flash_attention of arrays [B, T, ...] with heads of `shape` (B, T, A, D); one of them: a joined product."""
     batch, length, heads, head = shape
     if head < 16 or head & (head - 1):
@@ -223,14 +264,12 @@ def _fused(qkv, bias, attention_mask, shape, seeds, rate: float, tiling, interpr
     ids = jnp.pad(attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID)
     window = seen_window(window, length)
     tiling = tiling or Tiling.for_length(length + extra, window=window)
-    spec = Spec(float(rate), 1.0 / math.sqrt(head), tiling, len(qkv) == 1, window, interpret, current_mesh())
+    spec = Spec(float(rate), 1.0 / math.sqrt(head), tiling, len(qkv) == 1, window, current_mesh())
     qkv = (jnp.pad(x, ((0, 0), (0, extra), *[(0, 0)] * (x.ndim - 2))) for x in qkv)
     return _attend(spec, ids, seeds, bias, *qkv)[:, :length]
 
 
-def flash_attention(
-    q, k, v, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, interpret=False, window=None
-) -> jax.Array:
+def flash_attention(q, k, v, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, window=None) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v with dropout on the probabilities, fused.
 
     Args:
@@ -240,7 +279,6 @@ def flash_attention(
       seeds: uint32 [B, A, 2] of `dropout_bits.stream_seeds`, needed when dropout_rate > 0.
       dropout_rate: of the attention weights; kept ones are divided by `keep_probability` of it.
       tiling: a Tiling; by default `Tiling.for_length(T)`.
-      interpret: run the kernels' code as ordinary XLA operations (tests without a GPU; slow).
 
     Returns:
       [B, T, A, D], in q's type. Softmax and sums are float32.
@@ -250,11 +288,11 @@ def flash_attention(
     """
     if k.shape != q.shape or v.shape != q.shape:
         raise ValueError(f"q, k, v must share one shape, got {q.shape}, {k.shape}, {v.shape}")
-    return _fused((q, k, v), None, attention_mask, q.shape, seeds, dropout_rate, tiling, interpret, window)
+    return _fused((q, k, v), None, attention_mask, q.shape, seeds, dropout_rate, tiling, window)
 
 
 def flash_attention_joined(
-    product, bias, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, interpret=False, window=None
+    product, bias, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, window=None
 ) -> jax.Array:
     """`flash_attention` over q, k and v as they come out of one product.
 
@@ -268,7 +306,7 @@ def flash_attention_joined(
     """
     shape = *product.shape[:2], *(product if bias is None else bias).shape[-2:]
     bias = None if bias is None else bias.astype(jnp.float32)
-    return _fused((product,), bias, attention_mask, shape, seeds, dropout_rate, tiling, interpret, window)
+    return _fused((product,), bias, attention_mask, shape, seeds, dropout_rate, tiling, window)
 
 
 def attention(
@@ -299,5 +337,4 @@ def _options(shape, rate: float, key: jax.Array | None, several_pairs: bool, win
         "seeds": stream_seeds(key, batch, heads) if rate > 0.0 else None,
         "tiling": Tiling.for_length(length, several_pairs, seen_window(window, length)),
         "window": window,
-        "interpret": jax.default_backend() != "gpu",
     }

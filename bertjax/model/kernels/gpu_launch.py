@@ -1,0 +1,133 @@
+"""Runs a kernel of gpu_programs or gpu_row_programs within a jax program.
+
+    name, grid, arrays, constants  ->  arrays
+
+On a GPU by jax-triton, else by Triton's interpreter, which computes the same with NumPy, slowly. Both
+packages come with the extra `cuda`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import os
+import pathlib
+import threading
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+_ONE_AT_A_TIME = threading.Lock()  # the interpreter keeps the number of its program in a global
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why the kernels cannot run on this machine, and what to install; None if they can."""
+    try:
+        if jax.default_backend() == "gpu":
+            import jax_triton
+            import triton
+
+            if isinstance(getattr(jax_triton.triton_lib, "cb", None), types.SimpleNamespace):  # its stand-in
+                raise ImportError(f"this jax-triton needs another triton than {triton.__version__}")
+            keep_compiled(jax_triton.triton_lib)
+        else:
+            os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
+            import triton
+    except Exception as error:  # of whatever kind: an old jax-triton meets a new triton or jax
+        return f"{type(error).__name__}: {error} (pip install 'bertjax[cuda]', or triton and jax-triton)"
+    return None
+
+
+def launch(
+    kernel: str,
+    grid: tuple[int, ...],
+    arrays: Sequence[jax.Array],
+    results: Sequence[jax.ShapeDtypeStruct],
+    warps: int = 1,
+    stages: int = 1,
+    **constants: int | float,
+) -> list[jax.Array]:
+    """The results of a kernel's programs.
+
+    Args:
+      kernel: name of a function of gpu_programs or gpu_row_programs.
+      grid: numbers of programs.
+      arrays, results: its first arguments; `results` is what it writes.
+      warps, stages: of a program.
+      **constants: its arguments in capitals.
+
+    Raises:
+      ValueError: if something is `missing`.
+    """
+    if reason := missing():
+        raise ValueError(f"{kernel} needs triton: {reason}")
+    if jax.default_backend() != "gpu":
+        run = functools.partial(_interpreted, kernel, grid, [np.zeros(x.shape, x.dtype) for x in results], constants)
+        return jax.pure_callback(run, list(results), *arrays)
+    import jax_triton
+
+    how = {"grid": grid, "num_warps": warps, "num_stages": stages, "name": kernel}
+    if "out_type" in inspect.signature(jax_triton.triton_call).parameters:
+        # Triton itself would write the newest PTX it knows, which the CUDA that jax finds may not read:
+        # 8.7 came with CUDA 12.8. And from 3.10 on it would no longer contract a * b + c.
+        options = {"ptx_version": 87, "enable_fp_fusion": True}
+        how |= {"out_type": list(results), "backend_options": options}
+    else:  # jax-triton 0.3, for jax 0.10
+        how["out_shape"] = list(results)
+    return jax_triton.triton_call(*arrays, kernel=program(kernel), **how, **constants)
+
+
+def keep_compiled(library: Any) -> None:
+    """Has jax-triton (`library`) look beside jax's own compiled programs for what it compiled in an earlier
+    run: the kernels of a step take it some six seconds. If it has no function of that name, it compiles."""
+    compile_now = getattr(library, "compile_ttir_inplace", None)
+
+    def compiled(module, backend, options, *target):
+        directory = jax.config.jax_compilation_cache_dir
+        if not directory or "://" in directory:
+            return compile_now(module, backend, options, *target)
+        versions = [importlib.metadata.version(name) for name in ("triton", "jax-triton")]
+        key = hashlib.sha256(repr((str(module), options, target, versions)).encode()).hexdigest()
+        file = pathlib.Path(directory) / f"jax-triton-{key}.json"
+        if file.exists():
+            return library.CompilationResult(**json.loads(file.read_text()))
+        result = compile_now(module, backend, options, *target)
+        partial = file.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):  # it is a cache: a full or read-only disk only costs time
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(dataclasses.asdict(result) | {"ttgir": "", "llir": ""}))
+            partial.replace(file)
+        return result
+
+    if compile_now:
+        library.compile_ttir_inplace = compiled
+
+
+def program(kernel: str) -> Any:
+    """The kernel of that name, a function under triton.jit."""
+    from bertjax.model.kernels import gpu_programs, gpu_row_programs
+
+    return getattr(gpu_programs, kernel, None) or getattr(gpu_row_programs, kernel)
+
+
+def _interpreted(kernel: str, grid, results: list[np.ndarray], constants: dict, *arrays) -> list[np.ndarray]:
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def pointer(x: np.ndarray) -> tl.tensor:
+        kind = tl.pointer_type(getattr(tl, x.dtype.name))
+        return tl.tensor(TensorHandle(np.array([x.ctypes.data], np.uint64), kind), kind)
+
+    arrays, results = [np.ascontiguousarray(x) for x in arrays], [x.copy() for x in results]
+    with _ONE_AT_A_TIME:
+        program(kernel)[grid](*map(pointer, (*arrays, *results)), **constants)
+    return results

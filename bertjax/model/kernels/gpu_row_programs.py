@@ -1,0 +1,220 @@
+"""What one GPU program of the passes over hidden vectors computes, in the Triton language.
+
+    residual_norm_forward, _backward  ROWS hidden vectors: LayerNorm(residual + dropout(h + b))
+    gelu_backward                     ROWS x COLUMNS of the gradient of h in GELU(h)
+
+Conventions as in gpu_programs; residual_norm and bias_gelu say what is computed and why. A hidden
+vector lies in registers in two parts, since Triton's arrays have powers of two of elements: FIRST,
+the largest that fits, and REST, 0 or the smallest that holds what is left.
+"""
+
+import triton
+import triton.language as tl
+
+from bertjax.model.kernels import dropout_bits
+
+GOLDEN = tl.constexpr(int(dropout_bits.GOLDEN))
+MIX_1 = tl.constexpr(int(dropout_bits.MIX_1))
+MIX_2 = tl.constexpr(int(dropout_bits.MIX_2))
+MIX_3 = tl.constexpr(int(dropout_bits.MIX_3))
+_SLOPE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
+_CUBE = tl.constexpr(0.044715)
+
+
+@triton.jit
+def hidden_keep(words, token, columns, THRESHOLD: tl.constexpr):
+    """dropout_bits.hidden_keep_mask of one token; `words` are the key's two."""
+    stream = token * GOLDEN + words[0]
+    stream = stream ^ (stream >> 16)
+    stream = stream * MIX_1
+    stream = stream ^ (stream >> 15)
+    stream = stream * MIX_2
+    stream = stream ^ (stream >> 16)
+    columns = columns.to(tl.uint32)
+    x = stream + (columns >> 2) * GOLDEN
+    x = x ^ (x >> 16)
+    x = x * MIX_1
+    x = x ^ (x >> 15) ^ words[1]
+    x = x * MIX_2
+    word = tl.where((columns & 2) != 0, x * MIX_3, x)
+    word = tl.where((columns & 1) != 0, word << 16, word)
+    return word >= THRESHOLD
+
+
+@triton.jit
+def _load(pointer, START: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """float32 of a part of a vector, 0 beyond its end."""
+    columns = START + tl.arange(0, SIZE)
+    if START + SIZE > WIDTH:
+        x = tl.load(pointer + columns, mask=columns < WIDTH, other=0.0)
+    else:
+        x = tl.load(pointer + columns)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _store(pointer, x, START: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    columns = START + tl.arange(0, SIZE)
+    x = x.to(pointer.dtype.element_ty)
+    if START + SIZE > WIDTH:
+        tl.store(pointer + columns, x, mask=columns < WIDTH)
+    else:
+        tl.store(pointer + columns, x)
+
+
+@triton.jit
+def _within(x, START: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    if START + SIZE > WIDTH:
+        x = tl.where(START + tl.arange(0, SIZE) < WIDTH, x, 0.0)
+    return x
+
+
+@triton.jit
+def _sum(h, before, residual, z, words, token, START: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+         THRESHOLD: tl.constexpr, FACTOR: tl.constexpr):  # fmt: skip
+    """A part of z = residual + dropout(h + before), stored, float32."""
+    x = _load(h, START, SIZE, WIDTH) + before
+    if THRESHOLD > 0:
+        x = tl.where(hidden_keep(words, token, START + tl.arange(0, SIZE), THRESHOLD), x * FACTOR, 0.0)
+    # Rounded before the statistics are taken, so that backward sees the same numbers.
+    x = (x + _load(residual, START, SIZE, WIDTH)).to(z.dtype.element_ty)
+    _store(z, x, START, SIZE, WIDTH)
+    return _within(x.to(tl.float32), START, SIZE, WIDTH)
+
+
+@triton.jit
+def residual_norm_forward(
+    words, tokens, h, before, residual, scale, bias, y, z,
+    WIDTH: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr,
+    THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, EPSILON: tl.constexpr,
+):  # fmt: skip
+    """FACTOR: 1 / keep probability."""
+    before_0, scale_0, bias_0 = (
+        _load(before, 0, FIRST, WIDTH),
+        _load(scale, 0, FIRST, WIDTH),
+        _load(bias, 0, FIRST, WIDTH),
+    )
+    if REST > 0:
+        before_1, scale_1 = _load(before, FIRST, REST, WIDTH), _load(scale, FIRST, REST, WIDTH)
+        bias_1 = _load(bias, FIRST, REST, WIDTH)
+    key = tl.load(words), tl.load(words + 1)
+    start = tl.program_id(0) * ROWS
+    for i in range(0, ROWS):
+        row = start + i
+        at = tl.cast(row, tl.int64) * WIDTH
+        token = tl.load(tokens + row)
+        x_0 = _sum(h + at, before_0, residual + at, z + at, key, token, 0, FIRST, WIDTH, THRESHOLD, FACTOR)
+        total = tl.sum(x_0, 0)
+        if REST > 0:
+            x_1 = _sum(h + at, before_1, residual + at, z + at, key, token, FIRST, REST, WIDTH, THRESHOLD, FACTOR)
+            total = total + tl.sum(x_1, 0)
+        mean = total * (1.0 / WIDTH)
+        x_0 = x_0 - mean
+        squares = tl.sum(x_0 * x_0, 0)
+        if REST > 0:
+            x_1 = _within(x_1 - mean, FIRST, REST, WIDTH)
+            squares = squares + tl.sum(x_1 * x_1, 0)
+        reciprocal = tl.rsqrt(squares * (1.0 / WIDTH) + EPSILON)
+        _store(y + at, x_0 * reciprocal * scale_0 + bias_0, 0, FIRST, WIDTH)
+        if REST > 0:
+            _store(y + at, x_1 * reciprocal * scale_1 + bias_1, FIRST, REST, WIDTH)
+
+
+@triton.jit
+def _gradients(dx, x, mean, slope, reciprocal, dh, dr, words, token, START: tl.constexpr, SIZE: tl.constexpr,
+               WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, FACTOR: tl.constexpr):  # fmt: skip
+    """A part of the gradients of the residual and of h, stored; that of h is returned, float32."""
+    dz = (dx - mean - x * slope) * reciprocal
+    _store(dr, dz, START, SIZE, WIDTH)
+    if THRESHOLD > 0:
+        dz = tl.where(hidden_keep(words, token, START + tl.arange(0, SIZE), THRESHOLD), dz * FACTOR, 0.0)
+    _store(dh, dz, START, SIZE, WIDTH)
+    return dz
+
+
+@triton.jit
+def residual_norm_backward(
+    words, tokens, z, dy_1, dy_2, scale, dh, dr, sums,
+    WIDTH: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr,
+    THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, EPSILON: tl.constexpr,
+):  # fmt: skip
+    """sums [programs, 3, WIDTH]: what these rows add to the gradients of scale, bias and `before`."""
+    scale_0 = _load(scale, 0, FIRST, WIDTH)
+    dscale_0 = tl.full((FIRST,), 0.0, tl.float32)
+    dbias_0 = tl.full((FIRST,), 0.0, tl.float32)
+    dbefore_0 = tl.full((FIRST,), 0.0, tl.float32)
+    if REST > 0:
+        scale_1 = _load(scale, FIRST, REST, WIDTH)
+        dscale_1 = tl.full((REST,), 0.0, tl.float32)
+        dbias_1 = tl.full((REST,), 0.0, tl.float32)
+        dbefore_1 = tl.full((REST,), 0.0, tl.float32)
+    key = tl.load(words), tl.load(words + 1)
+    start = tl.program_id(0) * ROWS
+    for i in range(0, ROWS):
+        row = start + i
+        at = tl.cast(row, tl.int64) * WIDTH
+        token = tl.load(tokens + row)
+        x_0 = _load(z + at, 0, FIRST, WIDTH)
+        total = tl.sum(x_0, 0)
+        if REST > 0:
+            x_1 = _load(z + at, FIRST, REST, WIDTH)
+            total = total + tl.sum(x_1, 0)
+        mean = total * (1.0 / WIDTH)
+        x_0 = x_0 - mean
+        squares = tl.sum(x_0 * x_0, 0)
+        if REST > 0:
+            x_1 = _within(x_1 - mean, FIRST, REST, WIDTH)
+            squares = squares + tl.sum(x_1 * x_1, 0)
+        reciprocal = tl.rsqrt(squares * (1.0 / WIDTH) + EPSILON)
+        x_0 = x_0 * reciprocal
+        dy_0 = _load(dy_1 + at, 0, FIRST, WIDTH) + _load(dy_2 + at, 0, FIRST, WIDTH)
+        dx_0 = dy_0 * scale_0
+        total = tl.sum(dx_0, 0)
+        slope = tl.sum(dx_0 * x_0, 0)
+        if REST > 0:
+            x_1 = x_1 * reciprocal
+            dy_rest = _load(dy_1 + at, FIRST, REST, WIDTH) + _load(dy_2 + at, FIRST, REST, WIDTH)
+            dx_1 = dy_rest * scale_1
+            total = total + tl.sum(dx_1, 0)
+            slope = slope + tl.sum(dx_1 * x_1, 0)
+        mean, slope = total * (1.0 / WIDTH), slope * (1.0 / WIDTH)
+        dbefore_0 += _gradients(
+            dx_0, x_0, mean, slope, reciprocal, dh + at, dr + at, key, token, 0, FIRST, WIDTH, THRESHOLD, FACTOR
+        )
+        dscale_0 += dy_0 * x_0
+        dbias_0 += dy_0
+        if REST > 0:
+            dbefore_1 += _gradients(
+                dx_1, x_1, mean, slope, reciprocal, dh + at, dr + at, key, token,
+                FIRST, REST, WIDTH, THRESHOLD, FACTOR)  # fmt: skip
+            dscale_1 += dy_rest * x_1
+            dbias_1 += dy_rest
+    sums += tl.program_id(0).to(tl.int64) * (3 * WIDTH)
+    _store(sums, dscale_0, 0, FIRST, WIDTH)
+    _store(sums + WIDTH, dbias_0, 0, FIRST, WIDTH)
+    _store(sums + 2 * WIDTH, dbefore_0, 0, FIRST, WIDTH)
+    if REST > 0:
+        _store(sums, dscale_1, FIRST, REST, WIDTH)
+        _store(sums + WIDTH, dbias_1, FIRST, REST, WIDTH)
+        _store(sums + 2 * WIDTH, dbefore_1, FIRST, REST, WIDTH)
+
+
+@triton.jit
+def gelu_backward(u, g, du, sums, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """du = g * d GELU / du of the tanh form; sums [programs of rows, WIDTH], what these rows of du add up to.
+
+    With s = sigmoid(2 a(u)), GELU is u s.
+    """
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    start = tl.program_id(0) * ROWS
+    total = tl.full((COLUMNS,), 0.0, tl.float32)
+    for i in range(0, ROWS):
+        at = tl.cast(start + i, tl.int64) * WIDTH + columns
+        x = tl.load(u + at).to(tl.float32)
+        square = x * x
+        s = 1.0 / (1.0 + tl.exp(x * -_SLOPE * (square * _CUBE + 1.0)))
+        slope = s + x * s * (1.0 - s) * ((square * (3.0 * _CUBE) + 1.0) * _SLOPE)
+        dx = tl.load(g + at).to(tl.float32) * slope
+        tl.store(du + at, dx.to(du.dtype.element_ty))
+        total += dx
+    tl.store(sums + tl.program_id(0).to(tl.int64) * WIDTH + columns, total)

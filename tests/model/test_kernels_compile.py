@@ -1,0 +1,75 @@
+"""Every GPU kernel compiles for Ampere, Ada and Hopper, without a card."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import pytest
+
+SHARED_MEMORY = {80: 163, 89: 99, 90: 227}  # KiB that a program may use (CUDA programming guide)
+KERNELS = "attention_forward attention_backward_fused attention_backward_twin gelu_backward".split()
+KERNELS += ["residual_norm_forward", "residual_norm_backward"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_kernels_compile_and_fit_into_shared_memory(capability):
+    pytest.importorskip("triton", reason="needs triton, which comes with the extras test and cuda")
+    # A process of its own: this one may have loaded Triton for its interpreter.
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    how = {"env": env, "capture_output": True, "text": True, "check": False}
+    run = subprocess.run([sys.executable, __file__, str(capability)], **how)
+    assert run.returncode == 0, run.stderr[-3000:]
+    used = [line.split() for line in run.stdout.splitlines()]
+    assert {name for name, _ in used} == set(KERNELS)
+    assert max(int(size) for _, size in used) <= 1024 * SHARED_MEMORY[capability]
+
+
+def compile_all(capability: int) -> None:
+    """Prints each launch's kernel and bytes of shared memory, for shapes of base and of ModernBERT."""
+    import jax
+    import jax.numpy as jnp
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from bertjax.model.kernels import attention_triton, bias_gelu, gpu_launch, residual_norm
+
+    types = {"bfloat16": "bf16", "float32": "fp32", "int32": "i32", "uint32": "u32"}
+
+    def launch(kernel, grid, arrays, results, warps=1, stages=1, **constants):  # noqa: ARG001
+        function = gpu_launch.program(kernel)
+        pointers = [f"*{types[str(x.dtype)]}" for x in (*arrays, *results)]
+        signature = dict(zip(function.arg_names, pointers + ["constexpr"] * len(constants), strict=True))
+        aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))}
+        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+        source = ASTSource(function, signature, constants, aligned)
+        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        print(kernel, compiled.metadata.shared)
+        return [jnp.zeros(x.shape, x.dtype) for x in results]
+
+    for module in (attention_triton, bias_gelu, residual_norm):
+        module.launch = launch
+
+    def shape(*sizes, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(sizes, dtype)
+
+    def trace(function, *shapes):
+        jax.eval_shape(lambda *x: (lambda out, pull: pull(out))(*jax.vjp(function, *x)), *shapes)
+
+    for length, window, several in ((128, None, False), (512, None, False), (1024, 64, True)):
+        ids, seeds = jnp.ones((1, length), jnp.int32), jnp.zeros((1, 2, 2), jnp.uint32)
+        tiling = attention_triton.Tiling.for_length(length, several, window)
+        how = {"attention_mask": ids, "seeds": seeds, "dropout_rate": 0.1, "tiling": tiling, "window": window}
+        attend = functools.partial(attention_triton.flash_attention_joined, **how)
+        trace(attend, shape(1, length, 384), shape(3, 2, 64, dtype=jnp.float32))
+    wide = [shape(768, dtype=jnp.float32)] * 3
+    words = jnp.zeros(2, jnp.uint32)
+    norm = residual_norm.residual_layer_norm
+    trace(lambda h, r, b, s, c: norm(h, b, r, s, c, words, 0.1), *[shape(1, 32, 768)] * 2, *wide)
+    trace(bias_gelu.bias_gelu, shape(1, 64, 3072), shape(3072, dtype=jnp.float32))
+
+
+if __name__ == "__main__":
+    compile_all(int(sys.argv[1]))
