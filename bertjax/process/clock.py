@@ -10,28 +10,34 @@ each of them the position goes on from where it was, over the time that is left.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 _IMPORTED = time.monotonic()
-_begun: float | None = None  # by `begin`
+_begun: float | None = None  # by `begun`
 # Key of a batch, int32 [rows]: the place in the learning-rate schedule, where it is not the step.
 POSITION = "schedule_position"
 SYNC_STEPS = 16  # with several processes: steps between two readings of process 0's clock
 
 
-def begin() -> None:
-    """Says that a run begins now, in a process that has done something else before, such as a notebook's."""
+@contextlib.contextmanager
+def begun() -> Iterator[None]:
+    """For a run of a process that has done something else before, such as a notebook's: it begins with the block."""
     global _begun
-    _begun = time.monotonic()
+    before, _begun = _begun, time.monotonic()
+    try:
+        yield
+    finally:
+        _begun = before
 
 
 def process_age() -> float:
-    """Seconds since this process started, or since `begin`; where there is no /proc, since this import."""
+    """Seconds since this process started, or in the block of `begun`; where there is no /proc, since this import."""
     if _begun is not None:
         return time.monotonic() - _begun
     try:

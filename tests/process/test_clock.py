@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config import Config, OptimizerSettings
-from bertjax.process.clock import Budget, Clock
+from bertjax.process.clock import Budget, Clock, begun, process_age
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh
@@ -30,6 +30,16 @@ def test_age_is_the_time_since_the_process_started():
     started = time.monotonic()
     age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert 0.3 < age < time.monotonic() - started + 0.02  # the kernel counts in 1/100 s
+
+
+def test_the_budget_of_a_run_in_a_process_that_did_other_things_begins_with_the_run():
+    time.sleep(0.3)
+    before = process_age()
+    with begun():
+        time.sleep(0.05)
+        assert 0.05 <= process_age() < 0.2
+        assert Budget(1.0, 100).elapsed() < 0.2
+    assert process_age() >= before > 0.3
 
 
 def test_start_up_uses_time_but_no_schedule():
