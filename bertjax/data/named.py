@@ -154,24 +154,28 @@ def _hf_pieces(path: str) -> Pieces:
     if split not in streams:
         raise _no_split(name, split, streams)
     with _explained(name):
-        parts = streams[split]
-        if parts.num_shards < _FEW_FILES:
-            parts = parts.reshard()
+        stream = streams[split]
+        parts, count = [stream], stream.num_shards
+        if count < _FEW_FILES:  # apart, since finding a shard takes the time of looking at all
+            parts = [stream.shard(num_shards=count, index=number).reshard() for number in range(count)]
+        ends = np.cumsum([part.num_shards for part in parts])
         files = builder.config.data_files[split]
         sizes = [_size(file) for file in files]
     stamp = hashlib.sha256(repr([*zip(files, sizes, files.origin_metadata, strict=True)]).encode()).hexdigest()
 
     def rows(start: int, end: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for part in range(start, end):
+        for place in range(start, end):
+            which = int(np.searchsorted(ends, place, "right"))
+            part, count = parts[which], parts[which].num_shards
             try:
-                for number, row in enumerate(parts.shard(num_shards=parts.num_shards, index=part)):
-                    yield f"part {part}, row {number}", row
+                for number, row in enumerate(part.shard(num_shards=count, index=place - (int(ends[which]) - count))):
+                    yield f"part {place}, row {number}", row
             except network_errors() as error:
                 raise OSError(
-                    f"{path}, part {part}: {_line(error)}. Run the same command again: what is finished is kept"
+                    f"{path}, part {place}: {_line(error)}. Run the same command again: what is finished is kept"
                 ) from error
 
-    return Pieces(parts.num_shards, sum(sizes), stamp, rows)
+    return Pieces(int(ends[-1]), sum(sizes), stamp, rows)
 
 
 _hub_pieces = functools.cache(_hf_pieces)

@@ -1,8 +1,8 @@
 """Files of questions for a model, and of its answers, for tools/predict.py.
 
-In: a file of lines, a table, CoNLL columns or a SQuAD file, read by the same readers as training data, and what the
-model remembers of its task. Out: `Inputs`; then answers in a file of the same form, or of the form that the suffix of
-the output names.
+In: a file of lines, a table, CoNLL columns, a SQuAD file or a data set by name, read by the same readers as training
+data, and what the model remembers of its task. Out: `Inputs`; then answers in a file of the same form, or of the form
+that the suffix of the output names.
 """
 
 import csv
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from bertjax.data.named import is_name
 from bertjax.data.opening import plain_name, read_lines
 from bertjax.tasks.conll import Sentence, read_tagged
 from bertjax.tasks.make import ASKED, Remembered
@@ -70,7 +71,7 @@ def read_inputs(
     Raises ValueError with file and line for what does not fit.
     """
     path, name = pathlib.Path(file).expanduser(), plain_name(file)
-    suffix = pathlib.PurePath(name).suffix
+    suffix = ".jsonl" if is_name(file) else pathlib.PurePath(name).suffix  # rows by the names of their columns
     memory = memory if ASKED.get(memory.task) == task else Remembered()
     own = {pathlib.PurePath(plain_name(str(f))).suffix for f in dict(memory.options.get("files") or {}).values()}
     if task == "ner" and (suffix in _CONLL or suffix == ".jsonl" or suffix in own - {".txt", "", ".csv"}):
@@ -165,9 +166,9 @@ def _table(path: pathlib.Path, kind: str, task: str, memory: Remembered, columns
 
 
 def _sentences(path: pathlib.Path) -> Inputs:
-    sentences = read_tagged(path)
+    sentences = read_tagged(path, ("tags", "ner_tags", "pos_tags"))
     lines = [int(sentence.where.rpartition(":")[2]) for sentence in sentences]
-    kind = "jsonl" if plain_name(path.name).endswith(".jsonl") else "conll"
+    kind = "jsonl" if is_name(path) or plain_name(path.name).endswith(".jsonl") else "conll"
     return Inputs([s.words for s in sentences], lines, kind, sentences=sentences)
 
 

@@ -184,7 +184,6 @@ def prepare_task(
 ) -> TaskJob:
     """The job of a task in a work directory; `options` and errors as of prepare_tuner, and those of the directory."""
     mesh_reason = options.pop("mesh_reason", "")
-    check_export(settings)
     tuner = prepare_tuner(task, init_from, settings, **options)
     predict = tuple(name for names in settings.task.predict for name in names.split(",") if name)
     for split in dict.fromkeys(predict):
@@ -203,6 +202,7 @@ def prepare_task(
 
 def prepare(config: Config, workdir: str, mesh: Any = None) -> TaskJob:
     """The job of a config file: `config.task` beside the settings that pre-training shares."""
+    check_export(config)
     task, start, reason, options = _parts(config, mesh)
     return prepare_task(task, start, workdir, config, mesh_reason=reason, **options)
 

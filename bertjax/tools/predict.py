@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--text", action="append", help="an input; may be given several times")
-    given.add_argument("--file", metavar="FILE", help="inputs: lines, a table, .conll or SQuAD")
+    given.add_argument("--file", metavar="FILE", help="inputs: lines, a table, .conll, SQuAD or hf:NAME,CONFIG:SPLIT")
     parser.add_argument(
         "--columns",
         metavar="NAME,NAME",

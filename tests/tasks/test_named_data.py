@@ -4,7 +4,8 @@ import datasets
 import pytest
 
 from bertjax.tasks.glue import GlueTask
-from bertjax.tasks.make import make_task
+from bertjax.tasks.inputs import read_inputs
+from bertjax.tasks.make import Remembered, make_task
 from tests.interop.hub_server import HubServer
 
 CLASSES = datasets.ClassLabel
@@ -179,6 +180,17 @@ def test_questions_and_endings_by_name_are_those_of_the_files(tmp_path):
     assert [choice.label for choice in make_task("swag", f"hf:{tmp_path}/swag").read("train").records] == [2]
     with pytest.raises(ValueError, match="swag:train: the column 'context' is missing; there is sent1, sent2"):
         make_task("squad1.1", f"hf:{tmp_path}/swag").read("train")
+
+
+def test_questions_for_a_model_are_taken_by_name(glue, tmp_path):
+    memory = Remembered("table", {"text": ["sentence1", "sentence2"]})
+    inputs = read_inputs(f"hf:{glue},mrpc:test", "classify", memory)
+    assert inputs.texts == [(f"A {i}.", f"B {i}.") for i in range(3)]
+    assert (inputs.kind, inputs.lines) == ("jsonl", [0, 1, 2])
+    features = {"tokens": datasets.List(STRING), "ner_tags": datasets.List(CLASSES(names=["O", "B-X"]))}
+    write_splits(tmp_path / "words", features, train=[{"tokens": ["a", "b"], "ner_tags": [0, 1]}])
+    inputs = read_inputs(f"hf:{tmp_path}/words", "ner", Remembered())
+    assert inputs.texts == [("a", "b")] and inputs.sentences[0].tags == ("O", "B-X")
 
 
 def test_languages_of_xnli_are_configurations(tmp_path):
