@@ -53,8 +53,8 @@ class Tiling:
         run. The present order has not shown it with one, two or three stages (equal to one stage to
         the bit, 20 runs of each); run the gpu tests after changing either.
       bounded: visit only the tiles that segments and window let be seen. Forward pays for the loop of
-        unknown length (15 % where rows are full), so it is bounded for packed rows and windows alone;
-        'twin' always is (it gains 8 % where rows are full, the tiles themselves where they are not).
+        unknown length (7 % where rows are full), so it is bounded for packed rows and windows alone;
+        'twin' always is.
     """
 
     block_q: int = 64
