@@ -1,9 +1,7 @@
 """Commands, links and names of the README and the pages of docs/ are those of the code.
 
 Every block of commands is read: tools, flags, configurations, settings, packages and files that it names
-must exist. The blocks of a page are then run in order, shortened by settings, in a directory of small
-made-up data (`-m slow`; the commands that prepare text run in the fast tests too). NOT_RUN says which are
-not run, and why.
+must exist. test_docs_run.py runs the blocks.
 """
 
 import argparse
