@@ -235,13 +235,13 @@ def write_conll(directory, count=12):
         (directory / name).write_text("\n".join(lines) + "\n")
 
 
-def write_squad(directory, count=8):
+def write_squad(directory, count=8, length=4):
     """train-v1.1.json and dev-v1.1.json: the answer is the word after the first blank behind character 12."""
     directory.mkdir(exist_ok=True)
     for seed, name in enumerate(("train", "dev")):
         paragraphs = []
         for number in range(count):
-            context = " ".join(sentences(4, seed=100 * seed + number))
+            context = " ".join(sentences(length, seed=100 * seed + number))
             at = context.index(" ", 12) + 1
             answer = {"text": context[at:].split()[0].strip("."), "answer_start": at}
             question = {"id": f"q{number}", "question": "Who pays?", "answers": [answer]}

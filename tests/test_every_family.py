@@ -5,6 +5,7 @@ import importlib.util
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from bertjax.config import frozen
 from bertjax.config_checks import check_config
 from bertjax.interop.stablehlo import load_exported
 from bertjax.tools import convert, evaluate, features, predict
+from bertjax.training import sharding
 from tests import families
 from tests.families import MODEL_TYPES, sentences
 
@@ -122,17 +124,17 @@ def test_words_are_added(checkpoint, tmp_path):
 # ------------------------------------------------------------------------------------- fine-tuning
 
 
-def fine_tuned(checkpoint, config, data, workdir):
+def fine_tuned(checkpoint, config, data, workdir, length=64, extend=""):
     from bertjax.tasks import job
 
     config.init_from, config.task.data = str(checkpoint[0]), str(data)
-    config.batch_size, config.task.epochs, config.task.max_length = 8, 2, 64
-    config.task.buckets, config.task.eval_batch_size, config.optimizer.learning_rate = 1, 8, 3e-3
+    config.task.epochs, config.task.max_length, config.extend_positions = 2, length, extend
+    config.batch_size = config.task.eval_batch_size = 8 if length == 64 else 1
+    config.task.buckets, config.optimizer.learning_rate = 1, 3e-3
     config.log.tensorboard, config.execution.compilation_cache = False, ""
-    job.run(job.prepare(check_config(frozen(config)), str(workdir)))
-    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    losses = [record["loss"] for record in records if "loss" in record]
-    return workdir / "model", losses
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    job.run(job.prepare(check_config(frozen(config)), str(workdir), mesh))
+    return workdir / "model"
 
 
 def printed(capsys):
@@ -144,7 +146,7 @@ def test_pairs_are_classified(checkpoint, tmp_path, capsys):
     families.write_table(tmp_path / "data")
     config = read_config("classify")
     config.task.options.text = ("text", "text_b")
-    model, _ = fine_tuned(checkpoint, config, tmp_path / "data", tmp_path / "run")
+    model = fine_tuned(checkpoint, config, tmp_path / "data", tmp_path / "run")
     capsys.readouterr()
 
     evaluate.main([f"--model={model}", f"--data={tmp_path / 'data'}"])
@@ -176,7 +178,7 @@ def test_pairs_are_classified(checkpoint, tmp_path, capsys):
 @pytest.mark.slow
 def test_words_are_tagged(checkpoint, tmp_path, capsys):
     families.write_conll(tmp_path / "data")
-    model, _ = fine_tuned(checkpoint, read_config("ner"), tmp_path / "data", tmp_path / "run")
+    model = fine_tuned(checkpoint, read_config("ner"), tmp_path / "data", tmp_path / "run")
     capsys.readouterr()
     evaluate.main([f"--model={model}", f"--data={tmp_path / 'data'}"])
     trained = json.loads((tmp_path / "run" / "result.json").read_text())["scores"]
@@ -206,7 +208,7 @@ def test_questions_are_answered(checkpoint, tmp_path, capsys):
     families.write_squad(tmp_path / "data")
     config = read_config("squad")
     config.task.options = {"max_query_length": 16, "doc_stride": 16}
-    model, _ = fine_tuned(checkpoint, config, tmp_path / "data", tmp_path / "run")
+    model = fine_tuned(checkpoint, config, tmp_path / "data", tmp_path / "run")
     capsys.readouterr()
     evaluate.main([f"--model={model}", f"--data={tmp_path / 'data'}"])
     trained = json.loads((tmp_path / "run" / "result.json").read_text())["scores"]
@@ -235,6 +237,73 @@ def test_questions_are_answered(checkpoint, tmp_path, capsys):
     assert ours.score == pytest.approx(score, abs=ABSOLUTE)
     assert ours.text == context[ours.start : ours.end] == context[offsets[first][0] : offsets[last][1]].strip()
     assert not any(answer.startswith(" ") for answer in answers.values())
+
+
+# -------------------------------------------------------------------------------------- long rows
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Long rows one by one."""
+    make = sharding.make_mesh
+    monkeypatch.setattr(sharding, "make_mesh", lambda devices=None: make(devices=jax.devices()[:1]))
+
+
+def longer(config, checkpoint, data, length, how):
+    config.init_from, config.task.data = str(checkpoint), str(data)
+    config.task.max_length, config.extend_positions = length, how
+    return check_config(frozen(config))
+
+
+def test_rows_beyond_the_table_are_refused_at_the_start_or_the_table_is_extended(tmp_path, caplog):
+    from bertjax.tasks import job
+
+    families.write_checkpoint(tmp_path / "bert", "bert")
+    families.write_table(tmp_path / "data")
+    given = read_config("classify"), tmp_path / "bert", tmp_path / "data", 160
+    with pytest.raises(ValueError, match="max_length=160 exceeds the 96 positions .*extend_positions=repeat"):
+        job.prepare(longer(*given, ""), str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    found = job.prepare(longer(*given, "repeat"), str(tmp_path / "run"))
+    assert found.tuner.config.max_position_embeddings == 160
+    assert "96 positions extended to 160 (repeat)" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family, length, how", [("roberta", 2048, "interpolate"), ("modernbert", 8192, "repeat")])
+def test_long_texts_are_classified(family, length, how, tmp_path, capsys, one_device):
+    tiny = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 16}
+    families.write_checkpoint(tmp_path / "in", family, **tiny)
+    (tmp_path / "data").mkdir()
+    texts = [" ".join(sentences(length // 8, seed=number)) for number in range(2)]  # longer than a row
+    for name in ("train.csv", "dev.csv"):
+        (tmp_path / "data" / name).write_text("text,label\n" + "".join(f"{t},{i}\n" for i, t in enumerate(texts)))
+    model = fine_tuned((tmp_path / "in",), read_config("classify"), tmp_path / "data", tmp_path / "run", length, how)
+    capsys.readouterr()
+    evaluate.main([f"--model={model}", f"--data={tmp_path / 'data'}", "--batch_size=1"])
+    assert printed(capsys)["scores"] == json.loads((tmp_path / "run" / "result.json").read_text())["scores"]
+    network, tokenizer = opened(model, "AutoModelForSequenceClassification")
+    encoded = tokenizer(texts[0], truncation=True)
+    assert len(encoded.input_ids) == length == tokenizer.model_max_length
+    theirs = outputs(network, {name: [ids] for name, ids in encoded.items()}).logits[0].softmax(-1)
+    close(list(bertjax.classify(model, texts[0]).values()), theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length, how", [(2048, "repeat"), (8192, "interpolate")])
+def test_long_passages_are_answered_from(length, how, tmp_path, capsys, one_device):
+    tiny = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 16}
+    families.write_checkpoint(tmp_path / "in", "bert", **tiny)
+    families.write_squad(tmp_path / "data", count=2, length=length // 8)  # windows of length and a rest
+    config = read_config("squad")
+    config.task.options = {"max_query_length": 16, "doc_stride": length // 2}
+    model = fine_tuned((tmp_path / "in",), config, tmp_path / "data", tmp_path / "run", length, how)
+    capsys.readouterr()
+    evaluate.main([f"--model={model}", f"--data={tmp_path / 'data'}", "--batch_size=1"])
+    assert printed(capsys)["scores"] == json.loads((tmp_path / "run" / "result.json").read_text())["scores"]
+    paragraph = json.loads((tmp_path / "data" / "dev-v1.1.json").read_text())["data"][0]["paragraphs"][0]
+    found = bertjax.answer(model, "Who pays?", paragraph["context"], stride=length // 2)
+    assert found.text == paragraph["context"][found.start : found.end] != ""
 
 
 # ------------------------------------------------------------------------- continued pre-training

@@ -445,3 +445,15 @@ def test_the_batch_of_a_kind_of_head_is_what_it_says_of_its_gold(monkeypatch):
     assert stage.batch["scores"].shape == (config.batch_size, 2) and stage.batch["scores"].dtype == "float32"
     params = stage.trainer.abstract_state(stage.objective).params
     jax.eval_shape(lambda params, batch: stage.objective.loss(params, batch, {"loss": 1.0}, None), params, stage.batch)
+
+
+def test_rows_beyond_the_positions_are_planned_where_the_table_is_to_be_extended():
+    config = finetune_config()
+    config.model.update(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, vocab_size=50)
+    config.task.update(name="table", max_length=1024)
+    with pytest.raises(ValueError, match="max_length=1024 exceeds the 512 positions .*extend_positions"):
+        stages(frozen(config), jax.devices()[:1])
+    config.extend_positions = "repeat"
+    (stage,) = stages(frozen(config), jax.devices()[:1])
+    params = stage.trainer.abstract_state(stage.objective).params
+    assert stage.batch["input_ids"].shape[1] == len(params["encoder"]["embeddings"]["position_embeddings"]) == 1024

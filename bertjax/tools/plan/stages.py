@@ -183,6 +183,9 @@ def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: A
         source = Pretrained.of(config).source
         _ = source.headers  # whose sizes are compared with those of the configuration
         model = source.config
+    elif config.extend_positions:
+        positions = max(task.max_length, model.max_position_embeddings)
+        model = dataclasses.replace(model, max_position_embeddings=positions)
     head, outputs = task_head(task.name, task.options)
     shape = SimpleNamespace(name=task.name, head=head, outputs=outputs, labels=tuple(map(str, range(outputs))))
     tuner = FineTuner(shape, None, model, None, config, execution, mesh)
