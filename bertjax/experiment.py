@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from etils import epath
 
 from bertjax import jax_settings
@@ -229,10 +230,10 @@ def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None 
             group = group[part]
         try:  # an option is checked by the task or the optimizer that takes it
             with group.ignore_type() if name.startswith(FREE) else contextlib.nullcontext():
-                group[own] = value
+                group[own] = _plain(value)
         except TypeError:
             raise ValueError(
-                f"{name}={value!r:.80} is a {type(value).__name__}; it must be a {type(group[own]).__name__}"
+                f"{name}={value!r:.80} must be {type(group[own]).__name__}, not {type(value).__name__}"
             ) from None
     checked = check_config(found)
     if checked.job != job:
@@ -241,6 +242,15 @@ def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None 
     if checked.watchdog_seconds == Config.watchdog_seconds:  # it would end the notebook's process with all in it
         checked = checked.replace({"watchdog_seconds": 0.0})
     return checked
+
+
+def _plain(value: Any) -> Any:
+    """A setting as a config file has it: tuples for lists, text for a path, a number for one of numpy."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _workdir(config: AnyConfig, workdir: str | os.PathLike[str] | None) -> str:

@@ -105,7 +105,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(settings, tmp_path, monkeypatch)
             {"lerning_rate": 1},
             "unknown setting --config.lerning_rate. Did you mean --config.optimizer.learning",
         ),
-        ("demo", {"batch_size": "many"}, "batch_size='many' is a str; it must be a int"),
+        ("demo", {"batch_size": "many"}, "batch_size='many' must be int, not str"),
         ("demo", {"batch_size": 0}, "config.batch_size=0 must be at least 1"),
         ("classify", {}, "config.job='finetune': this experiment is one for bertjax.finetune"),
         ("dmeo", {}, "--config=dmeo: No such file or directory; an experiment that came with the"),
@@ -141,6 +141,18 @@ def test_the_result_of_a_run_in_a_bucket_is_read_there(bucket):
     assert (result.step, result.metrics, result.report) == (7, {"f1": 0.1}, "gs://bucket/run/report.html")
     with pytest.raises(ValueError, match="gs://bucket/other holds no finished run"):
         bertjax.Result.of("gs://bucket/other")
+
+
+def test_settings_may_be_lists_paths_and_numbers_of_numpy():
+    changes = {
+        "phases": [[np.int64(8), 64]],
+        "init_from": pathlib.Path("m"),
+        "optimizer.learning_rate": np.float32(0.5),
+    }
+    config = experiment.read_config("demo", "pretrain", changes | {"optimizer.warmup_steps": 1})
+    assert (config.phases, config.init_from, config.optimizer.learning_rate) == (((8, 64),), "m", 0.5)
+    assert type(config.phases[0][0]) is int and config.watchdog_seconds == 0
+    assert experiment.read_config(config, "pretrain", {"watchdog_seconds": 60}).watchdog_seconds == 60
 
 
 @pytest.mark.parametrize(
