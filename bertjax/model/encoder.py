@@ -235,7 +235,7 @@ class BertEncoder(Network):
         pair = x, x
         if self.config.norm == "before":
             norms = [layer.attention.LayerNorm for layer in layers]
-            following = [*norms[1:], self.final_norm or norms[-1]]
+            following = [*norms[1:], self.final_norm or layers[-1].LayerNorm]
             pair = x, x if norms[0] is None else norms[0](x)
         pairs = [pair]
         first, size = _scanned(self.config) if self.execution.layers == "scan" else (len(layers), 1)

@@ -9,7 +9,7 @@ import pytest
 
 SHARED_MEMORY = {80: 163, 89: 99, 90: 227}  # KiB that a program may use (CUDA programming guide)
 KERNELS = "attention_forward attention_backward_fused attention_backward_twin gelu_backward".split()
-KERNELS += ["residual_norm_forward", "residual_norm_backward"]
+KERNELS += "residual_norm_forward residual_norm_backward gated_gelu_forward gated_gelu_backward turn".split()
 
 
 @pytest.mark.slow
@@ -34,13 +34,13 @@ def compile_all(capability: int) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from bertjax.model.kernels import attention_triton, bias_gelu, gpu_launch, residual_norm
+    from bertjax.model.kernels import attention_triton, bias_gelu, gated_gelu, gpu_launch, residual_norm, rotary
 
     types = {"bfloat16": "bf16", "float32": "fp32", "int32": "i32", "uint32": "u32"}
 
-    def launch(kernel, grid, arrays, results, warps=1, stages=1, **constants):  # noqa: ARG001
+    def launch(kernel, grid, arrays, results, warps=1, stages=1, in_place=False, **constants):  # noqa: ARG001
         function = gpu_launch.program(kernel)
-        pointers = [f"*{types[str(x.dtype)]}" for x in (*arrays, *results)]
+        pointers = [f"*{types[str(x.dtype)]}" for x in (arrays if in_place else (*arrays, *results))]
         signature = dict(zip(function.arg_names, pointers + ["constexpr"] * len(constants), strict=True))
         aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))}
         options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
@@ -49,7 +49,7 @@ def compile_all(capability: int) -> None:
         print(kernel, compiled.metadata.shared)
         return [jnp.zeros(x.shape, x.dtype) for x in results]
 
-    for module in (attention_triton, bias_gelu, residual_norm):
+    for module in (attention_triton, bias_gelu, gated_gelu, residual_norm, rotary):
         module.launch = launch
 
     def shape(*sizes, dtype=jnp.bfloat16):
@@ -67,8 +67,14 @@ def compile_all(capability: int) -> None:
     wide = [shape(768, dtype=jnp.float32)] * 3
     words = jnp.zeros(2, jnp.uint32)
     norm = residual_norm.residual_layer_norm
-    trace(lambda h, r, b, s, c: norm(h, b, r, s, c, words, 0.1), *[shape(1, 32, 768)] * 2, *wide)
+    for rate, before in ((0.1, False), (0.0, True)):
+        how = {"words": words, "dropout_rate": rate, "before": before}
+        trace(lambda h, r, b, s, c, how=how: norm(h, b, r, s, c, **how), *[shape(1, 32, 768)] * 2, *wide)
     trace(bias_gelu.bias_gelu, shape(1, 64, 3072), shape(3072, dtype=jnp.float32))
+    for tanh in (True, False):
+        trace(functools.partial(gated_gelu.gated_gelu, tanh=tanh), shape(1, 64, 2304))
+    angles = [jnp.zeros((1, 64, 64), jnp.float32)] * 2
+    trace(lambda x: rotary.turned_in_place(x, angles), shape(1, 64, 3, 12, 64))
 
 
 if __name__ == "__main__":

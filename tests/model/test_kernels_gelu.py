@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.bias_gelu import bias_gelu
 from bertjax.model.kernels.choice import dense_gated
+from bertjax.model.kernels.gated_gelu import gated_gelu
 from bertjax.model.kernels.gelu import gated, gelu_erf, gelu_tanh
 from bertjax.model.layers import Dense
 from bertjax.model.mesh import rows_on
@@ -47,6 +48,14 @@ def test_gated_activation_equals_the_plain_expression_and_keeps_one_array(functi
     assert [x.shape for x in jax.tree.leaves(kept)] == [u.shape]
 
 
+@pytest.mark.parametrize(("tanh", "function"), [(True, gelu_tanh), (False, gelu_erf)])
+def test_the_gated_kernel_equals_the_plain_function_in_value_and_gradient(tanh, function):
+    u, g = (jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, n)), jnp.float32) for n in (96, 48))
+    (got, pull), (want, plain) = (jax.vjp(f, u) for f in (lambda u: gated_gelu(u, tanh), gated(function)))
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    np.testing.assert_allclose(pull(g)[0], plain(g)[0], atol=3e-6)
+
+
 def test_dense_gated_is_one_product_of_both_matrices():
     random = np.random.default_rng(0)
     dense, gate = (Dense(16, 8, None) for _ in range(2))
@@ -54,7 +63,7 @@ def test_dense_gated_is_one_product_of_both_matrices():
         layer.kernel.set_value(jnp.asarray(random.normal(size=(16, 8)), jnp.float32))
         layer.bias.set_value(jnp.asarray(random.normal(size=8), jnp.float32))
     x = jnp.asarray(random.normal(size=(2, 3, 16)), jnp.float32)
-    got = dense_gated("gelu", dense, gate, x)
+    got = dense_gated(gated(gelu_erf), dense, gate, x)
     np.testing.assert_allclose(got, jax.nn.gelu(dense(x), approximate=False) * gate(x), atol=1e-5)
 
 

@@ -15,16 +15,18 @@ pytest.importorskip("triton", reason="needs triton, which comes with the extras 
 RATE, EPSILON = 0.1, 1e-12
 
 
-def reference(h, h_bias, residual, scale, bias, key):
-    keep = hidden_words(key, h.shape) >= threshold(RATE)
+def reference(h, h_bias, residual, scale, bias, key, rate=RATE, before=False):
     h = h + h_bias
-    z = residual + jnp.where(keep, h / keep_probability(RATE), 0.0)
+    if rate:
+        h = jnp.where(hidden_words(key, h.shape) >= threshold(rate), h / keep_probability(rate), 0.0)
+    z = residual + h
     centred = z - z.mean(-1, keepdims=True)
     y = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * scale + bias
-    return y, y
+    return z if before else y, y
 
 
-def test_value_and_all_gradients_equal_the_plain_expression():
+@pytest.mark.parametrize(("rate", "before"), [(RATE, False), (RATE, True), (0.0, True)])
+def test_value_and_all_gradients_equal_the_plain_expression(rate, before):
     key = jax.random.key(0)
     # 48 = 32 + 16: two chunks.
     random = np.random.default_rng(0)
@@ -32,7 +34,7 @@ def test_value_and_all_gradients_equal_the_plain_expression():
     scale, bias, h_bias = jnp.asarray(random.normal(size=(3, 48)), jnp.float32)
 
     def fused(*args):
-        return residual_layer_norm(*args, key_words(key), RATE, EPSILON, backward_rows=4)
+        return residual_layer_norm(*args, key_words(key), rate, EPSILON, before, backward_rows=4)
 
     def both(function):
         def loss(*args):
@@ -42,7 +44,7 @@ def test_value_and_all_gradients_equal_the_plain_expression():
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3, 4)))
 
     got = both(fused)(h, h_bias, residual, scale, bias)
-    want = both(lambda *a: reference(*a, key))(h, h_bias, residual, scale, bias)
+    want = both(lambda *a: reference(*a, key, rate, before))(h, h_bias, residual, scale, bias)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
     for a, b in zip(got[1], want[1], strict=True):
         np.testing.assert_allclose(a, b, atol=5e-6)

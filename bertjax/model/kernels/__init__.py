@@ -8,7 +8,8 @@ gpu_row_programs   the next two in the Triton language
 residual_norm      LayerNorm(residual + dropout(h + b)), one pass forward and backward (GPU)
 bias_gelu          backward pass of GELU(h + b) with the bias's gradient (GPU)
 gelu               GELU recomputed in backward, in the form that cuBLASLt takes over; gated activations
-rotary             queries and keys of a product turned by their positions, beside the kernels
+gated_gelu         GELU(a) * b, one pass forward and backward (GPU)
+rotary             queries and keys of a product turned by their positions: plain, and in place (GPU)
 dropout_bits       dropout as a hash of (key, row, head, query, key position)
 
 A new attention kernel is a module with `attention` as in attention_reference, and an entry here.

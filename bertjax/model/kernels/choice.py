@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.dropout import dropout
-from bertjax.model.kernels import ATTENTION, attention_reference, gpu_launch
-from bertjax.model.kernels.gelu import gated, gelu_tanh
-from bertjax.model.kernels.rotary import Turn, turned
+from bertjax.model.kernels import ATTENTION, attention_reference, bias_gelu, gpu_launch, residual_norm
+from bertjax.model.kernels.gated_gelu import gated_gelu
+from bertjax.model.kernels.gelu import Activation, gated, gelu_erf, gelu_tanh
+from bertjax.model.kernels.rotary import Turn, turned, turned_in_place
 from bertjax.model.layers import Dense, LayerNorm, activation, add_bias, product
 from bertjax.model.mesh import rows_are_placed
 from bertjax.model.presets import BertConfig, Execution
@@ -43,14 +44,14 @@ class Kernels:
         [B, T, 3, A, D]. None: as `attention`.
       dense_add_norm: (dense, norm, x, residual, dropout_rate, dropout_key) -> norm(residual +
         dropout(dense(x))) [B, T, H], once for each of its two uses. Where norms come before the
-        sub-layers, the first is that sum itself; norm=None: both are.
+        sub-layers, the first is that sum itself.
       dense_activation: (dense, x [B, T, H]) -> the activation of dense(x) [B, T, F].
       dense_gated: (dense, gate, x [B, T, H]) -> activation(dense(x)) * gate(x) [B, T, F].
     """
 
     attention: Callable[..., jax.Array]
     joined_attention: Callable[..., jax.Array] | None
-    dense_add_norm: Callable[[Dense, LayerNorm | None, jax.Array, jax.Array, float, jax.Array | None], Pair]
+    dense_add_norm: Callable[[Dense, LayerNorm, jax.Array, jax.Array, float, jax.Array | None], Pair]
     dense_activation: Callable[[Dense, jax.Array], jax.Array]
     dense_gated: Callable[[Dense, Dense, jax.Array], jax.Array]
 
@@ -74,16 +75,21 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
         attention = kernel.attention
         joined = functools.partial(joined_attention, kernel) if execution.qkv == "fused" else None
     xla = execution.pointwise == "xla" or (jax.default_backend() == "gpu" and not _triton_runs())
-    before = config.norm == "before"
+    before, act, width = config.norm == "before", activation(config.hidden_act), config.intermediate_size
     add_norm: Callable[..., Pair] = functools.partial(dense_add_norm, words=execution.dropout_words, before=before)
-    act = functools.partial(dense_activation, config.hidden_act)
-    gates = functools.partial(dense_gated, config.hidden_act)
-    if not xla and not before and config.attention_bias and config.mlp_bias and config.norm_bias:
-        from bertjax.model.kernels.residual_norm import dense_add_norm as add_norm
-    by_tanh = activation(config.hidden_act) is gelu_tanh and config.intermediate_size % 128 == 0
-    if not xla and by_tanh and config.mlp_bias:
-        from bertjax.model.kernels.bias_gelu import dense_gelu as act
-    return Kernels(attention, joined, add_norm, act, gates)
+    activated, gate, turn = functools.partial(dense_activation, act), gated(act), turned
+    if not xla:
+        if config.hidden_size % 16 == 0:
+            add_norm = functools.partial(residual_norm.dense_add_norm, before=before)
+        if act is gelu_tanh and width % 128 == 0 and config.mlp_bias:
+            activated = bias_gelu.dense_gelu
+        if act in (gelu_tanh, gelu_erf) and width % 16 == 0:
+            gate = functools.partial(gated_gelu, tanh=act is gelu_tanh)
+        if gpu_launch.writes_in_place() and config.head_size & (config.head_size - 1) == 0:
+            turn = turned_in_place
+    if joined is not None:
+        joined = functools.partial(joined, turned=turn)
+    return Kernels(attention, joined, add_norm, activated, functools.partial(dense_gated, gate))
 
 
 def attention_kernel(name: str) -> ModuleType:
@@ -137,24 +143,30 @@ def _triton_runs() -> bool:
 def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None, words: str, before: bool) -> Pair:
     """See Kernels; `words` is Execution.dropout_words."""
     z = residual + dropout(dense(x), rate, key, words)
-    y = z if norm is None else norm(z)
+    y = norm(z)
     return z if before else y, y
 
 
-def dense_activation(hidden_act: str, dense: Dense, x: jax.Array) -> jax.Array:
-    return activation(hidden_act)(dense(x))
+def dense_activation(act: Activation, dense: Dense, x: jax.Array) -> jax.Array:
+    return act(dense(x))
 
 
-def dense_gated(hidden_act: str, dense: Dense, gate: Dense, x: jax.Array) -> jax.Array:
-    """The activation of dense(x) times gate(x) [B, T, F], of one product with both matrices."""
+def dense_gated(gated: Activation, dense: Dense, gate: Dense, x: jax.Array) -> jax.Array:
+    """`gated` of dense(x) and gate(x), [B, T, 2F] -> [B, T, F], of one product with both matrices."""
     u = product(jnp.concatenate([dense.kernel[...], gate.kernel[...]], axis=1), x)
     if dense.bias is not None:
         u = add_bias(u, jnp.concatenate([dense.bias[...], gate.bias[...]]))
-    return gated(activation(hidden_act))(u)
+    return gated(u)
 
 
 def joined_attention(
-    kernel: ModuleType, product: jax.Array, bias: jax.Array | None, *how, turn: Turn | None = None, **window
+    kernel: ModuleType,
+    product: jax.Array,
+    bias: jax.Array | None,
+    *how,
+    turned: Callable[[jax.Array, Turn], jax.Array],
+    turn: Turn | None = None,
+    **window,
 ) -> jax.Array:
     """See Kernels. What the kernel does not do itself, bias, turn and split, comes before it."""
     in_place = getattr(kernel, "joined_attention", None)

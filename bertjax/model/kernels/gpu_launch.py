@@ -54,6 +54,7 @@ def launch(
     results: Sequence[jax.ShapeDtypeStruct],
     warps: int = 1,
     stages: int = 1,
+    in_place: bool = False,
     **constants: int | float,
 ) -> list[jax.Array]:
     """The results of a kernel's programs.
@@ -63,6 +64,7 @@ def launch(
       grid: numbers of programs.
       arrays, results: its first arguments; `results` is what it writes.
       warps, stages: of a program.
+      in_place: the only result is the first array, changed; see `writes_in_place`.
       **constants: its arguments in capitals.
 
     Raises:
@@ -71,12 +73,14 @@ def launch(
     if reason := missing():
         raise ValueError(f"{kernel} needs triton: {reason}")
     if jax.default_backend() != "gpu":
-        run = functools.partial(_interpreted, kernel, grid, [np.zeros(x.shape, x.dtype) for x in results], constants)
+        run = functools.partial(_interpreted, kernel, grid, results, constants, in_place)
         return jax.pure_callback(run, list(results), *arrays)
     import jax_triton
 
-    how = {"grid": grid, "num_warps": warps, "num_stages": stages, "name": kernel}
-    if "out_type" in inspect.signature(jax_triton.triton_call).parameters:
+    how: dict[str, Any] = {"grid": grid, "num_warps": warps, "num_stages": stages, "name": kernel}
+    if in_place:
+        how["input_output_aliases"] = {0: 0}
+    if _is_new():
         # Triton itself would write the newest PTX it knows, which the CUDA that jax finds may not read:
         # 8.7 came with CUDA 12.8. And from 3.10 on it would no longer contract a * b + c.
         options = {"ptx_version": 87, "enable_fp_fusion": True}
@@ -112,6 +116,19 @@ def keep_compiled(library: Any) -> None:
         library.compile_ttir_inplace = compiled
 
 
+@functools.cache
+def _is_new() -> bool:
+    """Whether jax-triton is 0.4 or newer."""
+    import jax_triton
+
+    return "out_type" in inspect.signature(jax_triton.triton_call).parameters
+
+
+def writes_in_place() -> bool:
+    """Whether `launch` can change an array in place: jax-triton 0.3 hands a kernel the result beside it."""
+    return jax.default_backend() != "gpu" or _is_new()
+
+
 def program(kernel: str) -> Any:
     """The kernel of that name, a function under triton.jit."""
     from bertjax.model.kernels import gpu_programs, gpu_row_programs
@@ -119,7 +136,7 @@ def program(kernel: str) -> Any:
     return getattr(gpu_programs, kernel, None) or getattr(gpu_row_programs, kernel)
 
 
-def _interpreted(kernel: str, grid, results: list[np.ndarray], constants: dict, *arrays) -> list[np.ndarray]:
+def _interpreted(kernel: str, grid, results, constants: dict, in_place: bool, *arrays) -> list[np.ndarray]:
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
@@ -127,7 +144,8 @@ def _interpreted(kernel: str, grid, results: list[np.ndarray], constants: dict, 
         kind = tl.pointer_type(getattr(tl, x.dtype.name))
         return tl.tensor(TensorHandle(np.array([x.ctypes.data], np.uint64), kind), kind)
 
-    arrays, results = [np.ascontiguousarray(x) for x in arrays], [x.copy() for x in results]
+    arrays = [np.array(x, order="C") for x in arrays]
+    results = [arrays[0]] if in_place else [np.zeros(x.shape, x.dtype) for x in results]
     with _ONE_AT_A_TIME:
-        program(kernel)[grid](*map(pointer, (*arrays, *results)), **constants)
+        program(kernel)[grid](*map(pointer, arrays if in_place else (*arrays, *results)), **constants)
     return results

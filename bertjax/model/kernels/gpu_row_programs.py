@@ -2,8 +2,10 @@
 
     residual_norm_forward, _backward  ROWS hidden vectors: LayerNorm(residual + dropout(h + b))
     gelu_backward                     ROWS x COLUMNS of the gradient of h in GELU(h)
+    gated_gelu_forward, _backward     the same of GELU(a) b
+    turn                              queries or keys of ROWS tokens, turned by their positions
 
-Conventions as in gpu_programs; residual_norm and bias_gelu say what is computed and why. A hidden
+Conventions as in gpu_programs; residual_norm, bias_gelu, gated_gelu and rotary say what is computed and why. A hidden
 vector lies in registers in two parts, since Triton's arrays have powers of two of elements: FIRST,
 the largest that fits, and REST, 0 or the smallest that holds what is left.
 """
@@ -121,24 +123,33 @@ def residual_norm_forward(
 
 
 @triton.jit
-def _gradients(dx, x, mean, slope, reciprocal, dh, dr, words, token, START: tl.constexpr, SIZE: tl.constexpr,
-               WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, FACTOR: tl.constexpr):  # fmt: skip
-    """A part of the gradients of the residual and of h, stored; that of h is returned, float32."""
-    dz = (dx - mean - x * slope) * reciprocal
-    _store(dr, dz, START, SIZE, WIDTH)
+def _gradients(dx, x, mean, slope, reciprocal, dz, dh, dr, words, token, START: tl.constexpr, SIZE: tl.constexpr,
+               WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, BEFORE: tl.constexpr):  # fmt: skip
+    """A part of the gradients of the residual and of h, stored; that of h is returned, float32.
+
+    Without dropout they are the same, and that of h is not stored.
+    """
+    dx = (dx - mean - x * slope) * reciprocal
+    if BEFORE:
+        dx += _load(dz, START, SIZE, WIDTH)
+    _store(dr, dx, START, SIZE, WIDTH)
     if THRESHOLD > 0:
-        dz = tl.where(hidden_keep(words, token, START + tl.arange(0, SIZE), THRESHOLD), dz * FACTOR, 0.0)
-    _store(dh, dz, START, SIZE, WIDTH)
-    return dz
+        dx = tl.where(hidden_keep(words, token, START + tl.arange(0, SIZE), THRESHOLD), dx * FACTOR, 0.0)
+        _store(dh, dx, START, SIZE, WIDTH)
+    return dx
 
 
 @triton.jit
 def residual_norm_backward(
-    words, tokens, z, dy_1, dy_2, scale, dh, dr, sums,
+    words, tokens, z, dz, dy, scale, dh, dr, sums,
     WIDTH: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr,
     THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, EPSILON: tl.constexpr,
+    BEFORE: tl.constexpr,
 ):  # fmt: skip
-    """sums [programs, 3, WIDTH]: what these rows add to the gradients of scale, bias and `before`."""
+    """sums [programs, 3, WIDTH]: what these rows add to the gradients of scale, bias and `before`.
+
+    BEFORE: dz and dy are the gradients of z and of y; else both are of y.
+    """
     scale_0 = _load(scale, 0, FIRST, WIDTH)
     dscale_0 = tl.full((FIRST,), 0.0, tl.float32)
     dbias_0 = tl.full((FIRST,), 0.0, tl.float32)
@@ -167,28 +178,34 @@ def residual_norm_backward(
             squares = squares + tl.sum(x_1 * x_1, 0)
         reciprocal = tl.rsqrt(squares * (1.0 / WIDTH) + EPSILON)
         x_0 = x_0 * reciprocal
-        dy_0 = _load(dy_1 + at, 0, FIRST, WIDTH) + _load(dy_2 + at, 0, FIRST, WIDTH)
+        dy_0 = _load(dy + at, 0, FIRST, WIDTH)
+        if not BEFORE:
+            dy_0 += _load(dz + at, 0, FIRST, WIDTH)
         dx_0 = dy_0 * scale_0
         total = tl.sum(dx_0, 0)
         slope = tl.sum(dx_0 * x_0, 0)
         if REST > 0:
             x_1 = x_1 * reciprocal
-            dy_rest = _load(dy_1 + at, FIRST, REST, WIDTH) + _load(dy_2 + at, FIRST, REST, WIDTH)
-            dx_1 = dy_rest * scale_1
+            dy_1 = _load(dy + at, FIRST, REST, WIDTH)
+            if not BEFORE:
+                dy_1 += _load(dz + at, FIRST, REST, WIDTH)
+            dx_1 = dy_1 * scale_1
             total = total + tl.sum(dx_1, 0)
             slope = slope + tl.sum(dx_1 * x_1, 0)
         mean, slope = total * (1.0 / WIDTH), slope * (1.0 / WIDTH)
         dbefore_0 += _gradients(
-            dx_0, x_0, mean, slope, reciprocal, dh + at, dr + at, key, token, 0, FIRST, WIDTH, THRESHOLD, FACTOR
-        )
+            dx_0, x_0, mean, slope, reciprocal, dz + at, dh + at, dr + at, key, token, 0, FIRST,
+            WIDTH, THRESHOLD, FACTOR, BEFORE,
+        )  # fmt: skip
         dscale_0 += dy_0 * x_0
         dbias_0 += dy_0
         if REST > 0:
             dbefore_1 += _gradients(
-                dx_1, x_1, mean, slope, reciprocal, dh + at, dr + at, key, token,
-                FIRST, REST, WIDTH, THRESHOLD, FACTOR)  # fmt: skip
-            dscale_1 += dy_rest * x_1
-            dbias_1 += dy_rest
+                dx_1, x_1, mean, slope, reciprocal, dz + at, dh + at, dr + at, key, token, FIRST, REST,
+                WIDTH, THRESHOLD, FACTOR, BEFORE,
+            )  # fmt: skip
+            dscale_1 += dy_1 * x_1
+            dbias_1 += dy_1
     sums += tl.program_id(0).to(tl.int64) * (3 * WIDTH)
     _store(sums, dscale_0, 0, FIRST, WIDTH)
     _store(sums + WIDTH, dbias_0, 0, FIRST, WIDTH)
@@ -200,21 +217,72 @@ def residual_norm_backward(
 
 
 @triton.jit
-def gelu_backward(u, g, du, sums, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """du = g * d GELU / du of the tanh form; sums [programs of rows, WIDTH], what these rows of du add up to.
+def _gelu(x, TANH: tl.constexpr):
+    """GELU and its slope, float32: by tanh, as x times a sigmoid, or exact."""
+    if TANH:
+        square = x * x
+        s = 1.0 / (1.0 + tl.exp(x * -_SLOPE * (square * _CUBE + 1.0)))
+        return x * s, s + x * s * (1.0 - s) * ((square * (3.0 * _CUBE) + 1.0) * _SLOPE)
+    below = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+    return x * below, below + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
 
-    With s = sigmoid(2 a(u)), GELU is u s.
-    """
+
+@triton.jit
+def gelu_backward(u, g, du, sums, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """du = g * d GELU / du of the tanh form; sums [programs of rows, WIDTH], what these rows of du add up to."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     start = tl.program_id(0) * ROWS
     total = tl.full((COLUMNS,), 0.0, tl.float32)
     for i in range(0, ROWS):
         at = tl.cast(start + i, tl.int64) * WIDTH + columns
         x = tl.load(u + at).to(tl.float32)
-        square = x * x
-        s = 1.0 / (1.0 + tl.exp(x * -_SLOPE * (square * _CUBE + 1.0)))
-        slope = s + x * s * (1.0 - s) * ((square * (3.0 * _CUBE) + 1.0) * _SLOPE)
+        _, slope = _gelu(x, True)
         dx = tl.load(g + at).to(tl.float32) * slope
         tl.store(du + at, dx.to(du.dtype.element_ty))
         total += dx
     tl.store(sums + tl.program_id(0).to(tl.int64) * WIDTH + columns, total)
+
+
+@triton.jit
+def gated_gelu_forward(u, y, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TANH: tl.constexpr):
+    """y [rows, WIDTH] = GELU(a) b, where a row of u is a and b."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    at = rows[:, None] * (2 * WIDTH) + columns[None, :]
+    value, _ = _gelu(tl.load(u + at).to(tl.float32), TANH)
+    b = tl.load(u + at + WIDTH).to(tl.float32)
+    tl.store(y + rows[:, None] * WIDTH + columns[None, :], (value * b).to(y.dtype.element_ty))
+
+
+@triton.jit
+def gated_gelu_backward(u, g, du, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TANH: tl.constexpr):
+    """du, of the gradient g of y."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    at = rows[:, None] * (2 * WIDTH) + columns[None, :]
+    value, slope = _gelu(tl.load(u + at).to(tl.float32), TANH)
+    b = tl.load(u + at + WIDTH).to(tl.float32)
+    dy = tl.load(g + rows[:, None] * WIDTH + columns[None, :]).to(tl.float32)
+    tl.store(du + at, (dy * b * slope).to(du.dtype.element_ty))
+    tl.store(du + at + WIDTH, (dy * value).to(du.dtype.element_ty))
+
+
+@triton.jit
+def turn(
+    x, cos, sin, PERIOD: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    DIRECTION: tl.constexpr,
+):  # fmt: skip
+    """Queries or keys of x [rows, 3, HEADS, 2 HALF] turned, in place.
+
+    Row i turns by row i % PERIOD of cos and sin [PERIOD, 2 HALF]. DIRECTION: -1 turns back.
+    """
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, HALF)
+    angles = (rows % PERIOD)[:, None] * (2 * HALF) + columns[None, :]
+    c, s = tl.load(cos + angles), tl.load(sin + angles) * DIRECTION
+    at = (rows * (6 * HEADS * HALF) + tl.program_id(1) * (2 * HEADS * HALF))[:, None] + columns[None, :]
+    for _ in range(0, HEADS):
+        first, second = tl.load(x + at).to(tl.float32), tl.load(x + at + HALF).to(tl.float32)
+        tl.store(x + at, (first * c - second * s).to(x.dtype.element_ty))
+        tl.store(x + at + HALF, (second * c + first * s).to(x.dtype.element_ty))
+        at += 2 * HALF

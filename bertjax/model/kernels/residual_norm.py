@@ -1,6 +1,6 @@
 """LayerNorm(residual + dropout(h + b)) in one pass over memory, forward and backward (GPU).
 
-    h, residual [B,T,H], b [H]  ->  y [B,T,H], twice
+    h, residual [B,T,H], b [H]  ->  y [B,T,H], twice, or the sum and y
 
 XLA splits this chain into about eight memory-bound kernels a site, among them a float32 array
 written only to be summed. Here forward reads h and the residual and writes the sum z and y;
@@ -30,6 +30,7 @@ from bertjax.model.kernels.dropout_bits import keep_probability, key_words, word
 from bertjax.model.kernels.gpu_launch import launch
 from bertjax.model.mesh import current_mesh, on_each_share
 
+Pair = tuple[jax.Array, jax.Array]
 SUMS = 3  # gradients that backward adds up over tokens: scale, bias, b
 
 
@@ -39,6 +40,7 @@ class _Spec:
     epsilon: float
     rows: int
     backward_rows: int
+    before: bool
     mesh: Mesh | None
 
 
@@ -69,15 +71,18 @@ def _forward(h, b, r, scale, bias, words, tokens, *, spec: _Spec):
     return y.reshape(h.shape), z.reshape(h.shape)
 
 
-def _backward(z, dy_1, dy_2, scale, words, tokens, *, spec: _Spec):
+def _backward(z, dz, dy, scale, words, tokens, *, spec: _Spec):
     """One shard's dh, dr [B,T,H] and partial sums [B, programs a row, SUMS, H]."""
     batch, length, width = z.shape
     count = batch * length
     rows = math.gcd(length, spec.backward_rows)
     flat = jax.ShapeDtypeStruct((count, width), z.dtype)
-    results = [flat, flat, jax.ShapeDtypeStruct((count // rows, SUMS, width), jnp.float32)]
-    arrays, constants = (words, tokens, z, dy_1, dy_2, scale), _constants(spec, width, rows)
+    of_h = flat if spec.rate else jax.ShapeDtypeStruct((1, 1), z.dtype)  # not written without dropout
+    results = [of_h, flat, jax.ShapeDtypeStruct((count // rows, SUMS, width), jnp.float32)]
+    arrays, constants = (words, tokens, z, dz, dy, scale), _constants(spec, width, rows)
+    constants["BEFORE"] = spec.before
     dh, dr, sums = launch("residual_norm_backward", (count // rows,), arrays, results, **constants)
+    dh = dh if spec.rate else dr
     return (dh.reshape(z.shape), dr.reshape(z.shape), sums.reshape(batch, length // rows, SUMS, width))
 
 
@@ -92,19 +97,19 @@ def _run(spec: _Spec, backward: bool, *args):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _norm(spec: _Spec, h, b, r, scale, bias, words, tokens):
-    y, _ = _run(spec, False, h, b, r, scale, bias, words, tokens)
-    return y, y
+    y, z = _run(spec, False, h, b, r, scale, bias, words, tokens)
+    return z if spec.before else y, y
 
 
 def _norm_forward(spec, h, b, r, scale, bias, words, tokens):
     y, z = _run(spec, False, h, b, r, scale, bias, words, tokens)
-    return (y, y), (z, scale, words, tokens)
+    return (z if spec.before else y, y), (z, scale, words, tokens)
 
 
 def _norm_backward(spec, residuals, cotangents):
     z, scale, words, tokens = residuals
-    dy_1, dy_2 = (c.astype(z.dtype) for c in cotangents)
-    dh, dr, sums = _run(spec, True, z, dy_1, dy_2, scale, words, tokens)
+    dz, dy = (c.astype(z.dtype) for c in cotangents)
+    dh, dr, sums = _run(spec, True, z, dz, dy, scale, words, tokens)
     dscale, dbias, db = jnp.sum(sums, axis=(0, 1))
     no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
     return dh, db, dr, dscale, dbias, no_gradient(words), no_gradient(tokens)
@@ -114,8 +119,8 @@ _norm.defvjp(_norm_forward, _norm_backward)
 
 
 def residual_layer_norm(
-    h, h_bias, residual, scale, bias, words=None, dropout_rate=0.0, epsilon=1e-12, backward_rows=None
-) -> tuple[jax.Array, jax.Array]:
+    h, h_bias, residual, scale, bias, words=None, dropout_rate=0.0, epsilon=1e-12, before=False, backward_rows=None
+) -> Pair:
     """LayerNorm(residual + dropout(h + h_bias)), twice: see the module's docstring.
 
     Args:
@@ -124,11 +129,12 @@ def residual_layer_norm(
       scale, bias: float32 [H], of the LayerNorm.
       words: uint32 [2] of `dropout_bits.key_words`, needed when dropout_rate > 0.
       dropout_rate, epsilon: Python floats.
+      before: return the sum beside its norm, for networks whose norms come before the sub-layers.
       backward_rows: of which one partial sum of the gradients of scale, bias and h_bias is made; None
         takes what was fastest on an H100 for this H.
 
     Returns:
-      (y, y): use one for the residual branch, the other for the next product.
+      (y, y), or (sum, y): the first is for the residual branch, the second for the next product.
 
     Raises:
       ValueError: for dropout without words, or shapes that do not fit.
@@ -144,14 +150,16 @@ def residual_layer_norm(
     batch, length, width = h.shape
     rows = 4 if width >= 1024 else 8
     backward_rows = backward_rows or 4 * rows
-    spec = _Spec(float(dropout_rate), float(epsilon), rows, backward_rows, current_mesh())
+    spec = _Spec(float(dropout_rate), float(epsilon), rows, backward_rows, before, current_mesh())
     tokens = lax.iota(jnp.uint32, batch * length).reshape(batch, length)
     scale, bias, h_bias = (x.astype(jnp.float32) for x in (scale, bias, h_bias))
     return _norm(spec, h, h_bias, residual, scale, bias, words, tokens)
 
 
-def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None, before: bool) -> Pair:
     """See choice.Kernels: `residual_layer_norm` behind a dense layer."""
     words, rate = (None, 0.0) if key is None else (key_words(key), rate)
-    arrays = dense.product(x), dense.bias[...], residual, norm.scale[...], norm.bias[...]
-    return residual_layer_norm(*arrays, words, rate, norm.epsilon)
+    scale = norm.scale[...]
+    none = jnp.zeros_like(scale)
+    h_bias, bias = (none if layer.bias is None else layer.bias[...] for layer in (dense, norm))
+    return residual_layer_norm(dense.product(x), h_bias, residual, scale, bias, words, rate, norm.epsilon, before)

@@ -1,4 +1,4 @@
-"""Rotary positions in one pass over memory beside the attention kernels (Su et al. 2021, arXiv:2104.09864).
+"""Rotary positions in one pass over memory before the attention kernels (Su et al. 2021, arXiv:2104.09864).
 
 A vector's halves are swapped by `flip`, not cut and joined, so that XLA makes one loop of the cast, the
 bias before it and the turn, over queries, keys and values of one product as they lie.
@@ -6,10 +6,18 @@ bias before it and the turn, over queries, keys and values of one product as the
 
 from __future__ import annotations
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from bertjax.model.kernels.gpu_launch import launch
+from bertjax.model.mesh import current_mesh, on_each_share
+
+ROWS, WARPS = 32, 4  # of a program
 Turn = tuple[jax.Array, jax.Array]  # cosines and sines [B or 1, T, D], float32; both halves of D are equal
 
 
@@ -23,3 +31,41 @@ def turned(x: jax.Array, turn: Turn) -> jax.Array:
         cos, sin = jnp.where(of_values, 1.0, cos), jnp.where(of_values, 0.0, sin)
     halves = x.astype(jnp.float32).reshape(*outer, 2, head // 2)
     return (halves * cos + jnp.flip(halves, -2) * sin).reshape(x.shape).astype(x.dtype)
+
+
+def _run(direction: int, product, cos, sin):
+    """One shard's [B,T,3,A,D], queries and keys turned, or turned back."""
+    batch, length, _, heads, size = product.shape
+    count, rows = batch * length, math.gcd(length, ROWS)
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (product, cos, sin)]
+    shape = jax.ShapeDtypeStruct(flat[0].shape, product.dtype)
+    how = {"PERIOD": flat[1].shape[0], "HEADS": heads, "HALF": size // 2, "ROWS": rows, "DIRECTION": direction}
+    (made,) = launch("turn", (count // rows, 2), flat, [shape], WARPS, in_place=True, **how)
+    return (made.reshape(product.shape),)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _turned(mesh: Mesh | None, product, cos, sin):
+    return _everywhere(mesh, 1, product, cos, sin)
+
+
+def _everywhere(mesh, direction: int, product, cos, sin):
+    angles = "xtd" if cos.shape[0] == 1 else "btd"
+    run = on_each_share(functools.partial(_run, direction), mesh, f"btpad {angles} {angles}", "btpad")
+    return run(product, cos, sin)[0]
+
+
+def _turned_forward(mesh, product, cos, sin):
+    return _turned(mesh, product, cos, sin), (cos, sin)
+
+
+def _turned_backward(mesh, turn, g):
+    return _everywhere(mesh, -1, g, *turn), *map(jnp.zeros_like, turn)
+
+
+_turned.defvjp(_turned_forward, _turned_backward)
+
+
+def turned_in_place(product: jax.Array, turn: Turn) -> jax.Array:
+    """`turned` of [B, T, 3, A, D] as one kernel that touches queries and keys alone (GPU); D is a power of two."""
+    return _turned(current_mesh(), product, *turn)
