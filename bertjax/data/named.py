@@ -123,22 +123,28 @@ def _builder(name: HfName) -> Any:
 @contextlib.contextmanager
 def _explained(name: HfName) -> Iterator[None]:
     """Turns what the library raises for a name into a ValueError of one line."""
+    library = _library()
     try:
         yield
     except network_errors() as error:  # those of files too
         where = "" if os.path.isdir(name.name) else f" ({name.name} is no folder here)"
         raise ValueError(f"{name}: {_line(error)}{where}") from error
-    except ValueError as error:
+    except (ValueError, RuntimeError, library.exceptions.DatasetsError) as error:
+        if str(error).startswith("Dataset scripts") and not os.path.isdir(name.name):
+            parquet = name._replace(revision="refs/convert/parquet")
+            raise ValueError(f"{name}: {_line(error)}; what the Hub made of it may be there as {parquet}") from None
         if not str(error).startswith(("BuilderConfig", "Config name")):
             raise ValueError(f"{name}: {_line(error)}") from error
         with _explained(name._replace(config="")):
-            known = _library().get_dataset_config_names(name.name, revision=name.revision or None)
+            known = library.get_dataset_config_names(name.name, revision=name.revision or None)
         wrong = f"there is no configuration {name.config!r}" if name.config else "which configuration is meant?"
         raise ValueError(f"{name}: {wrong} hf:{name.name},CONFIG has {', '.join(known)}") from None
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    if type(error).__name__ == "DatasetGenerationError" and error.__cause__:
+        error = error.__cause__
+    return " ".join(str(error).split())[:500] or type(error).__name__
 
 
 def _no_split(name: HfName, split: str, known: Any) -> ValueError:
@@ -174,6 +180,8 @@ def _hf_pieces(path: str) -> Pieces:
                 raise OSError(
                     f"{path}, part {place}: {_line(error)}. Run the same command again: what is finished is kept"
                 ) from error
+            except ValueError as error:
+                raise ValueError(f"{path}, part {place}: {_line(error)}") from error
 
     return Pieces(int(ends[-1]), sum(sizes), stamp, rows)
 

@@ -75,6 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = check_config(flags.config)
         if config.job != "finetune":
             raise ValueError(f"config.job={config.job!r}: a search is over fine-tunings")
+        if config.export.push:
+            raise ValueError(
+                "config.export.push has no effect on a search; push its best model afterwards: python -m "
+                f"bertjax.tools.convert --from={flags.workdir}/best --push={config.export.push}"
+            )
     with refusals("sweep"):
         print(run(config, search, range(flags.seeds), flags.workdir))
 

@@ -160,6 +160,23 @@ def test_what_is_not_there_is_answered_by_what_is(folder, path, options, reason)
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("some.py", "x = 1", "Dataset scripts are no longer supported, but found some.py"),
+        ("train.parquet", "x" * 100, "Parquet magic bytes not found"),
+        ("train.jsonl", '{"text": "One."}\n{"text": \n', "part 0: JSON parse error: Invalid value. in row 1"),
+        ("notes.md", "", "hf:.*: ."),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path, file, content, reason):
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / file).write_text(content)
+    with pytest.raises(ValueError, match=reason) as refused:
+        sentences(f"hf:{tmp_path}/some")
+    assert "\n" not in str(refused.value)
+
+
 def test_the_package_that_is_missing_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"pip install 'bertjax\[datasets\]'"):
@@ -206,6 +223,14 @@ def test_what_the_hub_does_not_have_is_one_line(server, name, reason):
     with pytest.raises(ValueError, match=reason) as refused:
         sentences(f"hf:{name}")
     assert "\n" not in str(refused.value)
+
+
+def test_a_data_set_that_is_a_program_names_its_copy_in_parquet(server, folder):
+    (folder / "docs.py").write_text("x = 1")
+    with pytest.raises(
+        ValueError, match="found docs.py; what the Hub made of it may be .*docs@refs/convert/parquet,de$"
+    ):
+        sentences("hf:someone/docs,de")
 
 
 def test_a_private_data_set_needs_the_token(server, monkeypatch):

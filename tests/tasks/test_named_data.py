@@ -136,6 +136,14 @@ def test_a_table_by_name_has_the_names_of_its_classes_and_the_usual_splits(glue)
     assert first == again.fingerprint != task.read("dev").fingerprint
 
 
+def test_files_that_do_not_fit_each_other_are_one_line(tmp_path):
+    for number, columns in enumerate(("text,label", "text,other")):
+        (tmp_path / f"train-{number}.csv").write_text(f"{columns}\na,1\nb,2\n")
+    with pytest.raises(ValueError, match="hf:.*: .*column") as refused:
+        make_task("table", f"hf:{tmp_path}")
+    assert "\n" not in str(refused.value)
+
+
 def test_a_slice_of_a_split_may_be_the_dev_split(tmp_path):
     (tmp_path / "reviews").mkdir()
     lines = "".join(f"text {i},{i % 3}\n" for i in range(10))

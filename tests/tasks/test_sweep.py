@@ -138,3 +138,10 @@ def test_any_setting_can_be_searched_and_what_is_set_is_not():
 def test_a_search_that_cannot_be_is_refused(argument, words):
     with pytest.raises(ValueError, match=words):
         options(argument)
+
+
+def test_a_search_is_not_pushed_and_says_how_its_best_model_is(capsys):
+    with pytest.raises(SystemExit) as left:
+        tool.main(["--task=mrpc", "--data=d", "--init_from=m", "--workdir=w", "--config.export.push=me/best"])
+    assert left.value.code == 2
+    assert "python -m bertjax.tools.convert --from=w/best --push=me/best" in capsys.readouterr().err
