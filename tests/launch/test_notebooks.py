@@ -92,3 +92,48 @@ def test_it_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
         printed,
         re.MULTILINE,
     ), printed[-3000:]
+
+
+TRAIN = """
+import bertjax
+
+settings = {"phases": ((%d, 64),), "optimizer.warmup_steps": 1}
+settings |= {"data.demo_megabytes": 0.3, "data.demo_vocab_size": 1000}
+settings |= {"batch_size": 16, "eval.rows": 32, "log.every_steps": 1, "log.fill_mask": (), "resume": "changed"}
+bertjax.train("demo", "run", settings)
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupted_cell_saves_and_the_next_goes_on_in_one_picture(tmp_path, monkeypatch):
+    jupyter_client = pytest.importorskip("jupyter_client", reason="the [notebooks] extra")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=str(tmp_path))
+    client = manager.client()
+    client.start_channels()
+
+    def run(code, interrupted=False):
+        """What a cell shows: (type, content) of its messages."""
+        parent, shown = client.execute(code), []
+        while not shown or shown[-1] != ("status", {"execution_state": "idle"}):
+            message = client.get_iopub_msg(timeout=300)
+            if message["parent_header"].get("msg_id") == parent:
+                shown.append((message["msg_type"], message["content"]))
+                if interrupted and shown[-1][0] == "update_display_data":
+                    interrupted = manager.interrupt_kernel()
+        return shown
+
+    try:
+        client.wait_for_ready(timeout=120)
+        errors = [content for kind, content in run(TRAIN % 100_000, interrupted=True) if kind == "error"]
+        assert [error["ename"] for error in errors] == ["KeyboardInterrupt"]
+        step = int(re.search(r"stopped by SIGINT, saved at step (\d+)", errors[0]["evalue"])[1])
+        shown = run(TRAIN % (step + 2))
+        assert [kind for kind, _ in shown].count("display_data") == 1  # the rest replaces it
+        [result] = [content["data"] for kind, content in shown if kind == "execute_result"]
+        assert f"step={step + 2}," in result["text/plain"] and "report.html" in result["text/html"]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
