@@ -262,7 +262,7 @@ def _workdir(config: AnyConfig, workdir: str | os.PathLike[str] | None) -> str:
 
 
 def _run(config: Config, workdir: str) -> Result:
-    with clock.begun(), released(), jax_settings.fixed(runtime.settings(config)):
+    with clock.begun(), released(resolve_directory(workdir)), jax_settings.fixed(runtime.settings(config)):
         run = prepare(config, workdir)
         try:
             run(**notebook.output())

@@ -67,6 +67,18 @@ def test_a_run_gives_its_numbers_and_its_model_and_a_second_call_goes_on(setting
     assert dict(jax.config.values) == before
 
 
+def test_two_threads_do_not_train_in_one_directory(settings, tmp_path, monkeypatch):
+    def prepare(config, workdir):
+        with pytest.raises(ValueError, match=f"another thread is training in {tmp_path}; wait for it"):
+            bertjax.train(default_config(), tmp_path, settings)
+        raise OSError("enough")
+
+    monkeypatch.setattr(experiment, "prepare", prepare)
+    for _ in range(2):  # the second time the directory is free again
+        with pytest.raises(OSError, match="enough"):
+            bertjax.train(default_config(), tmp_path, settings)
+
+
 def test_it_trains_inside_a_running_event_loop_and_in_a_thread(settings, tmp_path):
     async def cell():
         return bertjax.train(default_config(), tmp_path / "loop", settings)

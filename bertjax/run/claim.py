@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 SHARED_WITHIN_S = 20  # a network file system may show late what another machine has written
 _LOCKS: dict[str, IO[str]] = {}  # path -> open file that holds the lock until the process ends
+_USED: set[str] = set()  # work directories of `released`
 _MADE: list[pathlib.Path] = []  # locks and directories that this process has made
 
 
@@ -78,13 +79,19 @@ def _lock(path: str, directory: epath.Path) -> None:
 
 
 @contextlib.contextmanager
-def released() -> Iterator[None]:
-    """What is claimed in this block is free for other processes after it: for a process that goes on after its run."""
-    before = set(_LOCKS)
+def released(workdir: epath.Path) -> Iterator[None]:
+    """What is claimed below `workdir` is free for other processes after this block: the process goes on after its run.
+
+    Raises ValueError where another thread is in such a block.
+    """
+    if (name := str(workdir)) in _USED:
+        raise ValueError(f"another thread is training in {name}; wait for it, or choose another directory")
+    _USED.add(name)
     try:
         yield
     finally:
-        for path in set(_LOCKS) - before:
+        _USED.remove(name)
+        for path in [path for path in _LOCKS if path.startswith(f"{name}/")]:
             _LOCKS.pop(path).close()
 
 
