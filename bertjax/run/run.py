@@ -100,10 +100,10 @@ def push(job: Job, logbook: Logbook) -> OutputError | None:
     try:
         logbook.message(f"pushed to {hub.push(model, export.push, export.private, logbook.directory / 'report.html')}")
     except OSError as error:
-        return OutputError(
-            f"the model is in {job.workdir / 'model'}, but was not pushed ({error}). Push it by: python -m "
-            f"bertjax.tools.convert --from={job.workdir / 'model'} --push={export.push}" + " --private" * export.private
-        )
+        place = job.workdir / "model"
+        again = f"python -m bertjax.tools.convert --from={place} --push={export.push}" + " --private" * export.private
+        again = "the command of this run" if "://" in str(place) else again  # which finds it finished
+        return OutputError(f"the model is in {place}, but was not pushed ({error}). Push it by: {again}")
     return None
 
 

@@ -10,6 +10,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from etils import epath
 
 from bertjax.config import Config
 from bertjax.formats import hub as bertjax_hub
@@ -216,6 +217,10 @@ def test_a_failed_push_says_where_the_model_is_and_the_command_that_tries_again(
     job.config = Config().replace({"export.push": "writer/full", "export.private": True})
     failed = push(job, SimpleNamespace(directory=model_directory.parent, message=print))
     assert str(failed).endswith(f"Push it by: {again}")
+    job.workdir = epath.Path("gs://bucket/run")  # which convert does not read
+    remote = push(job, SimpleNamespace(directory=model_directory.parent, message=print))
+    assert "the model is in gs://bucket/run/model" in str(remote)
+    assert str(remote).endswith("Push it by: the command of this run")
     client.uploads_fail = False
     convert.main(again.split()[3:])
     assert (client.storage / "writer/full/model.safetensors").is_file()

@@ -108,6 +108,25 @@ def test_numbers_and_the_splits_of_mnli_are_those_of_the_benchmark(glue):
         assert [label for *_, label in records(task, split)] == ["entailment", "neutral", "contradiction"] * 2
 
 
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["cola", "mrpc", "rte", "wnli", "ax"])
+def test_the_whole_of_a_glue_task_by_name_is_that_of_its_files(shared_data, tmp_path, name):
+    files = make_task(name, str(shared_data / "glue"))
+    columns, features = files.spec.named_text or files.spec.text, {"idx": NUMBER}
+    features |= dict.fromkeys(columns, STRING) | {"label": CLASSES(names=list(dict.fromkeys(files.labels)))}
+    rows = {}
+    for split, theirs in files.spec.named.items():
+        rows[theirs] = [
+            {"idx": i, "label": -1 if label is None else label, **dict(zip(columns, texts, strict=False))}
+            for i, (*texts, label) in enumerate(records(files, split))
+        ]
+    write_splits(tmp_path / name, features, **rows)
+    named = make_task(name, f"hf:{tmp_path}/{name}")
+    for split in files.splits:
+        assert records(named, split) == records(files, split)
+        assert named.read(split).labelled == files.read(split).labelled
+
+
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
