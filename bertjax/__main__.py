@@ -38,9 +38,7 @@ def tools() -> dict[str, str]:
 
 def usage() -> str:
     """The text of `bertjax --help`."""
-    from absl import flags
-
-    import bertjax.main
+    from bertjax.main import parser
 
     known = tools()
     width = max(map(len, known))
@@ -58,7 +56,7 @@ Tools; `bertjax TOOL --help` says more:
 {lines}
 
 Flags of a run; --help_config prints every --config.NAME with its meaning and default:
-{flags.FLAGS.module_help(bertjax.main)}"""
+{parser().format_help().partition("options:")[2].strip(chr(10))}"""
 
 
 def run() -> None:

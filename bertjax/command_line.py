@@ -1,114 +1,44 @@
-"""The command line of a run as text: short forms written out, unknown settings refused.
+"""The settings of a command line: short forms written out, unknown ones refused, config files read.
 
-In: arguments as the shell gave them. Out: those that absl's flags and config_flags understand, each
-setting once; parsed flags, or a refusal that names the flag, or the config file and its line. The settings
-themselves are imported where one is given: --help needs none.
+In: arguments as the shell gave them. Out: files, settings and the rest, each setting once; and the ConfigDict that they
+make, or a refusal that names the setting, or the config file with its line. (The settings themselves are imported where
+one is given: --help needs none.)
 """
 
-import difflib
-import functools
 import pathlib
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-# The command line that config_flags looks for settings in, once parse_flags has read it.
-ARGUMENTS: list[str] = []
-# How config_flags reads a config: options of a task or an optimizer may be new names; all others are checked.
-UNLOCKED = {"lock_config": False, "accept_new_attributes": True}
-# What other programs call the flags of this one.
-FLAG_ALIASES = {
-    "output_dir": "workdir",
-    "outdir": "workdir",
-    "logdir": "workdir",
-    "save_dir": "workdir",
-    "cfg": "config",
-}
-
-
-def parse_flags(arguments: Sequence[str]) -> list[str]:
-    """Parses the command line (with the program's name) of a program that has defined --config as a config file.
-
-    Returns the arguments that are no flags. Raises ValueError that names the flag, the setting, or the config file with
-    its line.
-    """
-    ARGUMENTS[:] = _expanded(arguments)
-    remaining, _ = _parsed(flags.FLAGS, ARGUMENTS)
-    return remaining
-
 
 def load_config(
     file: str | None, settings: Sequence[str] = (), base: ml_collections.ConfigDict | None = None
 ) -> ml_collections.ConfigDict:
-    """The configuration of `--config=FILE[:VARIANT]` with `--config.NAME=VALUE` settings, for a tool.
+    """The configuration of `--config=FILE[:VARIANT]` with `--config.NAME=VALUE` settings.
 
     Args:
       base: what the settings change where there is no file.
 
     Raises ValueError that names the setting, or the config file with its line.
     """
-    arguments = _expanded(["", *([f"--config={file}"] if file is not None else []), *settings])
+    _, given, others = split_settings(settings)
+    arguments = ["", *([f"--config={config_file(file)}"] if file is not None else []), *given, *others]
     values = flags.FlagValues()
-    if file is None:  # the flag is read as it is defined
-        define = functools.partial(config_flags.DEFINE_config_dict, "config", base)
-    else:
-        define = functools.partial(config_flags.DEFINE_config_file, "config")
-    return _parsed(values, arguments, lambda: define(flag_values=values, sys_argv=arguments, **UNLOCKED))[1]
-
-
-def _expanded(arguments: Sequence[str]) -> list[str]:
+    # Options of a task or an optimizer may be new names; all others are checked.
+    how = dict(flag_values=values, sys_argv=arguments, lock_config=False, accept_new_attributes=True)
     try:
-        arguments = expand_overrides(arguments)
-    except flags.Error as error:  # of --flagfile
-        raise ValueError(str(error)) from None
-    check_override_names(arguments[1:])
-    return arguments
-
-
-def _parsed(
-    values: flags.FlagValues, arguments: Sequence[str], define: Callable[[], Any] = lambda: None
-) -> tuple[list[str], Any]:
-    """(arguments that are no flags, config) of flags, once `define` has defined them."""
-    try:
-        define()
-        remaining, config = values(arguments), values.config
-        if config is not None:
-            _ = config.job  # a file that cannot be read shows only at its first use
-        return remaining, config
-    except flags.UnrecognizedFlagError as error:
-        raise ValueError(f"unknown flag --{error.flagname}{flag_hint(error.flagname)}") from None
+        if file is None:
+            config_flags.DEFINE_config_dict("config", base, **how)
+        else:
+            config_flags.DEFINE_config_file("config", **how)
+        values(arguments)
+        _ = values.config.job  # a file that cannot be read shows only at its first use
+        return values.config
     except Exception as error:  # a config file is a program, which may raise anything
         raise ValueError(_complaint(error, arguments)) from error
-
-
-def flag_hint(name: str) -> str:
-    """'. Did you mean --workdir?' for the name of an unknown flag: a flag or a setting."""
-    name = name.replace("-", "_").lower()
-    own = [
-        known
-        for known in flags.FLAGS
-        if "." not in known and not (flags.FLAGS.find_module_defining_flag(known) or "").startswith("absl.")
-    ]
-    close = FLAG_ALIASES.get(name) or next(iter(difflib.get_close_matches(name, own, 1, 0.7)), "")
-    if close in own:
-        return f". Did you mean --{close}?"
-    from bertjax.config_checks import meant
-
-    setting = meant(name)
-    return f". Did you mean --config.{setting}?" if setting else "; --help lists all"
-
-
-def expand_overrides(arguments: Sequence[str]) -> list[str]:
-    """The command line (with the program's name) with its short forms written out, and each setting once.
-
-    Of several --config=FILE the last counts; bertjax:NAME becomes the file (see config_file).
-    """
-    files, given, others = split_settings(arguments[1:])
-    return [arguments[0], *(f"--config={config_file(file)}" for file in files[-1:]), *given, *others]
 
 
 def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -116,8 +46,13 @@ def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str], list
 
     --config.mesh=auto becomes the setting that it means. A setting that is given again, or that what is given later
     contains (task.options of task.options.files), is dropped, as a script's defaults are meant that "$@" follows.
+
+    Raises ValueError for a setting that does not exist or has no value, and a --flagfile that cannot be read.
     """
-    _, *rest = flags.FLAGS.read_flags_from_files(["", *arguments], force_gnu=False)
+    try:
+        _, *rest = flags.FLAGS.read_flags_from_files(["", *arguments], force_gnu=False)
+    except flags.Error as error:
+        raise ValueError(str(error)) from None
     files, others = [], []
     given: dict[str, str] = {}  # NAME of config.NAME -> value
     while rest:
@@ -131,17 +66,21 @@ def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str], list
             continue
         if name.startswith("noconfig."):
             name, equals, value = name.removeprefix("no"), "=", "false"
-        elif not equals:
+        if not equals:
             value = _value_apart(name.removeprefix("config."), rest)
+        if (name, value) == ("config.mesh", "auto"):
+            name, value = "config.mesh.auto", "true"
+        if name != "config":
+            from bertjax.config_checks import check_name
+
+            check_name(name.removeprefix("config."))
         if value is None:
-            others.append(argument)  # its value is missing, as the parser of flags will say
-        elif name == "config":
+            raise ValueError(f"--{name} has no value: write --{name}=VALUE")
+        if name == "config":
             files.append(value)
-        else:
-            if (name, value) == ("config.mesh", "auto"):
-                name, value = "config.mesh.auto", "true"
-            given = {old: said for old, said in given.items() if old != name and not old.startswith(f"{name}.")}
-            given[name] = value
+            continue
+        given = {old: said for old, said in given.items() if old != name and not old.startswith(f"{name}.")}
+        given[name] = value
     return files, [f"--{name}={value}" for name, value in given.items()], others
 
 
@@ -192,19 +131,6 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
     if "has no attribute 'get_config'" in str(error):
         return f"--config={file} defines no get_config(); see configs/base.py for an example"
     return str(error)
-
-
-def check_override_names(arguments: Sequence[str]) -> None:
-    """Refuses `--config.x.y` for a setting that does not exist, naming the nearest one.
-
-    Args:
-      arguments: the command line without the program's name.
-    """
-    for argument in arguments:
-        if argument.startswith("--config."):
-            from bertjax.config_checks import check_name
-
-            check_name(argument.removeprefix("--config.").split("=", 1)[0])
 
 
 def config_directory() -> pathlib.Path:

@@ -15,76 +15,63 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bertjax.interruption import ended_by_ctrl_c, leave, refusals
 
 with ended_by_ctrl_c():
-    from absl import app, flags, logging
-    from ml_collections import config_flags
-
     from bertjax import jax_settings
-    from bertjax.command_line import ARGUMENTS, UNLOCKED, default_workdir, parse_flags
+    from bertjax.tools.arguments import Parser, add_boolean, add_settings, make_parser
 
 if TYPE_CHECKING:  # --help needs no settings
     from bertjax.config import Config
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config",
-    None,
-    "Experiment: a file of configs/, with variants after a colon "
-    "(configs/large.py:two_phase), or bertjax:NAME for one that came with the package "
-    "(bertjax:large:two_phase). Any setting can be overridden: --config.batch_size=64.",
-    sys_argv=ARGUMENTS,
-    **UNLOCKED,
-)
-_WORKDIR = flags.DEFINE_string(
-    "workdir",
-    None,
-    "Directory of the run: checkpoints, metrics.jsonl, report.html, model/. "
-    "Local or gs://. Default: runs/NAME of the config file.",
-)
-_COORDINATOR = flags.DEFINE_string(
-    "coordinator",
-    "",
-    "HOST:PORT of process 0 of a run over several machines. Not needed on TPU "
-    "pods and under SLURM, where the processes find each other.",
-)
-_PROCESSES = flags.DEFINE_integer("processes", 0, "With --coordinator: number of processes.")
-_PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which one this is.")
-_WAIT_SECONDS = flags.DEFINE_integer(
-    "wait_seconds", 300, "How long to wait at the start for the other processes of the run.", lower_bound=1
-)
-_HELP_CONFIG = flags.DEFINE_bool("help_config", False, "Print every setting, then exit.")
+
+def parser() -> Parser:
+    """The command line."""
+    parser = make_parser("main", __doc__, "bertjax")
+    add_settings(parser)
+    add = parser.add_argument
+    workdir = "directory of the run: checkpoints, metrics.jsonl, report.html, model/. Local or gs://. Default: "
+    add("--workdir", metavar="DIR", help=f"{workdir}runs/NAME of the config file")
+    coordinator = "of process 0 of a run over several machines. Not needed on TPU pods and under SLURM, where the "
+    add("--coordinator", default="", metavar="HOST:PORT", help=f"{coordinator}processes find each other")
+    add("--processes", type=int, default=0, help="with --coordinator: number of processes")
+    add("--process_id", type=int, default=-1, help="with --coordinator: which one this is")
+    wait = "how long to wait at the start for the other processes of the run (default 300)"
+    add("--wait_seconds", type=int, default=300, help=wait)
+    add_boolean(parser, "help_config", False, "print every setting, then exit")
+    return parser
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Runs the job that the flags describe."""
+def main() -> None:
+    """Runs the job that the command line describes."""
     jax_settings.clear()
-    logging.set_verbosity(logging.WARNING)  # libraries report every file that they write
-    with refusals("bertjax", 2):
+    with ended_by_ctrl_c():
+        flags = parser().parse_args()
+        from absl import logging
+
+        from bertjax.command_line import default_workdir, load_config
         from bertjax.config import describe
         from bertjax.config_checks import check_config
-
-        if _HELP_CONFIG.value:
+    with refusals("bertjax", 2):
+        if flags.help_config:
             print(describe())
             return
-        if len(arguments) > 1:
-            raise ValueError(
-                f"unexpected arguments {' '.join(arguments[1:])}: quote wildcards, "
-                "and write settings as --config.NAME=VALUE"
-            )
-        if _CONFIG.value is None:
+        if flags.wait_seconds < 1:
+            raise ValueError(f"--wait_seconds={flags.wait_seconds} must be at least 1")
+        if not flags.files:
             raise ValueError("no experiment given; try --config=configs/demo.py (all settings: --help_config)")
-        workdir = _WORKDIR.value or default_workdir(config_flags.get_config_filename(flags.FLAGS["config"]))
-        workdir = os.path.expanduser(workdir)
-        config = check_config(_CONFIG.value)
+        logging.use_absl_handler()
+        logging.set_verbosity(logging.WARNING)  # libraries report every file that they write
+        file = flags.files[-1]
+        config = check_config(load_config(file, flags.settings))
+        workdir = os.path.expanduser(flags.workdir or default_workdir(file))
         # Late: importing jax takes a second that a refused command need not wait for.
         with ended_by_ctrl_c():
             from bertjax.process import distributed, hardware, runtime
 
-        runtime.start(config, _COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value, _WAIT_SECONDS.value)
+        runtime.start(config, flags.coordinator, flags.processes, flags.process_id, flags.wait_seconds)
     hardware.wake()
     with distributed.not_waiting_after_errors():
         _run(config, workdir)
@@ -108,15 +95,10 @@ def _run(config: Config, workdir: str) -> None:
             leave(EXIT_PREEMPTED)
 
 
-def _parse_flags(arguments: Sequence[str]) -> list[str]:
-    with refusals("bertjax", 2):
-        return parse_flags(arguments)
-
-
 def run() -> None:
     """Parses the command line and runs its job."""
     try:
-        app.run(main, flags_parser=_parse_flags)
+        main()
     except SystemExit as end:  # not waiting for a thread that still compiles or writes
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)

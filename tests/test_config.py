@@ -7,7 +7,7 @@ import re
 import pytest
 
 from bertjax import config as settings
-from bertjax.command_line import check_override_names
+from bertjax.command_line import split_settings
 from bertjax.config.describe import page
 from bertjax.config_checks import ALIASES, check_config
 from bertjax.model.presets import BertConfig
@@ -119,7 +119,7 @@ def test_vocabulary_larger_than_the_model_is_refused_with_both_numbers():
 )
 def test_unknown_setting_names_the_nearest_one(argument, hint):
     with pytest.raises(ValueError, match=hint):
-        check_override_names([argument])
+        split_settings([argument])
 
 
 def test_every_alias_names_a_setting_and_is_none():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bertjax.command_line import expand_overrides
+from bertjax.command_line import load_config, split_settings
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -110,42 +110,15 @@ main.run()
 
 @pytest.mark.parametrize("text, value", [("false", False), ("0", False), ("true", True)])
 def test_switch_that_is_on_by_default_can_be_switched_off(text, value):
-    program = (
-        "from bertjax import main; from absl import app;"
-        "app.run(lambda _: print(main._CONFIG.value.data.nsp),"
-        "flags_parser=main._parse_flags)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "--config=configs/base.py", f"--config.data.nsp={text}"],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.stdout.strip() == str(value), done.stderr
+    config = load_config(str(ROOT / "configs/base.py"), [f"--config.data.nsp={text}"])
+    assert config.data.nsp is value
 
 
 def test_options_of_a_task_need_not_stand_in_its_config_file():
-    program = (
-        "import sys; from bertjax import main as m; m._parse_flags(sys.argv); print(dict(m._CONFIG.value.task.options))"
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            program,
-            "--config=configs/squad.py:2.0",
-            "--config.task.options.doc_stride=64",
-            "--config.task.options.null_threshold=-1.5",
-            "--config.task.options.files={'dev': 'd.json'}",
-        ],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    for option in ("'doc_stride': 64", "'null_threshold': -1.5", "d.json"):
-        assert option in done.stdout, done.stderr
+    given = {"doc_stride": "64", "null_threshold": "-1.5", "files": "{'dev': 'd.json'}"}
+    settings = [f"--config.task.options.{name}={value}" for name, value in given.items()]
+    options = load_config(str(ROOT / "configs/squad.py:2.0"), settings).task.options
+    assert (options.doc_stride, options.null_threshold, options.files.dev) == (64, -1.5, "d.json")
 
 
 def test_help_needs_neither_settings_nor_jax():
@@ -190,20 +163,22 @@ def test_every_config_is_short_and_passes_the_checks(path):
             ["--config.data.nsp=false", "--config.data.nsp", "--config.seed", "-1"],
             ["--config.data.nsp=true", "--config.seed=-1"],
         ),
-        (["--config.seed=1", "--config=a.py", "--config", "b.py"], ["--config=b.py", "--config.seed=1"]),
         (["--config.mesh.auto=false", "--config.mesh=auto"], ["--config.mesh.auto=true"]),
     ],
 )
 def test_the_last_one_of_a_setting_that_is_given_twice_wins(given, expected):
-    assert expand_overrides(["bertjax", *given]) == ["bertjax", *expected]
+    assert split_settings(given) == ([], expected, [])
+
+
+def test_files_and_settings_stand_in_any_order():
+    found = split_settings(["--config.seed=1", "--config=a.py", "--json", "--config", "b.py"])
+    assert found == (["a.py", "b.py"], ["--config.seed=1"], ["--json"])
 
 
 def test_a_script_s_defaults_in_a_file_of_flags_give_way_to_the_command_line(tmp_path):
     (tmp_path / "flags").write_text("--config.phases=((2,32),)\n--config.seed=3\n")
-    assert expand_overrides(["bertjax", f"--flagfile={tmp_path / 'flags'}", "--config.phases=((3,32),)"])[1:] == [
-        "--config.seed=3",
-        "--config.phases=((3,32),)",
-    ]
+    arguments = [f"--flagfile={tmp_path / 'flags'}", "--config.phases=((3,32),)"]
+    assert split_settings(arguments)[1] == ["--config.seed=3", "--config.phases=((3,32),)"]
 
 
 def test_the_last_one_of_a_tool_s_flag_that_is_given_twice_wins():

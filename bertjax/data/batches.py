@@ -279,10 +279,12 @@ def prefetch(batches: ByStep, start_step: int = 0, *, buffer: int = 4, workers: 
         code without the interpreter lock.
     """
     import grain  # late: only a run that trains needs it, and it takes a while to import
+    from absl import flags
 
     steps = grain.MapDataset.range(start_step, 1 << 62).map(batches.__getitem__)
     dataset = steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=buffer))
     if workers:
+        flags.FLAGS.mark_as_parsed()  # Grain reads its own from it
         dataset = dataset.mp_prefetch(
             grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=buffer),
             worker_init_fn=lambda index, count: leave_signals_to_parent(),

@@ -19,6 +19,7 @@ def start(
     those of distributed.initialize.
     """
     preemption.leave_on_sigterm()
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # shows what a run is doing
     jax_settings.fix({**jax_settings.FIXED, **settings(config)})
     distributed.initialize(coordinator, processes, process_id, wait_s)

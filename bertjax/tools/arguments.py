@@ -21,6 +21,8 @@ SYNONYMS = (
     {"tokenizer", "vocab", "vocab_file"},
     {"vocab_size", "size"},
     {"store", "corpus"},
+    {"workdir", "output_dir", "outdir", "logdir", "save_dir"},
+    {"config", "cfg"},
 )
 
 
@@ -41,12 +43,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """The flags (of sys.argv by default). Of a flag that is given twice the last one counts."""
-        files, settings = [], []
-        if self.takes_settings:
+        args, files, settings = list(sys.argv[1:] if args is None else args), [], []
+        if self.takes_settings and not {"-h", "--help"} & {*args}:
             from bertjax.command_line import split_settings  # late: most tools have no settings
 
             with refusals(self.name, 2):
-                files, settings, args = split_settings(sys.argv[1:] if args is None else args)
+                files, settings, args = split_settings(args)
         found, left_over = self.parse_known_args(args, namespace)
         if not left_over:
             if self.takes_settings:
@@ -54,16 +56,17 @@ class Parser(argparse.ArgumentParser):
             return found
         if all(argument.startswith("-") for argument in left_over):
             self.error(f"no such flag: {left_over[0]}{self._meant(left_over[0])}")
+        remedy = "write settings as --config.NAME=VALUE, and q" if self.takes_settings else "q"
         self.error(
-            f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}. The "
-            "shell has expanded a wildcard, so only its first file would be read. Quote the "
-            "wildcard: --input='corpus/*.txt'"
+            f"left-over arguments: {' '.join(left_over[:5])}{' ...' * (len(left_over) > 5)}; {remedy}uote wildcards, "
+            "which the shell expands: --input='corpus/*.txt'"
         )
 
     @property
     def name(self) -> str:
-        """The tool's, as it begins its refusals."""
-        return self.prog.rpartition(".")[2]
+        """The program's, as it begins its refusals."""
+        name = self.prog.rpartition(".")[2]
+        return "bertjax" if name == "main" else name
 
     def _read_settings(self, found: Any, files: list[str], settings: list[str]) -> None:
         """Puts what add_settings promises beside the flags."""
@@ -79,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with this line."""
-        hint = "" if "Did you mean" in message or "Quote" in message else "; --help lists the flags"
+        hint = "" if "Did you mean" in message or "left-over" in message else "; --help lists the flags"
         refuse(self.name, message + hint, 2)
 
     def _meant(self, unknown: str) -> str:
@@ -93,12 +96,17 @@ class Parser(argparse.ArgumentParser):
             for other in sorted(names)
             if f"--{other}" in known
         ]
-        close = alike or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+        close = alike or difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, 1, 0.7)
+        if not close and self.takes_settings:
+            from bertjax.config_checks import meant
+
+            setting = meant(name.lstrip("-"))
+            close = [f"--config.{setting}"] if setting else []
         return f". Did you mean {close[0]}?" if close else ""
 
 
 def make_parser(name: str, doc: str | None, package: str = "bertjax.tools") -> Parser:
-    """The parser of `python -m bertjax.tools.NAME`, whose help is the docstring of its module."""
+    """The parser of `python -m PACKAGE.NAME`, whose help is the docstring of its module."""
     command = f"python -m {package}.{name}"
     return Parser(
         command,
@@ -124,11 +132,16 @@ def add_settings(parser: Parser, base: Callable[[], Any] | None = None, short: M
       base: makes the ConfigDict of a command line without --config=FILE, and there is the flag `config`, a ConfigDict.
       short: {flag: the setting that it is short for}.
     """
+    parser.takes_settings, parser.base, parser.short = True, base, short or {}
+    text = (
+        "experiment: a file of configs/, with variants after a colon (configs/large.py:two_phase), or bertjax:NAME for "
+        "one that came with the package; any setting can be given, as --config.NAME=VALUE"
+    )
+    parser.add_argument("--config", metavar="FILE", help=text)
+    if not short:
+        return
     from bertjax.config import Config, walk
 
-    parser.takes_settings, parser.base, parser.short = True, base, short or {}
-    text = "experiment, as bertjax.main takes it; every setting can be given, as --config.NAME=VALUE"
-    parser.add_argument("--config", metavar="FILE", help=text)
     known = dict(walk(Config))
     for flag, name in parser.short.items():
         setting, options = known[name], {}

@@ -11,7 +11,6 @@ import pytest
 PARENT = """
 import multiprocessing, signal, sys
 import grain
-from absl import flags
 from bertjax.data.batches import prefetch
 
 class Numbers:
@@ -19,10 +18,9 @@ class Numbers:
         return {"step": step}
 
 if __name__ == "__main__":
-    flags.FLAGS([""])
     signal.signal(signal.SIGTERM, lambda *_: print("asked to stop", flush=True))
     batches = prefetch(Numbers(), workers=2, buffer=1)
-    next(batches)
+    next(batches), next(batches)  # one of each worker, so both have begun
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)
     sys.stdin.readline()
     for _ in range(50):  # more than is ready
@@ -52,7 +50,7 @@ def test_workers_work_on_after_sigterm_to_all_and_end_with_a_parent_that_is_kill
         assert parent.stdout.readline() == "asked to stop\n"
         parent.stdin.write("\n")
         parent.stdin.flush()
-        assert parent.stdout.readline() == "50\n"
+        assert parent.stdout.readline() == "51\n"
 
         parent.kill()
         parent.wait()

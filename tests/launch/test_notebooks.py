@@ -49,14 +49,14 @@ def as_python(source: str) -> str:
 @each_notebook
 def test_commands_name_tools_and_experiments_that_exist(path):
     from bertjax.__main__ import tools
-    from bertjax.command_line import check_override_names, config_names
+    from bertjax.command_line import config_names, split_settings
 
     for cell in code_cells(path):
         source = "".join(cell["source"])
         for command in re.findall(r"!(?:JAX_PLATFORMS=cpu )?python -m bertjax ((?:.*\\\n)*.*)", source):
             words = re.sub(r"\\\n", " ", command).split()
             assert words[0].startswith("--") or words[0] in tools(), command
-            check_override_names(words)
+            split_settings(words)  # refuses unknown ones
         for name in re.findall(r"""--config=bertjax:(\w+)|bertjax\.(?:train|finetune)\(\s*"(\w+)""", source):
             name = "".join(name)
             assert name in config_names()

@@ -280,7 +280,7 @@ def test_a_boolean_that_is_neither_is_refused(capsys):
 @pytest.mark.parametrize(
     "extra, message",
     [
-        (["other.txt"], "Quote the wildcard"),
+        (["other.txt"], "quote wildcards"),
         (["--vocab_sise=9"], "no such flag: --vocab_sise=9. Did you mean --vocab_size\\?"),
         (["--colour=9"], "no such flag: --colour=9; --help lists the flags"),
         (["--compare=/nowhere/vocab.txt"], "/nowhere/vocab.txt does not exist"),
