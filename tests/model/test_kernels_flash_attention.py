@@ -113,6 +113,14 @@ def test_forward_equals_the_reference_without_dropout_and_pads_odd_lengths():
     np.testing.assert_allclose(got, want, atol=2e-6)
 
 
+def test_bfloat16_is_right_without_a_gpu():
+    q, k, v, _, ids, _ = inputs(1, 16, 1, 16, jnp.bfloat16)
+    got = jax.jit(flash_attention)(q, k, v, ids)
+    want = reference(*(x.astype(jnp.float32) for x in (q, k, v)), ids, None, 0.0)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.astype(jnp.float32), want, atol=2e-2)
+
+
 def test_sharded_rows_draw_the_bits_of_the_global_batch():
     if jax.device_count() < 2:
         pytest.skip("needs two devices")

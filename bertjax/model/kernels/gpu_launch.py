@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 _ONE_AT_A_TIME = threading.Lock()  # the interpreter keeps the number of its program in a global
@@ -137,15 +138,19 @@ def program(kernel: str) -> Any:
 
 
 def _interpreted(kernel: str, grid, results, constants: dict, in_place: bool, *arrays) -> list[np.ndarray]:
+    """bfloat16 is computed as float32, since the interpreter's products do not know it."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
+
+    def memory(x) -> np.dtype:
+        return np.dtype(np.float32) if x.dtype == jnp.bfloat16 else x.dtype
 
     def pointer(x: np.ndarray) -> tl.tensor:
         kind = tl.pointer_type(getattr(tl, x.dtype.name))
         return tl.tensor(TensorHandle(np.array([x.ctypes.data], np.uint64), kind), kind)
 
-    arrays = [np.array(x, order="C") for x in arrays]
-    results = [arrays[0]] if in_place else [np.zeros(x.shape, x.dtype) for x in results]
+    arrays = [np.array(x, memory(x), order="C") for x in arrays]
+    written = arrays[:1] if in_place else [np.zeros(x.shape, memory(x)) for x in results]
     with _ONE_AT_A_TIME:
-        program(kernel)[grid](*map(pointer, arrays if in_place else (*arrays, *results)), **constants)
-    return results
+        program(kernel)[grid](*map(pointer, arrays if in_place else (*arrays, *written)), **constants)
+    return [x.astype(result.dtype) for x, result in zip(written, results, strict=True)]
