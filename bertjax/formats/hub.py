@@ -6,6 +6,7 @@ HF_HUB_OFFLINE work as they do everywhere; a download that was cut continues.
 
 import fnmatch
 import functools
+import inspect
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -120,9 +121,16 @@ def check_push(name: str, private: bool, setting: str) -> None:
     api = huggingface_hub.HfApi()
     try:
         me = api.whoami()
-        is_public = private and api.repo_exists(name) and not api.model_info(name).private
+        there = api.model_info(name) if api.repo_exists(name) else None
+        if there and "write" in inspect.signature(api.auth_check).parameters:  # not in earlier versions
+            api.auth_check(name, write=True)
     except network_errors() as error:
-        if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
+        status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+        if status == 403:
+            raise ValueError(
+                f"{setting}={name}: the token of HF_TOKEN or `hf auth login` may not write there"
+            ) from None
+        if status == 401:
             raise ValueError(
                 f"{setting}={name}: {where} does not know the token of HF_TOKEN or `hf auth login`; make one that may "
                 f"write at {tokens}"
@@ -138,7 +146,7 @@ def check_push(name: str, private: bool, setting: str) -> None:
         raise ValueError(
             f"{setting}={name}: {me['name']} may not write to {owner}/, only to {'/, '.join(sorted(writable))}/"
         )
-    if is_public:
+    if private and there and not there.private:
         raise ValueError(f"{setting}={name}: it is there already and public; choose another name, or push in public")
 
 

@@ -33,6 +33,7 @@ class HubServer:
       uploads_fail: whether uploads of large files are answered by 403.
       token: what private models need; None = all are public.
       people: {token: `person`} of those who may write.
+      read_only: names of models that no token may write to.
       private: names of models that were made as private ones.
     """
 
@@ -40,6 +41,7 @@ class HubServer:
         self.repositories = {"models": dict(models), "datasets": dict(datasets)}
         self.storage, self.requests, self.cut_after, self.token = storage, [], None, None
         self.people, self.private, self.uploads_fail, self._objects = {}, set(), False, {}
+        self.read_only = set()
         hub = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -89,6 +91,9 @@ class HubServer:
         if found is None:
             return self.send(request, 404, MISSING)
         api, kind, name, rest = found
+        if rest == ["auth-check", "write"]:
+            may = authorization in self.people and name not in self.read_only
+            return self.send(request, 200 if may else 403, JSON, b"{}")
         revisions = self.repositories[kind][name]
         revision = rest[1] if len(rest) > 1 else "main"
         revisions = revisions | {self.commit(directory): directory for directory in revisions.values()}

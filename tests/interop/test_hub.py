@@ -257,6 +257,13 @@ def test_a_private_push_to_a_public_model_is_refused(client, model_directory):
     bertjax_hub.check_push("writer/public", False, "config.export.push")
 
 
+def test_a_token_that_may_not_write_to_a_model_is_refused(client, model_directory):
+    bertjax_hub.push(model_directory, "lab/shared")
+    client.read_only.add("lab/shared")
+    with pytest.raises(ValueError, match="the token of HF_TOKEN or `hf auth login` may not write there"):
+        bertjax_hub.check_push("lab/shared", False, "config.export.push")
+
+
 def test_without_a_connection_a_push_is_refused_with_the_command_for_later(client, monkeypatch):
     client.close()
     with pytest.raises(ValueError, match="cannot be asked .* push the model later: python -m bertjax.tools.convert"):
