@@ -5,6 +5,7 @@ import html.parser
 import json
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -561,3 +562,21 @@ def test_verdicts_stand_above_the_numbers_of_one_run_and_of_several(tmp_path):
     assert page.index('<ul class="verdicts"><li>One class only') < page.index('class="tiles"')
     page = write_report(runs, tmp_path / "both.html").read_text()
     assert page.index('<ul class="verdicts"><li>a: One class only') < page.index("<table>")
+
+
+def test_a_report_that_cannot_be_made_ends_no_run(tmp_path, caplog):
+    from bertjax.log.logbook import Logbook
+    from bertjax.run import run
+
+    make_run(tmp_path / "run")
+    job = SimpleNamespace(workdir=tmp_path / "run", finish=lambda *_: {"value": 1})
+    said = []
+    with Logbook(tmp_path / "run", start_step=50, write=said.append) as logbook:
+        assert run.write_results(job, None, logbook, None) == {"value": 1}
+        assert said[-1] == f"report: {tmp_path / 'run' / 'report.html'}" and not caplog.messages
+        (tmp_path / "run" / "report.html").unlink()
+        (tmp_path / "run" / "examples.json").write_text("[3]")
+        assert run.write_results(job, None, logbook, None) == {"value": 1}
+    (warning,) = caplog.messages
+    assert warning.startswith("no report.html: ValueError: examples.json of a run holds what no run writes")
+    assert not (tmp_path / "run" / "report.html").exists()
