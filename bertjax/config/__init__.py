@@ -11,6 +11,7 @@ from bertjax.config.config import (
     FREE_ON_RESUME,
     Config,
     PhaseSettings,
+    differences,
     flatten,
     frozen,
     max_predictions,

@@ -193,15 +193,23 @@ def resume_conflicts(old: Mapping[str, Any], new: Config) -> list[str]:
     Args:
       old: a parsed config.json; what it lacks is younger than the run, which had the default.
     """
+    before, after = (
+        {name: value for name, value in flat.items() if not name.startswith(FREE_ON_RESUME)}
+        for flat in (flatten(Config()) | flatten(old), flatten(new))
+    )
+    return differences(before, after)
 
-    def plain(value: Any) -> Any:  # JSON turns tuples into lists
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Lines 'name: old -> new' of two flat records; a tuple equals the list that JSON makes of it."""
+
+    def plain(value: Any) -> Any:
         return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
-    before, after = flatten(Config()) | flatten(old), flatten(new)
     return [
-        f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
-        for name in sorted(before.keys() | after.keys())
-        if not name.startswith(FREE_ON_RESUME) and plain(before.get(name)) != plain(after.get(name))
+        f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
+        for name in sorted(old.keys() | new.keys())
+        if plain(old.get(name)) != plain(new.get(name))
     ]
 
 

@@ -32,7 +32,7 @@ from typing import IO, Any
 import numpy as np
 
 from bertjax.data.verification import ADDRESS_BITS, TABLES, SplitTables, map_file, verify
-from bertjax.formats.files import parse_json
+from bertjax.formats.files import parse_json, whole_file
 from bertjax.tokenization import Layout, Tokenizer, load_tokenizer
 
 FORMAT = "bertjax-token-store"
@@ -52,23 +52,9 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
-@contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A stream that becomes the file `path` when the block ends without an error, also where the power fails."""
-    temporary = temporary_name(path)
-    try:
-        with open(temporary, "wb", buffering=1 << 20) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def atomic_file(path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """A stream that becomes the file `path`, see `whole_file`; machines that share a build may write it at once."""
+    return whole_file(path, "wb", temporary_name(path))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

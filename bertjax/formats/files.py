@@ -29,21 +29,22 @@ OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """A stream that becomes the file `path` when the block ends without an error.
+def whole_file(path: str | os.PathLike[str], mode: str = "w", partial: Path | None = None) -> Iterator[IO[Any]]:
+    """A stream that becomes the file `path` when the block ends without an error, also where the power fails.
 
     Opens at once, so a place that cannot be written shows before the work and not after it. Makes
     the directory that it is in. Text is UTF-8, its line ends are written as they are.
+
+    partial: what it is called meanwhile, where several processes may write it at once.
     """
     path = Path(path).expanduser()
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file in it")
     with directory_for_work(path.parent), _named(path):
-        yield from _written(path, mode)
+        yield from _written(path, mode, partial or path.with_name(f"{path.name}.partial"))
 
 
-def _written(path: Path, mode: str) -> Iterator[IO[Any]]:
-    partial = path.with_name(f"{path.name}.partial")
+def _written(path: Path, mode: str, partial: Path) -> Iterator[IO[Any]]:
     # Half a surrogate pair, which JSON can escape, has no other form in UTF-8.
     text = {} if "b" in mode else dict(encoding="utf-8", errors="backslashreplace", newline="")
     try:
@@ -55,6 +56,10 @@ def _written(path: Path, mode: str) -> Iterator[IO[Any]]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # not every file system has this
+        os.fsync(directory)
+    os.close(directory)
 
 
 @contextlib.contextmanager

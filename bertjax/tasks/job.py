@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.config import Config, finetune_config, flatten, frozen
+from bertjax.config import Config, differences, finetune_config, flatten, frozen
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.interop import load_pretrained_params
 from bertjax.interop.names import heads_in
@@ -252,12 +252,7 @@ def conflicts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     # Earlier versions wrote down less; what they did not set was as it is by default.
     now = {name: value for name, value in now.items() if name in before}
     default = {"settings": recorded(frozen(finetune_config()))["settings"]} if "settings" in now else {}
-    old, new = flatten(default) | flatten(before), flatten(now)
-    return [
-        f"{name}: {old.get(name)!r} -> {new.get(name)!r}"
-        for name in sorted(old.keys() | new)
-        if old.get(name) != new.get(name)
-    ]
+    return differences(flatten(default) | flatten(before), flatten(now))
 
 
 def evaluate(
