@@ -19,6 +19,7 @@ from bertjax.forward import Row, make_rows, run
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.model import heads
 from bertjax.tasks.encoding import Window, passage_tokens, passage_windows, word_rows
+from bertjax.tasks.make import remembered
 from bertjax.tasks.metrics import softmax
 
 # A text with more [MASK]s than this is read again for the others, so that the logits of a batch,
@@ -222,9 +223,9 @@ def tag_words(
     A sentence is a list of words, or a text whose words are separated by blanks: a list of texts is a list of
     sentences.
 
-    A sentence longer than the model's positions is read in windows that overlap by half; a word's label is that of the
-    window which shows most around it. A word of characters that the tokenizer drops is O; where the model has no such
-    label, it is read at an unknown token.
+    A sentence longer than the rows of the fine-tuning, or than the model's positions, is read in windows that overlap
+    by half; a word's label is that of the window which shows most around it. A word of characters that the tokenizer
+    drops is O; where the model has no such label, it is read at an unknown token.
     """
     loaded = opened(model, "token-classification", heads.BertForTokenClassification, purpose="tagging")
     if isinstance(sentences, str):
@@ -237,7 +238,7 @@ def tag_words(
     outside = "O" if "O" in (loaded.labels or {}).values() else ""
     rows, owners = [], []  # owners: the sentence of each row
     for number, words in enumerate(sentences):
-        made = word_rows(loaded.tokenizer, words, loaded.config.max_position_embeddings, not outside)
+        made = word_rows(loaded.tokenizer, words, _window(loaded), not outside)
         rows += made
         owners += [number] * len(made)
     tags = [[outside] * len(words) for words in sentences]
@@ -248,13 +249,19 @@ def tag_words(
     return tags
 
 
+def _window(loaded: LoadedModel) -> int:
+    """Tokens of a row where long texts are read in several: as many as fine-tuning had, for answers like its own."""
+    longest = loaded.config.max_position_embeddings
+    return min(longest, remembered(loaded.settings, "the model").max_length or longest)
+
+
 @overload
 def answer(
     model: Model,
     question: str,
     context: str,
     max_answer_tokens: int = 30,
-    stride: int = 128,
+    stride: int | None = None,
     batch_size: int = 32,
     null_threshold: float | None = None,
 ) -> Answer: ...
@@ -264,7 +271,7 @@ def answer(
     question: Iterable[str],
     context: Iterable[str],
     max_answer_tokens: int = 30,
-    stride: int = 128,
+    stride: int | None = None,
     batch_size: int = 32,
     null_threshold: float | None = None,
 ) -> list[Answer]: ...
@@ -273,17 +280,17 @@ def answer(
     question: str | Iterable[str],
     context: str | Iterable[str],
     max_answer_tokens: int = 30,
-    stride: int = 128,
+    stride: int | None = None,
     batch_size: int = 32,
     null_threshold: float | None = None,
 ) -> Answer | list[Answer]:
-    """The best span of the context over overlapping windows (original: run_squad.py).
+    """The best span of the context over overlapping windows (original: run_squad.py), as long as fine-tuning had them.
 
     A span starts where its window shows more of the context than any other window.
 
     Args:
       question, context: one of each, or several questions and the context of each.
-      stride: tokens between the starts of two windows.
+      stride: tokens between the starts of two windows. None takes the doc_stride of the fine-tuning, else 128.
       batch_size: windows, of whichever question.
       null_threshold: there is no answer where the score of [CLS] exceeds the best span's by more than this (SQuAD 2.0).
         None takes what fine-tuning found and stored in config.json; a model without it always answers.
@@ -293,8 +300,11 @@ def answer(
         return answer(loaded, [question], [context], max_answer_tokens, stride, batch_size, null_threshold)[0]
     if max_answer_tokens < 1:
         raise ValueError(f"max_answer_tokens={max_answer_tokens} must be at least 1")
+    finetuned = remembered(loaded.settings, "the model")
     if null_threshold is None:
-        null_threshold = (loaded.settings.get("finetuned") or {}).get("null_threshold", np.inf)
+        null_threshold = np.inf if finetuned.null_threshold is None else finetuned.null_threshold
+    asked = {"doc_stride": 128, "max_query_length": 64} | finetuned.options
+    stride = asked["doc_stride"] if stride is None else stride
     takes = "question answering", "[question] and [context], or one text each"
     questions, contexts = _strings(question, *takes, "question"), _strings(context, *takes, "context")
     if len(questions) != len(contexts):
@@ -303,11 +313,11 @@ def answer(
             "question its context, the same one again where they share it"
         )
     rows, windows = [], []  # windows: of each row, (number of the question, Window)
-    longest = loaded.config.max_position_embeddings
+    longest = _window(loaded)
     tokens = functools.lru_cache(1)(passage_tokens)  # neighbours often share their context
     queries = loaded.tokenizer.encode_batch(questions)
     for number, (query, passage) in enumerate(zip(queries, contexts, strict=True)):
-        query, (ids, offsets) = query[:64], tokens(loaded.tokenizer, passage)
+        query, (ids, offsets) = query[: asked["max_query_length"]], tokens(loaded.tokenizer, passage)
         if not len(ids) or len(query) + loaded.tokenizer.layout.count(pair=True) >= longest:
             raise ValueError(
                 f"the context is empty or the question leaves it no room. The question begins {questions[number]!r:.60}"

@@ -223,6 +223,7 @@ def test_questions_are_answered(checkpoint, tmp_path, capsys):
         )
     }
     answers = json.loads(out.read_text())
+    assert answers == json.loads((tmp_path / "run" / "predictions_dev.json").read_text())
     assert all(answers[name] and answers[name] in contexts[name] for name in contexts)
 
     network, tokenizer = opened(model, "AutoModelForQuestionAnswering")
