@@ -279,6 +279,6 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (line := one_line(error)) and line not in " ".join(str(error).split()):
+        if (line := one_line(error)) and " ".join(line.split()) not in " ".join(str(error).split()):
             error.add_note(line)
         raise

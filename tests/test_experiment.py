@@ -189,6 +189,14 @@ def test_an_error_brings_the_remedy_of_the_command_line(settings, tmp_path, monk
         bertjax.train(default_config(), tmp_path, settings)
     assert error.value.__notes__ == ["/disk/file: No space left on device; make room, then repeat the command"]
 
+    def refused(config, workdir):
+        raise ValueError("phases differ:\n  a   b\nChoose another")
+
+    monkeypatch.setattr(experiment, "prepare", refused)
+    with pytest.raises(ValueError, match="phases differ") as error:
+        bertjax.train(default_config(), tmp_path, settings)
+    assert not hasattr(error.value, "__notes__")  # it says all itself
+
 
 # ------------------------------------------------------------------------ data as Python objects
 
