@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bertjax.config import FREE, Config, finetune_config, walk
+from bertjax.config import Config, finetune_config
 from bertjax.config_checks import check_config, check_name
 from bertjax.tools.arguments import Parser, add_settings, make_parser, refusals
 
@@ -104,25 +104,18 @@ def searched(flags: Any) -> dict[str, list[Any]]:
 
 
 def values_of(name: str, text: str, given: str) -> list[Any]:
-    """The values of a setting, separated by commas, as the type of the setting."""
+    """The values of a setting, separated by commas, each read as --config.NAME=VALUE is."""
+    from bertjax.command_line import load_config
+
     try:
-        values = ast.literal_eval(f"[{text}]")
+        values = [str(value) for value in ast.literal_eval(f"[{text}]")]
     except (ValueError, SyntaxError):  # words among them
-        values = [int(word) if word.isdecimal() else word for word in text.split(",")]
-    if name.startswith(FREE):
-        return values
-    kind = type(dict(walk(Config))[name].default)
-    truth = {"true": True, "false": False}
-    if kind is bool:
-        values = [truth.get(str(value).lower(), value) for value in values]
-    if kind is str:
-        values = [str(value) for value in values]
-    if kind is float:
-        values = [float(value) if type(value) is int else value for value in values]
-    for value in values:
-        if type(value) is not kind:
-            raise ValueError(f"{given}: {value!r} is no {kind.__name__}")
-    return values
+        values = text.split(",")
+    try:
+        configs = [load_config(None, [f"--config.{name}={value}"], finetune_config()) for value in values]
+    except ValueError as error:
+        raise ValueError(f"{given}: {error}") from None
+    return [functools.reduce(getattr, name.split("."), config) for config in configs]
 
 
 def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pathlib.Path) -> str:
