@@ -225,7 +225,7 @@ def runs(page: str) -> bool:
     return any(kept) and page != "docs/python.md"
 
 
-@pytest.mark.parametrize("page", filter(runs, PAGES))
+@pytest.mark.parametrize("page", [*filter(runs, PAGES)])
 def test_the_blocks_of_a_page_run(page, place, tmp_path):
     here = tmp_path / "here"
     shutil.copytree(place, here, symlinks=True)

@@ -163,4 +163,6 @@ def test_two_processes_fine_tune_and_the_time_of_both_starts_is_told(pair, tmp_p
         seconds.append(json.loads((tmp_path / "run" / "result.json").read_text())["seconds"])
     assert seconds[1] > seconds[0]
     assert "accuracy" in (tmp_path / "out.0").read_text()
+    written = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"examples.json", "map.json", "report.html"} <= written
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
