@@ -63,10 +63,10 @@ class Predictions:
         return _answer_of(self.task, self.records[place])
 
     def _repr_html_(self) -> str:
-        rows = [(_asked_text(record), self[i]) for i, record in enumerate(self.records[:_SHOWN_ROWS])]
+        rows = [(_asked_text(record), _shown(record, self[i])) for i, record in enumerate(self.records[:_SHOWN_ROWS])]
         cells = "".join(
             f'<tr><td style="text-align:left">{html.escape(text)}</td>'
-            f'<td style="text-align:left">{html.escape(_answer_text(answer))}</td></tr>'
+            f'<td style="text-align:left">{html.escape(answer)}</td></tr>'
             for text, answer in rows
         )
         more = f"<p>and {len(self) - len(rows):,} more</p>" if len(rows) < len(self) else ""
@@ -248,7 +248,9 @@ def _asked_text(record: dict[str, Any]) -> str:
     return given if isinstance(given, str) else " ".join(given)
 
 
-def _answer_text(answer: Any) -> str:
+def _shown(record: dict[str, Any], answer: Any) -> str:
+    if "label" in record:
+        return f"{answer} ({record['labels'][answer]:.0%})"
     if isinstance(answer, inference.Answer):
         return answer.text or "(no answer)"
     if isinstance(answer, float):

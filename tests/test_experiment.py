@@ -266,7 +266,8 @@ def test_records_fine_tune_a_classifier_that_answers_records(start, tmp_path):
         "labels": dict(zip(answers.labels, answers.probabilities[1].tolist(), strict=True)),
         "label": "neg",
     }
-    assert "<td" in answers._repr_html_() and "bad film" in answers._repr_html_()
+    assert "<td" in (page := answers._repr_html_()) and "bad film" in page
+    assert f"neg ({answers.probabilities[1][0]:.0%})" in page
     for data in ([{"text": "good film"}, {"text": "bad film"}], {"text": ["good film", "bad film"]}):
         assert bertjax.predict(result.model_path, data) == answers
     with pytest.raises(ValueError, match="row 0 has no column 'text'; found body. columns=NAME, or"):

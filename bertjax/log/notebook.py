@@ -17,7 +17,7 @@ MOST_POINTS = 300  # of a curve
 MOST_DOTS = 30
 _PAUSE_S = 0.3  # between two pictures at least: each goes to the browser as a whole
 _WIDTH, _HEIGHT = 460, 150
-_COLOURS = ("#2a78c2", "#d9730d")
+_TRAINING, _HELDOUT = "#2a78c2", "#d9730d"  # colours
 # Names of metrics.jsonl -> what the table calls them, and how it writes them.
 _NAMES = {
     "loss": ("loss", "{:.4f}"),
@@ -121,7 +121,7 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
         f'<td style="text-align:right">{html.escape(value)}</td></tr>'
         for name, value in rows
     )
-    return f"<table>{cells}</table>"
+    return f'<table style="color:inherit">{cells}</table>'
 
 
 def curves(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
@@ -139,13 +139,15 @@ def curves(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
     parts = [f'<path d="M40 4V{_HEIGHT - 20}H{_WIDTH - 6}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>']
     drawn = [(name, line) for name, line in lines.items() if line]
-    for number, ((name, line), colour) in enumerate(zip(drawn, _COLOURS, strict=False)):
+    rising = drawn[0][1][-1][1] > drawn[0][1][0][1]  # the names stand where the line is not
+    for number, (name, line) in enumerate(drawn):
+        colour = _HELDOUT if name.endswith("held out") else _TRAINING
         placed = [place(point) for point in thinned(line)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         if len(placed) <= MOST_DOTS:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in placed]
-        parts.append(_text(_WIDTH - 10, 16 + 13 * number, "end", html.escape(name), colour))
+        parts.append(_text(_WIDTH - 10, 16 + 13 * number + 100 * rising, "end", html.escape(name), colour))
     parts += [_text(36, 14, "end", f"{high:.3g}"), _text(36, _HEIGHT - 18, "end", f"{low:.3g}")]
     parts += [_text(40, _HEIGHT - 3, "start", f"{left:,}"), _text(_WIDTH - 10, _HEIGHT - 3, "end", f"step {right:,}")]
     return (
