@@ -204,7 +204,7 @@ def label_index(labels: Sequence[str], name: str, what: str) -> int:
     """
     if name not in labels:
         raise ValueError(
-            f"{what} {name!r} is unknown; the head has {list(labels)} "
+            f"{what} {name!r:.60} is unknown; the head has {cut(str(list(labels)))} "
             "(those of the training rows, unless the task's option 'labels' names them all)"
         )
     return labels.index(name)
