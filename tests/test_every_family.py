@@ -36,6 +36,16 @@ def checkpoint(request, tmp_path_factory):
     return directory, request.param
 
 
+@pytest.fixture(scope="module")
+def start(checkpoint, tmp_path_factory):
+    """What a fine-tuning begins with: of ELECTRA the discriminator."""
+    directory, family = checkpoint
+    if family == "electra":
+        directory = tmp_path_factory.mktemp("discriminator")
+        families.write_checkpoint(directory, family, "ForPreTraining")
+    return directory
+
+
 def read_config(file, variant=()):
     spec = importlib.util.spec_from_file_location(file, CONFIGS / f"{file}.py")
     module = importlib.util.module_from_spec(spec)
@@ -124,10 +134,10 @@ def test_words_are_added(checkpoint, tmp_path):
 # ------------------------------------------------------------------------------------- fine-tuning
 
 
-def fine_tuned(checkpoint, config, data, workdir, length=64, extend=""):
+def fine_tuned(start, config, data, workdir, length=64, extend=""):
     from bertjax.tasks import job
 
-    config.init_from, config.task.data = str(checkpoint[0]), str(data)
+    config.init_from, config.task.data = str(start), str(data)
     config.task.epochs, config.task.max_length, config.extend_positions = 2, length, extend
     config.batch_size = config.task.eval_batch_size = 8 if length == 64 else 1
     config.task.buckets, config.optimizer.learning_rate = 1, 3e-3
@@ -142,11 +152,11 @@ def printed(capsys):
 
 
 @pytest.mark.slow
-def test_pairs_are_classified(checkpoint, tmp_path, capsys):
+def test_pairs_are_classified(start, tmp_path, capsys):
     families.write_table(tmp_path / "data")
     config = read_config("classify")
     config.task.options.text = ("text", "text_b")
-    model = fine_tuned(checkpoint, config, tmp_path / "data", tmp_path / "run")
+    model = fine_tuned(start, config, tmp_path / "data", tmp_path / "run")
     capsys.readouterr()
 
     evaluate.main([f"--model={model}", f"--data={tmp_path / 'data'}"])
@@ -176,9 +186,9 @@ def test_pairs_are_classified(checkpoint, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_words_are_tagged(checkpoint, tmp_path, capsys):
+def test_words_are_tagged(start, tmp_path, capsys):
     families.write_conll(tmp_path / "data")
-    model = fine_tuned(checkpoint, read_config("ner"), tmp_path / "data", tmp_path / "run")
+    model = fine_tuned(start, read_config("ner"), tmp_path / "data", tmp_path / "run")
     capsys.readouterr()
     evaluate.main([f"--model={model}", f"--data={tmp_path / 'data'}"])
     trained = json.loads((tmp_path / "run" / "result.json").read_text())["scores"]
@@ -204,11 +214,11 @@ def test_words_are_tagged(checkpoint, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_questions_are_answered(checkpoint, tmp_path, capsys):
+def test_questions_are_answered(start, tmp_path, capsys):
     families.write_squad(tmp_path / "data")
     config = read_config("squad")
     config.task.options = {"max_query_length": 16, "doc_stride": 16}
-    model = fine_tuned(checkpoint, config, tmp_path / "data", tmp_path / "run")
+    model = fine_tuned(start, config, tmp_path / "data", tmp_path / "run")
     capsys.readouterr()
     evaluate.main([f"--model={model}", f"--data={tmp_path / 'data'}"])
     trained = json.loads((tmp_path / "run" / "result.json").read_text())["scores"]
@@ -279,7 +289,7 @@ def test_long_texts_are_classified(family, length, how, tmp_path, capsys, one_de
     texts = [" ".join(sentences(length // 8, seed=number)) for number in range(2)]  # longer than a row
     for name in ("train.csv", "dev.csv"):
         (tmp_path / "data" / name).write_text("text,label\n" + "".join(f"{t},{i}\n" for i, t in enumerate(texts)))
-    model = fine_tuned((tmp_path / "in",), read_config("classify"), tmp_path / "data", tmp_path / "run", length, how)
+    model = fine_tuned(tmp_path / "in", read_config("classify"), tmp_path / "data", tmp_path / "run", length, how)
     capsys.readouterr()
     evaluate.main([f"--model={model}", f"--data={tmp_path / 'data'}", "--batch_size=1"])
     assert printed(capsys)["scores"] == json.loads((tmp_path / "run" / "result.json").read_text())["scores"]
@@ -298,7 +308,7 @@ def test_long_passages_are_answered_from(length, how, tmp_path, capsys, one_devi
     families.write_squad(tmp_path / "data", count=2, length=length // 8)  # windows of length and a rest
     config = read_config("squad")
     config.task.options = {"max_query_length": 16, "doc_stride": length // 2}
-    model = fine_tuned((tmp_path / "in",), config, tmp_path / "data", tmp_path / "run", length, how)
+    model = fine_tuned(tmp_path / "in", config, tmp_path / "data", tmp_path / "run", length, how)
     capsys.readouterr()
     evaluate.main([f"--model={model}", f"--data={tmp_path / 'data'}", "--batch_size=1"])
     assert printed(capsys)["scores"] == json.loads((tmp_path / "run" / "result.json").read_text())["scores"]
