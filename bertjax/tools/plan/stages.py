@@ -171,7 +171,8 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
     for number, (steps, length, rows, _) in enumerate(phases(config), 1):
         pairs = pairs_per_row(length, packed)
         objective = make_objective(config, model, execution, tokenizer, length, pairs)
-        slots, sizes = objective.masking.slots, {"B": rows, "T": length, "P": pairs}
+        slots = length - 1 if model.is_decoder else objective.masking.slots
+        sizes = {"B": rows, "T": length, "P": pairs}
         flops = rows * flops_per_row(model, length, slots, config.data.nsp)
         found.append(_stage(f"phase {number}", steps, objective, trainer, fields, sizes, flops, slots))
     return found
