@@ -374,6 +374,9 @@ def test_a_map_has_a_colour_a_gold_class_and_crosses_for_mistakes(tmp_path):
     (run / "map.json").write_text(json.dumps({"share": 0.5, "points": numbers}))
     plot = plots_of(write_report([run]).read_text())["Map"]
     assert plot["legend"] == ["below 1", "to 2", "to 3", "above"] and [len(s["x"]) for s in plot["series"]] == [10] * 4
+    pairs = [[n, n, "0.2 and 0.7", "0.1 and 0.8", None, ""] for n in range(4)]  # golds of a head of one's own
+    (run / "map.json").write_text(json.dumps({"share": 0.5, "points": pairs}))
+    assert plots_of(write_report([run]).read_text())["Map"]["legend"] == ["0.2 and 0.7"]
     # Of several runs there is none: they have vectors of their own.
     assert "Map" not in plots_of(write_report([run, make_run(tmp_path / "other")]).read_text())
 

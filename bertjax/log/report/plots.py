@@ -5,6 +5,7 @@ In: runs. Out: [{title, note, x, y, percent: [x, y], series, ...}], where a seri
 radius. More of a plot: `diagonal`, `unit` (both axes from 0 to 1), `bare` (no axes), `legend` (names of colours).
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -104,10 +105,18 @@ def _gold_and_predicted(runs: Sequence[Run]) -> Plot:
     }
 
 
+def _is_number(text: Any) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def _map(run: Run) -> Plot:
     """The vectors that the head reads, in two dimensions; a colour for each gold class, or from low to high numbers."""
     points: Sequence[Any] = run.map.get("points", ())
-    numbers = any(right is None for *_, right, _ in points)
+    # A head may have other golds than classes and numbers, of which nothing is right or wrong.
+    numbers = bool(points) and all(right is None and _is_number(gold) for _, _, gold, _, right, _ in points)
     if numbers:
         golds = sorted(float(gold) for _, _, gold, *_ in points)
         limits = [golds[len(golds) * k // 4] for k in (1, 2, 3)]
