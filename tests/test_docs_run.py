@@ -7,6 +7,7 @@ cannot run on a machine without network, cluster or several GPUs is in NOT_RUN, 
 import contextlib
 import dataclasses
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -38,8 +39,8 @@ SHORTER = [
     (r"configs/modern\.py", "$", f" {MODEL} {MODERN}"),
     (r"configs/(miniatures|continued)\.py", "$", f" {SHORT} --config.optimizer.warmup_steps=1"),
     (r"configs/miniatures\.py", "$", f" {MODEL}"),
-    (r"bertjax\.main.*configs/(glue|classify|ner|squad|qa|swag|tag)\.py(?!.*runs/long)", "$", f" {TASK}"),
-    (r"runs/long( |$)", "$", " --config.task.epochs=1"),
+    (r"bertjax\.main.*configs/(glue|classify|ner|qa|swag|tag)\.py(?!.*runs/long)", "$", f" {TASK}"),
+    (r"runs/long( |$)|configs/squad", "$", " --config.task.epochs=1 --config.batch_size=8"),
     (r"tools\.sweep --task", "$", " --batch_size=8 --learning_rate=5e-5 --epochs=1 --max_length=32"),
     (r"tools\.sweep --config", "$", f" {TASK}"),
     (r"tools\.sweep", r"--seeds=\d+", "--seeds=1"),
@@ -127,6 +128,10 @@ def place(tmp_path_factory):
         mnli.append(f"{number}\tOne text.\tAnother.\t{('entailment', 'neutral', 'contradiction')[number % 3]}")
     written |= {f"glue/MRPC/{split}.tsv": mrpc for split in ("train", "dev")}
     written |= {f"glue/MNLI/{split}.tsv": mnli for split in ("train", "dev_matched")}
+    answer = {"text": "by hand", "answer_start": 12}
+    question = {"id": "1", "question": "How is it made?", "answers": [answer]}
+    squad = {"data": [{"title": "A", "paragraphs": [{"context": "It was made by hand.", "qas": [question]}]}]}
+    written |= {f"squad/{split}-v1.1.json": [json.dumps(squad)] for split in ("train", "dev")}
     for name, content in written.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text("\n".join(content) + "\n")
@@ -138,7 +143,7 @@ def place(tmp_path_factory):
         shutil.copytree(place / source, place / name)
     records(place)
     modern(place)
-    wikipedia(place)
+    data_sets(place)
     return place
 
 
@@ -167,16 +172,20 @@ def records(place: pathlib.Path) -> None:
             write_records(place / "data" / str(length) / name, rows)
 
 
-def wikipedia(place: pathlib.Path) -> None:
-    """wikipedia/: a few articles, which the Hub serves."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def data_sets(place: pathlib.Path) -> None:
+    """served/: small data sets, which the Hub serves."""
+    from tests.tasks import test_named_data as named
 
+    pair = {**named.PAIR, "label": named.EQUIVALENT, "idx": named.NUMBER}
+    named.write_splits(place / "served/glue/mrpc", pair, train=named.pairs(16), validation=named.pairs(4))
+    text = {"text": named.STRING, "label": named.CLASSES(names=["neg", "pos"])}
+    films = [{"text": f"Film {number}.", "label": number % 2} for number in range(16)]
+    named.write_splits(place / "served/imdb/plain_text", text, train=films, test=films)
     articles = (ROOT / "docs" / "texts" / "german.txt").read_text().split("\n\n")
-    (place / "wikipedia" / "20231101.de").mkdir(parents=True)
-    pq.write_table(pa.table({"text": articles}), place / "wikipedia" / "20231101.de" / "train-0.parquet")
-    configs = "configs:\n- config_name: 20231101.de\n  data_files:\n  - split: train\n    path: 20231101.de/train-*"
-    (place / "wikipedia" / "README.md").write_text(f"---\n{configs}\n---\n")
+    rows = [{"text": article} for article in articles]
+    named.write_splits(place / "served/wikipedia/20231101.de", {"text": named.STRING}, train=rows)
+    for folder in (place / "served").iterdir():
+        named.name_configurations(folder)
 
 
 def modern(place: pathlib.Path) -> None:
@@ -232,9 +241,10 @@ def test_the_blocks_of_a_page_run(page, place, tmp_path):
     for name in STAND_INS:
         if f"--workdir={name}" in PAGES[page]:  # it makes its own
             shutil.rmtree(here / name)
-    models, data = {"answerdotai/ModernBERT-base": here / "hub"}, {"wikimedia/wikipedia": here / "wikipedia"}
-    served = [{name: {"main": folder} for name, folder in each.items()} for each in (models, data)]
-    with contextlib.closing(HubServer(*served, storage=here / "pushed")) as server:
+    models = {"answerdotai/ModernBERT-base": {"main": here / "hub"}}
+    names = ("nyu-mll/glue", "stanfordnlp/imdb", "wikimedia/wikipedia")
+    data = {name: {"main": here / "served" / name.split("/")[1]} for name in names}
+    with contextlib.closing(HubServer(models, data, storage=here / "pushed")) as server:
         server.people = {"secret": person("USER")}
         for language, block in code(page):
             if missing := [name for name in re.findall(r"^import (\w+)$", block, re.M) if not known(name)]:
