@@ -24,6 +24,7 @@ _COUNTED_WORDS = 400_000  # most frequent words that pieces are learnt from
 _SEEDS = 20  # candidates that Unigram starts from, for each piece that is wanted
 _COVERED = 0.99995  # share of the text whose characters have pieces of their own, in Unigram
 _FEW_CHARACTERS = 10_000  # in a smaller corpus all of them have
+_SPELLED = 40_000_000  # characters, of words as often as they are counted, that Unigram is learnt from: about 1 GB
 _BYTES = 256
 
 log = logging.getLogger(__name__)
@@ -148,6 +149,10 @@ def learn_pieces(
     repeated = [item for item in words if item[1] > 1]
     # Words seen once are mostly noise, but a small corpus has too few others.
     table = (repeated if len(repeated) >= size else words)[:_COUNTED_WORDS]
+    # The library writes each word out as often as it is counted, 16 bytes a character, to find Unigram's first pieces.
+    spelled = sum(len(word) * count for word, count in table)
+    if model == "unigram" and spelled > _SPELLED:
+        table = [(word, fewer) for word, count in table if (fewer := round(count * _SPELLED / spelled))]
     trained = io.BytesIO()
     with tempfile.TemporaryDirectory(prefix="bertjax-vocab-") as directory:
         path = Path(directory) / "words.tsv"

@@ -452,3 +452,10 @@ def test_byte_level_merges_fit_a_text_as_well_as_the_library_s():
     held = prose(500, seed=3)
     expected = sum(len(encoding.ids) for encoding in theirs.encode_batch(held))
     assert len(ours.encode_flat(held)[0]) <= 1.01 * expected
+
+
+def test_unigram_is_learnt_from_a_bounded_text(monkeypatch):
+    """The trainer writes words out as often as they are counted: ten times the text gives the same pieces."""
+    monkeypatch.setattr("bertjax.tokenization.train_subwords._SPELLED", 10_000)
+    few, many = (train_subwords(prose() * times, "unigram", 200) for times in (2, 20))
+    assert few.vocab == many.vocab
