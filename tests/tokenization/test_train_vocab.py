@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 
 import pytest
+import sentencepiece
 
 from bertjax.tokenization import load_tokenizer
 from bertjax.tokenization.normalization import BertNormalizer
@@ -455,7 +456,15 @@ def test_byte_level_merges_fit_a_text_as_well_as_the_library_s():
 
 
 def test_unigram_is_learnt_from_a_bounded_text(monkeypatch):
-    """The trainer writes words out as often as they are counted: ten times the text gives the same pieces."""
+    """The trainer writes words out as often as they are counted: ten times the text is no more to it."""
+    train, spelled = sentencepiece.SentencePieceTrainer.train, []
+
+    def counted(**options):
+        rows = [line.split("\t") for line in open(options["input"], encoding="utf-8")]
+        spelled.append(sum(len(word) * int(count) for word, count in rows))
+        train(**options)
+
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", counted)
     monkeypatch.setattr("bertjax.tokenization.train_subwords._SPELLED", 10_000)
     few, many = (train_subwords(prose() * times, "unigram", 200) for times in (2, 20))
-    assert few.vocab == many.vocab
+    assert few.vocab == many.vocab and max(spelled) < 11_000
