@@ -70,6 +70,8 @@ class MaskingSpec:
                 "replacement_ids is empty: the vocabulary has no ordinary word to draw; set "
                 "random_prob to 0 or give a larger vocabulary"
             )
+        if self.whole_word and self.is_continuation is None:
+            raise ValueError("whole_word masking needs is_continuation: this tokenizer does not mark pieces of words")
 
     @property
     def slots(self) -> int:

@@ -164,7 +164,7 @@ def joined_attention(
     product: jax.Array,
     bias: jax.Array | None,
     *how,
-    turned: Callable[[jax.Array, Turn], jax.Array],
+    turned: Callable[[jax.Array, Turn], jax.Array] = turned,
     turn: Turn | None = None,
     **window,
 ) -> jax.Array:
