@@ -50,6 +50,7 @@ class BertNetwork(Network):
 
     config: BertConfig
     execution: Execution = Execution()
+    has_vectors: ClassVar[bool] = False  # a task's head reads one vector a row, which `_vectors` computes
 
     def __post_init__(self) -> None:
         self.encoder = BertEncoder(self.config, self.execution)
@@ -195,7 +196,7 @@ class TaskNetwork(BertNetwork):
     ) -> Any:
         """Arguments as in BertEncoder; float32 logits as the docstring of the model says.
 
-        with_vectors: (logits, vectors [B, H]) of a head that reads one vector a row, without dropout.
+        with_vectors: (logits, vectors [B, H]) where `has_vectors`, without dropout.
         """
         hidden = self.encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
         for number in range(self.bilstm):
@@ -204,6 +205,7 @@ class TaskNetwork(BertNetwork):
         return (logits, self._vectors(hidden, attention_mask)) if with_vectors else logits
 
     def _vectors(self, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
+        """What a head with `has_vectors` reads: [B, H]."""
         raise NotImplementedError
 
     def _logits(self, hidden: jax.Array, attention_mask: jax.Array, dropout_key: jax.Array | None) -> Any:
@@ -225,6 +227,7 @@ class BertForSequenceClassification(TaskNetwork):
     """Classification or regression (num_labels = 1) of a sentence or a pair: [B, labels]."""
 
     num_labels: int = 2
+    has_vectors: ClassVar[bool] = True
     deep: ClassVar[bool] = True  # if its family has such heads
 
     def __post_init__(self) -> None:
@@ -256,6 +259,7 @@ class BertForMultipleChoice(BertForSequenceClassification):
     """
 
     num_labels: int = 1
+    has_vectors: ClassVar[bool] = False  # several vectors a row
     deep: ClassVar[bool] = False
 
     def __call__(self, input_ids, attention_mask, token_type_ids=None, position_ids=None, dropout_key=None):

@@ -197,7 +197,7 @@ class FineTuner:
     @functools.cached_property
     def _predict(self) -> Any:
         """(params, packed batch) -> logits and vectors (or None) on every device, compiled once a bucket."""
-        objective, with_vectors = TaskObjective(self.model, self.task.head), KINDS[self.task.head].has_vectors
+        objective, with_vectors = TaskObjective(self.model, self.task.head), self.model.has_vectors
 
         def predict(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
             with rows_on(self.mesh):

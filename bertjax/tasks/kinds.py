@@ -37,7 +37,6 @@ class Kind:
     gold_fields: Mapping[str, str]
     sized = True  # the network has `num_labels` outputs; else its number is fixed
     by_token = False  # logits have an entry for each token
-    has_vectors = False  # it reads one vector [H] a row
     classes: str | None = None  # the batch's field of gold classes, for accuracy
     class_weights = False  # whether classes can be weighted
     named = True  # False where the outputs are numbers, which have no names
@@ -106,7 +105,6 @@ class TextKind(Kind):
     """What a text or a pair is mapped to. `labels` are the names of the head's outputs."""
 
     network = heads.BertForSequenceClassification
-    has_vectors = True
     metrics: tuple[str, ...]  # scores that can choose the best checkpoint, the default first
 
     def label(self, value: Any, where: str, column: str) -> Any:

@@ -109,7 +109,7 @@ def write_predictions(
     paths: list[pathlib.Path] = []
     for name in dict.fromkeys((*splits, "dev")):
         split, features = tuner.data(name)
-        mapped = name == "dev" and KINDS[tuner.task.head].has_vectors
+        mapped = name == "dev" and tuner.model.has_vectors
         vectors = on_map(len(features)) if mapped else {}
         outputs = tuner.predict(params, features, vectors)
         files: dict[str, Any] = {}

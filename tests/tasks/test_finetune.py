@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from bertjax.config import OptimizerSettings, finetune_config, frozen, walk
+from bertjax.model import heads
 from bertjax.model.heads import init_params
 from bertjax.model.presets import BertConfig
-from bertjax.tasks import finetune, results, schedule
+from bertjax.tasks import finetune, kinds, results, schedule
 from bertjax.tasks.custom import TableTask
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
@@ -74,6 +75,28 @@ def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
         np.testing.assert_allclose(
             schedule.rate_at(name, numbers, step, OptimizerSettings.decay_share), expected(step), rtol=1e-6, atol=1e-12
         )
+
+
+@heads.model
+class MeanOfTokens(heads.TaskNetwork):
+    """A head of one's own, which says nothing of vectors."""
+
+    num_labels: int = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.classifier = self._dense(self.num_labels, self.head_init)
+
+    def _logits(self, hidden, attention_mask, dropout_key):
+        return self.classifier.float32(hidden.mean(1))
+
+
+def test_a_head_of_ones_own_predicts_and_shows_examples_without_a_map(tuner, monkeypatch, tmp_path):
+    kind = type("Mean", (kinds.Classification,), {"network": MeanOfTokens})()
+    monkeypatch.setitem(kinds.KINDS, "classification", kind)
+    own = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, fresh, SETTINGS, mesh=tuner.mesh)
+    results.write_predictions(own, fresh(own.model, jax.random.key(0)), ("dev",), tmp_path)
+    assert (tmp_path / "examples.json").exists() and not (tmp_path / "map.json").exists()
 
 
 @pytest.mark.slow
