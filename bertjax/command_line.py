@@ -35,8 +35,10 @@ def load_config(
         else:
             config_flags.DEFINE_config_file("config", **how)
         values(arguments)
-        _ = values.config.job  # a file that cannot be read shows only at its first use
-        return values.config
+        config = values.config  # a file that cannot be read shows only at its first use
+        if not isinstance(config, ml_collections.ConfigDict) or "job" not in config:
+            raise ValueError(f"--config={file}: get_config() must return the settings; see configs/base.py")
+        return config
     except Exception as error:  # a config file is a program, which may raise anything
         raise ValueError(_complaint(error, arguments)) from error
 
@@ -102,10 +104,11 @@ def _value_apart(name: str, rest: list[str]) -> str | None:
 
 def _complaint(error: Exception, arguments: Sequence[str]) -> str:
     """What is wrong with a command line that absl or a config file does not take."""
-    if isinstance(error, KeyError):  # a part of an option that the config file does not have
+    files = [a.removeprefix("--config=").split(":")[0] for a in arguments if a.startswith("--config=")]
+    places = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    if isinstance(error, KeyError) and not places & {*files}:  # a part of an option that the config does not have
         name = str(error.args[0]).strip("'\"")
         return f"there is no {name!r} to set a part of; give all of it, as {name}=\"{{'PART': VALUE}}\""
-    files = [a.removeprefix("--config=").split(":")[0] for a in arguments if a.startswith("--config=")]
     if not files:
         return str(error)
     file = files[0]
@@ -128,6 +131,8 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
             return f"{file}, line {lines[-1]}: {kind}{cause}"
         if isinstance(cause, OSError) and cause.filename == file:
             return f"--config={file}: {cause.strerror}"
+    if isinstance(causes[-1], TypeError) and str(causes[-1]).startswith("get_config() "):  # its variant
+        return f"--config={file}: {causes[-1]}"
     if "has no attribute 'get_config'" in str(error):
         return f"--config={file} defines no get_config(); see configs/base.py for an example"
     return str(error)

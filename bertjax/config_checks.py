@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import itertools
+import operator
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bertjax import config as settings
@@ -85,12 +86,12 @@ def check_config(config: ml_collections.ConfigDict | Config) -> Config:
         settings.check(f"config.{name}", values.get(name), setting.allowed)
     config = settings.frozen(config)
     check_optimizer(config.optimizer, config.job)
-    for complaint in _complaints(config, values):
+    for complaint in _complaints(config):
         raise ValueError(complaint)
     return config
 
 
-def _complaints(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
+def _complaints(config: Config) -> Iterator[str]:
     """What is wrong between settings, the first thing first."""
     if config.log.wandb and importlib.util.find_spec("wandb") is None:
         yield f"config.log.wandb={config.log.wandb} needs the package of Weights & Biases: pip install wandb"
@@ -99,7 +100,7 @@ def _complaints(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
     if config.export.private and not config.export.push:
         yield "config.export.private has no effect without config.export.push"
     for name, setting in settings.walk(Config):  # what would be ignored in silence
-        value = values.get(name, setting.default)
+        value = operator.attrgetter(name)(config)
         unused, instead = setting.unused or ("", "")
         if config.job == unused and value != setting.default:
             yield f"config.{name}={value!r} has no effect on config.job={config.job!r}: {instead}"

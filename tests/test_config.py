@@ -91,6 +91,7 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         (dict(export__private=True), "export.private has no effect without config.export.push"),
         (dict(export__push="a/b", task__name="all"), "export.push=a/b is one name, and config.task.name=all"),
         (dict(task__epochs=9), "task.epochs=9 has no effect on config.job='pretrain'"),
+        (dict(task__options={"label": "x"}), "task.options={'label': 'x'} has no effect on config.job='pretrain'"),
     ],
 )
 def test_what_would_be_ignored_is_refused(values, words):

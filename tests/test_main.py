@@ -114,6 +114,25 @@ def test_switch_that_is_on_by_default_can_be_switched_off(text, value):
     assert config.data.nsp is value
 
 
+@pytest.mark.parametrize(
+    "program, variant, words",
+    [
+        ("def get_config(name):\n    return {'a': 1}[name]\n", ":b", "line 2: KeyError: 'b'"),
+        ("def get_config():\n    pass\n", ":b", "get_config() takes 0 positional arguments"),
+        ("def get_config(name):\n    pass\n", "", "get_config() missing 1 required positional argument"),
+        ("def get_config():\n    pass\n", "", "get_config() must return the settings"),
+        ("def get_config():\n    return {'batch_size': 8}\n", "", "get_config() must return the settings"),
+    ],
+)
+def test_mistake_in_a_config_file_is_told_as_one_of_the_file(tmp_path, program, variant, words):
+    file = tmp_path / "mine.py"
+    file.write_text(program)
+    with pytest.raises(ValueError) as raised:
+        load_config(f"{file}{variant}")
+    assert str(file) in str(raised.value) and words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 def test_options_of_a_task_need_not_stand_in_its_config_file():
     given = {"doc_stride": "64", "null_threshold": "-1.5", "files": "{'dev': 'd.json'}"}
     settings = [f"--config.task.options.{name}={value}" for name, value in given.items()]

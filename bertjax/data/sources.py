@@ -163,7 +163,7 @@ def detect_format(path: str) -> str:
         beginning = file.read(64).removeprefix(BOM).lstrip()
     if beginning.startswith(b"<doc "):
         return "wikiextractor"
-    return "jsonl" if beginning.startswith(b'{"') else "text"
+    return "jsonl" if re.match(rb'\{\s*"', beginning) else "text"
 
 
 def plan_extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> list[list[Extent]]:

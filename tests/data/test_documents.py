@@ -97,6 +97,12 @@ def test_damaged_parquet_is_refused_by_name(tmp_path):
         sentences(tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize("line", ['{"text": "a b"}', ' { "text" : "a b" }', '\ufeff{\t"text": "a b"}'])
+def test_jsonl_is_told_by_its_first_line_however_it_is_spaced(tmp_path, line):
+    (tmp_path / "records.txt").write_text(line + "\n")
+    assert sentences(tmp_path / "records.txt") == [["a b"]]
+
+
 def test_jsonl_errors_name_file_line_and_field(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"txt": "y"}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl, line 2: no field 'text'.*txt"):
