@@ -19,9 +19,9 @@ from bertjax.process.hardware import GIB
 from bertjax.tasks import kinds
 from bertjax.tools.plan import compilation, estimate, plans
 from bertjax.tools.plan.compilation import allocations, refused
-from bertjax.tools.plan.estimate import seconds_of
+from bertjax.tools.plan.estimate import Compiled, seconds_of
 from bertjax.tools.plan.hlo import Collective
-from bertjax.tools.plan.stages import Compiled, StageInfo, bytes_of, stages
+from bertjax.tools.plan.stages import StageInfo, bytes_of, stages
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -281,7 +281,7 @@ def test_a_search_compiles_what_should_fit_and_puts_the_fastest_that_fits_first(
 
     monkeypatch.setattr(plans, "compile_stage", compile_stage)
     config = frozen(load("large").get_config())
-    found = plans.Planner(estimate.parse("v5e:4x4"), pathlib.Path("unused")).search(config, 3)
+    found = plans.search(config, estimate.parse("v5e:4x4"), pathlib.Path("unused"), False, 3)
     assert [plan.stages[0].info.remat for plan in found] == ["full", "dots", "minimal"]
     assert [plan.unfit is None for plan in found] == [True, True, False]
     assert "execution.remat=full" in found[0].overrides and config.execution.remat == "none"

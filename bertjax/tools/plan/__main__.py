@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         piece = None if flags.topology == "local" else estimate.parse(flags.topology)
         if piece is not None:
             compilation.check_libtpu()
-        planner = plans.Planner(piece, flags.cache.expanduser(), flags.quick)
-        found = planner.search(config, flags.candidates) if flags.search else [planner.plan(config)]
+        how = config, piece, flags.cache.expanduser(), flags.quick
+        found = plans.search(*how, flags.candidates) if flags.search else [plans.make_plan(*how)]
         best = found[0]
         versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", *(["libtpu"] if piece else [])))
         print("\n" + plans.heading(flags.files[-1], piece, best.stages[0], versions))

@@ -1,9 +1,9 @@
 """Compiles one step in a process of its own, and keeps the result.
 
-In: a configuration, a slice (None = this machine), which stage. Out: `StageInfo` and `Compiled`. The TPU compiler must
-be set up before jax starts, and it can be stopped only with its process: in quick mode the process ends as soon as
-memory is assigned, after a tenth of the time; what remains is machine code, and the cycle estimates that come with it.
-Results are kept under a hash of the lowered program, the topology and the versions of the compiler.
+In: a configuration, a slice (None = this machine), which stage. Out: `StageInfo` and `Compiled`. The TPU compiler can
+be stopped only with its process: in quick mode that ends as soon as memory is assigned, after a tenth of the time; what
+remains is machine code, and the cycle estimates that come with it. Results are kept under a hash of the lowered
+program, the topology and the versions of the compiler.
 """
 
 import concurrent.futures
@@ -13,12 +13,12 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import pathlib
-import pickle
 import re
 import signal
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
@@ -29,8 +29,11 @@ import jax
 from bertjax.config import Config
 from bertjax.model.kernels import compiler_options
 from bertjax.process import hardware
-from bertjax.tools.plan.estimate import VALID, Slice
-from bertjax.tools.plan.stages import Compiled, Stage, StageInfo, stages
+from bertjax.tools.plan.estimate import VALID, Compiled, Slice
+from bertjax.tools.plan.stages import Stage, StageInfo, stages
+
+STEP_MODULE = "jit_train_step"  # what the compiler calls Trainer.train_step
+PROGRESS_S = 30  # seconds between lines of progress
 
 
 def local_device_bytes() -> int | None:
@@ -52,42 +55,35 @@ def free_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memo
 def check_libtpu() -> None:
     """ValueError, which says what to install, if libtpu is missing or belongs to another jax."""
     requirements = "\n".join(importlib.metadata.requires("jax") or ())
-    release = re.search(r"^libtpu\s*==\s*([\d.]+\*?).*extra == .tpu.", requirements, re.MULTILINE)
-    wanted = release[1] if release else ""
-    install = (
-        f"pip install --no-deps --target DIR 'libtpu{'==' * bool(wanted)}{wanted}', and add DIR to PYTHONPATH (a "
-        "directory of its own keeps it away from runs on this machine), or install bertjax's extra 'tpu'"
+    wanted = (re.findall(r"(?m)^libtpu\s*==\s*([\d.]+\*?).*extra == .tpu.", requirements) or [""])[0]
+    problem = "a TPU topology needs the TPU compiler, which is in the package libtpu"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found = importlib.metadata.version("libtpu")
+        problem = f"libtpu {found} does not belong to jax {importlib.metadata.version('jax')}"
+        if found.startswith(wanted.rstrip("*")):
+            return
+    raise ValueError(
+        f"{problem}: pip install --no-deps --target DIR 'libtpu{'==' * bool(wanted)}{wanted}', and add DIR to "
+        "PYTHONPATH (a directory of its own keeps it away from runs on this machine), or install bertjax's extra 'tpu'"
     )
-    try:
-        version = importlib.metadata.version("libtpu")
-    except importlib.metadata.PackageNotFoundError:
-        raise ValueError(f"a TPU topology needs the TPU compiler, which is in the package libtpu: {install}") from None
-    if not version.startswith(wanted.rstrip("*")):
-        raise ValueError(f"libtpu {version} does not belong to jax {importlib.metadata.version('jax')}: {install}")
 
 
 def tpu_devices(piece: Slice) -> list[Any]:
     """The devices of a slice, to compile for; ValueError if libtpu knows no such slice."""
     from jax.experimental import topologies
 
-    options: dict[str, Any] = {}
-    if piece.chip.name == "v4":
-        options["chip_config_name"] = "megacore"  # two cores as one device, as on real machines
-    if piece.chips < 4:  # the default host has 2x2 chips
+    # On v4 two cores are one device, as on real machines; the default host has 2x2 chips.
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if piece.chip.name == "v4" else {}
+    if piece.chips < 4:
         options["chips_per_host_bounds"] = (*piece.shape, 1, 1)[:3]
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=piece.name, **options).devices
     except Exception as error:  # whatever the plug-in raises
-        raise ValueError(
-            f"the TPU compiler does not know the topology {piece.name}: {str(error).splitlines()[0]}\n{VALID}"
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the TPU compiler does not know the topology {piece.name}: {reason}\n{VALID}") from error
     if len(found) != piece.devices:
         raise ValueError(f"topology {piece.name} has {len(found)} devices, not {piece.devices}")
     return list(found)
-
-
-STEP_MODULE = "jit_train_step"  # what the compiler calls Trainer.train_step
-PROGRESS_S = 30  # seconds between lines of progress
 
 
 def say(text: str) -> None:
@@ -97,10 +93,8 @@ def say(text: str) -> None:
 
 def load(path: pathlib.Path) -> Compiled | None:
     """What `save` wrote, or None if there is nothing that can be read."""
-    try:
+    with contextlib.suppress(OSError, ValueError, TypeError, EOFError):
         return Compiled(**json.loads(gzip.decompress(path.read_bytes())))
-    except (OSError, ValueError, TypeError, EOFError):
-        return None
 
 
 def save(path: pathlib.Path, compiled: Compiled) -> None:
@@ -123,21 +117,25 @@ def compile_stage(
       ValueError: the configuration does not work on the topology; names the setting.
       RuntimeError: the compiler failed for another reason than memory.
     """
+    new = multiprocessing.get_context("spawn")
+    ours, theirs = new.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="bertjax-plan-") as scratch:
-        # The caller's flags are meant for this machine's devices.
-        dump = f"--xla_dump_to={scratch} --xla_dump_hlo_as_text --xla_dump_hlo_module_re={STEP_MODULE}"
-        environment = {"XLA_FLAGS": dump if quick else ""} if piece else {}
-        directory = pathlib.Path(scratch)
-        (directory / "request").write_bytes(pickle.dumps((config, piece, number, cache, quick)))
-        program = "import sys; from bertjax.tools.plan import compilation; compilation.work(sys.argv[1])"
-        command = [sys.executable, "-c", program, scratch]
-        # In a session of its own Ctrl-C does not reach it: run() ends it.
-        status = subprocess.run(command, env=os.environ | environment, start_new_session=True).returncode
-        if status:
-            raise RuntimeError(f"the compiler's process {how_it_ended(status)}")
-        found = pickle.loads((directory / "result").read_bytes())
-    if isinstance(found, str):
-        raise ValueError(found)
+        if piece:  # the caller's flags are meant for this machine's devices
+            dump = f"--xla_dump_to={scratch} --xla_dump_hlo_as_text --xla_dump_hlo_module_re={STEP_MODULE}"
+            os.environ["XLA_FLAGS"] = dump if quick else ""
+        worker = new.Process(target=_work, args=(theirs, config, piece, number, cache, quick, pathlib.Path(scratch)))
+        worker.start()
+        theirs.close()
+        try:
+            found = ours.recv()
+        except EOFError:
+            worker.join()
+            raise RuntimeError(f"the compiler's process {how_it_ended(worker.exitcode)}") from None
+        finally:
+            worker.kill()  # without waiting for a compilation that is not needed any more
+            worker.join()
+    if isinstance(found, Exception):
+        raise found
     return found
 
 
@@ -149,18 +147,19 @@ def how_it_ended(status: int) -> str:
     return f"was ended by {signal.Signals(-status).name}" + killed * (status == -signal.SIGKILL)
 
 
-def work(scratch: str) -> None:
-    """Does the request in `scratch`; leaves (StageInfo, Compiled) there, or why the settings cannot work."""
-    directory = pathlib.Path(scratch)
-    config, piece, number, cache, quick = pickle.loads((directory / "request").read_bytes())
+def _work(answer: Any, config: Config, piece: Slice | None, number: int, *how: Any) -> None:
+    """Sends (StageInfo, Compiled) of a stage, or the error by which its settings or the compiler fail."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits for it ends it
     try:
         stage = stages(config, tpu_devices(piece) if piece else jax.devices())[number]
-    except ValueError as error:
-        found = str(error)
-    else:
-        found = stage.info, _compiled(stage, piece, cache, quick, directory)
-    (directory / "result").write_bytes(pickle.dumps(found))
-    os._exit(0)  # without waiting for a compilation that is not needed any more
+        found: Any = stage.info, _compiled(stage, piece, *how)
+    except (ValueError, CompilerFailed) as error:
+        found = error
+    answer.send(found)
+
+
+class CompilerFailed(RuntimeError):
+    """Of the compiler, for another reason than memory."""
 
 
 def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: bool, dump: pathlib.Path) -> Compiled:
@@ -170,24 +169,22 @@ def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: boo
     if piece is None and platform == "cpu" and (wanted := stage.expected_bytes) > (limit := local_device_bytes()):
         say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
         return Compiled(wanted=int(wanted), limit=limit)
-    step = stage.trainer.train_step(stage.objective)
-    traced = step.trace(stage.trainer.abstract_state(stage.objective), stage.batch)
+    traced = stage.trainer.train_step(stage.objective).trace(stage.trainer.abstract_state(stage.objective), stage.batch)
     lowered = traced.lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
-    path = cache / f"{_key(lowered.as_text(), piece.name if piece else 'local', platform)}.json.gz"
+    # Everything that decides what the compiler makes of a program.
+    versions = map(importlib.metadata.version, ["jax", "jaxlib", *(["libtpu"] if platform == "tpu" else [])])
+    parts = [lowered.as_text(), piece.name if piece else "local", platform, *versions, repr(compiler_options(platform))]
+    path = cache / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}.json.gz"
     found = load(path)
     # What did not fit this machine may fit now: there may be more memory free.
     if found is not None and (found.complete or quick) and not (piece is None and found.limit):
         say(f"{info.name}: compiled before, {path}")
         return found
-    say(
-        f"{info.name}: compiling {info.rows} x {info.length} tokens, {info.mesh_text}, accumulation "
-        f"{info.accumulation}, {info.execution} ..."
-    )
+    say(f"{info.name}: compiling {info.rows} x {info.length} tokens, {info.split}, {info.execution} ...")
     compiling = concurrent.futures.ThreadPoolExecutor().submit(lowered.compile)
     began, told, found = time.monotonic(), 1, None
     while found is None and not concurrent.futures.wait([compiling], timeout=0.5).done:
-        seconds = time.monotonic() - began
-        if seconds > told * PROGRESS_S:
+        if (seconds := time.monotonic() - began) > told * PROGRESS_S:
             told += 1
             say(f"{info.name}: still at work, {seconds:.0f} s")
         found = assigned_memory(dump) if quick else None
@@ -205,7 +202,7 @@ def _result(stage: Stage, compiling: concurrent.futures.Future, piece: Slice | N
     except jax.errors.JaxRuntimeError as error:
         if compiled := refused(str(error)):
             return compiled
-        sys.exit(f"the compiler failed:\n{str(error)[:3000]}")
+        raise CompilerFailed(f"the compiler failed:\n{str(error)[:3000]}") from None
     memory = executable.memory_analysis()
     compiled = Compiled(
         executable.as_text(),
@@ -217,17 +214,21 @@ def _result(stage: Stage, compiling: concurrent.futures.Future, piece: Slice | N
     if piece:
         return compiled
     limit = local_device_bytes()
-    if limit and compiled.total > limit:
+    if limit and compiled.arguments + compiled.temporaries + compiled.fresh_outputs > limit:
         return dataclasses.replace(compiled, limit=limit)
-    return dataclasses.replace(compiled, measured_s=stage.measure(executable))
+    return dataclasses.replace(compiled, measured_s=_measured(stage, executable))
 
 
-def _key(program: str, topology: str, platform: str) -> str:
-    """Hash of everything that decides what the compiler makes of a program."""
-    packages = ["jax", "jaxlib", *(["libtpu"] if platform == "tpu" else [])]
-    versions = map(importlib.metadata.version, packages)
-    parts = [program, topology, platform, *versions, repr(compiler_options(platform))]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+def _measured(stage: Stage, executable: Any) -> float:
+    """Seconds per step on this machine: the median after one step of warm-up, of five or as many as start in 60 s."""
+    batch, state = stage.random_batch(), stage.trainer.init(stage.objective)
+    seconds: list[float] = []
+    while len(seconds) < 2 or (len(seconds) < 6 and sum(seconds) < 60):
+        began = time.perf_counter()
+        state, metrics = executable(state, batch)
+        jax.block_until_ready(metrics)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
 
 
 def assigned_memory(directory: pathlib.Path) -> Compiled | None:
@@ -260,11 +261,10 @@ def allocations(text: str) -> tuple[int, int, int]:
 def refused(message: str) -> Compiled | None:
     """The compiler's refusal of a program that does not fit, as numbers; None if it is no such."""
     size = r"([\d.]+)([KMGT]?)"
-    scale = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     whole = re.search(rf"Used {size} of {size} hbm", message)
     # Another message tells the temporaries alone; arguments come on top.
     found = whole or re.search(rf"temporaries \({size}\) exceeds available HBM \({size}\)", message)
     if found is None:
         return None
-    wanted, limit = (int(float(number) * scale[unit]) for number, unit in (found.group(1, 2), found.group(3, 4)))
+    wanted, limit = (int(float(found[i]) * 2 ** (10 * " KMGT".index(found[i + 1] or " "))) for i in (1, 3))
     return Compiled(wanted=wanted, temporaries=0 if whole else wanted, limit=limit)

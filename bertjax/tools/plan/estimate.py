@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from bertjax.process.hardware import TPUS, Tpu
 from bertjax.tools.plan import hlo
-from bertjax.tools.plan.stages import Compiled, StageInfo
+from bertjax.tools.plan.stages import StageInfo
 
 CHIPS = {chip.name: chip for chip in TPUS.values()}
 # The shapes of slices that accelerator names stand for, by the number of dimensions.
@@ -34,6 +34,12 @@ VALID = """valid are
   local               this machine's own devices, measured instead of estimated
   GENERATION:SHAPE    v2:4x4 v3:4x4 v4:2x2x4 v5e:4x4 v5p:2x2x2 v6e:4x4 (chips along each axis)
   accelerator names   v2-32 v3-32 v4-32 v5p-16 (cores), v5e-16 v5litepod-16 v6e-16 (chips)"""
+# Share of the peak at which hand-written kernels do the FLOPs that they declare. Instructions of attention, as the
+# compiler schedules them for v5e, reach 28 % forward and 33 % backward (T=512, D=64: half of the matrix unit is idle,
+# and dropout and softmax are work for the vector unit).
+KERNEL_SHARE = 0.3
+# Share of the forward pass that the backward pass repeats (presets.Execution.remat).
+REPEATED = {"none": 0.0, "dots": 0.1, "minimal": 0.7, "full": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +64,7 @@ class Slice:
     @property
     def accelerator(self) -> str:
         """The name by which such a slice is rented: v4-32, v5litepod-16."""
-        name = "v5litepod" if self.chip.name == "v5e" else self.chip.name
-        return f"{name}-{self.chips * self.chip.cores_per_chip}"
+        return f"{self.chip.name.replace('v5e', 'v5litepod')}-{self.chips * self.chip.cores_per_chip}"
 
     def collective_bytes_s(self, group: int) -> float:
         """Bytes per second that a chip can exchange with the others of its group, one way.
@@ -67,48 +72,56 @@ class Slice:
         All axes of the torus work at once where the group spans the slice, one axis otherwise. An axis closed to a ring
         carries data in both directions.
         """
-        directions = {size: 1 if size % self.chip.wrap else 2 for size in self.shape}
-        axes = sorted((size for size in self.shape if size > 1), key=lambda size: size * directions[size])
+        axes = sorted((size * d, d) for size in self.shape if size > 1 for d in [1 if size % self.chip.wrap else 2])
         used = axes[-1:] if group < self.devices else axes
-        return self.chip.link_bytes_s * (sum(directions[size] for size in used) or 1)
+        return self.chip.link_bytes_s * (sum(directions for _, directions in used) or 1)
 
 
 def parse(text: str) -> Slice:
     """The slice that a topology or accelerator name stands for; ValueError lists the valid forms."""
+
+    def refuse(why: str) -> ValueError:
+        return ValueError(f"topology {text!r}{why}; {VALID}")
+
     found = re.fullmatch(r"(v\d\w*):(\d+(?:x\d+)*)|(v\d(?:litepod|[ep])?)-(\d+)", text)
     if not found:
-        raise ValueError(f"topology {text!r} is not understood; {VALID}")
+        raise refuse(" is not understood")
     exact, axes, rented, size = found.groups()
     chip = CHIPS.get(exact or rented.replace("v5litepod", "v5e"))
     if chip is None:
-        raise ValueError(f"topology {text!r}: no TPU is called {exact or rented!r}; {VALID}")
+        raise refuse(f": no TPU is called {exact or rented!r}")
+    known = [Slice(chip, tuple(map(int, one.split("x")))) for one in (axes or SHAPES[chip.dimensions]).split()]
     if exact:
-        shape = _shape(axes)
-        if len(shape) != chip.dimensions or not all(shape):
+        if len(known[0].shape) != chip.dimensions or not known[0].chips:
             example = f"{chip.name}:{'4x4' if chip.dimensions == 2 else '2x2x4'}"
-            raise ValueError(
-                f"topology {text!r}: a {chip.name} slice has {chip.dimensions} axes, such as {example}; {VALID}"
-            )
-        return Slice(chip, shape)
-    rentable = [Slice(chip, _shape(shape)) for shape in SHAPES[chip.dimensions].split()]
-    sizes = {piece.chips * chip.cores_per_chip: piece for piece in rentable}
+            raise refuse(f": a {chip.name} slice has {chip.dimensions} axes, such as {example}")
+        return known[0]
+    sizes = {piece.chips * chip.cores_per_chip: piece for piece in known}
     if int(size) not in sizes:
-        known = ", ".join(f"{chip.name}-{size}" for size in sizes)
-        raise ValueError(f"topology {text!r}: there is no such slice; {chip.name} has {known}")
+        raise refuse(f": there is no such slice; {chip.name} has {', '.join(f'{chip.name}-{n}' for n in sizes)}")
     return sizes[int(size)]
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    """'4x4' -> (4, 4)."""
-    return tuple(map(int, text.split("x")))
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a step; bytes are those of one device.
 
+    A step that was refused, by the compiler or by arithmetic, has only `wanted` and `limit`.
+    """
 
-# Share of the peak at which hand-written kernels do the FLOPs that they declare. Instructions of attention, as the
-# compiler schedules them for v5e, reach 28 % forward and 33 % backward (T=512, D=64: half of the matrix unit is idle,
-# and dropout and softmax are work for the vector unit).
-KERNEL_SHARE = 0.3
-# Share of the forward pass that the backward pass repeats (presets.Execution.remat).
-REPEATED = {"none": 0.0, "dots": 0.1, "minimal": 0.7, "full": 1.0}
+    hlo: str = ""
+    arguments: int = 0
+    temporaries: int = 0
+    fresh_outputs: int = 0  # results that do not take an argument's place
+    code: int = 0
+    complete: bool = True  # False = stopped after memory was assigned
+    wanted: int = 0
+    limit: int = 0
+    measured_s: float | None = None  # seconds per step, local devices only
+
+    @property
+    def fits(self) -> bool:
+        return not self.wanted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,43 +169,38 @@ def cost(
       peak: FLOP/s of a device, if known.
       quick: by a roofline, also where there are cycles.
     """
-    limit = compiled.limit or limit
-    parts = memory_parts(info, compiled)
+    limit, parts = compiled.limit or limit, memory_parts(info, compiled)
     fits = compiled.fits and (not limit or sum(parts.values()) <= limit)
     paid = (piece.chips, "chip") if piece else (info.devices, "device")
     found = Cost(info, *paid, fits, parts, limit, largest_rows(info, parts, limit))
     if not compiled.fits:
         return found
     program = hlo.Program(compiled.hlo)
-    exchanged = program.collectives(info.devices)
-    unknown = tuple(name for name, trips in program.loops.items() if trips is None)
-    found = dataclasses.replace(found, collectives=exchanged, unknown_loops=unknown)
+    exchanged, step = program.collectives(info.devices), compiled.measured_s
+    method, operations, exchange = "measured" if step else "", None, None
     if piece:
         method, operations = operation_seconds(info, program, piece.chip, quick)
         waiting = sum(seconds_of(c, piece) for c in exchanged if not c.asynchronous)
         overlapped = sum(seconds_of(c, piece) for c in exchanged if c.asynchronous)
-        found = dataclasses.replace(
-            found,
-            method=method,
-            operations_s=operations,
-            collectives_s=waiting + overlapped,
-            step_s=max(operations, overlapped) + waiting,
-        )
-    elif compiled.measured_s:
-        found = dataclasses.replace(found, method="measured", step_s=compiled.measured_s)
-    mfu = info.flops / found.step_s / (peak * info.devices) if peak and found.step_s else None
-    return dataclasses.replace(found, mfu=mfu)
+        exchange, step = waiting + overlapped, max(operations, overlapped) + waiting
+    return dataclasses.replace(
+        found,
+        collectives=exchanged,
+        unknown_loops=tuple(name for name, trips in program.loops.items() if trips is None),
+        method=method,
+        operations_s=operations,
+        collectives_s=exchange,
+        step_s=step,
+        mfu=info.flops / step / (peak * info.devices) if peak and step else None,
+    )
 
 
 def operation_seconds(info: StageInfo, program: hlo.Program, chip: Tpu, quick: bool) -> tuple[str, float]:
     """Seconds per step of all but collectives, after the method by which they were found."""
     kernels = [(*kernel, times) for i, times in program.instructions() if (kernel := i.numbers(hlo.KERNEL))]
     if not quick and (cycles := program.cycles()):
-        hand_written = sum(
-            times * max(flops / (KERNEL_SHARE * chip.peak_flops), size / chip.hbm_bytes_s)
-            for flops, size, times in kernels
-        )
-        return "cycles", cycles / chip.clock_hz + hand_written
+        peak, speed = KERNEL_SHARE * chip.peak_flops, chip.hbm_bytes_s
+        return "cycles", cycles / chip.clock_hz + sum(n * max(flops / peak, size / speed) for flops, size, n in kernels)
     flops = info.flops * (1 + REPEATED[info.remat] / 3) / info.devices
     moved = program.hbm_bytes() + sum(size * times for _, size, times in kernels)
     return "roofline", flops / chip.peak_flops + moved / chip.hbm_bytes_s
@@ -231,11 +239,5 @@ def seconds_of(collective: hlo.Collective, piece: Slice) -> float:
     """Least time of the exchanges on the links of the slice."""
     n = collective.group
     share = (n - 1) / n
-    moved = {
-        "all-reduce": 2 * share,
-        "all-gather": share,
-        "all-to-all": share / 4,
-        "reduce-scatter": share * n,
-        "collective-permute": 1.0,
-    }[collective.kind]
-    return moved * collective.bytes / piece.collective_bytes_s(n)
+    moved = {"all-reduce": 2 * share, "all-to-all": share / 4, "reduce-scatter": share * n, "collective-permute": 1.0}
+    return moved.get(collective.kind, share) * collective.bytes / piece.collective_bytes_s(n)

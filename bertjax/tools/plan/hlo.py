@@ -17,8 +17,7 @@ _MOVE_NOTHING = frozenset(
     "slice-done after-all partition-id custom-call async-start async-update async-done optimization-barrier".split()
 )
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*-> .*\{\s*$")
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
-_OPCODE = re.compile(r"(?:^|\s)([a-z][a-z0-9\-]*)\(")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?)(?<!\S)([a-z][a-z0-9\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|bf16|[suf](?:4|8|16|32|64)|c64|c128)\[([0-9,<=]*)\](?:\{[^}]*?(S\(\d+\))?\})?")
 CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 KERNEL = re.compile(r'"cost_estimate":\{"flops":"?(\d+)"?,.*?"bytes_accessed":"?(\d+)')  # a hand-written one
@@ -46,6 +45,12 @@ class Instruction:
         """Name of the computation in 'attribute=%name', or ''."""
         found = re.search(rf"\b{attribute}=%?([\w.\-]+)", self.attributes)
         return found[1] if found else ""
+
+    @property
+    def integer(self) -> int | None:
+        """The value of an integer constant; None for anything else."""
+        known = self.opcode == "constant" and self.operands and re.fullmatch(r"-?\d+", self.operands[0])
+        return int(self.operands[0]) if known else None
 
 
 Computation = Mapping[str, Instruction]
@@ -75,18 +80,19 @@ class Program:
     def __init__(self, text: str):
         """Raises ValueError if there is no entry computation."""
         self.computations: dict[str, dict[str, Instruction]] = {}
-        entry, current = "", None
+        self.executions: dict[str, int] = collections.Counter()
+        self.loops: dict[str, int | None] = {}
+        entry, current = "", {}
         for line in text.splitlines():
             if header := _COMPUTATION.match(line):
                 current = self.computations.setdefault(header[2], {})
                 entry = header[2] if header[1] else entry
-            elif current is not None and (found := _INSTRUCTION.match(line)):
-                if instruction := _instruction(found[2], found[3], bool(found[1])):
-                    current[found[2]] = instruction
+            elif found := _INSTRUCTION.match(line):
+                root, name, shape, opcode, rest = found.groups()
+                operands, attributes = _split(rest)
+                current[name] = Instruction(name, shape.strip(), opcode, operands, attributes, bool(root))
         if not entry:
             raise ValueError("this is not the text of an HLO module: it has no ENTRY computation")
-        self.executions: dict[str, int] = collections.Counter()
-        self.loops: dict[str, int | None] = {}
         self._visit(entry, 1)
 
     def _visit(self, computation: str, times: int) -> None:
@@ -98,8 +104,8 @@ class Program:
                 self._visit(i.called("body"), times * (trips or 1))
             elif i.opcode in ("call", "async-start", "conditional"):
                 branches = re.search(r"branch_computations=\{([^}]*)\}", i.attributes)
-                callees = _CALLEES.findall(i.attributes)
-                for callee in callees + (re.findall(r"[\w.\-]+", branches[1]) if branches else []):
+                named = re.findall(r"[\w.\-]+", branches[1]) if branches else []
+                for callee in _CALLEES.findall(i.attributes) + named:
                     self._visit(callee, times)
 
     def instructions(self) -> Iterator[tuple[Instruction, int]]:
@@ -117,20 +123,17 @@ class Program:
         if known := loop.numbers(_TRIPS):
             return known[0]
         condition = self.computations.get(loop.called("condition"), {})
-        root = next((i for i in condition.values() if i.is_root), None)
-        if root is None or root.opcode != "compare":
-            return None
-        counter, limit = (condition.get(name) for name in root.operands)
-        last, more = _integer(limit), {"LT": 0, "LE": 1}.get(root.called("direction"))
-        if counter is None or counter.opcode != "get-tuple-element" or last is None or more is None:
-            return None
-        state = here.get(loop.operands[0])
-        first = None
-        if state is not None and state.opcode == "tuple":
-            first = here.get(state.operands[int(counter.called("index"))])
-            while first is not None and first.opcode in ("copy", "bitcast"):
-                first = here.get(first.operands[0])
-        return max(0, last + more - (_integer(first) or 0))
+        for root in (i for i in condition.values() if i.is_root and i.opcode == "compare"):
+            counter, limit = (condition[name] for name in root.operands)
+            more = {"LT": 0, "LE": 1}.get(root.called("direction"))
+            if counter.opcode == "get-tuple-element" and limit.integer is not None and more is not None:
+                first = here[loop.operands[0]]
+                if first.opcode == "tuple":
+                    first = here[first.operands[int(counter.called("index"))]]
+                while first.opcode in ("copy", "bitcast"):
+                    first = here[first.operands[0]]
+                return max(0, limit.integer + more - (first.integer or 0))
+        return None
 
     def cycles(self) -> int:
         """Estimated cycles of a step on one chip."""
@@ -148,50 +151,39 @@ class Program:
             for i in here.values():
                 if i.opcode in _MOVE_NOTHING or i.opcode.removesuffix("-start") in COLLECTIVES:
                     continue
-                inside = self.computations.get(i.called("calls"), {})
-                read, written = self._touched(inside) if inside else ({}, math.inf)
+                read, written = self._touched(self.computations.get(i.called("calls"), {}))
+                total += times * min(_bytes(here, i.name, "HBM"), written)
                 for number, operand in enumerate(i.operands):
-                    whole = sum(array_bytes(here[operand].shape, "HBM")) if operand in here else 0
-                    total += times * min(whole, read.get(number, math.inf))
-                total += times * min(sum(array_bytes(i.shape, "HBM")), written)
+                    total += times * min(_bytes(here, operand, "HBM"), read.get(number, math.inf))
         return int(total)
 
     def _touched(self, inside: Computation) -> tuple[dict[int, int], float]:
         """What a fused computation reads of those parameters of which it needs only slices, and what it writes where
         its result is an array updated in place (else infinite)."""
-
-        def size(name: str) -> int:
-            return sum(array_bytes(inside[name].shape)) if name in inside else 0
-
-        users = collections.defaultdict(list)
+        users, read = collections.defaultdict(list), {}
         for i in inside.values():
             for operand in i.operands:
                 users[operand].append(i)
-        read: dict[int, int] = {}
-        for i in inside.values():
-            if i.opcode != "parameter":
-                continue
+        for i in (i for i in inside.values() if i.opcode == "parameter"):
             number, uses = int(i.operands[0]), users[i.name]
             while len(uses) == 1 and uses[0].opcode == "bitcast":
                 uses = users[uses[0].name]
             kinds = {use.opcode for use in uses}
             if kinds and kinds <= {"dynamic-slice", "gather"}:
-                read[number] = sum(size(use.name) for use in uses)
+                read[number] = sum(_bytes(inside, use.name) for use in uses)
             elif kinds == {"dynamic-update-slice"}:
                 read[number] = 0
-            elif kinds == {"fusion"} and len(uses) == 1:  # the slice is cut one level deeper
+            elif kinds == {"fusion"} and len(uses) == 1 and i.name in uses[0].operands:  # cut one level deeper
                 nested, _ = self._touched(self.computations.get(uses[0].called("calls"), {}))
-                position = uses[0].operands.index(i.name) if i.name in uses[0].operands else -1
-                if position in nested:
+                if (position := uses[0].operands.index(i.name)) in nested:
                     read[number] = nested[position]
         updates = [i for i in inside.values() if i.opcode == "dynamic-update-slice"]
         if not updates:
             return read, math.inf
-        written = sum(size(i.operands[1]) for i in updates)
-        root = next((i for i in inside.values() if i.is_root), None)
-        if root is not None and root.opcode == "tuple":  # the other results are written whole
-            whole = {size(i.name) for i in updates}
-            written += sum(size(operand) for operand in root.operands if size(operand) not in whole)
+        written = sum(_bytes(inside, i.operands[1]) for i in updates)
+        for root in (i for i in inside.values() if i.is_root and i.opcode == "tuple"):
+            whole = {_bytes(inside, i.name) for i in updates}  # the other results are written whole
+            written += sum(size for size in (_bytes(inside, name) for name in root.operands) if size not in whole)
         return read, written
 
     def collectives(self, devices: int) -> list[Collective]:
@@ -201,51 +193,34 @@ class Program:
           devices: of the program; the size of a group that spans all.
         """
         found: dict[tuple[str, int, bool], list[int]] = collections.defaultdict(lambda: [0, 0])
-        for instruction, times in self.instructions():
-            kind = instruction.opcode.removesuffix("-start")
-            if kind not in COLLECTIVES or (group := group_size(instruction.attributes, devices)) == 1:
-                continue
-            started = instruction.opcode.endswith("-start")
-            sizes = array_bytes(instruction.shape)
-            if started and kind != "all-reduce" and instruction.shape.startswith("("):
-                # The tuple of a start: operands, results, and whatever else.
-                operands = len(instruction.operands)
-                sizes = sizes[operands : 2 * operands]
-            entry = found[kind, group, started]
-            entry[0] += times
-            entry[1] += times * sum(sizes)
-        return [
-            Collective(kind, count, size, group, started)
-            for (kind, group, started), (count, size) in sorted(found.items())
-        ]
+        for i, times in self.instructions():
+            kind, started = i.opcode.removesuffix("-start"), i.opcode.endswith("-start")
+            if kind in COLLECTIVES and (group := group_size(i.attributes, devices)) > 1:
+                sizes = array_bytes(i.shape)
+                if started and kind != "all-reduce" and i.shape.startswith("("):
+                    # The tuple of a start: operands, results, and whatever else.
+                    sizes = sizes[len(i.operands) : 2 * len(i.operands)]
+                entry = found[kind, group, started]
+                entry[0] += times
+                entry[1] += times * sum(sizes)
+        return [Collective(kind, *sums, group, started) for (kind, group, started), sums in sorted(found.items())]
 
 
-def _integer(instruction: Instruction | None) -> int | None:
-    """The value of an integer constant; None for anything else."""
-    known = instruction is not None and instruction.opcode == "constant" and instruction.operands
-    return int(instruction.operands[0]) if known and re.fullmatch(r"-?\d+", instruction.operands[0]) else None
-
-
-def _instruction(name: str, text: str, is_root: bool) -> Instruction | None:
-    """'f32[2]{0} add(%a, %b), attributes' taken apart."""
-    # A tuple's shape has parentheses of its own; the opcode is what follows it.
-    opcode = _OPCODE.search(text, _closing(text, 0) + 1 if text.startswith("(") else 0)
-    if opcode is None:
-        return None
-    end = _closing(text, opcode.end() - 1)
-    inner = re.sub(r"/\*.*?\*/", "", text[opcode.end() : end])
-    operands = tuple(re.findall(r"%([\w.\-]+)", inner)) or tuple(word for word in re.split(r"[,\s]+", inner) if word)
-    return Instruction(name, text[: opcode.start()].strip(), opcode[1], operands, text[end + 1 :], is_root)
-
-
-def _closing(text: str, start: int) -> int:
-    """Index of the parenthesis that closes the one at `start`."""
-    depth = 0
-    for found in re.compile(r"[()]").finditer(text, start):
+def _split(text: str) -> tuple[tuple[str, ...], str]:
+    """'%a, %b), attributes' -> ('a', 'b') and the attributes; of a constant or parameter what stands there."""
+    depth, end = 1, len(text)
+    for found in re.finditer(r"[()]", text):
         depth += 1 if found[0] == "(" else -1
         if depth == 0:
-            return found.start()
-    return len(text) - 1
+            end = found.start()
+            break
+    inner = re.sub(r"/\*.*?\*/", "", text[:end])
+    return tuple(re.findall(r"%([\w.\-]+)", inner) or re.findall(r"[^,\s]+", inner)), text[end + 1 :]
+
+
+def _bytes(here: Computation, name: str, memory: str = "") -> int:
+    """Bytes of the result of an instruction; 0 of one that is not there."""
+    return sum(array_bytes(here[name].shape, memory)) if name in here else 0
 
 
 def array_bytes(shape: str, memory: str = "") -> list[int]:
@@ -266,8 +241,8 @@ def group_size(attributes: str, devices: int) -> int:
     if meshed := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes):
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", meshed[1]))
         return math.prod(int(sizes[name]) for name in re.findall(r"'([^']+)'", meshed[2]))
-    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes):
-        return int(iota[2])
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
+        return int(iota[1])
     if explicit := re.search(r"replica_groups=\{\{([^}]*)\}", attributes):
         return len(explicit[1].split(","))
     return 2 if "source_target_pairs={" in attributes else devices

@@ -60,50 +60,42 @@ class Plan:
         return self.unfit is not None, sum(s.total if s.days is None else s.days for s in self.stages)
 
 
-@dataclasses.dataclass(frozen=True)
-class Planner:
-    """Plans for one place.
+def make_plan(config: Config, piece: Slice | None, cache: pathlib.Path, quick: bool, overrides: str = "") -> Plan:
+    """Costs of every stage of a configuration.
 
-    Attributes:
+    Args:
       piece: the slice; None = the devices of this machine.
       cache: directory of compiled steps.
       quick: stop the compiler once it has assigned memory (TPU only).
     """
+    peak, limit = (piece.chip.peak_flops if piece else hardware.peak_flops()), device_bytes(piece)
+    count = 1 if config.job == "finetune" else len(config.phases)
+    compiled = (compile_stage(config, piece, number, cache, quick) for number in range(count))
+    return Plan([cost(*stage, piece, limit, peak, quick) for stage in compiled], overrides)
 
-    piece: Slice | None
-    cache: pathlib.Path
-    quick: bool = False
 
-    @property
-    def device_bytes(self) -> float:
-        """Memory of a device, 0 = unknown."""
-        return self.piece.chip.hbm_bytes if self.piece else local_device_bytes() or 0
+def device_bytes(piece: Slice | None) -> float:
+    """Memory of a device, 0 = unknown."""
+    return piece.chip.hbm_bytes if piece else local_device_bytes() or 0
 
-    def plan(self, config: Config, overrides: str = "") -> Plan:
-        """Costs of every stage of a configuration."""
-        peak = self.piece.chip.peak_flops if self.piece else hardware.peak_flops()
-        limit, costs = self.device_bytes, []
-        for number in range(1 if config.job == "finetune" else len(config.phases)):
-            stage = compile_stage(config, self.piece, number, self.cache, self.quick)
-            costs.append(cost(*stage, self.piece, limit, peak, self.quick))
-        return Plan(costs, overrides)
 
-    def search(self, config: Config, count: int) -> list[Plan]:
-        """Plans of the first `count` candidates, the best first."""
-        if config.job == "finetune":
-            raise ValueError("--search is for pre-training; fine-tuning fits almost everywhere")
-        limit, plans = self.device_bytes or UNKNOWN_BYTES, []
-        worth = candidates(config, self.piece.devices if self.piece else jax.device_count(), limit, bool(self.piece))
-        for number, (settings, size) in enumerate(itertools.islice(worth, count), 1):
-            overrides = " ".join(f"{name}={value}" for name, value in settings.items())
-            say(f"candidate {number}: {overrides}, about {size / GIB:.1f} GiB by arithmetic")
-            plans.append(self.plan(config.replace({"mesh.auto": False, "mesh.data": -1, **settings}), overrides))
-        if not plans:
-            raise ValueError(
-                f"no candidate should fit {limit / GIB:.0f} GiB a device by arithmetic: take more chips, or chips with "
-                "more memory"
-            )
-        return sorted(plans, key=lambda plan: plan.rank)
+def search(config: Config, piece: Slice | None, cache: pathlib.Path, quick: bool, count: int) -> list[Plan]:
+    """Plans of the first `count` candidates, the best first; see make_plan."""
+    if config.job == "finetune":
+        raise ValueError("--search is for pre-training; fine-tuning fits almost everywhere")
+    limit, plans = device_bytes(piece) or UNKNOWN_BYTES, []
+    worth = candidates(config, piece.devices if piece else jax.device_count(), limit, bool(piece))
+    for number, (settings, size) in enumerate(itertools.islice(worth, count), 1):
+        overrides = " ".join(f"{name}={value}" for name, value in settings.items())
+        say(f"candidate {number}: {overrides}, about {size / GIB:.1f} GiB by arithmetic")
+        tried = config.replace({"mesh.auto": False, "mesh.data": -1, **settings})
+        plans.append(make_plan(tried, piece, cache, quick, overrides))
+    if not plans:
+        raise ValueError(
+            f"no candidate should fit {limit / GIB:.0f} GiB a device by arithmetic: take more chips, or chips with "
+            "more memory"
+        )
+    return sorted(plans, key=lambda plan: plan.rank)
 
 
 def candidates(config: Config, devices: int, limit: float, tpu: bool) -> Iterator[tuple[dict[str, Any], float]]:
@@ -150,45 +142,41 @@ def heading(name: str, piece: Slice | None, cost: Cost, versions: str) -> str:
 
 def stage_text(cost: Cost) -> str:
     """One stage: memory, time, collectives."""
-    info, shown = cost.info, {}
-    steps = f"{info.steps:,} steps of " if info.steps else ""
-    title = f"{info.name}: {steps}{info.rows} x {info.length} tokens, {info.rows_per_device} rows a device at a time"
-    facts = [
-        ("model", info.model),
-        ("execution", f"{info.mesh_text}, accumulation {info.accumulation}, {info.execution}"),
-        ("fits", _fits(cost)),
+    info, steps = cost.info, f"{cost.info.steps:,} steps of " if cost.info.steps else ""
+    used, limit = _size(cost.total, cost), _size(cost.limit, cost)
+    if not cost.limit:
+        fits = f"not known, {info.device_kind} does not tell its memory: {used} a device"
+    else:
+        answer = "NO:" if not cost.fits else "not refused: at least" if cost.method == "roofline" else "yes:"
+        fits = f"{answer} {used.split()[0]} of {limit} a device"
+    lines = [
+        f"{info.name}: {steps}{info.rows} x {info.length} tokens, {info.rows_per_device} rows a device at a time",
+        f"{'model':>14}  {info.model}",
+        f"{'execution':>14}  {info.split}, {info.execution}",
+        f"{'fits':>14}  {fits}",
     ]
-    shown = {purpose: size for purpose, size in cost.bytes.items() if size >= cost.total / 1000}
+    shown = ((name, size) for name, size in cost.bytes.items() if size >= cost.total / 1000)
+    lines += [f"{name:>18}  {_size(size, cost):>10}" for name, size in shown]
     if cost.largest_rows is not None:
         rows = f"about {cost.largest_rows:,} rows a device at a time (by proportion; plan it to be sure)"
-        facts.append(("largest batch", rows))
+        lines.append(f"{'largest batch':>14}  {rows}")
     for c in cost.collectives:
         how = "asynchronous" if c.asynchronous else "the step waits"
-        facts.append(("collectives", f"{c.count:,} {c.kind} over {c.group}: {c.bytes / 1e6:,.1f} MB a step, {how}"))
+        text = f"{c.count:,} {c.kind} over {c.group}: {c.bytes / 1e6:,.1f} MB a step, {how}"
+        lines.append(f"{'collectives':>14}  {text}")
     if cost.step_s is not None:
         parts = mfu = ""
         if cost.operations_s is not None:
             parts = f" (operations {cost.operations_s * 1e3:,.1f}, collectives {cost.collectives_s * 1e3:,.1f})"
         if cost.mfu is not None:
             mfu = f", MFU {cost.mfu:.1%}"
-        facts.append(("step", f"{cost.step_s * 1e3:,.1f} ms{parts}{mfu}, {cost.tokens_s:,.0f} tokens/s"))
+        lines.append(f"{'step':>14}  {cost.step_s * 1e3:,.1f} ms{parts}{mfu}, {cost.tokens_s:,.0f} tokens/s")
     if cost.days is not None:
-        facts.append(("whole stage", _duration(cost.days, cost)))
+        lines.append(f"{'whole stage':>14}  {_duration(cost.days, cost)}")
     if cost.unknown_loops:
-        facts.append(("note", f"counted once, since their length is unknown: {', '.join(cost.unknown_loops)}"))
-    lines = [f"{name:>14}  {text}" for name, text in facts]
-    lines[3:3] = [f"{purpose:>18}  {_size(size, cost):>10}" for purpose, size in shown.items()]
-    return "\n".join([title, *lines])
-
-
-def _fits(cost: Cost) -> str:
-    used = _size(cost.total, cost)
-    if not cost.limit:
-        return f"not known, {cost.info.device_kind} does not tell its memory: {used} a device"
-    used = f"{used.split()[0]} of {_size(cost.limit, cost)} a device"
-    if not cost.fits:
-        return f"NO: {used}"
-    return f"not refused: at least {used}" if cost.method == "roofline" else f"yes: {used}"
+        loops = ", ".join(cost.unknown_loops)
+        lines.append(f"{'note':>14}  counted once, since their length is unknown: {loops}")
+    return "\n".join(lines)
 
 
 def _size(size: float, cost: Cost) -> str:

@@ -7,7 +7,6 @@ as in a run, so that a plan cannot differ from what runs.
 
 import dataclasses
 import math
-import time
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -37,17 +36,15 @@ TEXT = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), "int32 B
 CHOICES = dict.fromkeys(TEXT, "int32 B C T")
 PAIRS = {"nsp_labels": "int32 B P", "nsp_weights": "float32 B P"}
 PACKED = {"position_ids": "int32 B T", "cls_positions": "int32 B P"}
-
 # [rows, T, H] arrays of bfloat16 that a layer keeps for its backward pass, as the compiler's buffer assignment lists
 # them: "full" the layer's input, once for each of its two uses; "minimal" also the context and the normalised sum
 # behind it; "dots" also queries, keys, values, both outputs, and the inner activations, which are four; "none" what
 # fits best.
 KEPT = {"none": 26, "dots": 12, "minimal": 4, "full": 2}
 WORKING = 20  # arrays [rows, T, H] of the one layer at work
-# Bytes of an element [A, T, T], where attention is not fused: kept by a layer (scores in float32, probabilities in
-# bfloat16), at work in one.
-KEPT_MATRICES = {"none": 6, "dots": 0, "minimal": 0, "full": 0}
-WORKING_MATRICES = 10
+# Bytes of an element [A, T, T], where attention is not fused: kept by a layer without remat (scores in float32,
+# probabilities in bfloat16), at work in one.
+KEPT_MATRICES, WORKING_MATRICES = 6, 10
 WORKING_LOGITS = 10  # bytes of an element [P, V]
 
 
@@ -81,34 +78,9 @@ class StageInfo:
         return self.rows // (self.mesh["data"] * self.mesh["fsdp"] * self.accumulation)
 
     @property
-    def mesh_text(self) -> str:
-        return " x ".join(f"{name} {size}" for name, size in self.mesh.items())
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """What the compiler says of a step; bytes are those of one device.
-
-    A step that was refused, by the compiler or by arithmetic, has only `wanted` and `limit`.
-    """
-
-    hlo: str = ""
-    arguments: int = 0
-    temporaries: int = 0
-    fresh_outputs: int = 0  # results that do not take an argument's place
-    code: int = 0
-    complete: bool = True  # False = stopped after memory was assigned
-    wanted: int = 0
-    limit: int = 0
-    measured_s: float | None = None  # seconds per step, local devices only
-
-    @property
-    def fits(self) -> bool:
-        return not self.wanted
-
-    @property
-    def total(self) -> int:
-        return self.arguments + self.temporaries + self.fresh_outputs
+    def split(self) -> str:
+        """Over which devices, and in how many micro-batches."""
+        return " x ".join(f"{name} {n}" for name, n in self.mesh.items()) + f", accumulation {self.accumulation}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,18 +104,6 @@ class Stage:
             if name in ("attention_mask", "nsp_weights", "weights"):
                 batch[name][...] = 1
         return sharding.put_batch(batch, self.trainer.mesh)
-
-    def measure(self, executable: Any, steps: int = 5, budget_s: float = 60) -> float:
-        """Seconds per step on this machine: the median after one step of warm-up, of `steps` or as many as start within
-        `budget_s`."""
-        batch, state = self.random_batch(), self.trainer.init(self.objective)
-        seconds: list[float] = []
-        while len(seconds) < 2 or (len(seconds) <= steps and sum(seconds) < budget_s):
-            began = time.perf_counter()
-            state, metrics = executable(state, batch)
-            jax.block_until_ready(metrics)
-            seconds.append(time.perf_counter() - began)
-        return float(np.median(seconds[1:]))
 
 
 def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
@@ -204,13 +164,14 @@ def task_head(name: str, options: Mapping[str, Any]) -> tuple[str, int]:
     if name in GLUE:
         names = GLUE[name].names
         return "classification" if names else "regression", len(names) or 1
-    if name.startswith("squad"):
-        return "spans", 2
-    if name in ("ner", "tag"):
-        return "tagging", 9  # CoNLL-2003 has 9 tags
-    if name == "swag":
-        return "multiple_choice", 1
-    return options.get("head", "classification"), 3 if name == "xnli" else 2
+    # CoNLL-2003 has 9 tags.
+    known = {
+        "ner": ("tagging", 9),
+        "tag": ("tagging", 9),
+        "swag": ("multiple_choice", 1),
+        "xnli": ("classification", 3),
+    }
+    return ("spans", 2) if name.startswith("squad") else known.get(name, (options.get("head", "classification"), 2))
 
 
 def _stage(
@@ -234,7 +195,7 @@ def _stage(
         leaves = jax.tree.leaves(tree)
         return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
-    rows, *_, length = batch["input_ids"].shape
+    rows, length = sizes["B"], sizes["T"]
     info = StageInfo(
         name,
         steps,
@@ -242,15 +203,13 @@ def _stage(
         flops,
         rows,
         length,
-        mesh=dict(mesh.shape),
-        accumulation=trainer.accumulation,
-        model=f"L={model.num_hidden_layers} H={model.hidden_size} A={model.num_attention_heads} "
+        dict(mesh.shape),
+        trainer.accumulation,
+        f"L={model.num_hidden_layers} H={model.hidden_size} A={model.num_attention_heads} "
         f"F={model.intermediate_size} V={model.vocab_size:,}, {parameter_count(model) / 1e6:.1f} M parameters",
-        execution=f"{execution.dtype}, layers {execution.layers}, remat {execution.remat}",
-        remat=execution.remat,
-        parameters=size(state.params),
-        optimizer=size(state.opt_state),
-        batch=size(batch),
+        f"{execution.dtype}, layers {execution.layers}, remat {execution.remat}",
+        execution.remat,
+        *map(size, (state.params, state.opt_state, batch)),
         device_kind=mesh.devices.flat[0].device_kind,
     )
     split = mesh.size, mesh.shape["fsdp"], mesh.shape["tensor"], trainer.accumulation
@@ -283,6 +242,6 @@ def bytes_of(
     here = rows * tensor / devices / accumulation
     hidden = here * length * config.hidden_size * 2
     matrices = 0 if fused else here * config.num_attention_heads / tensor * length * length
-    kept = config.num_hidden_layers * (KEPT[remat] * hidden + KEPT_MATRICES[remat] * matrices)
+    kept = config.num_hidden_layers * (KEPT[remat] * hidden + (remat == "none") * KEPT_MATRICES * matrices)
     logits = here * predictions * config.vocab_size / tensor
     return state + kept + max(WORKING_MATRICES * matrices + WORKING * hidden, WORKING_LOGITS * logits)
