@@ -1,10 +1,8 @@
-"""Protocol buffers: message types declared in place, and varints for compiled readers."""
+"""Protocol buffers: message types declared in place."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import numba
-import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
@@ -53,29 +51,3 @@ def _add_field(message: Any, number: int, kind: str, name: str) -> Any:
     if kind not in _SCALARS:
         field.type_name = f".p.{kind}"
     return field
-
-
-@numba.njit(cache=True, nogil=True)
-def varint_at(data, position, end):
-    """(value, position after it); the position is -1 where the bytes end first."""
-    value, shift = np.uint64(0), np.uint64(0)
-    while position < end and shift < np.uint64(64):
-        byte = data[position]
-        position += 1
-        value |= np.uint64(byte & 127) << shift
-        if byte < 128:
-            return np.int64(value), position
-        shift += np.uint64(7)
-    return np.int64(0), np.int64(-1)
-
-
-@numba.njit(cache=True, nogil=True)
-def content_at(data, position, end, field):
-    """(begin, end) of the length-delimited field that must come next; begin -1 if it does not."""
-    tag, position = varint_at(data, position, end)
-    if position < 0 or tag != (field << 3 | 2):
-        return np.int64(-1), end
-    length, position = varint_at(data, position, end)
-    if position < 0 or length < 0 or length > end - position:
-        return np.int64(-1), end
-    return position, position + length

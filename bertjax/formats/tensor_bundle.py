@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from bertjax.formats.arrays import LoadError
 from bertjax.formats.crc32c import masked_crc32c
-from bertjax.formats.protobuf import declare, varint_at
+from bertjax.formats.protobuf import declare
 
 _TABLE_MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
@@ -228,10 +228,14 @@ def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _varints(data: bytes, at: int, count: int) -> tuple[list[int], int]:
     """(so many varints from there on, the position after them)."""
-    values, array = [], np.frombuffer(data, np.uint8)
+    values = []
     for _ in range(count):
-        value, at = varint_at(array, at, len(array))
-        if at < 0 or value < 0:
-            raise LoadError("malformed varint")
+        value = shift = 0
+        more = True
+        while more:
+            if at >= len(data) or shift > 56:  # none is negative
+                raise LoadError("malformed varint")
+            value |= (data[at] & 127) << shift
+            more, shift, at = data[at] > 127, shift + 7, at + 1
         values.append(value)
     return values, at
