@@ -76,7 +76,7 @@ class Logbook:
             self.directory = pathlib.Path(tempfile.mkdtemp(prefix="bertjax-")) / self._remote.name
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / METRICS_FILE
-        for name in (METRICS_FILE, CSV_FILE, WANDB_FILE) if self._remote else ():
+        for name in (METRICS_FILE, WANDB_FILE) if self._remote else ():
             if (self._remote / name).exists():
                 (self.directory / name).write_text((self._remote / name).read_text())
         truncate_records(path, start_step, self._write)
@@ -87,7 +87,7 @@ class Logbook:
         if log.tensorboard:
             self._sinks.append(TensorBoardSink(self.directory / "tensorboard", start_step))
         if log.csv:
-            self._sinks.append(CsvSink(self.directory / CSV_FILE, start_step, self._write))
+            self._sinks.append(CsvSink(self.directory / CSV_FILE, lambda: read_records(path)))
         if log.wandb:
             name = os.path.basename(os.fspath(directory).rstrip("/"))
             self._sinks.append(WandbSink(self.directory, start_step, log.wandb, name, settings))

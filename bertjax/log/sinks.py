@@ -10,7 +10,6 @@ import io
 import pathlib
 import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -79,64 +78,34 @@ class WandbSink:
 
 
 class CsvSink:
-    """metrics.csv: one row a record, one column a name; empty where a record lacks the name."""
+    """metrics.csv: one row a record, one column a name; empty where a record lacks the name.
 
-    def __init__(self, path: pathlib.Path, start_step: int, say: Callable[[str], None] = print):
-        self._path, self._say = path, say
-        self._columns: list[str] = ["step"]
-        self._rewrite(self._read(start_step) if path.exists() else [])
+    Args:
+      records: gives those of metrics.jsonl, of which the file is made at the start and where a name is new.
+    """
+
+    def __init__(self, path: pathlib.Path, records: Callable[[], Sequence[Mapping[str, Any]]]):
+        self._path, self._records = path, records
+        self._rewrite()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        new = [name for name in values if name not in self._columns]
-        if new:  # rare: the first training record, the first evaluation
-            rows = self._read()
-            self._columns += new
-            self._rewrite(rows)
+        if not values.keys() <= {*self._columns}:  # rare: the first training record, the first evaluation
+            self._rewrite()
+            return
         with open(self._path, "a", encoding="utf-8", newline="") as file:
-            file.write(self._text([{"step": step, **values}]))
+            csv.DictWriter(file, self._columns, restval="").writerow({"step": step, **values})
 
     def close(self) -> None:
         """Nothing is buffered."""
 
-    def _read(self, last_step: int = sys.maxsize) -> list[dict[str, str]]:
-        """The rows up to `last_step`, and the columns; a damaged file is set aside, and said."""
-        content = self._path.read_bytes()
-        *lines, _ = content.decode("utf-8", errors="replace").split("\n")  # the last: unfinished
-        header, *rows = [_fields(line) for line in lines] or [["step"]]
-        if readable := header[:1] == ["step"] and len(set(header)) == len(header):
-            self._columns = header
-        kept = [
-            dict(zip(header, row, strict=True))
-            for row in rows
-            if readable and len(row) == len(header) and row[0].isascii() and row[0].isdigit()
-        ]
-        if not readable or len(kept) < len(rows):
-            aside = self._path.with_name(f"{self._path.name}.damaged")
-            write_whole(aside, content)
-            self._say(
-                f"{self._path.name}: {len(rows) - len(kept)} of {len(rows)} rows could not "
-                f"be read; the file as it was is {aside.name}"
-            )
-        return [row for row in kept if int(row["step"]) <= last_step]
-
-    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        write_whole(self._path, self._text(rows, header=True))
-
-    def _text(self, rows: Sequence[Mapping[str, Any]], header: bool = False) -> str:
+    def _rewrite(self) -> None:
+        rows = [{k: x for k, x in record.items() if isinstance(x, int | float)} for record in self._records()]
+        self._columns = list(dict.fromkeys(["step", *(name for row in rows for name in row if name != "time")]))
         text = io.StringIO()
-        writer = csv.DictWriter(text, self._columns, restval="")
-        if header:
-            writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
-
-
-def _fields(line: str) -> list[str]:
-    """Of a row of CSV without line breaks; none where it is damaged."""
-    try:
-        return [] if set(line) & {"\0", "\ufffd"} else next(csv.reader([line.rstrip("\r")]), [])
-    except csv.Error:
-        return []
+        writer = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({name: x if name == "step" else float(x) for name, x in row.items()} for row in rows)
+        write_whole(self._path, text.getvalue())
 
 
 Sink = TensorBoardSink | WandbSink | CsvSink

@@ -109,28 +109,14 @@ def test_csv_of_a_resumed_run_has_no_step_twice(tmp_path):
     assert rows(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("content", "kept", "told"),
-    [
-        (b"step,loss\n1,2.5\n\0\0\0\0\n2,2.25\n", ["1", "2"], "1 of 3 rows"),
-        (b"step,loss\n1,2.5\n2,2\0.25\n\xff\xff,1\nx,1\n", ["1"], "3 of 4 rows"),
-        (b"step,loss\n1,2.5,3\n2,2.25\n", ["2"], "1 of 2 rows"),
-        (b"\0" * 100 + b"\n1,2.5\n", [], "1 of 1 rows"),
-        (b"loss,loss\n1,2.5\n", [], "1 of 1 rows"),
-        (b"step,loss\n1,2.5\n2,2.2", ["1"], ""),  # the last row was being written
-        (b"", [], ""),
-    ],
-)
-def test_a_damaged_metrics_csv_is_set_aside_and_said(tmp_path, content, kept, told):
-    path, said = tmp_path / "metrics.csv", []
-    path.write_bytes(content)
-    with Logbook(tmp_path, 5, LogSettings(tensorboard=False, csv=True), write=said.append) as logbook:
-        logbook.evaluation(6, {"loss": 2.0})
-    with open(path, newline="") as file:
-        assert [row["step"] for row in csv.DictReader(file)] == [*kept, "6"]
-    assert any(told in line and "metrics.csv.damaged" in line for line in said) == bool(told)
-    if told:
-        assert (tmp_path / "metrics.csv.damaged").read_bytes() == content
+def test_csv_that_is_damaged_or_was_not_asked_for_before_has_all_records_of_the_run(tmp_path):
+    with book(tmp_path) as log:
+        log.train(1, 10, {"loss": 2.5})
+        log.evaluation(1, {"eval/loss": 1.5})
+    (tmp_path / "metrics.csv").write_bytes(b"\0" * 100 + b"\n1,2.5\n")
+    with book(tmp_path, 1, csv=True) as log:
+        log.train(2, 10, {"loss": 2.0})
+    assert [tuple(row.values()) for row in rows(tmp_path)] == [("1", "2.5", ""), ("1", "", "1.5"), ("2", "2.0", "")]
 
 
 def test_a_damaged_id_of_wandb_is_a_new_run(tmp_path, wandb):
