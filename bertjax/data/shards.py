@@ -213,7 +213,7 @@ def read_shard_record(directory: Path, number: int, dtype: np.dtype, verified: b
             name: np.load(shard_path(directory, number, name), mmap_mode="r") if record[name] else ()
             for name in ("sentences", "documents")
         }
-        whole = tokens.stat().st_size == record["tokens"] * np.dtype(dtype).itemsize
+        whole = tokens.stat().st_size == record["tokens"] * np.dtype(dtype).itemsize and "tokens_hash" in record
         whole &= all(len(table) == record[name] for name, table in tables.items())
         if whole and verified:
             digest = hash_file(tokens)

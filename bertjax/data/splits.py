@@ -102,7 +102,7 @@ def finish_store(
         "unknown_rate": unknown_rate,
         "duplicate_share": round(sum(int(of_shard.sum()) for of_shard in copies) / totals["tokens"], 6),
         "worst": _responsible(records, paths, copies),
-        "shards": [{key: record[key] for key in SHARD_FIELDS if key in record} for record in records.values()],
+        "shards": [{key: record[key] for key in SHARD_FIELDS} for record in records.values()],
     }
     manifest |= _judge(out_dir, manifest, options)
     tables = [f"{split}.{name}" for split in stores.SPLITS for name in TABLES]

@@ -196,8 +196,9 @@ def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
             f"{path}: format {manifest.get('format')!r} version {manifest.get('version')!r}, this program reads "
             f"{FORMAT!r} version {VERSION}; build the store again"
         )
-    # Earlier versions had neither.
-    if "parts" in manifest and manifest.get("manifest_hash") != manifest_hash(manifest):
+    if "parts" not in manifest:
+        raise ValueError(f"{path}: built by an earlier version, without a hash of each file; build the store again")
+    if manifest.get("manifest_hash") != manifest_hash(manifest):
         raise damaged("its own hash differs")
     if not _is_complete(manifest):
         raise damaged("a field is missing or has an impossible value")
@@ -224,7 +225,7 @@ def _is_complete(manifest: dict[str, Any]) -> bool:
         fingerprint, size, *ids = (manifest["tokenizer"][name] for name in TOKENIZER_FIELDS)
         parts = [*(manifest["splits"][split] for split in SPLITS), *shards]
         counts = [part[name] for part in parts for name in ("documents", "sentences", "tokens")]
-        hashes = [manifest["content_hash"], *(shard["hash"] for shard in shards)]
+        hashes = [manifest["content_hash"], *(shard["tokens_hash"] for shard in shards), *manifest["parts"].values()]
         return (
             all(type(n) is int and 0 <= n < 1 << 48 for n in [size, *ids, *counts])
             and max(ids) < size <= 1 << 32

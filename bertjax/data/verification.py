@@ -17,7 +17,6 @@ import json
 import mmap
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -96,8 +95,15 @@ def verify(
       ValueError: a file that is not the one that was built, or whose numbers are out of range.
     """
     units = {f"shards/{number:05d}": _shard_unit(path, manifest, number, ids) for number, ids in enumerate(shards)}
-    units["tables"] = _tables_unit(path, manifest, splits)
-    if names := [name for name in manifest.get("parts", ()) if name.startswith("tokenizer/")]:
+    lengths = np.array([shard["tokens"] for shard in manifest["shards"]], np.int64)
+
+    def check_splits() -> None:
+        for split, tables in splits.items():
+            check_tables(path / split, tables, lengths, manifest["splits"][split]["tokens"])
+
+    names = [f"{split}.{table}" for split in splits for table in TABLES]
+    units["tables"] = _parts_unit(path, manifest, names, check_splits)
+    if names := [name for name in manifest["parts"] if name.startswith("tokenizer/")]:
         units["tokenizer"] = _parts_unit(path, manifest, names)
     known = [_read_stamps(file) for file in _stamp_files(path)]
     stamps = {name: unit.stamp() for name, unit in units.items()}
@@ -124,12 +130,7 @@ def _changed(path: Path) -> ValueError:
 
 
 def _shard_unit(path: Path, manifest: Mapping[str, Any], number: int, ids: np.ndarray) -> _Unit:
-    shard = manifest["shards"][number]
-    tokens, *tables = (path / "shards" / f"{number:05d}.{kind}" for kind in ("tokens", "sentences", "documents"))
-    # Earlier versions recorded one hash over the ids and the two tables that a restart reads.
-    expected = shard.get("tokens_hash")
-    if expected is not None or not all(file.exists() for file in tables):
-        tables = []
+    tokens, expected = path / "shards" / f"{number:05d}.tokens", manifest["shards"][number]["tokens_hash"]
 
     def check() -> None:
         digest, largest = hashlib.blake2b(digest_size=32), -1
@@ -141,58 +142,25 @@ def _shard_unit(path: Path, manifest: Mapping[str, Any], number: int, ids: np.nd
             raise ValueError(
                 f"{tokens} has the id {largest}, its vocabulary {size} entries: it was damaged or replaced; {_REMEDY}"
             )
-        for file, size in zip(tables, (4 * shard["sentences"], 20 * shard["documents"]), strict=False):
-            data = file.read_bytes()  # .npy: its last bytes are the numbers
-            digest.update(data[max(len(data) - size, 0) :])
-        if expected is None and not tables:
-            warnings.warn(
-                f"{path}: built by an earlier version, and without the tables beside {tokens.name}: its content "
-                "cannot be compared with a hash",
-                stacklevel=2,
-            )
-        elif digest.hexdigest() != (expected or shard["hash"]):
+        if digest.hexdigest() != expected:
             raise _changed(tokens)
 
-    return _Unit([tokens, *tables], expected or shard["hash"], check)
+    return _Unit([tokens], expected, check)
 
 
-def _parts_unit(path: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> _Unit:
+def _parts_unit(
+    path: Path, manifest: Mapping[str, Any], names: Iterable[str], then: Callable[[], None] = lambda: None
+) -> _Unit:
+    """`then` is called once the files are known to be those of the build: it need not say which is damaged."""
     parts = {path / name: manifest["parts"][name] for name in names}
 
     def check() -> None:
         for file, expected in parts.items():
             if hash_file(file).hexdigest() != expected:
                 raise _changed(file)
+        then()
 
     return _Unit(list(parts), " ".join(parts.values()), check)
-
-
-def _tables_unit(path: Path, manifest: Mapping[str, Any], splits: Mapping[str, SplitTables]) -> _Unit:
-    names = [f"{split}.{table}" for split in splits for table in TABLES]
-
-    def check_content() -> None:  # of earlier versions: one hash over everything
-        digest = hashlib.blake2b(digest_size=32)
-        for shard in manifest["shards"]:
-            digest.update(bytes.fromhex(shard["hash"]))
-        for name in names:
-            hash_file(path / name, digest)
-        if digest.hexdigest() != manifest["content_hash"]:
-            raise ValueError(
-                f"{path}: one of {', '.join(names)} is not the file that was built (their content hash differs); "
-                f"{_REMEDY}"
-            )
-
-    unit = _Unit([path / name for name in names], manifest["content_hash"], check_content)
-    if "parts" in manifest:
-        unit = _parts_unit(path, manifest, names)
-    lengths = np.array([shard["tokens"] for shard in manifest["shards"]], np.int64)
-
-    def check() -> None:
-        unit.check()  # first: where sentences and documents disagree it knows which is damaged
-        for split, tables in splits.items():
-            check_tables(path / split, tables, lengths, manifest["splits"][split]["tokens"])
-
-    return unit._replace(check=check)
 
 
 def check_tables(prefix: Path, tables: SplitTables, shard_lengths: np.ndarray, tokens: int) -> None:

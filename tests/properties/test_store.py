@@ -1,6 +1,5 @@
 """Damage to token stores: refused by name, or without any effect on the batches."""
 
-import json
 import os
 import pathlib
 import tempfile
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from bertjax.data.batches import EvaluationBatches, PretrainingBatches
 from bertjax.data.build import build_store
-from bertjax.data.store import TokenStore, to_json
+from bertjax.data.store import TokenStore
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 
 
@@ -35,24 +34,15 @@ def batches_of(path):
     }
 
 
-def earlier(path):
-    """As a version without hashes of files wrote it."""
-    manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["parts"], manifest["manifest_hash"]
-    for shard in manifest["shards"]:
-        del shard["tokens_hash"]
-    (path / "manifest.json").write_bytes(to_json(manifest))
-
-
-@pytest.fixture(scope="module", params=["this", "earlier"])
-def store(request):
+@pytest.fixture(scope="module")
+def store():
     """(directory, its files, its batches)"""
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # files are written in each example
     with tempfile.TemporaryDirectory(dir=memory) as directory:
-        yield make_store(pathlib.Path(directory, "s"), request.param == "earlier")
+        yield make_store(pathlib.Path(directory, "s"))
 
 
-def make_store(path, earlier_version):
+def make_store(path):
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(40)]
     tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], do_lower_case=True)
@@ -60,8 +50,6 @@ def make_store(path, earlier_version):
         [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(rng.integers(2, 6))] for _ in range(12)
     ]
     build_store(None, tokenizer, path, documents=documents, heldout_fraction=0.3, shard_bytes=200)
-    if earlier_version:
-        earlier(path)
     files = {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
     assert sum(name.endswith(".tokens") for name in files) >= 3
     return path, files, batches_of(path)
@@ -106,13 +94,6 @@ def damaged(data, other, damage):
 def test_a_damaged_store_is_refused_or_gives_the_same_batches(store, data):
     path, files, batches = store
     names = sorted(files)
-    if not (path / "manifest.json").read_bytes().count(b"manifest_hash"):
-        # Nothing says what an earlier version's manifest was, or a shard without its tables.
-        names = [
-            name
-            for name in names
-            if name.endswith(("tokens", "txt", "config.json")) or name.startswith(("train", "heldout"))
-        ]
     chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
     try:
         for name in chosen:
