@@ -179,7 +179,8 @@ def classify(
     in its config.json) the raw value.
 
     The probabilities of a text add up to 1, unless the model says that each of its labels may hold by itself
-    (problem_type multi_label_classification in its config.json).
+    (problem_type multi_label_classification in its config.json). A text longer than the rows of the fine-tuning, or
+    than the model's positions, is cut.
     """
     loaded = opened(model, "sequence-classification", heads.BertForSequenceClassification, purpose="classification")
     if isinstance(texts, str):
@@ -187,7 +188,7 @@ def classify(
     texts = listed(texts, "classification", "[text], or one text")
     if not texts:
         return []
-    values = np.stack(run(loaded, make_rows(loaded, texts), batch_size))
+    values = np.stack(run(loaded, make_rows(loaded, texts, _window(loaded)), batch_size))
     kind = problem_type(loaded)
     if kind == "multi_label_classification":
         values = 0.5 * (1 + np.tanh(0.5 * values))  # the sigmoid
@@ -250,7 +251,7 @@ def tag_words(
 
 
 def _window(loaded: LoadedModel) -> int:
-    """Tokens of a row where long texts are read in several: as many as fine-tuning had, for answers like its own."""
+    """Tokens of a row at most: as many as fine-tuning had, for answers like its own."""
     longest = loaded.config.max_position_embeddings
     return min(longest, remembered(loaded.settings, "the model").max_length or longest)
 
@@ -260,7 +261,7 @@ def answer(
     model: Model,
     question: str,
     context: str,
-    max_answer_tokens: int = 30,
+    max_answer_tokens: int | None = None,
     stride: int | None = None,
     batch_size: int = 32,
     null_threshold: float | None = None,
@@ -270,7 +271,7 @@ def answer(
     model: Model,
     question: Iterable[str],
     context: Iterable[str],
-    max_answer_tokens: int = 30,
+    max_answer_tokens: int | None = None,
     stride: int | None = None,
     batch_size: int = 32,
     null_threshold: float | None = None,
@@ -279,17 +280,19 @@ def answer(
     model: Model,
     question: str | Iterable[str],
     context: str | Iterable[str],
-    max_answer_tokens: int = 30,
+    max_answer_tokens: int | None = None,
     stride: int | None = None,
     batch_size: int = 32,
     null_threshold: float | None = None,
 ) -> Answer | list[Answer]:
     """The best span of the context over overlapping windows (original: run_squad.py), as long as fine-tuning had them.
 
-    A span starts where its window shows more of the context than any other window.
+    A span starts where its window shows more of the context than any other window. A model that was fine-tuned here
+    chooses among as many starts and ends of a window as its task did (n_best), another one among all.
 
     Args:
       question, context: one of each, or several questions and the context of each.
+      max_answer_tokens: None takes the max_answer_length of the fine-tuning, else 30.
       stride: tokens between the starts of two windows. None takes the doc_stride of the fine-tuning, else 128.
       batch_size: windows, of whichever question.
       null_threshold: there is no answer where the score of [CLS] exceeds the best span's by more than this (SQuAD 2.0).
@@ -298,13 +301,15 @@ def answer(
     loaded = opened(model, "question-answering", heads.BertForQuestionAnswering, purpose="question answering")
     if isinstance(question, str) and isinstance(context, str):
         return answer(loaded, [question], [context], max_answer_tokens, stride, batch_size, null_threshold)[0]
-    if max_answer_tokens < 1:
-        raise ValueError(f"max_answer_tokens={max_answer_tokens} must be at least 1")
     finetuned = remembered(loaded.settings, "the model")
     if null_threshold is None:
         null_threshold = np.inf if finetuned.null_threshold is None else finetuned.null_threshold
-    asked = {"doc_stride": 128, "max_query_length": 64} | finetuned.options
+    asked = {"doc_stride": 128, "max_query_length": 64, "max_answer_length": 30} | finetuned.options
+    n_best = asked.get("n_best", 20) if finetuned.task else None
     stride = asked["doc_stride"] if stride is None else stride
+    max_answer_tokens = asked["max_answer_length"] if max_answer_tokens is None else max_answer_tokens
+    if max_answer_tokens < 1:
+        raise ValueError(f"max_answer_tokens={max_answer_tokens} must be at least 1")
     takes = "question answering", "[question] and [context], or one text each"
     questions, contexts = _strings(question, *takes, "question"), _strings(context, *takes, "context")
     if len(questions) != len(contexts):
@@ -328,9 +333,10 @@ def answer(
 
     best, null = [Answer("", 0, 0, -np.inf)] * len(questions), [np.inf] * len(questions)
     outputs = run(loaded, rows, batch_size)
-    for (number, window), (starts, ends) in zip(windows, outputs, strict=True):
+    for row, (number, window), logits in zip(rows, windows, outputs, strict=True):
+        starts, ends = (x[: len(row.ids)] for x in logits)
         null[number] = min(null[number], float(starts[0] + ends[0]))
-        start, end, score = _best_span(window, starts, ends, max_answer_tokens)
+        start, end, score = _best_span(window, starts, ends, max_answer_tokens, n_best)
         if score > best[number].score:
             best[number] = Answer(contexts[number][start:end], start, end, score)
     return [
@@ -339,12 +345,19 @@ def answer(
     ]
 
 
-def _best_span(window: Window, starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> tuple[int, int, float]:
+def _best_span(
+    window: Window, starts: np.ndarray, ends: np.ndarray, max_tokens: int, n_best: int | None
+) -> tuple[int, int, float]:
     """(first character, end character, score) from the logits [T] of one window's row.
 
-    The score is -inf where no span may start in the window.
+    The score is -inf where no span may start in the window. `n_best`: only so many starts and ends of the row are
+    candidates, as where a task is scored (SquadTask); None = all.
     """
     count = len(window.offsets)
+    if n_best is not None:
+        starts, ends = starts.copy(), ends.copy()
+        for logits in (starts, ends):
+            logits[np.argsort(-logits, kind="stable")[n_best:]] = -np.inf
     inside, width = slice(window.first, window.first + count), min(max_tokens, count)
     starts = np.where(window.best, starts[inside], -np.inf)
     ends = np.pad(ends[inside], (0, width - 1), constant_values=-np.inf)

@@ -173,10 +173,10 @@ def _classify(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_si
         for given in inputs
     ]
     answers = inference.classify(loaded, texts, batch_size)
-    # What is chosen of the labels: one class, all that are likelier than not, of a number nothing.
+    # What is chosen of the labels: one class, all that are at least as likely as not, of a number nothing.
     choose = {
         "regression": lambda values: {},
-        "multi_label_classification": lambda p: {"chosen": [name for name in p if p[name] > 0.5]},
+        "multi_label_classification": lambda p: {"chosen": [name for name in p if p[name] >= 0.5]},
     }.get(inference.problem_type(loaded), lambda p: {"label": max(p, key=p.get)})
     return [{"text": text, "labels": answer, **choose(answer)} for text, answer in zip(texts, answers, strict=True)]
 
@@ -199,7 +199,8 @@ def _answer(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size
         questions, contexts = zip(*(pairs[i] for i in full), strict=True)
         answers = inference.answer(loaded, questions, contexts, batch_size=batch_size)
         for i, found in zip(full, answers, strict=True):
-            rows[i] = {"question": pairs[i][0], **found._asdict()}
+            score = found.score if np.isfinite(found.score) else None
+            rows[i] = {"question": pairs[i][0], **found._asdict(), "score": score}
     return rows
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import embeddings, forward, inference
+from bertjax import embeddings, forward, inference, prediction
 from bertjax.interop import load_model
 from bertjax.interop.huggingface import write_directory
 from bertjax.tasks import encoding
@@ -189,6 +189,54 @@ def test_no_answer_where_cls_wins_by_the_stored_threshold(directory):
     for threshold, expected in ((odds + 0.01, span), (odds - 0.01, always)):
         stored = dataclasses.replace(reader, settings={"finetuned": {"null_threshold": threshold}})
         assert inference.answer(stored, "the cat", context) == expected
+
+
+def test_a_fine_tuned_classifier_reads_as_much_of_a_text_as_its_task(directory, tmp_path):
+    from bertjax.tasks.custom import TableTask
+
+    labels = "neg", "pos"
+    settings = {"finetuned": {"task": "table", "max_length": 9}}
+    model = dataclasses.replace(
+        head(directory, "sequence-classification"), labels=dict(enumerate(labels)), settings=settings
+    )
+    texts = ["the cats sat on", "the cats sat on the mat . the mat sat on cats", "mat " * 30]
+    (tmp_path / "test.csv").write_text("text\n" + "\n".join(texts) + "\n")
+    task = TableTask(tmp_path, {"test": "test.csv"}, labels=labels)
+    rows = task.features(task.read("test"), model.tokenizer, 9, training=False)
+    outputs = [np.asarray(model(ids[None], np.ones_like(ids[None])))[0] for ids in (row["input_ids"] for row in rows)]
+    expected = task.kind_of_head.probabilities(np.array(outputs))
+    found = inference.classify(model, texts)
+    np.testing.assert_allclose([list(one.values()) for one in found], expected, atol=1e-6)
+    whole = inference.classify(dataclasses.replace(model, settings={}), texts)
+    assert [a == pytest.approx(b) for a, b in zip(whole, found, strict=True)] == [True, False, False]
+
+
+def test_a_fine_tuned_reader_answers_as_its_task(reader, tmp_path):
+    """By its options, and with no answer where no span is among the likeliest starts and ends."""
+    from bertjax.tasks.squad import SquadTask
+
+    options = {"doc_stride": 3, "max_query_length": 3, "max_answer_length": 2, "n_best": 2}
+    model = dataclasses.replace(
+        reader, settings={"finetuned": {"task": "squad1.1", "options": options, "max_length": 14}}
+    )
+    rng = np.random.default_rng(2)
+    contexts = [" ".join(rng.choice(WORDS[5:7] + WORDS[8:], rng.integers(3, 30))) for _ in range(30)]
+    asked = [{"id": str(i), "question": "the cat sat on the mat"} for i in range(len(contexts))]
+    paragraphs = [{"context": context, "qas": [one]} for context, one in zip(contexts, asked, strict=True)]
+    (tmp_path / "test.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    task = SquadTask(tmp_path, "1.1", {"test": "test.json"}, **options)
+    split = task.read("test")
+    rows = task.features(split, model.tokenizer, 14, training=False)
+    outputs = []
+    for row in rows:
+        ids, types = row["input_ids"][None], row["token_type_ids"][None]
+        outputs.append(np.stack([np.asarray(x)[0] for x in model(ids, np.ones_like(ids), types)], -1))
+    expected = list(task.answers(split, rows, outputs).spans.values())
+    found = inference.answer(model, [one["question"] for one in asked], contexts)
+    assert [one.text for one in found] == expected and "" in expected and len(set(expected)) > 3
+    assert all(one.text == context[one.start : one.end] for one, context in zip(found, contexts, strict=True))
+    records = prediction.predict(model, [(one["question"], c) for one, c in zip(asked, contexts, strict=True)]).records
+    assert [record["score"] is None for record in records] == [text == "" for text in expected]
 
 
 def spans_of(reader, question, context, longest, stride):

@@ -6,6 +6,7 @@ that the suffix of the output names.
 """
 
 import csv
+import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,8 @@ _CONLL = (".conll", ".tsv", ".bio", ".iob", ".iob2", ".bioes", ".tags")
 class Inputs:
     """What is asked, in file order.
 
-    `texts` holds plain lines, or tuples: the texts of a row, the words of a sentence. `lines` [n] says where each
+    `texts` holds plain lines, or tuples: the texts of a row, the words of a sentence, or of a document where the model
+    was fine-tuned on documents; then `units` are the sentences of each. `lines` [n] says where each
     stands, `kind` (lines, csv, tsv, jsonl, conll, json) what the file is; `rows` are those of a table, `ids` those of a
     file that names its questions.
     """
@@ -55,7 +57,7 @@ class Inputs:
     columns: tuple[str, ...] = ()
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
-    sentences: list[Sentence] = field(default_factory=list)
+    units: list[list[Sentence]] = field(default_factory=list)
 
 
 def read_inputs(
@@ -75,7 +77,7 @@ def read_inputs(
     memory = memory if ASKED.get(memory.task) == task else Remembered()
     own = {pathlib.PurePath(plain_name(str(f))).suffix for f in dict(memory.options.get("files") or {}).values()}
     if task == "ner" and (suffix in _CONLL or suffix == ".jsonl" or suffix in own - {".txt", "", ".csv"}):
-        return _sentences(path)
+        return _sentences(path, memory)
     if task == "qa" and suffix == ".json":
         return _squad(path)
     if suffix in _OTHER or (task, suffix) == ("ner", ".csv"):
@@ -94,7 +96,7 @@ def read_inputs(
     if task == "ner":
         looks = [line.split() for line in lines if line.strip()]
         if len(looks) > 1 and all(len(cells) > 1 and cells[-1] in labels for cells in looks):
-            return _sentences(path)
+            return _sentences(path, memory)
         return Inputs(list(lines), [*range(1, len(lines) + 1)])
     wanted, _ = (None, None) if task not in COLUMNS else memory.columns()
     wanted = _given(columns) or wanted
@@ -165,11 +167,14 @@ def _table(path: pathlib.Path, kind: str, task: str, memory: Remembered, columns
     return Inputs(texts, [line for line, _ in table.rows], kind, table.columns, rows, ids)
 
 
-def _sentences(path: pathlib.Path) -> Inputs:
+def _sentences(path: pathlib.Path, memory: Remembered) -> Inputs:
     sentences = read_tagged(path, ("tags", "ner_tags", "pos_tags"))
-    lines = [int(sentence.where.rpartition(":")[2]) for sentence in sentences]
+    alone = not memory.task or memory.options.get("context") == "sentence"
+    units = [list(unit) for _, unit in itertools.groupby(sentences, key=id if alone else lambda s: s.document)]
+    words = [tuple(word for sentence in unit for word in sentence.words) for unit in units]
+    lines = [int(unit[0].where.rpartition(":")[2]) for unit in units]
     kind = "jsonl" if is_name(path) or plain_name(path.name).endswith(".jsonl") else "conll"
-    return Inputs([s.words for s in sentences], lines, kind, sentences=sentences)
+    return Inputs(words, lines, kind, units=units)
 
 
 def _squad(path: pathlib.Path) -> Inputs:
@@ -223,21 +228,30 @@ class Output:
     def write(self, answer: Mapping[str, Any]) -> None:
         """The answer to the next input, as tools/predict.py makes it."""
         number, self._done = self._done, self._done + 1
+        if not self._inputs.units:
+            self._write(answer, number)
+            return
+        start = 0
+        for sentence in self._inputs.units[number]:
+            part = slice(start, start := start + len(sentence.words))
+            self._write({"words": sentence.words, "tags": answer["tags"][part]}, number, sentence.tags)
+
+    def _write(self, answer: Mapping[str, Any], number: int, gold: Sequence[str] | None = None) -> None:
         if self._kind == "jsonl":
             key = {"id": self._inputs.ids[number]} if self._inputs.ids else {}
             self._stream.write(json.dumps({**key, **answer}, ensure_ascii=False) + "\n")
         elif self._kind == "json":
             self._answers[self._inputs.ids[number]] = answer["text"]
         elif self._kind == "conll":
-            self._write_tags(number, answer)
+            self._write_tags(answer, gold)
         else:
             cells = self._cells(answer)
             if self._table is None:
                 self._table = TableWriter(self._stream, self._kind, (*self._columns, *cells))
-            self._table.write({**self._row(number), **cells})
+            row = {"words": " ".join(answer["words"])} if self._inputs.units else self._row(number)
+            self._table.write({**row, **cells})
 
-    def _write_tags(self, number: int, answer: Mapping[str, Any]) -> None:
-        gold = self._inputs.sentences[number].tags if self._inputs.sentences else None
+    def _write_tags(self, answer: Mapping[str, Any], gold: Sequence[str] | None) -> None:
         columns = [answer["words"], *([gold] if gold else []), answer["tags"]]
         for cells in zip(*columns, strict=True):
             check_tsv(["word", "gold", "tag"][: len(cells)], cells)

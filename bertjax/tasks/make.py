@@ -139,7 +139,7 @@ def remembered(settings: Mapping[str, Any], source: str) -> Remembered:
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int | float | None):
             raise ValueError(f"{source}: {name}={number!r} in 'finetuned' of its config.json is not a number")
-    for name in ("doc_stride", "max_query_length"):
+    for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
         if type(options.get(name, 1)) is not int:
             raise ValueError(f"{source}: {name}={options[name]!r} in 'finetuned' of its config.json is not a number")
     task = stored.get("task")

@@ -217,7 +217,7 @@ def test_questions_for_a_model_are_taken_by_name(glue, tmp_path):
     features = {"tokens": datasets.List(STRING), "ner_tags": datasets.List(CLASSES(names=["O", "B-X"]))}
     write_splits(tmp_path / "words", features, train=[{"tokens": ["a", "b"], "ner_tags": [0, 1]}])
     inputs = read_inputs(f"hf:{tmp_path}/words", "ner", Remembered())
-    assert inputs.texts == [("a", "b")] and inputs.sentences[0].tags == ("O", "B-X")
+    assert inputs.texts == [("a", "b")] and inputs.units[0][0].tags == ("O", "B-X")
 
 
 def test_languages_of_xnli_are_configurations(tmp_path):

@@ -168,6 +168,19 @@ def test_words_are_read_as_in_training_and_tags_are_no_words(model, tmp_path, ca
         run(tmp_path / "a.csv", "EU,O\n")
 
 
+@pytest.mark.parametrize(
+    "options, asked",
+    [({}, [("EU", "is", "Bonn"), ("A",)]), ({"context": "sentence"}, [("EU", "is"), ("Bonn",), ("A",)])],
+)
+def test_a_document_of_sentences_is_read_as_in_training(model, tmp_path, capsys, options, asked):
+    model.settings = {"finetuned": {"task": "ner", "options": options}}
+    run(tmp_path / "a.conll", "-DOCSTART- O\n\nEU O\nis O\n\nBonn B-X\n\n-DOCSTART- O\n\nA O\n")
+    assert [tuple(words) for words in model.asked] == asked
+    assert capsys.readouterr().out == "EU\tO\tB-X\nis\tO\tB-X\n\nBonn\tB-X\tB-X\n\nA\tO\tB-X\n\n"
+    run(tmp_path / "a.conll", "-DOCSTART- O\n\nEU O\nis O\n\nBonn B-X\n", f"--out={tmp_path / 'o.csv'}")
+    assert (tmp_path / "o.csv").read_text() == "words,prediction\nEU is,B-X B-X\nBonn,B-X\n"
+
+
 def test_an_empty_context_is_answered_with_nothing_and_the_others_as_ever(model, tmp_path, capsys):
     run(tmp_path / "a.txt", "who?\tBonn is\nwhat?\t\nwhen?\nwhere?\tEU is\n", "--task=qa")
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
