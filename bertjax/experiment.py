@@ -26,7 +26,6 @@ from bertjax.config import FREE, Config
 from bertjax.config_checks import check_config, check_name
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import parse_json
-from bertjax.given import text_store, write_splits
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.interruption import one_line
 from bertjax.log import notebook
@@ -57,9 +56,11 @@ def prepare(config: Config, workdir: str) -> Callable[..., Any]:
         from bertjax.tasks import job as jobs
     else:
         from bertjax.pretraining import job as jobs
+    clock.reach("imports")
     with withdrawn_after_errors():
         require_same_command(config, workdir)
         job = jobs.prepare(config, workdir)
+    clock.reach("data")
 
     def run(**output: Any) -> Any:
         wait_for_all("preparing its data")
@@ -160,6 +161,8 @@ def train(
     found, workdir = read_config(config, "pretrain", settings), _workdir(config, workdir)
     with _explained():
         if texts is not None:
+            from bertjax.given import text_store  # late: a run of files needs none of it
+
             store = text_store(texts, workdir, tokenizer or found.init_from or None, vocab_size)
             found = found.replace({"data.corpus": str(store)})
         return _run(found, workdir)
@@ -195,6 +198,8 @@ def finetune(
     with _explained():
         if not splits:
             return _run(found, workdir)
+        from bertjax.given import write_splits
+
         with tempfile.TemporaryDirectory(prefix="bertjax-") as directory:
             options = write_splits(splits, found, pathlib.Path(directory))
             found = found.replace({"task.data": directory, "task.options": options})

@@ -77,12 +77,16 @@ class EndlessBatches:
 
     def __getitem__(self, step: int) -> Batch:
         corpus_of, numbers = self._assign(self._share.of(step))
-        batch = self.corpora[0].empty(self._share.rows)
+        batch = self.empty()
         for corpus, rows in enumerate(self.corpora):
             into = np.flatnonzero(corpus_of == corpus)
             if len(into):
                 rows.fill(numbers[into], into, batch)
         return batch
+
+    def empty(self) -> Batch:
+        """A batch of padding: names, shapes and types are those of every batch."""
+        return self.corpora[0].empty(self._share.rows)
 
     def going_on(self, batch_size: int, first_row: int) -> Self:
         """Batches of another size from a row of the stream on; both read the same indices of the corpora."""
@@ -213,6 +217,10 @@ class FiniteBatches:
         most = self._available if max_batches is None else max_batches * share.batch_size
         self.num_pairs = min(self._available, most)
 
+    def empty(self) -> Batch:
+        """As `EndlessBatches.empty`."""
+        return self._rows.empty(self._share.rows)
+
     def __len__(self) -> int:
         return -(-self.num_pairs // self._share.batch_size)
 
@@ -221,7 +229,7 @@ class FiniteBatches:
             raise IndexError(number)
         places = self._share.of(number)
         places = places[places < self.num_pairs]
-        batch = self._rows.empty(self._share.rows)
+        batch = self.empty()
         self._rows.fill(places * self._available // self.num_pairs, np.arange(len(places)), batch)
         return batch
 

@@ -196,8 +196,7 @@ def draw(model: heads.BertNetwork, paths: Sequence[str]) -> Callable[[jax.Array]
     drawn = small if all(there.get(path) == here[path] for path in paths) else model
 
     def chosen(key: jax.Array) -> dict[str, jax.Array]:
-        flat = flatten(heads.init_params(drawn, key))
-        return {path: flat[path] for path in paths}
+        return flatten(heads.init_params(drawn, key, paths))
 
     return jax.jit(chosen)
 

@@ -6,7 +6,6 @@ writes; on the others every call does nothing, so callers need not ask who they 
 """
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -25,14 +24,12 @@ from bertjax.formats.files import write_whole
 from bertjax.interruption import drop_unwritable_output
 from bertjax.jax_settings import changes
 from bertjax.log.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
-from bertjax.process.clock import process_age
 from bertjax.process.hardware import describe
 
 METRICS_FILE = "metrics.jsonl"
 HARDWARE_FILE = "hardware.json"
 CSV_FILE = "metrics.csv"
 Show = Callable[[int, int | None, Mapping[str, float | None], str], None]
-_FIRST_STEPS = itertools.count()  # of this process; later runs of a suite need no start
 
 
 class Logbook:
@@ -115,8 +112,6 @@ class Logbook:
             self._record(step, metrics)
             line = progress_line(step, last_step, metrics, self._pause(step, metrics.get("step_time")))
             self._show(step, last_step, metrics, line)
-            if step == 1 and next(_FIRST_STEPS) == 0:
-                self._write(f"first step done {process_age():.0f} s after the program's start")
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records and prints metrics that carry their group in the name ('eval/loss')."""

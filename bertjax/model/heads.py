@@ -19,8 +19,9 @@ classifier depends on the family of the heads, see STYLES.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -31,7 +32,7 @@ from flax import nnx
 from bertjax.model.bilstm import BiLstm
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import BertEncoder, head_site
-from bertjax.model.layers import DISTRIBUTIONS, Dense, Network, ones, zeros
+from bertjax.model.layers import DISTRIBUTIONS, Dense, Draw, Network, ones, zeros
 from bertjax.model.outputs import STYLES, DeepClassifier, MlmHead, Pooler, cls_vectors
 from bertjax.model.paths import unflatten
 from bertjax.model.presets import BertConfig, Execution
@@ -305,24 +306,33 @@ def pretraining_network(config: BertConfig, nsp: bool) -> type[BertNetwork]:
     return BertForPreTraining if nsp or config.heads == "bert" else BertForMaskedLM
 
 
-def init_params(model: Network, key: jax.Array) -> dict[str, Any]:
-    """Fresh parameters as a plain nested dict of float32 arrays.
+def init_params(model: Network, key: jax.Array, paths: Collection[str] | None = None) -> dict[str, Any]:
+    """Fresh parameters as a plain nested dict of float32 arrays: all, or those of `paths`.
 
     Initialisation as the original: kernels and tables truncated normal (0.02), biases 0, LayerNorm
     1 and 0. Pure and jit-able; the values depend on the key and the parameter's path only, not on
     sharding or on the other parameters.
     """
+    leaves = {"/".join(path): (path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(model))}
+    alike: dict[tuple[Draw, tuple[int, ...]], list[str]] = {}
+    for name in leaves if paths is None else paths:
+        leaf = leaves[name][1]
+        alike.setdefault((leaf.draw, leaf.get_value().shape), []).append(name)
+    found = {}
+    for (draw, shape), names in alike.items():
+        if draw in (zeros, ones):
+            found |= {name: draw(key, shape, jnp.float32) for name in names}
+            continue
+        # Drawn together: XLA compiles one draw for each kind of parameter, not one for each of them.
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, np.array([_number(*leaves[name]) for name in names]))
+        found |= zip(names, jax.lax.map(functools.partial(draw, shape=shape), keys), strict=True)
+    return unflatten({name: found[name] for name in leaves if name in found})
 
-    def drawn(path: tuple[str, ...], leaf: nnx.Param) -> jax.Array:
-        if leaf.draw in (zeros, ones):
-            return leaf.draw(key, leaf.get_value().shape, jnp.float32)
-        # As flax.linen numbers keys, which models were first drawn with.
-        number = bytes([leaf.number + 1])
-        digest = hashlib.sha1("".join(path[:-1]).encode() + number).digest()
-        own_key = jax.random.fold_in(key, np.uint32(int.from_bytes(digest[:4], "big")))
-        return leaf.draw(own_key, leaf.get_value().shape)
 
-    return unflatten({"/".join(path): drawn(path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(model))})
+def _number(path: tuple[str, ...], leaf: nnx.Param) -> np.uint32:
+    """What is folded into the key of a parameter: as flax.linen does, with which models were first drawn."""
+    digest = hashlib.sha1("".join(path[:-1]).encode() + bytes([leaf.number + 1])).digest()
+    return np.uint32(int.from_bytes(digest[:4], "big"))
 
 
 # `init_params` as a function that is traced once a model, by whatever program asks first.

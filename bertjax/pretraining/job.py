@@ -160,8 +160,9 @@ class PretrainingJob:
         clock = clock_of(self.config, total_steps(self.config))
         for phase, batches, evaluation in zip(self.phases, self.batches, self.evaluations, strict=True):
             if (self.resumed_from or 0) < phase.until_step:
-                self.trainer.compile_ahead("train", phase.objective, clock.mark(batches[0], 0))
-                self.trainer.compile_ahead("evaluate", evaluation.objective, next(iter(evaluation.batches)))
+                self.trainer.compile_ahead("train", phase.objective, clock.mark(batches.empty(), 0))
+                self.trainer.compile_ahead("evaluate", evaluation.objective, evaluation.batches.empty())
+        self.trainer.programs.lowered_first()
 
     def start(self, checkpoints: Checkpoints) -> TrainState:
         config, objective = self.config, self.phases[0].objective

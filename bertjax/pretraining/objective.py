@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from bertjax.config import Config
 from bertjax.data.masking import MaskingSpec, mask_tokens, next_tokens
-from bertjax.model.heads import BertForMaskedLM, BertForPreTraining, init_params, pretraining_network
+from bertjax.model.heads import BertForMaskedLM, BertForPreTraining, pretraining_network, shared_init
 from bertjax.model.mesh import copies
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tokenization import Tokenizer
@@ -32,7 +32,7 @@ class PretrainingObjective:
     nsp: bool = True
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        return init_params(self.model, key)
+        return shared_init(self.model, key)
 
     def prepare(self, batch: Batch, key: jax.Array) -> Batch:
         """Draws the masks of the global batch: adds mlm_positions, _labels, _weights [B, P]."""

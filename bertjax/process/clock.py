@@ -20,6 +20,7 @@ import numpy as np
 
 _IMPORTED = time.monotonic()
 _begun: float | None = None  # by `begun`
+_milestones: dict[str, float] = {}  # of this start: name -> process_age()
 # Key of a batch, int32 [rows]: the place in the learning-rate schedule, where it is not the step.
 POSITION = "schedule_position"
 SYNC_STEPS = 16  # with several processes: steps between two readings of process 0's clock
@@ -30,10 +31,31 @@ def begun() -> Iterator[None]:
     """For a run of a process that has done something else before, such as a notebook's: it begins with the block."""
     global _begun
     before, _begun = _begun, time.monotonic()
+    _milestones.clear()
     try:
         yield
     finally:
         _begun = before
+
+
+def reach(milestone: str) -> None:
+    """Notes when this start got there, the first time."""
+    _milestones.setdefault(milestone, process_age())
+
+
+def milestones() -> dict[str, float]:
+    """{name: seconds since this start began}, in order."""
+    return dict(_milestones)
+
+
+def first_step_done() -> str | None:
+    """How long the first step took to come, and where the seconds went; None for the first steps of later runs."""
+    if "first step" in _milestones:
+        return None
+    reach("first step")
+    begins = [0.0, *_milestones.values()]
+    stretches = (f"{name} {end - begin:.1f}" for begin, (name, end) in zip(begins, _milestones.items(), strict=False))
+    return f"first step done {begins[-1]:.1f} s after the program's start: {', '.join(stretches)}"
 
 
 def process_age() -> float:

@@ -22,7 +22,7 @@ from bertjax.formats import hub
 from bertjax.log.logbook import Logbook
 from bertjax.log.report import as_warning, write_report
 from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, parameter_count
-from bertjax.process.clock import Budget, Clock
+from bertjax.process.clock import Budget, Clock, reach
 from bertjax.process.distributed import wait_for_all
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.starts import Starts
@@ -118,10 +118,12 @@ def run(job: Job, **output: Any) -> Any:
     starts = Starts(workdir, order_of_sums(config))
     starts.keep(trainer.programs, trainer.mesh)
     job.compile_ahead()
+    reach("tracing")
     import orbax.checkpoint  # noqa: F401  here, since it takes a second, beside the compiler
 
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, job.mode)
     state = job.start(checkpoints)
+    reach("parameters")
     step = int(state.step)
     clock = clock_of(config, job.phases[-1].until_step, checkpoints.metrics(step) if step else None, started)
 

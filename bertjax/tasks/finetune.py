@@ -25,7 +25,7 @@ from bertjax.log.logbook import Logbook
 from bertjax.model.kernels import compiler_options
 from bertjax.model.mesh import rows_on
 from bertjax.model.presets import BertConfig, Execution
-from bertjax.process.clock import Clock, process_age
+from bertjax.process.clock import Clock, reach
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.tasks.batches import (
     INPUTS,
@@ -109,8 +109,6 @@ class FineTuner:
         self.model = model_for(task, config, execution, recipe.feature_layers, recipe.bilstm, recipe.head_init)
         self.load_params = load_params
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
-        # Seconds from the process's start until this was reached, by the first training.
-        self.milestones: dict[str, float] = {}
         self._buckets = Buckets(recipe.max_length, recipe.buckets)
 
     # --- data
@@ -317,9 +315,6 @@ class FineTuner:
             )
         return training.outcome(clock)
 
-    def reach(self, milestone: str) -> None:
-        self.milestones.setdefault(milestone, process_age())
-
 
 class Training:
     """One training of a FineTuner.
@@ -364,9 +359,9 @@ class Training:
         if not resuming:
             params = tuner.load_params(tuner.model, jax.random.key(run.seed, impl="threefry2x32"))
             state = trainer.init(tuner.objective, params)
-        tuner.reach("weights")
+        reach("parameters")
         trainer.programs.wait()
-        tuner.reach("programs")
+        reach("compiling")
         self.best = Best(run.task.early_stopping, checkpoints)
         if resuming:
             target = trainer.abstract_state(tuner.objective)
@@ -381,7 +376,7 @@ class Training:
     def evaluate(self, state: TrainState) -> Mapping[str, float]:
         """Scores on 'dev'; raises EarlyStop if the last ones were no better than those before."""
         scores = self.tuner.evaluate(state.params)
-        self.tuner.reach("first score")
+        reach("first score")
         return self.best.see(int(state.step), scores, scores[self.tuner.task.metric], state.params)
 
     def outcome(self, clock: Clock) -> Trained:

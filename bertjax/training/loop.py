@@ -7,6 +7,7 @@ checkpoints. Step n+1 is dispatched before the metrics of step n are fetched: th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +19,7 @@ from bertjax.config import Config
 from bertjax.formats.checkpoint import CheckpointError
 from bertjax.log.logbook import Logbook, progress_line
 from bertjax.log.meter import Means, Meter
-from bertjax.process.clock import Clock
+from bertjax.process.clock import Clock, first_step_done, reach
 from bertjax.process.distributed import lost_peer
 from bertjax.process.preemption import Preempted, StopSignal, must_stop, stop_on_signals
 from bertjax.process.watchdog import PEERS, Watchdog
@@ -111,14 +112,16 @@ class Loop:
         planned = self.phases[number - 1].until_step if number else 0
         self.clock.begin_phase(number, self.step, planned)
         train_step = self.trainer.train_step(phase.objective)
-        self.watchdog.doing("compiling the step", "the compiler", patiently=True)
         which = f" of phase {number + 1}" if len(self.phases) > 1 else ""
         self.logbook.message(f"compiling the training step{which} ...")
-        self.trainer.wait_for("train", phase.objective)
         if self.place == planned:
             self.means = Means()  # rows of other lengths have other losses
-        batches = phase.batches(self.step - self.clock.phase_start)
         self.meter.start(compiling=True)
+        batches = phase.batches(self.step - self.clock.phase_start)
+        batches = itertools.chain([self._next(batches, phase)], batches)  # the first beside the compiler
+        self.watchdog.doing("compiling the step", "the compiler", patiently=True)
+        self.trainer.wait_for("train", phase.objective)
+        reach("compiling")
 
         while self.place < phase.until_step:
             self._begin_profile()
@@ -175,7 +178,7 @@ class Loop:
         (done, phase, metrics), self.in_flight = self.in_flight, None
         self._watch_step(done)
         skipped_in_row = int(metrics.pop("skipped_in_row"))
-        if self.meter.compiling:
+        if begins := self.meter.compiling:
             self.clock.compiled()
         self.meter.step_done()
         self.watchdog.doing(f"logging step {done}", "the disk of --workdir")
@@ -191,6 +194,8 @@ class Loop:
             else:  # not recorded: the recorded steps must not depend on the clock
                 self.logbook.message(progress_line(done, self.clock.last_step(done), line))
             self.told_at = time.monotonic()
+        if begins and (line := first_step_done()):
+            self.logbook.message(line)
         if skipped_in_row >= self.config.optimizer.max_skipped_in_row:
             raise NotFiniteError(
                 f"{skipped_in_row} steps in a row up to step {done} had a loss or gradient that is "

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import MeshSettings
 from bertjax.model.mesh import BATCH_AXES
+from bertjax.process.clock import reach
 
 P = PartitionSpec
 AXES = ("data", "fsdp", "tensor")
@@ -93,6 +94,7 @@ def mesh_of(
 
     `parameters` and `device_bytes` are those of choose_fsdp. Raises ValueError as make_mesh.
     """
+    reach("devices")  # for which a start waits here
     if not settings.auto:
         return make_mesh(settings.data, settings.fsdp, settings.tensor, devices), ""
     fsdp, reason = choose_fsdp(parameters, device_bytes, len(devices))

@@ -54,7 +54,7 @@ def measure(work: Work) -> None:
     programs = _record_programs()
     from bertjax.config import finetune_config, frozen
     from bertjax.model.presets import Execution
-    from bertjax.process.clock import process_age
+    from bertjax.process import clock
     from bertjax.tasks import job
 
     milestones["all imported"] = time.time() - work.started
@@ -82,13 +82,13 @@ def measure(work: Work) -> None:
     rows = len(tuner.data("train", training=True)[1])
     # The last batch of an epoch is not full.
     full = rows / -(-rows // work.batch_size)
-    late = time.time() - work.started - process_age()  # of the process, behind the clock's start
+    late = time.time() - work.started - clock.process_age()  # of the process, behind the clock's start
     runs, recorders, ends = [], [], []
     for seed in range(work.first_seed, work.seeds):
         recorders.append(_Recorder())
         runs.append(tuner.run(settings.replace({"seed": seed}), recorders[-1]))
         ends.append(time.time())
-        reached = {name: age + late for name, age in tuner.milestones.items()}
+        reached = {name: age + late for name, age in clock.milestones().items()}
         reached["first step"] = recorders[0].first_step - work.started
         compiled = [compiling for _, _, _, compiling in programs if compiling]
         Result(

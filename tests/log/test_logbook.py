@@ -1,6 +1,5 @@
 """metrics.jsonl, TensorBoard events and the progress line."""
 
-import itertools
 import json
 import os
 
@@ -179,16 +178,6 @@ def test_human_count(number, text):
 
 def test_one_of_a_thing_is_not_a_plural():
     assert [counted(n, "epoch") for n in (0, 1, 2, 4000)] == ["0 epochs", "1 epoch", "2 epochs", "4,000 epochs"]
-
-
-def test_only_the_first_run_of_a_process_tells_how_long_its_start_took(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertjax.log.logbook._FIRST_STEPS", itertools.count())
-    lines = []
-    for name in ("cola", "mrpc"):  # as a suite does
-        with Logbook(tmp_path / name, log=LogSettings(tensorboard=False), write=lines.append) as book:
-            book.train(1, 9, METRICS)
-            book.train(2, 9, METRICS)
-    assert [line.startswith("first step done") for line in lines] == [False, True] + [False] * 3
 
 
 def test_files_of_a_remote_run_are_written_here_and_copied_at_each_flush(bucket):

@@ -1,5 +1,6 @@
 """A run limited by wall clock: what moves its schedule, and that the trainer follows it."""
 
+import re
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config import Config, OptimizerSettings
-from bertjax.process.clock import Budget, Clock, begun, process_age
+from bertjax.process.clock import Budget, Clock, begun, first_step_done, milestones, process_age, reach
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh
@@ -40,6 +41,19 @@ def test_the_budget_of_a_run_in_a_process_that_did_other_things_begins_with_the_
         assert 0.05 <= process_age() < 0.2
         assert Budget(1.0, 100).elapsed() < 0.2
     assert process_age() >= before > 0.3
+
+
+def test_the_first_run_of_a_process_tells_where_its_start_took_time():
+    with begun():
+        time.sleep(0.06)
+        reach("imports")
+        time.sleep(0.1)
+        for _ in range(2):  # phases
+            reach("compiling")
+        line = first_step_done()
+        assert re.fullmatch(r"first step done 0\.[23] s .*: imports 0\.1, compiling 0\.1, first step 0\.\d", line)
+        assert list(milestones()) == ["imports", "compiling", "first step"]
+        assert first_step_done() is None  # of a suite's next run
 
 
 def test_start_up_uses_time_but_no_schedule():
