@@ -69,6 +69,10 @@ def main() -> None:
         workdir = os.path.expanduser(flags.workdir or default_workdir(file))
         # Late: importing jax takes a second that a refused command need not wait for.
         with ended_by_ctrl_c():
+            from bertjax.process import cold_disk
+
+            if cold_disk.is_cold():
+                cold_disk.read_ahead()
             from bertjax.process import distributed, hardware, runtime
 
         runtime.start(config, flags.coordinator, flags.processes, flags.process_id, flags.wait_seconds)
