@@ -19,7 +19,7 @@ from bertjax.tokenization.hub import HubTokenizer
 from bertjax.tokenization.word_counts import WordCounts
 
 SPACE = "\u2581"  # sentencepiece's mark of a word's start
-LONGEST = 64  # characters of a piece; longer words (addresses, formulas) teach none
+LONGEST = 64  # characters of a piece; longer words (addresses, formulas) teach none, but for clauses without spaces
 _COUNTED_WORDS = 400_000  # most frequent words that pieces are learnt from
 _SEEDS = 20  # candidates that Unigram starts from, for each piece that is wanted
 _COVERED = 0.99995  # share of the text whose characters have pieces of their own, in Unigram
@@ -92,16 +92,25 @@ class _Words:
     tokenize_chinese_chars = True
 
     def __init__(self, model: str, normalizer: dict[str, Any]) -> None:
-        from tokenizers import Tokenizer, models, pre_tokenizers
+        from tokenizers import Tokenizer, models
+        from tokenizers.pre_tokenizers import ByteLevel, WhitespaceSplit
 
         empty = Tokenizer(models.BPE())
         content = json.loads(empty.to_str()) | {"normalizer": normalizer}
         self._normalize = Tokenizer.from_str(json.dumps(content)).normalizer.normalize_str
-        self._split = pre_tokenizers.ByteLevel(add_prefix_space=True).pre_tokenize_str if model == "bpe" else None
+        self._split = (ByteLevel(add_prefix_space=True) if model == "bpe" else WhitespaceSplit()).pre_tokenize_str
+        inside = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+        self._written = (lambda part: inside(part)[0][0]) if model == "bpe" else str
+        self._part = LONGEST // 4 if model == "bpe" else LONGEST  # a character is up to four bytes
 
     def words(self, chunk: str) -> list[str]:
-        text = self._normalize(chunk)
-        return [word for word, _ in self._split(text)] if self._split else text.split()
+        text, found = self._normalize(chunk), []
+        for word, (start, end) in self._split(text):
+            if len(word) <= LONGEST or text[start:end].isascii():
+                found.append(word)
+            else:  # Chinese, Thai ...: most of such a text stands in longer clauses
+                found += [self._written(text[at : min(at + self._part, end)]) for at in range(start, end, self._part)]
+        return found
 
 
 def _byte_level(words: list[tuple[str, int]], wanted: int, normalizer: dict[str, Any]) -> dict[str, Any]:
@@ -147,8 +156,9 @@ def learn_pieces(
     import sentencepiece
 
     repeated = [item for item in words if item[1] > 1]
-    # Words seen once are mostly noise, but a small corpus has too few others.
-    table = (repeated if len(repeated) >= size else words)[:_COUNTED_WORDS]
+    # Words seen once are mostly noise, but a small corpus has too few others, and clauses without spaces are its text.
+    enough = len(repeated) >= size and 2 * sum(n for _, n in repeated) >= sum(n for _, n in words)
+    table = (repeated if enough else words)[:_COUNTED_WORDS]
     # The library writes each word out as often as it is counted, 16 bytes a character, to find Unigram's first pieces.
     spelled = sum(len(word) * count for word, count in table)
     if model == "unigram" and spelled > _SPELLED:
@@ -158,27 +168,29 @@ def learn_pieces(
         path = Path(directory) / "words.tsv"
         with path.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{word}\t{count}\n" for word, count in table if SPACE not in word)
-        sentencepiece.SentencePieceTrainer.train(
-            **{
-                "input": str(path),
-                "input_format": "tsv",
-                "model_writer": trained,
-                "model_type": model,
-                "vocab_size": size,
-                "hard_vocab_limit": False,
-                "character_coverage": 1.0,
-                "normalization_rule_name": "identity",
-                "remove_extra_whitespaces": False,
-                "split_by_unicode_script": False,
-                "split_by_number": False,
-                "max_sentencepiece_length": longest,
-                "bos_id": -1,
-                "eos_id": -1,
-                "num_threads": 1,
-                "minloglevel": 2,
-            }
-            | options
-        )
+        settings = {
+            "input": str(path),
+            "input_format": "tsv",
+            "model_writer": trained,
+            "model_type": model,
+            "vocab_size": size,
+            "hard_vocab_limit": False,
+            "character_coverage": 1.0,
+            "normalization_rule_name": "identity",
+            "remove_extra_whitespaces": False,
+            "split_by_unicode_script": False,
+            "split_by_number": False,
+            "max_sentencepiece_length": longest,
+            "bos_id": -1,
+            "eos_id": -1,
+            "num_threads": 1,
+            "minloglevel": 2,
+        }
+        try:
+            sentencepiece.SentencePieceTrainer.train(**settings | options)
+        except RuntimeError as error:  # 'INTERNAL: FILE(LINE) [CONDITION] Vocabulary size is smaller than ...'
+            reason = str(error).rpartition("] ")[2].partition(" Increase")[0]
+            raise ValueError(f"no vocabulary of {size} entries can be learnt: {reason} Raise vocab_size") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=trained.getvalue())
     return [
         (processor.id_to_piece(i), processor.get_score(i))

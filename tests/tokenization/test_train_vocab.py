@@ -432,6 +432,9 @@ def test_what_other_kinds_cannot_be_made_of_is_refused_or_said(tmp_path, kind, c
         train_subwords(prose(100), kind, 5)
     with pytest.raises(ValueError, match="no words to train a vocabulary on"):
         train_subwords(["", " "], kind, 500)
+    if kind == "unigram":
+        with pytest.raises(ValueError, match=r"7 entries.*smaller than required_chars.*Raise vocab_size"):
+            train_subwords(prose(100), kind, 11)
     small = train_subwords(["ab ab cd"], kind, 5000)
     assert small.vocab_size < 5000 and "only" in caplog.text
     with pytest.raises(SystemExit, match=f"--num_unused has no effect on --model={kind}"):
@@ -468,3 +471,16 @@ def test_unigram_is_learnt_from_a_bounded_text(monkeypatch):
     monkeypatch.setattr("bertjax.tokenization.train_subwords._SPELLED", 10_000)
     few, many = (train_subwords(prose() * times, "unigram", 200) for times in (2, 20))
     assert few.vocab == many.vocab and max(spelled) < 11_000
+
+
+@KIND
+def test_text_without_spaces_is_learnt_from_however_long_its_clauses_are(kind):
+    words = "การ น้ำ ไทย ดี มาก คน".split()
+    draw = random.Random(3)
+    clauses = ["".join(draw.choices(words, k=90)) for _ in range(60)]
+    headings = ["short line", "another one"] * 30  # seen more than once, as nearly no clause is
+    tokenizer = train_subwords([*clauses, *headings], kind, 330)
+    ids = tokenizer.encode("".join(words * 20))
+    assert tokenizer.unk_id not in ids and len(ids) <= 21 * len(words)
+    address = train_subwords([*headings, "https://" + "x1y2" * 40], kind, 330)
+    assert not any("x1" in piece for piece in address.vocab)
