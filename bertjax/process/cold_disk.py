@@ -10,16 +10,17 @@ import queue
 import resource
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-# In the order in which a start imports them; in each nearly all modules, but not the largest libraries.
+# In the order in which a start imports them; of each it needs nearly all.
 PACKAGES = """
     numpy ml_dtypes jaxlib jax jax_plugins jax_cuda13_plugin jax_cuda12_plugin opt_einsum etils numba llvmlite flax
     treescope IPython traitlets rich pygments optax jax_triton triton orbax tensorstore absl google grain attr
     prometheus_client tensorboard fsspec
 """.split()
 _COLD = 1 << 18  # bytes that this process had to wait for so far; it has read several MB
-_LARGEST = 64 << 20  # bytes of a file
+_LARGEST = 400 << 20  # bytes of a library; of larger ones a start needs a small part
+_PIECE = 4 << 20  # bytes of a file that one thread reads
 _UNUSED = {"tests", "test", "testing", "include", "backends", "doc"}
 _THREADS = 16
 
@@ -31,16 +32,22 @@ def is_cold() -> bool:
 
 def read_ahead(packages: Sequence[str] = PACKAGES) -> list[threading.Thread]:
     """Reads the modules of installed packages in the background, in threads that end by themselves."""
-    folders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    wanted: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()  # folders and files, each from a byte on
     for package in packages:
         for place in sys.path:
             if os.path.isdir(folder := os.path.join(place, package)):
-                folders.put(folder)
+                wanted.put((folder, 0))
 
     def read() -> None:
         while True:
             try:
-                _read_folder(folders.get(timeout=0.2), folders)
+                path, begin = wanted.get(timeout=0.2)
+                if os.path.isdir(path):
+                    for found in _inside(path):
+                        wanted.put(found)
+                else:
+                    with open(path, "rb", buffering=0) as file:
+                        os.pread(file.fileno(), _PIECE, begin)
             except queue.Empty:
                 return
             except OSError:  # whoever needs it will tell
@@ -52,13 +59,13 @@ def read_ahead(packages: Sequence[str] = PACKAGES) -> list[threading.Thread]:
     return threads
 
 
-def _read_folder(folder: str, folders: queue.SimpleQueue) -> None:
-    """Reads what is imported from a folder, and puts those inside it on the list."""
+def _inside(folder: str) -> Iterator[tuple[str, int]]:
+    """The pieces of what is imported from a folder, and the folders in it."""
     for entry in os.scandir(folder):
         if entry.is_dir():
             if entry.name not in _UNUSED:
-                folders.put(entry.path)
-        elif entry.stat().st_size <= _LARGEST and entry.name.endswith((f"{sys.implementation.cache_tag}.pyc", ".so")):
-            with open(entry.path, "rb", buffering=0) as file:
-                while file.read(1 << 20):
-                    pass
+                yield entry.path, 0
+        elif entry.name.endswith((f"{sys.implementation.cache_tag}.pyc", ".so")):
+            size = entry.stat().st_size
+            if size <= _LARGEST:
+                yield from ((entry.path, begin) for begin in range(0, size, _PIECE))

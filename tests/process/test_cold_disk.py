@@ -20,7 +20,7 @@ def test_compiled_modules_and_libraries_of_a_package_are_read_and_nothing_else(t
     others = {"one/a.py", "one/data.bin", "one/__pycache__/a.cpython-27.pyc", "one/tests/lib.so", "two/lib.so"}
     for name in wanted | others:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"x" * 2_000_000)
+        (tmp_path / name).write_bytes(b"x" * 100)
     path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
     command = [sys.executable, "-c", path + READ, str(tmp_path)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
