@@ -147,6 +147,8 @@ FREE_ON_RESUME = (
     "data.cache",
     "data.corpus_limits",
     "accumulation",
+    "task.data",  # known by its content
+    "task.predict",
 )
 
 

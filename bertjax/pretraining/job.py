@@ -4,33 +4,30 @@ objective.py holds the loss, finish.py writes what the run leaves.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config import Config, OptimizerSettings, PhaseSettings, phases, resume_conflicts, total_steps
+from bertjax.config import Config, OptimizerSettings, PhaseSettings, phases, total_steps
 from bertjax.data.batches import prefetch
 from bertjax.data.masking import MaskingSpec
 from bertjax.formats.checkpoint import resolve_directory
-from bertjax.formats.files import write_whole
 from bertjax.interop import check_pretrained, check_vocabulary, huggingface, load_pretrained_params
 from bertjax.log.logbook import Logbook
 from bertjax.model.heads import pretraining_network
 from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, flops_per_row, parameter_count
 from bertjax.pretraining import finish
-from bertjax.pretraining.corpora import Corpus, open_corpus
+from bertjax.pretraining.corpora import open_corpus
 from bertjax.pretraining.objective import PretrainingObjective, make_objective
 from bertjax.process import hardware
 from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import Line, check_export, clock_of, run
-from bertjax.run.workdir import CORPUS_FILE, RECORDS, DamagedRecord, read_record, step_to_resume
+from bertjax.run.workdir import goes_on_with, step_to_resume, write_records
 from bertjax.tokenization import load_tokenizer
 from bertjax.training import sharding
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -91,13 +88,13 @@ class PretrainingJob:
             config.mesh, parameter_count(estimate), jax.devices(), hardware.device_bytes()
         )
         check_rows(config, self.mesh)
-        self.resumed_from = step_to_resume(config, self.workdir, lambda before: resume_conflicts(before, config))
+        self.resumed_from = step_to_resume(config, self.workdir)
 
         self.corpus = open_corpus(config, self.workdir, sharding.batch_slice(self.mesh))
         self.tokenizer = self.corpus.tokenizer
-        content, vocabulary = self.corpus.fingerprint, self.tokenizer.fingerprint
-        require_same({"the content of --config.data.corpus": content, "its vocabulary": vocabulary})
-        if self.resumed_from is not None and not goes_on_with(config, self.workdir, self.corpus):
+        self.made_of = {"content": self.corpus.fingerprint, "vocabulary": self.tokenizer.fingerprint}
+        require_same({f"{name} of --config.data.corpus": value for name, value in self.made_of.items()})
+        if self.resumed_from is not None and not self._goes_on():
             self.resumed_from = None
         starts_from = config.init_from if self.resumed_from is None else ""
         if starts_from:
@@ -156,6 +153,19 @@ class PretrainingJob:
             objective = dataclasses.replace(objective, masking=masking)
         self.evaluations.append(Evaluation(objective, corpus.heldout(length, rows), corpus.others(length, rows)))
 
+    def _goes_on(self) -> bool:
+        """See workdir.goes_on_with. Other words under the same ids are refused always."""
+        refusal = (
+            f"config.data.corpus={self.config.data.corpus} has another vocabulary or casing now than the run in "
+            f"{self.workdir} was trained with, so the same ids would mean other words. Choose another --workdir, or "
+            f"build the corpus again with build_corpus --tokenizer={self.workdir}"
+        )
+
+        def known() -> dict[str, str]:
+            return {"vocabulary": load_tokenizer(str(self.workdir)).fingerprint}
+
+        return goes_on_with(self.config, self.workdir, self.made_of, {"vocabulary": refusal}, known)
+
     def compile_ahead(self) -> None:
         clock = clock_of(self.config, total_steps(self.config))
         for phase, batches, evaluation in zip(self.phases, self.batches, self.evaluations, strict=True):
@@ -178,8 +188,7 @@ class PretrainingJob:
         return self.trainer.init(objective, params)
 
     def record(self, directory: pathlib.Path) -> None:
-        write_whole(directory / RECORDS["pretrain"], self.config.to_json())
-        write_whole(directory / CORPUS_FILE, corpus_record(self.corpus))
+        write_records(directory, self.config, self.made_of, numbers=self.corpus.numbers, remarks=self.corpus.remarks)
         self.tokenizer.save(directory)
 
     def evaluate(self, state: TrainState, place: int) -> dict[str, float]:
@@ -243,49 +252,3 @@ def optimizer_text(o: OptimizerSettings) -> str:
     if o.name == "lamb" and not o.bias_correction:  # You et al. 2019, algorithm 2
         text += ", without the bias correction of LAMB's paper (--config.optimizer.bias_correction=true)"
     return text
-
-
-def corpus_record(corpus: Corpus) -> str:
-    """The text of CORPUS_FILE."""
-    content = {**_identity(corpus), "numbers": corpus.numbers, "remarks": corpus.remarks}
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def _identity(corpus: Corpus) -> dict[str, str]:
-    return {"content": corpus.fingerprint, "vocabulary": corpus.tokenizer.fingerprint}
-
-
-def goes_on_with(config: Config, workdir: epath.Path, corpus: Corpus) -> bool:
-    """Whether the run there goes on with this corpus, False = it is to be overwritten.
-
-    Raises ValueError where a corpus of the same name is another one now, unless `config.resume` says that it is meant.
-    Other words under the same ids are refused always.
-    """
-    path = workdir / CORPUS_FILE
-    if not path.exists():  # a run of an earlier version
-        return True
-    now = _identity(corpus)
-    try:
-        before = read_record(path, *now)
-    except DamagedRecord:
-        if config.resume == "overwrite":
-            return False
-        if config.resume != "changed":
-            raise
-        before = {**now, "vocabulary": load_tokenizer(str(workdir)).fingerprint}
-    if config.resume == "overwrite":
-        return {key: before.get(key) for key in now} == now
-    name = f"config.data.corpus={config.data.corpus}"
-    if before["vocabulary"] != now["vocabulary"]:
-        raise ValueError(
-            f"{name} has another vocabulary or casing now than the run in {workdir} was trained "
-            "with, so the same ids would mean other words. Choose another --workdir, or build the "
-            f"corpus again with build_corpus --tokenizer={workdir}"
-        )
-    if before["content"] != now["content"] and config.resume != "changed":
-        raise ValueError(
-            f"{name} holds other text now than the run in {workdir} was trained on. Choose another "
-            "--workdir, or say what is meant: --config.resume=changed goes on with the new text, "
-            "--config.resume=overwrite deletes the old run."
-        )
-    return True

@@ -4,25 +4,29 @@ Out: the step to go on from; a refusal that lists what differs; or the old run d
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
 from etils import epath
 
-from bertjax.config import Config
-from bertjax.formats.files import parse_json
+from bertjax.config import Config, differences, resume_conflicts
+from bertjax.formats.files import parse_json, write_whole
 from bertjax.log.report.runs import STARTS_FILE
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.programs import DIRECTORY as PROGRAMS_DIRECTORY
 
-# By job: the file that says what a run was begun with.
-RECORDS = {"pretrain": "config.json", "finetune": "finetune.json"}
-CORPUS_FILE = "corpus.json"  # what a pre-training run is trained on
+RECORD = "config.json"  # the settings that a run was begun with
+# By job: the file of what it was begun with beside them, a text by name: fingerprints of data, vocabulary, weights.
+FACTS = {"pretrain": "corpus.json", "finetune": "finetune.json"}
+KINDS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 # Files of a run beside its checkpoints; `delete_run` leaves all others alone.
 FILES = (
-    *RECORDS.values(),
-    CORPUS_FILE,
+    RECORD,
+    *FACTS.values(),
     STARTS_FILE,
     "metrics.jsonl",
     "examples.json",
@@ -44,7 +48,7 @@ def read_record(path: epath.Path, *texts: str) -> dict[str, Any]:
         found = parse_json(path.read_bytes(), str(path))
         if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in texts):
             return found
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         problem = str(error)
     raise DamagedRecord(
         f"{problem}. It tells which run {path.parent} holds: put a copy of it back, or choose "
@@ -53,23 +57,25 @@ def read_record(path: epath.Path, *texts: str) -> dict[str, Any]:
     )
 
 
-def step_to_resume(
-    config: Config, workdir: epath.Path, conflicts: Callable[[Mapping[str, Any]], list[str]]
-) -> int | None:
+def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
     """The step that this run goes on from, None = it starts afresh.
 
-    `conflicts` gives lines 'name: old -> new' of what differs between the record of a run (RECORDS) and this command.
-    Raises ValueError where the directory holds a run that must not go on.
+    Raises ValueError where the directory holds a run that must not go on, by its settings; see also `goes_on_with`.
     """
-    record = workdir / RECORDS[config.job]
-    other, kind = ("finetune", "fine-tuning") if config.job == "pretrain" else ("pretrain", "pre-training")
+    record = workdir / RECORD
     # Opened even where nothing is read: this checks that it can be written and that no other process trains there.
     with contextlib.closing(Checkpoints(workdir / "checkpoints")) as checkpoints:
-        # A directory with config.json alone may be a model's.
-        if not record.exists() and (workdir / RECORDS[other]).exists():
-            if other == "finetune" or checkpoints.steps():
-                raise ValueError(f"{workdir} holds a {kind} run; choose another --workdir")
-        if config.resume == "overwrite" and not _has_overwritten(workdir, record, conflicts):
+        begun: dict[str, Any] = {}
+        with contextlib.suppress(DamagedRecord):
+            begun = read_record(record)
+        # The config.json of a model, without checkpoints, names no job.
+        old = "finetune" if (workdir / FACTS["finetune"]).exists() else "pretrain"
+        is_run = "job" in begun or old == "finetune" or record.exists() and checkpoints.steps()
+        if is_run and (job := begun.get("job", old)) != config.job:
+            raise ValueError(f"{workdir} holds a {KINDS.get(job, job)} run; choose another --workdir")
+        # A launcher repeats the command after a pre-emption, which must then go on and not overwrite what it has begun.
+        own = begun.get("resume") == "overwrite" and not (workdir / "model").exists()
+        if config.resume == "overwrite" and not (own and not resume_conflicts(begun, config)):
             return None
         newest = checkpoints.latest()
     if newest is None:
@@ -80,33 +86,61 @@ def step_to_resume(
         )
     if not record.exists():
         raise ValueError(
-            f"{workdir} holds checkpoints, but no {record.name} that tells of which run; choose another --workdir, "
+            f"{workdir} holds checkpoints, but no {RECORD} that tells of which run; choose another --workdir, "
             "or delete it with --config.resume=overwrite"
         )
-    if config.resume != "changed" and (changes := conflicts(read_record(record))):
-        lines = "\n  ".join(changes)
-        raise ValueError(
-            f"{workdir} holds a run at step {newest:,} with other settings or data:\n  {lines}\n"
-            "Choose another --workdir, or say what is meant: --config.resume=changed goes on from "
-            "that step with the new settings, --config.resume=overwrite deletes the old run."
-        )
+    if config.resume != "changed" and (changes := resume_conflicts(begun or read_record(record), config)):
+        raise _other_run(workdir, changes)
     return newest
 
 
-def _has_overwritten(
-    workdir: epath.Path, record: epath.Path, conflicts: Callable[[Mapping[str, Any]], list[str]]
+def goes_on_with(
+    config: Config,
+    workdir: epath.Path,
+    facts: Mapping[str, str],
+    always: Mapping[str, str] = MappingProxyType({}),
+    known: Callable[[], Mapping[str, str]] = dict,
 ) -> bool:
-    """Whether this same command has already overwritten an older run there, and not finished its own.
+    """Whether the run there, whose settings agree, was begun with these facts; False = it is to be overwritten.
 
-    A launcher repeats the command after a pre-emption, which must then go on and not start again from step 0.
+    Raises ValueError where it was not, unless `config.resume` says that it is meant.
+
+    Args:
+      facts: as FACTS has them.
+      always: what is said of a fact that must be the same whatever `config.resume` says.
+      known: of the facts those that can be found out where the file is damaged.
     """
-    if (workdir / "model").exists() or not record.exists():
-        return False
     try:
-        before = read_record(record)
+        before = read_record(workdir / FACTS[config.job], *facts)
     except DamagedRecord:
-        return False
-    return before.get("resume") == "overwrite" and not conflicts(before)
+        if config.resume not in ("changed", "overwrite"):
+            raise
+        before = {**facts, **known()} if config.resume == "changed" else {}
+    changes = differences({name: before.get(name) for name in facts}, facts)
+    if config.resume == "overwrite":
+        return not changes
+    for name, refusal in always.items():
+        if before[name] != facts[name]:
+            raise ValueError(refusal)
+    if changes and config.resume != "changed":
+        raise _other_run(workdir, changes)
+    return True
+
+
+def write_records(directory: pathlib.Path, config: Config, facts: Mapping[str, str], **more: Any) -> None:
+    """Writes what `step_to_resume` and `goes_on_with` read; `more` stands beside the facts."""
+    write_whole(directory / RECORD, config.to_json())
+    content = json.dumps({**facts, **more}, indent=1, ensure_ascii=False)
+    write_whole(directory / FACTS[config.job], content + "\n")
+
+
+def _other_run(workdir: epath.Path, changes: Sequence[str]) -> ValueError:
+    lines = "\n  ".join(changes)
+    return ValueError(
+        f"{workdir} holds a run with other settings or data:\n  {lines}\n"
+        "Choose another --workdir, or say what is meant: --config.resume=changed goes on with what is new, "
+        "--config.resume=overwrite deletes the old run."
+    )
 
 
 def delete_run(workdir: epath.Path) -> None:

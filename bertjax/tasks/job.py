@@ -7,7 +7,6 @@ submission files), and `model/` in Hugging Face's layout with the label names in
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bertjax.config import Config, differences, finetune_config, flatten, frozen
+from bertjax.config import Config
 from bertjax.formats.checkpoint import resolve_directory
 from bertjax.interop import load_pretrained_params
 from bertjax.interop.names import heads_in
@@ -28,13 +27,13 @@ from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import Line, check_export, run
-from bertjax.run.workdir import RECORDS, step_to_resume
+from bertjax.run.workdir import goes_on_with, step_to_resume, write_records
 from bertjax.tasks.batches import row_length
 from bertjax.tasks.finetune import FineTuner, Training
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.make import TASKS, make_task, remembered, task_name
 from bertjax.tasks.pretrained import Pretrained
-from bertjax.tasks.results import recorded, result_json, save_model, summary_line, write_json, write_predictions
+from bertjax.tasks.results import result_json, save_model, summary_line, write_json, write_predictions
 from bertjax.tasks.task import Rows, Task, adopt_labels
 from bertjax.tasks.text_task import TextTask
 from bertjax.training import sharding
@@ -53,7 +52,7 @@ class TaskJob:
     tuner: FineTuner
     training: Training
     predict: tuple[str, ...]  # splits for which predictions (and submission files) are written
-    identity: Mapping[str, Any]
+    made_of: Mapping[str, str]  # see workdir.FACTS
     mesh_reason: str = ""
     heads = ("pooler",)
     mode = "max"
@@ -72,7 +71,7 @@ class TaskJob:
         return self.training.start(checkpoints)
 
     def record(self, directory: pathlib.Path) -> None:
-        write_json(directory / RECORDS["finetune"], {**self.identity, "resume": self.config.resume})
+        write_records(directory, self.config, self.made_of)
 
     def evaluate(self, state: TrainState, place: int) -> Mapping[str, float]:
         return self.training.evaluate(state)
@@ -111,7 +110,7 @@ class TaskJob:
         logbook.message(summary_line(tuner.task, done))
         if tuner.task.name == "squad2.0":
             tuner.task.null_threshold = float(done.scores.details["best_f1_thresh"])
-        result = result_json(tuner, done, self.identity["init_from"])
+        result = result_json(tuner, done, self.config.init_from)
         if jax.process_index() == 0:
             write_json(directory / "result.json", result)
         files = write_predictions(tuner, done.params, self.predict, directory)
@@ -193,11 +192,18 @@ def prepare_task(
             tuner.read(split)  # what cannot be read shows now, not after the training
     settings = settings.replace({"init_from": tuner.load_params.path})
     training = Training(tuner, settings)
-    identity = identity_of(tuner, settings)
-    require_same({f"{name} of the fine-tuning": value for name, value in flatten(identity).items()})
+    made_of = {
+        "metric": task.metric,
+        **{f"data.{name}": split.fingerprint for name, (split, _) in tuner.used.items()},
+        "weights": tuner.load_params.source.fingerprint(),
+        "tokenizer": tuner.tokenizer.fingerprint,
+    }
+    require_same({f"{name} of the fine-tuning": value for name, value in made_of.items()})
     directory = resolve_directory(workdir)
-    resumed_from = step_to_resume(settings, directory, lambda before: conflicts(before, identity))
-    return TaskJob(settings, directory, resumed_from, tuner, training, predict, identity, mesh_reason)
+    resumed_from = step_to_resume(settings, directory)
+    if resumed_from is not None and not goes_on_with(settings, directory, made_of):
+        resumed_from = None
+    return TaskJob(settings, directory, resumed_from, tuner, training, predict, made_of, mesh_reason)
 
 
 def prepare(config: Config, workdir: str, mesh: Any = None) -> TaskJob:
@@ -229,30 +235,6 @@ def _parts(config: Config, mesh: Any) -> tuple[Any, Pretrained, str, dict[str, A
         mesh, reason = sharding.mesh_of(config.mesh, parameters, jax.devices(), hardware.device_bytes())
     execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
     return task, start, reason, {"execution": execution, "mesh": mesh}
-
-
-def identity_of(tuner: FineTuner, settings: Config) -> dict[str, Any]:
-    """The settings, data and weights that a workdir belongs to."""
-    identity = {
-        "task": tuner.task.name,
-        "metric": tuner.task.metric,
-        "options": settings.task.options,
-        "data": {name: split.fingerprint for name, (split, _) in tuner.used.items()},
-        "init_from": tuner.load_params.path,
-        "weights": tuner.load_params.source.fingerprint(),
-        "tokenizer": tuner.tokenizer.fingerprint,
-        **recorded(settings),
-    }
-    return json.loads(json.dumps(identity))
-
-
-def conflicts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Lines 'name: old -> new' of what the run of a record has otherwise than this one."""
-    before = {name: value for name, value in before.items() if name != "resume"}
-    # Earlier versions wrote down less; what they did not set was as it is by default.
-    now = {name: value for name, value in now.items() if name in before}
-    default = {"settings": recorded(frozen(finetune_config()))["settings"]} if "settings" in now else {}
-    return differences(flatten(default) | flatten(before), flatten(now))
 
 
 def evaluate(

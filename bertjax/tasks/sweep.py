@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bertjax import markdown
-from bertjax.config import Config
+from bertjax.config import Config, differences, flatten
 from bertjax.formats.files import read_json, write_whole
 from bertjax.log.logbook import counted
 from bertjax.tasks.finetune import PER_RUN, NoFiniteScore, Trained
-from bertjax.tasks.job import conflicts
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
 from bertjax.training.loop import NotFiniteError
 
@@ -139,10 +138,9 @@ def _one(train: Callable[[Config], Trained], setting: Setting, settings: Config)
 def check_identity(directory: pathlib.Path, identity: dict[str, Any]) -> None:
     """Writes sweep.json, or compares it with what an earlier part of the search wrote."""
     path = directory / "sweep.json"
-    wanted = json.loads(json.dumps(identity))
     if not path.exists():
-        write_whole(path, json.dumps(wanted, indent=1) + "\n")
-    elif differing := conflicts(read_json(path), wanted):
+        write_whole(path, json.dumps(identity, indent=1) + "\n")
+    elif differing := differences(flatten(read_json(path)), flatten(json.loads(json.dumps(identity)))):
         raise ValueError(f"{directory} holds another search ({'; '.join(differing)}); choose another directory")
 
 

@@ -18,7 +18,6 @@ from bertjax.interop.huggingface import write_directory
 from bertjax.log.logbook import Logbook
 from bertjax.pretraining import finish
 from bertjax.pretraining import job as pretraining
-from bertjax.pretraining.job import corpus_record
 from bertjax.process.clock import Clock
 from bertjax.run.run import OutputError, write_results, writing_results
 from bertjax.run.workdir import delete_run
@@ -296,12 +295,11 @@ def test_a_corpus_that_was_built_anew_is_refused_until_the_run_says_what_it_mean
     config = rebuilt(config, directory.parent, [f"w{i}" for i in range(60)])
     config.resume = "changed"  # of the path, and of what lies there
     job = pretraining.prepare(frozen(config), str(directory))
-    (directory / "config.json").write_text(config.to_json())
-    (directory / "corpus.json").write_text(corpus_record(job.corpus))
+    job.record(directory)
     config.resume = "auto"
     assert pretraining.prepare(frozen(config), str(directory)).resumed_from == 8
     rebuilt(config, directory.parent, [f"w{i}" for i in range(60)], documents=41)
-    with pytest.raises(ValueError, match="holds other text now.*--config.resume=changed"):
+    with pytest.raises(ValueError, match="(?s)other settings or data:\n  content: .*--config.resume=changed"):
         pretraining.prepare(frozen(config), str(directory))
     config.resume = "changed"
     assert pretraining.prepare(frozen(config), str(directory)).resumed_from == 8
@@ -319,12 +317,6 @@ def test_other_words_under_the_same_ids_are_refused(run_copy, resume):
     config.resume = resume
     with pytest.raises(ValueError, match="another vocabulary .* build_corpus --tokenizer="):
         pretraining.prepare(frozen(config), str(directory))
-
-
-def test_a_run_of_a_version_without_a_record_of_its_corpus_goes_on(run_copy):
-    config, directory = run_copy
-    (directory / "corpus.json").unlink()
-    assert pretraining.prepare(frozen(config), str(directory)).resumed_from == 8
 
 
 def test_a_run_is_overwritten_once_nothing_more_can_be_refused(run_copy):
@@ -356,7 +348,7 @@ def test_workdirs_of_other_jobs_are_refused(run_copy):
     (directory / "config.json").unlink()
     with pytest.raises(ValueError, match="no config.json that tells of which run"):
         pretraining.prepare(frozen(config), str(directory))
-    (directory / "finetune.json").write_text("{}")
+    (directory / "config.json").write_text('{"job": "finetune"}')
     with pytest.raises(ValueError, match="holds a fine-tuning run"):
         pretraining.prepare(frozen(config), str(directory))
 

@@ -1,28 +1,16 @@
 """What a run has written down of itself, damaged: file and remedy are named, nothing is guessed."""
 
-import json
-
 import numpy as np
 import pytest
 from etils import epath
 
-from bertjax.config import Config, resume_conflicts
+from bertjax.config import Config
 from bertjax.formats.checkpoint import CheckpointError
-from bertjax.pretraining.job import goes_on_with
 from bertjax.run.checkpoint import Checkpoints
-from bertjax.run.workdir import DamagedRecord, read_record
-from bertjax.run.workdir import step_to_resume as resume
-from bertjax.tokenization.wordpiece import WordPieceTokenizer
+from bertjax.run.workdir import DamagedRecord, goes_on_with, step_to_resume, write_records
 
 DAMAGED = [b"", b'{"a": 1,', b"\0" * 40, b"[1]", b"[" * 100_000, b"\xff\xfe{}"]
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
-
-
-class Corpus:
-    fingerprint = "the text"
-
-    def __init__(self, words):
-        self.tokenizer = WordPieceTokenizer(words, do_lower_case=True)
+FACTS = {"content": "the text", "vocabulary": "the words"}
 
 
 @pytest.fixture
@@ -31,17 +19,8 @@ def workdir(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(7, {"x": np.ones(3)})
     checkpoints.close()
-    (tmp_path / "config.json").write_text(Config().to_json())
-    corpus = Corpus(VOCABULARY)
-    corpus.tokenizer.save(tmp_path)
-    (tmp_path / "corpus.json").write_text(
-        json.dumps({"content": "the text", "vocabulary": corpus.tokenizer.fingerprint})
-    )
+    write_records(tmp_path, Config(), FACTS, numbers={"tokens": 3})
     return epath.Path(tmp_path)
-
-
-def step_to_resume(config, workdir):
-    return resume(config, workdir, lambda before: resume_conflicts(before, config))
 
 
 def resumed(resume="auto"):
@@ -60,22 +39,33 @@ def test_a_damaged_record_of_the_settings_is_named_with_the_remedy(workdir, cont
 
 
 @pytest.mark.parametrize("content", [*DAMAGED, b'{"content": "the text"}', b'{"content": "the text", "vocabulary": 3}'])
-def test_a_damaged_record_of_the_corpus_is_named_and_other_words_are_never_meant(workdir, content):
-    corpus = Corpus(VOCABULARY)
-    assert goes_on_with(resumed(), workdir, corpus)
+def test_a_damaged_record_of_what_a_run_is_made_of_is_named_and_other_words_are_never_meant(workdir, content):
+    assert goes_on_with(resumed(), workdir, FACTS)
     (workdir / "corpus.json").write_bytes(content)
     with pytest.raises(DamagedRecord, match="corpus.json .*put a copy of it back"):
-        goes_on_with(resumed(), workdir, corpus)
-    assert goes_on_with(resumed("changed"), workdir, corpus)
-    assert not goes_on_with(resumed("overwrite"), workdir, corpus)
-    with pytest.raises(ValueError, match="another vocabulary"):
-        goes_on_with(resumed("changed"), workdir, Corpus([*VOCABULARY[:-1], "b"]))
+        goes_on_with(resumed(), workdir, FACTS)
+    assert goes_on_with(resumed("changed"), workdir, FACTS)
+    assert not goes_on_with(resumed("overwrite"), workdir, FACTS)
+    with pytest.raises(ValueError, match="other words"):
+        goes_on_with(resumed("changed"), workdir, FACTS, {"vocabulary": "other words"}, lambda: {"vocabulary": "b"})
 
 
-def test_a_damaged_record_of_a_fine_tuning_run_is_named(tmp_path):
-    (tmp_path / "finetune.json").write_text("{")
-    with pytest.raises(DamagedRecord, match="finetune.json"):
-        read_record(epath.Path(tmp_path / "finetune.json"))
+def test_other_facts_are_refused_until_the_run_says_what_it_means(workdir):
+    other = FACTS | {"content": "another text"}
+    with pytest.raises(ValueError, match="(?s)content: 'the text' -> 'another text'.*resume=changed.*resume=overwrite"):
+        goes_on_with(resumed(), workdir, other)
+    assert goes_on_with(resumed("changed"), workdir, other)
+    assert not goes_on_with(resumed("overwrite"), workdir, other)
+    assert goes_on_with(resumed("overwrite"), workdir, FACTS)
+    (workdir / "corpus.json").unlink()
+    with pytest.raises(DamagedRecord, match="No such file"):
+        goes_on_with(resumed(), workdir, FACTS)
+
+
+def test_the_workdir_of_another_job_is_refused_whatever_resume_says(workdir):
+    for how in ("auto", "changed", "overwrite", "never"):
+        with pytest.raises(ValueError, match="holds a pre-training run; choose another --workdir"):
+            step_to_resume(resumed(how).replace({"job": "finetune"}), workdir)
 
 
 def test_a_damaged_ledger_of_checkpoints_still_tells_that_there_were_some(workdir):

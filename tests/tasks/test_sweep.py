@@ -66,7 +66,6 @@ def test_an_interrupted_search_goes_on_and_repeats_no_run(tmp_path):
     assert kept[-1].settings == run_of(2e-5, 16, 2, 2)
     values = [run.value for run in kept]
     assert values == sorted(values)
-    sweep.check_identity(tmp_path, {"task": "toy", "weights": "written down by later versions"})
     with pytest.raises(ValueError, match="another search.*'toy' -> 'other'"):
         sweep.sweep(Tuner().run, runs(), tmp_path, {"task": "other"})
 

@@ -20,7 +20,7 @@ class Run:
 
     Attributes:
       records: of metrics.jsonl, at least one.
-      settings: {'optimizer.learning_rate': '0.0001'} of config.json, or of a fine-tuning run's finetune.json.
+      settings: {'optimizer.learning_rate': '0.0001'} of config.json.
       hardware: of hardware.json.
       examples, map: of examples.json and map.json.
       result: of result.json: of a finished fine-tuning run what tasks/results.py says, of a
@@ -66,7 +66,7 @@ def _load(directory: pathlib.Path) -> Run:
             raise ValueError(f"{file} holds no {kind.__name__}; move it away, and the report is made without it")
         return found
 
-    settings = flatten(read("config.json", dict) or read("finetune.json", dict), separator=".")
+    settings = flatten(read("config.json", dict), separator=".")
     return Run(
         directory.resolve().name,
         records,
