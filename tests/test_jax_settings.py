@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from bertjax import jax_settings
-from bertjax.config import LogSettings
-from bertjax.log.logbook import Logbook
 
 OTHER = {
     "jax_enable_x64": True,
@@ -87,20 +85,6 @@ def test_what_only_compilers_read_is_recorded():
             "LIBTPU_INIT_ARGS": "",
         }
     ) == {"XLA_FLAGS": "--xla_a=1 --xla_b=2", "NVIDIA_TF32_OVERRIDE": "0", "JAX_USE_DIRECT_LINEARIZE": "0"}
-
-
-def test_a_resume_under_other_flags_says_so(tmp_path, monkeypatch):
-    def start(step):
-        said = []
-        Logbook(tmp_path, step, log=LogSettings(tensorboard=False), write=said.append).close()
-        return said
-
-    monkeypatch.setattr(jax_settings, "environment", lambda: {"XLA_FLAGS": "--xla_a=1"})
-    assert start(0) == [] and start(5) == []
-    monkeypatch.setattr(jax_settings, "environment", lambda: {"NCCL_ALGO": "Tree"})
-    (line,) = start(5)
-    assert "perhaps not bit for bit: NCCL_ALGO: not set -> Tree; XLA_FLAGS: --xla_a=1 -> " in line
-    assert json.loads((tmp_path / "hardware.json").read_text())["environment"] == {"NCCL_ALGO": "Tree"}
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from etils import epath
 from bertjax.config import LogSettings
 from bertjax.formats.files import write_whole
 from bertjax.interruption import drop_unwritable_output
-from bertjax.jax_settings import changes
 from bertjax.log.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
 from bertjax.process.hardware import describe
 
@@ -77,7 +76,7 @@ class Logbook:
             if (self._remote / name).exists():
                 (self.directory / name).write_text((self._remote / name).read_text())
         truncate_records(path, start_step, self._write)
-        self._record_machine(told=start_step > 0)
+        write_whole(self.directory / HARDWARE_FILE, json.dumps(describe(), indent=1) + "\n")
         self._file = open(path, "a", encoding="utf-8")
         self._complained = False
         self._sinks: list[Sink] = []
@@ -88,21 +87,6 @@ class Logbook:
         if log.wandb:
             name = os.path.basename(os.fspath(directory).rstrip("/"))
             self._sinks.append(WandbSink(self.directory, start_step, log.wandb, name, settings))
-
-    def _record_machine(self, told: bool) -> None:
-        """Writes hardware.json; what may change a resumed run's numbers is told."""
-        place = (self._remote or self.directory) / HARDWARE_FILE
-        try:
-            before = json.loads(place.read_text())["environment"]
-        except (OSError, ValueError, KeyError, TypeError):  # a first start, or an earlier version
-            before = None
-        now = describe()
-        if told and before is not None and (differing := changes(before, now["environment"])):
-            self._write(
-                "The environment is another one than at the start before, so the run goes "
-                f"on, but perhaps not bit for bit: {'; '.join(differing)}"
-            )
-        write_whole(self.directory / HARDWARE_FILE, json.dumps(now, indent=1) + "\n")
 
     def train(self, step: int, last_step: int, metrics: Mapping[str, float | None]) -> None:
         """Records the metrics of a training step, which are means over the steps since the last

@@ -18,6 +18,7 @@ import jaxlib
 from etils import epath
 from jax.sharding import Mesh
 
+from bertjax import jax_settings
 from bertjax.formats.files import write_whole
 from bertjax.log.logbook import Logbook
 from bertjax.log.report.runs import STARTS_FILE, read_starts
@@ -99,9 +100,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             f"config.{name}": value for name, value in start.get("settings", {}).items()
         }
 
+    def variables(start: Mapping[str, Any]) -> dict[str, str]:
+        return {name: value for name, value in start.get("environment", {}).items() if name != "XLA_FLAGS"}
+
     old, new = flat(before), flat(now)
-    return [
+    found = [
         f"{name} {old[name]!r} -> {new[name]!r}"
         for name in old
         if name in new and old[name] is not None and old[name] != new[name]
     ]
+    return found + jax_settings.changes(variables(before), variables(now))

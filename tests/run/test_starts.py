@@ -2,6 +2,7 @@
 
 import json
 
+from bertjax import jax_settings
 from bertjax.log.report.runs import STARTS_FILE, read_starts
 from bertjax.run import starts
 from bertjax.run.starts import Starts
@@ -49,6 +50,13 @@ def test_another_card_version_or_number_of_devices_is_said(tmp_path, monkeypatch
         assert repr(value) in line
         assert not read_starts(tmp_path / STARTS_FILE)[-1]["bit_for_bit"]
         begin(tmp_path, 20)  # and back again
+
+
+def test_another_environment_of_the_compilers_is_said(tmp_path, monkeypatch):
+    begin(tmp_path, 0)
+    monkeypatch.setattr(jax_settings, "environment", lambda: {"NCCL_ALGO": "Tree"})
+    assert begin(tmp_path, 5)[1] == ["goes on from step 5, but not bit for bit: NCCL_ALGO: not set -> Tree"]
+    assert begin(tmp_path, 6)[1] == []
 
 
 def test_settings_that_order_sums_otherwise_are_said(tmp_path):
