@@ -192,18 +192,23 @@ def prepare_task(
             tuner.read(split)  # what cannot be read shows now, not after the training
     settings = settings.replace({"init_from": tuner.load_params.path})
     training = Training(tuner, settings)
-    made_of = {
-        "metric": task.metric,
-        **{f"data.{name}": split.fingerprint for name, (split, _) in tuner.used.items()},
-        "weights": tuner.load_params.source.fingerprint(),
-        "tokenizer": tuner.tokenizer.fingerprint,
-    }
+    made_of = facts_of(tuner)
     require_same({f"{name} of the fine-tuning": value for name, value in made_of.items()})
     directory = resolve_directory(workdir)
     resumed_from = step_to_resume(settings, directory)
     if resumed_from is not None and not goes_on_with(settings, directory, made_of):
         resumed_from = None
     return TaskJob(settings, directory, resumed_from, tuner, training, predict, made_of, mesh_reason)
+
+
+def facts_of(tuner: FineTuner) -> dict[str, str]:
+    """What a training is known by beside its settings, see workdir.FACTS."""
+    return {
+        "metric": tuner.task.metric,
+        **{f"data.{name}": split.fingerprint for name, (split, _) in tuner.used.items()},
+        "weights": tuner.load_params.source.fingerprint(),
+        "tokenizer": tuner.tokenizer.fingerprint,
+    }
 
 
 def prepare(config: Config, workdir: str, mesh: Any = None) -> TaskJob:

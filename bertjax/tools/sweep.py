@@ -141,14 +141,8 @@ def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pat
         return tuner
 
     first = tuner_for(runs[0][1])
-    identity = {
-        "task": first.task.name,
-        "options": config.task.options,
-        "init_from": config.init_from,
-        "weights": first.load_params.source.fingerprint(),
-        "settings": recorded(config)["settings"],
-        "data": {split: first.data(split, training=split == "train")[0].fingerprint for split in ("train", "dev")},
-    }
+    settings = {"options": config.task.options, **recorded(config)["settings"]}
+    identity = job.facts_of(first) | {"task": first.task.name, "settings": settings}
     task, metric = first.task.name, first.task.metric
     del first
     outcomes = sweep.sweep(

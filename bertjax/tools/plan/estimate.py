@@ -1,18 +1,11 @@
 """What a step costs on a TPU slice such as v5e:4x4 or v4-32: bytes per chip, seconds per step, days of the run.
 
-Without the chip the time is an estimate, of three parts:
-
-  operations       the TPU compiler's cycles of each fused operation, loop bodies as often as they run, over the
-                   chip's clock;
-  kernels          (attention on TPU: no cycles given) the longer of the FLOPs that they declare, at KERNEL_SHARE of
-                   the peak, and of their bytes;
-  collectives      bytes over the links of the torus: an all-reduce over n chips moves 2 (n-1)/n of its bytes, a
-                   gather or scatter half of that. Asynchronous ones count only for what exceeds the operations' time.
-
-Where the compiler was stopped before it estimates cycles, a roofline takes their place: the model's FLOPs (with those
-that remat repeats) over the peak plus bytes between HBM and the operations over its bandwidth. What has no cycles
-(random bits, sorting), stalls, contention, the host, checkpoints and evaluation are not included: compare plans with
-each other before believing one to the percent.
+Without the chip the time is an estimate: the TPU compiler's cycles of each fused operation over the chip's clock, loop
+bodies as often as they run; kernels written by hand, which have no cycles, by the FLOPs and bytes that they declare;
+collectives by their bytes over the links of the torus (an all-reduce over n chips moves 2 (n-1)/n of its bytes, a
+gather or scatter half of that), where they are asynchronous only what exceeds the operations' time. Where the compiler
+was stopped before it estimates cycles, a roofline takes their place: the model's FLOPs (with those that remat repeats)
+over the peak plus bytes between HBM and the operations over its bandwidth.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Opcodes that only name data, or move it beside the operations.
-_MOVE_NOTHING = frozenset(
+_MOVE_NOTHING = {*COLLECTIVES, *(f"{kind}-start" for kind in COLLECTIVES)} | set(
     "parameter constant tuple get-tuple-element bitcast while conditional call copy-start copy-done slice-start "
     "slice-done after-all partition-id custom-call async-start async-update async-done optimization-barrier".split()
 )
@@ -148,9 +148,7 @@ class Program:
         total = 0
         for name, times in self.executions.items():
             here = self.computations.get(name, {})
-            for i in here.values():
-                if i.opcode in _MOVE_NOTHING or i.opcode.removesuffix("-start") in COLLECTIVES:
-                    continue
+            for i in (i for i in here.values() if i.opcode not in _MOVE_NOTHING):
                 read, written = self._touched(self.computations.get(i.called("calls"), {}))
                 total += times * min(_bytes(here, i.name, "HBM"), written)
                 for number, operand in enumerate(i.operands):
@@ -178,20 +176,14 @@ class Program:
                 if (position := uses[0].operands.index(i.name)) in nested:
                     read[number] = nested[position]
         updates = [i for i in inside.values() if i.opcode == "dynamic-update-slice"]
-        if not updates:
-            return read, math.inf
-        written = sum(_bytes(inside, i.operands[1]) for i in updates)
-        for root in (i for i in inside.values() if i.is_root and i.opcode == "tuple"):
+        written = sum(_bytes(inside, i.operands[1]) for i in updates) if updates else math.inf
+        for root in (i for i in inside.values() if updates and i.is_root and i.opcode == "tuple"):
             whole = {_bytes(inside, i.name) for i in updates}  # the other results are written whole
             written += sum(size for size in (_bytes(inside, name) for name in root.operands) if size not in whole)
         return read, written
 
     def collectives(self, devices: int) -> list[Collective]:
-        """The collectives of a step, added up by kind, group size and whether they overlap.
-
-        Args:
-          devices: of the program; the size of a group that spans all.
-        """
+        """The collectives of a step of so many devices, added up by kind, group size and whether they overlap."""
         found: dict[tuple[str, int, bool], list[int]] = collections.defaultdict(lambda: [0, 0])
         for i, times in self.instructions():
             kind, started = i.opcode.removesuffix("-start"), i.opcode.endswith("-start")
@@ -224,15 +216,13 @@ def _bytes(here: Computation, name: str, memory: str = "") -> int:
 
 
 def array_bytes(shape: str, memory: str = "") -> list[int]:
-    """Bytes of an array, or of each array of a tuple, as text 'f32[8,16]{1,0}', without padding.
-
-    memory='HBM' leaves out arrays that are in another memory space.
-    """
+    """Bytes of an array, or of each array of a tuple, as text 'f32[8,16]{1,0}', without padding; memory='HBM' leaves
+    out arrays that are in another memory space."""
     found = []
     for kind, dimensions, space in _ARRAY.findall(shape):
         if not (memory and space):
             bits = 8 if kind == "pred" else int(kind.strip("bsufc"))
-            found.append(math.prod(int(size.lstrip("<=")) for size in dimensions.split(",") if size) * bits // 8)
+            found.append(math.prod(map(int, re.findall(r"\d+", dimensions))) * bits // 8)
     return found
 
 
