@@ -11,6 +11,7 @@ or not at all.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from bertjax.model.presets import BertConfig
 from bertjax.tokenization import Tokenizer
 
 _LFS_POINTER = b"version https://git-lfs"
-_PARALLEL = "module."  # before every name, where torch's DataParallel was saved with its model
+# Parts of names where torch's wrappers were saved with the model: DataParallel before every name, others anywhere.
+_PARALLEL = "module."
+_WRAPPERS = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # What the keys that do not describe the network have to look like.
 _OTHER_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id2label": (
@@ -43,7 +46,7 @@ _OTHER_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "map the numbers of the classes to their names",
     ),
     "label2id": (
-        lambda x: isinstance(x, dict) and all(type(n) is int for n in x.values()),
+        lambda x: isinstance(x, dict) and all(type(n) is int or str(n).isdecimal() for n in x.values()),
         "map the names of the classes to their numbers",
     ),
     "architectures": (lambda x: isinstance(x, list) and all(isinstance(n, str) for n in x), "be a list of class names"),
@@ -178,7 +181,7 @@ def _shards(path: Path) -> list[Path]:
 def normalise_names(
     state: Mapping[str, np.ndarray], source: str, naming: Naming = hugging_face_place
 ) -> dict[str, np.ndarray]:
-    """Old names (gamma, beta, dense_act, no "bert." in front, all with "module.") become today's; buffers
+    """Old names (gamma, beta, dense_act, no "bert." in front, names of torch's wrappers) become today's; buffers
     and tied copies are dropped.
 
     Raises:
@@ -200,11 +203,11 @@ def _todays_names(state: Iterable[str], source: str, naming: Naming) -> tuple[di
 
     Raises LoadError for two entries of one parameter.
     """
-    state = list(state)
-    parallel = all(name.startswith(_PARALLEL) for name in state)
+    inner = {old: _WRAPPERS.sub("", old) for old in state}
+    parallel = all(name.startswith(_PARALLEL) for name in inner.values())
     named: dict[str, str] = {}
-    for old in state:
-        name = _todays_name(old.removeprefix(_PARALLEL) if parallel else old, naming)
+    for old, name in inner.items():
+        name = _todays_name(name.removeprefix(_PARALLEL) if parallel else name, naming)
         if name in named:
             raise LoadError(f"{source} has two entries for {name}: {named[name]} and {old}")
         named[name] = old

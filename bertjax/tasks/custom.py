@@ -7,6 +7,7 @@ split in sorted order (integers by value), unless given (those of a fine-tuned h
 
 import ast
 import contextlib
+import itertools
 import json
 import pathlib
 import re
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertjax.tasks.tables import read_table
-from bertjax.tasks.task import Record, Split, all_labelled, file_fingerprint, in_order, splits_in, texts_of
+from bertjax.tasks.task import Record, Split, all_labelled, file_fingerprint, in_order, name_of, splits_in, texts_of
 from bertjax.tasks.text_task import TextTask
 
 # A list of names in a cell, ['a', "b"]. numpy's form without commas is no such list.
@@ -102,6 +103,7 @@ class TableTask(TextTask):
         """What is said of labels that fit the head only on the face of it; ValueError for lists."""
         if self.head == "multilabel":
             self._check_separator(records)
+            self._check_names(records)
         if self.head != "classification":
             return ()
         names = {record.label for record in records}
@@ -112,10 +114,14 @@ class TableTask(TextTask):
             )
         if len(names) < 2 or not all(map(_NUMBER.fullmatch, names)):
             return ()
+        by_value = sorted(names, key=lambda name: (float(name), name))
         whole = all(float(name).is_integer() for name in names)
+        same = [pair for pair in itertools.pairwise(by_value) if float(pair[0]) == float(pair[1])]
+        if whole and same:
+            where = next(record.where for record in records if record.label == same[0][1])
+            raise ValueError(f"{where}: {self.label} {same[0][1]} is the same number as {same[0][0]}: write them alike")
         if whole and len(names) <= MANY_NUMBERS:
             return ()
-        by_value = sorted(names, key=lambda name: (float(name), name))
         return (
             f"the {len(names)} classes are all numbers ({by_value[0]} to {by_value[-1]}); to "
             "predict a number, set the option head='regression'",
@@ -135,6 +141,15 @@ class TableTask(TextTask):
                         f"labels: set the option separator={mark!r}, or '|' to read it as one"
                     )
 
+    def _check_names(self, records: Sequence[Record]) -> None:
+        """ValueError for a row of zeros and ones, one for each label, in place of names."""
+        names, lengths = {name for record in records for name in record.label}, {len(r.label) for r in records}
+        if names and names <= {"0", "1", "True", "False"} and len(lengths) == 1 and lengths != {1}:
+            raise ValueError(
+                f"{records[0].where}: {self.label} says {', '.join(records[0].label):.60}, something of each label; "
+                "write the names of those that hold, as in ['a', 'b']"
+            )
+
     def _label(self, value: Any, where: str) -> Any:
         if self.head != "multilabel":
             return self.kind_of_head.label(value, where, self.label)
@@ -152,9 +167,10 @@ class TableTask(TextTask):
                     "and commas between them, as in ['a', 'b']"
                 )
         if isinstance(value, list):
-            if strange := [name for name in value if isinstance(name, list | dict | None)]:
+            names = tuple(map(name_of, value))
+            if strange := [name for name in names if not isinstance(name, str)]:
                 raise ValueError(f"{where}: {self.label} holds {strange[0]!r:.60}, not a name")
-            return tuple(map(str, value))
+            return names
         names = (name.strip() for name in str(value).split(self.separator or "|"))
         return tuple(name for name in names if name)
 

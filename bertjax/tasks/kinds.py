@@ -23,7 +23,7 @@ from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks import metrics
 from bertjax.tasks.batches import Features, fields_of
 from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger
-from bertjax.tasks.task import Rows, Task, number_of
+from bertjax.tasks.task import Rows, Task, name_of, number_of
 from bertjax.training import losses
 
 Batch = Mapping[str, jax.Array]
@@ -119,7 +119,8 @@ class TextKind(Kind):
             return None
         if not self.named:
             return number_of(value, where, column)
-        return None if str(value) == "-1" or value != value else str(value)  # pandas writes NaN for an empty cell
+        value = name_of(value)
+        return None if value == "-1" or value != value else str(value)  # pandas writes NaN for an empty cell
 
     def gold(self, label: Any, index: Callable[[str], int], outputs: int) -> Features:
         """The gold fields of a row, from a record's label; `index` gives a name's place."""

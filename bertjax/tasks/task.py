@@ -189,6 +189,13 @@ def number_of(value: Any, where: str, column: str) -> float:
     return number
 
 
+def name_of(value: Any) -> Any:
+    """A label of JSON as text; numbers of one value have one name. Lists, objects, fractions, null and NaN stay."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, list | dict | float | None) else str(value)
+
+
 def all_labelled(records: Sequence[Record], remark: str = "") -> bool:
     """Whether the records of a split have labels. Raises ValueError where only some of them have."""
     unlabelled = [record for record in records if record.label is None]

@@ -1,6 +1,7 @@
 """Round trips, refusals and atomic writing of Hugging Face's layout."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -108,6 +109,19 @@ def test_old_names_buffers_and_a_missing_prefix(golden, tmp_path):
     )
     encoder = load_model(bare).params["encoder"]
     jax.tree.map(np.testing.assert_array_equal, golden.params["encoder"], encoder)
+
+
+@pytest.mark.parametrize("wrapped", ["_orig_mod.{}", "module._orig_mod.{}", "_orig_mod.module.{}", "layers"])
+def test_what_torch_wrappers_put_into_names_is_no_part_of_them(golden, tmp_path, wrapped):
+    """As torch.compile, DistributedDataParallel and FSDP with recomputation name what they hold."""
+
+    def changed(name):
+        layer = r"(bert\.encoder\.layer\.\d+\.)"
+        inner = re.sub(layer, r"\1_fsdp_wrapped_module._checkpoint_wrapped_module.", name)
+        return inner if wrapped == "layers" else wrapped.format(name)
+
+    directory_with(tmp_path, lambda state: {changed(name): value for name, value in state.items()})
+    jax.tree.map(np.testing.assert_array_equal, golden.params, load_model(tmp_path).params)
 
 
 def test_a_directory_of_before_2019_and_one_of_data_parallel_are_read(golden, tmp_path):

@@ -197,6 +197,8 @@ def test_a_task_with_a_label_twice_is_refused(tmp_path):
 def test_names_are_read_from_label2id_where_it_stands_alone(tmp_path):
     model = classifier(tmp_path / "m", label2id={"b": 1, "c": 2, "a": 0})
     assert load_model(model).labels == {0: "a", 1: "b", 2: "c"}
+    model = classifier(tmp_path / "n", label2id={"b": "1", "c": "2", "a": "0"})
+    assert load_model(model).labels == {0: "a", 1: "b", 2: "c"}
 
 
 # --- ids beyond their tables

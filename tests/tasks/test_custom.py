@@ -173,6 +173,31 @@ def test_lists_of_labels_are_no_classes(tmp_path):
             TableTask(tmp_path, {"train": name})
 
 
+@pytest.mark.parametrize("rows", [[[1, 0, 1], [0, 0, 1]], [[1.0, 0.0], [0.0, 1.0]], ["[0, 1, 1]", "[1, 1, 1]"]])
+def test_zeros_and_ones_of_every_label_are_no_names(tmp_path, rows):
+    lines = [json.dumps({"text": "x", "label": row}) + "\n" for row in rows]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    with pytest.raises(ValueError, match=r"a.jsonl:1: label says [01], [01].* write the names of those that hold"):
+        TableTask(tmp_path, {"train": "a.jsonl"}, head="multilabel")
+    (tmp_path / "a.jsonl").write_text("".join([*lines, '{"text": "y", "label": ["1"]}\n']))
+    assert TableTask(tmp_path, {"train": "a.jsonl"}, head="multilabel").labels == ("0", "1")
+
+
+def test_a_number_has_one_name_however_it_is_written(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "x", "label": 1.0}\n{"text": "y", "label": 1}\n{"text": "z", "label": 0}\n'
+    )
+    assert TableTask(tmp_path, {"train": "a.jsonl"}).labels == ("0", "1")
+    (tmp_path / "b.jsonl").write_text('{"text": "x", "label": [1.0, "a"]}\n{"text": "y", "label": [1]}\n')
+    assert TableTask(tmp_path, {"train": "b.jsonl"}, head="multilabel").labels == ("1", "a")
+    (tmp_path / "c.csv").write_text("text,label\nx,1\ny,0\nz,1.0\n")
+    with pytest.raises(ValueError, match="c.csv:4: label 1.0 is the same number as 1: write them alike"):
+        TableTask(tmp_path, {"train": "c.csv"})
+    (tmp_path / "d.jsonl").write_text('{"text": "x", "label": [0.2, 0.8]}\n')
+    with pytest.raises(ValueError, match="d.jsonl:1: label holds '?0.2'?, not a name"):
+        TableTask(tmp_path, {"train": "d.jsonl"}, head="multilabel")
+
+
 def test_another_separator_of_labels_is_asked_for(tmp_path):
     for mark in ",;":
         cells = [f"x{mark} y", "x", f"z{mark}y"]
