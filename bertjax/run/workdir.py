@@ -73,6 +73,9 @@ def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
         is_run = "job" in begun or old == "finetune" or record.exists() and checkpoints.steps()
         if is_run and (job := begun.get("job", old)) != config.job:
             raise ValueError(f"{workdir} holds a {KINDS.get(job, job)} run; choose another --workdir")
+        other = record if record.exists() else workdir / "model"
+        if not is_run and not checkpoints.steps() and other.exists() and (begun or other != record):
+            raise ValueError(f"{other} is of a model that this run would write over; choose another --workdir")
         # A launcher repeats the command after a pre-emption, which must then go on and not overwrite what it has begun.
         own = begun.get("resume") == "overwrite" and not (workdir / "model").exists()
         if config.resume == "overwrite" and not (own and not resume_conflicts(begun, config)):

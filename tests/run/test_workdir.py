@@ -73,3 +73,20 @@ def test_a_damaged_ledger_of_checkpoints_still_tells_that_there_were_some(workdi
     (workdir / "checkpoints.committed.json").write_text("\0")
     with pytest.raises(CheckpointError, match="some were saved. Put the checkpoints back"):
         step_to_resume(resumed(), workdir)
+
+
+@pytest.mark.parametrize("resumes", ["auto", "overwrite"])
+@pytest.mark.parametrize("kept", ["config.json", "model/config.json"])
+def test_a_model_that_is_of_no_run_is_not_written_over(tmp_path, kept, resumes):
+    file = tmp_path / kept
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match=r"is of a model that this run would write over"):
+        step_to_resume(resumed(resumes), epath.Path(tmp_path))
+    assert file.read_text() == '{"model_type": "bert"}'
+
+
+def test_a_run_that_was_ended_before_its_first_checkpoint_starts_afresh(tmp_path):
+    (tmp_path / "config.json").write_text(Config().to_json())
+    (tmp_path / "model").mkdir()
+    assert step_to_resume(resumed(), epath.Path(tmp_path)) is None
