@@ -33,9 +33,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.model import positions
 from bertjax.model.dropout import dropout, site_keys
-from bertjax.model.kernels.choice import Kernels, Pair, choose
+from bertjax.model.kernels.choice import Kernels, Pair, choose, multiply
 from bertjax.model.kernels.rotary import Turn, turned
-from bertjax.model.layers import Dense, Draw, LayerNorm, Network, parameter, product, truncated_normal
+from bertjax.model.layers import Dense, Draw, LayerNorm, Multiply, Network, parameter, truncated_normal
 from bertjax.model.lookup import check_ids, small_table_lookup, table_lookup
 from bertjax.model.mesh import by_columns, keep_rows
 from bertjax.model.presets import BertConfig, Execution
@@ -76,7 +76,7 @@ class Embeddings(nnx.Module):
             x += positions.learned(self.config, self.position_embeddings[...], input_ids, position_ids)
         if self.config.type_vocab_size:
             x += _segments(self.token_type_embeddings[...], token_type_ids)
-        x = (x if self.LayerNorm is None else self.LayerNorm(x)).astype(execution.dtype)
+        x = (x if self.LayerNorm is None else self.LayerNorm(x)).astype(execution.array_dtype)
         x = dropout(x, self.config.hidden_dropout_prob, key, execution.dropout_words)
         return x if self.projection is None else self.projection(x)
 
@@ -96,11 +96,12 @@ class Attention(nnx.Module):
     `output` comes after it, and `LayerNorm` before or after; Layer calls them, since kernels add the residual too.
     """
 
-    def __init__(self, config: BertConfig, number: int) -> None:
+    def __init__(self, config: BertConfig, number: int, multiply: Multiply) -> None:
         self.config, self.window = config, config.window(number)
         self.base = positions.base(config, self.window)
         h, draw = config.hidden_size, truncated_normal(config.initializer_range)
-        self.query, self.key, self.value, self.output = (Dense(h, h, draw, config.attention_bias) for _ in range(4))
+        self.query, self.key, self.value = (Dense(h, h, draw, config.attention_bias, multiply) for _ in range(3))
+        self.output = Dense(h, h, draw, config.attention_bias)
         has_norm = number > 0 or config.first_norm or config.norm == "after"
         self.LayerNorm = LayerNorm(h, config.layer_norm_eps, config.norm_bias) if has_norm else None
 
@@ -112,7 +113,7 @@ class Attention(nnx.Module):
         turn = None if self.base is None else layout.turns[self.base]
         projections = self.query, self.key, self.value
         if kernels.joined_attention:
-            joined = product(jnp.concatenate([dense.kernel[...] for dense in projections], axis=1), x)
+            joined = self.query.multiply(jnp.concatenate([dense.kernel[...] for dense in projections], axis=1), x)
             bias = None
             if self.config.attention_bias:
                 bias = jnp.stack([dense.bias[...] for dense in projections]).reshape(3, *heads)
@@ -135,13 +136,13 @@ class Layer(nnx.Module):
     comes is normalised by this layer's first norm already, and what goes by `following`, the next layer's.
     """
 
-    def __init__(self, config: BertConfig, number: int) -> None:
+    def __init__(self, config: BertConfig, number: int, multiply: Multiply) -> None:
         self.before, self.dropout_rate = config.norm == "before", config.hidden_dropout_prob
         h, f, draw = config.hidden_size, config.intermediate_size, truncated_normal(config.initializer_range)
-        self.attention = Attention(config, number)
-        self.intermediate = Dense(h, f, draw, config.mlp_bias)
-        self.gate = Dense(h, f, draw, config.mlp_bias) if config.feed_forward == "gated" else None
-        self.output = Dense(f, h, draw, config.mlp_bias)
+        self.attention = Attention(config, number, multiply)
+        self.intermediate = Dense(h, f, draw, config.mlp_bias, multiply)
+        self.gate = Dense(h, f, draw, config.mlp_bias, multiply) if config.feed_forward == "gated" else None
+        self.output = Dense(f, h, draw, config.mlp_bias, multiply)
         self.LayerNorm = LayerNorm(h, config.layer_norm_eps, config.norm_bias)
 
     def __call__(
@@ -154,14 +155,11 @@ class Layer(nnx.Module):
 
         residual, x = map(keep_rows, pair)
         x = attention(x, layout, attention_key, kernels)
-        pair = kernels.dense_add_norm(attention.output, middle, x, residual, rate, output_key)
+        x = attention.output.product(x)
+        pair = kernels.add_norm(attention.output.bias, middle, x, residual, rate, output_key)
         residual, x = (checkpoint_name(y, "attention_normalised") for y in pair)
-        x = (
-            kernels.dense_gated(self.intermediate, self.gate, x)
-            if self.gate
-            else kernels.dense_activation(self.intermediate, x)
-        )
-        return kernels.dense_add_norm(self.output, end, x, residual, rate, ffn_key)
+        x = kernels.feed_forward(self.intermediate, self.gate, self.output, x)
+        return kernels.add_norm(self.output.bias, end, x, residual, rate, ffn_key)
 
 
 @dataclasses.dataclass(unsafe_hash=True, repr=False)
@@ -174,7 +172,7 @@ class BertEncoder(Network):
     def __post_init__(self) -> None:
         self.embeddings = Embeddings(self.config)
         for i in range(self.config.num_hidden_layers):
-            setattr(self, f"layer_{i}", Layer(self.config, i))
+            setattr(self, f"layer_{i}", Layer(self.config, i, multiply(self.execution)))
         c = self.config
         self.final_norm = LayerNorm(c.hidden_size, c.layer_norm_eps, c.norm_bias) if c.final_norm else None
 
@@ -197,7 +195,7 @@ class BertEncoder(Network):
           dropout_key: None means deterministic.
 
         Returns:
-          [B, T, H] in `execution.dtype`, or a tuple of L+1 of them, the embeddings' first.
+          [B, T, H] in `execution.array_dtype`, or a tuple of L+1 of them, the embeddings' first.
 
         Raises:
           ValueError: T exceeds the position table; ids exceed theirs (not while tracing).

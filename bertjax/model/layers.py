@@ -21,6 +21,7 @@ from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import BertConfig
 
 Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]  # of a key and a shape
+Multiply = Callable[[jax.Array, jax.Array], jax.Array]  # of a kernel [in, out] and x
 zeros, ones = jax.nn.initializers.zeros, jax.nn.initializers.ones
 normal = functools.cache(jax.nn.initializers.normal)
 
@@ -66,9 +67,12 @@ class Network(nnx.Module):
 
 
 class Dense(nnx.Module):
-    """x [..., in] -> x W + b [..., out]; bias=False: without b."""
+    """x [..., in] -> x W + b [..., out]; bias=False: without b. `multiply` computes x W, as `product` does."""
 
-    def __init__(self, features_in: int, features_out: int, draw: Draw, bias: bool = True) -> None:
+    def __init__(
+        self, features_in: int, features_out: int, draw: Draw, bias: bool = True, multiply: Multiply | None = None
+    ) -> None:
+        self.multiply = multiply or product
         self.kernel = parameter(draw, features_in, features_out)
         self.bias = parameter(zeros, features_out) if bias else None
 
@@ -77,7 +81,7 @@ class Dense(nnx.Module):
 
     def product(self, x: jax.Array) -> jax.Array:
         """Without the bias."""
-        return product(self.kernel[...], x)
+        return self.multiply(self.kernel[...], x)
 
     def float32(self, x: jax.Array) -> jax.Array:
         """In float32, as a small output layer is: it feeds a softmax and costs nothing."""

@@ -15,7 +15,7 @@ from bertjax.config import BELOW_ONE, POSITIVE_INTEGER, Architecture, ExecutionS
 from bertjax.model.kernels import ATTENTION
 from bertjax.model.model_types import OWN, SWITCHES, TYPES, ModelType, fitting
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "float8")
 LAYER_MODES = ("unrolled", "scan")
 REMAT_POLICIES = ("none", "full", "dots", "minimal")
 DROPOUT_WORDS = ("auto", "threefry", "hash")
@@ -226,7 +226,7 @@ class Execution:
 
     Attributes:
       dtype: of activations and matrix products. Parameters, LayerNorm statistics, softmax and
-        losses stay float32.
+        losses stay float32. 'float8' is bfloat16 but for the large products of the layers; see kernels/float8.py.
       attention: 'auto', 'reference' or the name of a fused kernel (see kernels/__init__.py).
       layers: 'unrolled', or 'scan' for one compiled layer body (compile time, less code). The
         parameters are one leaf a layer in both.
@@ -264,6 +264,11 @@ class Execution:
                 raise ValueError(f"Execution.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
         if self.pointwise == "fused" and self.dropout_words != "hash":
             raise ValueError("Execution.pointwise='fused' needs dropout_words='hash'")
+
+    @property
+    def array_dtype(self) -> str:
+        """Of activations."""
+        return "bfloat16" if self.dtype == "float8" else self.dtype
 
     @classmethod
     def of(cls, settings: ExecutionSettings, backend: str, tensor_parallel: bool = False) -> Execution:

@@ -82,7 +82,7 @@ class PretrainingObjective:
         """`params` with a word table for each device's share of the rows (rows.copies)."""
         encoder = params["encoder"]
         embeddings = encoder["embeddings"]
-        words = copies(embeddings["word_embeddings"], rows, self.model.execution.dtype)
+        words = copies(embeddings["word_embeddings"], rows, self.model.execution.array_dtype)
         return {**params, "encoder": {**encoder, "embeddings": {**embeddings, "word_embeddings": words}}}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 SHARED_MEMORY = {80: 163, 89: 99, 90: 227}  # KiB that a program may use (CUDA programming guide)
 KERNELS = "attention_forward attention_backward_fused attention_backward_twin gelu_backward".split()
+FLOAT8 = "largest quantise gelu_quantise gelu_backward_quantise".split()  # Ampere has no such products
 KERNELS += "residual_norm_forward residual_norm_backward gated_gelu_forward gated_gelu_backward turn".split()
 
 
@@ -22,7 +23,7 @@ def test_kernels_compile_and_fit_into_shared_memory(capability):
     run = subprocess.run([sys.executable, __file__, str(capability)], **how)
     assert run.returncode == 0, run.stderr[-3000:]
     used = [line.split() for line in run.stdout.splitlines()]
-    assert {name for name, _ in used} == set(KERNELS)
+    assert {name for name, _ in used} == {*KERNELS, *(FLOAT8 if capability > 80 else ())}
     assert max(int(size) for _, size in used) <= 1024 * SHARED_MEMORY[capability]
 
 
@@ -34,9 +35,9 @@ def compile_all(capability: int) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from bertjax.model.kernels import attention_triton, bias_gelu, gated_gelu, gpu_launch, residual_norm, rotary
+    from bertjax.model.kernels import attention_triton, bias_gelu, float8, gated_gelu, gpu_launch, residual_norm, rotary
 
-    types = {"bfloat16": "bf16", "float32": "fp32", "int32": "i32", "uint32": "u32"}
+    types = {"bfloat16": "bf16", "float32": "fp32", "int32": "i32", "uint32": "u32", "uint8": "u8"}
 
     def launch(kernel, grid, arrays, results, warps=1, stages=1, in_place=False, **constants):  # noqa: ARG001
         function = gpu_launch.program(kernel)
@@ -49,7 +50,7 @@ def compile_all(capability: int) -> None:
         print(kernel, compiled.metadata.shared)
         return [jnp.zeros(x.shape, x.dtype) for x in results]
 
-    for module in (attention_triton, bias_gelu, gated_gelu, residual_norm, rotary):
+    for module in (attention_triton, bias_gelu, float8, gated_gelu, residual_norm, rotary):
         module.launch = launch
 
     def shape(*sizes, dtype=jnp.bfloat16):
@@ -73,6 +74,13 @@ def compile_all(capability: int) -> None:
     trace(bias_gelu.bias_gelu, shape(1, 64, 3072), shape(3072, dtype=jnp.float32))
     for tanh in (True, False):
         trace(functools.partial(gated_gelu.gated_gelu, tanh=tanh), shape(1, 64, 2304))
+    if capability > 80:
+        kernels = [
+            shape(768, 3072, dtype=jnp.float32),
+            shape(3072, dtype=jnp.float32),
+            shape(3072, 768, dtype=jnp.float32),
+        ]
+        trace(functools.partial(float8.dense_gelu_dense, None, True), *kernels, shape(1, 128, 768))
     angles = [jnp.zeros((1, 64, 64), jnp.float32)] * 2
     trace(lambda x: rotary.turned_in_place(x, angles), shape(1, 64, 3, 12, 64))
 

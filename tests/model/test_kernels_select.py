@@ -51,8 +51,8 @@ def test_a_gpu_without_triton_runs_plain_xla_and_says_once_what_to_install(monke
     for _ in range(2):
         kernels = choice.choose(BertConfig(), Execution.for_backend("gpu"), 2, 128)
         assert kernels.attention is attention_reference.attention
-        assert kernels.dense_add_norm.func is choice.dense_add_norm
-        assert kernels.dense_activation.func is choice.dense_activation
+        assert kernels.add_norm.func is choice.add_norm
+        assert kernels.feed_forward.args[0].func is choice.dense_activation
     assert caplog.text.count("pip install") == 1
 
 

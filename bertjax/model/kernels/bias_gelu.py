@@ -71,5 +71,5 @@ def bias_gelu(h: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def dense_gelu(dense, x: jax.Array) -> jax.Array:
-    """See choice.Kernels: `bias_gelu` behind a dense layer."""
+    """`bias_gelu` behind a dense layer."""
     return bias_gelu(dense.product(x), dense.bias[...])

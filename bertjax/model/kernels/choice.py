@@ -14,13 +14,14 @@ from types import ModuleType
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from bertjax.model.dropout import dropout
-from bertjax.model.kernels import ATTENTION, attention_reference, bias_gelu, gpu_launch, residual_norm
+from bertjax.model.kernels import ATTENTION, attention_reference, bias_gelu, float8, gpu_launch, residual_norm
 from bertjax.model.kernels.gated_gelu import gated_gelu
 from bertjax.model.kernels.gelu import Activation, gated, gelu_erf, gelu_tanh
 from bertjax.model.kernels.rotary import Turn, turned, turned_in_place
-from bertjax.model.layers import Dense, LayerNorm, activation, add_bias, product
+from bertjax.model.layers import Dense, LayerNorm, Multiply, activation, add_bias, product
 from bertjax.model.mesh import rows_are_placed
 from bertjax.model.presets import BertConfig, Execution
 
@@ -42,18 +43,17 @@ class Kernels:
         the same, of queries, keys and values that are still one product without its bias, queries and
         keys still to be turned (rotary.turned). If the product has none, bias is None and the product
         [B, T, 3, A, D]. None: as `attention`.
-      dense_add_norm: (dense, norm, x, residual, dropout_rate, dropout_key) -> norm(residual +
-        dropout(dense(x))) [B, T, H], once for each of its two uses. Where norms come before the
+      add_norm: (bias or None, norm, product, residual, dropout_rate, dropout_key) -> norm(residual +
+        dropout(product + bias)) [B, T, H], once for each of its two uses. Where norms come before the
         sub-layers, the first is that sum itself.
-      dense_activation: (dense, x [B, T, H]) -> the activation of dense(x) [B, T, F].
-      dense_gated: (dense, gate, x [B, T, H]) -> activation(dense(x)) * gate(x) [B, T, F].
+      feed_forward: (first, gate or None, second, x [B, T, H]) -> the product [B, T, H], without its bias, of the dense
+        layer `second` with the activation of first(x), times gate(x) if there is a gate.
     """
 
     attention: Callable[..., jax.Array]
     joined_attention: Callable[..., jax.Array] | None
-    dense_add_norm: Callable[[Dense, LayerNorm, jax.Array, jax.Array, float, jax.Array | None], Pair]
-    dense_activation: Callable[[Dense, jax.Array], jax.Array]
-    dense_gated: Callable[[Dense, Dense, jax.Array], jax.Array]
+    add_norm: Callable[[nnx.Param | None, LayerNorm, jax.Array, jax.Array, float, jax.Array | None], Pair]
+    feed_forward: Callable[[Dense, Dense | None, Dense, jax.Array], jax.Array]
 
 
 def choose(config: BertConfig, execution: Execution, batch: int, length: int) -> Kernels:
@@ -70,18 +70,21 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
         shape = (batch, length, config.num_attention_heads, config.head_size)
         name = execution.attention
         if name == "auto":
-            name = select_attention(shape, jnp.dtype(execution.dtype), execution.platform)
+            name = select_attention(shape, jnp.dtype(execution.array_dtype), execution.platform)
         kernel = attention_kernel(name)
         attention = kernel.attention
         joined = functools.partial(joined_attention, kernel) if execution.qkv == "fused" else None
     xla = execution.pointwise == "xla" or (jax.default_backend() == "gpu" and not _triton_runs())
     before, act, width = config.norm == "before", activation(config.hidden_act), config.intermediate_size
-    add_norm: Callable[..., Pair] = functools.partial(dense_add_norm, words=execution.dropout_words, before=before)
+    norm: Callable[..., Pair] = functools.partial(add_norm, words=execution.dropout_words, before=before)
     activated, gate, turn = functools.partial(dense_activation, act), gated(act), turned
+    float8_products = execution.dtype == "float8"
+    if float8_products:  # XLA would have cuBLASLt compute a GELU behind a product, which it cannot in 8 bits
+        activated = functools.partial(dense_activation, lambda u: act(jax.lax.optimization_barrier(u)))
     if not xla:
         if config.hidden_size % 16 == 0:
-            add_norm = functools.partial(residual_norm.dense_add_norm, before=before)
-        if act is gelu_tanh and width % 128 == 0 and config.mlp_bias:
+            norm = functools.partial(residual_norm.add_norm, before=before)
+        if act is gelu_tanh and width % 128 == 0 and config.mlp_bias and not float8_products:
             activated = bias_gelu.dense_gelu
         if act in (gelu_tanh, gelu_erf) and width % 16 == 0:
             gate = functools.partial(gated_gelu, tanh=act is gelu_tanh)
@@ -89,7 +92,25 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
             turn = turned_in_place
     if joined is not None:
         joined = functools.partial(joined, turned=turn)
-    return Kernels(attention, joined, add_norm, activated, functools.partial(dense_gated, gate))
+    forward = functools.partial(feed_forward, activated, gate)
+    if not xla and float8_products and act in (gelu_tanh, gelu_erf) and width % 128 == 0:
+        forward = functools.partial(float8.feed_forward, forward, act is gelu_tanh)
+    return Kernels(attention, joined, norm, forward)
+
+
+def multiply(execution: Execution) -> Multiply:
+    """What computes the products of a layer that are worth the casts to 8 bits: all but that behind attention, which is
+    square.
+
+    Raises:
+      ValueError: float8 on a device that does not multiply it.
+    """
+    if execution.dtype != "float8":
+        return product
+    platform = jax.default_backend() if execution.platform == "auto" else execution.platform
+    if platform == "tpu" or (platform == jax.default_backend() == "gpu" and _capability() < 8.9):
+        raise ValueError("dtype='float8' needs an NVIDIA GPU from Ada on (RTX 40, L4, H100); use 'bfloat16' here")
+    return functools.partial(float8.product, fused=execution.pointwise == "fused" and _triton_runs())
 
 
 def attention_kernel(name: str) -> ModuleType:
@@ -121,12 +142,16 @@ def select_attention(shape: Sequence[int], dtype: jnp.dtype, platform: str) -> s
         return "pallas_tpu" if taken and rows_are_placed() else "reference"
     if platform != "gpu":
         return "reference"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    if capability is None or float(capability) < 8.0:
+    if _capability() < 8.0:
         return "reference"
     half = jnp.dtype(dtype) in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
     taken = half and head >= 16 and head & (head - 1) == 0
     return "triton" if taken and _triton_runs() else "reference"
+
+
+def _capability() -> float:
+    """What NVIDIA calls the compute capability of this machine's GPU, 9.0 of an H100; 0 if it says none."""
+    return float(getattr(jax.devices()[0], "compute_capability", None) or 0)
 
 
 @functools.cache
@@ -140,11 +165,20 @@ def _triton_runs() -> bool:
 # ------------------------------------------------------------------------- the functions in plain XLA
 
 
-def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None, words: str, before: bool) -> Pair:
+def add_norm(bias, norm, product, residual, rate: float, key: jax.Array | None, words: str, before: bool) -> Pair:
     """See Kernels; `words` is Execution.dropout_words."""
-    z = residual + dropout(dense(x), rate, key, words)
+    x = product if bias is None else add_bias(product, bias[...])
+    z = residual + dropout(x, rate, key, words)
     y = norm(z)
     return z if before else y, y
+
+
+def feed_forward(
+    activated: Callable[[Dense, jax.Array], jax.Array], gated: Activation, first: Dense, gate: Dense | None,
+    second: Dense, x: jax.Array,
+) -> jax.Array:  # fmt: skip
+    """See Kernels; `activated` is that of a dense layer, `gated` of two."""
+    return second.product(activated(first, x) if gate is None else dense_gated(gated, first, gate, x))
 
 
 def dense_activation(act: Activation, dense: Dense, x: jax.Array) -> jax.Array:
@@ -153,7 +187,7 @@ def dense_activation(act: Activation, dense: Dense, x: jax.Array) -> jax.Array:
 
 def dense_gated(gated: Activation, dense: Dense, gate: Dense, x: jax.Array) -> jax.Array:
     """`gated` of dense(x) and gate(x), [B, T, 2F] -> [B, T, F], of one product with both matrices."""
-    u = product(jnp.concatenate([dense.kernel[...], gate.kernel[...]], axis=1), x)
+    u = dense.multiply(jnp.concatenate([dense.kernel[...], gate.kernel[...]], axis=1), x)
     if dense.bias is not None:
         u = add_bias(u, jnp.concatenate([dense.bias[...], gate.bias[...]]))
     return gated(u)

@@ -4,9 +4,10 @@
     gelu_backward                     ROWS x COLUMNS of the gradient of h in GELU(h)
     gated_gelu_forward, _backward     the same of GELU(a) b
     turn                              queries or keys of ROWS tokens, turned by their positions
+    largest, quantise, gelu_quantise, gelu_backward_quantise    ROWS x COLUMNS in 8-bit floats
 
-Conventions as in gpu_programs; residual_norm, bias_gelu, gated_gelu and rotary say what is computed and why. A hidden
-vector lies in registers in two parts, since Triton's arrays have powers of two of elements: FIRST,
+Conventions as in gpu_programs; residual_norm, bias_gelu, gated_gelu, rotary and float8 say what is computed and why.
+A hidden vector lies in registers in two parts, since Triton's arrays have powers of two of elements: FIRST,
 the largest that fits, and REST, 0 or the smallest that holds what is left.
 """
 
@@ -286,3 +287,65 @@ def turn(
         tl.store(x + at, (first * c - second * s).to(x.dtype.element_ty))
         tl.store(x + at + HALF, (second * c + first * s).to(x.dtype.element_ty))
         at += 2 * HALF
+
+
+@triton.jit
+def largest(x, most, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """most [programs]: the largest magnitude, or NaN: as integers its bits come last."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    values = tl.load(x + rows[:, None] * WIDTH + columns[None, :]).to(tl.float32)
+    bits = tl.max(tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1), 0)
+    tl.store(most + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), bits.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _store_8_bits(values, straight, turned, rows, columns, COUNT: tl.constexpr, WIDTH: tl.constexpr,
+                  FINE: tl.constexpr):  # fmt: skip
+    """The bits of values as e4m3 if FINE, else as e5m2, into straight [COUNT, WIDTH] and turned [WIDTH, COUNT]."""
+    if FINE:
+        bits = values.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        bits = values.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    tl.store(straight + rows[:, None] * WIDTH + columns[None, :], bits)
+    tl.store(turned + columns[:, None] * COUNT + rows[None, :], tl.trans(bits))
+
+
+@triton.jit
+def quantise(
+    x, scale, straight, turned, COUNT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    FINE: tl.constexpr,
+):  # fmt: skip
+    """x [COUNT, WIDTH] times scale in 8 bits."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    values = tl.load(x + rows[:, None] * WIDTH + columns[None, :]).to(tl.float32) * tl.load(scale)
+    _store_8_bits(values, straight, turned, rows, columns, COUNT, WIDTH, FINE)
+
+
+@triton.jit
+def gelu_quantise(
+    h, bias, scale, straight, turned, COUNT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, TANH: tl.constexpr,
+):  # fmt: skip
+    """GELU(h + bias) times scale in 8 bits."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    x = tl.load(h + rows[:, None] * WIDTH + columns[None, :]).to(tl.float32) + tl.load(bias + columns)[None, :]
+    value, _ = _gelu(x, TANH)
+    _store_8_bits(value * tl.load(scale), straight, turned, rows, columns, COUNT, WIDTH, True)
+
+
+@triton.jit
+def gelu_backward_quantise(
+    h, bias, g, scale, straight, turned, sums, COUNT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, TANH: tl.constexpr,
+):  # fmt: skip
+    """The gradient of h, times scale in 8 bits; sums [programs of rows, WIDTH], what these rows of it add up to."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    at = rows[:, None] * WIDTH + columns[None, :]
+    _, slope = _gelu(tl.load(h + at).to(tl.float32) + tl.load(bias + columns)[None, :], TANH)
+    dx = tl.load(g + at).to(tl.float32) * slope
+    tl.store(sums + tl.program_id(0).to(tl.int64) * WIDTH + columns, tl.sum(dx, 0))
+    _store_8_bits(dx * tl.load(scale), straight, turned, rows, columns, COUNT, WIDTH, False)

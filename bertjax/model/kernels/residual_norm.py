@@ -156,10 +156,10 @@ def residual_layer_norm(
     return _norm(spec, h, h_bias, residual, scale, bias, words, tokens)
 
 
-def dense_add_norm(dense, norm, x, residual, rate: float, key: jax.Array | None, before: bool) -> Pair:
-    """See choice.Kernels: `residual_layer_norm` behind a dense layer."""
+def add_norm(bias, norm, product, residual, rate: float, key: jax.Array | None, before: bool) -> Pair:
+    """See choice.Kernels."""
     words, rate = (None, 0.0) if key is None else (key_words(key), rate)
     scale = norm.scale[...]
     none = jnp.zeros_like(scale)
-    h_bias, bias = (none if layer.bias is None else layer.bias[...] for layer in (dense, norm))
-    return residual_layer_norm(dense.product(x), h_bias, residual, scale, bias, words, rate, norm.epsilon, before)
+    h_bias, norm_bias = (none if b is None else b[...] for b in (bias, norm.bias))
+    return residual_layer_norm(product, h_bias, residual, scale, norm_bias, words, rate, norm.epsilon, before)
