@@ -64,6 +64,7 @@ def main() -> None:
             raise ValueError("no experiment given; try --config=configs/demo.py (all settings: --help_config)")
         logging.use_absl_handler()
         logging.set_verbosity(logging.WARNING)  # libraries report every file that they write
+        logging.get_absl_logger().setLevel("CRITICAL")  # orbax: 200 lines of an error that it raises too
         file = flags.files[-1]
         config = check_config(load_config(file, flags.settings))
         workdir = os.path.expanduser(flags.workdir or default_workdir(file))
