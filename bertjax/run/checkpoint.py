@@ -173,7 +173,7 @@ class Checkpoints(SavedStates):
                 _remove_quietly(written)  # frees the space on a full disk
             raise CheckpointError(
                 f"checkpoint of step {step} could not be written to {final}: {error}. Earlier "
-                f"checkpoints are untouched: {self.steps()}. The same command goes on from there, once it can be written"
+                f"checkpoints are untouched: {self.steps()}. The same command goes on from there"
             ) from error
 
     def _retain(self, newest: int) -> None:
