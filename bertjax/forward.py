@@ -1,8 +1,8 @@
-"""Texts through a loaded model: rows, padded batches, and the outputs of each row.
+"""Texts through a loaded model: rows, padded or packed batches, and the outputs of each row.
 
 In: a `LoadedModel` (bertjax.load_model) with a tokenizer, texts or rows. Out: the model's outputs in the order of the
-rows. Rows of similar length share a padded batch, and the model is compiled once for each padded length (BUCKET). What
-the outputs say is the business of inference.py.
+rows. Rows of similar length share a batch, many short ones a row, and the model is compiled once for each length of the
+rows of a batch (BUCKET). What the outputs say is the business of inference.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import numpy as np
 
 from bertjax import jax_settings
 from bertjax.interop.loading import LoadedModel
+from bertjax.tasks.batches import INPUTS, evaluation_batches, of_examples
 from bertjax.tasks.encoding import pair_rows, require_segments
+from bertjax.tasks.shapes import SHORTEST, Shape, slots
 
 BUCKET = 32  # rows are padded to a multiple of this many tokens: at most 16 shapes up to 512
 # Tokens of a batch on a CPU, whose caches hold no more: MiniLM takes half the time for a row of 384
@@ -56,40 +58,35 @@ def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], longe
 
 def batches_by_length(
     rows: Sequence[Row], batch_size: int, pad_id: int, longest: int, tokens: int | None = None
-) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Padded batches of rows of similar length, longest first (too large a batch fails at once).
+) -> Iterator[tuple[Shape, list[list[int]], dict[str, np.ndarray]]]:
+    """Batches of rows of similar length, longest first: padded, or packed where they would not fit one padded batch.
 
-    Every batch has the width T of its longest row's bucket and B = `batch_size` rows, or as many as `tokens` hold of
-    this width; the last one is filled up with empty ones. So there are no more compiled shapes than buckets. A batch
-    may reach into the next bucket: its shorter rows cost what empty ones would.
+    A batch has the width T of its longest row's bucket and R = `batch_size` rows, or as many as `tokens` hold of this
+    width; the last one is filled up with empty ones. So there are no more compiled shapes than buckets. A batch may
+    reach into the next bucket: its shorter rows cost what empty ones would. Rows that want positions are not packed.
 
     Yields:
-      (indices of the rows [<= B], inputs int32 [B, T] by name; masked_positions [B, P] where rows
-      want some, P a power of two for the sake of few shapes).
+      (Shape, of each row of the batch the indices of `rows` in it, inputs int32 [R, T] by name, with what packed
+      rows have more (tasks/batches.py); masked_positions [R, P] where rows want some, P a power of two for the sake of
+      few shapes).
     """
-    lengths = np.array([len(row.ids) for row in rows], np.int64)
-    order = np.argsort(-lengths, kind="stable")
-    width = np.minimum(longest, -(-lengths // BUCKET) * BUCKET)
     wanted = max((len(row.positions) for row in rows), default=0)
-    at = 0
-    while at < len(order):
-        widest = int(width[order[at]])
-        shape = (min(batch_size, max(1, tokens // widest)) if tokens else batch_size, widest)
-        chosen = order[at : at + shape[0]]
-        at += len(chosen)
-        inputs = {name: np.zeros(shape, np.int32) for name in ("input_ids", "attention_mask", "token_type_ids")}
-        inputs["input_ids"][:] = pad_id
-        real = np.zeros(shape, bool)
-        real[: len(chosen)] = np.arange(shape[1]) < lengths[chosen, None]
-        inputs["attention_mask"][real] = 1
-        inputs["input_ids"][real] = np.concatenate([rows[i].ids for i in chosen])
-        inputs["token_type_ids"][real] = np.concatenate([rows[i].types for i in chosen])
+    packed = len(rows) > batch_size and not wanted
+
+    def shape_of(length: int) -> Shape:
+        width = min(longest, max(SHORTEST * packed, -(-length // BUCKET) * BUCKET))
+        most = min(batch_size, max(1, tokens // width)) if tokens else batch_size
+        return Shape(min(most, len(rows)), width, slots(width) if packed else 1)
+
+    features = [{name: np.asarray(values, np.int32) for name, values in zip(INPUTS, row, strict=False)} for row in rows]
+    for shape, members, inputs in evaluation_batches(features, shape_of, pad_id):
+        del inputs["weights"]
         if wanted:
-            positions = np.zeros((shape[0], 1 << (wanted - 1).bit_length()), np.int32)
-            for place, i in enumerate(chosen):
+            positions = np.zeros((shape.rows, 1 << (wanted - 1).bit_length()), np.int32)
+            for place, (i,) in enumerate(members):
                 positions[place, : len(rows[i].positions)] = rows[i].positions
             inputs["masked_positions"] = positions
-        yield chosen, inputs
+        yield shape, members, inputs
 
 
 def run(
@@ -99,7 +96,7 @@ def run(
     keep: Callable[[Row, Any], Any] = lambda row, output: output,
     **options: Any,
 ) -> list[Any]:
-    """What `keep` makes of each row and the model's outputs of it: numpy, padded to its bucket.
+    """What `keep` makes of each row and the model's outputs of it: numpy, by token maybe padded.
 
     `batch_size` is the most rows of a batch; on a CPU long rows come in fewer (CPU_TOKENS). The next batch is
     dispatched before the last one is fetched, so that the device never waits. Where outputs are large, `keep` should
@@ -107,19 +104,22 @@ def run(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
-    outputs: list[Any] = [None] * len(rows)
-    waiting: tuple[np.ndarray, Any] | None = None
+    outputs: dict[int, Any] = {}
+    lengths = [len(row.ids) for row in rows]
+    waiting: tuple[Shape, list[list[int]], Any] | None = None
 
-    def fetch(indices: np.ndarray, result: Any) -> None:
+    def fetch(shape: Shape, members: list[list[int]], result: Any) -> None:
         leaves, structure = jax.tree.flatten(result)
         leaves = [np.asarray(leaf) for leaf in leaves]
-        for i, *row in zip(indices, *leaves, strict=False):
-            output = row[0] if structure.num_nodes == 1 else structure.unflatten(row)
-            outputs[i] = keep(rows[i], output)
+        by_token = [shape.slots > 1 and leaf.shape[1] == shape.length for leaf in leaves]
+        parts = (of_examples(leaf, shape, members, lengths, by) for leaf, by in zip(leaves, by_token, strict=True))
+        for found in zip(*parts, strict=True):
+            i, output = found[0][0], [part for _, part in found]
+            outputs[i] = keep(rows[i], output[0] if structure.num_nodes == 1 else structure.unflatten(output))
 
-    for indices, inputs in batches_by_length(
+    for shape, members, inputs in batches_by_length(
         rows,
-        min(batch_size, max(1, len(rows))),
+        batch_size,
         loaded.tokenizer.pad_id,
         loaded.config.max_position_embeddings,
         CPU_TOKENS if jax.default_backend() == "cpu" else None,
@@ -128,7 +128,7 @@ def run(
             result = loaded(**inputs, **options)
         if waiting is not None:
             fetch(*waiting)
-        waiting = indices, result
+        waiting = shape, members, result
     if waiting is not None:
         fetch(*waiting)
-    return outputs
+    return [outputs[i] for i in range(len(rows))]

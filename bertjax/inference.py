@@ -159,13 +159,7 @@ def next_sentence(
         return next_sentence(loaded, [pairs], batch_size)[0]
     takes = "next-sentence prediction", "[(first, second)], or one pair"
     rows = make_rows(loaded, [tuple(listed(pair, *takes)) for pair in listed(pairs, *takes)])
-    if isinstance(loaded.model, heads.BertForPreTraining):  # one position spares the MLM logits of every token
-        rows = [row._replace(positions=[0]) for row in rows]
-
-    def follows(row: Row, output: Any) -> float:
-        return float(softmax(output[1][0] if isinstance(output, tuple) else output)[0])
-
-    return run(loaded, rows, batch_size, follows)
+    return run(loaded.next_sentence, rows, batch_size, lambda row, logits: float(softmax(logits)[0]))
 
 
 @overload

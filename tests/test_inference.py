@@ -82,8 +82,7 @@ def test_only_the_masks_are_asked_for_their_logits(pretrained):
     watched = Watched(pretrained.model, pretrained.params, pretrained.tokenizer)
     inference.fill_mask(watched, ["[MASK] [MASK] [MASK] sat", "the [MASK]"])
     inference.fill_mask(watched, "[MASK] " * 13)
-    inference.next_sentence(watched, [("the cat", "sat")] * 3)
-    assert shapes == [(2, 4), (2, 8), (3, 1)]
+    assert shapes == [(2, 4), (2, 8)]
 
 
 def test_next_sentence_keeps_the_order_whatever_the_batching(pretrained):
@@ -96,9 +95,10 @@ def test_next_sentence_keeps_the_order_whatever_the_batching(pretrained):
 
 def test_batches_hold_every_row_once_padded_to_its_bucket():
     rng = np.random.default_rng(0)
-    rows = [forward.Row([7] * n, [0] * n) for n in rng.integers(3, 100, 50)]
+    rows = [forward.Row([7] * n, [0] * n, [1]) for n in rng.integers(3, 100, 50)]  # those that want positions
     seen = []
-    for indices, inputs in forward.batches_by_length(rows, 8, pad_id=0, longest=100):
+    for _, members, inputs in forward.batches_by_length(rows, 8, pad_id=0, longest=100):
+        indices = np.concatenate(members)
         assert inputs["input_ids"].shape[0] == 8
         width = inputs["input_ids"].shape[1]
         assert width % 32 == 0 or width == 100
@@ -113,13 +113,24 @@ def test_batches_hold_every_row_once_padded_to_its_bucket():
 
 def test_a_batch_of_long_rows_has_fewer_where_tokens_are_limited_and_a_width_one_shape():
     lengths = [480, 470, 300, 100, 60, *[20] * 50]
+    rows = [forward.Row([7] * n, [0] * n, [1]) for n in lengths]
+    batches = list(forward.batches_by_length(rows, 32, pad_id=0, longest=512, tokens=1024))
+    assert [inputs["input_ids"].shape for _, _, inputs in batches] == [(2, 480), (3, 320), *[(32, 32)] * 2]
+    assert [len(members) for _, members, _ in batches] == [2, 3, 32, 18]
+    assert np.concatenate([members for _, members, _ in batches]).ravel().tolist() == list(range(55))
+    alone = forward.batches_by_length(rows[:1], 1, pad_id=0, longest=512, tokens=64)
+    assert [inputs["input_ids"].shape for _, _, inputs in alone] == [(1, 480)]  # one row fits always
+
+
+def test_more_texts_than_a_batch_share_rows_the_short_ones_in_the_gaps_of_the_long():
+    lengths = [480, 300, *[20] * 50]
     rows = [forward.Row([7] * n, [0] * n) for n in lengths]
     batches = list(forward.batches_by_length(rows, 32, pad_id=0, longest=512, tokens=1024))
-    assert [inputs["input_ids"].shape for _, inputs in batches] == [(2, 480), (3, 320), *[(32, 32)] * 2]
-    assert [len(indices) for indices, _ in batches] == [2, 3, 32, 18]
-    assert np.concatenate([indices for indices, _ in batches]).tolist() == list(range(55))
-    alone = forward.batches_by_length(rows[:1], 1, pad_id=0, longest=512, tokens=64)
-    assert [inputs["input_ids"].shape for _, inputs in alone] == [(1, 480)]  # one row fits always
+    assert [shape[:2] for shape, _, _ in batches] == [(2, 480), (16, 64)]
+    assert [list(map(len, members)) for _, members, _ in batches] == [[1, 10], [3] * 13 + [2]]
+    assert sorted(i for _, members, _ in batches for row in members for i in row) == list(range(52))
+    _, members, inputs = batches[0]
+    np.testing.assert_array_equal(inputs["attention_mask"][1], np.repeat([*range(1, 11)], [300, *[20] * 9]))
 
 
 @pytest.mark.parametrize("many", [1, 500])
@@ -508,7 +519,7 @@ def test_a_chunk_is_written_before_the_next_is_begun(monkeypatch, tmp_path):
             *(f"--text={i}" for i in range(31)),
         ]
     )
-    assert begun == [(2, 0), (4, 2), (8, 6), (8, 14), (9, 22)]
+    assert begun == [(4, 0), (8, 4), (8, 12), (8, 20), (3, 28)]
     found = [json.loads(line)["text"] for line in (tmp_path / "out").read_text().splitlines()]
     assert found == [str(i) for i in range(31)]
 
@@ -516,9 +527,9 @@ def test_a_chunk_is_written_before_the_next_is_begun(monkeypatch, tmp_path):
 def test_a_refusal_of_a_file_says_in_which_lines(pretrained, monkeypatch, tmp_path):
     monkeypatch.setattr(predict, "load_model", lambda *_: pretrained)
     path = tmp_path / "in.txt"
-    path.write_text("the [MASK]\n" * 5 + "the cat\n[MASK]\n")
+    path.write_text("the [MASK]\n" * 8 + "the cat\n[MASK]\n[MASK]\n")
     command = ["--model=p", "--task=fill-mask", f"--file={path}"]
-    with pytest.raises(SystemExit, match=r"in.txt, one of the lines 4 to 7: no .* in 'the cat'"):
+    with pytest.raises(SystemExit, match=r"in.txt, one of the lines 7 to 11: no .* in 'the cat'"):
         predict.main([*command, "--batch_size=3"])
     path.write_text("the cat")
     with pytest.raises(SystemExit, match="in.txt, line 1: no"):

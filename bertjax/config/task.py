@@ -30,6 +30,11 @@ class TaskSettings:
     group_by_length: bool = setting(
         False, "training batches of rows of similar length: less padding, but no random draws any more"
     )
+    pack: str = setting(
+        "evaluation",
+        "where a row holds several examples in place of padding: none, or evaluation (the same numbers to rounding)",
+        ("none", "evaluation"),
+    )
     eval_batch_size: int = setting(128, "size of an evaluation batch", AT_LEAST_1, unit="rows")
     evaluations_per_epoch: int = setting(1, "evaluations on dev an epoch", AT_LEAST_1)
     early_stopping: int = setting(

@@ -261,6 +261,14 @@ class LoadedModel:
         params = {"encoder": self.params["encoder"], **{head: self.params.get(head, zeros[head]) for head in shapes}}
         return dataclasses.replace(self, model=model, params=params)
 
+    @functools.cached_property
+    def next_sentence(self) -> LoadedModel:
+        """The next-sentence head of a pre-training model alone, or the model as it is."""
+        if not isinstance(self.model, heads.BertForPreTraining):
+            return self
+        model = heads.BertForNextSentencePrediction(self.config, self.model.execution)
+        return dataclasses.replace(self, model=model, params={k: v for k, v in self.params.items() if k != "mlm"})
+
     def __call__(self, input_ids: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, compiled once a shape; arguments as in heads.py.
 

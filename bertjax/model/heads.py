@@ -52,6 +52,7 @@ class BertNetwork(Network):
     config: BertConfig
     execution: Execution = Execution()
     has_vectors: ClassVar[bool] = False  # a task's head reads one vector a row, which `_vectors` computes
+    packs: ClassVar[bool] = True  # rows may hold several texts
 
     def __post_init__(self) -> None:
         self.encoder = BertEncoder(self.config, self.execution)
@@ -166,10 +167,12 @@ class BertForNextSentencePrediction(BertNetwork):
         super().__post_init__()
         self.pooler, self.nsp = Pooler(self.config), self._dense(2)
 
-    def __call__(self, input_ids, attention_mask, token_type_ids=None, position_ids=None, dropout_key=None):
-        """Float32 logits [B, 2] of a pair a row; class 0 is "is next"."""
+    def __call__(
+        self, input_ids, attention_mask, token_type_ids=None, position_ids=None, cls_positions=None, dropout_key=None
+    ):
+        """Float32 logits [B, 2] of a pair a row, or [B, K, 2] of packed rows; class 0 is "is next"."""
         hidden = self.encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
-        return self.nsp.float32(self.pooler(hidden))
+        return self.nsp.float32(self.pooler(hidden, cls_positions))
 
 
 @model
@@ -186,30 +189,49 @@ class TaskNetwork(BertNetwork):
 
     bilstm: int = 0
     head_init: str = "truncated_normal"
+    reads_packed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for number in range(self.bilstm):
             setattr(self, f"bilstm_{number}", BiLstm(self.config.hidden_size, self.config.hidden_size // 2))
 
+    @property
+    def packs(self) -> bool:
+        """Whether rows may hold several examples: not where a BiLSTM reads a row from end to end."""
+        return self.reads_packed and not self.bilstm
+
     def __call__(
-        self, input_ids, attention_mask, token_type_ids=None, position_ids=None, dropout_key=None, with_vectors=False
+        self,
+        input_ids,
+        attention_mask,
+        token_type_ids=None,
+        position_ids=None,
+        dropout_key=None,
+        with_vectors=False,
+        cls_positions=None,
     ) -> Any:
         """Arguments as in BertEncoder; float32 logits as the docstring of the model says.
 
         with_vectors: (logits, vectors [B, H]) where `has_vectors`, without dropout.
+        cls_positions: int [B, K], where the examples of packed rows begin: what is [B, ...] by row is then
+          [B, K, ...] by example.
         """
         hidden = self.encoder(input_ids, attention_mask, token_type_ids, position_ids, dropout_key)
         for number in range(self.bilstm):
             hidden = getattr(self, f"bilstm_{number}")(hidden, attention_mask)
-        logits = self._logits(hidden, attention_mask, dropout_key)
-        return (logits, self._vectors(hidden, attention_mask)) if with_vectors else logits
+        packed = {} if cls_positions is None else {"cls_positions": cls_positions}
+        logits = self._logits(hidden, attention_mask, dropout_key, **packed)
+        return (logits, self._vectors(hidden, attention_mask, **packed)) if with_vectors else logits
 
-    def _vectors(self, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
+    def _vectors(self, hidden: jax.Array, attention_mask: jax.Array, **packed: jax.Array) -> jax.Array:
         """What a head with `has_vectors` reads: [B, H]."""
         raise NotImplementedError
 
-    def _logits(self, hidden: jax.Array, attention_mask: jax.Array, dropout_key: jax.Array | None) -> Any:
+    def _logits(
+        self, hidden: jax.Array, attention_mask: jax.Array, dropout_key: jax.Array | None, **packed: jax.Array
+    ) -> Any:
+        """`packed` holds cls_positions where there are some, which only those that `packs` need take."""
         raise NotImplementedError
 
     def _add_token_pooler(self) -> None:
@@ -225,10 +247,11 @@ class TaskNetwork(BertNetwork):
 
 @model
 class BertForSequenceClassification(TaskNetwork):
-    """Classification or regression (num_labels = 1) of a sentence or a pair: [B, labels]."""
+    """Classification or regression (num_labels = 1) of a sentence or a pair: [B, labels], packed [B, K, labels]."""
 
     num_labels: int = 2
     has_vectors: ClassVar[bool] = True
+    reads_packed: ClassVar[bool] = True
     deep: ClassVar[bool] = True  # if its family has such heads
 
     def __post_init__(self) -> None:
@@ -240,13 +263,13 @@ class BertForSequenceClassification(TaskNetwork):
             self.pooler = Pooler(self.config, self.head_init)
             self.classifier = self._dense(self.num_labels, self.head_init)
 
-    def _vectors(self, hidden, attention_mask):
+    def _vectors(self, hidden, attention_mask, cls_positions=None):
         if isinstance(self.classifier, DeepClassifier):
-            return hidden[:, 0]
-        return self.pooler.of_rows(hidden, attention_mask)
+            return cls_vectors(hidden, cls_positions)
+        return self.pooler.of_rows(hidden, attention_mask, cls_positions)
 
-    def _logits(self, hidden, attention_mask, dropout_key):
-        vectors = self._vectors(hidden, attention_mask)
+    def _logits(self, hidden, attention_mask, dropout_key, cls_positions=None):
+        vectors = self._vectors(hidden, attention_mask, cls_positions)
         if isinstance(self.classifier, DeepClassifier):
             return self.classifier(vectors, lambda x, number: self._drop(x, dropout_key, number))
         return self.classifier.float32(self._drop(vectors, dropout_key))
@@ -262,6 +285,7 @@ class BertForMultipleChoice(BertForSequenceClassification):
     num_labels: int = 1
     has_vectors: ClassVar[bool] = False  # several vectors a row
     deep: ClassVar[bool] = False
+    reads_packed: ClassVar[bool] = False
 
     def __call__(self, input_ids, attention_mask, token_type_ids=None, position_ids=None, dropout_key=None):
         inputs = input_ids, attention_mask, token_type_ids, position_ids
@@ -274,13 +298,14 @@ class BertForTokenClassification(TaskNetwork):
     """A label for every token (named entities, parts of speech): [B, T, labels]. No pooler but ModernBERT's."""
 
     num_labels: int = 2
+    reads_packed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._add_token_pooler()
         self.classifier = self._dense(self.num_labels, self.head_init)
 
-    def _logits(self, hidden, attention_mask, dropout_key):
+    def _logits(self, hidden, attention_mask, dropout_key, cls_positions=None):
         return self.classifier.float32(self._drop(self._pooled_tokens(hidden), dropout_key))
 
 
@@ -291,12 +316,14 @@ class BertForQuestionAnswering(TaskNetwork):
     (start_logits [B, T], end_logits [B, T]); padding is not excluded.
     """
 
+    reads_packed: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._add_token_pooler()
         self.qa_outputs = self._dense(2, self.head_init)
 
-    def _logits(self, hidden, attention_mask, dropout_key):
+    def _logits(self, hidden, attention_mask, dropout_key, cls_positions=None):
         logits = self.qa_outputs.float32(self._pooled_tokens(hidden))
         return logits[..., 0], logits[..., 1]
 

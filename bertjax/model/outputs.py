@@ -66,16 +66,31 @@ class Pooler(Dense):
         """[B, H] of position 0 of every row [B, T, H], or [B, K, H] at cls_positions, int [B, K]."""
         return self.of_vectors(cls_vectors(hidden, cls_positions))
 
-    def of_rows(self, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
+    def of_rows(
+        self, hidden: jax.Array, attention_mask: jax.Array, cls_positions: jax.Array | None = None
+    ) -> jax.Array:
         """[B, H] for rows of one text: at [CLS], or at the last token of a left-to-right model, whose
-        [CLS] sees nothing (as in GPT; the paper's ablation does not say)."""
+        [CLS] sees nothing (as in GPT; the paper's ablation does not say). [B, K, H] for packed rows."""
+        if cls_positions is not None and (self.mean or self.left_to_right):
+            own = tokens_of_each(attention_mask, cls_positions.shape[1])
+            count = jnp.maximum(jnp.sum(own, axis=-1), 1)  # 1 where a slot is empty
+            if self.mean:
+                weights = own.astype(hidden.dtype)
+                total = jnp.einsum("BKT,BTH->BKH", weights, hidden, precision=jax.lax.Precision.HIGHEST)
+                return self.of_vectors(total / count[..., None].astype(hidden.dtype))
+            return self(hidden, cls_positions + count - 1)
         if self.mean:
             weights = (attention_mask > 0).astype(hidden.dtype)[..., None]
             return self.of_vectors(jnp.sum(hidden * weights, axis=1) / jnp.sum(weights, axis=1))
         if not self.left_to_right:
-            return self(hidden)
+            return self(hidden, cls_positions)
         last = jnp.maximum(jnp.sum(attention_mask > 0, -1, keepdims=True) - 1, 0)
         return self(hidden, last)[:, 0]
+
+
+def tokens_of_each(attention_mask: jax.Array, slots: int) -> jax.Array:
+    """bool [B, K, T]: which tokens of a packed row belong to each of its K slots."""
+    return attention_mask[:, None] == jnp.arange(1, slots + 1)[:, None]
 
 
 def cls_vectors(hidden: jax.Array, positions: jax.Array | None) -> jax.Array:

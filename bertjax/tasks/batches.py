@@ -1,6 +1,9 @@
-"""Rows of a task to padded batches, and batches to one array for the way to the device.
+"""Rows of a task to padded or packed batches, and batches to one array for the way to the device.
 
-The lengths that rows are padded to ("buckets") are few, since each is one compilation.
+Their shapes are those of shapes.py. Packed rows hold several
+examples, in the fields that packed rows of pre-training have too (data/rows.py): `attention_mask` numbers the examples
+1..K, `position_ids` [R, T] restart with each, `cls_positions` [R, K] say where each begins. What is one value an
+example is [R, K] then, and `weights` [R, K] are 0 where no example is.
 
 A row (`Features`) is a dict of plain numpy values:
 
@@ -17,17 +20,21 @@ Rows of a split without gold (a test set) lack the gold fields.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.tasks.shapes import Shape, filled
+
 Features = dict[str, Any]
 
 INPUTS = ("input_ids", "token_type_ids")
+PACKED = ("position_ids", "cls_positions")  # the inputs that packed rows have more
 _BY_TOKEN = (*INPUTS, "tags", "tag_weights")
+_PLACES = ("start_positions", "end_positions")  # in the row
 _HOST_FIELDS = ("example", "window")  # stay on the host
 
 
@@ -41,70 +48,6 @@ def has_pair(features: Features) -> bool:
     """Whether a row has a second segment."""
     types = features["token_type_ids"]
     return any(map(np.any, types)) if isinstance(types, list) else bool(np.any(types))
-
-
-# --- buckets
-
-
-def automatic_count(lengths: Sequence[int]) -> int:
-    """How many buckets pay for themselves: 1 to 3, by the tokens that one bucket would compute."""
-    tokens = len(lengths) * max(lengths)
-    return 1 + (tokens > 2e6) + (tokens > 2e7)
-
-
-def longest_in_batches(lengths: Sequence[int], batch_size: int) -> np.ndarray:
-    """The longest row of each batch, batches being drawn at random: what such batches pad to."""
-    drawn = np.random.default_rng(0).permutation(np.asarray(lengths))
-    return np.maximum.reduceat(drawn, np.arange(0, len(drawn), batch_size))
-
-
-def choose_buckets(lengths: Sequence[int], count: int = 3, multiple: int = 16) -> tuple[int, ...]:
-    """At most `count` padded lengths that waste the fewest padding tokens on rows of `lengths`.
-
-    The best cut of the length histogram, found exactly by dynamic programming. Buckets are multiples of `multiple`.
-    """
-    if not len(lengths):
-        raise ValueError("no rows, so no lengths to choose buckets from")
-    ceilings, rows = np.unique(-(-np.asarray(lengths) // multiple) * multiple, return_counts=True)
-    below = np.concatenate([[0], np.cumsum(rows)])
-    # best[j]: (padded tokens, buckets) of the rows up to ceiling j, with at most k buckets.
-    best = [(int(below[j + 1] * c), (int(c),)) for j, c in enumerate(ceilings)]
-    for _ in range(count - 1):
-        best = [
-            min(
-                [best[j]]
-                + [(best[i][0] + int((below[j + 1] - below[i + 1]) * c), (*best[i][1], int(c))) for i in range(j)]
-            )
-            for j, c in enumerate(ceilings)
-        ]
-    return best[-1][1]
-
-
-class Buckets:
-    """The buckets of a data set: at most `count` (0 = by the amount of data), none above `limit`.
-
-    Those for rows are chosen from the rows that are seen first, so that other splits need no further compilation if
-    they fit.
-    """
-
-    def __init__(self, limit: int, count: int = 0):
-        self.limit, self.count = limit, count
-        self._for_rows: set[int] = set()
-
-    def for_rows(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """For rows that may be sorted by length, in ascending order."""
-        self._for_rows = self._for_rows or self._choose(lengths, lengths)
-        if max(lengths) > max(self._for_rows):
-            self._for_rows.add(self.limit)
-        return tuple(sorted(self._for_rows))
-
-    def for_random_batches(self, lengths: Sequence[int], batch_size: int) -> tuple[int, ...]:
-        """For batches drawn at random, which take the bucket of their longest row."""
-        return tuple(sorted(self._choose(longest_in_batches(lengths, batch_size), lengths)))
-
-    def _choose(self, padded: Sequence[int], rows: Sequence[int]) -> set[int]:
-        # A bucket is a multiple of 16 and may exceed a limit that is not.
-        return {min(bucket, self.limit) for bucket in choose_buckets(padded, self.count or automatic_count(rows))}
 
 
 # --- batches
@@ -136,7 +79,59 @@ def collate(features: Sequence[Features], length: int, batch_size: int, pad_id: 
         if name == "input_ids":
             batch["attention_mask"] = mask
     batch["weights"] = (np.arange(batch_size) < len(features)).astype(np.float32)
+    if "tag_weights" in batch:
+        batch["tag_weights"][len(features) :] = 0
     return batch
+
+
+# --- packed rows
+
+
+def collate_packed(
+    features: Sequence[Features], rows: Sequence[Sequence[int]], shape: Shape, pad_id: int
+) -> dict[str, np.ndarray]:
+    """A packed batch whose first rows hold the examples `rows` of `features`."""
+    members = [features[i] for row in rows for i in row]
+    lengths = np.array([len(member["input_ids"]) for member in members])
+    row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    slot = np.concatenate([np.arange(len(row)) for row in rows])
+    before = np.cumsum(lengths) - lengths  # tokens of all examples before each one
+    start = before - np.repeat([before[at] for at in np.flatnonzero(slot == 0)], [len(row) for row in rows])
+    within = np.arange(lengths.sum()) - np.repeat(before, lengths)
+    place = np.repeat(row_of, lengths), np.repeat(start, lengths) + within
+    tokens, examples = (shape.rows, shape.length), (shape.rows, shape.slots)
+
+    def spread(where: tuple[np.ndarray, ...], size: tuple[int, ...], values: np.ndarray, fill: int = 0) -> np.ndarray:
+        kind = np.int32 if values.dtype.kind in "iub" else np.float32
+        array = np.full((*size, *values.shape[1:]), fill, kind)
+        array[where] = values
+        return array
+
+    batch: dict[str, np.ndarray] = {}
+    for name in members[0]:
+        if name in _BY_TOKEN:
+            values = np.concatenate([member[name] for member in members])
+            batch[name] = spread(place, tokens, values, pad_id if name == "input_ids" else 0)
+        elif name not in _HOST_FIELDS:
+            values = np.asarray([member[name] for member in members])
+            batch[name] = spread((row_of, slot), examples, values + start if name in _PLACES else values)
+    batch["attention_mask"] = spread(place, tokens, np.repeat(slot + 1, lengths))
+    batch["position_ids"] = spread(place, tokens, within)
+    batch["cls_positions"] = spread((row_of, slot), examples, start)
+    batch["weights"] = spread((row_of, slot), examples, np.ones(len(members), np.float32))
+    return batch
+
+
+def of_examples(
+    values: np.ndarray, shape: Shape, rows: Sequence[Sequence[int]], lengths: Sequence[int], by_token: bool
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(example, its part) of what a batch gave: by token [R, T, ...], else [R, ...], or [R, K, ...] of packed rows."""
+    for value, row in zip(values, rows, strict=False):
+        start = 0
+        for slot, example in enumerate(row):
+            end = start + lengths[example]
+            yield example, value[start:end] if by_token else value[slot] if shape.slots > 1 else value
+            start = end
 
 
 def process_slice(batch: dict[str, np.ndarray], process_index: int, process_count: int) -> dict[str, np.ndarray]:
@@ -213,20 +208,24 @@ class TrainingBatches:
         return process_slice(batch, self.process_index, self.process_count)
 
 
-def evaluation_batches(
-    features: Sequence[Features], batch_size: int, buckets: Sequence[int], pad_id: int
-) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Every row exactly once, by bucket, as (feature indices, batch [B, bucket]) pairs.
+def batch_of(
+    features: Sequence[Features], rows: Sequence[Sequence[int]], shape: Shape, pad_id: int
+) -> dict[str, np.ndarray]:
+    """The padded or packed batch of a shape whose first rows hold these examples."""
+    if shape.slots > 1:
+        return collate_packed(features, rows, shape, pad_id)
+    return collate([features[row[0]] for row in rows], shape.length, shape.rows, pad_id)
 
-    The last batch of a bucket is filled with weight-0 rows, so a bucket has one shape.
+
+def evaluation_batches(
+    features: Sequence[Features], shape_of: Callable[[int], Shape], pad_id: int
+) -> Iterator[tuple[Shape, list[list[int]], dict[str, np.ndarray]]]:
+    """Every example exactly once: shape, the examples of each row, batch. See `filled`.
+
+    The last batch is filled up with rows of weight 0.
     """
-    buckets = sorted(buckets)
-    bucket = _bucket_of(features, buckets)
-    for number, length in enumerate(buckets):
-        members = np.flatnonzero(bucket == number)
-        for start in range(0, len(members), batch_size):
-            rows = members[start : start + batch_size]
-            yield rows, collate([features[i] for i in rows], length, batch_size, pad_id)
+    for shape, rows in filled([row_length(f) for f in features], shape_of):
+        yield shape, rows, batch_of(features, rows, shape, pad_id)
 
 
 # --- one array for the device: a copy costs by the call, and a step of a small model is shorter than five

@@ -8,6 +8,7 @@ weighted; here by a softmax over learnt scalars, equal at the start.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ class BertFeatureTagger(BertNetwork):
     layers: str = "concat_last_4"
     lstm_size: int = 768
     lstm_layers: int = 2
+    packs: ClassVar[bool] = False  # the BiLSTM reads a row from end to end
 
     def __post_init__(self) -> None:
         super().__post_init__()

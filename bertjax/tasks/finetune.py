@@ -29,13 +29,13 @@ from bertjax.process.clock import Clock, reach
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.tasks.batches import (
     INPUTS,
-    Buckets,
     Features,
     TrainingBatches,
     as_one_array,
-    collate,
+    batch_of,
     evaluation_batches,
     has_pair,
+    of_examples,
     process_slice,
     row_length,
 )
@@ -44,6 +44,7 @@ from bertjax.tasks.encoding import require_segments
 from bertjax.tasks.kinds import KINDS, TaskObjective, model_for
 from bertjax.tasks.metrics import Scores
 from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
+from bertjax.tasks.shapes import Shape, Shapes
 from bertjax.tasks.task import Split, Task
 from bertjax.tokenization import Tokenizer
 from bertjax.training import sharding
@@ -109,7 +110,8 @@ class FineTuner:
         self.model = model_for(task, config, execution, recipe.feature_layers, recipe.bilstm, recipe.head_init)
         self.load_params = load_params
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
-        self._buckets = Buckets(recipe.max_length, recipe.buckets)
+        shards = sharding.batch_shards(self.mesh)
+        self.shapes = Shapes(recipe, self.model.packs, config.max_position_embeddings, shards)
 
     # --- data
 
@@ -140,16 +142,9 @@ class FineTuner:
         """The splits that a training learns from and chooses its best step by."""
         return {"train": self.data("train", training=True), "dev": self.data("dev")}
 
-    def buckets(self, features: Sequence[Features]) -> tuple[int, ...]:
-        """Padded lengths for these rows where each may take its own."""
-        return self._buckets.for_rows([row_length(row) for row in features])
-
     def training_buckets(self, batch_size: int) -> tuple[int, ...]:
         """Padded lengths of training batches, which take that of their longest row."""
-        lengths = [row_length(row) for row in self.data("train", training=True)[1]]
-        sorted_rows = self._buckets.for_rows(lengths)
-        grouped = self.settings.task.group_by_length
-        return sorted_rows if grouped else self._buckets.for_random_batches(lengths, batch_size)
+        return self.shapes.of_training(list(map(row_length, self.data("train", training=True)[1])), batch_size)
 
     # --- compiled parts
 
@@ -187,11 +182,6 @@ class FineTuner:
             raise ValueError(f"class_weights={weights!r} must be numbers from 0 on")
         return tuple(weights)
 
-    @property
-    def _evaluation_rows(self) -> int:
-        shards = sharding.batch_shards(self.mesh)
-        return -(-self.settings.task.eval_batch_size // shards) * shards
-
     @functools.cached_property
     def _predict(self) -> Any:
         """(params, packed batch) -> logits and vectors (or None) on every device, compiled once a bucket."""
@@ -220,26 +210,17 @@ class FineTuner:
         state = trainer.abstract_state(self.objective)
         shortest = min(self.data("train", training=True)[1], key=row_length)
         for length in reversed(self.training_buckets(batch_size)):
-            batch = collate([shortest], length, batch_size, pad_id)
+            batch = batch_of([shortest], [[0]], Shape(batch_size, length), pad_id)
             batch["run"] = np.zeros(batch_size, np.int32)
             step, shapes = trainer.train_step(self.objective), batch_shapes(as_one_array(batch), self.mesh)
             programs.start(("train", length, batch_size), step, state, shapes)
-        for length, row in self._evaluated_lengths():
-            batch = collate([_inputs(row)], length, self._evaluation_rows, pad_id)
-            programs.start(
-                ("predict", length), self._predict, state.params, batch_shapes(as_one_array(batch), self.mesh)
-            )
+        features = sorted(map(_inputs, self.data("dev")[1]), key=row_length)
+        lengths = [row_length(row) for row in reversed(features)]
+        for shape in dict.fromkeys(map(self.shapes.of_evaluation(lengths), lengths)):
+            batch = as_one_array(batch_of(features[:1], [[0]], shape, pad_id))
+            programs.start(("predict", shape), self._predict, state.params, batch_shapes(batch, self.mesh))
         programs.start("copy", copy, state.params)
         programs.lowered_first()
-
-    def _evaluated_lengths(self) -> list[tuple[int, Features]]:
-        """(bucket, a row of it) for the buckets that 'dev' uses, the longest first."""
-        _, features = self.data("dev")
-        buckets = self.buckets(features)
-        places = np.searchsorted(buckets, [row_length(row) for row in features])
-        used, first = np.unique(places, return_index=True)
-        pairs = zip(used[::-1], first[::-1], strict=True)
-        return [(buckets[bucket], features[row]) for bucket, row in pairs]
 
     def predict(
         self, params: Any, features: Sequence[Features], vectors: dict[int, np.ndarray] | None = None
@@ -250,24 +231,21 @@ class FineTuner:
         """
         if not features:
             return []
-        batch_size = self._evaluation_rows
-        index, count = sharding.batch_slice(self.mesh)
-        pending = []
-        buckets = self.buckets(features)
-        rows = [_inputs(row) for row in features]
-        for members, batch in evaluation_batches(rows, batch_size, buckets, self.tokenizer.pad_id):
+        pending, (index, count) = [], sharding.batch_slice(self.mesh)
+        inputs, lengths = [_inputs(row) for row in features], [row_length(row) for row in features]
+        shape_of = self.shapes.of_evaluation(lengths)
+        for shape, rows, batch in evaluation_batches(inputs, shape_of, self.tokenizer.pad_id):
             batch = sharding.put_batch(as_one_array(process_slice(batch, index, count)), self.mesh)
-            logits, of_rows = self._predict(params, batch)
-            pending.append((members, logits))
-            if wanted := [place for place, member in enumerate(members) if vectors and member in vectors]:
-                vectors.update(zip(members[wanted].tolist(), np.asarray(of_rows)[wanted], strict=True))
-        outputs: list[Any] = [None] * len(features)
-        by_token = KINDS[self.task.head].by_token
-        for number, (members, logits) in enumerate(pending):
+            logits, read = self._predict(params, batch)
+            pending.append((logits, shape, rows))
+            if vectors and not vectors.keys().isdisjoint(i for row in rows for i in row):
+                found = of_examples(np.asarray(read), shape, rows, lengths, by_token=False)
+                vectors.update((i, vector) for i, vector in found if i in vectors)
+        outputs: dict[int, np.ndarray] = {}
+        for number, (logits, shape, rows) in enumerate(pending):
             self.trainer.between_batches(number)
-            for member, row in zip(members, np.asarray(logits), strict=False):
-                outputs[member] = row[: row_length(features[member])] if by_token else row
-        return outputs
+            outputs.update(of_examples(np.asarray(logits), shape, rows, lengths, KINDS[self.task.head].by_token))
+        return [outputs[i] for i in range(len(features))]
 
     def evaluate(self, params: Any, split: str = "dev") -> Scores:
         """The task's scores of a split with labels."""

@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.model import heads
+from bertjax.model.outputs import NEVER, tokens_of_each
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks import metrics
-from bertjax.tasks.batches import Features, fields_of
+from bertjax.tasks.batches import PACKED, Features, fields_of
 from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger
 from bertjax.tasks.task import Rows, Task, name_of, number_of
 from bertjax.training import losses
@@ -33,7 +34,7 @@ class Kind:
     """What the trainer needs to know of a kind of head."""
 
     network: type[heads.TaskNetwork]
-    # Gold of a batch by dtype and axes: B rows, T tokens, C outputs of the network.
+    # Gold of a batch by dtype and axes: B rows, T tokens, C outputs of the network. Packed rows have K values for B.
     gold_fields: Mapping[str, str]
     sized = True  # the network has `num_labels` outputs; else its number is fixed
     by_token = False  # logits have an entry for each token
@@ -69,7 +70,7 @@ class Tagging(Kind):
     class_weights = True
 
     def counted(self, batch: Batch) -> jax.Array:
-        return batch["tag_weights"] * batch["weights"][:, None]
+        return batch["tag_weights"]
 
     def gold_classes(self, rows: Rows) -> np.ndarray:
         return np.concatenate([row["tags"][row["tag_weights"] > 0] for row in rows])
@@ -84,9 +85,12 @@ class Spans(Kind):
     by_token = True
 
     def logits(self, outputs: Any, attention_mask: jax.Array) -> jax.Array:
-        return jnp.where(attention_mask[..., None] > 0, jnp.stack(outputs, -1), -1e9)
+        return jnp.where(attention_mask[..., None] > 0, jnp.stack(outputs, -1), NEVER)
 
     def losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
+        if "cls_positions" in batch:  # packed: each among the tokens of its own example, [R, K, T, 2]
+            own = tokens_of_each(batch["attention_mask"], batch["cls_positions"].shape[1])
+            logits = jnp.where(own[..., None], logits[:, None], NEVER)
         start = losses.cross_entropy(logits[..., 0], batch["start_positions"])
         end = losses.cross_entropy(logits[..., 1], batch["end_positions"])
         return (start + end) / 2
@@ -229,7 +233,7 @@ class Regression(TextKind):
     named = False
 
     def losses(self, logits: jax.Array, batch: Batch) -> jax.Array:
-        return jnp.square(logits[:, 0] - batch["targets"])
+        return jnp.square(logits[..., 0] - batch["targets"])
 
     def gold(self, label: Any, index: Callable[[str], int], outputs: int) -> Features:
         return {"targets": float(label)}
@@ -339,9 +343,12 @@ class TaskObjective:
     ) -> Any:
         """float32 logits: [B, labels], [B, C] choices, [B, T, tags], or [B, T, 2] start and end.
 
-        with_vectors: of a TextKind (logits, vectors [B, H] that the head reads).
+        with_vectors: of a TextKind (logits, vectors [B, H] that the head reads). Packed rows give [R, K, ...] for
+        [B, labels] and [B, H].
         """
-        mask, more = batch["attention_mask"], {"with_vectors": True} if with_vectors else {}
+        mask, more = batch["attention_mask"], {name: batch[name] for name in PACKED if name in batch}
+        if with_vectors:
+            more["with_vectors"] = True
         made = self.model.apply(
             {"params": params}, batch["input_ids"], mask, batch["token_type_ids"], dropout_key=dropout_key, **more
         )

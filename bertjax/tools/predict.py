@@ -120,14 +120,14 @@ def _located(file: str | None, first: int, last: int) -> Iterator[None]:
 
 
 def chunks(inputs: list[Input], batch_size: int) -> Iterator[list[Input]]:
-    """Inputs to answer together: a batch at first, to show something soon, then twice as many each
-    time, up to CHUNK batches. The last takes in a rest below a batch: it would be compiled anew.
+    """Inputs to answer together: two batches at first, to show something soon, then twice as many each
+    time, up to CHUNK batches. The last takes in a rest of a batch or less: it would be compiled anew, for padded rows.
     """
     batch_size = max(1, batch_size)  # forward.run refuses less
-    start, size = 0, batch_size
+    start, size = 0, 2 * batch_size
     while start < len(inputs):
         end = start + size
-        if len(inputs) - end < batch_size:
+        if len(inputs) - end <= batch_size:
             end = len(inputs)
         yield inputs[start:end]
         start, size = end, min(2 * size, CHUNK * batch_size)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bertjax.tasks import batches as buckets
+from bertjax.tasks import shapes as buckets
 
 
 def test_buckets_waste_the_fewest_padding_tokens():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertjax.tasks import batches as batching
-from bertjax.tasks import encoding, task
+from bertjax.tasks import encoding, shapes, task
 from bertjax.tasks.job import make_task
 
 TOKENIZER = types.SimpleNamespace(cls_id=101, sep_id=102)
@@ -92,15 +92,17 @@ def test_processes_get_the_contiguous_slices_of_the_global_batch():
 
 def test_evaluation_shows_every_row_exactly_once_in_one_shape_a_bucket():
     features = rows(np.random.default_rng(2).integers(3, 129, 408))
-    shapes, seen = set(), []
-    for indices, batch in batching.evaluation_batches(features, 32, (32, 64, 128), 0):
-        shapes.add(batch["input_ids"].shape)
+    used, seen = set(), []
+    shape_of = lambda n: shapes.Shape(32, 32 if n <= 32 else 64 if n <= 64 else 128)  # noqa: E731
+    for _, members, batch in batching.evaluation_batches(features, shape_of, 0):
+        indices = np.concatenate(members)
+        used.add(batch["input_ids"].shape)
         real = batch["weights"] > 0
         assert real.sum() == len(indices)
         np.testing.assert_array_equal(batch["input_ids"][real][:, 0], indices + 1)
         seen += list(indices)
     assert sorted(seen) == list(range(408))
-    assert shapes == {(32, 32), (32, 64), (32, 128)}
+    assert used == {(32, 32), (32, 64), (32, 128)}
 
 
 def test_rows_without_labels_cannot_be_trained_on():

@@ -1,0 +1,173 @@
+"""The shapes of batches, which are few, since each is one compilation, and which examples share a row.
+
+In: how many tokens each example has. Out: shapes and rows of examples, which batches.py makes arrays of. (data/rows.py
+packs the pairs of a corpus, by compiled code and into rows of one length.)
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bertjax.config.task import TaskSettings
+
+# --- buckets
+
+
+def automatic_count(lengths: Sequence[int]) -> int:
+    """How many buckets pay for themselves: 1 to 3, by the tokens that one bucket would compute."""
+    tokens = len(lengths) * max(lengths)
+    return 1 + (tokens > 2e6) + (tokens > 2e7)
+
+
+def longest_in_batches(lengths: Sequence[int], batch_size: int) -> np.ndarray:
+    """The longest row of each batch, batches being drawn at random: what such batches pad to."""
+    drawn = np.random.default_rng(0).permutation(np.asarray(lengths))
+    return np.maximum.reduceat(drawn, np.arange(0, len(drawn), batch_size))
+
+
+def choose_buckets(lengths: Sequence[int], count: int = 3, multiple: int = 16) -> tuple[int, ...]:
+    """At most `count` padded lengths that waste the fewest padding tokens on rows of `lengths`.
+
+    The best cut of the length histogram, found exactly by dynamic programming. Buckets are multiples of `multiple`.
+    """
+    if not len(lengths):
+        raise ValueError("no rows, so no lengths to choose buckets from")
+    ceilings, rows = np.unique(-(-np.asarray(lengths) // multiple) * multiple, return_counts=True)
+    below = np.concatenate([[0], np.cumsum(rows)])
+    # best[j]: (padded tokens, buckets) of the rows up to ceiling j, with at most k buckets.
+    best = [(int(below[j + 1] * c), (int(c),)) for j, c in enumerate(ceilings)]
+    for _ in range(count - 1):
+        best = [
+            min(
+                [best[j]]
+                + [(best[i][0] + int((below[j + 1] - below[i + 1]) * c), (*best[i][1], int(c))) for i in range(j)]
+            )
+            for j, c in enumerate(ceilings)
+        ]
+    return best[-1][1]
+
+
+# --- packed rows
+
+
+class Shape(NamedTuple):
+    """Of a batch: rows, their tokens, and how many examples a row may hold; 1 is a padded row."""
+
+    rows: int
+    length: int
+    slots: int = 1
+
+
+SHORTEST = 64  # packed rows of fewer tokens would leave more of them unused, and are no faster
+# Time of a token of a row of 1,000 tokens beyond that of a short row: measured on a CPU, where attention is T x T.
+PER_LENGTH = 1e-3
+
+
+def filled(lengths: Sequence[int], shape_of: Callable[[int], Shape]) -> Iterator[tuple[Shape, list[list[int]]]]:
+    """Examples into rows, and rows into batches: (shape, the examples of each row).
+
+    The longest example that is left opens a row, and the longest that still fit follow (first-fit decreasing). So the
+    batches come by descending length: too large a one fails at once.
+
+    Args:
+      shape_of: the shape of a batch whose longest example has so many tokens.
+    """
+    waiting: dict[int, list[int]] = {}
+    for i in reversed(range(len(lengths))):
+        waiting.setdefault(int(lengths[i]), []).append(i)
+    left = sum(1 << length for length in waiting)  # bit n: an example of n tokens waits
+    while left:
+        shape, rows = shape_of(left.bit_length() - 1), []
+        while left and len(rows) < shape.rows:
+            row, space = [], shape.length
+            while len(row) < shape.slots and (fitting := left & ((2 << space) - 1)):
+                length = fitting.bit_length() - 1
+                row.append(waiting[length].pop())
+                space -= length
+                if not waiting[length]:
+                    left ^= 1 << length
+            rows.append(row)
+        yield shape, rows
+
+
+def packed_lengths(longest: int, limit: int) -> tuple[int, ...]:
+    """Lengths of packed rows that are worth a try where the longest example and the model's positions are so long."""
+    shortest = max(SHORTEST, -(-int(longest) // 16) * 16)
+    return tuple(sorted({min(shortest, limit), min(2 * shortest, limit)}))
+
+
+def packed_shape(lengths: Sequence[int], batch_size: int, limit: int, multiple: int = 1) -> Shape:
+    """The one shape in which batches of packed rows hold examples of these lengths in the least time.
+
+    A batch has no more tokens than `batch_size` padded rows; its rows are a multiple of `multiple`.
+    """
+    made = []
+    for length in packed_lengths(max(lengths), limit):
+        shape = Shape(1, length, slots(length))
+        rows = sum(1 for _ in filled(lengths, lambda _, shape=shape: shape))
+        most = max(1, batch_size * packed_lengths(max(lengths), limit)[0] // length // multiple) * multiple
+        batches = -(-rows // most)
+        of_batch = -(-rows // batches // multiple) * multiple
+        made.append((batches * of_batch * length * (1 + PER_LENGTH * length), shape._replace(rows=of_batch)))
+    return min(made)[1]
+
+
+def slots(length: int) -> int:
+    """K of packed rows."""
+    return max(2, length // 8)  # texts of fewer than 8 tokens are few
+
+
+# --- both
+
+
+class Shapes:
+    """The shapes of the batches of a task, whose rows are at most `recipe.max_length` tokens long.
+
+    They are chosen from the rows that are seen first, so that other splits need no further compilation if they fit.
+
+    Args:
+      packs: whether the network reads rows of several examples.
+      positions: how long its rows may be.
+      multiple: what the rows of a batch are divisible by.
+    """
+
+    def __init__(self, recipe: TaskSettings, packs: bool, positions: int, multiple: int):
+        self.recipe, self.packs, self.positions, self.multiple = recipe, packs, positions, multiple
+        self._buckets: set[int] = set()
+        self._packed: Shape | None = None
+
+    def of_evaluation(self, lengths: Sequence[int]) -> Callable[[int], Shape]:
+        """What the shape is of a batch of these rows whose longest has so many tokens.
+
+        Without packed rows several buckets, none above max_length.
+        """
+        rows = -(-self.recipe.eval_batch_size // self.multiple) * self.multiple
+        if self.recipe.pack == "none" or not self.packs:
+            buckets = self.buckets(lengths)
+            return lambda length: Shape(rows, buckets[bisect.bisect_left(buckets, length)])
+        if self._packed is None or self._packed.length < max(lengths):
+            self._packed = packed_shape(lengths, rows, self.positions, self.multiple)
+        return lambda length: self._packed
+
+    def of_training(self, lengths: Sequence[int], batch_size: int) -> tuple[int, ...]:
+        """The lengths that batches of these rows are padded to, which take that of their longest row."""
+        sorted_rows = self.buckets(lengths)  # chosen first from the rows that are trained on
+        if self.recipe.group_by_length:
+            return sorted_rows
+        return tuple(sorted(self._choose(longest_in_batches(lengths, batch_size), lengths)))
+
+    def buckets(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """For rows that may be sorted by length, in ascending order."""
+        self._buckets = self._buckets or self._choose(lengths, lengths)
+        if max(lengths) > max(self._buckets):
+            self._buckets.add(self.recipe.max_length)
+        return tuple(sorted(self._buckets))
+
+    def _choose(self, padded: Sequence[int], rows: Sequence[int]) -> set[int]:
+        # A bucket is a multiple of 16 and may exceed a limit that is not.
+        found = choose_buckets(padded, self.recipe.buckets or automatic_count(rows))
+        return {min(bucket, self.recipe.max_length) for bucket in found}
