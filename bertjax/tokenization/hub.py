@@ -9,11 +9,13 @@ wordpiece.py, which follows the original where `tokenizers` does not.
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -29,6 +31,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _HIDDEN = "\ufdd0"  # no character of any text
 _CACHED_WORDS = 1 << 18  # entries of a generation, of some 150 bytes each
 _LOCAL = {"NFC", "NFD", "Lowercase", "StripAccents"}  # change no blank, and nothing across one
+_COMPATIBLE = {"NFKC", "NFKD", "Precompiled"}  # change no printable ASCII; what they make of others may have blanks
+# The parts into which GPT-2's pattern (ByteLevel's) cuts ASCII without blanks that follow each other or end it.
+_GPT2_PARTS = r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^A-Za-z0-9\s]+"
+_TOGETHER = 4096  # texts that the library is given at a time; bounds memory
 # These form one character with the blank after them.
 _PREPENDED = re.compile(
     "[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u0d4e\U000110bd\U000110cd\U000111c2\U000111c3"
@@ -64,6 +70,7 @@ class HubTokenizer(Tokenizer):
         # but not some of them: here only BERT's five are special.
         added = [{**entry, "special": entry["content"] in special} for entry in content["added_tokens"]]
         self._given = {**content, "added_tokens": added}
+        self._special = special
         self._text = parse(_without_special(self._given, special), source)
         self._text.encode_special_tokens = True
         ids = {piece.removeprefix(_HIDDEN): i for piece, i in self._text.get_vocab(with_added_tokens=True).items()}
@@ -82,8 +89,8 @@ class HubTokenizer(Tokenizer):
             self._is_text[entry["id"]] &= not entry["special"]
         if any(step["type"] == "ByteLevel" and not step["add_prefix_space"] for step in _splits(content)):
             self.word_prefix = " "
-        self._local = _word_start(self._given)
-        self._words = BoundedCache(self._pack, _CACHED_WORDS)
+        self._parts = Parts.of(self._given)
+        self._cache = BoundedCache(lambda part: self._pack([part])[0], _CACHED_WORDS)
         normalizer = self._text.normalizer
         with named_errors(source):
             self.do_lower_case = normalizer is not None and (
@@ -156,22 +163,48 @@ class HubTokenizer(Tokenizer):
         return self._encoding(text, keep_special_tokens).ids
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        return [np.frombuffer(self._packed(text), np.int32).tolist() for text in texts]
+        return [np.frombuffer(row, np.int32).tolist() for row in self._rows(texts)]
 
     def encode_flat(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-        rows = [self._packed(text) for text in texts]
+        rows = self._rows(texts)
         return np.frombuffer(b"".join(rows), np.int32), np.array([len(row) // 4 for row in rows], np.int64)
 
-    def _packed(self, text: str) -> bytes:
-        """The ids as int32. Words between single blanks are looked up, where they are read one by one."""
-        text = _clean(text)
-        words = text.split(" ")
-        if self._local is None or words != text.split() or (not text.isascii() and _PREPENDED.search(text)):
-            return self._pack(text)
-        return self._words[words[0]] + b"".join([self._words[self._local + word] for word in words[1:]])
+    def _rows(self, texts: Iterable[str]) -> list[bytes]:
+        """The ids of each text as int32. Parts that are read one by one are looked up."""
+        texts = [_clean(text) for text in texts]
+        if self._parts is None:
+            return self._encode_all(self._text, texts)
+        parts = [self._parts(text) for text in texts]
+        whole = [number for number, found in enumerate(parts) if found is None]
+        rows = dict(zip(whole, self._encode_all(self._text, [texts[number] for number in whole]), strict=True))
+        self._cache.fill(dict.fromkeys(itertools.chain.from_iterable(filter(None, parts))), self._pack)
+        look_up = self._cache.__getitem__
+        return [rows[i] if found is None else b"".join(map(look_up, found)) for i, found in enumerate(parts)]
 
-    def _pack(self, text: str) -> bytes:
-        return np.array(self._encoding(text, False).ids, np.int32).tobytes()
+    def _pack(self, parts: list[str]) -> list[bytes]:
+        """The ids of what `Parts` has cut."""
+        if not self._parts.pattern:
+            return self._encode_all(self._text, parts)
+        cut, words = ([part for part in parts if part.isascii() == ascii] for ascii in (True, False))
+        made = dict(zip(words, self._encode_all(self._text, words), strict=True))
+        made |= zip(cut, self._encode_all(self._of_parts, cut), strict=True)
+        return [made[part] for part in parts]
+
+    @functools.cached_property
+    def _of_parts(self) -> "tokenizers.Tokenizer":
+        """The library's tokenizer that takes each text for one part of GPT-2's pattern."""
+        rule = {**_splits(self._given)[0], "add_prefix_space": False, "use_regex": False}
+        library = parse(_without_special({**self._given, "pre_tokenizer": rule}, self._special), self._source)
+        library.encode_special_tokens = True
+        return library
+
+    def _encode_all(self, library: "tokenizers.Tokenizer", texts: list[str]) -> list[bytes]:
+        rows: list[bytes] = []
+        with named_errors(self._source):
+            for begin in range(0, len(texts), _TOGETHER):
+                found = library.encode_batch_fast(texts[begin : begin + _TOGETHER], add_special_tokens=False)
+                rows += [array("i", encoding.ids).tobytes() for encoding in found]
+        return rows
 
     def encode_with_offsets(self, text: str, keep_special_tokens: bool = False) -> tuple[list[int], Offsets]:
         found = self._encoding(text, keep_special_tokens)
@@ -203,20 +236,82 @@ def _splits(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     return before.get("pretokenizers", [before]) if before else []
 
 
-def _word_start(content: Mapping[str, Any]) -> str | None:
-    """What a word after a single blank is read with, where the ids of a text are those of its words
-    one by one: the blank, or nothing. None where words may depend on each other."""
-    if any(not entry["special"] for entry in content["added_tokens"]):
+class Parts(NamedTuple):
+    """Cuts a text into parts that the library reads one by one, so that their ids, joined, are those of the text.
+
+    Attributes:
+      blank: what a word after a blank is read with: the blank, or nothing.
+      pattern: cuts words of ASCII, as GPT-2's would once they are normalized.
+      prefix: what a text that does not begin with a blank is read with.
+      ascii: only texts of ASCII are cut.
+      mark: whether blanks are known by the mark that is written for them, which a text may contain.
+      apart: characters that only texts with added tokens have.
+    """
+
+    blank: str
+    pattern: re.Pattern | None = None
+    prefix: str = ""
+    ascii: bool = False
+    mark: bool = False
+    apart: re.Pattern | None = None
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Self | None:
+        """None where parts may depend on each other."""
+        added = [entry["content"] for entry in content["added_tokens"] if not entry["special"]]
+        added = [token for token in added if token == " " or token.strip(" ")]  # several blanks are never cut
+        if any(token[0].isalnum() or token[0] == " " for token in added):
+            return None
+        # Two characters that a normalizer writes as ASCII, and what the tokens begin with.
+        apart = re.compile(f"[\u037e\u1fef{''.join(re.escape(token[0]) for token in added)}]") if added else None
+        rule = content["normalizer"] or {"type": "NFC"}
+        normalizers = {step["type"] for step in rule.get("normalizers", [rule])}
+        steps = _splits(content)
+        kinds = [step["type"] for step in steps]
+        if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and normalizers <= _LOCAL:
+            pattern = re.compile(_GPT2_PARTS, re.IGNORECASE if "Lowercase" in normalizers else 0)
+            return cls(" ", pattern, prefix=" " if steps[0]["add_prefix_space"] else "", apart=apart)
+        if not normalizers <= _LOCAL | _COMPATIBLE or "Metaspace" not in kinds[-1:] or not steps[-1].get("split", True):
+            return None
+        scheme = steps[-1].get("prepend_scheme")
+        if kinds == ["WhitespaceSplit", "Metaspace"] and scheme == "always":
+            return cls("", apart=apart)
+        if kinds == ["Metaspace"] and scheme in ("always", "first", "never"):
+            blank = " " if scheme == "never" else ""
+            return cls(blank, ascii=not normalizers <= _LOCAL, mark=True, apart=apart)
         return None
-    rule = content["normalizer"] or {"type": "NFC"}
-    normalizers = {step["type"] for step in rule.get("normalizers", [rule])}
-    steps = _splits(content)
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and normalizers <= _LOCAL:
-        return " "
-    if kinds == ["WhitespaceSplit", "Metaspace"] and steps[1].get("prepend_scheme") == "always":
-        return "" if normalizers <= _LOCAL | {"NFKC", "NFKD", "Precompiled"} else None
-    return None
+
+    def __call__(self, text: str) -> list[str] | None:
+        """The parts; None where the text is to be read as a whole."""
+        if not text or (self.apart and self.apart.search(text)):
+            return None
+        ascii = text.isascii()
+        if ascii:
+            if "  " in text or text[-1] == " " or not text.isprintable():
+                return None
+            if self.pattern:
+                return self.pattern.findall(text if text[0] == " " else self.prefix + text)
+            words = text.split(" ")
+        else:
+            words = text.split(" ")
+            if (
+                self.ascii
+                or words[not words[0] :] != text.split()
+                or (self.mark and _SPACE in text)
+                or _PREPENDED.search(text)
+            ):
+                return None
+        first = [self.prefix + words[0]] if words[0] else []
+        words = [*first, *(self.blank + word for word in words[1:])]
+        if ascii or not self.pattern:
+            return words
+        parts: list[str] = []
+        for word in words:
+            if word.isascii():
+                parts += self.pattern.findall(word)
+            else:
+                parts.append(word)
+        return parts
 
 
 def _without_special(content: dict[str, Any], special: set[str]) -> dict[str, Any]:

@@ -249,11 +249,20 @@ class BoundedCache(dict):
             packed = self._compute(key)
             if len(key) > _CACHED_CHARS:
                 return packed
+        self._keep(key, packed)
+        return packed
+
+    def fill(self, keys: Iterable[Any], compute: Callable[[list[Any]], list[Any]]) -> None:
+        """Makes what is missing of the keys together, but for those that are not kept."""
+        missing = [key for key in keys if key not in self and key not in self._old and len(key) <= _CACHED_CHARS]
+        for key, packed in zip(missing, compute(missing), strict=True):
+            self._keep(key, packed)
+
+    def _keep(self, key: Any, packed: Any) -> None:
         if len(self) >= self._limit:
             self._old = dict(self)
             self.clear()
         self[key] = packed
-        return packed
 
 
 def encode_words(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
