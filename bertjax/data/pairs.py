@@ -23,6 +23,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from bertjax.data.store import ADDRESS_BITS, TokenStore
+from bertjax.formats.compiled import compiled
 from bertjax.tokenization import Layout
 
 STRIDE = 16  # pairs between two remembered beginnings
@@ -77,26 +78,26 @@ def drawing_of(seq_length: int, seed: int, epoch: int, short_seq_prob: float, ns
     return Drawing(key, np.int64(seq_length - layout.count(nsp)), np.uint64(round(short_seq_prob * 2**32)), nsp)
 
 
-@numba.njit(cache=True)
+@compiled
 def mix(x):
     x = (x ^ (x >> np.uint64(30))) * _MUL1
     x = (x ^ (x >> np.uint64(27))) * _MUL2
     return x ^ (x >> np.uint64(31))
 
 
-@numba.njit(cache=True)
+@compiled
 def _below(bits, n):
     """Uniform integer in [0, n) from 64 random bits; n < 2**32."""
     return np.int64(((bits >> _U32) * np.uint64(n)) >> _U32)
 
 
-@numba.njit(cache=True)
+@compiled
 def combine(a, b):
     """Hash of two 64-bit numbers."""
     return mix(mix(np.uint64(a) + _GAMMA) + np.uint64(b))
 
 
-@numba.njit(cache=True)
+@compiled
 def permute(index, n, key):
     """Entry `index` of a pseudo-random permutation of 0..n-1 (Feistel network, cycle walking)."""
     half = np.uint64(1)
@@ -114,7 +115,7 @@ def permute(index, n, key):
             return np.int64(x)
 
 
-@numba.njit(cache=True)
+@compiled
 def _target(drawing, document):
     """Tokens that the chunks of a document aim at; short for `short_probability` of documents."""
     state = combine(drawing.key ^ _TARGET, np.uint64(document))
@@ -123,7 +124,7 @@ def _target(drawing, document):
     return np.int64(drawing.max_tokens)
 
 
-@numba.njit(cache=True)
+@compiled
 def _chunk(tables, drawing, document, first, start, target):
     """The chunk that begins `start` tokens into sentence `first` (0 with NSP).
 
@@ -156,7 +157,7 @@ def _chunk(tables, drawing, document, first, start, target):
     return end, a_end, is_random, (a_end if is_random else end), np.int64(0), state
 
 
-@numba.njit(cache=True)
+@compiled
 def _draw(tables, drawing, document, first, start, target):
     """The pair whose chunk begins at sentence `first`, truncated to fit, and (first, start) of the next chunk."""
     ends, firsts = tables.sentence_ends, tables.document_sentences
@@ -201,7 +202,7 @@ def _draw(tables, drawing, document, first, start, target):
     return pair, next_first, next_start
 
 
-@numba.njit(cache=True)
+@compiled
 def _truncate(a_from, a_to, b_from, b_to, most, state):
     """Takes tokens from random ends of the longer segment until both have at most `most`, without branches: no
     processor can predict which end it is.
@@ -221,7 +222,7 @@ def _truncate(a_from, a_to, b_from, b_to, most, state):
     return a_from, a_to, b_from, b_to
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def walk(tables, drawing, anchors, lengths, seen):
     """(pairs, random pairs) of the epoch, in the order of the corpus.
 
@@ -253,7 +254,7 @@ def walk(tables, drawing, anchors, lengths, seen):
     return count, random
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def longest_sentence(tables):
     longest = np.int64(0)
     firsts = tables.document_sentences
@@ -266,7 +267,7 @@ def longest_sentence(tables):
     return longest
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def locate(tables, drawing, anchors, number):
     """Pair `number` of the epoch, in the order of the corpus."""
     anchor = anchors[number // STRIDE]
@@ -281,7 +282,7 @@ def locate(tables, drawing, anchors, number):
     return _draw(tables, drawing, document, first, start, target)[0]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _describe(tables, drawing, anchors, numbers, out):
     for row in range(len(numbers)):
         pair = locate(tables, drawing, anchors, numbers[row])
@@ -301,7 +302,7 @@ def _pointer(typingctx, address, kind):
     return pointer(types.uint64, kind), codegen
 
 
-@numba.njit(cache=True)
+@compiled
 def copy_ids(tables, address, length, out, position):
     """Copy `length` ids from the store to out[position:]."""
     shard = address >> ADDRESS_BITS

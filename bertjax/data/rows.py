@@ -18,12 +18,12 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import numba
 import numpy as np
 
 from bertjax.data.laws import Limits
 from bertjax.data.pairs import PairIndex, combine, copy_ids, locate, permute, tables_of
 from bertjax.data.store import TokenStore
+from bertjax.formats.compiled import compiled
 from bertjax.tokenization import Layout, Tokenizer
 
 Batch = dict[str, np.ndarray]
@@ -248,7 +248,7 @@ class PackedEpoch:  # several pairs a row
 # --- compiled -------------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _permute_all(places, n, key):
     numbers = np.empty(len(places), np.int64)
     for i in range(len(places)):
@@ -256,7 +256,7 @@ def _permute_all(places, n, key):
     return numbers
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def pack(lengths, capacity, most):
     """Best fit, longest first, of pairs into rows.
 
@@ -298,7 +298,7 @@ def pack(lengths, capacity, most):
     return rows, row_of
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _pairs_of_window(pair_lengths, key, window, size):
     """(numbers of the window's pairs, their lengths)."""
     n = len(pair_lengths)
@@ -312,14 +312,14 @@ def _pairs_of_window(pair_lengths, key, window, size):
     return numbers, lengths
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _count_rows(pair_lengths, key, size, capacity, most, out):
     for window in range(len(out)):
         _, lengths = _pairs_of_window(pair_lengths, key, window, size)
         out[window] = pack(lengths, capacity, most)[0]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _write_pair(tables, pair, special, second, ids, types, mask, position, mark):
     """prefix A (middle B) suffix into one row from `position` on; returns the position after it."""
     prefix, middle, suffix = special
@@ -338,13 +338,13 @@ def _write_pair(tables, pair, special, second, ids, types, mask, position, mark)
     return end
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _copy(special, ids, position):
     ids[position : position + len(special)] = special
     return position + len(special)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _write_rows(
     tables, drawing, anchors, pairs, firsts, into, special, second, ids, types, mask, labels, weights, positions, starts
 ):

@@ -1,7 +1,8 @@
 """CRC-32C (RFC 3720, appendix B.4) as TFRecords and TensorFlow's checkpoints store it."""
 
-import numba
 import numpy as np
+
+from bertjax.formats.compiled import compiled
 
 
 def _tables() -> np.ndarray:
@@ -18,7 +19,7 @@ def _tables() -> np.ndarray:
 _TABLES = _tables()
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def masked_crc32c_of_array(data):
     """The masked checksum of uint8 [n], as uint64, for compiled callers."""
     crc = np.uint32(0xFFFFFFFF)

@@ -15,10 +15,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numba
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from bertjax.formats.compiled import compiled
 from bertjax.formats.crc32c import masked_crc32c, masked_crc32c_of_array
 from bertjax.formats.protobuf import declare
 
@@ -100,7 +100,7 @@ def record_offsets(data: np.ndarray, path: str) -> np.ndarray:
     return offsets
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _walk(data):
     """(offsets, byte after the last record that is whole; beyond the data if one is cut off)."""
     offsets = np.empty(1 << 10, np.int64)

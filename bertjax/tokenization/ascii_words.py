@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numba
 import numpy as np
+
+from bertjax.formats.compiled import compiled
 
 GAP = -1  # stands for one chunk that was left out
 _OTHER, _SPACE, _PUNCTUATION, _ALPHANUMERIC = range(4)
@@ -71,7 +72,7 @@ def _table(pieces: Mapping[str, int]) -> PieceTable:
     return PieceTable(slots, starts, letters, ids, max(lengths, default=0))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _insert(slots, starts, letters):
     mask = np.uint64(len(slots) - 1)
     for piece in range(len(starts) - 1):
@@ -84,7 +85,7 @@ def _insert(slots, starts, letters):
         slots[slot] = piece
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _find(table, code, word, first, end):
     """Id of the piece word[first:end], whose hash is `code`; -1 where there is none."""
     mask = np.uint64(len(table.slots) - 1)
@@ -104,7 +105,7 @@ def _find(table, code, word, first, end):
     return np.int32(-1)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _match(vocabulary, word, length, codes, ids, count):
     """Greedy longest match of word[:length] into ids[count:]; the new count."""
     first, begun = 0, count
@@ -131,7 +132,7 @@ def _match(vocabulary, word, length, codes, ids, count):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def encode(vocabulary, data, text_ends, ids, lengths, gaps):
     """Tokens of texts that end at data[text_ends]; a text's end also ends its last word.
 
@@ -185,7 +186,7 @@ def encode(vocabulary, data, text_ends, ids, lengths, gaps):
     return count, num_gaps
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def fill_gaps(ids, lengths, filling, filling_ends, out):
     """Copy ids to out with the gaps filled, and make lengths those of the filled texts.
 
