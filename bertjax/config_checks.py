@@ -99,6 +99,8 @@ def _complaints(config: Config) -> Iterator[str]:
         yield f"config.export.push={config.export.push} is one name, and config.task.name=all makes several models"
     if config.export.private and not config.export.push:
         yield "config.export.private has no effect without config.export.push"
+    if config.task.group_by_length and config.task.pack == "all":
+        yield "config.task.group_by_length has no effect on packed rows (config.task.pack=all); leave one of them out"
     for name, setting in settings.walk(Config):  # what would be ignored in silence
         value = operator.attrgetter(name)(config)
         unused, instead = setting.unused or ("", "")

@@ -90,6 +90,10 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         (dict(job="finetune", checkpoint__metric="eval/mlm_loss"), "no effect.*task.metric says which is best"),
         (dict(export__private=True), "export.private has no effect without config.export.push"),
         (dict(export__push="a/b", task__name="all"), "export.push=a/b is one name, and config.task.name=all"),
+        (
+            dict(job="finetune", task__pack="all", task__group_by_length=True),
+            "group_by_length has no effect on packed rows .config.task.pack=all",
+        ),
         (dict(task__epochs=9), "task.epochs=9 has no effect on config.job='pretrain'"),
         (dict(task__options={"label": "x"}), "task.options={'label': 'x'} has no effect on config.job='pretrain'"),
     ],

@@ -32,8 +32,9 @@ class TaskSettings:
     )
     pack: str = setting(
         "evaluation",
-        "where a row holds several examples in place of padding: none, or evaluation (the same numbers to rounding)",
-        ("none", "evaluation"),
+        "where a row holds several examples in place of padding: none, evaluation (the same numbers to rounding), or "
+        "all, training too (the same batches, other dropout)",
+        ("none", "evaluation", "all"),
     )
     eval_batch_size: int = setting(128, "size of an evaluation batch", AT_LEAST_1, unit="rows")
     evaluations_per_epoch: int = setting(1, "evaluations on dev an epoch", AT_LEAST_1)

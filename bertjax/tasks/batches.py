@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.tasks.shapes import Shape, filled
+from bertjax.tasks.shapes import Shape, filled, fitted
 
 Features = dict[str, Any]
 
@@ -140,17 +140,10 @@ def process_slice(batch: dict[str, np.ndarray], process_index: int, process_coun
     return {k: v[process_index * size : (process_index + 1) * size] for k, v in batch.items()}
 
 
-def _bucket_of(features: Sequence[Features], buckets: Sequence[int]) -> np.ndarray:
-    lengths = np.array([row_length(f) for f in features])
-    if lengths.size and lengths.max() > max(buckets):
-        raise ValueError(f"a row of {lengths.max()} tokens is longer than the buckets {buckets}")
-    return np.searchsorted(np.asarray(sorted(buckets)), lengths)
-
-
 class TrainingBatches:
     """Training batches by step: a pure function of (seed, step), every row once an epoch.
 
-    Rows are shuffled anew each epoch and a batch is the next ones, padded to the bucket of its longest row. With
+    Rows are shuffled anew each epoch and a batch is the next ones, in the first of `shapes` that holds them. With
     `group`, that many batches' worth of rows at a time are ordered by bucket before they are cut into batches, and the
     batches are shuffled: a batch rarely pads beyond its bucket then, but is no random draw any more. The last, short
     batch of an epoch is filled with rows of weight 0. `batches[step]` gives the rows of this process.
@@ -161,7 +154,7 @@ class TrainingBatches:
         features: Sequence[Features],
         batch_size: int,
         seed: int,
-        buckets: Sequence[int],
+        shapes: Sequence[Shape],
         pad_id: int,
         group: int = 0,
         process_index: int = 0,
@@ -174,9 +167,11 @@ class TrainingBatches:
         if any(set(row) <= {*INPUTS, *_HOST_FIELDS} for row in features):
             raise ValueError("training rows have no labels; a test split cannot be trained on")
         self.features, self.batch_size, self.seed = features, batch_size, seed
-        self.buckets, self.pad_id, self.group = tuple(sorted(buckets)), pad_id, group
+        self.shapes, self.pad_id, self.group = tuple(shapes), pad_id, group
         self.process_index, self.process_count = process_index, process_count
-        self._bucket = _bucket_of(features, self.buckets)
+        self._lengths = np.array([row_length(f) for f in features])
+        if self._lengths.max() > (most := self.shapes[-1].length):
+            raise ValueError(f"a row of {self._lengths.max()} tokens is longer than those of the batches, {most}")
         self._plan: tuple[int, list[np.ndarray]] = (-1, [])
 
     @property
@@ -193,18 +188,19 @@ class TrainingBatches:
     def _epoch(self, epoch: int) -> list[np.ndarray]:
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self.features))
-        if len(self.buckets) == 1 or not self.group:
+        if len(self.shapes) == 1 or not self.group:
             return np.split(order, range(self.batch_size, len(order), self.batch_size))
         size = self.group * self.batch_size
+        bucket = np.searchsorted([shape.length for shape in self.shapes], self._lengths)
         groups = np.split(order, range(size, len(order), size))
-        order = np.concatenate([g[np.argsort(self._bucket[g], kind="stable")] for g in groups])
+        order = np.concatenate([g[np.argsort(bucket[g], kind="stable")] for g in groups])
         batches = np.split(order, range(self.batch_size, len(order), self.batch_size))
         return [batches[i] for i in rng.permutation(len(batches))]
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        rows = self.rows(step)
-        length = self.buckets[self._bucket[rows].max()]
-        batch = collate([self.features[i] for i in rows], length, self.batch_size, self.pad_id)
+        examples = self.rows(step)
+        shape, rows = fitted(self._lengths[examples].tolist(), self.shapes)
+        batch = batch_of([self.features[i] for i in examples], rows, shape, self.pad_id)
         return process_slice(batch, self.process_index, self.process_count)
 
 

@@ -142,9 +142,10 @@ class FineTuner:
         """The splits that a training learns from and chooses its best step by."""
         return {"train": self.data("train", training=True), "dev": self.data("dev")}
 
-    def training_buckets(self, batch_size: int) -> tuple[int, ...]:
-        """Padded lengths of training batches, which take that of their longest row."""
-        return self.shapes.of_training(list(map(row_length, self.data("train", training=True)[1])), batch_size)
+    def training_shapes(self, batch_size: int) -> tuple[Shape, ...]:
+        """The shapes of training batches, each of which takes the first that holds it."""
+        lengths = list(map(row_length, self.data("train", training=True)[1]))
+        return self.shapes.of_training(lengths, batch_size, self.settings.accumulation)
 
     # --- compiled parts
 
@@ -209,11 +210,11 @@ class FineTuner:
         trainer, programs, pad_id = self.trainer, self.trainer.programs, self.tokenizer.pad_id
         state = trainer.abstract_state(self.objective)
         shortest = min(self.data("train", training=True)[1], key=row_length)
-        for length in reversed(self.training_buckets(batch_size)):
-            batch = batch_of([shortest], [[0]], Shape(batch_size, length), pad_id)
-            batch["run"] = np.zeros(batch_size, np.int32)
+        for shape in reversed(self.training_shapes(batch_size)):
+            batch = batch_of([shortest], [[0]], shape, pad_id)
+            batch["run"] = np.zeros(shape.rows, np.int32)
             step, shapes = trainer.train_step(self.objective), batch_shapes(as_one_array(batch), self.mesh)
-            programs.start(("train", length, batch_size), step, state, shapes)
+            programs.start(("train", shape), step, state, shapes)
         features = sorted(map(_inputs, self.data("dev")[1]), key=row_length)
         lengths = [row_length(row) for row in reversed(features)]
         for shape in dict.fromkeys(map(self.shapes.of_evaluation(lengths), lengths)):
@@ -263,7 +264,7 @@ class FineTuner:
             features,
             run.batch_size,
             run.seed,
-            self.training_buckets(run.batch_size),
+            self.training_shapes(run.batch_size),
             self.tokenizer.pad_id,
             GROUP if self.settings.task.group_by_length else 0,
             index,
@@ -320,9 +321,9 @@ class Training:
         steps = batches.steps_per_epoch * run.task.epochs
 
         def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:
-            rows = run.batch_size // batches.process_count
             for step in range(first_step, steps):
-                yield as_one_array(batches[step] | {"run": np.full(rows, run.seed, np.int32)})
+                batch = batches[step]
+                yield as_one_array(batch | {"run": np.full(len(batch["weights"]), run.seed, np.int32)})
 
         tokens = run.batch_size * int(np.mean([row_length(row) for row in batches.features]))
         self.phases = [Phase(steps, tuner.objective, stream, tokens)]

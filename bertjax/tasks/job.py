@@ -100,8 +100,11 @@ class TaskJob:
             f"{self.training.steps_per_epoch:,} x {config.batch_size} rows, learning rate "
             f"{config.optimizer.learning_rate:g}, {self.training.warmup_steps:,} of warm-up, seed {config.seed}"
         )
-        lengths = ", ".join(map(str, tuner.training_buckets(config.batch_size)))
-        return [*lines, ("lengths", f"padded to {lengths} tokens"), ("steps", steps)]
+        shapes = tuner.training_shapes(config.batch_size)
+        lengths = f"padded to {', '.join(str(shape.length) for shape in shapes)} tokens"
+        if shapes[0].slots > 1:
+            lengths = f"packed into {' or '.join(f'{shape.rows} x {shape.length}' for shape in shapes)} tokens"
+        return [*lines, ("lengths", lengths), ("steps", steps)]
 
     def finish(self, state: TrainState, logbook: Logbook, clock: Clock) -> dict[str, Any]:
         """Writes predictions, model and result.json, whose content it returns."""

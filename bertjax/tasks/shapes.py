@@ -65,6 +65,7 @@ class Shape(NamedTuple):
 SHORTEST = 64  # packed rows of fewer tokens would leave more of them unused, and are no faster
 # Time of a token of a row of 1,000 tokens beyond that of a short row: measured on a CPU, where attention is T x T.
 PER_LENGTH = 1e-3
+SAMPLED = 200  # batches that say how many packed rows a training batch needs
 
 
 def filled(lengths: Sequence[int], shape_of: Callable[[int], Shape]) -> Iterator[tuple[Shape, list[list[int]]]]:
@@ -116,6 +117,32 @@ def packed_shape(lengths: Sequence[int], batch_size: int, limit: int, multiple: 
     return min(made)[1]
 
 
+def training_shapes(lengths: Sequence[int], batch_size: int, limit: int, multiple: int = 1) -> tuple[Shape, ...]:
+    """The shape of packed batches of `batch_size` random examples that takes the least time on average, and the one,
+    with a row for each example, that batches which do not fit it take. Their rows are multiples of `multiple`."""
+    rng, made = np.random.default_rng(0), []
+    drawn = rng.choice(np.asarray(lengths), (SAMPLED, batch_size))
+    for length in packed_lengths(max(lengths), limit):
+        whole = Shape(batch_size, length, slots(length))
+        needed = np.array([len(fitted(batch, (whole,))[1]) for batch in drawn.tolist()])
+        for rows in np.unique(-(-needed // multiple) * multiple).tolist():
+            mean = np.where(needed <= rows, rows, batch_size).mean()
+            made.append((mean * length * (1 + PER_LENGTH * length), (whole._replace(rows=rows), whole)))
+    return tuple(dict.fromkeys(min(made)[1]))
+
+
+def fitted(lengths: Sequence[int], shapes: Sequence[Shape]) -> tuple[Shape, list[list[int]]]:
+    """The smallest of the shapes that holds all these examples in one batch, and the examples of each row.
+
+    `shapes` ascend: padded ones in length, packed ones of one length in rows.
+    """
+    if shapes[0].slots == 1:
+        longest = max(lengths)
+        return next(shape for shape in shapes if shape.length >= longest), [[i] for i in range(len(lengths))]
+    ((_, rows),) = filled(lengths, lambda _: shapes[-1])
+    return next(shape for shape in shapes if shape.rows >= len(rows)), rows
+
+
 def slots(length: int) -> int:
     """K of packed rows."""
     return max(2, length // 8)  # texts of fewer than 8 tokens are few
@@ -130,12 +157,17 @@ class Shapes:
     They are chosen from the rows that are seen first, so that other splits need no further compilation if they fit.
 
     Args:
-      packs: whether the network reads rows of several examples.
+      packs: whether the network reads rows of several examples; `recipe.pack` of 'all' is refused where it does not.
       positions: how long its rows may be.
       multiple: what the rows of a batch are divisible by.
     """
 
     def __init__(self, recipe: TaskSettings, packs: bool, positions: int, multiple: int):
+        if recipe.pack == "all" and not packs:
+            raise ValueError(
+                "task.pack=all: multiple choice, a BiLSTM and feature_layers need a row for each example; set "
+                "--config.task.pack=evaluation, which packs where it can"
+            )
         self.recipe, self.packs, self.positions, self.multiple = recipe, packs, positions, multiple
         self._buckets: set[int] = set()
         self._packed: Shape | None = None
@@ -153,12 +185,14 @@ class Shapes:
             self._packed = packed_shape(lengths, rows, self.positions, self.multiple)
         return lambda length: self._packed
 
-    def of_training(self, lengths: Sequence[int], batch_size: int) -> tuple[int, ...]:
-        """The lengths that batches of these rows are padded to, which take that of their longest row."""
-        sorted_rows = self.buckets(lengths)  # chosen first from the rows that are trained on
-        if self.recipe.group_by_length:
-            return sorted_rows
-        return tuple(sorted(self._choose(longest_in_batches(lengths, batch_size), lengths)))
+    def of_training(self, lengths: Sequence[int], batch_size: int, accumulation: int) -> tuple[Shape, ...]:
+        """The shapes of batches of these rows: each batch takes the first that holds it."""
+        if self.recipe.pack == "all":
+            return training_shapes(lengths, batch_size, self.positions, self.multiple * accumulation)
+        buckets = self.buckets(lengths)  # chosen first from the rows that are trained on
+        if not self.recipe.group_by_length:
+            buckets = sorted(self._choose(longest_in_batches(lengths, batch_size), lengths))
+        return tuple(Shape(batch_size, bucket) for bucket in buckets)
 
     def buckets(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """For rows that may be sorted by length, in ascending order."""

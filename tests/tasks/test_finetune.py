@@ -116,6 +116,21 @@ def test_a_toy_task_is_learnt_and_runs_share_their_compiled_steps(tuner):
 
 
 @pytest.mark.slow
+def test_training_on_packed_rows_gives_the_losses_and_scores_of_padded_ones(tuner):
+    """Without dropout, to rounding: the same examples are in each step."""
+    found = []
+    for pack in ("none", "all"):
+        settings = SETTINGS.replace({"task.pack": pack})
+        own = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, fresh, settings, mesh=tuner.mesh)
+        assert (own.training_shapes(16)[0].slots > 1) == (pack == "all")
+        found.append(own.run(settings.replace({"optimizer.learning_rate": 1e-3, "batch_size": 16, "task.epochs": 2})))
+    one, other = found
+    assert one.steps == other.steps and one.scores.values == pytest.approx(other.scores.values)
+    for a, b in zip(*(jax.tree.leaves(trained.params) for trained in found), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.slow
 def test_a_run_is_a_function_of_its_seed(tuner):
     runs = [tuner.run(run_of(1e-3, 16, 1, seed)) for seed in (1, 1, 2)]
     leaves = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(r.params)]) for r in runs]

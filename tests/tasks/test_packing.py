@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.config.task import TaskSettings
 from bertjax.model import heads
 from bertjax.model.presets import BertConfig, modern
 from bertjax.tasks import batches, kinds, shapes
@@ -122,3 +123,44 @@ def test_rows_are_never_longer_than_the_model_s_positions():
 def test_networks_whose_rows_are_read_from_end_to_end_do_not_pack():
     assert not heads.BertForTokenClassification(BERT, bilstm=1).packs
     assert not heads.BertForMultipleChoice(BERT).packs
+
+
+def features_of(lengths, rng):
+    return [
+        {"input_ids": rng.integers(5, 50, n), "token_type_ids": np.zeros(n, int), "labels": i}
+        for i, n in enumerate(lengths)
+    ]
+
+
+def test_packed_training_batches_hold_the_examples_of_padded_ones():
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(3 + rng.geometric(0.08, 500), 64)
+    features = features_of(lengths, rng)
+    packed = shapes.training_shapes(lengths, 32, 512, multiple=4)
+    assert [shape.rows for shape in packed] == [packed[0].rows, 32] and packed[0].rows % 4 == 0
+    assert packed[0].rows * packed[0].length < 0.5 * 32 * 64
+    one, other = (batches.TrainingBatches(features, 32, 1, way, PAD) for way in (packed, [Shape(32, 64)]))
+    usual = 0
+    for step in range(16):
+        batch, real = one[step], other[step]["weights"] > 0
+        assert sorted(batch["labels"][batch["weights"] > 0]) == sorted(other[step]["labels"][real])
+        assert batch["weights"].sum() == real.sum()
+        usual += len(batch["weights"]) == packed[0].rows
+    assert usual >= 15
+
+
+def test_a_batch_that_does_not_fit_takes_the_shape_with_a_row_for_each_example():
+    features = features_of([64] * 8 + [4] * 100, np.random.default_rng(0))
+    one = batches.TrainingBatches(features, 8, 0, [Shape(2, 64, 8), Shape(8, 64, 8)], PAD)
+    for step in range(one.steps_per_epoch):
+        long = sum(len(features[i]["input_ids"]) == 64 for i in one.rows(step))
+        batch = one[step]
+        assert len(batch["weights"]) == (2 if long + (long < 8) <= 2 else 8)
+        assert batch["weights"].sum() == len(one.rows(step))
+
+
+@pytest.mark.parametrize("head, bilstm", [("multiple_choice", 0), ("tagging", 1)])
+def test_training_on_packed_rows_is_refused_where_the_network_cannot_read_them(head, bilstm):
+    model = kinds.KINDS[head].network(BERT, bilstm=bilstm)
+    with pytest.raises(ValueError, match="task.pack=all: .* set --config.task.pack=evaluation"):
+        shapes.Shapes(TaskSettings(pack="all"), model.packs, 64, 1)

@@ -38,11 +38,15 @@ def test_the_first_separator_belongs_to_segment_zero_and_an_empty_segment_stays(
             encoding.segment_row(TOKENIZER, [5], second, specials)
 
 
+def padded(*buckets):
+    return [shapes.Shape(8, bucket) for bucket in buckets]
+
+
 @pytest.mark.parametrize("group", (0, 4))
 def test_training_batches_are_a_function_of_seed_and_step_and_show_each_row_once_an_epoch(group):
     features = rows(np.random.default_rng(1).integers(3, 60, 101))
-    batches = batching.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0, group=group)
-    again = batching.TrainingBatches(features, 8, seed=5, buckets=(16, 32, 64), pad_id=0, group=group)
+    batches = batching.TrainingBatches(features, 8, seed=5, shapes=padded(16, 32, 64), pad_id=0, group=group)
+    again = batching.TrainingBatches(features, 8, seed=5, shapes=padded(16, 32, 64), pad_id=0, group=group)
     assert batches.steps_per_epoch == 13
     for epoch in (1, 0):  # any order of access
         seen = np.concatenate([batches.rows(epoch * 13 + i) for i in range(13)])
@@ -52,14 +56,14 @@ def test_training_batches_are_a_function_of_seed_and_step_and_show_each_row_once
             np.testing.assert_array_equal(value, batches[step][name])
     first = [tuple(batches.rows(i)) for i in range(13)]
     assert first != [tuple(batches.rows(13 + i)) for i in range(13)]
-    other = batching.TrainingBatches(features, 8, seed=6, buckets=(16, 32, 64), pad_id=0, group=group)
+    other = batching.TrainingBatches(features, 8, seed=6, shapes=padded(16, 32, 64), pad_id=0, group=group)
     assert first != [tuple(other.rows(i)) for i in range(13)]
 
 
 def test_batches_are_random_draws_whatever_the_buckets_unless_grouped():
     features = rows(np.random.default_rng(1).integers(3, 128, 640))
     one, three, grouped = (
-        batching.TrainingBatches(features, 8, 0, buckets, 0, group)
+        batching.TrainingBatches(features, 8, 0, padded(*buckets), 0, group)
         for buckets, group in (((128,), 0), ((32, 80, 128), 0), ((32, 80, 128), 16))
     )
     for step in range(160):
@@ -73,7 +77,7 @@ def test_batches_are_random_draws_whatever_the_buckets_unless_grouped():
 
 
 def test_the_short_last_batch_keeps_its_shape_with_rows_of_weight_zero():
-    batches = batching.TrainingBatches(rows([4] * 10), 8, 0, (16,), pad_id=9)
+    batches = batching.TrainingBatches(rows([4] * 10), 8, 0, padded(16), pad_id=9)
     batch = batches[1]
     assert batch["input_ids"].shape == (8, 16)
     np.testing.assert_array_equal(batch["weights"], [1, 1, 0, 0, 0, 0, 0, 0])
@@ -84,8 +88,10 @@ def test_the_short_last_batch_keeps_its_shape_with_rows_of_weight_zero():
 
 def test_processes_get_the_contiguous_slices_of_the_global_batch():
     features = rows(range(3, 35))
-    whole = batching.TrainingBatches(features, 8, 0, (64,), 0)[2]
-    parts = [batching.TrainingBatches(features, 8, 0, (64,), 0, process_index=i, process_count=2)[2] for i in range(2)]
+    whole = batching.TrainingBatches(features, 8, 0, padded(64), 0)[2]
+    parts = [
+        batching.TrainingBatches(features, 8, 0, padded(64), 0, process_index=i, process_count=2)[2] for i in range(2)
+    ]
     for name, value in whole.items():
         np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), value)
 
@@ -107,7 +113,7 @@ def test_evaluation_shows_every_row_exactly_once_in_one_shape_a_bucket():
 
 def test_rows_without_labels_cannot_be_trained_on():
     with pytest.raises(ValueError, match="no labels"):
-        batching.TrainingBatches(rows([4] * 5, labelled=False), 2, 0, (16,), 0)
+        batching.TrainingBatches(rows([4] * 5, labelled=False), 2, 0, padded(16), 0)
     for records, missing in (([object()], "labels"), ([], "rows")):
         split = task.Split("test", records, labelled=False, fingerprint="")
         with pytest.raises(ValueError, match=f"'test' has no {missing}.*scoring"):

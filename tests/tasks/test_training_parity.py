@@ -14,6 +14,7 @@ from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks.batches import TrainingBatches
 from bertjax.tasks.kinds import TaskObjective, model_for
 from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
+from bertjax.tasks.shapes import Shape
 from bertjax.training import sharding
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import DROPOUT, Trainer
@@ -155,7 +156,7 @@ def test_losses_follow_torch_step_by_step(head, words, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "dropout", replayed)
     theirs = getattr(transformers, architecture)(config)
     theirs.save_pretrained(tmp_path)
-    batches = TrainingBatches(made_up_rows(head), 8, seed=0, buckets=(LENGTH,), pad_id=0)
+    batches = TrainingBatches(made_up_rows(head), 8, seed=0, shapes=[Shape(8, LENGTH)], pad_id=0)
 
     # ---- torch: AdamW with Hugging Face's settings, decay left out as the original leaves it out
     decayed, rest = [], []
