@@ -17,11 +17,16 @@ The runs (--runs=NAME,NAME):
     padded   the same with one pair a row
     shorter  'bertjax' in 70 % of the minutes
     recipe   'bertjax' with masking, dropout, b2 and clipping of configs/recipes.py:budget
+    modern   configs/modern.py:base,nsp with its own optimizer and schedule
+
+Behind the name of a run of bertjax may stand settings of its own, so that a search is one command:
+--runs=recipe,recipe+masking.rate=0.4,modern+optimizer.learning_rate=5e-4+execution.dtype=float8
 
 Batch in rows, learning rate, shape of the schedule, optimizer and dropout are the same in all, but
-for what 'recipe' changes. The schedule follows the clock (process/clock.py), so each run ends its
-decay when its time ends and no speed has to be known beforehand. Every run evaluates the same
-held-out rows with the same masks, about 24 times; the time this takes counts.
+for what 'recipe', 'modern' and such settings change. The schedule follows the clock
+(process/clock.py), so each run ends its decay when its time ends and no speed has to be known
+beforehand. Every run evaluates the same held-out rows with the same masks, about 24 times; the time
+this takes counts.
 """
 
 from __future__ import annotations
@@ -98,7 +103,8 @@ class Settings:
         """Settings of `bertjax.main` for a run, by name."""
         from bertjax.model.presets import PRESETS
 
-        model = PRESETS[self.model]
+        name, *changes = name.split("+")
+        model = PRESETS[self.model if name != "modern" or self.model != "base" else "modernbert-base"]
         values: dict[str, Any] = {
             "data.corpus": self.store,
             "seed": self.seed,
@@ -124,16 +130,19 @@ class Settings:
             "max_position_embeddings",
         ):
             values[f"model.{field}"] = getattr(model, field)
-        values["optimizer.learning_rate"] = self.learning_rate
         values["optimizer.warmup_steps"] = round(UNITS * self.warmup)
+        if name == "modern":
+            values |= {"data.nsp": True, "accumulation": 1, "optimizer.decay_share": 0.2}
+        else:
+            values["optimizer.learning_rate"] = self.learning_rate
         if name == "recipe":  # the held-out rows are pairs
             values |= {"data.nsp": True, "data.short_seq_prob": 0.1, "accumulation": 1}
-        else:
+        elif name != "modern":
             values |= {
                 "optimizer.schedule": "linear_after_warmup",
                 "optimizer.bias_correction": True,  # torch.optim.AdamW has it
             }
-        return values
+        return values | dict(change.split("=", 1) for change in changes)
 
     def save(self, out: pathlib.Path) -> None:
         (out / "settings.json").write_text(json.dumps(dataclasses.asdict(self), indent=1))
@@ -210,6 +219,11 @@ def finished(directory: pathlib.Path) -> bool:
     return (directory / "model" / "config.json").exists()
 
 
+def experiment(name: str) -> str:
+    """The shipped configuration of a run of bertjax."""
+    return {"recipe": "recipes:budget", "modern": "modern:base,nsp"}.get(name.split("+")[0], "base")
+
+
 def run(name: str, out: pathlib.Path) -> None:
     """One run from its start, in this process (peer) or in a child of it (bertjax)."""
     settings, directory = Settings.load(out), out / name
@@ -222,9 +236,8 @@ def run(name: str, out: pathlib.Path) -> None:
 
         quality_peer.train(settings, out / f"heldout_{settings.length}.npz", directory)
         return
-    experiment = "recipes:budget" if name == "recipe" else "base"
     (directory / STARTED_FILE).write_text(str(time.time()))
-    subprocess.run(harness.pretraining(experiment, directory, settings.overrides(name, out)), check=True)
+    subprocess.run(harness.pretraining(experiment(name), directory, settings.overrides(name, out)), check=True)
 
 
 def run_all(settings: Settings, out: pathlib.Path, gpus: list[str]) -> list[str]:
@@ -315,7 +328,7 @@ def parser() -> argparse.ArgumentParser:
     made = harness.make_parser("quality", __doc__)
     add, default = made.add_argument, Settings(store="")
     add("what", nargs="?", default="all", choices=("all", "prepare", "run", "score", "draw"))
-    add("name", nargs="?", choices=tuple(LABELS), help="which run")
+    add("name", nargs="?", help="which run")
     add("--out", type=pathlib.Path, default=pathlib.Path("bench/quality"))
     add("--store", help="token store (python -m bertjax.tools.build_corpus)")
     add("--gpus", default=harness.default_gpus(2), help="CUDA devices, one a run; '' = the CPU")
@@ -338,9 +351,10 @@ def main(argv: list[str]) -> None:
     if args.what in ("all", "prepare"):
         if not args.store:
             parser().error("--store=DIR is missing")
-        unknown = set(args.runs.split(",")) - set(LABELS)
-        if unknown:
-            parser().error(f"--runs: {', '.join(unknown)}; one of {', '.join(LABELS)}")
+        for name in args.runs.split(","):
+            first, *changes = name.split("+")
+            if first not in LABELS or not all("=" in change for change in changes):
+                parser().error(f"--runs: {name} is not NAME or NAME+SETTING=VALUE, NAME one of {', '.join(LABELS)}")
         settings = Settings(
             str(pathlib.Path(args.store).absolute()),
             args.model,

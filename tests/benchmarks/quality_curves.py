@@ -24,9 +24,16 @@ LABELS = {
     "padded": "bertjax, one pair a row",
     "shorter": f"bertjax in {SHORTER:.0%} of the time",
     "recipe": "bertjax, masking 25 %, no dropout",
+    "modern": "bertjax, modern encoder",
 }
-COLOURS = dict(zip(LABELS, ("tab:orange", "tab:blue", "tab:cyan", "tab:green", "tab:purple"), strict=True))
+COLOURS = "tab:orange tab:blue tab:purple tab:green tab:red tab:cyan tab:brown tab:pink tab:olive tab:gray".split()
 STARTED_FILE = "started"  # time.time() at which a bertjax run was started
+
+
+def label(name: str) -> str:
+    """Of a run that may have settings of its own: 'recipe+masking.rate=0.4'."""
+    first, *changes = name.split("+")
+    return ", ".join([LABELS[first], *(change.rsplit(".", 1)[-1].replace("=", " ") for change in changes)])
 
 
 def write_curve(directory: pathlib.Path, curve: Curve) -> None:
@@ -115,7 +122,7 @@ def table(settings: Settings, out: pathlib.Path) -> str:
         reached = time_to(curve, goal["mlm_loss"]) if goal and name != "peer" else None
         rows.append(
             (
-                LABELS[name],
+                label(name),
                 f"{end['seconds']:.0f}",
                 f"{end['step']:,}",
                 f"{steps_per_second(curve) * settings.batch_size:,.0f}",
@@ -136,16 +143,15 @@ def draw(settings: Settings, out: pathlib.Path) -> None:
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     curves = {name: curve for name in settings.runs if (curve := read_curve(out / name))}
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(settings.runs)}
     for name, curve in curves.items():
         minutes = [point["seconds"] / 60 for point in curve]
-        label = f"{LABELS[name]}: {curve[-1]['mlm_loss']:.3f} after {curve[-1]['step']:,} steps"
-        upper.plot(
-            minutes, [point["mlm_loss"] for point in curve], "o-", markersize=3, color=COLOURS[name], label=label
-        )
-        lower.plot(minutes, [100 * point["nsp_accuracy"] for point in curve], "o-", markersize=2, color=COLOURS[name])
+        ends = f"{label(name)}: {curve[-1]['mlm_loss']:.3f} after {curve[-1]['step']:,} steps"
+        upper.plot(minutes, [point["mlm_loss"] for point in curve], "o-", markersize=3, color=colours[name], label=ends)
+        lower.plot(minutes, [100 * point["nsp_accuracy"] for point in curve], "o-", markersize=2, color=colours[name])
     if "peer" in curves:
         goal = curves["peer"][-1]
-        upper.axhline(goal["mlm_loss"], color=COLOURS["peer"], linewidth=0.8, linestyle=":")
+        upper.axhline(goal["mlm_loss"], color=colours["peer"], linewidth=0.8, linestyle=":")
         for name in ("bertjax", "padded"):
             seconds = time_to(curves.get(name, []), goal["mlm_loss"])
             if seconds:
@@ -156,8 +162,8 @@ def draw(settings: Settings, out: pathlib.Path) -> None:
                     ha="right",
                     textcoords="offset points",
                     fontsize=8,
-                    color=COLOURS[name],
-                    arrowprops={"arrowstyle": "->", "color": COLOURS[name]},
+                    color=colours[name],
+                    arrowprops={"arrowstyle": "->", "color": colours[name]},
                 )
                 break
     upper.set_ylabel(f"held-out MLM loss, rows of {settings.length} tokens")

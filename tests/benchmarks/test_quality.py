@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.command_line import load_config
 from bertjax.config import OptimizerSettings, default_config, frozen
 from bertjax.config_checks import check_config
 from bertjax.pretraining import job as pretraining
@@ -50,13 +51,14 @@ def test_the_saved_rows_and_masks_are_those_that_a_run_evaluates(settings, tmp_p
 
 
 def test_every_run_has_settings_that_the_program_accepts(settings, tmp_path):
-    for name in quality_curves.LABELS:
-        config = default_config()
-        config.update_from_flattened_dict(settings.overrides(name, tmp_path))
+    for name in (*quality_curves.LABELS, "recipe+masking.rate=0.4+execution.dtype=float8"):
+        flags = [f"--config.{setting}={value}" for setting, value in settings.overrides(name, tmp_path).items()]
+        config = load_config(f"bertjax:{quality.experiment(name)}", flags)
         check_config(config)
         minutes = 0.7 if name == "shorter" else 1.0
         assert config.budget_minutes == pytest.approx(minutes)
         assert config.phases == ((80_000, 32), (20_000, 64))
+        assert config.masking.rate == (0.4 if "+" in name else {"recipe": 0.25, "modern": 0.3}.get(name, 0.15))
 
 
 def test_settings_survive_their_file_and_are_not_mixed_with_others(settings, tmp_path):
