@@ -242,7 +242,10 @@ def _recognise(path: Path) -> Source:
 def _finetuned(workdir: Path) -> Source:
     model = workdir / "model"
     if not huggingface.is_hugging_face(model):
-        raise LoadError(f"{workdir} is a fine-tuning run that has not finished: its best model will be in {model}")
+        raise LoadError(
+            f"{workdir} is a fine-tuning run that has not finished, and its best model will be in {model}; or it was "
+            "one with a BiLSTM, for which no layout of models has a place"
+        )
     return _recognise(model)
 
 

@@ -118,7 +118,8 @@ class TaskJob:
             write_json(directory / "result.json", result)
         files = write_predictions(tuner, done.params, self.predict, directory)
         save_model(tuner, done.params, directory / "model", result)
-        written = [*(("predictions", path.name) for path in files), ("model", "model")]
+        written = [("predictions", path.name) for path in files]
+        written += [("model", "model")] * (tuner.model.storable is tuner.model)
         logbook.message("\n".join(f"{what}: {self.workdir / name}" for what, name in written))
         return result
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import CheckpointSettings, finetune_config, frozen
+from bertjax.interop import LoadError, load_model
 from bertjax.interop.huggingface import write_directory
 from bertjax.model.heads import BertModel, init_params
 from bertjax.model.paths import flatten
@@ -198,4 +199,6 @@ def test_the_feature_based_tagger_runs_from_the_command_line(tmp_path):
     written = (tmp_path / "run" / "predictions_dev.conll").read_text().split("\n")
     assert len(written) >= 64 and len(written[0].split("\t")) == 3
     # Hugging Face's layout has no place for a BiLSTM: said, not silently left out.
-    assert "no model directory" in done.stdout + done.stderr
+    assert "no model directory" in done.stdout + done.stderr and "\nmodel: " not in done.stdout
+    with pytest.raises(LoadError, match="has not finished, .* or it was one with a BiLSTM"):
+        load_model(tmp_path / "run")
