@@ -25,6 +25,8 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from bertjax.config import flatten
+from bertjax.data import laws
 from bertjax.data import store as stores
 from bertjax.data.documents import Document, settled
 from bertjax.data.named import open_pieces
@@ -173,10 +175,13 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
     # A setting that is newer than the build had its default then.
     defaults = {**dataclasses.asdict(BuildSettings()), **dataclasses.asdict(Reading(language="en"))}
     theirs["settings"] = defaults | theirs.get("settings", {})
+    # Limits are looked at when the shards are there, and may have been raised because of what was found.
+    free = set() if finished else {f"settings.{field.name}" for field in dataclasses.fields(laws.Limits)}
+    old, new = flatten(theirs), flatten(ours)
     differing = [
-        f"{key}: {_brief(theirs.get(key))} there, {_brief(ours[key])} now"
-        for key in ours
-        if theirs.get(key) != ours[key]
+        f"{key}: {_brief(old.get(key))} there, {_brief(new.get(key))} now"
+        for key in sorted((old.keys() | new.keys()) - free)
+        if key.split(".")[0] in ours and old.get(key) != new.get(key)
     ]
     if differing:
         raise ValueError(
@@ -252,8 +257,7 @@ def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Tokenizer, anew: b
             elif path.name.startswith(("train.", "heldout.", STAMPS)):
                 path.unlink()
         (out_dir / "shards").mkdir()
-    if anew or not (out_dir / "build.json").exists():
-        stores.write_json(out_dir / "build.json", build)
+    stores.write_json(out_dir / "build.json", build)
     temporary, target = stores.temporary_name(out_dir / "tokenizer"), out_dir / "tokenizer"
     tokenizer.save(temporary)
     if _contents(temporary) == _contents(target):

@@ -247,6 +247,21 @@ def test_lines_that_are_whole_paragraphs_stop_too(tmp_path, tokenizer, documents
         build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s")
 
 
+def test_a_build_over_a_limit_goes_on_with_its_shards_once_the_limit_is_raised(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"w{i % 90} w{i % 7} w{i}" for i in range(400)))
+    arguments = dict(patterns=tmp_path / "a.txt", tokenizer=tokenizer, max_unknown_rate=1.0)
+    with pytest.raises(ValueError, match="raise max_random_share"):
+        build_store(**arguments, out_dir=tmp_path / "s")
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()}
+    with pytest.raises(ValueError, match=r"input or settings:\n  settings.split_lines: null there, 3 now\nChoose"):
+        build_store(**arguments, out_dir=tmp_path / "s", max_random_share=1.0, split_lines=3)
+    manifest = build_store(**arguments, out_dir=tmp_path / "s", max_random_share=1.0)
+    assert manifest["settings"]["max_random_share"] == 1.0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()} == made
+    build_store(**arguments, out_dir=tmp_path / "t", max_random_share=1.0)
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "t")
+
+
 def test_a_high_unknown_rate_stops(tmp_path, make_tokenizer):
     lower_case_only = make_tokenizer(words=["the", "cat", "sat"])
     (tmp_path / "a.txt").write_text("THE CAT SAT\nTHE CAT\nSAT\n")
