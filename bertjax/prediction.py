@@ -29,8 +29,8 @@ _SHOWN_ROWS = 20
 class Predictions:
     """What a model answers, in the order of the inputs; `predictions[i]` is the answer to the i-th.
 
-    An answer is a label, a tuple of labels where several may hold, a number (regression), a list of tags, an Answer, a
-    list of Fillings for each [MASK], or a probability (next-sentence).
+    An answer is a label, a tuple of labels where several may hold, a number (of several a dict), a list of tags, an
+    Answer, a list of Fillings for each [MASK], or a probability (next-sentence).
 
     Attributes:
       task: what was asked: fill-mask, next-sentence, classify, ner or qa.
@@ -241,7 +241,9 @@ def _answer_of(task: str, record: dict[str, Any]) -> Any:
         return record["tags" if task == "ner" else "is_next"]
     if "label" in record:
         return record["label"]
-    return tuple(record["chosen"]) if "chosen" in record else next(iter(record["labels"].values()))
+    if "chosen" in record:
+        return tuple(record["chosen"])
+    return next(iter(record["labels"].values())) if len(record["labels"]) == 1 else record["labels"]
 
 
 def _asked_text(record: dict[str, Any]) -> str:
@@ -258,6 +260,8 @@ def _shown(record: dict[str, Any], answer: Any) -> str:
         return f"{answer:.4f}"
     if isinstance(answer, str):
         return answer
+    if isinstance(answer, dict):
+        return ", ".join(f"{name} {value:.4f}" for name, value in answer.items())
     parts = (
         ", ".join(f"{f.token} {f.probability:.0%}" for f in one) if isinstance(one, list) else one for one in answer
     )

@@ -151,10 +151,10 @@ class TextKind(Kind):
         raise NotImplementedError
 
     def compare(self, gold: Any, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-        """Gold and prediction of one record, for a reader (task.Example)."""
+        """Gold and prediction of one record as text, for a reader (task.Example)."""
         predicted = self.readable(self.predict(logits[None])[0], labels)
         score = float(self.probabilities(logits).max())
-        return {"gold": gold, "predicted": predicted, "right": predicted == gold, "score": score}
+        return {"gold": str(gold), "predicted": str(predicted), "right": predicted == gold, "score": score}
 
 
 class Classification(TextKind):
@@ -218,10 +218,10 @@ class MultiLabel(TextKind):
         return dataclasses.replace(metrics.multilabel_scores(gold, predicted), details=details)
 
     def compare(self, gold: Any, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-        made = super().compare(gold, logits, labels)
-        right, sure = set(made["predicted"]) == set(gold), np.abs(self.probabilities(logits) - 0.5).min() * 2
-        names = {name: ", ".join(made[name]) or "none" for name in ("gold", "predicted")}
-        return {**names, "right": right, "score": float(sure)}
+        predicted = self.readable(self.predict(logits[None])[0], labels)
+        sure = np.abs(self.probabilities(logits) - 0.5).min() * 2
+        names = {"gold": ", ".join(gold) or "none", "predicted": ", ".join(predicted) or "none"}
+        return {**names, "right": set(predicted) == set(gold), "score": float(sure)}
 
 
 class Regression(TextKind):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bertjax.tasks.custom import TableTask
+from bertjax.tasks.kinds import KINDS, Regression, TextKind
 
 
 class Words:
@@ -235,3 +236,25 @@ def test_words_that_look_like_missing_values_are_texts_and_classes(tmp_path, tex
     task = TableTask(tmp_path, {"train": "a.csv"})
     assert task.labels == ("NA", "nan", "null")
     assert task.read("train").records[0].text_a == text
+
+
+def test_a_head_of_ones_own_is_shown_with_whatever_its_labels_are(tmp_path, monkeypatch):
+    class Two(Regression):
+        gold_fields = {"targets": "float32 B C"}
+
+        def label(self, value, where, column):
+            return tuple(value)
+
+        def readable(self, prediction, labels):
+            return dict(zip(labels, prediction.tolist(), strict=True))
+
+        def predict(self, logits):
+            return logits
+
+        compare = TextKind.compare
+
+    monkeypatch.setitem(KINDS, "two", Two())
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "label": [0.5, 2]}\n')
+    task = TableTask(tmp_path, {"dev": "a.jsonl"}, head="two", labels=("a", "b"))
+    [example] = task.examples(task.read("dev"), [], np.array([[0.25, 1.5]]))
+    assert (example["gold"], example["predicted"]) == ("(0.5, 2)", "{'a': 0.25, 'b': 1.5}")
