@@ -118,7 +118,11 @@ def _sample(store: TokenStore) -> Tables:
         within = np.arange(sentences[-1]) - np.repeat(sentences[:-1] - firsts, ends - firsts)
         tables = tables._replace(sentence_ends=tables.sentence_ends[within], document_sentences=sentences)
     tokens = _tokens(tables)
-    return tables._replace(document_addresses=np.cumsum(tokens) - tokens)
+    tables = tables._replace(document_addresses=np.cumsum(tokens) - tokens)
+    # As those of a store are: for arrays of another kind `walk` would be compiled again.
+    for array in (tables.sentence_ends, tables.document_sentences, tables.document_addresses):
+        array.flags.writeable = False
+    return tables
 
 
 def problems(

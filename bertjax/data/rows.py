@@ -340,7 +340,8 @@ def _write_pair(tables, pair, special, second, ids, types, mask, position, mark)
 
 @compiled
 def _copy(special, ids, position):
-    ids[position : position + len(special)] = special
+    for i in range(len(special)):  # a slice would take numba three seconds to compile
+        ids[position + i] = special[i]
     return position + len(special)
 
 
