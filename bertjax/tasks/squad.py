@@ -66,6 +66,17 @@ def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
     return Question(entry["id"], entry["question"], context, pairs, where)
 
 
+def _articles(path: pathlib.Path) -> list[Any]:
+    """The articles of a file. Raises ValueError where it is none of SQuAD's."""
+    try:
+        articles = parse_json(read_text(path), str(path))["data"]
+        if not isinstance(articles, list):
+            raise TypeError(f"data is {str(articles):.60}, not a list")
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path} is not a SQuAD file (no data): {error}") from None
+    return articles
+
+
 @dataclass(frozen=True)
 class Answers:
     """By question id: the best non-empty span, its rivals, and the odds of having no answer.
@@ -129,19 +140,18 @@ class SquadTask(Task):
         """
         path = self.file_of(split)
         if is_name(path):
-            return self._read_named(split, str(path))
-        try:
-            articles = parse_json(read_text(path), str(path))["data"]
-            if not isinstance(articles, list):
-                raise TypeError(f"data is {str(articles):.60}, not a list")
-        except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"{path} is not a SQuAD file (no data): {error}") from None
+            rows, fingerprint = read_rows(str(path), self.data_dir)
+            if missing := [name for name in ("context", "question", "id") if rows and name not in rows[0]]:
+                raise ValueError(f"{path}: the column {missing[0]!r} is missing; there is {', '.join(rows[0])}")
+            articles = [{"paragraphs": [{"context": row["context"], "qas": [row]} for row in rows]}]
+        else:
+            articles, fingerprint = _articles(path), file_fingerprint(path)
         questions: dict[str, Question] = {}
         labelled: list[bool] = []
         for number, article in enumerate(articles):
-            where = f"{path}, article {number}"
+            where = str(path)
             try:
-                where += f" ({article.get('title', 'untitled')})"
+                where += "" if is_name(path) else f", article {number} ({article.get('title', 'untitled')})"
                 for paragraph in article["paragraphs"]:
                     for entry in paragraph["qas"]:
                         question = _question(entry, paragraph["context"], where)
@@ -161,17 +171,7 @@ class SquadTask(Task):
                 f"{questions[first].where}: question {first!r} has no answer, which SQuAD 1.1 does "
                 "not know; use version 2.0"
             )
-        return Split(split, list(questions.values()), all(labelled), file_fingerprint(path))
-
-    def _read_named(self, split: str, path: str) -> Split:
-        rows, fingerprint = read_rows(path, self.data_dir)
-        try:
-            questions = [_question(row, row["context"], path) for row in rows]
-        except KeyError as error:
-            raise ValueError(f"{path}: the column {error} is missing; there is {', '.join(rows[0])}") from None
-        except TypeError as error:
-            raise ValueError(f"{path} is not laid out as SQuAD: {error}") from None
-        return Split(split, questions, True, fingerprint)
+        return Split(split, list(questions.values()), all(labelled), fingerprint)
 
     # --- questions -> windows
 

@@ -201,6 +201,15 @@ def test_questions_and_endings_by_name_are_those_of_the_files(tmp_path):
     write_splits(tmp_path / "squad_v2", features, train=[known], validation=[known, unknown])
     task = make_task("squad2.0", f"hf:{tmp_path}/squad_v2")
     assert [question.answers for question in task.read("dev").records] == [(("Rome", 3),), ()]
+    with pytest.raises(ValueError, match="squad_v2:validation: question '2' has no answer, .* use version 2.0"):
+        make_task("squad1.1", f"hf:{tmp_path}/squad_v2").read("dev")
+    write_splits(tmp_path / "twice", features, train=[known, known])
+    with pytest.raises(ValueError, match="twice:train: question id '1' occurs twice"):
+        make_task("squad1.1", f"hf:{tmp_path}/twice").read("train")
+    del row["title"]
+    write_splits(tmp_path / "test", dict.fromkeys(row, STRING), validation=[row])
+    for version in ("1.1", "2.0"):
+        assert not make_task(f"squad{version}", f"hf:{tmp_path}/test").read("dev").labelled
     texts = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
     features = dict.fromkeys(texts, STRING) | {"label": CLASSES(names=["0", "1", "2", "3"])}
     write_splits(tmp_path / "swag", features, train=[{**dict.fromkeys(texts, "x"), "label": 2}])
