@@ -54,8 +54,9 @@ class ExampleReader:
         self.max_predictions = len(example["masked_lm_positions"])
         self.lengths = [self.seq_length] * 3 + [self.max_predictions] * 3 + [1]  # in the order of FIELDS
         vocab_size = 1 << 31 if tokenizer is None else tokenizer.vocab_size
-        # The largest value that each field can have.
-        self._limits = vocab_size - 1, 1, 1, self.seq_length - 1, vocab_size - 1, 1, 1
+        # The largest value that each number of a record can have, weights apart, and where fields end.
+        largest = vocab_size - 1, 1, 1, self.seq_length - 1, vocab_size - 1, 1, 1
+        self._limits, self._ends = np.repeat(largest, self.lengths), np.cumsum(self.lengths)
 
     def read(self, record: np.ndarray, where: str, batch: Batch, row: int) -> None:
         """Writes a record, uint8 [n], to a row of a batch; ValueError begins with `where`."""
@@ -66,21 +67,25 @@ class ExampleReader:
                 f"{where}: a record has {found}, the first record of {self._first} has "
                 f"{expected}; do not mix such files"
             )
-        for (name, ours), limit in zip(FIELDS.items(), self._limits, strict=True):
-            values = example[name]
-            if (values.dtype.kind == "f") != (name == "masked_lm_weights"):
+        for name in FIELDS:
+            if (example[name].dtype.kind == "f") != (name == "masked_lm_weights"):
                 raise ValueError(
-                    f"{where}: {name} is a list of {values.dtype} numbers; not the original's pre-training data"
+                    f"{where}: {name} is a list of {example[name].dtype} numbers; not the original's pre-training data"
                 )
-            if not (fits := (values >= 0) & (values <= limit)).all():  # nor NaN
-                raise ValueError(f"{where}: " + self._problem(name, values[fits.argmin()]))
-            batch[ours][row] = values
+        numbers = np.concatenate([example[name] for name in FIELDS])  # float64, which holds every id
+        if not (fits := (numbers >= 0) & (numbers <= self._limits)).all():  # nor NaN
+            place = int(fits.argmin())
+            field = int(np.searchsorted(self._ends, place, side="right"))
+            name = list(FIELDS)[field]
+            raise ValueError(f"{where}: " + self._problem(name, example[name][place - self._ends[field]]))
+        for name, ours in FIELDS.items():
+            batch[ours][row] = example[name]
         batch["nsp_weights"][row] = 1.0
 
     def _problem(self, name: str, value: Any) -> str:
         if name in ("input_ids", "masked_lm_ids"):
             return (
-                f"{name} has the id {value}, the tokenizer has {self._limits[0] + 1} entries; give "
+                f"{name} has the id {value}, the tokenizer has {int(self._limits[0]) + 1} entries; give "
                 "the vocabulary that the files were made with, or build the file again"
             )
         allowed = {

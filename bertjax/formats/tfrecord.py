@@ -164,8 +164,9 @@ def parse_example(record: bytes) -> dict[str, np.ndarray]:
         raise ValueError(NO_EXAMPLE) from None
     lists = {}
     for name, feature in features.items():
-        if feature.HasField("float_list"):
+        kind = feature.WhichOneof("kind")
+        if kind == "float_list":
             lists[name] = np.array(feature.float_list.value, np.float32)
-        elif feature.HasField("int64_list"):
+        elif kind == "int64_list":
             lists[name] = np.array(feature.int64_list.value, np.int64)
     return lists
