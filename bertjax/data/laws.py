@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.config import Range
+from bertjax.config.setting import AT_LEAST_1, SHARE, check, setting
+from bertjax.config.setting import walk as settings_of
 from bertjax.data.pairs import NO_ANCHORS, NOTHING, Tables, drawing_of, longest_sentence, tables_of, walk
 from bertjax.data.store import TokenStore
 
@@ -26,33 +27,22 @@ TRIAL_LENGTH = 64  # shorter rows lose much of any text, which is then not the t
 TRIAL_LIMITS = {"max_unseen_share": 0.5, "max_random_share": 1.0}
 
 
-SHARE = Range(lambda x: 0 <= x <= 1, "must be in [0, 1]")
-BELOW_ONE = Range(lambda x: 0 <= x < 1, "must be in [0, 1)")
-POSITIVE = Range(lambda x: x >= 1, "must be positive")
-
-
-def option(default: Any, allowed: Range | None, help: str) -> Any:
-    """A field of the settings of a build: what it may be if not None, and its text in the help of the command line."""
-    return dataclasses.field(default=default, metadata={"allowed": allowed, "help": help})
-
-
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Beyond which a corpus is refused."""
 
-    max_unknown_rate: float = option(0.05, SHARE, "refuse a tokenizer for which a larger share of tokens is unknown")
-    max_random_share: float = option(0.9, SHARE, "refuse a corpus whose next-sentence pairs are random more often")
-    max_unseen_share: float = option(0.1, SHARE, "refuse a corpus of which a larger share is in no pair in 40 epochs")
-    max_duplicate_share: float = option(
-        0.5, SHARE, "refuse a corpus of which a larger share is copies of earlier documents"
+    max_unknown_rate: float = setting(0.05, "refuse a tokenizer for which a larger share of tokens is unknown", SHARE)
+    max_random_share: float = setting(0.9, "refuse a corpus whose next-sentence pairs are random more often", SHARE)
+    max_unseen_share: float = setting(0.1, "refuse a corpus of which a larger share is in no pair in 40 epochs", SHARE)
+    max_duplicate_share: float = setting(
+        0.5, "refuse a corpus of which a larger share is copies of earlier documents", SHARE
     )
-    max_line_tokens: int = option(100_000, POSITIVE, "refuse a longer line")
+    max_line_tokens: int = setting(100_000, "refuse a longer line", AT_LEAST_1)
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, allowed = getattr(self, field.name), field.metadata["allowed"]
-            if value is not None and allowed and not allowed.holds(value):
-                raise ValueError(f"{field.name} {value}: {allowed.complaint}")
+        for name, field in settings_of(type(self)):
+            if (value := getattr(self, name)) is not None:
+                check(name, value, field.allowed)
 
 
 def measure(

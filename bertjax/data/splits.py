@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.config.setting import AT_LEAST_1, BELOW_ONE, setting
 from bertjax.data import laws
 from bertjax.data import store as stores
-from bertjax.data.laws import BELOW_ONE, POSITIVE, option
 from bertjax.data.shards import JUDGED_LENGTH, SOURCE_NUMBERS, read_shard_record, read_shard_tables
 from bertjax.data.verification import ADDRESS_BITS, TABLES, hash_file
 
@@ -39,11 +39,11 @@ class BuildSettings(laws.Limits):
     not cut by default, as in the original, whose pairs hold a part of a longer one.
     """
 
-    heldout_fraction: float = option(0.01, BELOW_ONE, "share of documents kept out of training")
-    shard_bytes: int = option(16 << 20, POSITIVE, "text of a shard, about")
-    max_tokens: int | None = option(None, POSITIVE, "stop after so many tokens")
-    deduplicate: bool = option(False, None, "keep only the first of documents with identical text")
-    split_lines: int | None = option(None, POSITIVE, "cut lines of more tokens into equal parts")
+    heldout_fraction: float = setting(0.01, "share of documents kept out of training", BELOW_ONE)
+    shard_bytes: int = setting(16 << 20, "text of a shard, about", AT_LEAST_1)
+    max_tokens: int | None = setting(None, "stop after so many tokens", AT_LEAST_1)
+    deduplicate: bool = setting(False, "keep only the first of documents with identical text")
+    split_lines: int | None = setting(None, "cut lines of more tokens into equal parts", AT_LEAST_1)
 
 
 def check_unknown_rate(records: Records, options: BuildSettings, paths: list[list[str]], at_least: int = 1) -> float:

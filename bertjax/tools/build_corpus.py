@@ -51,7 +51,7 @@ def make(inspecting: bool = False) -> Parser:
     add("--errors", default="strict", choices=("strict", "replace"), help="for bytes that are not UTF-8")
     add("--data_dir", help="where TFDS data sets are prepared")
     for field in dataclasses.fields(BuildSettings):
-        text = field.metadata["help"]
+        text = field.metadata["setting"].help
         if field.type == "bool":
             add(f"--{field.name}", action="store_true", help=text)
         else:
