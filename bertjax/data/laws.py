@@ -52,8 +52,7 @@ def measure(
 
     Keys: seq_length; epochs; seen_in_epoch and seen_ever (share of the tokens that are in a pair in one epoch, in
     `epochs`); random_share of the pairs, None where there are none (no NSP, or a single document); longest_line in
-    tokens; documents; tokens; and what the build recorded: unknown_rate, duplicate_share (of the tokens; None in stores
-    of an earlier version).
+    tokens; documents; tokens; and what the build recorded: unknown_rate, duplicate_share (of the tokens).
     """
     nsp = nsp and store.num_documents > 1
     tables = _sample(store)
@@ -76,8 +75,8 @@ def measure(
         "longest_line": int(longest_sentence(tables_of(store))),
         "documents": store.num_documents,
         "tokens": store.num_tokens,
-        "unknown_rate": store.manifest.get("unknown_rate"),
-        "duplicate_share": store.manifest.get("duplicate_share"),
+        "unknown_rate": store.manifest["unknown_rate"],
+        "duplicate_share": store.manifest["duplicate_share"],
     }
 
 
@@ -199,9 +198,7 @@ def describe(numbers: Mapping[str, Any]) -> str:
     ]
     if numbers["random_share"] is not None:
         told.insert(1, f"{share(numbers['random_share'])} random pairs")
-    for name, words in (("unknown_rate", "unknown"), ("duplicate_share", "in copies of documents")):
-        if numbers[name] is not None:
-            told.append(f"{share(numbers[name])} {words}")
+    told += [f"{share(numbers['unknown_rate'])} unknown", f"{share(numbers['duplicate_share'])} in copies of documents"]
     return ", ".join(told)
 
 

@@ -125,10 +125,9 @@ class StoreCorpus(Corpus):
             raise ValueError(f"{store.path}: {problem}")
         self.numbers[str(store.path)] = found = self._measure(store)
         manifest = store.manifest
-        counts = manifest["splits"][store.split]
-        alone = counts.get("one_sentence_documents", 0) / store.num_documents
+        alone = manifest["splits"][store.split]["one_sentence_documents"] / store.num_documents
         for numbers in found:
-            problems = laws.problems(numbers, manifest["settings"], manifest.get("worst", {}), alone)
+            problems = laws.problems(numbers, manifest["settings"], manifest["worst"], alone)
             self._refuse([f"{store.path}: {problem}" for _, problem in problems])
 
     def _look_at(self, name: str, heldout: TokenStore) -> None:

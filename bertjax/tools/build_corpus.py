@@ -224,14 +224,13 @@ def summary(manifest: dict[str, Any], path: str, duration: str = "") -> str:
     random = "none (another document has them, this is one): train with config.data.nsp=false"
     if manifest["random_share"] is not None:
         random = f"{manifest['random_share']:.1%} at 128 (label 1; 0 = is next)"
-    lines += [f"unknown tokens   {manifest['unknown_rate']:.3%}", f"random pairs     {random}"]
-    if "seen_ever" in manifest:  # not in a store of an earlier version
-        lines += [
-            f"tokens seen      {manifest['seen_in_epoch']:.2%} in an epoch at 128, "
-            f"{manifest['seen_ever']:.2%} in {EPOCHS}",
-            f"longest line     {manifest['longest_line']:,} tokens",
-            f"copies           {manifest['duplicate_share']:.2%} of the tokens, in documents whose text occurs before",
-        ]
+    lines += [
+        f"unknown tokens   {manifest['unknown_rate']:.3%}",
+        f"random pairs     {random}",
+        f"tokens seen      {manifest['seen_in_epoch']:.2%} in an epoch at 128, {manifest['seen_ever']:.2%} in {EPOCHS}",
+        f"longest line     {manifest['longest_line']:,} tokens",
+        f"copies           {manifest['duplicate_share']:.2%} of the tokens, in documents whose text occurs before",
+    ]
     if manifest["splits"]["heldout"]["documents"] == 1:
         lines.append("held out         a single document: NSP is not evaluated on it")
     tokenizer = manifest["tokenizer"]
