@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -157,11 +157,15 @@ def to_remember(task: Any, result: Mapping[str, Any], max_length: int) -> dict[s
     }
     if task.name == "squad2.0":
         entry["null_threshold"] = result["details"]["best_f1_thresh"]
-    return json.loads(json.dumps(entry, default=_plain))
+    return plain(entry)
 
 
-def _plain(value: Any) -> Any:
-    """A path as text, a mapping or set of another kind as JSON knows them."""
+def plain(value: Any) -> Any:
+    """The value as JSON has it; numbers that it lacks, and paths, as text."""
     if hasattr(value, "items"):
-        return dict(value.items())
-    return list(value) if isinstance(value, Collection) else str(value)
+        return {str(name): plain(item) for name, item in value.items()}
+    value = value.tolist() if hasattr(value, "tolist") else value  # numpy's
+    if isinstance(value, Collection) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    known = isinstance(value, str | int | None) or isinstance(value, float) and math.isfinite(value)
+    return value if known else str(value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from bertjax.interop.huggingface import class_name, write_directory
 from bertjax.log.report import as_warning
 from bertjax.model.presets import parameter_count
 from bertjax.tasks.kinds import KINDS
-from bertjax.tasks.make import to_remember
+from bertjax.tasks.make import plain, to_remember
 from bertjax.tasks.shown import on_map, shown
 from bertjax.version import source_version
 
@@ -42,7 +41,7 @@ def result_json(tuner: FineTuner, run: Trained, checkpoint: str) -> dict[str, An
         "value": run.value,
         "scores": dict(run.scores.values),
         "flags": list(run.scores.flags),
-        "details": _plain(run.scores.details),
+        "details": plain(run.scores.details),
         "checkpoint": checkpoint,
         "tokenizer": getattr(tuner.tokenizer, "fingerprint", ""),
         "data": {name: split.fingerprint for name, (split, _) in tuner.used.items()},
@@ -80,16 +79,6 @@ def recorded(config: Config) -> dict[str, dict[str, Any]]:
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes JSON; NaN and infinities, which JSON lacks, are refused."""
     write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def summary_line(task: Any, run: Trained) -> str:
