@@ -329,21 +329,24 @@ def _raw_lines(path: str, offset: int, longest: int) -> Iterator[tuple[int, list
 
     ValueError at a line of more than `longest` bytes, of which no more is held.
     """
-    rest = b""
+    rest, size = [], 0  # of a line that has not ended yet
     for block in line_blocks(path, offset):
         lines = block.split(b"\n")
-        lines[0], rest = rest + lines[0], b""
-        if len(lines[0]) > longest:
+        size += len(lines[0])
+        if size > longest:
             raise ValueError(
                 f"{path}, line {_line_number(path, offset)}: longer than {longest >> 20} MiB, and a line is held in "
                 "memory; is a line feed missing, or is this no text? Cut the line, or raise max_line_mb"
             )
-        rest = lines.pop()
-        if lines:
+        rest.append(lines[0])
+        if len(lines) > 1:
+            lines[0] = b"".join(rest)
+            rest = [lines.pop()]
+            size = len(rest[0])
             yield offset, lines
             offset += sum(map(len, lines)) + len(lines)
-    if rest:
-        yield offset, [rest]
+    if size:
+        yield offset, [b"".join(rest)]
 
 
 def _line_number(path: str, offset: int) -> int:
