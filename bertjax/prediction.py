@@ -109,7 +109,8 @@ def predict(
 
 def _inputs(data: Any, task: str, columns: str | Sequence[str] | None, model: LoadedModel) -> Iterator[Given]:
     """The inputs of a Python object."""
-    known = remembered(model.settings, "the model").columns()[0] if task == "classify" else None
+    memory = remembered(model.settings, "the model")
+    known, named = (memory.columns(named)[0] if task == "classify" else None for named in (False, True))
     wanted = (columns,) if isinstance(columns, str) else tuple(columns or known or COLUMNS.get(task, ("tokens",)))
     tables = isinstance(data, dict) or hasattr(data, "column_names") or hasattr(data, "iterrows")
     if not tables:
@@ -119,6 +120,8 @@ def _inputs(data: Any, task: str, columns: str | Sequence[str] | None, model: Lo
         yield from (row["input"] for row in objects.rows(data, ("input",)))
         return
     for number, row in enumerate(objects.rows(data)):
+        if not columns and named and set(named) <= set(row):
+            wanted = named
         if missing := [name for name in wanted if name not in row]:
             raise ValueError(
                 f"row {number} has no column {missing[0]!r}; found {', '.join(row)}. columns=NAME, or (NAME, NAME) for "

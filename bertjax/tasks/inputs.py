@@ -143,7 +143,7 @@ def _given(columns: str | None) -> tuple[str, ...] | None:
 
 
 def _table(path: pathlib.Path, kind: str, task: str, memory: Remembered, columns: str | None) -> Inputs:
-    remembered, headerless = memory.columns()
+    remembered, headerless = memory.columns(is_name(path))
     wanted = _given(columns) or remembered or COLUMNS[task]
     if remembered and len(wanted) != len(remembered):
         raise ValueError(

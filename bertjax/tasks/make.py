@@ -20,7 +20,7 @@ from bertjax.tasks.glue import GLUE, GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.squad import SquadTask
 from bertjax.tasks.swag import MultipleChoiceTask
-from bertjax.tasks.xnli import XnliTask
+from bertjax.tasks.xnli import NAMED, XnliTask
 
 # name -> what makes the task from its data and options
 TASKS: dict[str, Callable[..., Any]] = {
@@ -116,17 +116,19 @@ class Remembered:
     step: int | None = None
     null_threshold: float | None = None
 
-    def columns(self) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    def columns(self, named: bool = False) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
         """(columns of the texts, columns of a file without a header) of a task that reads tables; None where there are
-        none.
+        none. `named`: in the data set of that name at the Hub.
         """
         if self.task == "table":
             text, headerless = self.options.get("text", "text"), self.options.get("headerless")
             text = (text,) if isinstance(text, str) else tuple(text)
             return text, tuple(headerless) if headerless else None
         if self.task in GLUE:
-            return GLUE[self.task].text, GLUE[self.task].headerless
-        return (("sentence1", "sentence2") if self.task == "xnli" else None), None
+            spec = GLUE[self.task]
+            return named and spec.named_text or spec.text, spec.headerless
+        pair = NAMED if named else ("sentence1", "sentence2")
+        return (pair if self.task == "xnli" else None), None
 
 
 def remembered(settings: Mapping[str, Any], source: str) -> Remembered:

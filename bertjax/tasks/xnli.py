@@ -27,7 +27,7 @@ _FOLDERS = ("", "XNLI-1.0", "XNLI-MT-1.0/multinli", "multinli")
 
 # Columns of the label and the two texts, then of the language where a file has several.
 _TRAINING = ("label", "premise", "hypo")
-_NAMED = ("premise", "hypothesis")
+NAMED = ("premise", "hypothesis")
 _SCORED = ("gold_label", "sentence1", "sentence2", "language")
 
 
@@ -136,7 +136,7 @@ def _training_file(language: str) -> str:
 def _named_records(path: pathlib.Path, language: str, languages: Sequence[str]) -> list[XnliRecord]:
     """The rows of hf:facebook/xnli,LANGUAGE:SPLIT."""
     records = []
-    for number, (where, row, texts) in enumerate(read_table(path, ("label", "premise", "hypothesis")).texts(_NAMED)):
+    for number, (where, row, texts) in enumerate(read_table(path, ("label", "premise", "hypothesis")).texts(NAMED)):
         key = f"{language}-{number}" if len(languages) > 1 else str(number)
         records.append(XnliRecord(key, *texts, row["label"], where, language))
     return records

@@ -223,6 +223,11 @@ def test_questions_for_a_model_are_taken_by_name(glue, tmp_path):
     inputs = read_inputs(f"hf:{glue},mrpc:test", "classify", memory)
     assert inputs.texts == [(f"A {i}.", f"B {i}.") for i in range(3)]
     assert (inputs.kind, inputs.lines) == ("jsonl", [0, 1, 2])
+    write_splits(
+        tmp_path / "nli", {"premise": STRING, "hypothesis": STRING}, test=[{"premise": "p", "hypothesis": "h"}]
+    )
+    for name in ("mnli", "xnli"):
+        assert read_inputs(f"hf:{tmp_path}/nli:test", "classify", Remembered(name)).texts == [("p", "h")]
     features = {"tokens": datasets.List(STRING), "ner_tags": datasets.List(CLASSES(names=["O", "B-X"]))}
     write_splits(tmp_path / "words", features, train=[{"tokens": ["a", "b"], "ner_tags": [0, 1]}])
     inputs = read_inputs(f"hf:{tmp_path}/words", "ner", Remembered())
