@@ -208,8 +208,8 @@ def truncate_records(path: pathlib.Path, last_step: int, say: Callable[[str], No
 
 
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, without a last line that is still being written."""
-    records = map(_record, path.read_text(encoding="utf-8").splitlines())
+    """The records of a metrics.jsonl, without broken lines and a last one that is still being written."""
+    records = map(_record, path.read_bytes().decode("utf-8", "replace").splitlines())
     return [record for record in records if record]
 
 

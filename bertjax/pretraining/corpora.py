@@ -314,9 +314,12 @@ def _open_stores(config: Config, workdir: epath.Path) -> tuple[list[TokenStore],
             raise ValueError(
                 f"config.data.corpus: the weight {weight!r} of {path} is not a number; write DIR=2.5,DIR=1"
             ) from None
-    if any(weights) and None in weights:
+    if not stores:
+        raise ValueError(f"config.data.corpus={config.data.corpus!r} names no token store")
+    given = [weight for weight in weights if weight is not None]
+    if given and None in weights:
         raise ValueError("config.data.corpus: give every corpus of the mixture a weight, or none")
-    return stores, weights if any(weights) else None
+    return stores, given or None
 
 
 def _mixture(corpus: str) -> Iterator[tuple[str, str]]:

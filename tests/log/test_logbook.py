@@ -113,6 +113,11 @@ def test_lines_of_metrics_that_are_no_records_are_counted_and_kept_aside(tmp_pat
     assert truncate_records(path, 5, said.append) == 0 and len(said) == 1
 
 
+def test_records_beside_a_damaged_one_are_read(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step\xff": 2}\n\0\xfe\n{"step": 3}\n{"step": 4, "lo')
+    assert read_records(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 3}]
+
+
 def test_tensorboard_reads_the_events_and_drops_what_a_resume_repeats(tmp_path):
     for start in (0, 2):
         with Logbook(tmp_path, start_step=start, write=lambda line: None) as book:

@@ -197,6 +197,24 @@ def test_a_mixture_names_stores_and_weights(tmp_path):
         assert list(corpora._mixture(text)) == expected
 
 
+@pytest.mark.parametrize(
+    "text, refusal",
+    [
+        ("{s}=0,{s}=0", "one positive number for each of the 2"),
+        ("{s}=0,{s}", "a weight, or none"),
+        ("{s}=many,{s}=1", "is not a number"),
+        (",", "',' names no token store"),
+    ],
+)
+def test_weights_of_a_mixture_that_cannot_be_are_refused(tmp_path, text, refusal):
+    tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
+    build_store(None, tokenizer, tmp_path / "s", documents=[["w1 w2", "w3"], ["w4", "w5 w6"]] * 9)
+    config = default_config()
+    config.data.corpus = text.format(s=tmp_path / "s")
+    with pytest.raises(ValueError, match=refusal):
+        open_corpus(frozen(config), epath.Path(tmp_path), (0, 1)).training(32, 8)
+
+
 def test_the_demo_corpus_is_built_in_the_workdir_and_only_on_a_local_disk(tmp_path, monkeypatch):
     built = []
 
