@@ -17,13 +17,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Protocol, Self
 
 import numpy as np
 
-from bertjax.data.laws import single_document
 from bertjax.data.pairs import check_length, combine, permute
 from bertjax.data.rows import Batch, PairRows, Rows, Special
 from bertjax.data.store import TokenStore
@@ -181,9 +179,6 @@ class PretrainingBatches(EndlessBatches):
             stores = [stores]
         self.seq_length = seq_length
         self.stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
-        for store in self.stores if nsp else ():
-            if problem := single_document(store):
-                warnings.warn(f"{store.path}: {problem}", stacklevel=2)
         special = Special.of(self.stores, tokenizer)
         rows = [
             PairRows(

@@ -14,13 +14,11 @@ the rows of a window are then shuffled. Row r of an epoch therefore needs one wi
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from bertjax.data.laws import Limits
 from bertjax.data.pairs import PairIndex, combine, copy_ids, locate, permute, tables_of
 from bertjax.data.store import TokenStore
 from bertjax.formats.compiled import compiled
@@ -129,12 +127,6 @@ class PairRows:
         index = PairIndex(
             self.store, self.seq_length, self.seed, number, self.short_seq_prob, self.nsp, self.special.layout
         )
-        if number == 0 and self.nsp and index.random_share > Limits.max_random_share:
-            warnings.warn(
-                f"{self.store.path}: {index.random_share:.0%} of the next-sentence pairs would be random (label 1; "
-                "about half should be)",
-                stacklevel=2,
-            )
         if self.packed:
             return PackedEpoch(index, self.seq_length, self.pairs_per_row)
         return PaddedEpoch(index, self.shuffle)

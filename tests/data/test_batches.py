@@ -202,9 +202,3 @@ def test_an_empty_split_is_refused(tmp_path, tokenizer, documents):
     build_store(None, tokenizer, tmp_path / "s", documents=documents(5), heldout_fraction=0)
     with pytest.raises(ValueError, match="0 examples in the split 'heldout'"):
         EvaluationBatches(tmp_path / "s", 64, 8)
-
-
-def test_rows_too_short_for_two_sentences_warn(tmp_path, tokenizer, documents):
-    build_store(None, tokenizer, tmp_path / "s", documents=documents(20, words=(20, 40)))
-    with pytest.warns(UserWarning, match="next-sentence pairs would be random"):
-        PretrainingBatches(tmp_path / "s", 8, 4)[0]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertjax.data import laws
-from bertjax.data.batches import EvaluationBatches, PretrainingBatches
+from bertjax.data.batches import EvaluationBatches
 from bertjax.data.build import build_store
 from bertjax.data.inspection import covered
 from bertjax.data.pairs import PairIndex
@@ -91,8 +91,6 @@ def test_copies_of_a_held_out_text_are_held_out_too(tmp_path, tokenizer):
 def test_one_document_has_no_random_next_sentence(tmp_path, tokenizer, documents):
     manifest = build_store(None, tokenizer, tmp_path / "s", documents=documents(2, seed=3))
     assert manifest["random_share"] is None  # one document is trained on, one is held out
-    with pytest.warns(UserWarning, match="single document"):
-        PretrainingBatches(tmp_path / "s", 64, 2)
     batches = EvaluationBatches(tmp_path / "s", 64, 2)
     assert not batches.nsp and not batches[0]["nsp_weights"].any()
     assert batches[0]["attention_mask"].any()
