@@ -6,7 +6,11 @@ has no MFU.
 
 import contextlib
 import dataclasses
+import math
+import os
+import pathlib
 import platform as host
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -52,6 +56,16 @@ TPUS: dict[str, Tpu] = {
     "tpu v3": Tpu("v3", 123e12 / 2, 0.94e9, 16 * GIB, 450e9, 82e9, 2, 2, devices_per_chip=2, wrap=32),
     "tpu v2": Tpu("v2", 45e12 / 2, 0.70e9, 8 * GIB, 350e9, 62e9, 2, 2, devices_per_chip=2, wrap=16),
 }
+CHIPS = {chip.name: chip for chip in TPUS.values()}
+# The shapes of slices that accelerator names stand for, by the number of dimensions.
+SHAPES = {
+    2: "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
+    3: "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16",
+}
+VALID = """valid are
+  local               this machine's own devices, measured instead of estimated
+  GENERATION:SHAPE    v2:4x4 v3:4x4 v4:2x2x4 v5e:4x4 v5p:2x2x2 v6e:4x4 (chips along each axis)
+  accelerator names   v2-32 v3-32 v4-32 v5p-16 (cores), v5e-16 v5litepod-16 v6e-16 (chips)"""
 GPU_PEAK_FLOPS: dict[str, float] = {
     "gb200": 2.25e15,
     "b200": 2.25e15,
@@ -65,6 +79,66 @@ GPU_PEAK_FLOPS: dict[str, float] = {
     "v100": 125e12,
     "t4": 65e12,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """So many chips of one kind in one torus."""
+
+    chip: Tpu
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.chip.devices_per_chip
+
+    @property
+    def accelerator(self) -> str:
+        """The name by which such a slice is rented: v4-32, v5litepod-16."""
+        return f"{self.chip.name.replace('v5e', 'v5litepod')}-{self.chips * self.chip.cores_per_chip}"
+
+    def collective_bytes_s(self, group: int) -> float:
+        """Bytes per second that a chip can exchange with the others of its group, one way.
+
+        All axes of the torus work at once where the group spans the slice, one axis otherwise. An axis closed to a ring
+        carries data in both directions.
+        """
+        axes = sorted((size * d, d) for size in self.shape if size > 1 for d in [1 if size % self.chip.wrap else 2])
+        used = axes[-1:] if group < self.devices else axes
+        return self.chip.link_bytes_s * (sum(directions for _, directions in used) or 1)
+
+
+def slice_of(text: str) -> Slice:
+    """The slice that a topology or accelerator name stands for; ValueError lists the valid forms."""
+
+    def refuse(why: str) -> ValueError:
+        return ValueError(f"topology {text!r}{why}; {VALID}")
+
+    found = re.fullmatch(r"(v\d\w*):(\d+(?:x\d+)*)|(v\d(?:litepod|[ep])?)-(\d+)", text)
+    if not found:
+        raise refuse(" is not understood")
+    exact, axes, rented, size = found.groups()
+    chip = CHIPS.get(exact or rented.replace("v5litepod", "v5e"))
+    if chip is None:
+        raise refuse(f": no TPU is called {exact or rented!r}")
+    known = [Slice(chip, tuple(map(int, one.split("x")))) for one in (axes or SHAPES[chip.dimensions]).split()]
+    if exact:
+        if len(known[0].shape) != chip.dimensions or not known[0].chips:
+            example = f"{chip.name}:{'4x4' if chip.dimensions == 2 else '2x2x4'}"
+            raise refuse(f": a {chip.name} slice has {chip.dimensions} axes, such as {example}")
+        return known[0]
+    sizes = {piece.chips * chip.cores_per_chip: piece for piece in known}
+    if int(size) not in sizes:
+        raise refuse(f": there is no such slice; {chip.name} has {', '.join(f'{chip.name}-{n}' for n in sizes)}")
+    return sizes[int(size)]
 
 
 def _listed(table: Mapping[str, Any], device: jax.Device) -> Any:
@@ -103,6 +177,22 @@ def device_bytes(device: jax.Device | None = None) -> int | None:
         return statistics["bytes_limit"]
     tpu = _listed(TPUS, device)
     return tpu.hbm_bytes if tpu else None
+
+
+def local_device_bytes() -> int | None:
+    """Memory of a device of this machine, if known: of CPU devices, their share of what is free."""
+    return free_bytes() // jax.device_count() if jax.default_backend() == "cpu" else device_bytes()
+
+
+def free_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
+    """Memory that a process can take before the machine swaps; without these files, all of it."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError):
+        if found := re.search(r"MemAvailable: +(\d+) kB", pathlib.Path(meminfo).read_text()):
+            free = 1024 * int(found[1])
+    with contextlib.suppress(OSError, ValueError):  # it says 'max' where there is no limit
+        free = min(free, int(pathlib.Path(limit).read_text()))
+    return free
 
 
 def prng_implementation(name: str = "auto", platform: str | None = None) -> str:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from bertjax.tools.arguments import add_settings, make_parser, refusals
 
 if TYPE_CHECKING:  # --help needs neither
-    from bertjax.tools.plan.stages import Stage
+    from bertjax.tools.stages import Stage
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHAPES = ("base@128x256", "base@512x64", "large@128x128", "large@512x32")
@@ -140,7 +140,7 @@ def time_steps(configs: Mapping[str, Any], steps: int, rounds: int) -> dict[str,
     import jax
 
     from bertjax.process.hardware import peak_flops
-    from bertjax.tools.plan.stages import stages
+    from bertjax.tools.stages import stages
 
     devices = jax.devices()
     found = {}

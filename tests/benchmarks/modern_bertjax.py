@@ -35,7 +35,7 @@ def program(work: Workload, config: BertConfig) -> Program:
     """The compiled step of `work`, with random weights and the batch that both sides train on."""
     import jax
 
-    from bertjax.tools.plan.stages import stages
+    from bertjax.tools.stages import stages
     from tests.benchmarks.jax_step import random_params
 
     packed = work.kind == "text"

@@ -15,13 +15,14 @@ import pytest
 
 from bertjax.config import OptimizerSettings, finetune_config, frozen
 from bertjax.model.presets import PRESETS
+from bertjax.process import hardware
 from bertjax.process.hardware import GIB
 from bertjax.tasks import kinds
 from bertjax.tools.plan import compilation, estimate, plans
 from bertjax.tools.plan.compilation import allocations, refused
 from bertjax.tools.plan.estimate import Compiled, seconds_of
 from bertjax.tools.plan.hlo import Collective
-from bertjax.tools.plan.stages import StageInfo, bytes_of, stages
+from bertjax.tools.stages import StageInfo, bytes_of, stages
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -77,7 +78,7 @@ def costs(of, compiled, piece, **how):
     ],
 )  # v3: a device is a core, as in jax
 def test_names_of_slices(text, name, devices, accelerator):
-    piece = estimate.parse(text)
+    piece = hardware.slice_of(text)
     assert (piece.name, piece.devices, piece.accelerator) == (name, devices, accelerator)
 
 
@@ -95,7 +96,7 @@ def test_names_of_slices(text, name, devices, accelerator):
 )
 def test_an_unknown_topology_is_refused_with_the_valid_forms(text, words):
     with pytest.raises(ValueError, match=words):
-        estimate.parse(text)
+        hardware.slice_of(text)
 
 
 def test_a_missing_or_foreign_libtpu_says_what_to_install(monkeypatch):
@@ -160,7 +161,7 @@ def test_the_step_has_the_name_by_which_a_quick_plan_knows_its_dump():
 
 def test_bytes_add_up_to_what_the_compiler_takes():
     compiled = Compiled(PROGRAM, arguments=3 * GIB + 5000, temporaries=4 * GIB, fresh_outputs=100, code=7)
-    found = costs(info(), compiled, estimate.parse("v5e:4x4"))
+    found = costs(info(), compiled, hardware.slice_of("v5e:4x4"))
     assert found.bytes == {
         "parameters": GIB,
         "optimizer": 2 * GIB,
@@ -173,7 +174,7 @@ def test_bytes_add_up_to_what_the_compiler_takes():
 
 
 def test_time_is_cycles_over_the_clock_and_days_follow():
-    found = costs(info(), Compiled(PROGRAM), estimate.parse("v5e:4x4"))
+    found = costs(info(), Compiled(PROGRAM), hardware.slice_of("v5e:4x4"))
     assert found.method == "cycles" and found.step_s == pytest.approx(0.1)
     assert found.tokens_s == pytest.approx(256 * 512 / 0.1)
     assert found.mfu == pytest.approx(1e15 / 0.1 / (16 * 197e12))
@@ -182,7 +183,7 @@ def test_time_is_cycles_over_the_clock_and_days_follow():
 
 def test_without_cycles_the_time_is_a_roofline_and_says_so():
     text = PROGRAM.replace("estimated_cycles", "x").replace("f32[8]", "f32[819000000]")
-    found = costs(info(flops=16 * 197e12), Compiled(text, complete=False), estimate.parse("v5e:4x4"))
+    found = costs(info(flops=16 * 197e12), Compiled(text, complete=False), hardware.slice_of("v5e:4x4"))
     # A second of products, a tenth of a third of it again, 8 ms of reading and writing.
     assert found.method == "roofline" and found.step_s == pytest.approx(1 + 0.1 / 3 + 0.008)
     assert "a roofline" in plans.recipe_text([found])
@@ -191,9 +192,9 @@ def test_without_cycles_the_time_is_a_roofline_and_says_so():
 def test_a_step_with_cycles_can_be_compared_with_one_that_has_none():
     with_cycles = Compiled(PROGRAM)
     without = Compiled(PROGRAM.replace("estimated_cycles", "x"), complete=False)
-    a, b = (costs(info(), compiled, estimate.parse("v5e:4x4"), quick=True) for compiled in (with_cycles, without))
+    a, b = (costs(info(), compiled, hardware.slice_of("v5e:4x4"), quick=True) for compiled in (with_cycles, without))
     assert (a.method, a.step_s) == (b.method, b.step_s) and a.method == "roofline"
-    assert costs(info(), with_cycles, estimate.parse("v5e:4x4")).step_s != a.step_s
+    assert costs(info(), with_cycles, hardware.slice_of("v5e:4x4")).step_s != a.step_s
 
 
 KERNEL = """
@@ -212,12 +213,12 @@ backend_config={"custom_call_config":{"body":"TUzv","cost_estimate":{"flops":"FL
 )  # of a v5e: 197 TFLOP/s, 819 GB/s
 def test_a_kernel_takes_the_longer_of_its_flops_and_its_bytes(flops, size, seconds):
     text = KERNEL.replace("FLOPS", str(flops)).replace("BYTES", str(size))
-    found = costs(info(), Compiled(text), estimate.parse("v5e:4x4"))
+    found = costs(info(), Compiled(text), hardware.slice_of("v5e:4x4"))
     assert found.method == "cycles" and found.step_s == pytest.approx(0.1 + seconds, rel=1e-4)
 
 
 def test_an_all_reduce_over_the_slice_uses_both_axes():
-    piece = estimate.parse("v5e:4x4")
+    piece = hardware.slice_of("v5e:4x4")
     whole = seconds_of(Collective("all-reduce", 1, 90 * 10**9, 16, False), piece)
     part = seconds_of(Collective("all-reduce", 1, 90 * 10**9, 4, False), piece)
     assert whole == pytest.approx(2 * 15 / 16) and part == pytest.approx(2 * 2 * 3 / 4)
@@ -225,7 +226,7 @@ def test_an_all_reduce_over_the_slice_uses_both_axes():
 
 def test_a_plan_that_does_not_fit_names_remedies_in_order():
     refusal = Compiled(wanted=24 * GIB, limit=16 * GIB)
-    found = costs(info(remat="none", accumulation=1), refusal, estimate.parse("v5e:4x4"))
+    found = costs(info(remat="none", accumulation=1), refusal, hardware.slice_of("v5e:4x4"))
     assert not found.fits and "NO: 24.00 of 16.00 GiB" in plans.stage_text(found)
     first, second, third, *_ = plans.remedies(found)
     assert "remat=dots" in first and "remat=full" in second
@@ -281,7 +282,7 @@ def test_a_search_compiles_what_should_fit_and_puts_the_fastest_that_fits_first(
 
     monkeypatch.setattr(plans, "compile_stage", compile_stage)
     config = frozen(load("large").get_config())
-    found = plans.search(config, estimate.parse("v5e:4x4"), pathlib.Path("unused"), False, 3)
+    found = plans.search(config, hardware.slice_of("v5e:4x4"), pathlib.Path("unused"), False, 3)
     assert [plan.stages[0].info.remat for plan in found] == ["full", "dots", "minimal"]
     assert [plan.unfit is None for plan in found] == [True, True, False]
     assert "execution.remat=full" in found[0].overrides and config.execution.remat == "none"
@@ -296,7 +297,7 @@ def load(name):
 
 def a_plan(days, fits=True, method="cycles", overrides=""):
     compiled = Compiled(PROGRAM) if fits else Compiled(wanted=24 * GIB, limit=16 * GIB)
-    stage = costs(info(steps=int(days * 864_000)), compiled, estimate.parse("v5e:4x4"))
+    stage = costs(info(steps=int(days * 864_000)), compiled, hardware.slice_of("v5e:4x4"))
     return plans.Plan([dataclasses.replace(stage, method=method)], overrides)
 
 
@@ -384,11 +385,11 @@ def test_cpu_devices_share_the_memory_that_is_free(tmp_path, monkeypatch):
     (tmp_path / "container").write_text("5000\n")
     files = [str(tmp_path / name) for name in ("meminfo", "none", "container", "absent")]
     meminfo, none, container, absent = files
-    assert compilation.free_bytes(meminfo, none) == compilation.free_bytes(meminfo, absent) == 800 * 1024
-    assert compilation.free_bytes(meminfo, container) == compilation.free_bytes(absent, container) == 5000
-    assert compilation.free_bytes(absent, absent) == machine
-    monkeypatch.setattr(compilation, "free_bytes", lambda: 8000)
-    assert compilation.local_device_bytes() == 1000  # tests run on 8 forced devices
+    assert hardware.free_bytes(meminfo, none) == hardware.free_bytes(meminfo, absent) == 800 * 1024
+    assert hardware.free_bytes(meminfo, container) == hardware.free_bytes(absent, container) == 5000
+    assert hardware.free_bytes(absent, absent) == machine
+    monkeypatch.setattr(hardware, "free_bytes", lambda: 8000)
+    assert hardware.local_device_bytes() == 1000  # tests run on 8 forced devices
 
 
 def test_what_is_hopeless_for_this_machine_is_refused_before_it_is_compiled(tmp_path):

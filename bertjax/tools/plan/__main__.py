@@ -36,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_settings(parser)
     add = parser.add_argument
     add("--topology", default="local", help="where it is to run: v5e:4x4, v4-32, ... or local = this machine")
-    quick = "stop once memory is assigned: minutes faster, but the time is a roofline. TPU only"
-    add_boolean(parser, "quick", False, quick)
+    add_boolean(parser, "quick", False, "stop once memory is assigned: minutes faster, but a roofline. TPU only")
     add_boolean(parser, "search", False, "try meshes, remat policies and accumulations")
     add("--candidates", type=int, default=6, help="with --search: how many are compiled (default 6)")
     cache = "directory of compiled steps: a plan that was made is not compiled again"
@@ -56,9 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         if flags.topology != "local":
             os.environ.update(WITHOUT_TPU)
-        from bertjax.tools.plan import compilation, estimate, plans  # jax reads the environment
+        from bertjax.process.hardware import slice_of  # jax reads the environment
+        from bertjax.tools.plan import compilation, plans
 
-        piece = None if flags.topology == "local" else estimate.parse(flags.topology)
+        piece = None if flags.topology == "local" else slice_of(flags.topology)
         if piece is not None:
             compilation.check_libtpu()
         how = config, piece, flags.cache.expanduser(), flags.quick

@@ -18,7 +18,6 @@ import os
 import pathlib
 import re
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -29,27 +28,17 @@ import jax
 from bertjax.config import Config
 from bertjax.model.kernels import compiler_options
 from bertjax.process import hardware
-from bertjax.tools.plan.estimate import VALID, Compiled, Slice
-from bertjax.tools.plan.stages import Stage, StageInfo, stages
+from bertjax.process.hardware import VALID, Slice
+from bertjax.tools.plan.estimate import Compiled
+from bertjax.tools.stages import Stage, StageInfo, stages
+
+
+class CompilerFailed(RuntimeError):
+    """For another reason than memory."""
+
 
 STEP_MODULE = "jit_train_step"  # what the compiler calls Trainer.train_step
 PROGRESS_S = 30  # seconds between lines of progress
-
-
-def local_device_bytes() -> int | None:
-    """Memory of a device of this machine, if known: of CPU devices, their share of what is free."""
-    return free_bytes() // jax.device_count() if jax.default_backend() == "cpu" else hardware.device_bytes()
-
-
-def free_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
-    """Memory that a process can take before the machine swaps; without these files, all of it."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError):
-        if found := re.search(r"MemAvailable: +(\d+) kB", pathlib.Path(meminfo).read_text()):
-            free = 1024 * int(found[1])
-    with contextlib.suppress(OSError, ValueError):  # it says 'max' where there is no limit
-        free = min(free, int(pathlib.Path(limit).read_text()))
-    return free
 
 
 def check_libtpu() -> None:
@@ -105,13 +94,7 @@ def save(path: pathlib.Path, compiled: Compiled) -> None:
 def compile_stage(
     config: Config, piece: Slice | None, number: int, cache: pathlib.Path, quick: bool
 ) -> tuple[StageInfo, Compiled]:
-    """The compiled step of one stage, from the cache where it was compiled before.
-
-    Args:
-      piece: None = the devices of this machine.
-      number: of the stage; pre-training has one per phase, fine-tuning has one.
-      cache: directory of compiled steps.
-      quick: stop after memory is assigned (TPU only).
+    """The compiled step of the stage of this number, from the cache where it was compiled before; see plans.make_plan.
 
     Raises:
       ValueError: the configuration does not work on the topology; names the setting.
@@ -158,15 +141,15 @@ def _work(answer: Any, config: Config, piece: Slice | None, number: int, *how: A
     answer.send(found)
 
 
-class CompilerFailed(RuntimeError):
-    """Of the compiler, for another reason than memory."""
-
-
 def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: bool, dump: pathlib.Path) -> Compiled:
     """The step from the cache, or compiled, or refused without compilation."""
     info, platform = stage.info, stage.trainer.mesh.devices.flat[0].platform
     # A process that takes more than there is makes the machine swap, and then Linux ends it.
-    if piece is None and platform == "cpu" and (wanted := stage.expected_bytes) > (limit := local_device_bytes()):
+    if (
+        piece is None
+        and platform == "cpu"
+        and (wanted := stage.expected_bytes) > (limit := hardware.local_device_bytes())
+    ):
         say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
         return Compiled(wanted=int(wanted), limit=limit)
     traced = stage.trainer.train_step(stage.objective).trace(stage.trainer.abstract_state(stage.objective), stage.batch)
@@ -213,22 +196,10 @@ def _result(stage: Stage, compiling: concurrent.futures.Future, piece: Slice | N
     )
     if piece:
         return compiled
-    limit = local_device_bytes()
+    limit = hardware.local_device_bytes()
     if limit and compiled.arguments + compiled.temporaries + compiled.fresh_outputs > limit:
         return dataclasses.replace(compiled, limit=limit)
-    return dataclasses.replace(compiled, measured_s=_measured(stage, executable))
-
-
-def _measured(stage: Stage, executable: Any) -> float:
-    """Seconds per step on this machine: the median after one step of warm-up, of five or as many as start in 60 s."""
-    batch, state = stage.random_batch(), stage.trainer.init(stage.objective)
-    seconds: list[float] = []
-    while len(seconds) < 2 or (len(seconds) < 6 and sum(seconds) < 60):
-        began = time.perf_counter()
-        state, metrics = executable(state, batch)
-        jax.block_until_ready(metrics)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:])
+    return dataclasses.replace(compiled, measured_s=stage.measure(executable))
 
 
 def assigned_memory(directory: pathlib.Path) -> Compiled | None:
@@ -236,20 +207,16 @@ def assigned_memory(directory: pathlib.Path) -> Compiled | None:
     stem = f"*{STEP_MODULE}*.after_optimizations"
     programs = list(directory.glob(f"{stem}_after_buffer_assignment.txt"))
     assignments = list(directory.glob(f"{stem}-buffer-assignment.txt"))
-    if not programs or not assignments:
-        return None
-    largest = max(programs, key=lambda path: path.stat().st_size)
-    if time.time() - largest.stat().st_mtime < 1:  # still being written
+    largest = max(programs, key=lambda path: path.stat().st_size, default=None)
+    if not largest or not assignments or time.time() - largest.stat().st_mtime < 1:  # still being written
         return None
     memory = allocations(max((path.read_text() for path in assignments), key=len))
     return Compiled(largest.read_text(), *memory, complete=False)
 
 
 def allocations(text: str) -> tuple[int, int, int]:
-    """Bytes of (arguments, temporaries, outputs that are no arguments) of a buffer assignment.
-
-    Only HBM counts: other memories are marked by a colour.
-    """
+    """Bytes of (arguments, temporaries, outputs that are no arguments) of a buffer assignment, of HBM: other memories
+    are marked by a colour."""
     sizes = {"parameter": 0, "preallocated-temp": 0, "maybe-live-out": 0}
     for size, kind in re.findall(r"^allocation \d+: size (\d+), (.*)$", text, re.MULTILINE):
         found = next((name for name in sizes if name in kind), None)

@@ -9,90 +9,18 @@ over the peak plus bytes between HBM and the operations over its bandwidth.
 """
 
 import dataclasses
-import math
-import re
 from collections.abc import Mapping
 
-from bertjax.process.hardware import TPUS, Tpu
+from bertjax.process.hardware import Slice, Tpu
 from bertjax.tools.plan import hlo
-from bertjax.tools.plan.stages import StageInfo
+from bertjax.tools.stages import StageInfo
 
-CHIPS = {chip.name: chip for chip in TPUS.values()}
-# The shapes of slices that accelerator names stand for, by the number of dimensions.
-SHAPES = {
-    2: "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
-    3: "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16",
-}
-VALID = """valid are
-  local               this machine's own devices, measured instead of estimated
-  GENERATION:SHAPE    v2:4x4 v3:4x4 v4:2x2x4 v5e:4x4 v5p:2x2x2 v6e:4x4 (chips along each axis)
-  accelerator names   v2-32 v3-32 v4-32 v5p-16 (cores), v5e-16 v5litepod-16 v6e-16 (chips)"""
 # Share of the peak at which hand-written kernels do the FLOPs that they declare. Instructions of attention, as the
 # compiler schedules them for v5e, reach 28 % forward and 33 % backward (T=512, D=64: half of the matrix unit is idle,
 # and dropout and softmax are work for the vector unit).
 KERNEL_SHARE = 0.3
 # Share of the forward pass that the backward pass repeats (presets.Execution.remat).
 REPEATED = {"none": 0.0, "dots": 0.1, "minimal": 0.7, "full": 1.0}
-
-
-@dataclasses.dataclass(frozen=True)
-class Slice:
-    """So many chips of one kind in one torus."""
-
-    chip: Tpu
-    shape: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
-
-    @property
-    def chips(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def devices(self) -> int:
-        return self.chips * self.chip.devices_per_chip
-
-    @property
-    def accelerator(self) -> str:
-        """The name by which such a slice is rented: v4-32, v5litepod-16."""
-        return f"{self.chip.name.replace('v5e', 'v5litepod')}-{self.chips * self.chip.cores_per_chip}"
-
-    def collective_bytes_s(self, group: int) -> float:
-        """Bytes per second that a chip can exchange with the others of its group, one way.
-
-        All axes of the torus work at once where the group spans the slice, one axis otherwise. An axis closed to a ring
-        carries data in both directions.
-        """
-        axes = sorted((size * d, d) for size in self.shape if size > 1 for d in [1 if size % self.chip.wrap else 2])
-        used = axes[-1:] if group < self.devices else axes
-        return self.chip.link_bytes_s * (sum(directions for _, directions in used) or 1)
-
-
-def parse(text: str) -> Slice:
-    """The slice that a topology or accelerator name stands for; ValueError lists the valid forms."""
-
-    def refuse(why: str) -> ValueError:
-        return ValueError(f"topology {text!r}{why}; {VALID}")
-
-    found = re.fullmatch(r"(v\d\w*):(\d+(?:x\d+)*)|(v\d(?:litepod|[ep])?)-(\d+)", text)
-    if not found:
-        raise refuse(" is not understood")
-    exact, axes, rented, size = found.groups()
-    chip = CHIPS.get(exact or rented.replace("v5litepod", "v5e"))
-    if chip is None:
-        raise refuse(f": no TPU is called {exact or rented!r}")
-    known = [Slice(chip, tuple(map(int, one.split("x")))) for one in (axes or SHAPES[chip.dimensions]).split()]
-    if exact:
-        if len(known[0].shape) != chip.dimensions or not known[0].chips:
-            example = f"{chip.name}:{'4x4' if chip.dimensions == 2 else '2x2x4'}"
-            raise refuse(f": a {chip.name} slice has {chip.dimensions} axes, such as {example}")
-        return known[0]
-    sizes = {piece.chips * chip.cores_per_chip: piece for piece in known}
-    if int(size) not in sizes:
-        raise refuse(f": there is no such slice; {chip.name} has {', '.join(f'{chip.name}-{n}' for n in sizes)}")
-    return sizes[int(size)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,13 +82,10 @@ class Cost:
 def cost(
     info: StageInfo, compiled: Compiled, piece: Slice | None, limit: float, peak: float | None, quick: bool = False
 ) -> Cost:
-    """What the step of a stage costs.
+    """What the step of a stage costs on the slice that it was compiled for, or on this machine (None).
 
-    Args:
-      piece: the slice that it was compiled for; None = the devices of this machine.
-      limit: bytes of a device, 0 = unknown.
-      peak: FLOP/s of a device, if known.
-      quick: by a roofline, also where there are cycles.
+    `limit` and `peak` are the bytes (0 = unknown) and FLOP/s of a device; `quick` takes a roofline also where there are
+    cycles.
     """
     limit, parts = compiled.limit or limit, memory_parts(info, compiled)
     fits = compiled.fits and (not limit or sum(parts.values()) <= limit)

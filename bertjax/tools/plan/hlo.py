@@ -58,30 +58,24 @@ Computation = Mapping[str, Instruction]
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Exchanges of one kind: how many per step, and their bytes."""
+    """Exchanges of one kind in a step."""
 
     kind: str
-    count: int  # executions per step
-    bytes: int  # result bytes on one chip, over all executions
+    count: int
+    bytes: int  # result bytes on one chip, over all of them
     group: int  # chips that exchange with each other
     asynchronous: bool  # the program goes on between its start and its end
 
 
 class Program:
-    """A module, from its text.
-
-    Attributes:
-      computations: {computation: {name: instruction}}.
-      executions: how often each computation runs in a step, without fused ones. A loop whose trip count cannot be read
-        counts once; all branches of a conditional count.
-      loops: {name: trip count or None} of the while-loops that run.
-    """
+    """A module, from its text. Raises ValueError if there is no entry computation."""
 
     def __init__(self, text: str):
-        """Raises ValueError if there is no entry computation."""
         self.computations: dict[str, dict[str, Instruction]] = {}
+        # How often each computation runs in a step, without fused ones. A loop whose trip count cannot be read counts
+        # once; all branches of a conditional count.
         self.executions: dict[str, int] = collections.Counter()
-        self.loops: dict[str, int | None] = {}
+        self.loops: dict[str, int | None] = {}  # trip counts of the while-loops that run
         entry, current = "", {}
         for line in text.splitlines():
             if header := _COMPUTATION.match(line):
@@ -115,11 +109,8 @@ class Program:
                 yield instruction, times
 
     def _trip_count(self, here: Computation, loop: Instruction) -> int | None:
-        """How often the body of a while-loop runs, or None if the text does not tell.
-
-        Either the compiler wrote it down, or the condition compares a counter that goes up by one with a constant (the
-        form of `lax.scan`).
-        """
+        """How often the body of a while-loop runs, None if the text does not tell. The compiler wrote it down, or the
+        condition compares a counter that goes up by one with a constant (the form of `lax.scan`)."""
         if known := loop.numbers(_TRIPS):
             return known[0]
         condition = self.computations.get(loop.called("condition"), {})
@@ -140,11 +131,8 @@ class Program:
         return sum(sum(i.numbers(CYCLES)) * times for i, times in self.instructions())
 
     def hbm_bytes(self) -> int:
-        """Bytes per step that operations read from or write to HBM.
-
-        Arrays that the compiler keeps in the chip's own memory, marked S(1), do not count. Of an array that is only
-        sliced, or updated in place, the slice counts.
-        """
+        """Bytes per step that operations read from or write to HBM, without arrays that stay in the chip's own memory,
+        marked S(1). Of an array that is only sliced, or updated in place, the slice counts."""
         total = 0
         for name, times in self.executions.items():
             here = self.computations.get(name, {})

@@ -17,28 +17,26 @@ from bertjax.config import Config, max_predictions, phases
 from bertjax.model.kernels.choice import select_attention
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.process import hardware
-from bertjax.process.hardware import GIB
-from bertjax.tools.plan.compilation import compile_stage, local_device_bytes, say
-from bertjax.tools.plan.estimate import Cost, Slice, cost
-from bertjax.tools.plan.stages import KEPT, bytes_of, vocabulary_size
+from bertjax.process.hardware import GIB, Slice
+from bertjax.tools.plan.compilation import compile_stage, say
+from bertjax.tools.plan.estimate import Cost, cost
+from bertjax.tools.stages import KEPT, bytes_of, vocabulary_size
 
 UNKNOWN_BYTES = 16 * GIB  # taken as the memory of a device that does not tell
 ROOM = 0.9  # share of the memory that a candidate may take by arithmetic
 METHODS = {
-    "cycles": "estimate: the compiler's cycles of every operation (loop bodies as often as they "
-    "run) over the clock, hand-written kernels by the FLOPs and bytes that they declare, "
-    "plus collectives at the speed of the links. It sees no stalls, contention, input, "
-    "checkpoints or evaluation: compare plans by it, and expect a real step to take "
+    "cycles": "estimate: the compiler's cycles of every operation (loop bodies as often as they run) over the clock, "
+    "hand-written kernels by the FLOPs and bytes that they declare, plus collectives at the speed of the links. It "
+    "sees no stalls, contention, input, checkpoints or evaluation: compare plans by it, and expect a real step to take "
     "longer",
-    "roofline": "a roofline: FLOPs over the peak plus bytes to and from HBM over its bandwidth, "
-    "plus collectives at the speed of the links. The compiler's own cycles, which the "
-    "plan without --quick gives, were 1.0 to 2.0 times that, and the memory 1.06 to "
-    "1.25 times",
+    "roofline": "a roofline: FLOPs over the peak plus bytes to and from HBM over its bandwidth, plus collectives at "
+    "the speed of the links. The compiler's own cycles, which the plan without --quick gives, were 1.0 to 2.0 times "
+    "that, and the memory 1.06 to 1.25 times",
     "measured": "measured: the median of up to five steps on this machine, on random rows",
 }
 UNRANKED = (
-    "not refused = memory is assigned; the time is a roofline, too coarse to order the "
-    "remat policies of a mesh: leave --quick out to compile the candidates to the end"
+    "not refused = memory is assigned; the time is a roofline, too coarse to order the remat policies of a mesh: "
+    "leave --quick out to compile the candidates to the end"
 )
 
 
@@ -61,10 +59,9 @@ class Plan:
 
 
 def make_plan(config: Config, piece: Slice | None, cache: pathlib.Path, quick: bool, overrides: str = "") -> Plan:
-    """Costs of every stage of a configuration.
+    """Costs of every stage of a configuration on a slice, or on this machine (None).
 
     Args:
-      piece: the slice; None = the devices of this machine.
       cache: directory of compiled steps.
       quick: stop the compiler once it has assigned memory (TPU only).
     """
@@ -76,7 +73,7 @@ def make_plan(config: Config, piece: Slice | None, cache: pathlib.Path, quick: b
 
 def device_bytes(piece: Slice | None) -> float:
     """Memory of a device, 0 = unknown."""
-    return piece.chip.hbm_bytes if piece else local_device_bytes() or 0
+    return piece.chip.hbm_bytes if piece else hardware.local_device_bytes() or 0
 
 
 def search(config: Config, piece: Slice | None, cache: pathlib.Path, quick: bool, count: int) -> list[Plan]:
@@ -91,10 +88,8 @@ def search(config: Config, piece: Slice | None, cache: pathlib.Path, quick: bool
         tried = config.replace({"mesh.auto": False, "mesh.data": -1, **settings})
         plans.append(make_plan(tried, piece, cache, quick, overrides))
     if not plans:
-        raise ValueError(
-            f"no candidate should fit {limit / GIB:.0f} GiB a device by arithmetic: take more chips, or chips with "
-            "more memory"
-        )
+        remedy = "take more chips, or chips with more memory"
+        raise ValueError(f"no candidate should fit {limit / GIB:.0f} GiB a device by arithmetic: {remedy}")
     return sorted(plans, key=lambda plan: plan.rank)
 
 
@@ -135,9 +130,9 @@ def heading(name: str, piece: Slice | None, cost: Cost, versions: str) -> str:
     kind = cost.info.device_kind
     if piece is None:
         return f"{name} on this machine: {cost.info.devices} x {kind}; {versions}"
-    unit, size = "core" if piece.chip.devices_per_chip > 1 else "chip", piece.chip.hbm_bytes / GIB
+    unit = "core" if piece.chip.devices_per_chip > 1 else "chip"
     place = f"{piece.name} ({piece.accelerator}): {piece.devices} {unit}s of {kind}"
-    return f"{name} on {place}, {size:.0f} GiB a {unit}; {versions}"
+    return f"{name} on {place}, {piece.chip.hbm_bytes / GIB:.0f} GiB a {unit}; {versions}"
 
 
 def stage_text(cost: Cost) -> str:
@@ -165,11 +160,9 @@ def stage_text(cost: Cost) -> str:
         text = f"{c.count:,} {c.kind} over {c.group}: {c.bytes / 1e6:,.1f} MB a step, {how}"
         lines.append(f"{'collectives':>14}  {text}")
     if cost.step_s is not None:
-        parts = mfu = ""
+        parts, mfu = "", f", MFU {cost.mfu:.1%}" if cost.mfu is not None else ""
         if cost.operations_s is not None:
             parts = f" (operations {cost.operations_s * 1e3:,.1f}, collectives {cost.collectives_s * 1e3:,.1f})"
-        if cost.mfu is not None:
-            mfu = f", MFU {cost.mfu:.1%}"
         lines.append(f"{'step':>14}  {cost.step_s * 1e3:,.1f} ms{parts}{mfu}, {cost.tokens_s:,.0f} tokens/s")
     if cost.days is not None:
         lines.append(f"{'whole stage':>14}  {_duration(cost.days, cost)}")
@@ -236,6 +229,6 @@ def remedies(cost: Cost) -> list[str]:
 
 def numbers(plan: Plan) -> Mapping[str, Any]:
     """A plan as JSON."""
-    derived = [{"total": each.total, "tokens_s": each.tokens_s, "days": each.days} for each in plan.stages]
-    stages = [dataclasses.asdict(each) | more for each, more in zip(plan.stages, derived, strict=True)]
+    derived = ("total", "tokens_s", "days")
+    stages = [dataclasses.asdict(one) | {name: getattr(one, name) for name in derived} for one in plan.stages]
     return {"overrides": plan.overrides, "stages": stages}

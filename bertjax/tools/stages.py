@@ -7,6 +7,8 @@ as in a run, so that a plan cannot differ from what runs.
 
 import dataclasses
 import math
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +106,17 @@ class Stage:
             if name in ("attention_mask", "nsp_weights", "weights"):
                 batch[name][...] = 1
         return sharding.put_batch(batch, self.trainer.mesh)
+
+    def measure(self, executable: Any) -> float:
+        """Seconds per step on this machine: the median after a step of warm-up, of five or as many as start in 60 s."""
+        batch, state = self.random_batch(), self.trainer.init(self.objective)
+        seconds: list[float] = []
+        while len(seconds) < 2 or (len(seconds) < 6 and sum(seconds) < 60):
+            began = time.perf_counter()
+            state, metrics = executable(state, batch)
+            jax.block_until_ready(metrics)
+            seconds.append(time.perf_counter() - began)
+        return statistics.median(seconds[1:])
 
 
 def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
