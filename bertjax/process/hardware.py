@@ -1,4 +1,4 @@
-"""The machine: peak arithmetic and memory of a device, and what a record of a run says of it.
+"""The machine: peak arithmetic and memory of a device, slices of TPUs, and what a record of a run says of it.
 
 Peaks are the vendors' for dense bfloat16 products without sparsity, the denominator of MFU. A device that is not listed
 has no MFU.
