@@ -331,7 +331,7 @@ def write_directory(
         safetensors.numpy.save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
         (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
         if tokenizer is not None:
-            tokenizer.save(directory, config.max_position_embeddings)
+            tokenizer.save(directory, config.max_position_embeddings, segments=config.type_vocab_size > 1)
         if sentence is not None:
             sentence.write(directory, config.hidden_size)
         if card is not None:

@@ -204,7 +204,7 @@ class Tokenizer(abc.ABC):
 
     # --- files ------------------------------------------------------------------------------
 
-    def save(self, directory: str | Path, max_length: int | None = None) -> None:
+    def save(self, directory: str | Path, max_length: int | None = None, segments: bool = True) -> None:
         """Writes the vocabulary and tokenizer_config.json in Hugging Face's layout.
 
         `load_tokenizer` reads all options back; so does `transformers.AutoTokenizer`, but for
@@ -213,10 +213,13 @@ class Tokenizer(abc.ABC):
         Args:
           max_length: positions of the model beside it; stored as model_max_length, by which
             transformers truncates, unless the tokenizer's own is shorter.
+          segments: whether that model tells segments apart; one that does not may take no token_type_ids, which
+            transformers makes unless it is told not to.
         """
         directory = Path(directory)
         lengths = [length for length in (self.model_max_length, max_length) if length is not None]
         config = self._config() | ({"model_max_length": min(lengths)} if lengths else {})
+        config |= {} if segments else {"model_input_names": ["input_ids", "attention_mask"]}
         # The vocabulary last: without it there is no tokenizer, without the casing a guess at one.
         write_whole(directory / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
         write_whole(directory / self.VOCABULARY_FILE, self._content())
