@@ -59,8 +59,8 @@ class Predictions:
     def __iter__(self) -> Iterator[Any]:
         return map(_answer_of, [self.task] * len(self), self.records)
 
-    def __getitem__(self, place: int) -> Any:
-        return _answer_of(self.task, self.records[place])
+    def __getitem__(self, place: int | slice) -> Any:
+        return list(self)[place] if isinstance(place, slice) else _answer_of(self.task, self.records[place])
 
     def _repr_html_(self) -> str:
         rows = [(_asked_text(record), _shown(record, self[i])) for i, record in enumerate(self.records[:_SHOWN_ROWS])]
@@ -116,10 +116,13 @@ def _inputs(data: Any, task: str, columns: str | Sequence[str] | None, model: Lo
     if not tables:
         data = list(data) if hasattr(data, "__iter__") else data
         tables = isinstance(data, list) and bool(data) and isinstance(data[0], dict)
-    if not tables:
-        yield from (row["input"] for row in objects.rows(data, ("input",)))
-        return
-    for number, row in enumerate(objects.rows(data)):
+    for number, row in enumerate(objects.rows(data, () if tables else ("input",))):
+        if not tables:
+            given = _checked(row["input"], number)
+            if known and len(known) != (1 if isinstance(given, str) else len(given)):
+                raise ValueError(f"row {number} is {given!r:.80}; the model was fine-tuned on {' and '.join(known)}")
+            yield given
+            continue
         if not columns and named and set(named) <= set(row):
             wanted = named
         if missing := [name for name in wanted if name not in row]:
@@ -127,7 +130,13 @@ def _inputs(data: Any, task: str, columns: str | Sequence[str] | None, model: Lo
                 f"row {number} has no column {missing[0]!r}; found {', '.join(row)}. columns=NAME, or (NAME, NAME) for "
                 "a pair, says which hold the texts"
             )
-        yield row[wanted[0]] if len(wanted) == 1 else tuple(row[name] for name in wanted)
+        yield _checked(row[wanted[0]] if len(wanted) == 1 else tuple(row[name] for name in wanted), number)
+
+
+def _checked(given: Any, number: int) -> Given:
+    if not isinstance(given, str | list | tuple) or not all(isinstance(part, str) for part in given):
+        raise ValueError(f"row {number} is {given!r:.80}, which is no text")
+    return given
 
 
 def asked(name: str | None, model: LoadedModel | str) -> str:

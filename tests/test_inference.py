@@ -222,6 +222,29 @@ def test_a_fine_tuned_classifier_reads_as_much_of_a_text_as_its_task(directory, 
     assert [a == pytest.approx(b) for a, b in zip(whole, found, strict=True)] == [True, False, False]
 
 
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ([("the", "cat"), None], "row 1 is None, which is no text"),
+        ([1], "row 0 is 1, which is no text"),
+        ({"q": ["the"], "a": [float("nan")]}, r"row 0 is \('the', None\), which is no text"),
+        (("the cat", "the mat"), "row 0 is 'the cat'; the model was fine-tuned on q and a"),
+        ([("the", "cat", "sat")], "row 0 is .*; the model was fine-tuned on q and a"),
+    ],
+)
+def test_inputs_that_the_model_was_not_made_for_are_refused_by_row(directory, data, message):
+    settings = {"finetuned": {"task": "table", "options": {"text": ["q", "a"]}}}
+    model = dataclasses.replace(head(directory, "sequence-classification"), settings=settings)
+    with pytest.raises(ValueError, match=message):
+        prediction.predict(model, data)
+
+
+def test_predictions_are_sliced_as_a_list(directory):
+    found = prediction.predict(head(directory, "sequence-classification"), np.array(["the cat", "mat", "sat on"]))
+    assert found[1:] == list(found)[1:] and found[-1] == list(found)[-1]
+    assert [type(record["text"]) for record in found.records] == [str] * 3
+
+
 def test_a_fine_tuned_reader_answers_as_its_task(reader, tmp_path):
     """By its options, and with no answer where no span is among the likeliest starts and ends."""
     from bertjax.tasks.squad import SquadTask

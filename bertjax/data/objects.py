@@ -61,7 +61,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: pathlib.Path) -> None:
 def plain(value: Any) -> Any:
     """The value as JSON has it: of numpy's scalars and arrays the numbers, None for what pandas calls missing."""
     if isinstance(value, str):
-        return value
+        return str(value)  # numpy's too
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, tuple | list):
