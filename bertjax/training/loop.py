@@ -167,6 +167,11 @@ class Loop:
                 batch = next(batches, None)
             except (ValueError, OSError) as error:
                 raise DataError(f"the rows of step {self.step + 1} could not be read: {error}") from error
+            except RuntimeError as error:  # of Grain
+                raise DataError(
+                    f"a data worker has ended before step {self.step + 1} ({error}). If memory ran out, set fewer "
+                    "config.data.workers; the same command goes on from the newest checkpoint"
+                ) from error
         if batch is None:
             raise DataError(f"the data ended after step {self.step}, but the phase runs to step {phase.until_step}")
         return batch

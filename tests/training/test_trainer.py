@@ -396,6 +396,16 @@ def test_an_error_in_the_loop_finishes_the_save_that_has_begun(tmp_path, monkeyp
     assert not list((tmp_path / "run").glob("tmp.*"))
 
 
+def test_a_data_worker_that_was_killed_is_told_with_the_remedy():
+    def killed(start):
+        yield from itertools.islice(batches(start), 2)
+        raise RuntimeError("Worker process was terminated unexpectedly with exit code -9.")
+
+    trainer, objective = trainer_on(), regression()
+    with pytest.raises(DataError, match="before step 3 .*exit code -9.*memory.*fewer config.data.workers"):
+        trainer.fit(trainer.init(objective), [Phase(9, objective, killed)], config(), logbook=Memory())
+
+
 def damaged():
     raise ValueError("store: the file is damaged")
     yield
