@@ -247,7 +247,10 @@ def tag_words(
 def _window(loaded: LoadedModel) -> int:
     """Tokens of a row at most: as many as fine-tuning had, for answers like its own."""
     longest = loaded.config.max_position_embeddings
-    return min(longest, remembered(loaded.settings, "the model").max_length or longest)
+    length = remembered(loaded.settings, "the model").max_length or longest
+    if length > longest:
+        raise ValueError(f"max_length={length} exceeds the {longest} positions of the model")
+    return length
 
 
 @overload

@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--top_k", type=int, default=5, help="candidates for each [MASK]")
     parser.add_argument("--dtype", choices=DTYPES, help="in place of --config.execution.dtype; float16 too")
-    add_settings(parser, prediction_config, {"batch_size": "task.eval_batch_size"})
+    short = {"batch_size": "task.eval_batch_size", "max_length": "task.max_length"}
+    add_settings(parser, prediction_config, short)
     options = parser.parse_args(arguments)
     with refusals("predict"):
         config = check_config(options.config)
@@ -91,6 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with out as stream:
             output = Output(stream, options.out, task, inputs, memory.options.get("separator") or "|")
             loaded = load_model(options.model, kind, execution)
+            if "task.max_length" in options.given:
+                finetuned = {**(loaded.settings.get("finetuned") or {}), "max_length": config.task.max_length}
+                loaded = dataclasses.replace(loaded, settings={**loaded.settings, "finetuned": finetuned})
             done = 0
             for chunk in chunks(inputs.texts, options.batch_size):
                 last = done + len(chunk)
