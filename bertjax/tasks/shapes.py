@@ -96,9 +96,12 @@ def filled(lengths: Sequence[int], shape_of: Callable[[int], Shape]) -> Iterator
 
 
 def packed_lengths(longest: int, limit: int) -> tuple[int, ...]:
-    """Lengths of packed rows that are worth a try where the longest example and the model's positions are so long."""
+    """Lengths of packed rows that are worth a try where the longest example and the model's positions are so long.
+
+    One of them is a multiple of the tiles of attention on GPUs.
+    """
     shortest = max(SHORTEST, -(-int(longest) // 16) * 16)
-    return tuple(sorted({min(shortest, limit), min(2 * shortest, limit)}))
+    return tuple(sorted({min(length, limit) for length in (shortest, -(-shortest // 64) * 64, 2 * shortest)}))
 
 
 def packed_shape(lengths: Sequence[int], batch_size: int, limit: int, multiple: int = 1) -> Shape:
