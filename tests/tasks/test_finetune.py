@@ -117,11 +117,11 @@ def test_a_toy_task_is_learnt_and_runs_share_their_compiled_steps(tuner):
 
 @pytest.mark.slow
 def test_training_on_packed_rows_gives_the_losses_and_scores_of_padded_ones(tuner):
-    """Without dropout, to rounding: the same examples are in each step."""
+    """Without dropout, to rounding: the same examples are in each step. The packed ones on several devices."""
     found = []
-    for pack in ("none", "all"):
+    for pack, mesh in (("none", tuner.mesh), ("all", sharding.make_mesh(devices=jax.devices()[:4]))):
         settings = SETTINGS.replace({"task.pack": pack})
-        own = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, fresh, settings, mesh=tuner.mesh)
+        own = finetune.FineTuner(tuner.task, tuner.tokenizer, CONFIG, fresh, settings, mesh=mesh)
         assert (own.training_shapes(16)[0].slots > 1) == (pack == "all")
         found.append(own.run(settings.replace({"optimizer.learning_rate": 1e-3, "batch_size": 16, "task.epochs": 2})))
     one, other = found
