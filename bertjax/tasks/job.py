@@ -34,7 +34,7 @@ from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.make import TASKS, make_task, remembered, task_name
 from bertjax.tasks.pretrained import Pretrained
 from bertjax.tasks.results import result_json, save_model, summary_line, write_json, write_predictions
-from bertjax.tasks.task import Rows, Task, adopt_labels
+from bertjax.tasks.task import Rows, Task, adopt_labels, respelled
 from bertjax.tasks.text_task import TextTask
 from bertjax.training import sharding
 from bertjax.training.trainer import TrainState
@@ -168,7 +168,7 @@ def prepare_tuner(
     if task.labels:
         # A head for the same names goes on in its own order; one for other names, or for names
         # that are not known, is of no use.
-        names = start.source.labels or tuple(map(str, range(len(task.labels))))
+        names = respelled(start.source.labels, task.labels) or tuple(map(str, range(len(task.labels))))
         start.keep_head = set(task.labels) == set(names)
         if start.keep_head:
             task.labels = names

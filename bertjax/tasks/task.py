@@ -237,11 +237,19 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(labels, key=lambda label: (int(label) if numbers else 0, label)))
 
 
+def respelled(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """The head's labels as the task writes them, where they differ in case alone and none is then taken twice."""
+    spelled = {name.casefold(): name for name in wanted}
+    names = tuple(spelled.get(name.casefold(), name) for name in known)
+    return names if len({*names}) == len(known) and len(spelled) == len(wanted) else tuple(known)
+
+
 def adopt_labels(wanted: Sequence[str], known: Sequence[str], source: str) -> tuple[str, ...]:
     """The head's own label order, for a task whose labels are `wanted`.
 
-    A fine-tuned model keeps its names in its config and is matched by name, never by position, unless the names are the
-    numbers of the head's outputs. Raises ValueError if the head does not know one of the task's labels, or names none.
+    A fine-tuned model keeps its names in its config and is matched by name (see `respelled`), never by position, unless
+    the names are the numbers of the head's outputs. Raises ValueError if the head does not know one of the task's
+    labels, or names none.
     """
     if not known and tuple(wanted) == tuple(map(str, range(len(wanted)))):
         return tuple(wanted)
@@ -251,6 +259,7 @@ def adopt_labels(wanted: Sequence[str], known: Sequence[str], source: str) -> tu
             f"the names in the head's order (--labels={','.join(wanted)} if it is this one), or "
             "write them to its config.json as id2label"
         )
+    known = respelled(known, wanted)
     if unknown := [name for name in wanted if name not in known]:
         raise ValueError(
             f"labels {unknown} are unknown to the head of {source}, which has {list(known)}; "

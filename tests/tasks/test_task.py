@@ -122,6 +122,10 @@ def test_rows_without_labels_cannot_be_trained_on():
 
 def test_labels_are_matched_by_name_with_those_of_the_head():
     assert task.adopt_labels(["a", "b"], ["b", "c", "a"], "DIR") == ("b", "c", "a")
+    assert task.adopt_labels(["a", "b"], ["B", "C", "A"], "DIR") == ("b", "C", "a")  # NEGATIVE and POSITIVE of SST-2
+    assert task.adopt_labels(["a", "A"], ["A", "a"], "DIR") == ("A", "a")
+    with pytest.raises(ValueError, match=r"\['b'\] are unknown to the head of DIR"):
+        task.adopt_labels(["A", "b"], ["A", "a"], "DIR")
     with pytest.raises(ValueError, match=r"\['x'\] are unknown to the head of DIR"):
         task.adopt_labels(["a", "x"], ["a", "b"], "DIR")
 
