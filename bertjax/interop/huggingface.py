@@ -262,7 +262,10 @@ def class_name(config: BertConfig, architecture: str) -> tuple[str, str]:
     architecture: 'BertForMaskedLM', or transformers' own name of a class, which stays.
     """
     model_type = config.type
-    if model_type == OWN or (model_type != "bert" and architecture in BERT_ALONE):
+    # Left to right, [CLS] sees nothing: the pooler reads the last token here, and [CLS] in transformers.
+    pooled = ("BertForSequenceClassification", "BertForMultipleChoice")
+    last = config.is_decoder and config.heads == "bert" and architecture in pooled
+    if last or model_type == OWN or (model_type != "bert" and architecture in BERT_ALONE):
         return architecture, OWN
     prefix = CLASS_PREFIXES[model_type]
     if architecture.startswith(prefix) and not architecture.startswith("BertFor" if prefix != "Bert" else ""):

@@ -1,5 +1,6 @@
 """Round trips, refusals and atomic writing of Hugging Face's layout."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ from bertjax.formats.arrays import read_safetensors
 from bertjax.interop import LoadError, load_model, load_pretrained_params
 from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import read_state_dict, write_directory
-from bertjax.model.heads import BertForPreTraining, BertForSequenceClassification
+from bertjax.model.heads import BertForPreTraining, BertForSequenceClassification, shared_init
 from bertjax.model.paths import flatten
 from bertjax.model.presets import BertConfig
 
@@ -299,3 +300,17 @@ def test_model_card_says_what_it_is_and_how_to_load_it():
         assert text in card
     tagger = model_card("t", "BertForTokenClassification", "Tags.")
     assert "fill" not in tagger and "BertForTokenClassification.from_pretrained" in tagger
+
+
+def test_a_left_to_right_classifier_is_not_written_as_one_that_reads_cls(golden, tmp_path):
+    """transformers would give every text the same answer: [CLS] sees nothing there."""
+    config = dataclasses.replace(golden.config, is_decoder=True)
+    model = BertForSequenceClassification(config)
+    params = jax.device_get(shared_init(model, jax.random.key(0)))
+    write_directory(tmp_path / "m", config, params, "BertForSequenceClassification")
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "bertjax"
+    loaded, ids = load_model(tmp_path / "m"), np.array([[2, 5, 6, 3]])
+    expected = model.apply({"params": params}, ids, np.ones_like(ids))
+    np.testing.assert_array_equal(loaded(ids, np.ones_like(ids)), expected)
+    write_directory(tmp_path / "mlm", config, golden.params, "BertForMaskedLM")
+    assert json.loads((tmp_path / "mlm" / "config.json").read_text())["model_type"] == "bert"
