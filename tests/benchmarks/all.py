@@ -73,6 +73,7 @@ PIECES = {
     "modern-8192": Piece("modern full-8192x4 --peer_compile=layers", 2),
     "modern-8192-flex": Piece("modern full-8192x4 --peer_attention=flex_attention", 3),
     "packed": Piece("packed --store={store}", 4),
+    "packed-tasks": Piece("packed --tasks=sst2,rte --data={glue} --tokenizer={model}", 6),
     "memory": Piece("memory large-512x32", 4),
     "scaling-2": Piece("scaling base-128x256 large-512x32 large-512x64 --devices 1 2 --fsdp", 8, gpus=2),
     "scaling-4": Piece("scaling base-128x256 large-512x32 large-512x64 --devices 1 2 4 --fsdp", 9, gpus=4),
