@@ -126,8 +126,8 @@ class Trainer:
             return jax.jit(make, out_shardings=shardings)
 
         if params is None:
-            start = self._once("init", objective, lambda: jitted(lambda key: self._state_of(objective.init(key))))
-            return start(self._init_key())
+            start = self._once("init", objective, lambda: jitted(lambda seed: self._drawn(objective, seed)))
+            return start(np.int64(self.seed).astype(np.int32))  # as jax.random.key would make it
         params = jax.tree.map(
             lambda leaf, where: jax.make_array_from_callback(leaf.shape, where, lambda index, leaf=leaf: leaf[index]),
             params,
@@ -140,7 +140,7 @@ class Trainer:
         """Shapes and shardings of the state: the target for Checkpoints.restore."""
 
         def state() -> TrainState:
-            shapes = jax.eval_shape(lambda: self._state_of(objective.init(self._init_key())))
+            shapes = jax.eval_shape(lambda: self._drawn(objective, self.seed))
             return sharding.abstract(shapes, self.mesh)
 
         return self._once("abstract state", objective, state)
@@ -154,8 +154,9 @@ class Trainer:
             skipped_in_row=jnp.int32(0),
         )
 
-    def _init_key(self) -> jax.Array:
-        return jax.random.fold_in(jax.random.key(self.seed, impl="threefry2x32"), INIT_STREAM)
+    def _drawn(self, objective: Objective, seed: jax.Array | int) -> TrainState:
+        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), INIT_STREAM)
+        return self._state_of(objective.init(key))
 
     def _once(self, kind: str, objective: Objective, make: Callable[[], Any]) -> Any:
         """What `make` gives, made once for each objective, which is kept alive so that its id stays its own."""
