@@ -278,6 +278,8 @@ def evaluate(
     tuner = FineTuner(task, source.require_tokenizer(), source.config, start, settings, execution, mesh)
     params = load_pretrained_params(model_directory, tuner.model, jax.random.key(0))
     records, features = tuner.data(split)
+    if not records.records:
+        records.require_labels("evaluation")
     outputs = tuner.predict(params, features)
     if write_to is not None:
         task.write(records, features, outputs, pathlib.Path(write_to))

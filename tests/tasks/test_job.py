@@ -128,6 +128,10 @@ def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start,
     scores = job.evaluate(again, workdir / "model", settings=SETTINGS, mesh=one_device())
     assert again.labels == ("bad", "good")
     assert scores["accuracy"] == pytest.approx(result["scores"]["accuracy"])
+    (data / "none.tsv").write_text("text\tlabel\n")
+    nothing = job.make_task("table", data, {"files": {"dev": "none.tsv"}, "labels": ("bad", "good")})
+    with pytest.raises(ValueError, match="split 'dev' has no rows, so it cannot be used for evaluation"):
+        job.evaluate(nothing, workdir / "model", settings=SETTINGS, mesh=one_device())
     files = json.dumps({"files": {"dev": "dev.tsv", "test": "test.tsv"}})  # labels: the model's
     for split, gold in (("dev", True), ("test", False)):
         capsys.readouterr()
