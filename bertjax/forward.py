@@ -57,13 +57,14 @@ def make_rows(loaded: LoadedModel, texts: Sequence[str | tuple[str, str]], longe
 
 
 def batches_by_length(
-    rows: Sequence[Row], batch_size: int, pad_id: int, longest: int, tokens: int | None = None
+    rows: Sequence[Row], batch_size: int, pad_id: int, longest: int, tokens: int | None = None, packs: bool = True
 ) -> Iterator[tuple[Shape, list[list[int]], dict[str, np.ndarray]]]:
     """Batches of rows of similar length, longest first: padded, or packed where they would not fit one padded batch.
 
     A batch has the width T of its longest row's bucket and R = `batch_size` rows, or as many as `tokens` hold of this
     width; the last one is filled up with empty ones. So there are no more compiled shapes than buckets. A batch may
-    reach into the next bucket: its shorter rows cost what empty ones would. Rows that want positions are not packed.
+    reach into the next bucket: its shorter rows cost what empty ones would. Rows that want positions are not packed,
+    nor any without `packs`.
 
     Yields:
       (Shape, of each row of the batch the indices of `rows` in it, inputs int32 [R, T] by name, with what packed
@@ -71,7 +72,7 @@ def batches_by_length(
       few shapes).
     """
     wanted = max((len(row.positions) for row in rows), default=0)
-    packed = len(rows) > batch_size and not wanted
+    packed = packs and len(rows) > batch_size and not wanted
 
     def shape_of(length: int) -> Shape:
         width = min(longest, max(SHORTEST * packed, -(-length // BUCKET) * BUCKET))
@@ -123,6 +124,7 @@ def run(
         loaded.tokenizer.pad_id,
         loaded.config.max_position_embeddings,
         CPU_TOKENS if jax.default_backend() == "cpu" else None,
+        loaded.model.packs,
     ):
         with jax_settings.fixed():
             result = loaded(**inputs, **options)

@@ -133,6 +133,31 @@ def test_more_texts_than_a_batch_share_rows_the_short_ones_in_the_gaps_of_the_lo
     np.testing.assert_array_equal(inputs["attention_mask"][1], np.repeat([*range(1, 11)], [300, *[20] * 9]))
 
 
+SHORT = ["the cat", "sat", ("the cats", "sat ."), "on the mat .", "cat", "the mat"]
+
+
+@pytest.mark.parametrize(
+    "task, answers",
+    [
+        ("sequence-classification", lambda m, n: [list(x.values()) for x in inference.classify(m, SHORT, n)]),
+        ("token-classification", lambda m, n: forward.run(m, forward.make_rows(m, SHORT), n)),
+        ("question-answering", lambda m, n: [inference.answer(m, ["cat"] * 5, ["the mat ."] * 5, batch_size=n)]),
+        ("features", lambda m, n: embeddings.sentence_embeddings(m, SHORT, batch_size=n)),
+        ("features", lambda m, n: [states for _, states in embeddings.layer_outputs(m, SHORT, (0, -1), n)]),
+        ("mlm", lambda m, n: forward.run(m, forward.make_rows(m, SHORT), n)),
+    ],
+)
+def test_texts_that_share_a_row_have_the_answers_of_rows_of_their_own(directory, task, answers):
+    model = head(directory, task)
+    lengths = [len(row.ids) for row in forward.make_rows(model, SHORT)]
+    for one, other, n in zip(answers(model, 3), answers(model, 10), lengths, strict=False):
+        if task == "question-answering":
+            assert [a[:3] for a in one] == [a[:3] for a in other]
+        else:
+            cut = slice(n) if task in ("token-classification", "mlm") else slice(None)  # padding says nothing
+            np.testing.assert_allclose(one[cut], other[cut], atol=1e-5)
+
+
 @pytest.mark.parametrize("many", [1, 500])
 def test_rows_of_many_texts_are_those_of_each(pretrained, monkeypatch, many):
     monkeypatch.setattr(encoding, "MANY", many)

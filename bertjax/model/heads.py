@@ -141,6 +141,8 @@ class BertForPreTraining(BertNetwork):
 class BertForMaskedLM(BertNetwork):
     """Masked language model alone: no pooler, as checkpoints trained without NSP have none."""
 
+    packs: ClassVar[bool] = False  # in prediction, which asks for the masks of a row
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.mlm = MlmHead(self.config)
