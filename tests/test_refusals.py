@@ -73,7 +73,6 @@ def place(tmp_path_factory):
     (place / "deep.json").write_text("[" * 100_000)
     (place / "empty.txt").write_text("")
     (place / "train.csv").write_text("text,label\na b,x\nc d,y\n")
-    (place / os.fsdecode(b"n\xff.txt")).write_text("a\n\nb\n")
     (place / "config.py").write_text("\ndef get_config():\n    return 1 / 0\n")
     for name, loss in (("run", 1.0), ("odd", [])):
         (place / name).mkdir()
@@ -196,7 +195,6 @@ BAD = [
     ("build_corpus --inspect --output={p}/absent", "absent"),
     ("build_corpus --inspect --output={p}/model", "model"),
     ("build_corpus --input={p}/a.txt --tokenizer={p}/model --output={p}/s --shard=9", "--shard"),
-    ("build_corpus --input={p}/n*.txt --tokenizer={p}/model --output={p}/new/s", ""),
     ("sweep --task=mrpc --data={p} --init_from={p}/absent --workdir={p}/new/w", "{p}"),
     ("sweep --task=mrpc --data={p}/absent --init_from={p}/model --workdir={p}/new/w --max_length=16", "absent"),
     ("sweep --task=nope --data={p} --init_from={p}/model --workdir={p}/new/w", "nope"),

@@ -63,7 +63,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return text.encode(errors="backslashreplace")  # JSON's escape of what a file's name has that is not UTF-8
 
 
 def shard_path(directory: Path, number: int, kind: str) -> Path:

@@ -30,7 +30,12 @@ class CheckpointError(RuntimeError):
 
 
 def resolve_directory(path: str | os.PathLike[str]) -> epath.Path:
-    """An absolute path: relative ones and ~ are resolved, URLs such as gs://bucket/x are kept."""
+    """An absolute path: relative ones and ~ are resolved, URLs such as gs://bucket/x are kept.
+
+    Raises ValueError for a name that is not UTF-8, which orbax and TensorBoard cannot write to.
+    """
+    if re.search("[\ud800-\udfff]", os.fspath(path)):  # Python's signs for such bytes
+        raise ValueError(f"{os.fspath(path)!r}: the name of this directory is not UTF-8; choose another")
     if re.match(r"^[a-z0-9]+://", os.fspath(path)):
         return epath.Path(path)
     return epath.Path(pathlib.Path(path).expanduser().absolute())

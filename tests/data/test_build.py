@@ -43,6 +43,16 @@ def test_output_is_byte_identical_for_any_number_of_workers(tmp_path, tokenizer,
     assert files_of(tmp_path / "s1") == files_of(tmp_path / "s4")
 
 
+def test_a_file_whose_name_is_not_utf_8_gives_the_same_tokens(tmp_path, tokenizer, documents, text_file):
+    text_file(tmp_path / "a.txt", documents(20))
+    odd = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    odd.write_bytes((tmp_path / "a.txt").read_bytes())
+    plain = build_store(tmp_path / "a.txt", tokenizer, tmp_path / "plain")
+    assert build_store(odd, tokenizer, tmp_path / "s")["content_hash"] == plain["content_hash"]
+    again = build_store(odd, tokenizer, tmp_path / "s")  # finished: its manifest is read
+    assert again["files"] == [[str(odd), odd.stat().st_size]] and len(all_documents(tmp_path / "s")) == 20
+
+
 def test_machines_that_share_the_shards_give_the_same_bytes(tmp_path, tokenizer, documents, text_file):
     text_file(tmp_path / "a.txt", documents(60))
     arguments = dict(patterns=f"{tmp_path}/a.txt", tokenizer=tokenizer, shard_bytes=10_000)
