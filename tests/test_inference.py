@@ -264,6 +264,32 @@ def test_inputs_that_the_model_was_not_made_for_are_refused_by_row(directory, da
         prediction.predict(model, data)
 
 
+def test_predict_cuts_rows_at_the_length_that_it_is_given(directory, tmp_path, capsys):
+    model = head(directory, "sequence-classification")
+    write_directory(tmp_path / "m", model.config, model.params, "BertForSequenceClassification", model.tokenizer)
+    asked = [f"--model={tmp_path / 'm'}", "--task=classify", "--text=the cats sat on the mat ."]
+    for flag in ("--max_length=5", "--config.task.max_length=5"):
+        predict.main([*asked, flag])
+        found = json.loads(capsys.readouterr().out)["labels"]
+        assert found == pytest.approx(inference.classify(model, "the cats"))  # [CLS] the cat ##s [SEP]
+    with pytest.raises(SystemExit, match="max_length=17 exceeds the 16 positions of the model"):
+        predict.main([*asked, "--max_length=17"])
+
+
+def test_rows_of_a_benchmark_have_its_columns_of_files_or_of_data_sets(directory):
+    model = dataclasses.replace(head(directory, "sequence-classification"), settings={"finetuned": {"task": "mnli"}})
+    for names in (("sentence1", "sentence2"), ("premise", "hypothesis")):
+        found = prediction.predict(model, dict(zip(names, (["the cat"], ["the mat"]), strict=True)))
+        assert found.records[0]["text"] == ("the cat", "the mat")
+
+
+def test_several_numbers_are_all_in_the_answer(directory):
+    model = dataclasses.replace(head(directory, "sequence-classification"), settings={"problem_type": "regression"})
+    found = prediction.predict(model, ["the cat"])
+    assert found[0] == inference.classify(model, "the cat") and len(found[0]) == 2
+    assert all(f"{name} {value:.4f}" in found._repr_html_() for name, value in found[0].items())
+
+
 def test_predictions_are_sliced_as_a_list(directory):
     found = prediction.predict(head(directory, "sequence-classification"), np.array(["the cat", "mat", "sat on"]))
     assert found[1:] == list(found)[1:] and found[-1] == list(found)[-1]
