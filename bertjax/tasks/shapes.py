@@ -76,13 +76,17 @@ def filled(lengths: Sequence[int], shape_of: Callable[[int], Shape]) -> Iterator
 
     Args:
       shape_of: the shape of a batch whose longest example has so many tokens.
+
+    Raises ValueError for an example that is longer than its rows.
     """
     waiting: dict[int, list[int]] = {}
     for i in reversed(range(len(lengths))):
         waiting.setdefault(int(lengths[i]), []).append(i)
     left = sum(1 << length for length in waiting)  # bit n: an example of n tokens waits
     while left:
-        shape, rows = shape_of(left.bit_length() - 1), []
+        shape, rows = shape_of(longest := left.bit_length() - 1), []
+        if longest > shape.length:
+            raise ValueError(f"an example of {longest} tokens is longer than the rows of its batch, {shape.length}")
         while left and len(rows) < shape.rows:
             row, space = [], shape.length
             while len(row) < shape.slots and (fitting := left & ((2 << space) - 1)):

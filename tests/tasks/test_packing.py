@@ -64,8 +64,7 @@ def rows_of(head, rng, segments):
 @pytest.mark.parametrize(
     "head, network",
     [("classification", name) for name in NETWORKS]
-    + [(head, "bert") for head in ("regression", "multilabel", "tagging", "spans")]
-    + [("tagging", "modernbert")],
+    + [(head, "bert") for head in ("regression", "multilabel", "tagging", "spans")],
 )
 def test_packed_rows_have_the_logits_loss_and_gradients_of_padded_ones(head, network):
     config, kind = NETWORKS[network], kinds.KINDS[head]
@@ -118,6 +117,11 @@ def test_rows_are_twice_as_long_where_that_leaves_less_room(length, expected):
 def test_rows_are_never_longer_than_the_model_s_positions():
     assert shapes.packed_shape([70] * 1000, 32, 100).length == 80
     assert shapes.packed_shape([30] * 1000, 32, 48).length == 48
+
+
+def test_an_example_longer_than_its_rows_is_refused():
+    with pytest.raises(ValueError, match="an example of 70 tokens is longer than the rows of its batch, 64"):
+        list(shapes.filled([4, 70], lambda n: Shape(2, 64, 8)))
 
 
 def test_networks_whose_rows_are_read_from_end_to_end_do_not_pack():
