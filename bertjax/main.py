@@ -36,10 +36,10 @@ def parser() -> Parser:
     add("--workdir", metavar="DIR", help=f"{workdir}runs/NAME of the config file")
     coordinator = "of process 0 of a run over several machines. Not needed on TPU pods and under SLURM, where the "
     add("--coordinator", default="", metavar="HOST:PORT", help=f"{coordinator}processes find each other")
-    add("--processes", type=int, default=0, help="with --coordinator: number of processes")
-    add("--process_id", type=int, default=-1, help="with --coordinator: which one this is")
+    add("--processes", type=int, least=0, default=0, help="with --coordinator: number of processes")
+    add("--process_id", type=int, least=-1, default=-1, help="with --coordinator: which one this is")
     wait = "how long to wait at the start for the other processes of the run (default 300)"
-    add("--wait_seconds", type=int, default=300, help=wait)
+    add("--wait_seconds", type=int, least=0, default=300, help=wait)
     add_boolean(parser, "help_config", False, "print every setting, then exit")
     return parser
 

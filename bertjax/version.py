@@ -2,8 +2,10 @@
 
 import functools
 import pathlib
+import time
 
 __version__ = "0.1.0"
+IMPORTED = time.monotonic()  # with the package, before everything else of it
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 
 

@@ -11,14 +11,13 @@ each of them the position goes on from where it was, over the time that is left.
 from __future__ import annotations
 
 import contextlib
-import os
-import pathlib
 import time
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-_IMPORTED = time.monotonic()
+from bertjax import version
+
 _begun: float | None = None  # by `begun`
 _milestones: dict[str, float] = {}  # of this start: name -> process_age()
 # Key of a batch, int32 [rows]: the place in the learning-rate schedule, where it is not the step.
@@ -59,15 +58,13 @@ def first_step_done() -> str | None:
 
 
 def process_age() -> float:
-    """Seconds since this process started, or in the block of `begun`; where there is no /proc, since this import."""
-    if _begun is not None:
-        return time.monotonic() - _begun
-    try:
-        fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return time.monotonic() - _IMPORTED
-    ticks = int(fields[19])  # starttime of proc(5), counted from boot
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    """Seconds since this program started, or in the block of `begun`.
+
+    A program begins when bertjax is imported, which is the first that `python -m bertjax.main` does. The start of the
+    process may lie far before: a shell that ends with `exec python`, as `bash -c 'pip install ... && python ...'`
+    does, is the same process.
+    """
+    return time.monotonic() - (version.IMPORTED if _begun is None else _begun)
 
 
 class Clock:

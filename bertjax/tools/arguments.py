@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -34,11 +35,14 @@ class Parser(argparse.ArgumentParser):
     short: Mapping[str, str] = {}
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """As argparse's; a value is N, X or TEXT in the help unless its name says more."""
+        """As argparse's; a value is N, X or TEXT in the help unless its name says more. A whole number is at least
+        `least`, 1 by default."""
         takes_value = options.get("action", "store") in ("store", "append") and "choices" not in options
         if takes_value and names[0].startswith("-"):
             kinds = {int: "N", float: "X", boolean: "true|false", json_object: "JSON"}
             options.setdefault("metavar", kinds.get(options.get("type"), "TEXT"))
+        if options.get("type") is int:
+            options["type"] = functools.partial(_at_least, options.pop("least", 1))
         return super().add_argument(*names, **options)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
@@ -150,6 +154,16 @@ def add_settings(parser: Parser, base: Callable[[], Any] | None = None, short: M
         help = f"short for --config.{name}: {setting.help}".replace("%", "%%")
         kind = json_object if isinstance(setting.default, dict) else type(setting.default)
         parser.add_argument(f"--{flag}", type=kind, help=help, **options)
+
+
+def _at_least(least: int, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{number} must be at least {least}")
+    return number
 
 
 def json_object(text: str) -> dict[str, Any]:

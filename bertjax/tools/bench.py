@@ -309,8 +309,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--json", action="store_true", help="print one JSON object instead of a table")
     add_settings(parser)
     flags = parser.parse_args(arguments)
-    if min(flags.steps, flags.rounds, flags.rows) < 1:
-        parser.error("--steps, --rounds and --rows must be at least 1")
     with refusals("bench"):
         (run_step if flags.what == "step" else run_input)(flags)
 

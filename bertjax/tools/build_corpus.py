@@ -63,10 +63,10 @@ def make(inspecting: bool = False) -> Parser:
 
         add_settings(parser, default_config)
     add("--seq_length", type=int, default=128, help="for --inspect (default 128)")
-    add("--examples", type=int, default=4, help="rows that --inspect shows (default 4)")
+    add("--examples", type=int, least=0, default=4, help="rows that --inspect shows (default 4)")
     add("--packed", action="store_true", help="--inspect shows packed rows")
     add("--split", default="train", choices=SPLITS, help="that --inspect shows")
-    add("--seed", type=int, default=0, help="for --inspect")
+    add("--seed", type=int, least=0, default=0, help="for --inspect")
     return parser
 
 

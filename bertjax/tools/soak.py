@@ -149,8 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("soak", __doc__)
     add = parser.add_argument
-    add("--kills", type=int, default=100, help="how often the run is killed (default 100)")
-    add("--seed", type=int, default=0, help="of the moments")
+    add("--kills", type=int, least=0, default=100, help="how often the run is killed (default 100)")
+    add("--seed", type=int, least=0, default=0, help="of the moments")
     add("--directory", type=pathlib.Path, help="of both runs (default: a temporary one)")
     add("--minutes", type=float, default=math.inf, help="no kill after so many minutes; what was done is compared")
     add("--records", type=int, default=40, help="a kill comes within so many logged steps of a start (default 40)")

@@ -69,8 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs or resumes the search."""
     flags = parser().parse_args(arguments)
     with refusals("sweep", 2):
-        if flags.seeds < 1:
-            raise ValueError(f"--seeds={flags.seeds} must be at least 1")
         search = searched(flags)
         config = check_config(flags.config)
         if config.job != "finetune":

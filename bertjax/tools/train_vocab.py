@@ -42,7 +42,7 @@ def parser() -> Parser:
         "kept and a line says so)",
     )
     add_boolean(parser, "tokenize_chinese_chars", None, "isolate CJK ideographs (default true; wordpiece only)")
-    add("--num_unused", type=int, help="[unusedN] rows (default vocab_size / 30, at most 994; wordpiece only)")
+    add("--num_unused", type=int, least=0, help="[unusedN] rows (default vocab_size / 30, at most 994; wordpiece only)")
     add(
         "--min_char_count",
         type=int,
