@@ -225,21 +225,19 @@ class Execution:
     """How the network is run: changes speed, memory and rounding, never the meaning.
 
     Attributes:
-      dtype: of activations and matrix products. Parameters, LayerNorm statistics, softmax and
-        losses stay float32. 'float8' is bfloat16 but for the large products of the layers; see kernels/float8.py.
+      dtype: of activations and matrix products. Parameters, LayerNorm statistics, softmax and losses stay float32.
+        'float8' is bfloat16 but for the large products of the layers; see kernels/float8.py.
       attention: 'auto', 'reference' or the name of a fused kernel (see kernels/__init__.py).
-      layers: 'unrolled', or 'scan' for one compiled layer body (compile time, less code). The
-        parameters are one leaf a layer in both.
-      remat: what the backward pass finds in memory. 'none' keeps everything; 'dots' keeps the
-        outputs of matrix products and of attention; 'minimal' keeps two [B,T,H] arrays a layer
-        beside its input; 'full' keeps the layer's input only.
+      layers: 'unrolled', or 'scan' for one compiled layer body (compile time, less code). The parameters are one leaf
+        a layer in both.
+      remat: what the backward pass finds in memory. 'none' keeps everything; 'dots' keeps the outputs of matrix
+        products and of attention; 'minimal' keeps two [B,T,H] arrays a layer beside its input; 'full' its input only.
       qkv: 'fused' runs query, key and value as one product; the parameters stay separate.
       dropout_words: generator of hidden-state dropout; see dropout.py.
-      pointwise: 'fused' runs bias + dropout + residual + LayerNorm, and the backward pass of
-        bias + GELU, each as one kernel (GPU; needs dropout_words='hash', whose masks the kernel
-        draws again instead of storing them).
-      platform: what the program is compiled for, 'cpu', 'gpu' or 'tpu', which decides what
-        attention='auto' stands for; 'auto' is this machine.
+      pointwise: 'fused' runs bias + dropout + residual + LayerNorm, and the backward pass of bias + GELU, each as one
+        kernel (GPU; needs dropout_words='hash', whose masks the kernel draws again instead of storing them).
+      platform: what the program is compiled for, 'cpu', 'gpu' or 'tpu', which decides what attention='auto' stands
+        for; 'auto' is this machine.
     """
 
     dtype: str = "float32"
@@ -266,16 +264,14 @@ class Execution:
             raise ValueError("Execution.pointwise='fused' needs dropout_words='hash'")
 
     @property
-    def array_dtype(self) -> str:
-        """Of activations."""
+    def array_dtype(self) -> str:  # of activations
         return "bfloat16" if self.dtype == "float8" else self.dtype
 
     @classmethod
     def of(cls, settings: ExecutionSettings, backend: str, tensor_parallel: bool = False) -> Execution:
         """What config.execution asks for on `backend`; see for_backend."""
-        fastest = cls.for_backend(
-            backend, tensor_parallel, dtype=settings.dtype, layers=settings.layers, remat=settings.remat
-        )
+        chosen = {name: getattr(settings, name) for name in ("dtype", "layers", "remat")}
+        fastest = cls.for_backend(backend, tensor_parallel, **chosen)
         if settings.kernels == "xla":
             return dataclasses.replace(fastest, attention="reference", pointwise="xla")
         if settings.kernels not in ("auto", *ATTENTION):
