@@ -247,7 +247,8 @@ from bertjax.process import distributed
 coordinator, process_id = sys.argv[1:]
 distributed.initialize(coordinator, 2, int(process_id), timeout_s=60, heartbeat_s=10)
 from jax.experimental import multihost_utils
-with distributed.not_waiting_after_errors(grace_s=3):
+distributed.GRACE_S = 3
+with distributed.not_waiting_after_errors():
     for number in range(1000):
         multihost_utils.sync_global_devices(str(number))
         print("start", number, flush=True)
@@ -298,7 +299,8 @@ from bertjax.process import distributed
 coordinator, process_id, culprits, how = sys.argv[1:]
 distributed.initialize(coordinator, 2, int(process_id), timeout_s=60, heartbeat_s=10)
 from jax.experimental import multihost_utils
-with distributed.not_waiting_after_errors(grace_s=6):
+distributed.GRACE_S = 6
+with distributed.not_waiting_after_errors():
     if process_id in culprits:
         print("no store on this host", file=sys.stderr)
         sys.exit(2) if how == "refuses" else 1 / 0
