@@ -171,8 +171,9 @@ class BertEncoder(Network):
 
     def __post_init__(self) -> None:
         self.embeddings = Embeddings(self.config)
+        product = multiply(self.execution)  # one object: layers that differ in it are neither shared nor scanned
         for i in range(self.config.num_hidden_layers):
-            setattr(self, f"layer_{i}", Layer(self.config, i, multiply(self.execution)))
+            setattr(self, f"layer_{i}", Layer(self.config, i, product))
         c = self.config
         self.final_norm = LayerNorm(c.hidden_size, c.layer_norm_eps, c.norm_bias) if c.final_norm else None
 

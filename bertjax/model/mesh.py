@@ -48,6 +48,11 @@ def rows_are_placed() -> bool:
     return _MESH.get() is not None or jax.device_count() == 1
 
 
+def heads_are_split(mesh: Mesh | None) -> bool:
+    """Whether a device has some of the heads, or of the columns of a matrix, only."""
+    return mesh is not None and mesh.shape[HEADS_AXIS] > 1
+
+
 def keep_rows(x: jax.Array) -> jax.Array:
     """x [B, ...], its rows where those of the batch are and every row whole, if weights are split
     over the same devices (fsdp)."""

@@ -1,9 +1,9 @@
 """Rows of a task to padded or packed batches, and batches to one array for the way to the device.
 
-Their shapes are those of shapes.py. Packed rows hold several
-examples, in the fields that packed rows of pre-training have too (data/rows.py): `attention_mask` numbers the examples
-1..K, `position_ids` [R, T] restart with each, `cls_positions` [R, K] say where each begins. What is one value an
-example is [R, K] then, and `weights` [R, K] are 0 where no example is.
+Their shapes are those of shapes.py. Packed rows hold several examples, in the fields that packed rows of pre-training
+have too (data/rows.py): `attention_mask` numbers the examples 1..K, `position_ids` [R, T] restart with each,
+`cls_positions` [R, K] say where each begins. What is one value an example is [R, K] then, and `weights` [R, K] are 0
+where no example is.
 
 A row (`Features`) is a dict of plain numpy values:
 

@@ -147,6 +147,12 @@ def test_a_network_in_8_bits_has_the_loss_and_the_gradients_of_bfloat16():
     assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.99
 
 
+def test_layers_are_scanned_as_they_are_one_by_one():
+    scanned, alone = (loss_and_gradients(Execution(dtype="float8", layers=layers)) for layers in ("scan", "unrolled"))
+    np.testing.assert_allclose(scanned[0], alone[0], rtol=1e-3)
+    assert error(flat(scanned[1]), flat(alone[1])) < 0.02
+
+
 def test_devices_that_share_rows_and_matrices_compute_the_same():
     alone = loss_and_gradients(Execution(dtype="float8"))
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2, 1), ("data", "fsdp", "tensor"))

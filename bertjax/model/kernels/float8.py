@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bertjax.model.kernels.gpu_launch import launch
-from bertjax.model.mesh import HEADS_AXIS, current_mesh, gathered, on_each_share
+from bertjax.model.mesh import current_mesh, gathered, heads_are_split, on_each_share
 
 WEIGHTS, GRADIENTS = jnp.float8_e4m3fn, jnp.float8_e5m2
 STEEPEST = 1.13  # the largest slope of GELU
@@ -141,18 +141,13 @@ def product(kernel: jax.Array, x: jax.Array, fused: bool) -> jax.Array:
       fused: quantise by kernels (GPU) and not by XLA.
     """
     mesh = current_mesh()
-    return _product(_How(mesh, fused and not _split(mesh)), _whole(kernel, mesh), x)
+    return _product(_How(mesh, fused and not heads_are_split(mesh)), _whole(kernel, mesh), x)
 
 
 def _whole(kernel: jax.Array, mesh: Mesh | None) -> jax.Array:
     """A matrix that devices share is gathered in 16 bits."""
     shared = mesh is not None and mesh.shape["fsdp"] > 1
     return gathered(kernel.astype(jnp.bfloat16)) if shared else kernel
-
-
-def _split(mesh: Mesh | None) -> bool:
-    """Whether a device has columns of a kernel only."""
-    return mesh is not None and mesh.shape[HEADS_AXIS] > 1
 
 
 # ------------------------------------------------------- dense, GELU, dense: what lies between never leaves 8 bits
@@ -195,7 +190,7 @@ dense_gelu_dense.defvjp(_dense_gelu_dense_forward, _dense_gelu_dense_backward)
 def feed_forward(otherwise, tanh: bool, first, gate, second, x: jax.Array) -> jax.Array:
     """See choice.Kernels; `otherwise` computes what this does not. GELU is by tanh or exact."""
     mesh = current_mesh()
-    if gate is not None or first.bias is None or _split(mesh):
+    if gate is not None or first.bias is None or heads_are_split(mesh):
         return otherwise(first, gate, second, x)
     kernels = [_whole(dense.kernel[...], mesh) for dense in (first, second)]
     return dense_gelu_dense(mesh, tanh, kernels[0], first.bias[...], kernels[1], x)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from bertjax.model.kernels.gelu import gated, gelu_erf, gelu_tanh
 from bertjax.model.kernels.gpu_launch import launch
-from bertjax.model.mesh import HEADS_AXIS, current_mesh, on_each_share
+from bertjax.model.mesh import current_mesh, heads_are_split, on_each_share
 
 ROWS, COLUMNS, WARPS = 16, 128, 4
 
@@ -53,6 +53,6 @@ _gated.defvjp(_gated_forward, _gated_backward)
 def gated_gelu(u: jax.Array, tanh: bool) -> jax.Array:
     """GELU(first half) * second half [B, T, F] of u [B, T, 2F], F a multiple of 16; by tanh or exact."""
     mesh = current_mesh()
-    if mesh is not None and mesh.shape[HEADS_AXIS] > 1:  # a device has columns of one half
+    if heads_are_split(mesh):  # a device has columns of one half
         return gated(gelu_tanh if tanh else gelu_erf)(u)
     return _gated(mesh, tanh, u)
