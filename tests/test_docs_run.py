@@ -44,7 +44,7 @@ SHORTER = [
     (r"tools\.sweep --task", "$", " --batch_size=8 --learning_rate=5e-5 --epochs=1 --max_length=32"),
     (r"tools\.sweep --config", "$", f" {TASK}"),
     (r"tools\.sweep", r"--seeds=\d+", "--seeds=1"),
-    (r"tools\.soak", r"--kills=\d+", "--kills=1"),
+    (r"soak_run", r"--kills=\d+", "--kills=1"),
     (r"tools\.bench step", r"(base|large)@\d+x\d+", "tiny@32x2"),
     (r"tools\.train_vocab.*(corpus/|hf:)", "$", " --vocab_size=600"),
     (r"tools\.build_corpus --output=store --inspect", "$", " --seq_length=32"),
@@ -57,7 +57,7 @@ NOT_RUN = [
     (r"pip install|python -m venv", ".ci/run does, in a fresh environment"),
     (r"^pytest|BERTJAX_PLAN_FULL", "a test of its own"),
     (r"^launch/|^sbatch|^docker|^kubectl|^tail|^export BERTJAX_ZONE", "tests/launch, with clusters that are made up"),
-    (r"tests\.benchmarks\.", "measures for minutes on GPUs; tests/benchmarks runs the parts of it"),
+    (r"tests\.benchmarks\.(?!soak_run)", "measures for minutes on GPUs; tests/benchmarks runs the parts of it"),
     (r"tools\.plan.*--topology|^export PYTHONPATH", "needs the TPU compiler: tests/tools/test_plan.py"),
 ]
 
@@ -87,7 +87,7 @@ def not_run(line: str) -> str:
 
 
 def shorter(line: str) -> str:
-    if not line.startswith("python -m bertjax"):
+    if not line.startswith(("python -m bertjax", "python -m tests")):
         return line
     for where, pattern, instead in SHORTER:
         if re.search(where, line):

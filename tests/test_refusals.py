@@ -19,7 +19,7 @@ FORKS = """
 import gc, importlib, json, os, resource, sys, time
 import bertjax.main  # defines the flags of a run
 for name in ("build_corpus", "convert", "evaluate", "features", "predict", "report", "sweep",
-             "train_vocab", "bench", "soak"):
+             "train_vocab", "bench"):
     importlib.import_module("bertjax.tools." + name)
 for late in ("bertjax.tasks.job", "bertjax.tasks.suite", "bertjax.pretraining.job",
              "bertjax.process.runtime", "bertjax.data.build", "bertjax.interop.stablehlo"):
@@ -208,8 +208,6 @@ BAD = [
     ("bench input --store={p}/absent", "absent"),
     ("bench step huge@1x1", "huge@1x1"),
     ("bench step --config={p}/config.py", "config.py"),
-    ("soak --kills=1", "after --"),
-    ("soak --kills=1 --directory={p}/a.txt -- --config=configs/demo.py", "a.txt"),
 ]
 
 

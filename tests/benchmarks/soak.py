@@ -8,7 +8,7 @@ during a save, a full disk, a newest checkpoint truncated or emptied, leftovers 
 directory that has lost all its checkpoints (the run must refuse to start; then they come back).
 Then it is started again, and must begin at the newest intact checkpoint. In the end parameters,
 optimizer state and every logged loss must equal, bit for bit, those of an undisturbed run. Exit
-code 0: they do. A run of bertjax.main is killed by `python -m bertjax.tools.soak`.
+code 0: they do. A run of bertjax.main is killed by `python -m tests.benchmarks.soak_run`.
 """
 
 import contextlib

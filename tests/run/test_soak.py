@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.benchmarks import soak_run
 from tests.benchmarks.soak import ACCIDENTS, Soak, history, newest_intact, spoil
 
 
@@ -79,6 +80,16 @@ def test_a_run_that_begins_earlier_than_it_must_is_found_out(tmp_path, monkeypat
     checkpoint(tmp_path, "10")
     with pytest.raises(SystemExit, match="began at step 0, but its newest intact .* step 10"):
         soak.start(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    "flags, named", [([], "after --"), (["--directory={}/a.txt", "--", "--config=configs/demo.py"], "a.txt")]
+)
+def test_a_run_that_cannot_be_killed_is_refused(flags, named, tmp_path, capsys):
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(SystemExit) as refused:
+        soak_run.main(["--kills=1", *(flag.format(tmp_path) for flag in flags)])
+    assert named in f"{refused.value}{capsys.readouterr().err}"
 
 
 @pytest.mark.slow

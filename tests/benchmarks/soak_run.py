@@ -1,6 +1,6 @@
 """Kills a run again and again, and shows that the result is the same, bit for bit.
 
-    python -m bertjax.tools.soak --kills=20 -- --config=configs/base.py:packed ...
+    python -m tests.benchmarks.soak_run --kills=20 -- --config=configs/base.py:packed ...
 
 What follows -- are the arguments of bertjax.main. The run is done twice: once undisturbed, once
 killed with SIGKILL at random moments, with an empty compilation cache at every second start. Losses,
@@ -28,8 +28,9 @@ from bertjax.formats.checkpoint import SavedStates
 from bertjax.log.logbook import METRICS_FILE, read_records
 from bertjax.log.report.runs import STARTS_FILE, read_starts
 from bertjax.model.paths import flatten
-from bertjax.tools.arguments import make_parser, refusals
+from bertjax.tools.arguments import refusals
 from bertjax.training.programs import DIRECTORY as PROGRAMS
+from tests.benchmarks.harness import make_parser
 
 # Of a record; these tell of time and not of the model.
 TIMES = {"time", "tokens_per_second", "mfu", "step_time", "data_wait", "seconds"}
@@ -59,7 +60,7 @@ class Soak:
 
     def finish(self, run: pathlib.Path) -> None:
         if code := self.launch(run).wait():
-            raise SystemExit(f"soak: the run in {run} ended with exit code {code}: {output_of(run)}")
+            raise SystemExit(f"soak_run: the run in {run} ended with exit code {code}: {output_of(run)}")
 
     def kill_once(self, run: pathlib.Path) -> str:
         """Starts the run and kills it at a random moment; says when."""
@@ -75,7 +76,7 @@ class Soak:
         child.kill()
         code = child.wait()
         if code not in (-9, 0):
-            raise SystemExit(f"soak: before it was killed, the run ended with exit code {code}: {output_of(run)}")
+            raise SystemExit(f"soak_run: before it was killed, the run ended with exit code {code}: {output_of(run)}")
         last = read_records(run / METRICS_FILE)[-1:] if (run / METRICS_FILE).exists() else []
         how, step = "ended" if code == 0 else "killed", last[0]["step"] if last else 0
         return f"{how} at step {step} after {time.monotonic() - began:.0f} s"
@@ -98,7 +99,7 @@ class Soak:
         found = list(differences(calm, rough))
         if found:
             more = f" and {len(found) - 8} more" if len(found) > 8 else ""
-            raise SystemExit(f"soak: differs from the undisturbed run: {'; '.join(found[:8])}{more}")
+            raise SystemExit(f"soak_run: differs from the undisturbed run: {'; '.join(found[:8])}{more}")
         starts = read_starts(rough / STARTS_FILE)
         steps = len(read_records(rough / METRICS_FILE))
         print(
@@ -147,7 +148,7 @@ def size_of(run: pathlib.Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = make_parser("soak", __doc__)
+    parser = make_parser("soak_run", __doc__)
     add = parser.add_argument
     add("--kills", type=int, least=0, default=100, help="how often the run is killed (default 100)")
     add("--seed", type=int, least=0, default=0, help="of the moments")
@@ -159,9 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.command:
         parser.error(
             "give the run after --, such as -- --config=configs/demo.py. The accidents that happen to a small "
-            "model (without a run) are python -m tests.benchmarks.soak --kills=100, in a clone"
+            "model (without a run) are python -m tests.benchmarks.soak --kills=100"
         )
-    with refusals("soak"), contextlib.ExitStack() as stack:
+    with refusals("soak_run"), contextlib.ExitStack() as stack:
         directory = options.directory or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         Soak(directory, options.command, options.kills, options.minutes, options.records, options.seed).run()
 
