@@ -2,27 +2,21 @@
 
     python -m bertjax.tools.bench step base@128x256 large@512x32        MODEL@LENGTHxROWS
     python -m bertjax.tools.bench step --config=configs/base.py:packed --config=configs/large.py
-    python -m bertjax.tools.bench step base@128x256 --tree=../other     beside another checkout
     python -m bertjax.tools.bench input --store=store
 
 `step` compiles the real training step of every shape and config (random words, all rows full), then
 times them in turn, --rounds times: a warm-up, steps one by one, steps in a row as in training. The
-faster of both counts, and of the rounds the median. --tree times this code and that of another
-checkout in turn, in processes of their own. `input` measures in CPU time of one core.
+faster of both counts, and of the rounds the median. `input` measures in CPU time of one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import re
-import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +27,6 @@ from bertjax.tools.arguments import add_settings, make_parser, refusals
 if TYPE_CHECKING:  # --help needs neither
     from bertjax.tools.stages import Stage
 
-ROOT = pathlib.Path(__file__).parents[2]
 SHAPES = ("base@128x256", "base@512x64", "large@128x128", "large@512x32")
 SHAPE = re.compile(r"(\w+)[@-](\d+)x(\d+)")
 WARM_UP = 5  # steps before each timing
@@ -179,72 +172,12 @@ def step_table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def compare_trees(
-    trees: Sequence[pathlib.Path], arguments: Sequence[str], rounds: int
-) -> dict[str, dict[str, list[float]]]:
-    """{shape or config: {tree: seconds a step, one a round}} of `bench step`; the trees are timed in turn."""
-    found: dict[str, dict[str, list[float]]] = {}
-    command = [sys.executable, "-m", "bertjax.tools.bench", "step", *arguments, "--rounds=1", "--json"]
-    with tempfile.TemporaryDirectory() as scratch:
-        for number in range(1, rounds + 1):
-            for place, tree in enumerate(trees):
-                path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
-                environment = {**os.environ, "PYTHONPATH": path, "JAX_COMPILATION_CACHE_DIR": f"{scratch}/{place}"}
-                done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)
-                if done.returncode:
-                    raise ValueError(f"the step of {tree} ended with exit code {done.returncode}")
-                for name, result in json.loads(done.stdout.splitlines()[-1])["results"].items():
-                    found.setdefault(name, {}).setdefault(str(tree), []).append(result["step_seconds"])
-            print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
-    return found
-
-
-def tree_table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Median, fastest and slowest round of every tree, in milliseconds, and the ratio to this tree."""
-    lines = []
-    for name, trees in found.items():
-        lines.append(f"{name}: milliseconds a step (fastest - slowest round)")
-        medians = [statistics.median(seconds) for seconds in trees.values()]
-        for (tree, seconds), median in zip(trees.items(), medians, strict=True):
-            low, high = 1e3 * min(seconds), 1e3 * max(seconds)
-            lines.append(f"{1e3 * median:9.2f} ({low:.2f} - {high:.2f})  x {median / medians[0]:.3f}  {tree}")
-    return "\n".join(lines)
-
-
 def run_step(flags: argparse.Namespace) -> None:
     """`bench step`."""
     shapes = flags.shapes or ([] if flags.files else list(SHAPES))
     configs = configurations(shapes, flags.files, flags.settings)
-    if flags.tree:
-        files = [f"--config={file}" for file in flags.files]
-        arguments = [*shapes, *files, *flags.settings, f"--steps={flags.steps}"]
-        trees = [ROOT, *(tree.expanduser().absolute() for tree in flags.tree)]
-        if missing := [tree for tree in trees if not (tree / "bertjax" / "tools").is_dir()]:
-            raise ValueError(f"--tree={missing[0]} is no checkout of bertjax: it has no bertjax/tools")
-        found = compare_trees(trees, arguments, flags.rounds)
-        print(json.dumps(found) if flags.json else tree_table(found))
-        return
     report = time_steps(configs, flags.steps, flags.rounds)
     print(json.dumps(report) if flags.json else step_table(report))
-
-
-def build_command(pattern: str, tokenizer: str, output: pathlib.Path) -> dict[str, float]:
-    """build_corpus in a process of its own: CPU seconds of it and its workers, wall clock, tokens."""
-    from bertjax.data.store import read_manifest
-
-    command = [sys.executable, "-m", "bertjax.tools.build_corpus", f"--input={pattern}", f"--tokenizer={tokenizer}"]
-    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([*command, f"--output={output}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise ValueError(f"build_corpus ended with exit code {done.returncode}:\n{done.stdout[-2000:]}")
-    usage, tokens = resource.getrusage(resource.RUSAGE_CHILDREN), read_manifest(output)["tokens"]
-    cpu = usage.ru_utime + usage.ru_stime - before.ru_utime - before.ru_stime
-    return {
-        "tokens": tokens,
-        "cpu_seconds": cpu,
-        "wall_seconds": time.monotonic() - started,
-        "tokens_per_cpu_second": tokens / cpu,
-    }
 
 
 def rows_per_second(store: Any, seq_length: int, packed: bool, rows: int = 20_000) -> dict[str, float]:
@@ -267,22 +200,17 @@ def run_input(flags: argparse.Namespace) -> None:
     """`bench input`."""
     from bertjax.data.store import TokenStore
 
-    if not flags.store and not (flags.text and flags.tokenizer):
-        raise ValueError("give --store=DIR, or --text='PATTERN' with --tokenizer=DIR to build a store first")
-    report: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="bertjax-bench-") as scratch:
-        store = flags.store or pathlib.Path(scratch) / "store"
-        if not flags.store:
-            report["builder"] = build_command(flags.text, flags.tokenizer, store)
-        opened = TokenStore(store)
-        for length in flags.lengths:
-            for kind in ("padded", "packed"):
-                report[f"{length} {kind}"] = rows_per_second(opened, length, kind == "packed", flags.rows)
+    if not flags.store:
+        raise ValueError("give --store=DIR, a token store (python -m bertjax.tools.build_corpus makes one)")
+    store = TokenStore(flags.store)
+    report = {
+        f"{length} {kind}": rows_per_second(store, length, kind == "packed", flags.rows)
+        for length in flags.lengths
+        for kind in ("padded", "packed")
+    }
     if flags.json:
         print(json.dumps(report))
         return
-    if built := report.pop("builder", None):
-        print(f"text to token store: {built['tokens_per_cpu_second']:,.0f} tokens a second of one core")
     print(f"{'rows':>12} {'rows/s':>9} {'tokens/s':>12} {'fill':>6}   of one core")
     for name, found in report.items():
         rate = found["rows_per_cpu_second"]
@@ -300,10 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("shapes", nargs="*", metavar="MODEL@LENGTHxROWS", help=f"steps to time (default: {' '.join(SHAPES)})")
     add("--steps", type=int, default=20, help="timed steps of a round (default 20)")
     add("--rounds", type=int, default=3, help="how often each is timed (default 3)")
-    add("--tree", type=pathlib.Path, action="append", default=[], metavar="DIR", help="another checkout, timed in turn")
     add("--store", type=pathlib.Path, help="input: a token store")
-    add("--text", help="input: build a store from these files first")
-    add("--tokenizer", help="input: of --text")
     add("--lengths", type=int, nargs="+", default=[128, 512], help="input: tokens of a row (default 128 512)")
     add("--rows", type=int, default=20_000, help="input: rows that are timed (default 20000)")
     add("--json", action="store_true", help="print one JSON object instead of a table")

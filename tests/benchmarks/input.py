@@ -31,6 +31,7 @@ def measure(flags: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """All numbers of the tables."""
     from bertjax.data.store import TokenStore
     from bertjax.tokenization import load_tokenizer
+    from bertjax.tools.bench import rows_per_second
     from tests.benchmarks import input_stages as stages
 
     tokenizer = load_tokenizer(flags.vocab, do_lower_case=flags.do_lower_case)
@@ -53,7 +54,7 @@ def measure(flags: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     report["stages"] = stages.build_stages(flags.text, tokenizer)
     store = TokenStore(scratch / "store")
     report["rows"] = {
-        f"{length} {kind}": stages.rows_per_second(store, length, kind == "packed")
+        f"{length} {kind}": rows_per_second(store, length, kind == "packed")
         for length, _ in LENGTHS
         for kind in ("padded", "packed")
     }

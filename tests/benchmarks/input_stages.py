@@ -28,7 +28,6 @@ from bertjax.data.store import TokenStore
 from tests.benchmarks import harness
 
 STAGE_BYTES = 16 << 20  # of text that the stages are timed on
-ROWS = 20_000  # that a kind of row is timed on
 
 
 def build_command(
@@ -109,19 +108,6 @@ def build_stages(pattern: str, tokenizer: Any) -> dict[str, float]:
         "write": writing,
     }
     return {name: tokens / value for name, value in seconds.items()}
-
-
-def rows_per_second(store: TokenStore, seq_length: int, packed: bool) -> dict[str, float]:
-    """Rows a CPU second out of batches.py, and the share of positions that hold a token."""
-    batches = PretrainingBatches(store, seq_length, 256, seed=1, packed=packed)
-    _ = batches[0]  # compiles, and makes the first epoch's index
-    started, held = time.process_time(), 0
-    steps = -(-ROWS // 256)
-    for step in range(steps):
-        held += np.count_nonzero(batches[step]["attention_mask"])
-    seconds = time.process_time() - started
-    rows = steps * 256
-    return {"rows_per_cpu_second": rows / seconds, "fill": held / (rows * seq_length)}
 
 
 def masked_epochs(

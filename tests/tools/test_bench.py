@@ -1,8 +1,6 @@
-"""bench: named shapes, tables, another checkout in turn, rows out of a store."""
+"""bench: named shapes, tables, rows out of a store."""
 
 import json
-import os
-import pathlib
 import subprocess
 import sys
 
@@ -30,7 +28,6 @@ def test_a_shape_is_the_published_size_with_these_rows():
         (["step", "huge@128x2"], "not MODEL@LENGTHxROWS"),
         (["step", "--config=configs/demo.py", "--config.lerning_rate=1"], "Did you mean --config.optimizer"),
         (["quality", "--store=S"], "python -m tests.benchmarks.quality"),
-        (["step", "--tree=/nowhere"], "no checkout of bertjax"),
         (["input"], "give --store=DIR"),
         (["step", "--rounds=0"], "must be at least 1"),
     ],
@@ -56,23 +53,6 @@ def test_the_table_has_rates_and_the_share_of_the_peak():
     report = {"device": "card", "devices": 2, "nominal_flops": 20e12, "versions": "jax 1", "results": {"a": result}}
     line = bench.step_table(report).splitlines()[-1].split()
     assert line == ["a", "100.00", "80", "8,000", "0.500", "2.0", "3.0", "1.5000"]
-
-
-def test_two_checkouts_are_timed_in_turn(monkeypatch):
-    old, seen = pathlib.Path("old"), []
-
-    def run(command, cwd, env, **_):
-        seen.append((cwd, command[2:], env["PYTHONPATH"].split(os.pathsep)[0]))
-        output = "a line\n" + json.dumps({"results": {"base@128x2": {"step_seconds": 0.2 if cwd == old else 0.1}}})
-        return subprocess.CompletedProcess(command, 0, output)
-
-    monkeypatch.setattr(bench.subprocess, "run", run)
-    found = bench.compare_trees([bench.ROOT, old], ["base@128x2", "--steps=7"], rounds=2)
-    assert [cwd for cwd, *_ in seen] == [bench.ROOT, old] * 2
-    assert seen[0][1] == ["bertjax.tools.bench", "step", "base@128x2", "--steps=7", "--rounds=1", "--json"]
-    assert [path for *_, path in seen[:2]] == [str(bench.ROOT), "old"]
-    text = bench.tree_table(found)
-    assert f"100.00 (100.00 - 100.00)  x 1.000  {bench.ROOT}" in text and f"x 2.000  {old}" in text
 
 
 def test_rows_of_a_store_are_counted(random_store):
