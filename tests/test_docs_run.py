@@ -149,7 +149,7 @@ def place(tmp_path_factory):
 
 def records(place: pathlib.Path) -> None:
     """data/LENGTH/: files as create_pretraining_data.py writes them."""
-    from bertjax.formats.tfrecord import make_example, write_records
+    from tests.tfrecords import make_example, write_records
 
     pieces = (place / "vocab" / "vocab.txt").read_text().split("\n")
     cls, sep, mask = (pieces.index(f"[{name}]") for name in ("CLS", "SEP", "MASK"))

@@ -22,6 +22,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from bertjax.data.rows import Batch
 from bertjax.data.sources import resolve
 from bertjax.formats.crc32c import masked_crc32c
 from bertjax.formats.files import make_once, whole_file
-from bertjax.formats.tfrecord import gzip_errors, is_gzip, read_records, record_offsets
+from bertjax.formats.tfrecord import record_offsets
 from bertjax.tokenization import Tokenizer
 
 CHECKED = 2_000  # records that a start reads, in 0.1 s; each is checked when it is drawn
@@ -61,14 +62,8 @@ class Records:
         tokenizer: Tokenizer | None = None,
     ):
         self.paths = resolve(patterns)
-        path, first = next(((path, r) for path in self.paths for r in read_records(path)), (None, None))
-        if first is None:
-            raise ValueError(f"0 examples from {len(self.paths)} files, the first of which is {self.paths[0]}")
-        self._reader = ExampleReader(first, path, tokenizer)
-        self.seq_length = self._reader.seq_length
-        self.max_predictions = self._reader.max_predictions
         self.pad_id = 0 if tokenizer is None else tokenizer.pad_id
-        self._plain = [_unpack_gzip(path, cache_dir) if is_gzip(path) else path for path in self.paths]
+        self._plain = [_plain(path, cache_dir) for path in self.paths]
         self._maps = self._map()
         offsets = [
             record_offsets(data, path) if len(data) else np.empty(0, np.int64)
@@ -76,6 +71,12 @@ class Records:
         ]
         self._offsets = np.concatenate(offsets)
         self._ends = np.cumsum([len(o) for o in offsets])
+        if not len(self):
+            raise ValueError(f"0 examples from {len(self.paths)} files, the first of which is {self.paths[0]}")
+        first, where = self._record(0)
+        self._reader = ExampleReader(first.tobytes(), where.removesuffix(", record 0"), tokenizer)
+        self.seq_length = self._reader.seq_length
+        self.max_predictions = self._reader.max_predictions
 
     def _map(self) -> list[np.ndarray]:
         return [
@@ -233,15 +234,21 @@ def check_lengths(records: Records, seq_length: int | None, max_predictions: int
             )
 
 
-def _unpack_gzip(path: str, cache_dir: str | os.PathLike[str] | None) -> str:
-    """A plain copy of a GZIP file; one that is there already is taken if the file is unchanged."""
+def _plain(path: str, cache_dir: str | os.PathLike[str] | None) -> str:
+    """The file itself, or a plain copy of a GZIP file; one that is there is taken if the file is unchanged."""
+    with open(path, "rb") as file:
+        if file.read(2) != b"\x1f\x8b":
+            return path
     status = os.stat(path)
     identity = f"{os.path.abspath(path)} {status.st_size} {status.st_mtime_ns}"
     name = f"{Path(path).stem}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def unpack(out: Path) -> None:
-        with gzip_errors(path), gzip.open(path, "rb") as source, whole_file(out, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+        try:
+            with gzip.open(path, "rb") as source, whole_file(out, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path}: the GZIP file is cut off or damaged ({error}); copy it again") from None
 
     return str(make_once(Path(cache_dir or _temporary_directory()) / name, unpack, f"a plain copy of {path}"))
 

@@ -5,7 +5,8 @@ import pytest
 
 from bertjax.data.bert_records import Records, TFRecordBatches, TFRecordEvaluation, split_records
 from bertjax.formats.crc32c import masked_crc32c
-from bertjax.formats.tfrecord import make_example, parse_example, read_records, write_records
+from bertjax.formats.tfrecord import parse_example
+from tests.tfrecords import make_example, read_records, write_records
 
 T, P = 16, 3
 
@@ -96,8 +97,8 @@ def test_unpacked_lists_are_read():
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz"])
 def test_records_come_back(tmp_path, name):
     records = [b"", b"x" * 1000, bytes(range(256))]
-    assert write_records(tmp_path / name, records) == 3
-    assert list(read_records(tmp_path / name)) == records
+    write_records(tmp_path / name, records)
+    assert read_records(tmp_path / name) == records
     plain = struct.pack("<Q", 0)
     assert (tmp_path / name).read_bytes()[:8] == plain or name.endswith("gz")
 
@@ -107,14 +108,12 @@ def test_damage_is_found(tmp_path):
     data = (tmp_path / "a").read_bytes()
     (tmp_path / "b").write_bytes(data[:-3])
     with pytest.raises(ValueError, match="cut off in record 3"):
-        list(read_records(tmp_path / "b"))
-    with pytest.raises(ValueError, match="cut off in record 3"):
         TFRecordBatches(tmp_path / "b", 2)
     flipped = bytearray(data)
     flipped[40] ^= 1
     (tmp_path / "b").write_bytes(flipped)
     with pytest.raises(ValueError, match="record 0 is damaged"):
-        list(read_records(tmp_path / "b"))
+        TFRecordBatches(tmp_path / "b", 2)
     (tmp_path / "b").write_text("this is text, not a record file")
     with pytest.raises(ValueError, match="is it a TFRecord file"):
         TFRecordBatches(tmp_path / "b", 2)

@@ -11,7 +11,6 @@ from etils import epath
 from bertjax.config import default_config, frozen
 from bertjax.config_checks import check_config
 from bertjax.data.build import build_store
-from bertjax.formats.tfrecord import make_example, write_records
 from bertjax.pretraining import corpora
 from bertjax.pretraining import job as pretraining
 from bertjax.pretraining.corpora import TFRECORD, open_corpus
@@ -19,6 +18,7 @@ from bertjax.pretraining.finish import random_share, token_entropy
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import summary
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
+from tests.tfrecords import make_example, write_records
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [f"w{i}" for i in range(60)]

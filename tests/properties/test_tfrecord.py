@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bertjax.data.bert_example import FIELDS, ExampleReader
 from bertjax.data.bert_records import Records
-from bertjax.formats.tfrecord import NO_EXAMPLE, make_example, parse_example, read_records, write_records
+from bertjax.formats.tfrecord import NO_EXAMPLE, parse_example
+from tests.tfrecords import make_example, read_records, write_records
 
 T, P, V = 8, 3, 300
 FIRST = make_example(
@@ -284,7 +285,7 @@ def path():
 @given(st.lists(st.binary(max_size=40), max_size=4), st.booleans())
 def test_records_come_back(path, records, compressed):
     write_records(path, records, compressed)
-    assert list(read_records(path)) == records
+    assert read_records(path) == records
 
 
 @given(st.data())
@@ -307,7 +308,7 @@ def test_a_damaged_file_is_refused_by_name_or_has_a_part_of_its_records(path, da
         records = Records(path, path.parent / "cache", Vocabulary())
         numbers = range(len(records))
         records.read(numbers, numbers, records.empty(len(records)))
-        plain = list(read_records(path))
+        plain = read_records(path)
     except ValueError as error:
         assert path.name in str(error)
     else:  # cut between two records, or nothing that matters in the head of a GZIP file
