@@ -84,6 +84,13 @@ def check(name: str, value: Any, allowed: Allowed) -> None:
         raise ValueError(f"{name}={value!r:.80} is unknown.{nearest(str(value), list(allowed))}")
 
 
+def check_all(settings: Any) -> None:
+    """`check` of every setting of a dataclass; None, as a default, is whatever it means there."""
+    for name, field in walk(type(settings)):
+        if (value := getattr(settings, name)) is not None:
+            check(name, value, field.allowed)
+
+
 def nearest(name: str, valid: list[str]) -> str:
     """' Did you mean ...?' for an unknown name, or the list of valid ones."""
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)

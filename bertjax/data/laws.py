@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.config.setting import AT_LEAST_1, SHARE, check, setting
-from bertjax.config.setting import walk as settings_of
+from bertjax.config.setting import AT_LEAST_1, SHARE, check_all, setting
 from bertjax.data.pairs import NO_ANCHORS, NOTHING, Tables, drawing_of, longest_sentence, tables_of, walk
 from bertjax.data.store import TokenStore
 
@@ -40,9 +39,7 @@ class Limits:
     max_line_tokens: int = setting(100_000, "refuse a longer line", AT_LEAST_1)
 
     def __post_init__(self) -> None:
-        for name, field in settings_of(type(self)):
-            if (value := getattr(self, name)) is not None:
-                check(name, value, field.allowed)
+        check_all(self)
 
 
 def measure(

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from bertjax.config.setting import AT_LEAST_1, check_all, setting
 from bertjax.data.named import is_name, open_pieces, pinned
 from bertjax.data.opening import is_compressed, open_bytes, plain_name
 from bertjax.data.sentences import check_language
@@ -33,39 +34,24 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How files become documents.
+    """How files become documents; `build_corpus` has a flag for each."""
 
-    Attributes:
-      format: one of FORMATS, or 'auto': by name (.jsonl, .json, .parquet, tfds:, hf:), then by the first bytes
-        ('<doc ', '{'), else 'text'.
-      field: the text's field (jsonl), column (parquet, hf) or feature (tfds); or several with commas, whose texts
-        follow each other.
-      language: ISO 639-1 code for the sentence segmentation of prose; 'auto': a guess by script and frequent words (see
-        `documents.preview`).
-      segment: split lines of 'text' into sentences too (True), or take the lines and strings of every other format as
-        sentences (False). None: as the format says.
-      errors: 'strict' refuses bytes that are not UTF-8; 'replace' reads U+FFFD and counts the line.
-      max_line_mb: refuse longer lines, in MiB: a line is held in memory, several times.
-      data_dir: where TFDS data sets are prepared; None is TFDS's own default.
-    """
-
-    format: str = "auto"
-    field: str = "text"
-    language: str = "auto"
-    segment: bool | None = None
-    errors: str = "strict"
-    max_line_mb: int = 16
-    data_dir: str | None = None
+    format: str = setting(
+        "auto", "auto = by names (.jsonl, .parquet, hf: ...), then by the first bytes, else text", ("auto", *FORMATS)
+    )
+    field: str = setting("text", "of JSONL, Parquet, TFDS and hf: records; several with commas, one after the other")
+    language: str = setting("auto", "for splitting prose into sentences: an ISO 639-1 code, or auto = a guess")
+    segment: bool | None = setting(None, "split lines and strings into sentences (default: of all formats but text)")
+    errors: str = setting(
+        "strict", "bytes that are not UTF-8: strict = refuse, replace = count the line", ("strict", "replace")
+    )
+    max_line_mb: int = setting(16, "refuse longer lines, MiB: a line is held in memory, several times", AT_LEAST_1)
+    data_dir: str | None = setting(None, "where TFDS data sets are prepared (default: TFDS's own)")
 
     def __post_init__(self) -> None:
-        if self.format not in ("auto", *FORMATS):
-            raise ValueError(f"format {self.format!r}: use auto or one of {', '.join(FORMATS)}")
-        if self.errors not in ("strict", "replace"):
-            raise ValueError(f"errors {self.errors!r}: use strict or replace")
+        check_all(self)
         if self.language != "auto":
             check_language(self.language)
-        if self.max_line_mb < 1:
-            raise ValueError(f"max_line_mb {self.max_line_mb}: must be at least 1")
 
 
 class Extent(NamedTuple):

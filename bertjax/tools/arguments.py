@@ -1,15 +1,20 @@
 """What the tools share of their command lines: the parser, refusals, values of flags."""
 
 import argparse
+import dataclasses
 import difflib
 import functools
 import sys
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bertjax.formats.files import parse_json
 from bertjax.interruption import refusals as refusals
 from bertjax.interruption import refuse
+
+if TYPE_CHECKING:
+    from bertjax.config import Setting
 
 # Names of one meaning: a flag that a tool does not have is answered by the one that it has.
 SYNONYMS = (
@@ -148,12 +153,35 @@ def add_settings(parser: Parser, base: Callable[[], Any] | None = None, short: M
 
     known = dict(walk(Config))
     for flag, name in parser.short.items():
-        setting, options = known[name], {}
-        if isinstance(setting.allowed, tuple):
-            options["choices"] = setting.allowed
-        help = f"short for --config.{name}: {setting.help}".replace("%", "%%")
-        kind = json_object if isinstance(setting.default, dict) else type(setting.default)
-        parser.add_argument(f"--{flag}", type=kind, help=help, **options)
+        setting = known[name]
+        _add_flag(parser, flag, setting, type(setting.default), None, f"short for --config.{name}: {setting.help}")
+
+
+def _add_flag(parser: Parser, flag: str, setting: "Setting", kind: type, default: Any, help: str) -> None:
+    """Adds a flag for a setting whose values are of this kind."""
+    help = help.replace("%", "%%")
+    if kind is bool:
+        add_boolean(parser, flag, default, help)
+    elif isinstance(setting.allowed, tuple):
+        parser.add_argument(f"--{flag}", default=default, choices=setting.allowed, help=help)
+    else:
+        parser.add_argument(f"--{flag}", default=default, type=json_object if kind is dict else kind, help=help)
+
+
+def add_fields(parser: Parser, kind: type, *names: str) -> None:
+    """Adds a flag for each setting of a dataclass, or for those of these names; see fields_of."""
+    from bertjax.config import walk
+
+    for name, setting in walk(kind):
+        if not names or name in names:
+            hint = typing.get_type_hints(kind)[name]  # int, or int | None
+            told = "" if setting.default in (None, False) else f" (default {setting.default})"
+            _add_flag(parser, name, setting, (*typing.get_args(hint), hint)[0], setting.default, setting.help + told)
+
+
+def fields_of(flags: Any, kind: type) -> dict[str, Any]:
+    """{name: value} of the flags that `add_fields` has added."""
+    return {field.name: getattr(flags, field.name) for field in dataclasses.fields(kind) if hasattr(flags, field.name)}
 
 
 def _at_least(least: int, text: str) -> int:

@@ -11,7 +11,6 @@ the same output directory.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 import time
@@ -27,36 +26,32 @@ from bertjax.data.splits import BuildSettings
 from bertjax.data.store import SPLITS, TokenStore
 from bertjax.interruption import Interrupted
 from bertjax.tokenization import load_tokenizer
-from bertjax.tools.arguments import Parser, add_input, add_settings, make_parser, refusals
+from bertjax.tools.arguments import (
+    Parser,
+    add_boolean,
+    add_fields,
+    add_input,
+    add_settings,
+    fields_of,
+    make_parser,
+    refusals,
+)
 
 
 def make(inspecting: bool = False) -> Parser:
-    """The command line; the defaults are those of `BuildSettings` and `Reading`. Only --inspect reads settings."""
+    """The command line. Only --inspect reads settings."""
     parser = make_parser("build_corpus", __doc__)
     add = parser.add_argument
     add_input(parser)
     add("--tokenizer", help="directory or file (python -m bertjax.tools.train_vocab makes one)")
-    add("--do_lower_case", choices=("true", "false"), help="only if the tokenizer does not say")
+    add_boolean(parser, "do_lower_case", None, "only if the tokenizer does not say")
     add("--output", required=True, help="directory of the store")
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     add("--shard", metavar="i/n", help="make only every n-th shard from i on, i from 0")
     add("--runner", default="local", choices=("local", "beam"), help="beam: Apache Beam; its options follow after --")
     add("--overwrite", action="store_true", help="delete what the output directory holds")
-    add("--format", default="auto", choices=("auto", *FORMATS))
-    add("--field", help="of JSONL, Parquet, TFDS and hf: records; several with commas (default text)")
-    add("--language", help="for splitting prose into sentences (ISO 639-1; default: a guess)")
-    default = Reading.max_line_mb
-    add("--max_line_mb", type=int, default=default, help=f"refuse longer lines, MiB (default {default})")
-    add("--segment", choices=("true", "false"), help="split lines into sentences; default by format")
-    add("--errors", default="strict", choices=("strict", "replace"), help="for bytes that are not UTF-8")
-    add("--data_dir", help="where TFDS data sets are prepared")
-    for field in dataclasses.fields(BuildSettings):
-        text = field.metadata["setting"].help
-        if field.type == "bool":
-            add(f"--{field.name}", action="store_true", help=text)
-        else:
-            kind = float if field.type == "float" else int
-            add(f"--{field.name}", type=kind, default=field.default, help=f"{text} (default {field.default})")
+    add_fields(parser, Reading)
+    add_fields(parser, BuildSettings)
     add("--inspect", action="store_true", help="print statistics and decoded examples of the store")
     if inspecting:
         from bertjax.config import default_config  # late: a build has no use for settings
@@ -94,18 +89,8 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
         raise ValueError(
             "--tokenizer is missing: a directory with vocab.txt; make one with python -m bertjax.tools.train_vocab"
         )
-    reading = Reading(
-        format=flags.format,
-        field=flags.field or "text",
-        language=flags.language or "auto",
-        segment=None if flags.segment is None else flags.segment == "true",
-        errors=flags.errors,
-        max_line_mb=flags.max_line_mb,
-        data_dir=flags.data_dir,
-    )
-    seen = preview(resolve(flags.input), reading)
-    lower = None if flags.do_lower_case is None else flags.do_lower_case == "true"
-    tokenizer = load_tokenizer(flags.tokenizer, lower)
+    seen = preview(resolve(flags.input), Reading(**fields_of(flags, Reading)))
+    tokenizer = load_tokenizer(flags.tokenizer, flags.do_lower_case)
     started, make_shards = time.monotonic(), None
     if flags.runner == "beam":
         from bertjax.data.shards import beam_maker
@@ -122,7 +107,7 @@ def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
         progress=show_progress,
         on_plan=lambda files, size: show_plan(files, size, reading_lines(seen, flags)),
         make_shards=make_shards,
-        **{field.name: getattr(flags, field.name) for field in dataclasses.fields(BuildSettings)},
+        **fields_of(flags, BuildSettings),
     )
     print()
     if manifest:
@@ -152,7 +137,7 @@ def reading_lines(seen: Preview, flags: argparse.Namespace) -> list[str]:
     ]
     splits = reading.segment or (reading.segment is None and set(formats) != {"text"})
     unit = "paragraph" if splits else "sentence"
-    told = "as set" if flags.language else "a guess"
+    told = "a guess" if flags.language == "auto" else "as set"
     rules = f", split into sentences by the rules of {reading.language!r} ({told})" if splits else ""
     lines.append(f"{seen.words:.1f} words a {unit} in the first {seen.lines:,} lines{rules}")
     if not splits and seen.several > 0.15:
@@ -165,12 +150,12 @@ def reading_lines(seen: Preview, flags: argparse.Namespace) -> list[str]:
             f"warning: {seen.tabs:.0%} of the lines are two columns with a tab between them, and a line is taken as "
             "one sentence. Put each sentence on a line of its own, with a blank line between documents"
         )
-    if flags.language and not splits:
+    if flags.language != "auto" and not splits:
         lines.append(
             f"warning: --language={flags.language} has no effect: lines are taken as "
             "sentences (--segment=true, --format=prose and --format=blocks split them)"
         )
-    if flags.field and not set(formats) & {"jsonl", "parquet", "tfds", "hf"}:
+    if flags.field != Reading.field and not set(formats) & {"jsonl", "parquet", "tfds", "hf"}:
         lines.append(f"warning: --field={flags.field} has no effect: these files have no fields")
     if name := UNSPACED.get(reading.language):
         apart = " (characters of Chinese are set apart by the tokenizer)" if name in ("Chinese", "Japanese") else ""

@@ -14,11 +14,12 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 
+from bertjax.data.sources import Reading
 from bertjax.formats.files import directory_for_work
 from bertjax.tokenization.tokenizer import Tokenizer
 from bertjax.tokenization.train_subwords import train_subwords
 from bertjax.tokenization.train_vocab import VOCAB_SIZE, train_wordpiece
-from bertjax.tools.arguments import Parser, add_boolean, add_input, make_parser, refusals
+from bertjax.tools.arguments import Parser, add_boolean, add_fields, add_input, fields_of, make_parser, refusals
 
 _KEPT_OUT_EVERY = 100  # without --heldout, every hundredth line is measured on, not trained on
 _MEASURED_LINES = 20_000
@@ -67,9 +68,7 @@ def parser() -> Parser:
         help="text to measure on (default: every 100th line of the input, not trained on)",
     )
     add("--compare", metavar="DIR_OR_VOCAB", help="a vocabulary to measure beside the new one")
-    add("--format", default="auto", help="auto, or a format of bertjax.tools.build_corpus")
-    add("--field", default="text", help="of JSONL, Parquet, TFDS and hf: records; several with commas (default text)")
-    add("--errors", default="strict", choices=("strict", "replace"), help="for bytes that are not UTF-8")
+    add_fields(parser, Reading, "format", "field", "errors")
     return parser
 
 
@@ -154,7 +153,7 @@ def read_lines(patterns: list[str], flags: argparse.Namespace) -> Iterator[str]:
     """Lines or paragraphs of the files; sentence boundaries do not matter to a vocabulary."""
     from bertjax.data.documents import read_documents
 
-    documents = read_documents(patterns, flags.format, segment=False, field=flags.field, errors=flags.errors)
+    documents = read_documents(patterns, segment=False, **fields_of(flags, Reading))
     return (line for document in documents for line in document.sentences)
 
 
