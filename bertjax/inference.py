@@ -18,9 +18,10 @@ import numpy as np
 from bertjax.forward import Row, make_rows, run
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.model import heads
-from bertjax.tasks.encoding import Window, passage_tokens, passage_windows, word_rows
+from bertjax.tasks.encoding import passage_tokens, passage_windows, word_rows
 from bertjax.tasks.make import remembered
 from bertjax.tasks.metrics import softmax
+from bertjax.tasks.squad import spans
 
 # A text with more [MASK]s than this is read again for the others, so that the logits of a batch,
 # float32 [batch_size, P, V] on device and host, do not grow with the fullest text.
@@ -331,34 +332,13 @@ def answer(
     best, null = [Answer("", 0, 0, -np.inf)] * len(questions), [np.inf] * len(questions)
     outputs = run(loaded, rows, batch_size)
     for row, (number, window), logits in zip(rows, windows, outputs, strict=True):
-        starts, ends = (x[: len(row.ids)] for x in logits)
-        null[number] = min(null[number], float(starts[0] + ends[0]))
-        start, end, score = _best_span(window, starts, ends, max_answer_tokens, n_best)
-        if score > best[number].score:
+        logits = np.stack(logits, -1)[: len(row.ids)]
+        null[number] = min(null[number], float(logits[0].sum()))
+        scores, starts, ends = spans(window, logits, max_answer_tokens, n_best)
+        if len(scores) and (score := float(scores.max())) > best[number].score:
+            start, end = int(starts[scores.argmax()]), int(ends[scores.argmax()])
             best[number] = Answer(contexts[number][start:end], start, end, score)
     return [
         Answer("", 0, 0, none) if none - span.score > null_threshold else span
         for span, none in zip(best, null, strict=True)
     ]
-
-
-def _best_span(
-    window: Window, starts: np.ndarray, ends: np.ndarray, max_tokens: int, n_best: int | None
-) -> tuple[int, int, float]:
-    """(first character, end character, score) from the logits [T] of one window's row.
-
-    The score is -inf where no span may start in the window. `n_best`: only so many starts and ends of the row are
-    candidates, as where a task is scored (SquadTask); None = all.
-    """
-    count = len(window.offsets)
-    if n_best is not None:
-        starts, ends = starts.copy(), ends.copy()
-        for logits in (starts, ends):
-            logits[np.argsort(-logits, kind="stable")[n_best:]] = -np.inf
-    inside, width = slice(window.first, window.first + count), min(max_tokens, count)
-    starts = np.where(window.best, starts[inside], -np.inf)
-    ends = np.pad(ends[inside], (0, width - 1), constant_values=-np.inf)
-    scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(ends, width)
-    first, more = np.unravel_index(scores.argmax(), scores.shape)
-    start, end = window.offsets[first, 0], window.offsets[first + more, 1]
-    return int(start), int(end), float(scores[first, more])

@@ -90,6 +90,25 @@ class Answers:
     null_odds: dict[str, float]
 
 
+def spans(
+    window: Window, logits: np.ndarray, max_tokens: int, n_best: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores, first characters and end characters of the spans of one window that may be the answer.
+
+    Starts and ends come from the n_best highest logits [t, 2] of the whole row, as in the original (None: from all);
+    spans must lie in the passage, start where this window has the most context, and have at most max_tokens tokens.
+    """
+    n = len(window.offsets)
+    best = np.argsort(-logits, axis=0, kind="stable")[:n_best] - window.first
+    starts, ends = (best[(best[:, k] >= 0) & (best[:, k] < n), k] for k in (0, 1))
+    starts = starts[window.best[starts]]
+    first, last = (a.ravel() for a in np.meshgrid(starts, ends, indexing="ij"))
+    fits = (last >= first) & (last - first < max_tokens)
+    first, last = first[fits], last[fits]
+    scores = logits[window.first + first, 0] + logits[window.first + last, 1]
+    return scores, window.offsets[first, 0], window.offsets[last, 1]
+
+
 class SquadTask(Task):
     """Extractive question answering with head 'spans' (start and end logits by token)."""
 
@@ -247,30 +266,14 @@ class SquadTask(Task):
             return [], 0.0, 0.0
         null = min(float(logits[0].sum()) for _, logits in parts)
         lowest = min(float(logits[:, 0].min() + logits[:, 1].min()) for _, logits in parts)
-        candidates = [candidate for part in parts for candidate in self._candidates(*part)]
+        found = (spans(*part, self.max_answer_length, self.n_best) for part in parts)
+        candidates = [candidate for arrays in found for candidate in zip(*map(np.ndarray.tolist, arrays), strict=True)]
         texts: dict[str, float] = {}
         for score, first, last in sorted(candidates, key=lambda candidate: -candidate[0]):
             if len(texts) == self.n_best:
                 break
             texts.setdefault(question.context[first:last], score)
         return list(texts.items()), null, lowest
-
-    def _candidates(self, window: Window, logits: np.ndarray) -> list[tuple[float, int, int]]:
-        """(score, first character, end character) of the allowed spans of one window.
-
-        Starts and ends come from the n_best highest logits of the whole row, as in the original; spans must lie in the
-        passage, start where this window has the most context, and have at most max_answer_length tokens.
-        """
-        n = len(window.offsets)
-        best = np.argsort(-logits, axis=0, kind="stable")[: self.n_best] - window.first
-        starts, ends = (np.array([i for i in best[:, k] if 0 <= i < n], int) for k in (0, 1))
-        starts = starts[window.best[starts]]
-        first, last = (a.ravel() for a in np.meshgrid(starts, ends, indexing="ij"))
-        fits = (last >= first) & (last - first < self.max_answer_length)
-        first, last = first[fits], last[fits]
-        scores = logits[window.first + first, 0] + logits[window.first + last, 1]
-        characters = zip(window.offsets[first, 0], window.offsets[last, 1], strict=True)
-        return [(float(s), int(a), int(b)) for s, (a, b) in zip(scores, characters, strict=True)]
 
     # --- scores and files
 
