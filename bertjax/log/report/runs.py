@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertjax.config import flatten
 from bertjax.formats.files import read_json
 from bertjax.log.logbook import HARDWARE_FILE, METRICS_FILE, read_records
-from bertjax.model.paths import flatten
 
 STARTS_FILE = "starts.jsonl"  # of run/starts.py
 
@@ -66,7 +66,7 @@ def _load(directory: pathlib.Path) -> Run:
             raise ValueError(f"{file} holds no {kind.__name__}; move it away, and the report is made without it")
         return found
 
-    settings = flatten(read("config.json", dict), separator=".")
+    settings = flatten(read("config.json", dict))
     return Run(
         directory.resolve().name,
         records,
