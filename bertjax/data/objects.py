@@ -7,6 +7,7 @@ take: so there is one meaning of a corpus and of a table, and its checks.
 from __future__ import annotations
 
 import json
+import numbers
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def rows(data: Any, columns: Sequence[str] = (), name: str = "data") -> Iterator
             if len(cells) != len(columns):
                 raise ValueError(f"{name}: row {number} is {row!r:.80}; expected {' and '.join(columns)}")
             row = dict(zip(columns, cells, strict=True))
-        yield {key: named(plain(value), names.get(key)) for key, value in row.items()}
+        yield {str(key): named(plain(value), names.get(key)) for key, value in row.items()}
 
 
 def texts(data: Any, column: str = "text", name: str = "data") -> Iterator[str]:
@@ -59,9 +60,14 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: pathlib.Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: of numpy's scalars and arrays the numbers, None for what pandas calls missing."""
+    """The value as JSON has it: of numpy's scalars and arrays the numbers, None for what pandas calls missing, text of
+    bytes (as TFDS has them), a list of a set."""
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
     if isinstance(value, str):
         return str(value)  # numpy's too
+    if isinstance(value, set | frozenset):
+        return sorted(map(plain, value), key=str)
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, tuple | list):
@@ -72,7 +78,9 @@ def plain(value: Any) -> Any:
         return None
     if isinstance(value, bool):  # the name of a class, and no number
         return str(value)
-    return value if isinstance(value, int | float) else str(value)
+    if isinstance(value, numbers.Number) and not isinstance(value, int | complex):
+        return float(value)  # of Decimal and Fraction too
+    return value if isinstance(value, int) else str(value)
 
 
 def _of_columns(data: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

@@ -17,6 +17,13 @@ from bertjax.formats.arrays import Header, LoadError
 from bertjax.interop.names import Naming, Place, heads_in, part_of
 
 log = logging.getLogger(__name__)
+# Parts of names that other programs put into an encoder -> what to do first.
+_PUT_IN = {
+    r"\.(lora_\w+|base_layer|adapters)\.": "The file holds adapters beside the weights: merge them into the weights "
+    "(merge_and_unload() of peft), and save the model again.",
+    r"\.(SCB|absmax|qweight|qzeros|scales|weight_scale)$": "The weights are quantised: restore them (dequantize() in "
+    "transformers), and save the model again.",
+}
 
 
 def match(
@@ -162,6 +169,9 @@ def _remedy(
     root: str,
 ) -> str:
     """What can be done about a file that does not fit; `unfit`: the heads (or 'encoder') that do not."""
+    for pattern, what in _PUT_IN.items():
+        if any(re.search(pattern, name) for name in unexpected):
+            return what
     words = place("encoder/embeddings/word_embeddings").name
     inner = words.removeprefix(root)[1:]
     if inside := [name for name in available if name.endswith(inner) and name != words and not name.startswith(root)]:

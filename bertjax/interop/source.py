@@ -44,6 +44,7 @@ _OTHER_WEIGHTS = {
     "flax_model.msgpack": "from_flax=True, with a transformers below 5",
     "tf_model.h5": "from_tf=True, with a transformers below 5",
 }
+_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".gguf")
 MANY_LAYERS = 1000  # more than any model has; the file must hold them before anything is made
 
 
@@ -185,6 +186,11 @@ def open_source(path: str | Path) -> Source:
 def _recognise(path: Path) -> Source:
     sentence = sentence_transformers.read(path) if path.is_dir() else None
     directory = path if sentence is None else sentence.directory
+    if (directory / "adapter_config.json").is_file():  # without which the weights beside it are another model
+        raise LoadError(
+            f"{directory} holds an adapter of peft, which is no whole model. Merge it, in torch: PeftModel."
+            "from_pretrained(BASE, DIR).merge_and_unload().save_pretrained(OUT), with the tokenizer's files in OUT"
+        )
     if directory.is_dir() and huggingface.is_hugging_face(directory):
         config, settings = huggingface.read_config(directory)
         naming = HUGGING_FACE[settings.get("model_type") or "bert"]
@@ -233,9 +239,13 @@ def _recognise(path: Path) -> Source:
                 f"torch: BertForPreTraining.from_pretrained(DIR, {how}).save_pretrained(OUT) "
                 "(or the class that config.json names), and copy the tokenizer files to OUT"
             )
+    inside = sorted(place.name for place in directory.iterdir() if huggingface.is_hugging_face(place))
+    others = sorted(place.name for place in directory.iterdir() if place.suffix in _SUFFIXES)
     raise LoadError(
         f"{path} holds no model: expected config.json with {' or '.join(huggingface.WEIGHT_FILES)}"
         ", bert_config.json with bert_model.ckpt.index, or a bertjax workdir with checkpoints/"
+        + f"; its folder {', '.join(inside)} does, which can be named" * bool(inside)
+        + f"; found {', '.join(others)}, which is not read under this name" * bool(others)
     )
 
 
@@ -310,7 +320,7 @@ def _labels(settings: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
             f"from 0 to {len(by_number) - 1}: give every class of the head a name"
         )
     ordered = tuple(str(names[i]) for i in range(len(names)))
-    if ordered == tuple(f"LABEL_{i}" for i in range(len(ordered))):
+    if ordered == tuple(f"LABEL_{i}" for i in range(len(ordered))) and not settings.get("finetuned"):
         return ()  # what transformers writes for no names
     if twice := sorted({name for name in ordered if ordered.count(name) > 1}):
         raise LoadError(

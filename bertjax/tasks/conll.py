@@ -137,6 +137,12 @@ def _is_count(sentence: Sentence) -> bool:
     return all(word == str(place) for place, word in enumerate(sentence.words, int(first)))
 
 
+def in_columns(*columns: Sequence[str] | None) -> str:
+    """The lines of a sentence in columns, and the blank one after it. White space that would end a cell is a blank."""
+    cells = zip(*(column for column in columns if column), strict=True)
+    return "".join("\t".join(re.sub(r"[\t\n\r]", " ", cell) for cell in line) + "\n" for line in cells) + "\n"
+
+
 def check_tags(sentences: Sequence[Sentence]) -> None:
     """ValueError that says where, for a tag that is no entity's."""
     for sentence in sentences:

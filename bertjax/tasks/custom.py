@@ -64,13 +64,14 @@ class TableTask(TextTask):
 
     def _labels_of_train(self) -> tuple[str, ...]:
         split = self.labelled_train()
-        if self.head == "multilabel":
-            return in_order(name for record in split.records for name in record.label)
-        labels = in_order(record.label for record in split.records)
-        if len(labels) == 1:
+        several = self.head == "multilabel"
+        labels = in_order(name for record in split.records for name in (record.label if several else [record.label]))
+        if len(labels) < 2 - several:
             raise ValueError(
                 f"{self.source / self.splits['train']}: every {self.label} is {labels[0]!r}; there "
                 "must be two classes to tell apart"
+                if labels
+                else f"{self.source / self.splits['train']}: no row has a {self.label}: there is nothing to learn"
             )
         return labels
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from bertjax.data.named import is_name
 from bertjax.data.opening import plain_name, read_lines
-from bertjax.tasks.conll import Sentence, read_tagged
+from bertjax.tasks.conll import Sentence, in_columns, read_tagged
 from bertjax.tasks.make import ASKED, Remembered
 from bertjax.tasks.squad import SquadTask
 from bertjax.tasks.tables import TableWriter, check_tsv, read_table
@@ -243,20 +243,13 @@ class Output:
         elif self._kind == "json":
             self._answers[self._inputs.ids[number]] = answer["text"]
         elif self._kind == "conll":
-            self._write_tags(answer, gold)
+            self._stream.write(in_columns(answer["words"], gold, answer["tags"]))
         else:
             cells = self._cells(answer)
             if self._table is None:
                 self._table = TableWriter(self._stream, self._kind, (*self._columns, *cells))
             row = {"words": " ".join(answer["words"])} if self._inputs.units else self._row(number)
             self._table.write({**row, **cells})
-
-    def _write_tags(self, answer: Mapping[str, Any], gold: Sequence[str] | None) -> None:
-        columns = [answer["words"], *([gold] if gold else []), answer["tags"]]
-        for cells in zip(*columns, strict=True):
-            check_tsv(["word", "gold", "tag"][: len(cells)], cells)
-            self._stream.write("\t".join(cells) + "\n")
-        self._stream.write("\n")
 
     def _cells(self, answer: Mapping[str, Any]) -> dict[str, Any]:
         """The columns that a table gets, see _ADDED."""

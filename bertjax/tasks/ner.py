@@ -14,7 +14,7 @@ import numpy as np
 from bertjax.formats.files import whole_file
 from bertjax.tasks import metrics
 from bertjax.tasks.batches import Features
-from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_scheme, read_tagged
+from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_scheme, in_columns, read_tagged
 from bertjax.tasks.encoding import word_rows
 from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, file_fingerprint, in_order, label_index, splits_in
 from bertjax.tokenization import Layout, Tokenizer
@@ -191,10 +191,7 @@ class NerTask(Task):
         predicted = self.predict(split, rows, outputs)
         with whole_file(path) as file:
             for sentence, tags in zip(split.records, predicted, strict=True):
-                columns = [sentence.words, *([sentence.tags] if sentence.tags else []), tags]
-                for cells in zip(*columns, strict=True):
-                    file.write("\t".join(cells) + "\n")
-                file.write("\n")
+                file.write(in_columns(sentence.words, sentence.tags, tags))
         return [path]
 
     def examples(self, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:

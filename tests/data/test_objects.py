@@ -1,6 +1,8 @@
 """Rows of Python objects: lists, pandas, datasets, all to the same plain rows."""
 
 import json
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -68,6 +70,8 @@ def test_what_is_no_text_is_refused():
 
 def test_values_are_written_as_json_has_them(tmp_path):
     row = {"a": np.float32(0.5), "b": np.int64(3), "c": np.array([1, 2]), "d": ("x", None), "e": True, "f": np.nan}
+    row |= {"g": "é".encode(), "h": {"y", "x"}, "i": Decimal("0.5"), 0: Fraction(1, 4)}
     objects.write_rows(objects.rows([row]), tmp_path / "rows.jsonl")
     [line] = (tmp_path / "rows.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"a": 0.5, "b": 3, "c": [1, 2], "d": ["x", None], "e": "True", "f": None}
+    expected = {"a": 0.5, "b": 3, "c": [1, 2], "d": ["x", None], "e": "True", "f": None}
+    assert json.loads(line) == expected | {"g": "é", "h": ["x", "y"], "i": 0.5, "0": 0.25}

@@ -194,6 +194,13 @@ def test_a_task_with_a_label_twice_is_refused(tmp_path):
         job.make_task("table", tmp_path, {"files": {"dev": "x.tsv"}, "labels": ["a", "b", "a"]})
 
 
+def test_classes_that_are_called_label_0_are_named_where_a_task_was_learnt(tmp_path):
+    names = {str(i): f"LABEL_{i}" for i in range(3)}
+    assert open_source(classifier(tmp_path / "theirs", id2label=names)).labels == ()
+    ours = classifier(tmp_path / "ours", id2label=names, finetuned={"task": "table", "options": {}})
+    assert open_source(ours).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
 def test_names_are_read_from_label2id_where_it_stands_alone(tmp_path):
     model = classifier(tmp_path / "m", label2id={"b": 1, "c": 2, "a": 0})
     assert load_model(model).labels == {0: "a", 1: "b", 2: "c"}
@@ -402,6 +409,35 @@ def test_weights_of_flax_alone_are_refused_with_the_way_to_convert_them(tmp_path
     (model / "model.safetensors").rename(model / "flax_model.msgpack")
     with pytest.raises(LoadError, match="flax_model.msgpack alone.*from_flax=True"):
         load_model(model)
+
+
+@pytest.mark.parametrize(
+    "file, message",
+    [
+        ("adapter_config.json", "holds an adapter of peft, .*merge_and_unload"),
+        ("checkpoint-5/model.safetensors", "its folder checkpoint-5 does, which can be named"),
+        ("model.onnx", "found model.onnx, which is not read under this name"),
+    ],
+)
+def test_a_directory_without_a_model_is_refused_by_what_it_holds(tmp_path, file, message):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(LoadError, match=message):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "module, leaf, message",
+    [
+        ("query.lora_A.default", "weight", "adapters beside the weights"),
+        ("query.base_layer", "weight", "adapters beside the weights"),
+        ("query", "qweight", "are quantised"),
+    ],
+)
+def test_what_others_put_into_an_encoder_is_named(tmp_path, module, leaf, message):
+    more = {f"bert.encoder.layer.0.attention.self.{module}.{leaf}": np.ones((3, 3), np.float32)}
+    with pytest.raises(LoadError, match=f"(?s)1 unexpected .*{message}"):
+        load_model(directory(tmp_path / "m", state() | more))
 
 
 # --- rows that pad the vocabulary

@@ -80,6 +80,9 @@ def test_a_split_that_teaches_nothing_is_refused(tmp_path):
     (tmp_path / "one.csv").write_text("text,label\nx,a\ny,a\n")
     with pytest.raises(ValueError, match="one.csv: every label is 'a'"):
         TableTask(tmp_path, {"train": "one.csv"})
+    (tmp_path / "empty.csv").write_text("text,label\nx,\ny,\n")
+    with pytest.raises(ValueError, match="empty.csv: no row has a label"):
+        TableTask(tmp_path, {"train": "empty.csv"}, head="multilabel")
     (tmp_path / "none.csv").write_text("text,label\n")
     with pytest.raises(ValueError, match="split 'train' has no rows"):
         TableTask(tmp_path, {"train": "none.csv"})

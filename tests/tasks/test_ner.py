@@ -1,5 +1,7 @@
 """Tagging: columns, schemes, windows in which no word is lost, scores over every word."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -222,6 +224,20 @@ def test_an_untagged_file_is_predicted_but_neither_trained_on_nor_scored(tmp_pat
     ):
         with pytest.raises(ValueError, match="no labels"):
             action()
+
+
+def test_a_word_with_white_space_stays_a_cell_of_the_predictions(tmp_path):
+    (tmp_path / "test.jsonl").write_text(json.dumps({"tokens": ["New\tYork", "a\nb\r", "c d"]}))
+    task = NerTask(tmp_path, {"test": "test.jsonl"}, labels=("O", "B-PER"))
+    split = task.read("test")
+    features = task.features(split, Letters(), 32, training=False)
+    outputs = [np.tile([0.0, 1.0], (len(row["input_ids"]), 1)) for row in features]
+    [path] = task.write(split, features, outputs, tmp_path)
+    assert [cells.split("\t") for cells in path.read_text().split("\n")[:3]] == [
+        ["New York", "B-PER"],
+        ["a b ", "B-PER"],
+        ["c d", "B-PER"],
+    ]
 
 
 def test_numbers_of_words_are_not_taken_for_the_words(tmp_path):
