@@ -32,57 +32,38 @@ def model_card(
       embeddings: whether it is a directory of sentence-transformers.
     """
     theirs_too = model_type != OWN
-    head = [
-        "---",
-        *[f"library_name: {'sentence-transformers' if embeddings else 'transformers'}"] * theirs_too,
-        "tags:",
-        *["- sentence-transformers"] * embeddings,
-        *[f"- {model_type}"] * theirs_too,
-        "- bertjax",
-    ]
-    answers = ["sentence-similarity"] * embeddings or ["fill-mask"] * fill_mask
-    head += [f"pipeline_tag: {task}" for task in answers]
     sentence = f"The capital of France is {mask_token}."
     theirs = (
-        [
-            "from transformers import pipeline",
-            "",
-            'fill = pipeline("fill-mask", model="DIRECTORY")',
-            f'fill("{sentence}")',
-        ]
-        if fill_mask
-        else [
-            f"from transformers import AutoTokenizer, {architecture}",
-            "",
-            'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
-            f'model = {architecture}.from_pretrained("DIRECTORY")',
-        ]
+        f"from transformers import AutoTokenizer, {architecture}\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")\n'
+        f'model = {architecture}.from_pretrained("DIRECTORY")'
     )
-    ours = ["import bertjax", "", 'model = bertjax.load_model("DIRECTORY")']
-    ours += [f'bertjax.fill_mask(model, "{sentence}")'] if fill_mask else []
+    ours = 'import bertjax\n\nmodel = bertjax.load_model("DIRECTORY")'
+    tags, answers, library = [model_type] * theirs_too, "", "transformers"
     if embeddings:
-        theirs = [
-            "from sentence_transformers import SentenceTransformer",
-            "",
-            'vectors = SentenceTransformer("DIRECTORY").encode(["One text.", "Another."])',
-        ]
-        ours += ['vectors = bertjax.sentence_embeddings(model, ["One text.", "Another."])']
+        tags, answers, library = ["sentence-transformers", *tags], "sentence-similarity", "sentence-transformers"
+        theirs = (
+            "from sentence_transformers import SentenceTransformer\n\n"
+            'vectors = SentenceTransformer("DIRECTORY").encode(["One text.", "Another."])'
+        )
+        ours += '\nvectors = bertjax.sentence_embeddings(model, ["One text.", "Another."])'
+    elif fill_mask:
+        answers = "fill-mask"
+        theirs = (
+            f'from transformers import pipeline\n\nfill = pipeline("fill-mask", model="DIRECTORY")\nfill("{sentence}")'
+        )
+        ours += f'\nbertjax.fill_mask(model, "{sentence}")'
     lines = [
-        *head,
         "---",
-        "",
-        f"# {name}",
-        "",
-        summary,
-        "",
-        f"Written by bertjax {source_version()} as `{architecture}`.",
-        "",
-        "## Use",
-        "",
-        *(["```python", *theirs, "```", "", "or, without torch,", ""] if theirs_too else []),
-        "```python",
-        *ours,
-        "```",
+        *[f"library_name: {library}"] * theirs_too,
+        "tags:",
+        *(f"- {tag}" for tag in (*tags, "bertjax")),
+        *[f"pipeline_tag: {answers}"] * bool(answers),
+        "---",
+        f"\n# {name}\n\n{summary}\n",
+        f"Written by bertjax {source_version()} as `{architecture}`.\n\n## Use\n",
+        *[f"```python\n{theirs}\n```\n\nor, without torch,\n"] * theirs_too,
+        f"```python\n{ours}\n```",
     ]
     if data:
         lines += ["", "## Data", "", data]
