@@ -33,19 +33,16 @@ _UNLIMITED = 1 << 30  # transformers writes int(1e30) where no length is known
 log = logging.getLogger(__name__)
 
 
-def load_tokenizer(
-    path: str | Path, do_lower_case: bool | None = None, *, strip_accents: bool | None = None
-) -> Tokenizer:
+def load_tokenizer(path: str | Path, do_lower_case: bool | None = None) -> Tokenizer:
     """Loads the tokenizer at `path`: a directory, a vocab.txt, a tokenizer.json, a vocab.json (beside
     its merges.txt) or a sentencepiece .model file.
 
     Args:
       do_lower_case: None takes what is stored; otherwise it must agree with it.
-      strip_accents: None takes what is stored (and otherwise follows the casing).
 
     Raises:
       FileNotFoundError: nothing to load there.
-      ValueError: an argument contradicts what is stored or the name, the vocabulary is bad, or a
+      ValueError: the argument contradicts what is stored or the name, the vocabulary is bad, or a
         file asks for what is not obeyed.
     """
     path = Path(path).expanduser()
@@ -63,19 +60,17 @@ def load_tokenizer(
         family = families.fairseq_family(vocab_file, stored, config)
     if vocab_file.suffix == ".model" and family is None:
         tokenizer = _sentencepiece(vocab_file, stored)
-        _check_own_rules(tokenizer, vocab_file, stored, do_lower_case, strip_accents)
+        _check_own_rules(tokenizer, vocab_file, stored, do_lower_case)
     else:
         described, specials, pieces, layout = _described(vocab_file, named, stored, family)
         if (described["normalizer"] or {}).get("type") != "BertNormalizer":
             tokenizer = _hub(described, specials, layout, vocab_file, stored)
-            _check_own_rules(tokenizer, vocab_file, stored, do_lower_case, strip_accents)
+            _check_own_rules(tokenizer, vocab_file, stored, do_lower_case)
             check_casing_matches_name(named, tokenizer.do_lower_case)
         else:
             if vocab_file.suffix == ".json":
                 check_content(described, str(vocab_file))
-            rules = _bert_rules(
-                described["normalizer"], stored, vocab_file, named, pieces, do_lower_case, strip_accents
-            )
+            rules = _bert_rules(described["normalizer"], stored, vocab_file, named, pieces, do_lower_case)
             described["normalizer"] |= rules
             if files.is_plain_bert(described, layout, specials):
                 limit = stored.get("max_input_chars_per_word") or MAX_WORD_CHARS
@@ -118,30 +113,22 @@ def _sentencepiece(vocab_file: Path, stored: Mapping[str, Any]) -> Tokenizer:
 
 
 def _check_own_rules(
-    tokenizer: Tokenizer,
-    vocab_file: Path,
-    stored: Mapping[str, Any],
-    do_lower_case: bool | None,
-    strip_accents: bool | None,
+    tokenizer: Tokenizer, vocab_file: Path, stored: Mapping[str, Any], do_lower_case: bool | None
 ) -> None:
     """Refuses settings that differ from the normalisation that a file brings."""
     own = tokenizer.do_lower_case
     if do_lower_case not in (None, own):
-        raise ValueError(_contradiction("do_lower_case", do_lower_case, own, vocab_file))
+        raise ValueError(_contradiction(do_lower_case, own, vocab_file))
     if stored.get("do_lower_case") not in (None, own):
         raise ValueError(
             f"{vocab_file.parent / CONFIG_FILE}: do_lower_case={not own} contradicts {vocab_file}, whose own "
             f"rules mean do_lower_case={own}; remove the one that is wrong"
         )
-    if strip_accents is not None:
-        raise ValueError(
-            f"strip_accents={strip_accents}: {vocab_file} brings its own normalisation; leave the argument out"
-        )
 
 
-def _contradiction(name: str, value: bool, stored: bool, source: Path) -> str:
+def _contradiction(value: bool, stored: bool, source: Path) -> str:
     return (
-        f"{name}={value} contradicts {name}={stored} stored in {source}; leave the argument "
+        f"do_lower_case={value} contradicts do_lower_case={stored} stored in {source}; leave the argument "
         "out, or change the stored value if it is wrong"
     )
 
@@ -298,7 +285,6 @@ def _bert_rules(
     named: Path,
     vocab: Sequence[str],
     do_lower_case: bool | None,
-    strip_accents: bool | None,
 ) -> dict[str, Any]:
     """lowercase, strip_accents and handle_chinese_chars of BERT's normalizer.
 
@@ -325,15 +311,9 @@ def _bert_rules(
         options[key] = value
     if stored.get("do_lower_case") is not None:
         source = config
-    for name, value, kept in (
-        ("do_lower_case", do_lower_case, options["lowercase"]),
-        ("strip_accents", strip_accents, options["strip_accents"]),
-    ):
-        if value is not None and kept not in (None, value):
-            raise ValueError(_contradiction(name, value, kept, source))
+    if do_lower_case is not None and options["lowercase"] not in (None, do_lower_case):
+        raise ValueError(_contradiction(do_lower_case, options["lowercase"], source))
     options["lowercase"] = _resolve_casing(options["lowercase"], do_lower_case, named, config, vocab)
-    if strip_accents is not None:
-        options["strip_accents"] = strip_accents
     if options["handle_chinese_chars"] is None:
         options["handle_chinese_chars"] = True
     return options

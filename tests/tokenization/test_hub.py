@@ -570,8 +570,6 @@ def test_an_argument_must_agree_with_the_file_s_own_rules(tmp_path):
     assert load_tokenizer(tmp_path / "a", do_lower_case=True).do_lower_case
     with pytest.raises(ValueError, match="do_lower_case=False contradicts"):
         load_tokenizer(tmp_path / "a", do_lower_case=False)
-    with pytest.raises(ValueError, match="brings its own normalisation"):
-        load_tokenizer(tmp_path / "a", strip_accents=True)
     write(tmp_path / "a", description(**parts), {"do_lower_case": False})
     with pytest.raises(ValueError, match="tokenizer_config.json: do_lower_case=False contradicts"):
         load_tokenizer(tmp_path / "a")
