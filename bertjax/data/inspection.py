@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from bertjax.config import Config
+from bertjax.data import laws
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.pairs import PairIndex
 from bertjax.data.rows import Batch, PackedEpoch, pairs_per_row
 from bertjax.data.store import TokenStore
-from bertjax.tokenization import Layout, Tokenizer
+from bertjax.tokenization import Tokenizer
 
 MOST_PAIRS = 2_000_000  # statistics of larger epochs are of an even sample
 RESET, BOLD, DIM, RED, GREEN, CYAN = (f"\x1b[{code}m" for code in (0, 1, 2, 31, 32, 36))
@@ -21,9 +22,8 @@ def pair_statistics(store: TokenStore, seq_length: int, seed: int = 0) -> dict[s
     """Numbers over the first epoch at a sequence length.
 
     Keys: pairs; random (share of random next); mean_length, mean_a, mean_b (tokens, without special ones); full (share
-      of
-    pairs that fill the row); padded_fill and packed_fill (share of positions that hold a token); packed_rows; coverage
-    (share of the corpus's tokens that some pair of the epoch holds), left out where the epoch is sampled.
+    of pairs that fill the row); padded_fill and packed_fill (share of positions that hold a token); packed_rows;
+    coverage (share of the corpus's tokens that some pair of the epoch holds, see laws.measure).
     """
     index = PairIndex(store, seq_length, seed)
     step = -(-len(index) // MOST_PAIRS)
@@ -31,7 +31,7 @@ def pair_statistics(store: TokenStore, seq_length: int, seed: int = 0) -> dict[s
     lengths = pairs[:, 1] + pairs[:, 3]
     room = seq_length - store.layout.count(pair=True)
     packed = PackedEpoch(index, seq_length, pairs_per_row(seq_length))
-    statistics = {
+    return {
         "pairs": len(index),
         "random": index.random_share,
         "mean_length": float(lengths.mean()),
@@ -41,20 +41,8 @@ def pair_statistics(store: TokenStore, seq_length: int, seed: int = 0) -> dict[s
         "padded_fill": float((lengths + seq_length - room).mean() / seq_length),
         "packed_fill": packed.share_filled,
         "packed_rows": len(packed),
+        "coverage": laws.measure(store, seq_length, seed)["seen_in_epoch"],
     }
-    if step == 1:
-        statistics["coverage"] = covered(pairs) / store.num_tokens
-    return statistics
-
-
-def covered(pairs: np.ndarray) -> int:
-    """Number of distinct tokens in pairs [n, 5] (fields of `pairs.Pair`)."""
-    starts = np.concatenate([pairs[:, 0], pairs[:, 2]])
-    ends = starts + np.concatenate([pairs[:, 1], pairs[:, 3]])
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
-    before = np.concatenate([[np.iinfo(np.int64).min], ends[:-1]])
-    return int(np.maximum(ends - np.maximum(starts, before), 0).sum())
 
 
 def decoded_examples(
@@ -76,7 +64,7 @@ def decoded_examples(
     def paint(text: str, *codes: str) -> str:
         return "".join(codes) + text + RESET if colour else text
 
-    layout = Layout.of(tokenizer)
+    layout = tokenizer.layout
     special = {*layout.prefix, *layout.middle, *layout.suffix}
     for row in range(count):
         mask = batch["attention_mask"][row]

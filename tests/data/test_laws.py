@@ -6,9 +6,9 @@ import pytest
 from bertjax.data import laws
 from bertjax.data.batches import EvaluationBatches
 from bertjax.data.build import build_store
-from bertjax.data.inspection import covered
 from bertjax.data.pairs import PairIndex
 from bertjax.data.store import TokenStore
+from tests.data.pairs import covered
 
 
 def mixed(rng, documents=30, long=300, short=8):

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from bertjax.data.build import build_store
-from bertjax.data.inspection import covered
 from bertjax.data.pairs import PairIndex, permute
 from bertjax.data.store import ADDRESS_BITS, TokenStore
+from tests.data.pairs import covered
+from tests.fakes import FakeTokenizer
 
 PER_DOCUMENT = 10_000
 
 
-class Counter:
+class Counter(FakeTokenizer):
     """Reads numbers as ids."""
 
     pad_id, unk_id, cls_id, sep_id, mask_id = range(5)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from bertjax.data.build import build_store
-from bertjax.data.inspection import covered, pair_statistics
+from bertjax.data.inspection import pair_statistics
 from bertjax.data.pairs import PairIndex
 from bertjax.data.store import TokenStore
+from tests.data.pairs import covered
 
 pytestmark = pytest.mark.real_data
 
