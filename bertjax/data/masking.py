@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config import Config, max_predictions
-from bertjax.tokenization import Layout, Tokenizer
+from bertjax.tokenization import Tokenizer
 
 # Greedy passes over the words of a row. Each takes every word that fits in turn, up to the first that does not; what it
 # leaves is shorter than that word. With real words four fill practically every row; an empty slot has weight 0.
@@ -108,7 +108,7 @@ class MaskingSpec:
         vocabulary, as the original. Settings are other fields.
         """
         vocabulary = np.arange(tokenizer.vocab_size, dtype=np.int32)
-        layout = Layout.of(tokenizer)
+        layout = tokenizer.layout
         return cls(
             mask_id=tokenizer.mask_id,
             special_ids=tuple(dict.fromkeys((tokenizer.pad_id, *layout.prefix, *layout.middle, *layout.suffix))),

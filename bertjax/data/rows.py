@@ -40,7 +40,7 @@ class Special(NamedTuple):
     def of(cls, stores: Sequence[TokenStore], tokenizer: Tokenizer | None) -> Special:
         """Of the tokenizer, by default the one kept beside the ids; ValueError where the stores' ones differ."""
         if tokenizer is not None:
-            return cls(tokenizer.pad_id, Layout.of(tokenizer))
+            return cls(tokenizer.pad_id, tokenizer.layout)
         recorded = [store.manifest["tokenizer"] for store in stores]
         if len({tokenizer["fingerprint"] for tokenizer in recorded}) > 1:
             named = ", ".join(

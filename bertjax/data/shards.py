@@ -87,9 +87,9 @@ def write_shard(
     directory.mkdir(parents=True, exist_ok=True)
     with atomic_file(shard_path(directory, number, "tokens")) as file:
         for batch, origins in _batches(documents):
-            prefix = getattr(tokenizer, "word_prefix", "")  # as in the running text
+            prefix = tokenizer.word_prefix  # as in the running text
             sentences = [(prefix if i and s else "") + s for document in batch for i, s in enumerate(document)]
-            ids, lengths = encode(tokenizer, sentences)
+            ids, lengths = tokenizer.encode_flat(sentences)
             if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
                 raise ValueError(
                     f"the tokenizer gave ids from {ids.min()} to {ids.max()}, and has {tokenizer.vocab_size} entries: "
@@ -183,15 +183,6 @@ def _batches(documents: Iterable[tuple[int, Document | Sequence[str]]]) -> Itera
             batch, origins, size = [], [], 0
     if batch:
         yield batch, origins
-
-
-def encode(tokenizer: Tokenizer, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(ids int32 [N] end to end, length of each sentence int64 [S])."""
-    if hasattr(tokenizer, "encode_flat"):
-        return tokenizer.encode_flat(sentences)
-    rows = tokenizer.encode_batch(sentences)  # a tokenizer of the caller's own
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    return np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum())), lengths
 
 
 def content_hash(sentences: list[str]) -> int:

@@ -208,7 +208,7 @@ def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
 
 def tokenizer_record(tokenizer: Tokenizer) -> dict[str, Any]:
     """What a manifest says of the tokenizer; the layout where it is not BERT's."""
-    layout = Layout.of(tokenizer)
+    layout = tokenizer.layout
     bert = layout == Layout.bert(tokenizer.cls_id, tokenizer.sep_id)
     return {name: getattr(tokenizer, name) for name in TOKENIZER_FIELDS} | ({} if bert else {"layout": layout})
 

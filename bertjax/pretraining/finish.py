@@ -160,7 +160,7 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
     if not config.data.nsp and "pooler" in job.heads:
         summary += " Its pooler and next-sentence head are untrained."
     data = f"{job.corpus.describe()}. The vocabulary has {job.tokenizer.vocab_size:,} entries" + (
-        " of lower-case text." if getattr(job.tokenizer, "do_lower_case", False) else "."
+        " of lower-case text." if job.tokenizer.do_lower_case else "."
     )
     device = job.mesh.devices.flat[0].device_kind
     default = flatten(Config())

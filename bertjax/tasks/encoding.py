@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.model.presets import BertConfig
-from bertjax.tokenization import Layout, Tokenizer, encode_words
+from bertjax.tokenization import Tokenizer, encode_words
 
 MANY = 500  # texts from which on the tokenizer's compiled code is worth its start
 
 
 def require_segments(config: BertConfig, tokenizer: Tokenizer) -> None:
     """Raises ValueError where the tokenizer numbers the two texts of a pair and the model has one number."""
-    if config.type_vocab_size == 1 and Layout.of(tokenizer).second:
+    if config.type_vocab_size == 1 and tokenizer.layout.second:
         raise ValueError(
             "this model has one segment (type_vocab_size=1), so it cannot read pairs "
             "of texts; join the two into one text, or take another model"
@@ -48,7 +48,7 @@ def segment_row(
     Other tokenizers lay them out in their own way. The first [SEP] belongs to segment 0. An empty B stays a segment:
     [CLS] A [SEP] [SEP].
     """
-    layout = Layout.of(tokenizer)
+    layout = tokenizer.layout
     specials = layout.count(pair=second is not None)
     if max_length <= specials:
         raise ValueError(f"max_length={max_length} has no room for text beside {specials} special tokens")
@@ -131,7 +131,7 @@ def word_rows(tokenizer: Tokenizer, words: Sequence[str], max_length: int, all_p
     present = np.flatnonzero([len(ids) > 0 for ids in pieces])
     ids = [token for word in pieces for token in word]
     firsts = np.cumsum([0, *(len(pieces[word]) for word in present)])[:-1]
-    layout = Layout.of(tokenizer)
+    layout = tokenizer.layout
     room = max_length - layout.count(pair=False)
     starts = window_starts(len(ids), room, max(1, room // 2))
     owner = most_context(starts, room, len(ids))[firsts]
@@ -204,7 +204,7 @@ def passage_windows(
 
     Raises ValueError if the query leaves the passage no room, or windows could not advance.
     """
-    layout = Layout.of(tokenizer)
+    layout = tokenizer.layout
     before = len(layout.prefix) + len(query) + len(layout.middle)
     room = max_length - before - len(layout.suffix)
     starts = window_starts(len(ids), room, stride)

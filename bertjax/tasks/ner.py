@@ -17,7 +17,7 @@ from bertjax.tasks.batches import Features
 from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_scheme, in_columns, read_tagged
 from bertjax.tasks.encoding import word_rows
 from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, file_fingerprint, in_order, label_index, splits_in
-from bertjax.tokenization import Layout, Tokenizer
+from bertjax.tokenization import Tokenizer
 
 OUTSIDE = "O"
 MAX_WORDS = 60  # of a sentence that is shown
@@ -111,7 +111,7 @@ class NerTask(Task):
         """
         if training:
             split.require_labels("training")
-        if max_length <= Layout.of(tokenizer).count(pair=False):
+        if max_length <= tokenizer.layout.count(pair=False):
             raise ValueError(f"max_length={max_length} has no room beside [CLS] and [SEP]")
         rows = []
         for unit in self._units(split.records):

@@ -43,7 +43,7 @@ def result_json(tuner: FineTuner, run: Trained, checkpoint: str) -> dict[str, An
         "flags": list(run.scores.flags),
         "details": plain(run.scores.details),
         "checkpoint": checkpoint,
-        "tokenizer": getattr(tuner.tokenizer, "fingerprint", ""),
+        "tokenizer": tuner.tokenizer.fingerprint,
         "data": {name: split.fingerprint for name, (split, _) in tuner.used.items()},
         "rows": {name: len(rows) for name, (_, rows) in tuner.used.items()},
         "notes": [note for split, _ in tuner.used.values() for note in split.notes],

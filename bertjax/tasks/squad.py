@@ -23,7 +23,7 @@ from bertjax.tasks.batches import Features
 from bertjax.tasks.encoding import Window, passage_tokens, passage_windows
 from bertjax.tasks.metrics import ONE_CLASS_ONLY, Scores, softmax
 from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, cut, file_fingerprint, splits_in
-from bertjax.tokenization import Layout, Tokenizer
+from bertjax.tokenization import Tokenizer
 
 MAX_DROPPED = 0.01  # share of training questions whose answer is not where the file says
 
@@ -200,7 +200,7 @@ class SquadTask(Task):
         Raises ValueError before any work if a question could leave no room for the passage, and when more than 1 % of
         the training answers are not where the file says, or of characters that the tokenizer drops (each is left out).
         """
-        specials = Layout.of(tokenizer).count(pair=True)
+        specials = tokenizer.layout.count(pair=True)
         if max_length <= self.max_query_length + specials:
             raise ValueError(
                 f"max_length={max_length} leaves no room for the passage beside a question of "

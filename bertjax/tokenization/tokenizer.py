@@ -48,11 +48,6 @@ class Layout(NamedTuple):
         """`[CLS] A [SEP] B [SEP]` with segments 0 and 1."""
         return cls((cls_id,), (sep_id,), (sep_id,), 1)
 
-    @classmethod
-    def of(cls, tokenizer: Any) -> "Layout":
-        """That of a tokenizer; BERT's where one of the caller's own has none."""
-        return getattr(tokenizer, "layout", None) or cls.bert(tokenizer.cls_id, tokenizer.sep_id)
-
     def count(self, pair: bool) -> int:
         """Special tokens of one text or of a pair."""
         return len(self.prefix) + len(self.middle) * pair + len(self.suffix)
@@ -270,8 +265,7 @@ class BoundedCache(dict):
 
 def encode_words(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
     """Ids of each word, as in the middle of a text."""
-    prefix = getattr(tokenizer, "word_prefix", "")  # a tokenizer of the caller's own may have none
-    return tokenizer.encode_batch([prefix + word for word in words])
+    return tokenizer.encode_batch([tokenizer.word_prefix + word for word in words])
 
 
 def check_special_tokens(ids: Mapping[str, int], special_tokens: Mapping[str, str], source: str) -> None:

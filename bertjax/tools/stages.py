@@ -26,6 +26,7 @@ from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.pretrained import Pretrained
+from bertjax.tokenization import Layout
 from bertjax.training import sharding
 from bertjax.training.trainer import Objective, Trainer
 
@@ -135,7 +136,8 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
     pretraining.check_rows(config, mesh)
     tokenizer = SimpleNamespace(
         vocab_size=size,
-        **{"pad_id": 0, "cls_id": 2, "sep_id": 3, "mask_id": 4},
+        **{"pad_id": 0, "mask_id": 4},
+        layout=Layout.bert(2, 3),
         replacement_ids=np.arange(5, size, dtype=np.int32),
         is_continuation=np.arange(size) % 2 == 1,
     )

@@ -7,8 +7,10 @@ import pathlib
 import numpy as np
 import pytest
 
+from tests.fakes import FakeTokenizer
 
-class WordTokenizer:
+
+class WordTokenizer(FakeTokenizer):
     """Words separated by spaces; ids 5.. in the order of the vocabulary; others are unknown.
 
     Without a vocabulary a word's id is a hash, so that nothing is unknown.

@@ -17,6 +17,7 @@ from bertjax.tasks.conll import convert_tags, read_tagged
 from bertjax.tasks.inputs import Inputs, Output, read_inputs
 from bertjax.tasks.make import Remembered
 from bertjax.tasks.ner import NerTask
+from tests.fakes import FakeTokenizer
 
 WORDS = st.one_of(
     st.sampled_from(
@@ -85,7 +86,7 @@ def reference(text: str) -> list[list[tuple[str, str]]]:
     return [sentence for sentence in sentences if sentence]
 
 
-class Letters:
+class Letters(FakeTokenizer):
     """A token a character; some are dropped, as accents and controls are."""
 
     cls_id, sep_id, unk_id, pad_id = 1, 2, 3, 0

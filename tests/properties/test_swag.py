@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax.tasks.swag import MultipleChoiceTask
+from tests.fakes import FakeTokenizer
 
 COLUMNS = ["fold-ind", "sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label"]
 CELLS = st.one_of(
@@ -49,7 +50,7 @@ HEADERS = st.sampled_from(
 )
 
 
-class Words:
+class Words(FakeTokenizer):
     cls_id, sep_id, pad_id = 101, 102, 0
 
     def encode_batch(self, texts):

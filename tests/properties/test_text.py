@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from bertjax.data.documents import read_documents, read_extent
 from bertjax.data.shards import ShardTask, build_shard, read_shard_tables
 from bertjax.data.sources import Extent, Reading
+from tests.fakes import FakeTokenizer
 
 COMPRESS = {
     "": bytes,
@@ -170,7 +171,7 @@ def paragraphs(text, errors, counts):
     return [part.strip() for part in text if part.strip()]
 
 
-class Characters:
+class Characters(FakeTokenizer):
     """A token for each character that is no space; 'é' is unknown."""
 
     vocab_size, unk_id, pad_id, cls_id, sep_id = 1 << 16, 1, 0, 2, 3

@@ -8,9 +8,10 @@ import pytest
 
 from bertjax.tasks.custom import TableTask
 from bertjax.tasks.kinds import KINDS, Regression, TextKind
+from tests.fakes import FakeTokenizer
 
 
-class Words:
+class Words(FakeTokenizer):
     cls_id, sep_id, pad_id = 101, 102, 0
 
     def encode_batch(self, texts):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax.tasks.glue import GLUE, GlueTask, glue_table
+from tests.fakes import FakeTokenizer
 
 # Rows of the official files (gluebenchmark.com), train/dev/test.
 OFFICIAL_ROWS = {
@@ -20,7 +21,7 @@ OFFICIAL_ROWS = {
 }
 
 
-class Words:
+class Words(FakeTokenizer):
     """A tokenizer that gives every word the id of its length."""
 
     cls_id, sep_id, pad_id = 101, 102, 0

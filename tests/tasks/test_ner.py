@@ -8,9 +8,10 @@ import pytest
 from bertjax.tasks import metrics, ner
 from bertjax.tasks.conll import read_conll, read_tagged
 from bertjax.tasks.ner import NerTask
+from tests.fakes import FakeTokenizer
 
 
-class Letters:
+class Letters(FakeTokenizer):
     """Every letter is a sub-token; '~' is dropped, as control characters are."""
 
     cls_id, sep_id, pad_id, unk_id = 1, 2, 0, 3

@@ -10,9 +10,10 @@ from bertjax.tasks import encoding, squad
 from bertjax.tasks.squad import Question, SquadTask
 from bertjax.tasks.task import Split
 from bertjax.tokenization import WordPieceTokenizer
+from tests.fakes import FakeTokenizer
 
 
-class Words:
+class Words(FakeTokenizer):
     """Splits at white space; ids count the characters of a word."""
 
     cls_id, sep_id, pad_id = 101, 102, 0

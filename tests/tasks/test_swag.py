@@ -5,9 +5,10 @@ import pytest
 
 from bertjax.tasks.batches import collate
 from bertjax.tasks.swag import MultipleChoiceTask
+from tests.fakes import FakeTokenizer
 
 
-class Letters:
+class Letters(FakeTokenizer):
     cls_id, sep_id, pad_id = 1, 2, 0
 
     def encode_batch(self, texts):

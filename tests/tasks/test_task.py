@@ -8,8 +8,9 @@ import pytest
 from bertjax.tasks import batches as batching
 from bertjax.tasks import encoding, shapes, task
 from bertjax.tasks.job import make_task
+from bertjax.tokenization import Layout
 
-TOKENIZER = types.SimpleNamespace(cls_id=101, sep_id=102)
+TOKENIZER = types.SimpleNamespace(layout=Layout.bert(101, 102))
 
 
 def rows(lengths, labelled=True):
