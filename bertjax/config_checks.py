@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bertjax import config as settings
-from bertjax.config import Config
+from bertjax.config import TFRECORD, Config
 from bertjax.config.optimizers import check_optimizer
 
 if TYPE_CHECKING:
@@ -111,8 +111,9 @@ def _complaints(config: Config) -> Iterator[str]:
         yield from _of_pretraining(config)
     last = settings.total_steps(config) if config.job == "pretrain" else sys.maxsize
     steps, limit = config.profile_steps, f" <= {last}" * (config.job == "pretrain")
-    if not (len(steps) == 2 and all(isinstance(step, int) for step in steps) and 0 <= steps[0] <= steps[1] <= last):
-        yield f"config.profile_steps={steps!r} must be (first, last) with 0 <= first <= last{limit}"
+    whole = len(steps) == 2 and all(isinstance(step, int) for step in steps)
+    if steps != (0, 0) and not (whole and 1 <= steps[0] <= steps[1] <= last):
+        yield f"config.profile_steps={steps!r} must be (first, last) with 1 <= first <= last{limit}, or (0, 0)"
     parts, named = config.accumulation, {"config.batch_size": config.batch_size}
     if config.job == "pretrain":
         named |= {f"config.phases={config.phases!r}: rows": rows for _, _, *own in config.phases for rows in own}
@@ -157,11 +158,19 @@ def _of_phases(phases: Any, limit: int) -> Iterator[str]:
 
 def _of_pretraining(config: Config) -> Iterator[str]:
     masking, positions, longest = config.masking, config.model.max_position_embeddings, config.phases[-1][1]
+    for names, reason in _ignored(config):
+        for name, setting in settings.walk(Config):
+            if name.startswith(names) and (value := operator.attrgetter(name)(config)) != setting.default:
+                yield f"config.{name}={value!r} would have no effect: {reason}"
+    if config.model.is_decoder and config.data.corpus.startswith(TFRECORD):
+        yield "config.model.is_decoder=True reads text without masks, and TFRecords bring theirs; build a token store"
     if config.model.is_decoder and config.data.nsp:
         yield (
             "config.model.is_decoder=True has no next-sentence prediction: [CLS], at the left, sees nothing. Set "
             "--config.data.nsp=False"
         )
+    if config.checkpoint.metric == "eval/nsp_loss" and not config.data.nsp:
+        yield "config.checkpoint.metric='eval/nsp_loss' is not there with config.data.nsp=False; set eval/mlm_loss"
     if config.eval.seq_length and not 5 <= config.eval.seq_length <= positions:
         yield (
             f"config.eval.seq_length={config.eval.seq_length} must be between 5 and "
@@ -182,6 +191,21 @@ def _of_pretraining(config: Config) -> Iterator[str]:
     steps, warmup = settings.total_steps(config), config.optimizer.warmup_steps
     if not 0 <= warmup <= steps:
         yield f"config.optimizer.warmup_steps={warmup} must be between 0 and the {steps:,} steps of config.phases"
+
+
+def _ignored(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(beginnings of names, reason) of the settings that the corpus or the model leaves without effect."""
+    if config.data.corpus.startswith(TFRECORD):
+        reason = "TFRecords bring their pairs and masks. Build a token store from the text to choose them"
+        drawn = ("masking.r", "masking.mask_prob", "masking.whole_word", "eval.masking_rate", "data.short_seq_prob")
+        yield drawn, reason  # config.masking.max_predictions says which files are meant
+    elif config.data.corpus:
+        yield (
+            ("data.tokenizer", "data.heldout"),
+            f"it is for TFRecords (config.data.corpus={TFRECORD}PATTERN); a token store brings its own",
+        )
+    if config.model.is_decoder:
+        yield ("masking.", "eval.masking_rate"), "config.model.is_decoder=True predicts the next token"
 
 
 def check_name(name: str) -> None:

@@ -53,6 +53,7 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
         (dict(optimizer__warmup_steps=2_000_000), "1,000,000 steps"),
         (dict(optimizer__name="adamv"), "Did you mean 'adamw'"),
         (dict(checkpoint__metric="mlm_loss"), "Did you mean 'eval/mlm_loss'"),
+        (dict(checkpoint__metric="eval/nsp_loss", data__nsp=False), "is not there with config.data.nsp=False"),
         (dict(masking__mask_prob=0.95, masking__random_prob=0.2), "more than 1"),
         (dict(masking__rate=0.0), "nothing would be predicted"),
         (dict(model__num_attention_heads=7), "num_attention_heads=7"),
@@ -145,7 +146,7 @@ def test_a_misspelt_setting_of_a_config_file_is_refused():
         check_config(config)
 
 
-@pytest.mark.parametrize("steps", [(5,), (1, 2, 3), ("a", "b"), (-1, 4), (4, 3)])
+@pytest.mark.parametrize("steps", [(5,), (1, 2, 3), ("a", "b"), (-1, 4), (0, 4), (4, 3)])
 def test_steps_of_a_profile_are_two_in_order(steps):
     with pytest.raises(ValueError, match="config.profile_steps=.* must be .first, last."):
         check_config(changed(profile_steps=steps))

@@ -21,7 +21,14 @@ from bertjax.config.config import (
     total_steps,
 )
 from bertjax.config.describe import describe
-from bertjax.config.pretraining import Architecture, DataSettings, EvaluationSettings, MaskingSettings, ModelSettings
+from bertjax.config.pretraining import (
+    TFRECORD,
+    Architecture,
+    DataSettings,
+    EvaluationSettings,
+    MaskingSettings,
+    ModelSettings,
+)
 from bertjax.config.recipes import PRETRAINING_VARIANTS, apply_variants, default_config, finetune_config, scan_layers
 from bertjax.config.setting import BELOW_ONE, POSITIVE_INTEGER, Range, Setting, check, nearest, walk
 from bertjax.config.task import TaskSettings

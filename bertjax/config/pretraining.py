@@ -20,6 +20,7 @@ from bertjax.config.setting import (
 )
 
 PAPER, CODE = "BERT paper A.2", "google-research/bert"
+TFRECORD = "tfrecord:"  # begins a config.data.corpus of files of the original
 # 'gelu' is x * Phi(x) through erf, as transformers names it; 'gelu_new' is the tanh approximation that the original
 # code computes (modeling.py, last commit); 'swish' is what transformers also calls 'silu'.
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")

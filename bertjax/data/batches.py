@@ -26,7 +26,6 @@ from bertjax.data.pairs import check_length, combine, permute
 from bertjax.data.rows import Batch, PairRows, Rows, Special
 from bertjax.data.store import TokenStore
 from bertjax.interruption import leave_signals_to_parent
-from bertjax.tokenization import Tokenizer
 
 MIXTURE_BLOCK = 10_000  # rows in which a mixture has its exact proportions
 AnyStore = TokenStore | str | os.PathLike[str]
@@ -155,7 +154,6 @@ class PretrainingBatches(EndlessBatches):
       process_index, process_count: which contiguous slice of the rows to make.
       short_seq_prob: share of documents whose pairs are shorter than T (0.1 in the original).
       nsp: False gives single segments instead of pairs, with nsp_weights 0.
-      tokenizer: whose special ids to use; default the one stored beside the ids.
     """
 
     def __init__(
@@ -171,7 +169,6 @@ class PretrainingBatches(EndlessBatches):
         process_count: int = 1,
         short_seq_prob: float = 0.1,
         nsp: bool = True,
-        tokenizer: Tokenizer | None = None,
     ):
         check_length(seq_length, nsp)
         share = Share(batch_size, process_index, process_count)
@@ -179,7 +176,7 @@ class PretrainingBatches(EndlessBatches):
             stores = [stores]
         self.seq_length = seq_length
         self.stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
-        special = Special.of(self.stores, tokenizer)
+        special = Special.of(self.stores)
         rows = [
             PairRows(
                 store,
@@ -251,14 +248,13 @@ class EvaluationBatches(FiniteBatches):
         process_count: int = 1,
         short_seq_prob: float = 0.1,
         nsp: bool = True,
-        tokenizer: Tokenizer | None = None,
         max_batches: int | None = None,
     ):
         check_length(seq_length, nsp)
         share = Share(batch_size, process_index, process_count)
         self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
         self.nsp = nsp and self.store.num_documents > 1
-        special = Special.of([self.store], tokenizer)
+        special = Special.of([self.store])
         rows = PairRows(self.store, seq_length, seed, special, short_seq_prob=short_seq_prob, nsp=nsp, shuffle=False)
         super().__init__(rows, share, max_batches)
 
@@ -289,7 +285,7 @@ def prefetch(batches: ByStep, start_step: int = 0, *, buffer: int = 4, workers: 
     if workers:
         flags.FLAGS.mark_as_parsed()  # Grain reads its own from it
         dataset = dataset.mp_prefetch(
-            grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=buffer),
+            grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=max(buffer, 1)),
             worker_init_fn=lambda index, count: leave_signals_to_parent(),
         )
     return iter(dataset)

@@ -280,8 +280,9 @@ def _picked(record: Any, field: str) -> list[Any]:
 
 
 def _no_field(field: str, record: Any) -> str:
-    there = sorted(record) if isinstance(record, dict) else type(record).__name__
-    return f"no field {field!r} (there is {there}); set the field's name"
+    if not isinstance(record, dict):
+        return "no JSON object; each line must hold one, as `jq -c '.[]'` writes the elements of an array"
+    return f"no field {field!r} (there is {sorted(record)}); set the field's name"
 
 
 def _paragraphs(texts: Iterable[str | Sequence[str] | None], wrong: Callable[[str], ValueError]) -> list[str]:

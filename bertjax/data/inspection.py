@@ -58,7 +58,7 @@ def decoded_examples(
     """Some rows as text, masked as config.masking says, a line a pair: NSP label, segments A and B, masked tokens {what
     stands there -> what is to be predicted}.
     """
-    batch = PretrainingBatches(store, seq_length, count, seed, packed=packed, tokenizer=tokenizer)[0]
+    batch = PretrainingBatches(store, seq_length, count, seed, packed=packed)[0]
     masked, labels = _draw_masks(batch, tokenizer, seed, config)
 
     def paint(text: str, *codes: str) -> str:

@@ -17,6 +17,7 @@ from typing import IO
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_BEGINNINGS = {b"\x1f\x8b": ".gz", b"BZh91AY&SY": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 # A compressed text may grow to this many bytes, or times its size: no real one grows more.
 _LEAST, _EXPANSION = 1 << 28, 300
 
@@ -69,7 +70,9 @@ def line_blocks(path: str, start: int = 0) -> Iterator[bytes]:
 
 
 def refuse_other_text(first: bytes, path: str | os.PathLike[str]) -> None:
-    """ValueError where a file begins like UTF-16, UTF-32 or no text at all."""
+    """ValueError where a file begins like UTF-16, UTF-32, something compressed or no text at all."""
+    if suffix := next((suffix for beginning, suffix in _BEGINNINGS.items() if first.startswith(beginning)), ""):
+        raise ValueError(f"{path} begins like a compressed file: let its name end in {suffix}, or unpack it")
     marked = first.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
     # Without a mark: spaces, digits and line ends of UTF-16 have a zero byte, text in UTF-8 none.
     if marked or first.count(0) * 200 > len(first):

@@ -22,7 +22,7 @@ import numpy as np
 from bertjax.data.pairs import PairIndex, combine, copy_ids, locate, permute, tables_of
 from bertjax.data.store import TokenStore
 from bertjax.formats.compiled import compiled
-from bertjax.tokenization import Layout, Tokenizer
+from bertjax.tokenization import Layout
 
 Batch = dict[str, np.ndarray]
 
@@ -37,10 +37,8 @@ class Special(NamedTuple):
     layout: Layout
 
     @classmethod
-    def of(cls, stores: Sequence[TokenStore], tokenizer: Tokenizer | None) -> Special:
-        """Of the tokenizer, by default the one kept beside the ids; ValueError where the stores' ones differ."""
-        if tokenizer is not None:
-            return cls(tokenizer.pad_id, tokenizer.layout)
+    def of(cls, stores: Sequence[TokenStore]) -> Special:
+        """Of the tokenizer kept beside the ids; ValueError where the stores' ones differ."""
         recorded = [store.manifest["tokenizer"] for store in stores]
         if len({tokenizer["fingerprint"] for tokenizer in recorded}) > 1:
             named = ", ".join(

@@ -75,7 +75,7 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
     """
     if isinstance(patterns, (str, os.PathLike)):
         patterns = [str(patterns)]
-    parts = [part for given in map(str, patterns) for part in ([given] if os.path.isfile(given) else _parts(given))]
+    parts = [part for given in map(str, patterns) for part in _parts(given)]
     files: dict[str, str] = {}  # by their real path
     for pattern in map(str.strip, parts):
         if is_name(pattern):
@@ -110,7 +110,11 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
 
 
 def _parts(patterns: str) -> Iterator[str]:
-    """Patterns with commas between them; the comma of hf:NAME,CONFIG is its own."""
+    """Patterns with commas between them; the comma of hf:NAME,CONFIG is its own, and so are those of names of files."""
+    whole = os.path.expanduser(patterns)
+    if os.path.isfile(whole) or ("," in whole and any(_matches(whole))):
+        yield patterns
+        return
     for part in re.split(r",(?=hf:)", patterns):
         yield from [part] if part.startswith("hf:") else part.split(",")
 

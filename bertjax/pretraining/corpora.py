@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax.config import Config, MaskingSettings, phases, walk
+from bertjax.config import TFRECORD, Config, phases
 from bertjax.data import laws
 from bertjax.data.batches import EvaluationBatches, PretrainingBatches
 from bertjax.data.bert_records import Records, TFRecordBatches, TFRecordEvaluation, check_lengths, split_records
 from bertjax.data.docstrings import build_docstring_store
 from bertjax.data.remote import local_store
+from bertjax.data.rows import Special
 from bertjax.data.store import TokenStore
 from bertjax.tokenization import Tokenizer, load_tokenizer
 
-TFRECORD = "tfrecord:"
 SAMPLED_RECORDS = 1000  # evenly spread, whose numbers are checked at the start
 
 
@@ -78,12 +78,6 @@ def open_corpus(config: Config, workdir: epath.Path, rows: tuple[int, int]) -> C
     """
     if config.data.corpus.startswith(TFRECORD):
         return RecordCorpus(config, rows)
-    for name in ("tokenizer", "heldout"):
-        if getattr(config.data, name):
-            raise ValueError(
-                f"config.data.{name} is for TFRecords (config.data.corpus="
-                f"{TFRECORD}PATTERN); a token store brings its own"
-            )
     return StoreCorpus(config, workdir, rows)
 
 
@@ -93,11 +87,10 @@ class StoreCorpus(Corpus):
     def __init__(self, config: Config, workdir: epath.Path, rows: tuple[int, int]):
         super().__init__(config, rows)
         self.stores, self.weights = _open_stores(config, workdir)
+        Special.of(self.stores)  # before they are measured: of one tokenizer
         self.tokenizer = self.stores[0].load_tokenizer()
         self.fingerprint = " ".join(store.manifest["content_hash"] for store in self.stores)
-        self._options = dict(
-            nsp=config.data.nsp, short_seq_prob=config.data.short_seq_prob, tokenizer=self.tokenizer, **self._slice
-        )
+        self._options = dict(nsp=config.data.nsp, short_seq_prob=config.data.short_seq_prob, **self._slice)
         self._heldout = self.stores[0].other_split("heldout")
         self._others = {}
         for number, store in enumerate(self.stores[1:], 2):
@@ -202,13 +195,6 @@ class RecordCorpus(Corpus):
                 "config.data.packed: TFRecords have one pair a row; build a token "
                 "store from the text (bertjax.tools.build_corpus) to pack"
             )
-        for name, setting in walk(MaskingSettings):
-            value = getattr(config.masking, name)
-            if name != "max_predictions" and value != setting.default:
-                raise ValueError(
-                    f"config.masking.{name}={value} would have no effect: "
-                    "TFRecords bring their masks. Build a token store from the text to choose them"
-                )
         self.tokenizer = load_tokenizer(data.tokenizer)
         self._opened: dict[str, Records] = {}
         for length in self._lengths:

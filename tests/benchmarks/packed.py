@@ -30,7 +30,6 @@ import numpy as np
 from bertjax import markdown
 from bertjax.data.batches import PretrainingBatches
 from bertjax.data.store import TokenStore
-from bertjax.tokenization import load_tokenizer
 from bertjax.tools.arguments import refusals
 from tests.benchmarks import harness
 from tests.benchmarks.finetune import make_random_checkpoint
@@ -43,8 +42,7 @@ SAMPLED = 50  # batches that the mean fill is taken from
 def stream(store: pathlib.Path, work: Workload, packed: bool) -> PretrainingBatches:
     """The training rows of `store` in the shape of `work`."""
     opened = TokenStore(store)
-    tokenizer = load_tokenizer(opened.tokenizer_directory)
-    return PretrainingBatches([opened], work.seq_length, work.batch_size, seed=0, packed=packed, tokenizer=tokenizer)
+    return PretrainingBatches([opened], work.seq_length, work.batch_size, seed=0, packed=packed)
 
 
 def fill(batches: PretrainingBatches) -> tuple[float, int]:

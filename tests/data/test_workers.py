@@ -19,7 +19,7 @@ class Numbers:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: print("asked to stop", flush=True))
-    batches = prefetch(Numbers(), workers=2, buffer=1)
+    batches = prefetch(Numbers(), workers=2, buffer=0)
     next(batches), next(batches)  # one of each worker, so both have begun
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)
     sys.stdin.readline()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bertjax.config import default_config, frozen
+from bertjax.config import TFRECORD, default_config, frozen
 from bertjax.config_checks import check_config
 from bertjax.data.build import build_store
 from bertjax.pretraining import corpora
 from bertjax.pretraining import job as pretraining
-from bertjax.pretraining.corpora import TFRECORD, open_corpus
+from bertjax.pretraining.corpora import open_corpus
 from bertjax.pretraining.finish import random_share, token_entropy
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import summary
@@ -23,6 +23,17 @@ from tests.tfrecords import make_example, write_records
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [f"w{i}" for i in range(60)]
 CLS, SEP, MASK, FIRST = 2, 3, 4, 5
+
+
+DRAWN = {
+    "masking.rate": 0.4,
+    "masking.mask_prob": 0.5,
+    "masking.random_prob": 0.2,
+    "masking.replace_with_special": True,
+    "masking.whole_word": True,
+    "eval.masking_rate": 0.3,
+    "data.short_seq_prob": 0.2,
+}
 
 
 def masked_example(rng, length, predictions):
@@ -135,7 +146,8 @@ def test_other_files_to_evaluate_on(config, files, tmp_path):
         ({"masking.max_predictions": 20}, r"max_predictions_per_seq=5, training is set to 20"),
         ({"data.tokenizer": ""}, r"config.data.tokenizer=DIR"),
         ({"data.packed": True}, r"one pair a row"),
-        ({"masking.whole_word": True}, r"whole_word=True would have no effect"),
+        *(({name: value}, f"{name}={value} would have no effect: TFRecords bring") for name, value in DRAWN.items()),
+        ({"model.is_decoder": True, "data.nsp": False}, r"is_decoder=True reads text without masks"),
         ({"data.heldout": "store"}, r"write tfrecord:PATTERN"),
         ({"data.corpus": "none-*"}, r"no file matches.*none-"),
         ({"data.corpus": "*-a.*"}, r"do not mix such files"),
@@ -148,13 +160,21 @@ def test_settings_that_do_not_go_with_the_files_are_refused(config, files, tmp_p
             value = f"{TFRECORD}{files}/{value}"
         (config[group] if group else config)[last] = value
     with pytest.raises(ValueError, match=message):
-        pretraining.prepare(frozen(config), str(tmp_path))
+        pretraining.prepare(check_config(config), str(tmp_path))
+
+
+@pytest.mark.parametrize("name, value", [*list(DRAWN.items())[:-1], ("masking.max_predictions", 3)])
+def test_settings_of_masks_are_refused_left_to_right(name, value):
+    config = default_config()
+    config.update_from_flattened_dict({"model.is_decoder": True, "data.nsp": False, name: value})
+    with pytest.raises(ValueError, match=f"{name}={value} would have no effect.*is_decoder"):
+        check_config(config)
 
 
 def test_a_token_store_with_settings_of_records_is_refused(config, tmp_path):
     config.data.corpus = str(tmp_path / "store")
-    with pytest.raises(ValueError, match="config.data.tokenizer is for TFRecords"):
-        pretraining.prepare(frozen(config), str(tmp_path / "run"))
+    with pytest.raises(ValueError, match="config.data.tokenizer=.* would have no effect: it is for TFRecords"):
+        check_config(config)
 
 
 @pytest.mark.parametrize("name", ["a=b", "a,b", "a=1,b=2"])
@@ -203,12 +223,14 @@ def test_a_mixture_names_stores_and_weights(tmp_path):
         ("{s}=0,{s}=0", "one positive number for each of the 2"),
         ("{s}=0,{s}", "a weight, or none"),
         ("{s}=many,{s}=1", "is not a number"),
+        ("{s}=1,{s}-other=1", "different tokenizers.*s-other"),
         (",", "',' names no token store"),
     ],
 )
 def test_weights_of_a_mixture_that_cannot_be_are_refused(tmp_path, text, refusal):
-    tokenizer = WordPieceTokenizer([*SPECIALS, *WORDS], do_lower_case=True)
-    build_store(None, tokenizer, tmp_path / "s", documents=[["w1 w2", "w3"], ["w4", "w5 w6"]] * 9)
+    for name, words in {"s": WORDS, "s-other": WORDS[::-1]}.items():
+        tokenizer = WordPieceTokenizer([*SPECIALS, *words], do_lower_case=True)
+        build_store(None, tokenizer, tmp_path / name, documents=[["w1 w2", "w3"], ["w4", "w5 w6"]] * 9)
     config = default_config()
     config.data.corpus = text.format(s=tmp_path / "s")
     with pytest.raises(ValueError, match=refusal):

@@ -22,8 +22,8 @@ def batches_of(path):
     tokenizer = train.load_tokenizer()
     assert len(TokenStore(path, "heldout")) == len(heldout)
     batches = [
-        PretrainingBatches(train, 24, 4, tokenizer=tokenizer)[7],
-        EvaluationBatches(heldout, 24, 4, tokenizer=tokenizer)[0],
+        PretrainingBatches(train, 24, 4)[7],
+        EvaluationBatches(heldout, 24, 4)[0],
         PretrainingBatches(train, 24, 2, packed=True)[2],
     ]
     tables = {str(i): batch[name] for i, batch in enumerate(batches) for name in batch}
