@@ -8,11 +8,11 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import bertjax
 from bertjax.config import frozen
 from bertjax.config_checks import check_config
-from bertjax.interop.stablehlo import load_exported
 from bertjax.tools import convert, evaluate, features, predict
 from bertjax.training import sharding
 from tests import families
@@ -100,10 +100,16 @@ def test_features(checkpoint, tmp_path):
         close(ours[f"layers_{number}"], [states[-1][0], states[0][0]])
 
 
+def exported(directory):
+    """(the function, its weights) of an export."""
+    function = jax.export.deserialize((directory / "model.stablehlo").read_bytes())
+    return function, safetensors.numpy.load_file(directory / "model.safetensors")
+
+
 def test_the_exported_function_computes_the_model(checkpoint, tmp_path):
     directory, _ = checkpoint
     convert.main([f"--from={directory}", "--to=stablehlo", f"--out={tmp_path / 'out'}"])
-    function, weights = load_exported(tmp_path / "out")
+    function, weights = exported(tmp_path / "out")
     model, tokenizer = opened(directory, "AutoModelForMaskedLM")
     encoded = tokenizer(TEXTS, padding=True, return_tensors="np")
     ids, mask = (encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask"))
@@ -181,7 +187,7 @@ def test_pairs_are_classified(start, tmp_path, capsys):
         assert row["prediction"] == max(mine, key=mine.get)
 
     convert.main([f"--from={model}", "--to=stablehlo", f"--out={tmp_path / 'exported'}"])
-    function, weights = load_exported(tmp_path / "exported")
+    function, weights = exported(tmp_path / "exported")
     network, tokenizer = opened(model, "AutoModelForSequenceClassification")
     encoded = tokenizer(TEXTS, padding=True, return_tensors="np")
     ids, mask = (encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask"))

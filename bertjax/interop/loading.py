@@ -368,3 +368,19 @@ def _stored_labels(source: Source) -> int | None:
         if bias is not None and len(bias.shape) == 1:
             return bias.shape[0]
     return None
+
+
+def largest_difference(
+    one: Callable[..., Any], other: Callable[..., Any], vocabulary: int, shape: tuple[int, int]
+) -> float:
+    """Largest absolute difference of two models' outputs on the same random rows, of ids below `vocabulary`; over
+    the classes that both have."""
+    ids = np.random.default_rng(0).integers(0, vocabulary, shape).astype(np.int32)
+    mask = np.ones(shape, np.int32)
+    mask[-1, shape[1] // 2 :] = 0
+    outputs = (map(np.asarray, jax.tree.leaves(model(ids, mask, np.zeros_like(ids)))) for model in (one, other))
+    differences = []
+    for a, b in zip(*outputs, strict=True):
+        common = vocabulary if a.shape[-1] != b.shape[-1] else a.shape[-1]
+        differences.append(np.abs(a[..., :common] - b[..., :common]).max())
+    return float(max(differences))

@@ -27,7 +27,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,8 @@ import safetensors.numpy
 from jax import export
 
 from bertjax.formats.arrays import read_safetensors
-from bertjax.formats.files import read_json, whole_directory
-from bertjax.interop.loading import LoadedModel
+from bertjax.formats.files import whole_directory
+from bertjax.interop.loading import LoadedModel, largest_difference
 from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import Execution
 
@@ -91,47 +91,18 @@ def export_model(
         )
         if loaded.tokenizer is not None:
             loaded.tokenizer.save(directory, loaded.config.max_position_embeddings)
-        difference = compare(dataclasses.replace(loaded, model=model), directory)
+        function = export.deserialize((directory / "model.stablehlo").read_bytes())
+        stored = read_safetensors(directory / "model.safetensors")
+        with jax.default_matmul_precision("highest"):
+            difference = max(
+                largest_difference(
+                    dataclasses.replace(loaded, model=model),
+                    lambda *inputs: function.call(stored, *inputs),
+                    model.config.vocab_size,
+                    (rows, min(length, model.config.max_position_embeddings)),
+                )
+                for rows, length in ((1, 7), (3, 32))
+            )
         if not difference < 1e-4:
             raise ValueError(f"the exported function differs from the model by {difference:.2e}")
     return difference
-
-
-class Exported(NamedTuple):
-    """An exported function and the longest rows that it takes."""
-
-    function: export.Exported
-    max_length: int
-
-    def call(self, weights: Mapping[str, Any], *inputs: Any) -> Any:
-        """The outputs for ids, mask and types [B, T]. Raises ValueError for longer rows."""
-        if (length := np.shape(inputs[0])[-1]) > self.max_length:
-            raise ValueError(f"rows of {length} tokens; this model has {self.max_length} positions")
-        return self.function.call(weights, *inputs)
-
-
-def load_exported(directory: str | Path) -> tuple[Exported, dict[str, np.ndarray]]:
-    """(exported function, its weights): call as function.call(weights, ids, mask, types)."""
-    directory = Path(directory)
-    function = export.deserialize((directory / "model.stablehlo").read_bytes())
-    config = read_json(directory / "export.json")["config"]
-    return (Exported(function, config["max_position_embeddings"]), read_safetensors(directory / "model.safetensors"))
-
-
-def compare(loaded: LoadedModel, directory: str | Path) -> float:
-    """Largest absolute difference between an export and the live model, on random rows."""
-    function, weights = load_exported(directory)
-    rng = np.random.default_rng(0)
-    largest = 0.0
-    longest = loaded.config.max_position_embeddings
-    for shape in ((1, min(7, longest)), (3, min(32, longest))):
-        ids = rng.integers(0, loaded.config.vocab_size, shape).astype(np.int32)
-        mask = np.ones(shape, np.int32)
-        mask[-1, shape[1] // 2 :] = 0
-        types = np.zeros(shape, np.int32)
-        with jax.default_matmul_precision("highest"):
-            ours = jax.tree.leaves(loaded(ids, mask, types))
-        theirs = jax.tree.leaves(function.call(weights, ids, mask, types))
-        for a, b in zip(ours, theirs, strict=True):
-            largest = max(largest, float(np.abs(np.asarray(a) - np.asarray(b)).max()))
-    return largest

@@ -29,7 +29,7 @@ from bertjax.formats import hub
 from bertjax.interop import LoadError
 from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import WEIGHT_FILES, class_name, write_directory
-from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, load_model
+from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, largest_difference, load_model
 from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings, normalise
 from bertjax.model.heads import BertForMaskedLM, BertForPreTraining
 from bertjax.model.paths import flatten
@@ -109,24 +109,6 @@ def _pieces(tokenizer: Tokenizer, word: str) -> list[int]:
     return tokenizer.encode(word[2:]) or [tokenizer.unk_id]
 
 
-def compare(before: LoadedModel, after: LoadedModel) -> float:
-    """Largest absolute difference of two models' outputs on the same random rows, over the ids and
-    classes that both have."""
-    rng = np.random.default_rng(0)
-    vocabulary = min(before.config.vocab_size, after.config.vocab_size)
-    if before.tokenizer is not None:
-        vocabulary = min(vocabulary, before.tokenizer.vocab_size)
-    shape = (2, min(16, before.config.max_position_embeddings))
-    ids = rng.integers(0, vocabulary, shape).astype(np.int32)
-    mask = np.ones(shape, np.int32)
-    mask[1, shape[1] // 2 :] = 0
-    differences = []
-    for a, b in zip(jax.tree.leaves(before(ids, mask)), jax.tree.leaves(after(ids, mask)), strict=True):
-        common = vocabulary if a.shape[-1] != b.shape[-1] else a.shape[-1]
-        differences.append(np.abs(np.asarray(a[..., :common]) - np.asarray(b[..., :common])).max())
-    return float(max(differences))
-
-
 def convert(
     source: str | Path,
     target: str,
@@ -185,7 +167,11 @@ def convert(
         )
         again = load_model(out, task)
         _check_bits(after.params, again.params)
-        difference = compare(before, again)
+        vocabulary = min(before.config.vocab_size, again.config.vocab_size)
+        if before.tokenizer is not None:
+            vocabulary = min(vocabulary, before.tokenizer.vocab_size)
+        shape = (2, min(16, before.config.max_position_embeddings))
+        difference = largest_difference(before, again, vocabulary, shape)
     size = sum(p.stat().st_size for p in Path(out).iterdir())
     say(f"wrote   {out}: {size / 1e6:,.1f} MB")
     say(f"compare largest difference of the outputs {difference:.2e}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from bertjax.interop import load_model
 from bertjax.interop.huggingface import write_directory
@@ -151,11 +152,10 @@ def test_stablehlo_gives_the_live_models_outputs_at_any_shape_without_bertjax(tm
 
 def test_rows_beyond_the_positions_of_an_export_are_refused(tmp_path):
     pytest.importorskip("flatbuffers", reason="jax.export writes its files with flatbuffers")
-    from bertjax.interop.stablehlo import load_exported
-
     convert(GOLDEN, "stablehlo", tmp_path / "out")
     assert json.loads((tmp_path / "out" / "export.json").read_text())["max_length"] == 16
-    function, weights = load_exported(tmp_path / "out")
+    function = jax.export.deserialize((tmp_path / "out" / "model.stablehlo").read_bytes())
+    weights = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
     ids = np.zeros((1, 17), np.int32)
-    with pytest.raises(ValueError, match="rows of 17 tokens; this model has 16 positions"):
+    with pytest.raises(Exception, match="refining shapes"):
         function.call(weights, ids, ids, ids)
