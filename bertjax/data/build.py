@@ -142,7 +142,7 @@ def _describe_build(
     sources: list[tuple[str, int, int | str]] = []
     for path in files:
         if path.startswith("hf:"):
-            pieces = open_pieces(path, reading.data_dir, reading.field)
+            pieces = open_pieces(path, reading.field)
             sources.append((path, pieces.size, pieces.stamp))
         elif path.startswith("tfds:"):
             sources.append((path, 0, 0))

@@ -233,7 +233,7 @@ def _read_parquet(extent: Extent, reading: Reading, counts: dict[str, int]) -> _
 
 
 def _read_named(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
-    pieces = open_pieces(extent.path, reading.data_dir, reading.field)
+    pieces = open_pieces(extent.path, reading.field)
     for where, row in pieces.rows(extent.start, extent.end):
 
         def wrong(problem: str, where: str = where) -> ValueError:

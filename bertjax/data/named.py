@@ -47,15 +47,13 @@ class Pieces(NamedTuple):
     rows: Callable[[int, int], Iterator[tuple[str, Mapping[str, Any]]]]  # (where, row) of the parts [start, end)
 
 
-def open_pieces(path: str, data_dir: str | None, field: str) -> Pieces:
-    """The pieces of a data set. Raises ValueError that says what there is instead.
+def open_pieces(path: str, field: str) -> Pieces:
+    """The pieces of a data set, and by the text in `field` how large a record of TFDS is.
 
-    Args:
-      data_dir: where TFDS has its data sets; None is its default.
-      field: whose text tells how large a record of TFDS is.
+    Raises ValueError that says what there is instead.
     """
     if path.startswith("tfds:"):
-        return _tfds_pieces(path, data_dir, field)
+        return _tfds_pieces(path, field)
     # What the Hub has under a commit does not change.
     return (_hub_pieces if re.search(r"@[0-9a-f]{40}\b", path) else _hf_pieces)(path)
 
@@ -206,7 +204,7 @@ def _tfds_name(path: str) -> tuple[str, str]:
     return ":".join(parts), split
 
 
-def _open_tfds(path: str, data_dir: str | None) -> Any:
+def _open_tfds(path: str) -> Any:
     """The records of tfds:NAME, by number; ValueError where TFDS cannot read them here."""
     name, split = _tfds_name(path)
     prepare = (
@@ -217,19 +215,19 @@ def _open_tfds(path: str, data_dir: str | None) -> Any:
         import tensorflow_datasets as tfds
         import tensorflow_datasets.text  # noqa: F401  registers glue, squad and others
 
-        return tfds.data_source(name, split=split, data_dir=data_dir, download=False)
+        return tfds.data_source(name, split=split, download=False)
     except (ImportError, NotImplementedError) as error:
         raise ValueError(
             f"{path}: TFDS cannot read this data set here ({error}). Without TensorFlow it reads what was prepared as "
             f"ArrayRecord or Parquet: {prepare}; for TFRecord files, pip install tensorflow-cpu"
         ) from error
     except Exception as error:
-        where = data_dir or "TFDS's default data_dir"
+        where = "TFDS_DATA_DIR, by default ~/tensorflow_datasets"
         raise ValueError(f"{path}: {_line(error)} (looked for in {where}); {prepare}") from error
 
 
-def _tfds_pieces(path: str, data_dir: str | None, field: str) -> Pieces:
-    source = _open_tfds(path, data_dir)
+def _tfds_pieces(path: str, field: str) -> Pieces:
+    source = _open_tfds(path)
     total = len(source)
     sample = [source[i * max(total // 16, 1)] for i in range(min(total, 16))]
     mean = sum(len(record.get(field) or "") for record in sample) // max(len(sample), 1) + 1
@@ -268,13 +266,13 @@ def splits_of(path: str) -> dict[str, str]:
 
 
 @functools.lru_cache(1)
-def read_rows(path: str, data_dir: str | None = None) -> tuple[list[dict[str, Any]], str]:
+def read_rows(path: str) -> tuple[list[dict[str, Any]], str]:
     """All rows of a split as plain values, classes by their names, and a fingerprint of them.
 
     A split of hf:NAME may be a slice, train[:90%]. Raises ValueError that says what there is instead.
     """
     if path.startswith("tfds:"):
-        source = _open_tfds(path, data_dir)
+        source = _open_tfds(path)
         info = source.dataset_info
         identity = [info.full_name, _tfds_name(path)[1], len(source)]
     else:

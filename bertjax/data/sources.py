@@ -46,7 +46,6 @@ class Reading:
         "strict", "bytes that are not UTF-8: strict = refuse, replace = count the line", ("strict", "replace")
     )
     max_line_mb: int = setting(16, "refuse longer lines, MiB: a line is held in memory, several times", AT_LEAST_1)
-    data_dir: str | None = setting(None, "where TFDS data sets are prepared (default: TFDS's own)")
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -173,7 +172,7 @@ def plan_extents(files: Sequence[str], reading: Reading, extent_bytes: int) -> l
 def _extents(path: str, reading: Reading, extent_bytes: int) -> Iterator[Extent]:
     form = detect_format(path) if reading.format == "auto" or is_name(path) else reading.format
     if is_name(path):
-        pieces = open_pieces(path, reading.data_dir, reading.field)
+        pieces = open_pieces(path, reading.field)
         mean = max(pieces.size // max(pieces.count, 1), 1)
         step = max(extent_bytes // mean, 1)
         for start in range(0, pieces.count, step):

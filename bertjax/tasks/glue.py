@@ -100,15 +100,14 @@ _WNLI_NOTE = (
 class GlueTask(TextTask):
     """One GLUE task read from `source`: a directory, hf:nyu-mll/glue,NAME or tfds:glue/NAME."""
 
-    def __init__(self, name: str, source: str | pathlib.Path, data_dir: str | None = None):
-        """`data_dir` is TFDS's directory of prepared data sets (None: its default)."""
+    def __init__(self, name: str, source: str | pathlib.Path):
         if name not in GLUE:
             raise ValueError(f"unknown GLUE task {name!r}; one of {', '.join(GLUE)}")
         self.spec = spec = GLUE[name]
         head = "classification" if spec.names else "regression"
         super().__init__(name, head, tuple(spec.names.values()), spec.metric)
         self.splits = dict(spec.files)
-        self.source, self.data_dir = str(source), data_dir
+        self.source = str(source)
         self.published = f"hf:nyu-mll/glue,{name}"
 
     # --- reading
@@ -185,7 +184,7 @@ class GlueTask(TextTask):
 
     def _read_named(self, split: str) -> Split:
         path = f"{self.source}:{self.spec.named[split]}"
-        rows, fingerprint = read_rows(path, self.data_dir)
+        rows, fingerprint = read_rows(path)
         columns, names = self.spec.named_text or self.spec.text, tuple(self.spec.names.values())
         if missing := [column for column in (*columns, "label", "idx") if rows and column not in rows[0]]:
             raise ValueError(f"{path} is not laid out as {self.published}: no {missing[0]!r} in {', '.join(rows[0])}")

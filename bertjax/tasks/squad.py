@@ -125,7 +125,6 @@ class SquadTask(Task):
         max_answer_length: int = 30,
         n_best: int = 20,
         null_threshold: float = 0.0,
-        data_dir: str | None = None,
     ):
         """`source` is a directory with `files` (split -> name), tfds:squad/v1.1 or hf:rajpurkar/squad.
 
@@ -136,7 +135,7 @@ class SquadTask(Task):
             raise ValueError(f"SQuAD version {version!r} is not 1.1 or 2.0")
         if doc_stride < 1:
             raise ValueError(f"doc_stride={doc_stride} must be at least 1, or no window advances")
-        self.source, self.version, self.data_dir = str(source), version, data_dir
+        self.source, self.version = str(source), version
         self.name = f"squad{version}"
         self.splits = splits_in(source, files, {split: f"{split}-v{version}.json" for split in ("train", "dev")})
         self.published = "" if files else {"1.1": "hf:rajpurkar/squad", "2.0": "hf:rajpurkar/squad_v2"}[version]
@@ -159,7 +158,7 @@ class SquadTask(Task):
         """
         path = self.file_of(split)
         if is_name(path):
-            rows, fingerprint = read_rows(str(path), self.data_dir)
+            rows, fingerprint = read_rows(str(path))
             if missing := [name for name in ("context", "question", "id") if rows and name not in rows[0]]:
                 raise ValueError(f"{path}: the column {missing[0]!r} is missing; there is {', '.join(rows[0])}")
             articles = [{"paragraphs": [{"context": row["context"], "qas": [row]} for row in rows]}]

@@ -77,7 +77,7 @@ def test_a_folder_gives_the_store_of_the_same_text_in_json_lines(folder, tokeniz
 
 def test_pieces_are_row_groups_and_the_plan_joins_small_ones(folder):
     path = f"hf:{folder},de"
-    pieces = open_pieces(path, None, "text")
+    pieces = open_pieces(path, "text")
     assert pieces.count == 7 + 4  # of 4 rows each
     assert pieces.size == sum((folder / f"de/train-{i}.parquet").stat().st_size for i in (0, 1))
     assert [row["id"] for _, row in pieces.rows(6, 8)] == [

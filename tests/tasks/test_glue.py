@@ -71,7 +71,7 @@ def test_the_original_mrpc_files_give_the_same_records_as_the_glue_files(shared_
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_tfds_gives_the_same_records_as_the_files(shared_data, tmp_path):
+def test_tfds_gives_the_same_records_as_the_files(shared_data, tmp_path, monkeypatch):
     tfds = pytest.importorskip("tensorflow_datasets")
     import tensorflow_datasets.text  # noqa: F401
 
@@ -84,7 +84,8 @@ def test_tfds_gives_the_same_records_as_the_files(shared_data, tmp_path):
     builder.download_and_prepare(
         download_config=tfds.download.DownloadConfig(manual_dir=os.fspath(manual), try_download_gcs=False)
     )
-    prepared, files = GlueTask("mrpc", "tfds:glue/mrpc", str(tmp_path)), GlueTask("mrpc", source)
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
+    prepared, files = GlueTask("mrpc", "tfds:glue/mrpc"), GlueTask("mrpc", source)
     for split in ("train", "dev", "test"):
         left, right = prepared.read(split), files.read(split)
         assert [(r.text_a, r.text_b, r.label) for r in left.records] == [

@@ -263,8 +263,9 @@ def test_missing_files_say_the_setting_that_gets_them(tmp_path, name, command):
         make_task(name, str(tmp_path)).read("train")
 
 
-def test_a_data_set_that_tfds_has_not_prepared_says_the_command(tmp_path):
+def test_a_data_set_that_tfds_has_not_prepared_says_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
     with pytest.raises(
         ValueError, match=r"python -c .import tensorflow_datasets .*'glue/mrpc', file_format='array_rec"
     ):
-        GlueTask("mrpc", "tfds:glue/mrpc", str(tmp_path)).read("train")
+        GlueTask("mrpc", "tfds:glue/mrpc").read("train")

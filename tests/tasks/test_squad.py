@@ -284,7 +284,7 @@ def test_tfds_rows_become_the_same_questions(monkeypatch):
     asked = []
     monkeypatch.setattr(squad, "read_rows", lambda *args: asked.append(args) or (rows, "fingerprint"))
     split = SquadTask("tfds:squad/v2.0", "2.0").read("dev")
-    assert asked == [("tfds:squad/v2.0:validation", None)]
+    assert asked == [("tfds:squad/v2.0:validation",)]
     assert [q.answers for q in split.records] == [(("Rome", 3), ("in Rome", 0)), ()]
 
 
