@@ -35,10 +35,12 @@ class Predictions:
     Attributes:
       task: what was asked: fill-mask, next-sentence, classify, ner or qa.
       records: of each input a dict, as bertjax.tools.predict writes it: `pandas.DataFrame(predictions.records)`.
+      answers: in the same order.
     """
 
     task: str
     records: tuple[dict[str, Any], ...]
+    answers: list[Any]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -57,10 +59,10 @@ class Predictions:
         return len(self.records)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(_answer_of, [self.task] * len(self), self.records)
+        return iter(self.answers)
 
     def __getitem__(self, place: int | slice) -> Any:
-        return list(self)[place] if isinstance(place, slice) else _answer_of(self.task, self.records[place])
+        return self.answers[place]
 
     def _repr_html_(self) -> str:
         rows = [(_asked_text(record), _shown(record, self[i])) for i, record in enumerate(self.records[:_SHOWN_ROWS])]
@@ -104,7 +106,8 @@ def predict(
     name = asked(task, model)
     data = [data] if isinstance(data, str) else data
     inputs = list(_inputs(data, name, columns, model))
-    return Predictions(name, tuple(TASKS[name][0](model, inputs, top_k, batch_size)))
+    answers, records = TASKS[name][0](model, inputs, top_k, batch_size)
+    return Predictions(name, tuple(records), answers)
 
 
 def _inputs(data: Any, task: str, columns: str | Sequence[str] | None, model: LoadedModel) -> Iterator[Given]:
@@ -164,60 +167,66 @@ def _pair(given: Given, purpose: str) -> tuple[str, str]:
     return tuple(given)
 
 
-def _fill(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> list[dict]:
+# What TASKS names gives (answers, records) of inputs.
+Answered = tuple[list[Any], list[dict[str, Any]]]
+
+
+def _fill(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> Answered:
     texts = [given if isinstance(given, str) else given[0] for given in inputs]
     filled = inference.fill_mask(loaded, texts, top_k, batch_size)
-    return [
+    return filled, [
         {"text": text, "masks": [[f._asdict() for f in mask] for mask in masks]}
         for text, masks in zip(texts, filled, strict=True)
     ]
 
 
-def _next(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> list[dict]:
+def _next(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> Answered:
     pairs = [_pair(given, "next-sentence") for given in inputs]
     scores = inference.next_sentence(loaded, pairs, batch_size)
-    return [{"first": a, "second": b, "is_next": p} for (a, b), p in zip(pairs, scores, strict=True)]
+    return scores, [{"first": a, "second": b, "is_next": p} for (a, b), p in zip(pairs, scores, strict=True)]
 
 
-def _classify(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> list[dict]:
+def _classify(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> Answered:
     texts = [
         given if isinstance(given, str) else given[0] if len(given) == 1 else _pair(given, "classify")
         for given in inputs
     ]
-    answers = inference.classify(loaded, texts, batch_size)
-    # What is chosen of the labels: one class, all that are at least as likely as not, of a number nothing.
-    choose = {
-        "regression": lambda values: {},
-        "multi_label_classification": lambda p: {"chosen": [name for name in p if p[name] >= 0.5]},
-    }.get(inference.problem_type(loaded), lambda p: {"label": max(p, key=p.get)})
-    return [{"text": text, "labels": answer, **choose(answer)} for text, answer in zip(texts, answers, strict=True)]
+    labels = inference.classify(loaded, texts, batch_size)
+    records: list[dict[str, Any]] = [{"text": text, "labels": p} for text, p in zip(texts, labels, strict=True)]
+    kind = inference.problem_type(loaded)
+    if kind == "regression":
+        return [next(iter(values.values())) if len(values) == 1 else values for values in labels], records
+    if kind == "multi_label_classification":
+        several = [[name for name in p if p[name] >= 0.5] for p in labels]
+        records = [{**record, "chosen": names} for record, names in zip(records, several, strict=True)]
+        return list(map(tuple, several)), records
+    best = [max(p, key=p.get) for p in labels]
+    return best, [{**record, "label": label} for record, label in zip(records, best, strict=True)]
 
 
-def _tag(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> list[dict]:
+def _tag(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> Answered:
     words = [given.split() if isinstance(given, str) else list(given) for given in inputs]
     tags = inference.tag_words(loaded, words, batch_size)
-    return [{"words": w, "tags": t} for w, t in zip(words, tags, strict=True)]
+    return tags, [{"words": w, "tags": t} for w, t in zip(words, tags, strict=True)]
 
 
-def _answer(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> list[dict]:
+def _answer(loaded: LoadedModel, inputs: Sequence[Given], top_k: int, batch_size: int) -> Answered:
     pairs = [_pair(given, "qa") for given in inputs]
     # A context of nothing, or of characters that the tokenizer drops, has no answer in it.
-    full = [i for i, (_, context) in enumerate(pairs) if loaded.tokenizer.encode(context)]
-    rows = [
-        {"question": q, "text": "", "start": 0, "end": 0, "score": None, "note": "the context is empty"}
-        for q, _ in pairs
-    ]
-    if full:
-        questions, contexts = zip(*(pairs[i] for i in full), strict=True)
-        answers = inference.answer(loaded, questions, contexts, batch_size=batch_size)
-        for i, found in zip(full, answers, strict=True):
-            score = found.score if np.isfinite(found.score) else None
-            rows[i] = {"question": pairs[i][0], **found._asdict(), "score": score}
-    return rows
+    full = [bool(loaded.tokenizer.encode(context)) for _, context in pairs]
+    asked = [pair for pair, there in zip(pairs, full, strict=True) if there]
+    found = iter(inference.answer(loaded, *zip(*asked, strict=True), batch_size=batch_size) if asked else ())
+    answers, records = [], []
+    for pair, there in zip(pairs, full, strict=True):
+        answers.append(next(found) if there else inference.Answer("", 0, 0, -np.inf))
+        score = answers[-1].score if np.isfinite(answers[-1].score) else None
+        note = {} if there else {"note": "the context is empty"}
+        records.append({"question": pair[0], **answers[-1]._asdict(), "score": score, **note})
+    return answers, records
 
 
 # task -> (answers, the task of load_model, which asks for the heads of these answers alone)
-TASKS: dict[str, tuple[Callable[..., list[dict]], str]] = {
+TASKS: dict[str, tuple[Callable[..., Answered], str]] = {
     "fill-mask": (_fill, "mlm"),
     "next-sentence": (_next, "next-sentence"),
     "classify": (_classify, "sequence-classification"),
@@ -239,23 +248,6 @@ _ANSWERED = {
     heads.BertForTokenClassification: "ner",
     heads.BertForQuestionAnswering: "qa",
 }
-
-
-def _answer_of(task: str, record: dict[str, Any]) -> Any:
-    if task == "qa":
-        score = record["score"]
-        return inference.Answer(
-            *(record[name] for name in ("text", "start", "end")), -np.inf if score is None else score
-        )
-    if task == "fill-mask":
-        return [[inference.Filling(**filling) for filling in mask] for mask in record["masks"]]
-    if task in ("ner", "next-sentence"):
-        return record["tags" if task == "ner" else "is_next"]
-    if "label" in record:
-        return record["label"]
-    if "chosen" in record:
-        return tuple(record["chosen"])
-    return next(iter(record["labels"].values())) if len(record["labels"]) == 1 else record["labels"]
 
 
 def _asked_text(record: dict[str, Any]) -> str:

@@ -579,7 +579,7 @@ def test_a_chunk_is_written_before_the_next_is_begun(monkeypatch, tmp_path):
 
     def answer(loaded, lines, *options):
         begun.append((len(lines), (tmp_path / "out.partial").read_text().count("\n")))
-        return [{"text": line} for line in lines]
+        return lines, [{"text": line} for line in lines]
 
     monkeypatch.setitem(predict.TASKS, "classify", (answer, None))
     monkeypatch.setattr(predict, "CHUNK", 4)

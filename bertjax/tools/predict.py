@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         given.split("\t", 1) if isinstance(given, str) and "\t" in given else given for given in chunk
                     ]
                 with _located(options.file, inputs.lines[done], inputs.lines[last - 1]):
-                    rows = answer(loaded, chunk, options.top_k, options.batch_size)
+                    _, rows = answer(loaded, chunk, options.top_k, options.batch_size)
                 for row in rows:
                     output.write(row)
                 stream.flush()
