@@ -103,7 +103,8 @@ def _sentencepiece(vocab_file: Path, stored: Mapping[str, Any]) -> Tokenizer:
     from bertjax.tokenization.sentencepiece import SentencePieceTokenizer  # late: protobuf
 
     source = vocab_file.parent / CONFIG_FILE
-    tokenizer = SentencePieceTokenizer(vocab_file, **files.special_names(stored, source))
+    given = files.special_names(stored, source)
+    tokenizer = SentencePieceTokenizer(vocab_file.read_bytes(), str(vocab_file), given)
     if added := files.added_beyond(stored, vocab_file.parent, tokenizer.vocab):
         raise ValueError(
             f"{source}: the added tokens {', '.join(map(repr, added[:5]))} are not in "

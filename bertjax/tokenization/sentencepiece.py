@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Iterable
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from bertjax.tokenization.families import OWN_CLASS
-from bertjax.tokenization.tokenizer import SPECIAL_NAMES, USUAL_NAMES, Span, Tokenizer
+from bertjax.tokenization.tokenizer import CONFIG_FILE, SPECIAL_NAMES, USUAL_NAMES, Span, Tokenizer
 
 _PieceType = sentencepiece_model_pb2.ModelProto.SentencePiece.Type
 
@@ -25,9 +24,9 @@ class SentencePieceTokenizer(Tokenizer):
     """Tokenizer over a sentencepiece model.
 
     Args:
-      model_file: the .model file.
-      special_tokens: names for pad_token, cls_token, sep_token, mask_token where they are not the
-        usual ones ([PAD] or <pad>, [CLS] or <s>, [SEP] or </s>, [MASK] or <mask>).
+      content: of the .model file `source`.
+      special_tokens: {name of SPECIAL_NAMES: piece} where they are not the usual ones ([PAD] or <pad>,
+        [CLS] or <s>, [SEP] or </s>, [MASK] or <mask>).
 
     Raises:
       ValueError: not a sentencepiece model, or special tokens missing (all listed).
@@ -35,10 +34,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     VOCABULARY_FILE = "spiece.model"
 
-    def __init__(self, model_file: str | Path, **special_tokens: str) -> None:
-        self._setup(Path(model_file).read_bytes(), str(model_file), special_tokens)
-
-    def _setup(self, content: bytes, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(self, content: bytes, source: str, special_tokens: dict[str, str]) -> None:
         model = parse_model(content, source)
         self._model, self._source = content, source
         vocab = [piece.piece for piece in model.pieces]
@@ -60,7 +56,8 @@ class SentencePieceTokenizer(Tokenizer):
             raise ValueError(f"{source} is damaged: {error}") from None
 
     def __reduce__(self) -> tuple:
-        return (_rebuild, (self._model, self._source, self.special_tokens), {"model_max_length": self.model_max_length})
+        made_of = (self._model, self._source, self.special_tokens)
+        return SentencePieceTokenizer, made_of, {"model_max_length": self.model_max_length}
 
     @property
     def is_continuation(self) -> np.ndarray:
@@ -133,16 +130,8 @@ def parse_model(content: bytes, source: str) -> sentencepiece_model_pb2.ModelPro
     return model
 
 
-def _rebuild(content: bytes, source: str, special_tokens: dict) -> SentencePieceTokenizer:
-    tokenizer = SentencePieceTokenizer.__new__(SentencePieceTokenizer)
-    tokenizer._setup(content, source, special_tokens)
-    return tokenizer
-
-
 def _find_specials(pieces: set[str], unknown: str, given: dict[str, str], source: str) -> dict[str, str]:
     """Name of each special token in the model."""
-    if strange := set(given) - set(SPECIAL_NAMES):
-        raise TypeError(f"unknown arguments {sorted(strange)}; use {', '.join(SPECIAL_NAMES)}")
     if given.get("unk_token", unknown) != unknown:
         raise ValueError(f"{source}: unk_token={given['unk_token']!r}, but the model's unknown piece is {unknown!r}")
     names = {name: (given[name],) if name in given else usual for name, usual in USUAL_NAMES.items()}
@@ -150,8 +139,8 @@ def _find_specials(pieces: set[str], unknown: str, given: dict[str, str], source
     found = {name: next((token for token in names[name] if token in pieces), None) for name in SPECIAL_NAMES}
     if missing := [f"{name} ({' or '.join(names[name])})" for name, token in found.items() if token is None]:
         raise ValueError(
-            f"{source} lacks the special tokens {', '.join(missing)}; name the pieces it uses "
-            "instead (for example cls_token='<s>'), or train it with pad_id=0, pad_piece='[PAD]' "
-            "and control_symbols=['[CLS]', '[SEP]', '[MASK]']"
+            f"{source} lacks the special tokens {', '.join(missing)}; name the pieces it uses instead in {CONFIG_FILE} "
+            "beside it (for example cls_token='<s>'), or train it with pad_id=0, pad_piece='[PAD]' and "
+            "control_symbols=['[CLS]', '[SEP]', '[MASK]']"
         )
     return found

@@ -58,7 +58,8 @@ def test_every_missing_special_token_is_named_with_the_remedy(train):
     plain = train("plain")  # has <unk> <s> </s>
     with pytest.raises(ValueError, match="pad_token.*mask_token.*control_symbols"):
         load_tokenizer(plain)
-    named = SentencePieceTokenizer(train("named", control_symbols=["<p>", "<m>"]), pad_token="<p>", mask_token="<m>")
+    content = train("named", control_symbols=["<p>", "<m>"]).read_bytes()
+    named = SentencePieceTokenizer(content, "named.model", {"pad_token": "<p>", "mask_token": "<m>"})
     assert named.id_to_token(named.cls_id) == "<s>"
     assert named.id_to_token(named.mask_id) == "<m>"
 
