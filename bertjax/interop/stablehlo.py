@@ -1,20 +1,8 @@
 """Export of a model as StableHLO: one compiled-anywhere function, its weights beside it.
 
 A directory holds `model.stablehlo` (jax.export: batch and length are symbols; CPU, CUDA and TPU),
-`model.safetensors` (flat names with '/'), `export.json` and the tokenizer files. It needs neither
-bertjax nor flax. With jax, numpy and flatbuffers (which jax.export reads its own files with) alone,
-safetensors being read by hand:
-
-    import json, jax, numpy as np
-    def read(path):
-        raw = open(path, "rb").read()
-        start = 8 + int.from_bytes(raw[:8], "little")
-        entries = json.loads(raw[8:start])
-        return {name: np.frombuffer(raw[start:][slice(*e["data_offsets"])], "<f4")
-                      .reshape(e["shape"])
-                for name, e in entries.items() if name != "__metadata__"}
-    function = jax.export.deserialize(open("model.stablehlo", "rb").read())
-    outputs = function.call(read("model.safetensors"), input_ids, attention_mask, token_type_ids)
+`model.safetensors` (flat names with '/'), `export.json` and the tokenizer files. README.md of the repository
+shows how jax, numpy and flatbuffers alone read and run it.
 
 The three inputs are int32 [batch, length]; length is at most the `max_length` of export.json, the
 positions of the model (JAX refuses longer rows with "Error refining shapes"). JAX keeps such
