@@ -273,8 +273,12 @@ class Checkpoints(SavedStates):
             elif jnp.dtype(here.dtype) != jnp.dtype(there.dtype):
                 problems.append(f"{name} is {there.dtype} in the checkpoint and {here.dtype} in this run")
         if problems:
-            shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-            raise ValueError(f"checkpoint {self.directory / str(step)} is of another model: {shown}")
+            shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+            raise ValueError(
+                f"checkpoint {self.directory / str(step)} is of another model or optimizer than this run's settings "
+                f"describe ({shown}). Set them as they were, or take its weights alone: --config.init_from="
+                f"{self.directory.parent} with another --workdir"
+            )
 
 
 def _own_buffer(leaf: Any) -> Any:

@@ -386,7 +386,7 @@ class Fast(conftest.WordTokenizer):
     def encode_batch(self, texts):
         return [[5 + len(w) for w in t.split()] for t in texts]
 if __name__ == "__main__":
-    build_store(sys.argv[1], Fast(), sys.argv[2], workers=int(sys.argv[3]), heldout_fraction=0)
+    build_store(sys.argv[1], Fast(), sys.argv[2], workers=int(sys.argv[3]), heldout_fraction=0, max_duplicate_share=1)
     print(max(resource.getrusage(w).ru_maxrss for w in
               (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) // 1024)
 """
@@ -412,7 +412,7 @@ def test_peak_memory_does_not_grow_with_the_corpus(tmp_path, documents):
                 ],
                 env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
                 check=True,
-                capture_output=True,
+                stdout=subprocess.PIPE,  # what it says of an error is shown
                 text=True,
             )
             peaks[megabytes, workers] = int(out.stdout)
