@@ -202,7 +202,8 @@ def finetune(
 
         with tempfile.TemporaryDirectory(prefix="bertjax-") as directory:
             options = write_splits(splits, found, pathlib.Path(directory))
-            found = found.replace({"task.data": directory, "task.options": options})
+            predict = *found.task.predict, *(["test"] if "test" in splits else [])
+            found = found.replace({"task.data": directory, "task.options": options, "task.predict": predict})
             try:
                 return _run(found, workdir)
             except ValueError as error:

@@ -88,6 +88,8 @@ def write_splits(splits: Mapping[str, Any], config: Config, directory: pathlib.P
             options["text"] = tuple(texts)
     found = {}
     for name, data in splits.items():
+        if task == "table" and isinstance(data, list | tuple):  # a text alone may be (text,)
+            data = [row[0] if isinstance(row, list | tuple) and len(row) == 1 else row for row in data]
         found[name] = list(objects.rows(data, _names(_first(data), texts, label), name))
         if task in _TAGS:
             found[name] = [_sentence(row, task) for row in found[name]]

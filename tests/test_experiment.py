@@ -255,10 +255,13 @@ SMALL = {"task.max_length": 16, "task.eval_batch_size": 16, "batch_size": 8, "ex
 def test_records_fine_tune_a_classifier_that_answers_records(start, tmp_path):
     rows = [("a very good film", "pos"), ("the bad film", "neg")] * 40
     settings = SMALL | {"optimizer.learning_rate": 0.01, "task.epochs": 4}
-    result = bertjax.finetune("classify", tmp_path / "run", settings, init_from=start, train=rows)
+    test = ["good film", "bad film"]
+    result = bertjax.finetune("classify", tmp_path / "run", settings, init_from=start, train=rows, test=test)
     assert result.metrics["accuracy"] == 1.0  # on 4 rows of each class that were not trained on
+    predicted = map(json.loads, (tmp_path / "run" / "predictions_test.jsonl").read_text().splitlines())
+    assert [one["prediction"] for one in predicted] == ["pos", "neg"]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rows"] == {"train": 72, "dev": 8}
-    answers = bertjax.predict(result.model, ["good film", "bad film"])
+    answers = bertjax.predict(result.model, test)
     assert list(answers) == ["pos", "neg"] and answers.labels == ("neg", "pos")
     assert answers.probabilities.shape == (2, 2) and answers.probabilities.dtype == np.float32
     assert answers.records[1] == {

@@ -143,6 +143,9 @@ def convert(
     before = after = load_model(source, task, **longer)
     name, size = class_name(before.config, architecture(before))[0], _millions(before)
     say(f"read    {source}: {name}, {size:,.1f} M parameters, {time.monotonic() - started:.1f} s")
+    longest = before.config.max_position_embeddings
+    if embeddings and (embeddings.max_length or 0) > longest:
+        raise ValueError(f"--max_length={embeddings.max_length} exceeds the {longest} positions of {source}")
     if max_positions is not None:
         say(f"rows    {max_positions:,} positions, extended by {extend_positions} where there were fewer")
     if add_vocab is not None:

@@ -253,6 +253,7 @@ def test_what_does_not_go_with_an_embedding_model_is_refused(made, tmp_path):
         (["--normalise"], "give --pooling too"),
         (["--pooling=mean", "--to=stablehlo"], "--pooling goes with --to=hf"),
         (["--pooling=mean", "--max_length=2"], "--max_length=2 must be at least 3"),
+        (["--pooling=mean", "--max_length=9999"], "--max_length=9999 exceeds the .* positions"),
     ):
         with pytest.raises(SystemExit, match=f"^convert: .*{message}"):
             convert.main([f"--from={made}", f"--out={tmp_path / 'no'}", *flags])
