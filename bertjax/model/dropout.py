@@ -23,27 +23,20 @@ def site_keys(key: jax.Array, sites: int) -> jax.Array:
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(sites))
 
 
-def _threefry_words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """16-bit words from the key's own generator, two from each 32-bit draw."""
-    last = shape[-1]
-    drawn = jax.random.bits(key, (*shape[:-1], (last + 1) // 2), jnp.uint32)
-    halves = [drawn & jnp.uint32(0xFFFF), drawn >> 16]
-    return jnp.concatenate(halves, axis=-1)[..., :last]
-
-
-def random_words(key: jax.Array, shape: tuple[int, ...], generator: str = "auto") -> jax.Array:
+def random_words(key: jax.Array, shape: tuple[int, ...], generator: str = "threefry") -> jax.Array:
     """Uniform integers in [0, 65536) as uint32 [shape], a pure function of the key and the shape.
 
     Args:
-      generator: 'threefry' draws with jax.random (whatever generator the key belongs to); 'hash'
-        uses a counter hash; 'auto' is 'threefry'.
+      generator: 'threefry' draws with jax.random (whatever generator the key belongs to), 'hash' uses a counter hash.
     """
     if generator == "hash":
         return dropout_bits.hidden_words(key, shape)
-    return _threefry_words(key, shape)
+    last = shape[-1]
+    drawn = jax.random.bits(key, (*shape[:-1], (last + 1) // 2), jnp.uint32)  # two words each
+    return jnp.concatenate([drawn & jnp.uint32(0xFFFF), drawn >> 16], axis=-1)[..., :last]
 
 
-def dropout(x: jax.Array, rate: float, key: jax.Array | None, generator: str = "auto") -> jax.Array:
+def dropout(x: jax.Array, rate: float, key: jax.Array | None, generator: str = "threefry") -> jax.Array:
     """Zeroes elements of `x` [...] with probability `rate`; identity when `key` is None.
 
     The scale is the inverse of the true keep probability, applied in float32 and then rounded to

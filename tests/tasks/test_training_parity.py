@@ -95,7 +95,7 @@ def dropout_masks(config, execution, step, rows):
             yield hidden(keys[i], whole)
     head = jax.random.fold_in(key, site)
     shape = yield
-    yield hidden(head, shape, "auto")
+    yield hidden(head, shape, "threefry")
 
 
 class Replayed:
@@ -134,7 +134,7 @@ def test_losses_follow_torch_step_by_step(head, words, tmp_path, monkeypatch):
     torch.set_num_threads(1)
     architecture, outputs = HEADS[head]
     rate = 0.0 if words == "none" else RATE
-    execution = Execution(dropout_words="auto" if words == "none" else words)
+    execution = Execution(dropout_words="threefry" if words == "none" else words)
     problem = {"regression": "regression", "multilabel": "multi_label_classification"}
     config = transformers.BertConfig(
         vocab_size=64,
