@@ -22,7 +22,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from bertjax.formats.arrays import LoadError
+from bertjax.formats.arrays import LoadError, read_safetensors
 from bertjax.formats.torch_pickle import read_torch_pickle
 
 # What each pooling makes of the states [tokens, H] of one text, and the place of each token in it, from 1.
@@ -85,11 +85,20 @@ class Dense:
             return outputs
         return outputs + (vectors if self.residual is True else vectors @ self.residual.T)
 
-    @property
-    def tensors(self) -> dict[str, np.ndarray]:
-        """By the names of sentence-transformers."""
+    def write(self, directory: Path) -> None:
+        """Its configuration and its weights, by the names of sentence-transformers."""
+        out, size = self.weight.shape
+        values = {
+            "in_features": size,
+            "out_features": out,
+            "bias": self.bias is not None,
+            "activation_function": f"torch.nn.modules.{_home(self.activation)}.{self.activation}",
+            **({"use_residual": True} if self.residual is not False else {}),
+        }
+        _write_json(directory / "config.json", values)
         named = {"linear.weight": self.weight, "linear.bias": self.bias, "residual.weight": self.residual}
-        return {name: array for name, array in named.items() if isinstance(array, np.ndarray)}
+        tensors = {name: np.ascontiguousarray(x) for name, x in named.items() if isinstance(x, np.ndarray)}
+        safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def normalise(vectors: np.ndarray) -> np.ndarray:
@@ -151,55 +160,33 @@ class SentenceSettings:
 
     def write(self, directory: Path, hidden_size: int) -> None:
         """Writes the files that `read` reads, beside those of the encoder."""
-        kinds = [
-            "Transformer",
-            "Pooling",
-            *("Dense" if isinstance(step, Dense) else "Normalize" for step in self.steps),
-        ]
+        steps = ["Dense" if isinstance(step, Dense) else "Normalize" for step in self.steps]
+        paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(["Pooling", *steps], 1))]
         modules = [
-            {
-                "idx": i,
-                "name": str(i),
-                "path": f"{i}_{kind}" if i else "",
-                "type": f"sentence_transformers.models.{kind}",
-            }
-            for i, kind in enumerate(kinds)
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(zip(paths, ["Transformer", "Pooling", *steps], strict=True))
         ]
+        for path in paths:
+            (directory / path).mkdir(exist_ok=True)
         pooling: dict[str, Any] = {"word_embedding_dimension": hidden_size}
         if list(self.pooling) == [mode for mode in _MODES.values() if mode in self.pooling]:  # for any version
             pooling |= {key: mode in self.pooling for key, mode in _MODES.items()}
         else:
             pooling["pooling_mode"] = list(self.pooling)
-        files: dict[str, Any] = {
-            "modules.json": modules,
-            "1_Pooling/config.json": pooling | {"include_prompt": self.include_prompt},
-            "sentence_bert_config.json": {"max_seq_length": self.max_length, "do_lower_case": self.lower_case},
-        }
+        lengths = {"max_seq_length": self.max_length, "do_lower_case": self.lower_case}
+        _write_json(directory / "modules.json", modules)
+        _write_json(directory / "sentence_bert_config.json", lengths)
+        _write_json(directory / "1_Pooling/config.json", pooling | {"include_prompt": self.include_prompt})
         if self.prompts:
             prompts = {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt}
-            files["config_sentence_transformers.json"] = prompts | {"similarity_fn_name": "cosine"}
-        for number, step in enumerate(self.steps, 2):
+            _write_json(directory / "config_sentence_transformers.json", prompts | {"similarity_fn_name": "cosine"})
+        for path, step in zip(paths[2:], self.steps, strict=True):
             if isinstance(step, Dense):
-                out, size = step.weight.shape
-                files[f"{number}_Dense/config.json"] = {
-                    "in_features": size,
-                    "out_features": out,
-                    "bias": step.bias is not None,
-                    "activation_function": f"torch.nn.modules.{_home(step.activation)}.{step.activation}",
-                    **({"use_residual": True} if step.residual is not False else {}),
-                }
-            else:
-                (directory / f"{number}_Normalize").mkdir()
-        for name, values in files.items():
-            (directory / name).parent.mkdir(exist_ok=True)
-            (directory / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        for number, step in enumerate(self.steps, 2):
-            if isinstance(step, Dense):
-                safetensors.numpy.save_file(
-                    {name: np.ascontiguousarray(array) for name, array in step.tensors.items()},
-                    directory / f"{number}_Dense" / "model.safetensors",
-                    metadata={"format": "pt"},
-                )
+                step.write(directory / path)
+
+
+def _write_json(path: Path, values: Any) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _home(activation: str) -> str:
@@ -295,10 +282,7 @@ def _dense(directory: Path) -> Dense:
             f"{path}: activation_function {activation:.80} is not supported, only {', '.join(_ACTIVATIONS)}"
         )
     weights, old = directory / "model.safetensors", directory / "pytorch_model.bin"
-    try:
-        state = safetensors.numpy.load_file(weights) if weights.is_file() else read_torch_pickle(old)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise LoadError(f"{directory}: the weights of the module cannot be read: {error}") from error
+    state = read_safetensors(weights) if weights.is_file() else read_torch_pickle(old)
     state = {key: np.asarray(array, np.float32) for key, array in state.items()}
     shape = (values.get("out_features"), values.get("in_features"))
     wanted = {"linear.weight": shape}

@@ -292,7 +292,8 @@ class Execution:
         if overrides.get("dtype", "auto") == "auto":
             overrides["dtype"] = "float32" if backend == "cpu" else "bfloat16"
         if backend == "gpu" and overrides["dtype"] != "float32":
-            fastest |= {"qkv": "separate" if tensor_parallel else "fused", "dropout_words": "hash", "pointwise": "fused"}
+            qkv = "separate" if tensor_parallel else "fused"
+            fastest |= {"qkv": qkv, "dropout_words": "hash", "pointwise": "fused"}
         elif backend in ("cpu", "tpu"):
             # Compiles in half the time on a CPU. Of jax.random, each TPU chip draws the bits of the whole batch.
             fastest["dropout_words"] = "hash"
