@@ -112,12 +112,3 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
         if value and (name in _COMPILERS or unknown_jax):
             found[name] = value
     return found
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two records of `environment`, a line each."""
-    return [
-        f"{name}: {before.get(name, 'not set')} -> {now.get(name, 'not set')}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-    ]

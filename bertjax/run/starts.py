@@ -18,7 +18,7 @@ import jaxlib
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax import jax_settings
+from bertjax.config import differences
 from bertjax.formats.files import write_whole
 from bertjax.log.logbook import Logbook
 from bertjax.log.report.runs import STARTS_FILE, read_starts
@@ -50,7 +50,7 @@ class Starts:
         self.facts = facts()
         self.record = {"settings": dict(settings or {}), **self.facts}
         self.earlier = read_starts(self.path) if self.path.exists() else []
-        self.why = differences(self.earlier[-1], self.record) if self.earlier else []
+        self.why = _changes(self.earlier[-1], self.record) if self.earlier else []
         self._logbook: Logbook | None = None
         self._lock = threading.Lock()  # programs are compiled in threads
 
@@ -92,21 +92,18 @@ class Starts:
             write_whole(self.path, "".join(json.dumps(start) + "\n" for start in (*self.earlier, record)))
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """'devices 8 -> 4' for each difference of two starts that may change the order of sums."""
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """'devices: 8 -> 4' for each difference of two starts that may change the order of sums."""
 
     def flat(start: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: start.get(name) for name in MADE_FOR} | {
-            f"config.{name}": value for name, value in start.get("settings", {}).items()
-        }
+        settings = {f"config.{name}": value for name, value in start.get("settings", {}).items()}
+        known = {name: start.get(name) for name in MADE_FOR} | settings
+        return {name: value for name, value in known.items() if value is not None}
 
     def variables(start: Mapping[str, Any]) -> dict[str, str]:
         return {name: value for name, value in start.get("environment", {}).items() if name != "XLA_FLAGS"}
 
     old, new = flat(before), flat(now)
-    found = [
-        f"{name} {old[name]!r} -> {new[name]!r}"
-        for name in old
-        if name in new and old[name] is not None and old[name] != new[name]
-    ]
-    return found + jax_settings.changes(variables(before), variables(now))
+    both = old.keys() & new.keys()  # an older version recorded fewer
+    found = differences({name: old[name] for name in both}, {name: new[name] for name in both})
+    return found + differences(variables(before), variables(now))

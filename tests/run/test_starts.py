@@ -46,7 +46,7 @@ def test_another_card_version_or_number_of_devices_is_said(tmp_path, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(starts, "facts", lambda facts=facts, n=name, v=value: {**facts(), n: v})
             [line] = begin(tmp_path, 10)[1]
-        assert line.startswith(f"goes on from step 10, but not bit for bit: {name} ")
+        assert line.startswith(f"goes on from step 10, but not bit for bit: {name}: ")
         assert repr(value) in line
         assert not read_starts(tmp_path / STARTS_FILE)[-1]["bit_for_bit"]
         begin(tmp_path, 20)  # and back again
@@ -55,14 +55,14 @@ def test_another_card_version_or_number_of_devices_is_said(tmp_path, monkeypatch
 def test_another_environment_of_the_compilers_is_said(tmp_path, monkeypatch):
     begin(tmp_path, 0)
     monkeypatch.setattr(jax_settings, "environment", lambda: {"NCCL_ALGO": "Tree"})
-    assert begin(tmp_path, 5)[1] == ["goes on from step 5, but not bit for bit: NCCL_ALGO: not set -> Tree"]
+    assert begin(tmp_path, 5)[1] == ["goes on from step 5, but not bit for bit: NCCL_ALGO: None -> 'Tree'"]
     assert begin(tmp_path, 6)[1] == []
 
 
 def test_settings_that_order_sums_otherwise_are_said(tmp_path):
     begin(tmp_path, 0, {"accumulation": 1, "mesh.data": -1})
     [line] = begin(tmp_path, 10, {"accumulation": 2, "mesh.data": -1})[1]
-    assert line.endswith("config.accumulation 1 -> 2")
+    assert line.endswith("config.accumulation: 1 -> 2")
 
 
 def test_a_fresh_start_forgets_the_starts_of_a_run_before(tmp_path):
