@@ -14,7 +14,7 @@ from bertjax.model.kernels import attention_cudnn, attention_reference, attentio
 from bertjax.model.kernels.attention_pallas_tpu import attention as tpu_attention
 from bertjax.model.kernels.attention_triton import Tiling, flash_attention, flash_attention_joined, tile_bounds
 from bertjax.model.kernels.choice import joined_attention
-from bertjax.model.kernels.dropout_bits import keep_mask, keep_probability, stream_seeds
+from bertjax.model.kernels.dropout_bits import keep_probability, stream_seeds, tile_keep_mask
 from bertjax.model.kernels.rotary import turned, turned_in_place
 
 RATE = 0.2
@@ -48,7 +48,7 @@ def plain(q, k, v, ids, window, rate=0.0):
     scores = jnp.einsum("bqad,bkad->baqk", q, k) / np.sqrt(q.shape[-1])
     p = jax.nn.softmax(jnp.where(visible[:, None], scores, -1e30), axis=-1)
     if rate:
-        keep = keep_mask(stream_seeds(KEY, q.shape[0], q.shape[2]), length, rate)
+        keep = tile_keep_mask(stream_seeds(KEY, q.shape[0], q.shape[2]), 0, 0, (length, length), rate)
         p = jnp.where(keep, p / keep_probability(rate), 0.0)
     return jnp.einsum("baqk,bkad->bqad", p, v)
 

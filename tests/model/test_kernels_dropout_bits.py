@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,13 +11,13 @@ from bertjax.model.kernels import dropout_bits as bits
 RATE = 0.1
 
 
-tile_keep_mask = jax.jit(bits.tile_keep_mask, static_argnums=(4, 5), static_argnames="transposed")
+tile_keep_mask = jax.jit(bits.tile_keep_mask, static_argnums=(3, 4))
 rows_keep_mask = jax.jit(bits.rows_keep_mask, static_argnums=(4, 5))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def keep_masks(key, rows, heads, length):
-    return bits.keep_mask(bits.stream_seeds(key, rows, heads), length, RATE)
+    return bits.tile_keep_mask(bits.stream_seeds(key, rows, heads), 0, 0, (length, length), RATE)
 
 
 def _masks(key, rows=4, heads=3, length=128):
@@ -60,19 +59,16 @@ def test_kept_counts_of_query_rows_scatter_like_a_binomial():
 
 def test_a_tile_holds_the_bits_of_its_place_in_the_whole_mask():
     seeds = bits.stream_seeds(jax.random.key(0), 1, 1)
-    whole = np.asarray(bits.keep_mask(seeds, 96, RATE))[0, 0]
-    s0, s1 = seeds[0, 0]
-    tile = tile_keep_mask(s0, s1, 32, 48, (16, 32), RATE)
-    np.testing.assert_array_equal(tile, whole[32:48, 48:80])
-    turned = tile_keep_mask(s0, s1, 32, 48, (32, 16), RATE, transposed=True)
-    np.testing.assert_array_equal(np.asarray(turned).T, whole[32:48, 48:80])
+    whole = tile_keep_mask(seeds, 0, 0, (96, 96), RATE)
+    tile = tile_keep_mask(seeds, 32, 48, (16, 32), RATE)
+    np.testing.assert_array_equal(tile, whole[..., 32:48, 48:80])
 
 
 def test_the_form_for_tpus_has_the_same_bits():
-    seed_0, seed_1 = bits.stream_seeds(jax.random.key(5), 1, 1)[0, 0]
-    whole = tile_keep_mask(seed_0, seed_1, 0, 0, (64, 48), 0.3)
+    seeds = bits.stream_seeds(jax.random.key(5), 1, 1)[0, 0]
+    whole = tile_keep_mask(seeds, 0, 0, (64, 48), 0.3)
     for start, queries in ((0, 64), (16, 32), (48, 16)):
-        part = rows_keep_mask(seed_0, seed_1, start, 0, (queries, 48), 0.3)
+        part = rows_keep_mask(*seeds, start, 0, (queries, 48), 0.3)
         np.testing.assert_array_equal(part, whole[start : start + queries])
 
 
@@ -107,12 +103,3 @@ def test_hidden_words_are_uniform_and_uncorrelated():
 def test_impossible_rates_are_refused(rate):
     with pytest.raises(ValueError, match="dropout rate"):
         bits.threshold(rate)
-
-
-def test_hidden_mask_agrees_with_hidden_words():
-    key = jax.random.key(0)
-    words = bits.hidden_words(key, (2, 3, 32))
-    w = bits.key_words(key)
-    tokens = jnp.arange(6, dtype=jnp.uint32).reshape(2, 3, 1)
-    mask = bits.hidden_keep_mask(w[0], w[1], tokens, jnp.arange(32, dtype=jnp.uint32), RATE)
-    np.testing.assert_array_equal(mask, words >= bits.threshold(RATE))

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.model.kernels.attention_triton import Tiling, flash_attention, flash_attention_joined, tile_bounds
-from bertjax.model.kernels.dropout_bits import keep_mask, keep_probability, stream_seeds
+from bertjax.model.kernels.dropout_bits import keep_probability, stream_seeds, tile_keep_mask
 from bertjax.model.mesh import rows_on
 
 pytest.importorskip("triton", reason="needs triton, which comes with the extras test and cuda")
@@ -30,7 +30,7 @@ def reference(q, k, v, ids, seeds, rate):
     visible = ids[:, None, :, None] == ids[:, None, None, :]
     p = jax.nn.softmax(jnp.where(visible, scores, -1e30), axis=-1)
     if rate:
-        keep = keep_mask(seeds, q.shape[1], rate)
+        keep = tile_keep_mask(seeds, 0, 0, (q.shape[1],) * 2, rate)
         p = jnp.where(keep, p / keep_probability(rate), 0.0)
     return jnp.einsum("baqk,bkad->bqad", p, v)
 

@@ -90,7 +90,7 @@ def dropout_masks(config, execution, step, rows):
     for i in range(site):
         if i % 3 == 1:
             seeds = dropout_bits.stream_seeds(keys[i], rows, heads)
-            yield dropout_bits.keep_mask(seeds, LENGTH, RATE)
+            yield dropout_bits.tile_keep_mask(seeds, 0, 0, (LENGTH, LENGTH), RATE)
         else:
             yield hidden(keys[i], whole)
     head = jax.random.fold_in(key, site)

@@ -49,8 +49,7 @@ def _attend(query, key, value, ids_q, ids_k, seeds, start_q, start_k, rate: floa
     probabilities = jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
     if seeds is not None:
         # The bits that the fused kernels redraw tile by tile: same key, same mask.
-        words = seeds[..., 0, None, None], seeds[..., 1, None, None]
-        keep = dropout_bits.tile_keep_mask(*words, start_q, start_k, scores.shape[2:], rate)
+        keep = dropout_bits.tile_keep_mask(seeds, start_q, start_k, scores.shape[2:], rate)
         probabilities = jnp.where(keep, probabilities * (1.0 / dropout_bits.keep_probability(rate)), 0.0)
     return jnp.einsum("BATS,BSAD->BTAD", probabilities.astype(query.dtype), value)
 

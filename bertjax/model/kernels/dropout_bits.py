@@ -5,7 +5,7 @@ resumed or rematerialised step the mask of the first run, whatever the tile size
 batch is sharded. So no generator with a state is used here but a counter-based hash:
 
     key, row, head    -> two 32-bit words, the stream of that head        `stream_seeds`
-    stream, (i, j)    -> 16 bits: kept iff they are at least rate * 65536  `keep_mask`
+    stream, (i, j)    -> 16 bits: kept iff they are at least rate * 65536  `tile_keep_mask`
 
 `stream_seeds` runs outside the kernels on GLOBAL row and head indices and its result [B, A, 2] is
 sharded like any other array, so a kernel on one shard needs no offset. `tile_keep_mask` is plain
@@ -123,40 +123,29 @@ def _element_word(i: jax.Array, j: jax.Array, seed_0: jax.Array, seed_1: jax.Arr
 
 
 def tile_keep_mask(
-    seed_0: jax.Array,
-    seed_1: jax.Array,
-    query_start: jax.Array | int,
-    key_start: jax.Array | int,
-    shape: tuple[int, int],
-    rate: float,
-    transposed: bool = False,
+    seeds: jax.Array, query_start: jax.Array | int, key_start: jax.Array | int, shape: tuple[int, int], rate: float
 ) -> jax.Array:
     """Which elements of a tile of attention probabilities survive dropout.
 
     Args:
-      seed_0, seed_1: the two uint32 words of the head (scalars, or anything that broadcasts
-        against the tile).
+      seeds: of `stream_seeds`, uint32 [..., 2].
       query_start, key_start: position of the tile's first query and key, multiples of 16.
-      shape: (queries, keys) of the tile, or (keys, queries) when `transposed`.
+      shape: (queries, keys) of the tile.
       rate: probability of being dropped, a Python float.
-      transposed: lay the tile out with keys along its first axis.
 
     Returns:
-      bool array of `shape` (broadcast with the seeds), True = keep.
+      bool [..., queries, keys], True = keep.
     """
-    query_axis, key_axis = (1, 0) if transposed else (0, 1)
-    expand = {0: lambda x: x[:, None], 1: lambda x: x[None, :]}
-    # One-dimensional ranges: a thread then works out its rows and columns once, and bit 3 of a
-    # position stays visible to the compiler because the starts are added to the other bits.
-    i, i_bit = _split(jax.lax.iota(jnp.uint32, shape[query_axis]))
-    j, j_bit = _split(jax.lax.iota(jnp.uint32, shape[key_axis]))
+    seed_0, seed_1 = seeds[..., 0, None, None], seeds[..., 1, None, None]
+    i, i_bit = _split(jax.lax.iota(jnp.uint32, shape[0]))
+    j, j_bit = _split(jax.lax.iota(jnp.uint32, shape[1]))
     i = i + _half(query_start)
     j = j + _half(key_start)
-    x = _element_word(expand[query_axis](i), expand[key_axis](j), seed_0, seed_1)
-    word = jnp.where(expand[query_axis](i_bit), x * MIX_3, x)
+    x = _element_word(i[:, None], j[None, :], seed_0, seed_1)
+    word = jnp.where(i_bit[:, None], x * MIX_3, x)
     # The upper 16 bits decide. The threshold's lower bits are zero, so the whole word can be
     # compared: no shift for half of the elements.
-    word = jnp.where(expand[key_axis](j_bit), word << np.uint32(16), word)
+    word = jnp.where(j_bit[None, :], word << np.uint32(16), word)
     return word >= np.uint32(word_threshold(rate))
 
 
@@ -168,15 +157,16 @@ def rows_keep_mask(
     shape: tuple[int, int],
     rate: float,
 ) -> jax.Array:
-    """`tile_keep_mask` in the form that suits a TPU.
+    """`tile_keep_mask` of one head, in the form that suits a TPU.
 
     Its vector registers hold 8 rows, so that the words of rows i and i ^ 8 are two registers: one
     hash makes both (a sixth of the forward kernel's instructions). Lanes j and j ^ 8 are not worth
     the exchange.
 
     Args:
+      seed_0, seed_1: the head's two words, scalars.
       shape: (queries, keys); queries a multiple of 16.
-      The others: as of `tile_keep_mask`; the seeds are scalars.
+      The others: as of `tile_keep_mask`.
     """
     queries, keys = shape
     i = jax.lax.broadcasted_iota(jnp.uint32, (queries // 2, 1), 0) + _half(query_start)
@@ -188,49 +178,24 @@ def rows_keep_mask(
     return word >= np.uint32(word_threshold(rate))
 
 
-def _hidden_draw(word_0: jax.Array, word_1: jax.Array, tokens: jax.Array | int, columns: jax.Array) -> jax.Array:
-    """uint32 of the broadcast shape whose upper 16 bits are the draw; the lower ones vary."""
+def hidden_words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """A draw for each element of hidden states [..., H], uint32, uniform in [0, 65536).
+
+    An element is kept iff its draw is at least `threshold(rate)`. A function of the key, the token's place in the
+    global batch and the column; four neighbouring columns share one hash.
+    """
+    words = key_words(key)
+    count = int(np.prod(shape[:-1], dtype=np.int64))
+    tokens = jax.lax.iota(jnp.uint32, count).reshape(*shape[:-1], 1)
+    columns = jax.lax.iota(jnp.uint32, shape[-1])
+    word_0, word_1 = words[0], words[1]
     # The token's own stream first: a scalar a row inside a kernel, so it costs next to nothing.
-    stream = _avalanche(jnp.asarray(tokens).astype(jnp.uint32) * GOLDEN + word_0)
+    stream = _avalanche(tokens * GOLDEN + word_0)
     x = stream + (columns >> np.uint32(2)) * GOLDEN
     x = x ^ (x >> np.uint32(16))
     x = x * MIX_1
     x = x ^ (x >> np.uint32(15)) ^ word_1
     x = x * MIX_2
     word = jnp.where((columns & np.uint32(2)) != np.uint32(0), x * MIX_3, x)
-    return jnp.where((columns & np.uint32(1)) != np.uint32(0), word << np.uint32(16), word)
-
-
-def hidden_keep_mask(
-    word_0: jax.Array, word_1: jax.Array, tokens: jax.Array | int, columns: jax.Array, rate: float
-) -> jax.Array:
-    """Which elements of hidden states survive dropout: a function of (key, token, column).
-
-    Args:
-      word_0, word_1: the uint32 words of `key_words(key)`.
-      tokens: uint32 index of the token in the global batch, row * T + position.
-      columns: uint32 index in the hidden vector; broadcasts against `tokens`.
-      rate: probability of being dropped, a Python float.
-
-    Returns:
-      bool of the broadcast shape, True = keep. Four neighbouring columns share one hash.
-    """
-    draw = _hidden_draw(word_0, word_1, tokens, columns)
-    return draw >= np.uint32(word_threshold(rate))
-
-
-def hidden_words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The draws behind `hidden_keep_mask` for a whole array [..., H], uniform in [0, 65536).
-
-    An element is kept iff its word is at least `threshold(rate)`.
-    """
-    words = key_words(key)
-    count = int(np.prod(shape[:-1], dtype=np.int64))
-    tokens = jax.lax.iota(jnp.uint32, count).reshape(*shape[:-1], 1)
-    columns = jax.lax.iota(jnp.uint32, shape[-1])
-    return _hidden_draw(words[0], words[1], tokens, columns) >> np.uint32(32 - BITS)
-
-
-def keep_mask(seeds: jax.Array, length: int, rate: float) -> jax.Array:
-    """The whole mask [B, A, T, T] (row, head, query, key) of `stream_seeds`, for tests; True = keep."""
-    return tile_keep_mask(seeds[..., 0, None, None], seeds[..., 1, None, None], 0, 0, (length, length), rate)
+    word = jnp.where((columns & np.uint32(1)) != np.uint32(0), word << np.uint32(16), word)
+    return word >> np.uint32(32 - BITS)

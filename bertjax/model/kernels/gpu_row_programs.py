@@ -26,7 +26,7 @@ _CUBE = tl.constexpr(0.044715)
 
 @triton.jit
 def hidden_keep(words, token, columns, THRESHOLD: tl.constexpr):
-    """dropout_bits.hidden_keep_mask of one token; `words` are the key's two."""
+    """Which columns of one token dropout_bits.hidden_words keep; `words` are the key's two."""
     stream = token * GOLDEN + words[0]
     stream = stream ^ (stream >> 16)
     stream = stream * MIX_1

@@ -7,7 +7,7 @@ written only to be summed. Here forward reads h and the residual and writes the 
 backward reads z and the cotangents and writes the two gradients and, for each program, one partial
 sum of the gradients of scale, bias and b. b is the bias of the product that makes h: its gradient
 costs nothing here and a pass over memory anywhere else. The dropout mask is never stored: it is
-drawn again from (key, token, column), see `dropout_bits.hidden_keep_mask`. The programs are in
+drawn again from (key, token, column), see `dropout_bits.hidden_words`. The programs are in
 gpu_row_programs.
 
 y is returned twice so that its two uses, the residual branch and the next product, hand back two
