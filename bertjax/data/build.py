@@ -110,16 +110,21 @@ def build_store(
             return done
         with _locked(out_dir, shared=shard is not None):
             _prepare(out_dir, build, tokenizer, overwrite or in_memory)
-            if documents is not None:
-                shards = _build_from_memory(documents, tokenizer, out_dir, options)
-            else:
-                todo = range(len(plan))[shard[0] :: shard[1]] if shard else range(len(plan))
-                make_shards = make_shards or functools.partial(make_here, workers=workers)
-                shards = _build_shards(plan, todo, tokenizer, out_dir, options, reading, make_shards, progress)
-                if shards is None and shard is not None:
-                    return {}
-            sources = [[extent.path for extent in extents] for extents in plan]
-            return finish_store(out_dir, len(plan) if shards is None else shards, build, options, sources)
+            try:
+                if documents is not None:
+                    shards = _build_from_memory(documents, tokenizer, out_dir, options)
+                else:
+                    todo = range(len(plan))[shard[0] :: shard[1]] if shard else range(len(plan))
+                    make_shards = make_shards or functools.partial(make_here, workers=workers)
+                    shards = _build_shards(plan, todo, tokenizer, out_dir, options, reading, make_shards, progress)
+                    if shards is None and shard is not None:
+                        return {}
+                sources = [[extent.path for extent in extents] for extents in plan]
+                return finish_store(out_dir, len(plan) if shards is None else shards, build, options, sources)
+            except ValueError:
+                if shard is None:  # others may be at work on it
+                    stores.write_json(out_dir / "build.json", build | {"refused": True})
+                raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -160,7 +165,10 @@ def _describe_build(
 
 
 def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: bool) -> dict[str, Any] | None:
-    """The manifest if the same build is finished already; ValueError where `out_dir` is not ours."""
+    """The manifest if the same build is finished already; ValueError where `out_dir` is not ours.
+
+    What was refused gives way to a build of other input or settings, as the refusal asked for.
+    """
     ours = json.loads(stores.to_json(build))
     manifest, begun = out_dir / "manifest.json", out_dir / "build.json"
     held = [path for path in (manifest, begun) if path.exists()]
@@ -183,7 +191,9 @@ def _finished(out_dir: Path, build: dict[str, Any], overwrite: bool, in_memory: 
         for key in sorted((old.keys() | new.keys()) - free)
         if key.split(".")[0] in ours and old.get(key) != new.get(key)
     ]
-    if differing:
+    if differing and not finished and theirs.get("refused"):
+        _clear(out_dir)
+    elif differing:
         raise ValueError(
             f"{out_dir} holds {'a token store' if finished else 'a begun build'} of other input or settings:\n  "
             + "\n  ".join(differing)
@@ -247,16 +257,21 @@ def _lock(file: IO[bytes], mode: int, seconds: float = 1) -> bool:
             time.sleep(0.05)
 
 
+def _clear(out_dir: Path) -> None:
+    """Throws away what the directory holds, the manifest first: the rest is no store any more."""
+    (out_dir / "manifest.json").unlink(missing_ok=True)
+    for path in out_dir.iterdir():  # build.json stays, and says whose it is
+        if path.name in ("shards", "tokenizer"):
+            shutil.rmtree(path)
+        elif path.name.startswith(("train.", "heldout.", STAMPS)):
+            path.unlink()
+    (out_dir / "shards").mkdir()
+
+
 def _prepare(out_dir: Path, build: dict[str, Any], tokenizer: Tokenizer, anew: bool) -> None:
     """Makes the directory ready for the shards; `anew` throws away what it holds."""
-    if anew:  # manifest first: the rest is no store any more; build.json says whose the rest is
-        (out_dir / "manifest.json").unlink(missing_ok=True)
-        for path in out_dir.iterdir():
-            if path.name in ("shards", "tokenizer"):
-                shutil.rmtree(path)
-            elif path.name.startswith(("train.", "heldout.", STAMPS)):
-                path.unlink()
-        (out_dir / "shards").mkdir()
+    if anew:
+        _clear(out_dir)
     stores.write_json(out_dir / "build.json", build)
     temporary, target = stores.temporary_name(out_dir / "tokenizer"), out_dir / "tokenizer"
     tokenizer.save(temporary)

@@ -179,6 +179,8 @@ def _extents(path: str, reading: Reading, extent_bytes: int) -> Iterator[Extent]
             end = min(start + step, pieces.count)
             yield Extent(path, form, start, end, (end - start) * mean)
         return
+    if form in ("tfds", "hf"):
+        raise ValueError(f"{path}: format {form} reads data sets by name, {form}:NAME")
     size = os.path.getsize(path)
     if form == "parquet":
         groups = open_parquet(path).num_row_groups

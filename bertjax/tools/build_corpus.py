@@ -242,6 +242,8 @@ def inspect(flags: argparse.Namespace) -> None:
         share = name in ("random", "full", "padded_fill", "packed_fill", "coverage")
         text = f"{value:.1%}" if share else f"{value:,.1f}".removesuffix(".0")
         print(f"  {name:14}{text:>14}")
+    if not flags.examples:
+        return
     print("\n{what stands there->what is to be predicted}, segment B in another colour")
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     rows = (flags.seq_length, flags.examples, flags.seed)

@@ -227,7 +227,7 @@ def test_replaced_bytes_are_counted_in_the_manifest(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_bytes(b"ok\ncaf\xe9\nok\n")
     with pytest.raises(ValueError, match="line 2: byte 0xe9"):
         build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s")
-    manifest = build_store(tmp_path / "a.txt", tokenizer, tmp_path / "r", reading=Reading(errors="replace"))
+    manifest = build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", reading=Reading(errors="replace"))
     assert manifest["repaired"] == {"undecodable_lines": 1} and manifest["sentences"] == 3
 
 
@@ -261,7 +261,7 @@ def test_a_build_over_a_limit_goes_on_with_its_shards_once_the_limit_is_raised(t
     (tmp_path / "a.txt").write_text("\n\n".join(f"w{i % 90} w{i % 7} w{i}" for i in range(400)))
     arguments = dict(patterns=tmp_path / "a.txt", tokenizer=tokenizer, max_unknown_rate=1.0)
     with pytest.raises(ValueError, match="raise max_random_share"):
-        build_store(**arguments, out_dir=tmp_path / "s")
+        build_store(**arguments, out_dir=tmp_path / "s", shard=(0, 1))
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()}
     with pytest.raises(ValueError, match=r"input or settings:\n  settings.split_lines: null there, 3 now\nChoose"):
         build_store(**arguments, out_dir=tmp_path / "s", max_random_share=1.0, split_lines=3)
@@ -270,6 +270,19 @@ def test_a_build_over_a_limit_goes_on_with_its_shards_once_the_limit_is_raised(t
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()} == made
     build_store(**arguments, out_dir=tmp_path / "t", max_random_share=1.0)
     assert files_of(tmp_path / "s") == files_of(tmp_path / "t")
+
+
+def test_a_build_that_was_refused_gives_way_to_other_input_or_settings(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"w{i % 90} w{i % 7} w{i}" for i in range(400)))
+    with pytest.raises(ValueError, match="raise max_random_share"):
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", max_unknown_rate=1.0)
+    (tmp_path / "a.txt").write_text("\n".join(f"w{i % 90} w{i % 7} w{i}" for i in range(400)))
+    again = dict(max_unknown_rate=1.0, split_lines=2, max_unseen_share=1.0)
+    for directory in ("s", "t"):
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / directory, **again)
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "t")
+    with pytest.raises(ValueError, match="holds a token store of other input or settings"):
+        build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s", max_unknown_rate=1.0)
 
 
 def test_a_high_unknown_rate_stops(tmp_path, make_tokenizer):

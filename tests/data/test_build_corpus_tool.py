@@ -76,6 +76,8 @@ def test_inspect_masks_by_the_settings_and_nothing_else_takes_them(corpus, capsy
         build_corpus.main([*shown, f"--config.masking.rate={rate}"])
         predicted.append(capsys.readouterr().out.count("->"))
     assert predicted[1] > 2 * predicted[0] > 0
+    build_corpus.main([*shown, "--examples=0"])
+    assert "coverage" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="--config.batch_size has no effect on --inspect"):
         build_corpus.main([*shown, "--config.batch_size=7"])
 

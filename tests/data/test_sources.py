@@ -58,3 +58,10 @@ def test_patterns_match_as_those_of_glob_where_there_are_no_links(tmp_path, monk
         else:
             with pytest.raises(ValueError, match="no file matches"):
                 resolve(pattern)
+
+
+@pytest.mark.parametrize("form", ["tfds", "hf"])
+def test_a_file_is_no_data_set_by_name(tmp_path, form):
+    (tmp_path / "a.txt").write_text("One.\n")
+    with pytest.raises(ValueError, match=rf"a\.txt: format {form} reads data sets by name, {form}:NAME"):
+        plan_extents([str(tmp_path / "a.txt")], Reading(format=form), 1 << 20)
