@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from bertjax.data.sources import resolve
+from bertjax.data.sources import Reading, plan_extents, resolve
 
 
 def test_links_that_lead_back_add_no_files(tmp_path):
