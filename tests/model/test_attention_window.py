@@ -12,7 +12,7 @@ import pytest
 
 from bertjax.model.kernels import attention_cudnn, attention_reference, attention_triton
 from bertjax.model.kernels.attention_pallas_tpu import attention as tpu_attention
-from bertjax.model.kernels.attention_triton import Tiling, flash_attention, flash_attention_joined, tile_bounds
+from bertjax.model.kernels.attention_triton import Tiling, flash_attention, tile_bounds
 from bertjax.model.kernels.choice import joined_attention
 from bertjax.model.kernels.dropout_bits import keep_probability, stream_seeds, tile_keep_mask
 from bertjax.model.kernels.rotary import turned, turned_in_place
@@ -64,14 +64,14 @@ def check(attend, want, arrays, atol=5e-6):
 
 def fused(q, k, v, ids, window, rate, tiling=SMALL):
     seeds = stream_seeds(KEY, q.shape[0], q.shape[2]) if rate else None
-    return flash_attention(q, k, v, ids, seeds, rate, tiling, window=window)
+    return flash_attention((q, k, v), ids, seeds, rate, tiling, window)
 
 
 def joined(q, k, v, ids, window, rate):
     batch, length, heads, head = q.shape
     seeds = stream_seeds(KEY, batch, heads) if rate else None
     product, bias = jnp.stack([q, k, v], axis=2).reshape(batch, length, -1), jnp.zeros((3, heads, head))
-    return flash_attention_joined(product, bias, ids, seeds, rate, SMALL, window=window)
+    return flash_attention((product,), ids, seeds, rate, SMALL, window, bias)
 
 
 def with_key(attention):
@@ -231,7 +231,7 @@ def test_no_array_grows_with_the_square_of_a_long_row():
         return max(sizes)
 
     assert largest(attention_reference.attention) <= 4096 * 2 * 3 * 64
-    for attend in (flash_attention, tpu_attention):
+    for attend in (attention_triton.attention, tpu_attention):
         assert largest(attend) <= 4096 * 2 * 64
 
 
@@ -247,6 +247,6 @@ def test_tiles_out_of_the_window_are_not_visited():
 
 def test_a_negative_window_is_refused():
     (q, k, v, _), ids = inputs(16)
-    for attend in (attention_reference.attention, flash_attention):
+    for attend in (attention_reference.attention, attention_triton.attention):
         with pytest.raises(ValueError, match="at least 0"):
             attend(q, k, v, ids, window=-1)

@@ -62,9 +62,12 @@ def compile_all(capability: int) -> None:
     for length, window, several in ((128, None, False), (512, None, False), (1024, 64, True)):
         ids, seeds = jnp.ones((1, length), jnp.int32), jnp.zeros((1, 2, 2), jnp.uint32)
         tiling = attention_triton.Tiling.for_length(length, several, window)
-        how = {"attention_mask": ids, "seeds": seeds, "dropout_rate": 0.1, "tiling": tiling, "window": window}
-        attend = functools.partial(attention_triton.flash_attention_joined, **how)
-        trace(attend, shape(1, length, 384), shape(3, 2, 64, dtype=jnp.float32))
+        how = ids, seeds, 0.1, tiling, window
+        trace(
+            lambda product, bias, how=how: attention_triton.flash_attention((product,), *how, bias),
+            shape(1, length, 384),
+            shape(3, 2, 64, dtype=jnp.float32),
+        )
     wide = [shape(768, dtype=jnp.float32)] * 3
     words = jnp.zeros(2, jnp.uint32)
     norm = residual_norm.residual_layer_norm

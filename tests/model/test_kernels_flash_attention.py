@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.model.kernels.attention_triton import Tiling, flash_attention, flash_attention_joined, tile_bounds
+from bertjax.model.kernels.attention_triton import Tiling, flash_attention, tile_bounds
 from bertjax.model.kernels.dropout_bits import keep_probability, stream_seeds, tile_keep_mask
 from bertjax.model.mesh import rows_on
 
@@ -55,7 +55,7 @@ def reference_gradients(q, k, v, g, ids, seeds):
 
 def check_against_reference(tiling, atol, q, k, v, g, ids, seeds):
     def fused(q, k, v):
-        return flash_attention(q, k, v, ids, seeds, RATE, tiling)
+        return flash_attention((q, k, v), ids, seeds, RATE, tiling)
 
     got = jax.jit(lambda *a: gradients(fused, *a))(q, k, v, g)
     want = reference_gradients(q, k, v, g, ids, seeds)
@@ -91,7 +91,7 @@ def test_joined_product_and_its_bias_have_the_gradients_of_the_reference(length,
     bias = jax.random.normal(jax.random.key(1), (3, 2, 16))
 
     def joined(product, bias):
-        return flash_attention_joined(product, bias, ids, seeds, RATE, tiling)
+        return flash_attention((product,), ids, seeds, RATE, tiling, bias=bias)
 
     def plain(product, bias):
         q, k, v = jnp.moveaxis(product.reshape(2, length, 3, 2, 16) + bias, 2, 0)
@@ -108,14 +108,14 @@ def test_joined_product_and_its_bias_have_the_gradients_of_the_reference(length,
 
 def test_forward_equals_the_reference_without_dropout_and_pads_odd_lengths():
     q, k, v, _, ids, _ = inputs(2, 20, 1, 16)
-    got = jax.jit(lambda *a: flash_attention(*a))(q, k, v, ids)
+    got = jax.jit(flash_attention)((q, k, v), ids)
     want = jax.jit(lambda q, k, v: reference(q, k, v, ids, None, 0.0))(q, k, v)
     np.testing.assert_allclose(got, want, atol=2e-6)
 
 
 def test_bfloat16_is_right_without_a_gpu():
     q, k, v, _, ids, _ = inputs(1, 16, 1, 16, jnp.bfloat16)
-    got = jax.jit(flash_attention)(q, k, v, ids)
+    got = jax.jit(flash_attention)((q, k, v), ids)
     want = reference(*(x.astype(jnp.float32) for x in (q, k, v)), ids, None, 0.0)
     assert got.dtype == jnp.bfloat16
     np.testing.assert_allclose(got.astype(jnp.float32), want, atol=2e-2)
@@ -131,7 +131,7 @@ def test_sharded_rows_draw_the_bits_of_the_global_batch():
     @jax.jit
     def run(q, k, v, ids):
         with rows_on(mesh):
-            return flash_attention(q, k, v, ids, seeds, RATE)
+            return flash_attention((q, k, v), ids, seeds, RATE)
 
     whole = jax.jit(lambda q, k, v: reference(q, k, v, ids, seeds, RATE))(q, k, v)
     split = run(*(jax.device_put(x, rows) for x in (q, k, v, ids)))
@@ -147,9 +147,9 @@ def test_sharded_rows_of_a_joined_product_have_the_gradients_of_the_whole():
     bias = jax.random.normal(jax.random.key(1), (3, 2, 16))
 
     def run(mesh, product, ids, g):
-        def attend(*a):  # the backward pass is traced after rows_on ended, as in a training step
+        def attend(product, bias):  # the backward pass is traced after rows_on ended, as in a training step
             with rows_on(mesh):
-                return flash_attention_joined(*a, ids, seeds, RATE)
+                return flash_attention((product,), ids, seeds, RATE, bias=bias)
 
         out, pull = jax.vjp(attend, product, bias)
         return (out, *pull(g))
@@ -173,7 +173,7 @@ def test_sharded_gradients_equal_the_reference(axes):
 
     def fused(q, k, v):
         with rows_on(mesh):
-            return flash_attention(q, k, v, ids, seeds, RATE, FUSED)
+            return flash_attention((q, k, v), ids, seeds, RATE, FUSED)
 
     run = jax.jit(lambda *a: gradients(fused, *a))
     got = run(*(jax.device_put(x, place) for x in (q, k, v, g)))
@@ -185,12 +185,12 @@ def test_sharded_gradients_equal_the_reference(axes):
 def test_shapes_that_the_kernels_do_not_take_are_refused():
     q = jnp.zeros((1, 16, 1, 24))
     with pytest.raises(ValueError, match="power of two"):
-        flash_attention(q, q, q, jnp.ones((1, 16), jnp.int32))
+        flash_attention((q, q, q), jnp.ones((1, 16), jnp.int32))
     q = jnp.zeros((1, 16, 1, 16))
     with pytest.raises(ValueError, match="needs seeds"):
-        flash_attention(q, q, q, jnp.ones((1, 16), jnp.int32), dropout_rate=0.1)
+        flash_attention((q, q, q), jnp.ones((1, 16), jnp.int32), dropout_rate=0.1)
     with pytest.raises(ValueError, match="share one shape"):
-        flash_attention(q, q[:, :8], q, jnp.ones((1, 16), jnp.int32))
+        flash_attention((q, q[:, :8], q), jnp.ones((1, 16), jnp.int32))
 
 
 @pytest.mark.parametrize("tiling", [BOUNDED, pytest.param(TWIN, marks=pytest.mark.slow)])
@@ -235,7 +235,7 @@ def test_compiled_kernels_are_right_and_bit_identical_from_run_to_run(length, se
         pytest.skip("needs a GPU")
     q, k, v, g, ids, seeds = inputs(16, length, 12, 64, jnp.bfloat16)
     tiling = Tiling.for_length(length, several)
-    run = jax.jit(lambda *a: gradients(lambda q, k, v: flash_attention(q, k, v, ids, seeds, RATE, tiling), *a))
+    run = jax.jit(lambda *a: gradients(lambda q, k, v: flash_attention((q, k, v), ids, seeds, RATE, tiling), *a))
     got = run(q, k, v, g)
     wide = (x.astype(jnp.float32) for x in (q, k, v, g))
     with jax.default_matmul_precision("highest"):
@@ -252,7 +252,7 @@ def test_compiled_kernels_are_right_and_bit_identical_from_run_to_run(length, se
     bias = jnp.zeros((3, 12, 64))
 
     def joined(product, bias):
-        return flash_attention_joined(product, bias, ids, seeds, RATE, tiling)
+        return flash_attention((product,), ids, seeds, RATE, tiling, bias=bias)
 
     out, pull = jax.vjp(joined, product, bias)
     dproduct, dbias = jax.jit(pull)(g)

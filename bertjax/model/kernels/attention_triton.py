@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -249,36 +248,21 @@ def _attend_backward(spec, residuals, do):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _fused(qkv, bias, attention_mask, shape, seeds, rate: float, tiling, window) -> jax.Array:
-    """flash_attention of arrays [B, T, ...] with heads of `shape` (B, T, A, D); one of them: a joined product."""
-    batch, length, heads, head = shape
-    if head < 16 or head & (head - 1):
-        raise ValueError(
-            f"the fused kernel needs a head size that is a power of two >= 16, got {head}; use attention='reference'"
-        )
-    if seeds is None:
-        if rate > 0.0:
-            raise ValueError("dropout_rate > 0 needs seeds (dropout_bits.stream_seeds)")
-        seeds = jnp.zeros((batch, heads, 2), jnp.uint32)
-    extra = -length % (16 if length <= 64 else 64 if length <= 256 else 128)
-    ids = jnp.pad(attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID)
-    window = seen_window(window, length)
-    tiling = tiling or Tiling.for_length(length + extra, window=window)
-    spec = Spec(float(rate), 1.0 / math.sqrt(head), tiling, len(qkv) == 1, window, current_mesh())
-    qkv = (jnp.pad(x, ((0, 0), (0, extra), *[(0, 0)] * (x.ndim - 2))) for x in qkv)
-    return _attend(spec, ids, seeds, bias, *qkv)[:, :length]
-
-
-def flash_attention(q, k, v, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, window=None) -> jax.Array:
+def flash_attention(
+    qkv, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, window=None, bias=None
+) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v with dropout on the probabilities, fused.
 
     Args:
-      q, k, v: [B, T, A, D] of one floating type; bfloat16 is the fast one. D a power of two of at
-        least 16.
+      qkv: (q, k, v), [B, T, A, D] of one floating type; bfloat16 is the fast one. D a power of two of at
+        least 16. Or (product,), what they lie in side by side: [B, T, 3, A, D], and [B, T, 3 A D] with a
+        bias. It is read in place, and its gradient written as a whole, without the copies that splitting
+        and joining cost; not for heads sharded over devices.
       attention_mask, window: as of attention_reference.attention.
       seeds: uint32 [B, A, 2] of `dropout_bits.stream_seeds`, needed when dropout_rate > 0.
       dropout_rate: of the attention weights; kept ones are divided by `keep_probability` of it.
       tiling: a Tiling; by default `Tiling.for_length(T)`.
+      bias: [3, A, D], still to be added to a product.
 
     Returns:
       [B, T, A, D], in q's type. Softmax and sums are float32.
@@ -286,55 +270,46 @@ def flash_attention(q, k, v, attention_mask, seeds=None, dropout_rate=0.0, tilin
     Raises:
       ValueError: for shapes the kernels do not take, or dropout without seeds.
     """
-    if k.shape != q.shape or v.shape != q.shape:
-        raise ValueError(f"q, k, v must share one shape, got {q.shape}, {k.shape}, {v.shape}")
-    return _fused((q, k, v), None, attention_mask, q.shape, seeds, dropout_rate, tiling, window)
-
-
-def flash_attention_joined(
-    product, bias, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, window=None
-) -> jax.Array:
-    """`flash_attention` over q, k and v as they come out of one product.
-
-    The kernels read the product in place and write its gradient as a whole, without the copies that
-    splitting and joining cost. Not for heads sharded over devices.
-
-    Args:
-      product: [B, T, 3 A D], the queries, keys and values of all heads side by side.
-      bias: float32 [3, A, D], still to be added to it; None: nothing, and the product is [B, T, 3, A, D].
-      The others: as of `flash_attention`.
-    """
-    shape = *product.shape[:2], *(product if bias is None else bias).shape[-2:]
+    if any(x.shape != qkv[0].shape for x in qkv):
+        raise ValueError(f"q, k, v must share one shape, got {', '.join(str(x.shape) for x in qkv)}")
+    batch, length = qkv[0].shape[:2]
+    heads, head = (qkv[0] if bias is None else bias).shape[-2:]
+    if head < 16 or head & (head - 1):
+        raise ValueError(
+            f"the fused kernel needs a head size that is a power of two >= 16, got {head}; use attention='reference'"
+        )
     bias = None if bias is None else bias.astype(jnp.float32)
-    return _fused((product,), bias, attention_mask, shape, seeds, dropout_rate, tiling, window)
+    if seeds is None:
+        if dropout_rate > 0.0:
+            raise ValueError("dropout_rate > 0 needs seeds (dropout_bits.stream_seeds)")
+        seeds = jnp.zeros((batch, heads, 2), jnp.uint32)
+    extra = -length % (16 if length <= 64 else 64 if length <= 256 else 128)
+    ids = jnp.pad(attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID)
+    window = seen_window(window, length)
+    tiling = tiling or Tiling.for_length(length + extra, window=window)
+    spec = Spec(float(dropout_rate), 1.0 / math.sqrt(head), tiling, len(qkv) == 1, window, current_mesh())
+    qkv = (jnp.pad(x, ((0, 0), (0, extra), *[(0, 0)] * (x.ndim - 2))) for x in qkv)
+    return _attend(spec, ids, seeds, bias, *qkv)[:, :length]
 
 
-def attention(
-    query, key, value, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False, window=None
-) -> jax.Array:
+def attention(query, key, value, attention_mask, *how, **window) -> jax.Array:
     """As attention_reference.attention, with the same dropout bits.
 
     Runs interpreted (slowly) without a GPU, which is what tests on the CPU use.
     """
-    options = _options(query.shape[:3], dropout_rate, dropout_key, several_pairs, window)
-    return flash_attention(query, key, value, attention_mask, **options)
+    return _attention((query, key, value), None, attention_mask, *how, **window)
 
 
-def joined_attention(
-    product, bias, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False, window=None
-) -> jax.Array:
+def joined_attention(product, bias, attention_mask, *how, **window) -> jax.Array:
     """`attention` for a product [B, T, 3 A D] and its bias [3, A, D], or [B, T, 3, A, D] and None."""
-    heads = (product if bias is None else bias).shape[-2]
-    options = _options((*product.shape[:2], heads), dropout_rate, dropout_key, several_pairs, window)
-    return flash_attention_joined(product, bias, attention_mask, **options)
+    return _attention((product,), bias, attention_mask, *how, **window)
 
 
-def _options(shape, rate: float, key: jax.Array | None, several_pairs: bool, window: int | None) -> dict[str, Any]:
-    batch, length, heads = shape
-    rate = 0.0 if key is None else rate
-    return {
-        "dropout_rate": rate,
-        "seeds": stream_seeds(key, batch, heads) if rate > 0.0 else None,
-        "tiling": Tiling.for_length(length, several_pairs, seen_window(window, length)),
-        "window": window,
-    }
+def _attention(
+    qkv, bias, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False, window=None
+) -> jax.Array:
+    (batch, length), heads = qkv[0].shape[:2], (qkv[0] if bias is None else bias).shape[-2]
+    rate = 0.0 if dropout_key is None else dropout_rate
+    seeds = stream_seeds(dropout_key, batch, heads) if rate > 0.0 else None
+    tiling = Tiling.for_length(length, several_pairs, seen_window(window, length))
+    return flash_attention(qkv, attention_mask, seeds, rate, tiling, window, bias)
