@@ -24,6 +24,7 @@ from bertjax.model.heads import BertModel, init_params
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import job
 from bertjax.tokenization import WordPieceTokenizer
+from bertjax.tools import evaluate
 
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = {
@@ -276,6 +277,14 @@ def test_records_fine_tune_a_classifier_that_answers_records(start, tmp_path):
     with pytest.raises(ValueError, match="row 0 has no column 'text'; found body. columns=NAME, or"):
         bertjax.predict(result.model, {"body": ["good film"]})
     assert bertjax.predict(result.model, {"body": ["good film"]}, columns="body")[0] == "pos"
+
+
+def test_a_model_of_records_is_evaluated_on_files(start, tmp_path, capsys):
+    bertjax.finetune("classify", tmp_path / "run", SMALL, init_from=start, train=[("good", "x"), ("bad", "y")] * 9)
+    (tmp_path / "dev.csv").write_text("text,label\ngood,x\nbad,y\n")
+    capsys.readouterr()
+    evaluate.main([f"--model={tmp_path / 'run' / 'model'}", f"--data={tmp_path}"])
+    assert "accuracy" in json.loads(capsys.readouterr().out)["scores"]
 
 
 def told(config, changes, start, workdir, **splits):

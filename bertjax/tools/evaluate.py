@@ -21,7 +21,6 @@ from typing import Any
 
 from bertjax.config import Config, finetune_config
 from bertjax.config_checks import check_config
-from bertjax.data.named import is_name
 from bertjax.tools.arguments import add_settings, make_parser, refusals
 
 SHORT = {
@@ -75,8 +74,9 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     given = config.task.options
     own = stored.options if name == stored.task else {}
     # The threshold that was found on dev counts, not the one that training began with.
-    # A data set by name has other splits than the files that were trained on.
-    forgotten = {"null_threshold"} | ({"files"} if is_name(config.task.data) else set())
+    # A data set by name, and a folder without the files that were trained on, has others.
+    files = [pathlib.Path(config.task.data).expanduser() / str(file) for file in dict(own.get("files") or {}).values()]
+    forgotten = {"null_threshold"} | ({"files"} if not any(file.exists() for file in files) else set())
     options = {**{k: v for k, v in own.items() if k not in forgotten}, **given}
     labels = flags.labels or (() if model.source.labels else tuple(given.get("labels", ())))
     if name in ("table", "ner", "tag") and options.get("head") != "regression":
