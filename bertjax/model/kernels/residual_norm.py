@@ -22,7 +22,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
@@ -38,10 +37,13 @@ SUMS = 3  # gradients that backward adds up over tokens: scale, bias, b
 class _Spec:
     rate: float
     epsilon: float
-    rows: int
-    backward_rows: int
     before: bool
     mesh: Mesh | None
+
+
+def _rows(width: int) -> int:
+    """Of a program, forward; what was fastest on an H100."""
+    return 4 if width >= 1024 else 8
 
 
 def _constants(spec: _Spec, width: int, rows: int) -> dict[str, int | float]:
@@ -63,7 +65,7 @@ def _forward(h, b, r, scale, bias, words, tokens, *, spec: _Spec):
     """One shard's y and z, [B,T,H]."""
     batch, length, width = h.shape
     count = batch * length
-    rows = math.gcd(count, spec.rows)
+    rows = math.gcd(count, _rows(width))
     flat = jax.ShapeDtypeStruct((count, width), h.dtype)
     arrays = words, tokens, h, b, r, scale, bias
     constants = _constants(spec, width, rows)
@@ -75,7 +77,7 @@ def _backward(z, dz, dy, scale, words, tokens, *, spec: _Spec):
     """One shard's dh, dr [B,T,H] and partial sums [B, programs a row, SUMS, H]."""
     batch, length, width = z.shape
     count = batch * length
-    rows = math.gcd(length, spec.backward_rows)
+    rows = math.gcd(length, 4 * _rows(width))  # of which one partial sum is made
     flat = jax.ShapeDtypeStruct((count, width), z.dtype)
     of_h = flat if spec.rate else jax.ShapeDtypeStruct((1, 1), z.dtype)  # not written without dropout
     results = [of_h, flat, jax.ShapeDtypeStruct((count // rows, SUMS, width), jnp.float32)]
@@ -111,15 +113,14 @@ def _norm_backward(spec, residuals, cotangents):
     dz, dy = (c.astype(z.dtype) for c in cotangents)
     dh, dr, sums = _run(spec, True, z, dz, dy, scale, words, tokens)
     dscale, dbias, db = jnp.sum(sums, axis=(0, 1))
-    no_gradient = lambda x: np.zeros(x.shape, jax.dtypes.float0)  # noqa: E731
-    return dh, db, dr, dscale, dbias, no_gradient(words), no_gradient(tokens)
+    return dh, db, dr, dscale, dbias, None, None
 
 
 _norm.defvjp(_norm_forward, _norm_backward)
 
 
 def residual_layer_norm(
-    h, h_bias, residual, scale, bias, words=None, dropout_rate=0.0, epsilon=1e-12, before=False, backward_rows=None
+    h, h_bias, residual, scale, bias, words=None, dropout_rate=0.0, epsilon=1e-12, before=False
 ) -> Pair:
     """LayerNorm(residual + dropout(h + h_bias)), twice: see the module's docstring.
 
@@ -130,8 +131,6 @@ def residual_layer_norm(
       words: uint32 [2] of `dropout_bits.key_words`, needed when dropout_rate > 0.
       dropout_rate, epsilon: Python floats.
       before: return the sum beside its norm, for networks whose norms come before the sub-layers.
-      backward_rows: of which one partial sum of the gradients of scale, bias and h_bias is made; None
-        takes what was fastest on an H100 for this H.
 
     Returns:
       (y, y), or (sum, y): the first is for the residual branch, the second for the next product.
@@ -147,11 +146,8 @@ def residual_layer_norm(
         raise ValueError("dropout_rate > 0 needs words (dropout_bits.key_words)")
     if words is None:
         words = jnp.zeros((2,), jnp.uint32)
-    batch, length, width = h.shape
-    rows = 4 if width >= 1024 else 8
-    backward_rows = backward_rows or 4 * rows
-    spec = _Spec(float(dropout_rate), float(epsilon), rows, backward_rows, before, current_mesh())
-    tokens = lax.iota(jnp.uint32, batch * length).reshape(batch, length)
+    spec = _Spec(float(dropout_rate), float(epsilon), before, current_mesh())
+    tokens = lax.iota(jnp.uint32, h.shape[0] * h.shape[1]).reshape(h.shape[:2])
     scale, bias, h_bias = (x.astype(jnp.float32) for x in (scale, bias, h_bias))
     return _norm(spec, h, h_bias, residual, scale, bias, words, tokens)
 
