@@ -27,6 +27,7 @@ from bertjax.model import heads
 from bertjax.model.encoder import table_sizes
 from bertjax.model.kernels import compiler_options
 from bertjax.model.lookup import check_ids
+from bertjax.model.outputs import STYLES
 from bertjax.model.paths import flatten, unflatten
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tokenization import Tokenizer
@@ -116,8 +117,16 @@ def check_pretrained(
             "comes from `python -m bertjax.tools.convert --add_vocab`, more positions from "
             "--config.extend_positions=repeat or interpolate."
         )
-    match_headers(_shapes(source, model), source.headers, source.place, str(source.directory), reinitialise_head)
+    stored = _as_stored(source, model)
+    match_headers(_shapes(source, model), stored.headers, source.place, str(source.directory), reinitialise_head)
     return source
+
+
+def _as_stored(source: Source, model: heads.BertNetwork) -> Source:
+    """The source as `model` reads it: before ModernBERT's task heads stands the transform of its MLM head, as in
+    `transformers`, and not a pooler that has learnt next sentences, which keeps little else of a vector."""
+    task = isinstance(model, heads.TaskNetwork) and STYLES[model.config.heads].normed
+    return source.with_transform_as_pooler() if task else source
 
 
 def _same(value: Any) -> Any:
@@ -171,7 +180,8 @@ def stored_parameters(
     Raises:
       LoadError: names or shapes do not fit.
     """
-    loaded, fresh = match(_shapes(source, model), source.read(), source.place, str(source.directory), reinitialise_head)
+    arrays = _as_stored(source, model).read()
+    loaded, fresh = match(_shapes(source, model), arrays, source.place, str(source.directory), reinitialise_head)
     return heads.with_rows(loaded, model.config.vocab_size), fresh
 
 

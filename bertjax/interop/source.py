@@ -126,6 +126,23 @@ class Source:
 
         return dataclasses.replace(self, config=config, read=read, read_headers=read_headers)
 
+    def with_transform_as_pooler(self) -> Source:
+        """The model whose pooler is the transform of its MLM head, if it has one."""
+        moved = {
+            self.place(there).name: self.place(here).name
+            for here, there in (
+                ("mlm/transform/kernel", "pooler/kernel"),
+                *((f"mlm/LayerNorm/{leaf}", f"pooler/LayerNorm/{leaf}") for leaf in ("scale", "bias")),
+            )
+        }
+
+        def renamed(arrays: dict[str, Any]) -> dict[str, Any]:
+            return arrays | {there: arrays[here] for there, here in moved.items() if here in arrays}
+
+        return dataclasses.replace(
+            self, read=lambda: renamed(self.read()), read_headers=lambda: renamed(self.read_headers())
+        )
+
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the head's classes, by index; () if the model names none.

@@ -215,13 +215,20 @@ def test_electras_discriminator_predicts_no_words(tmp_path):
         load_model(tmp_path, "mlm")
 
 
-def test_a_classifier_starts_from_the_prediction_head_of_modernbert(tmp_path):
-    """As in transformers: both are called head.dense and head.norm."""
+@pytest.mark.parametrize("task", ["sequence-classification", "token-classification", "question-answering"])
+def test_a_task_starts_from_the_prediction_head_of_modernbert(task, tmp_path):
+    """As in transformers: both are called head.dense and head.norm. Also where a pooler has learnt next sentences."""
     model = torch_model("modernbert", "ForMaskedLM")
-    model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path, "sequence-classification", num_labels=4, reinitialise_head=True)
-    np.testing.assert_array_equal(loaded.params["pooler"]["kernel"].T, model.head.dense.weight.detach().numpy())
-    assert set(loaded.fresh) == {"classifier/kernel", "classifier/bias"}
+    model.save_pretrained(tmp_path / "theirs")
+    pairs = load_model(tmp_path / "theirs", "pretraining", reinitialise_head=True)
+    pairs.params["pooler"] = jax.tree.map(lambda leaf: leaf + 1, pairs.params["pooler"])
+    write_directory(tmp_path / "pairs", pairs.config, pairs.params, type(pairs.model).__name__)
+    again = load_model(tmp_path / "pairs").params["pooler"]
+    np.testing.assert_array_equal(again["kernel"], pairs.params["pooler"]["kernel"])
+    for directory in ("theirs", "pairs"):
+        loaded = load_model(tmp_path / directory, task, reinitialise_head=True)
+        np.testing.assert_array_equal(loaded.params["pooler"]["kernel"].T, model.head.dense.weight.detach().numpy())
+        assert {name.split("/")[0] for name in loaded.fresh} <= {"classifier", "qa_outputs"}
 
 
 @pytest.mark.parametrize("family", ["roberta", "distilbert"])
