@@ -66,7 +66,7 @@ class ExecutionSettings:
     kernels: str = setting(
         "auto",
         "auto = hand-written kernels where they are faster (attention; GPU: residual + dropout + LayerNorm too), xla "
-        "= plain XLA everywhere; or the name of an attention kernel: reference, cudnn, triton (GPU), pallas_tpu",
+        "= plain XLA everywhere; or the name of an attention kernel: reference, triton (GPU), pallas_tpu",
     )
     layers: str = setting("unrolled", "unrolled, or scan (compiles faster, needs remat to fit)")
     remat: str = setting("none", "what the backward pass recomputes instead of keeping: none, dots, full")

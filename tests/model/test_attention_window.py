@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.model.kernels import attention_cudnn, attention_reference, attention_triton
+from bertjax.model.kernels import attention_reference, attention_triton
 from bertjax.model.kernels.attention_pallas_tpu import attention as tpu_attention
 from bertjax.model.kernels.attention_triton import Tiling, flash_attention, tile_bounds
 from bertjax.model.kernels.choice import joined_attention
@@ -195,18 +195,6 @@ def test_queries_and_keys_of_a_product_are_turned(kernel, length, has_bias):
     for a, b in zip(both(joined), both(want), strict=True):
         np.testing.assert_allclose(a, b, atol=3e-5)
     np.testing.assert_allclose(turned(q, turns), by_complex_numbers(q), atol=2e-6)
-
-
-def test_cudnn_gets_the_window_in_its_mask(monkeypatch):
-    (q, k, v, _), ids = inputs(40)
-    on_cpu = jax.nn.dot_product_attention
-    monkeypatch.setattr(
-        jax.nn,
-        "dot_product_attention",
-        lambda *a, mask, implementation: on_cpu(*a, mask=mask),  # noqa: ARG005
-    )
-    got = attention_cudnn.attention(q, k, v, ids, window=7)
-    np.testing.assert_allclose(got, plain(q, k, v, ids, 7), atol=2e-6)
 
 
 def test_no_array_grows_with_the_square_of_a_long_row():

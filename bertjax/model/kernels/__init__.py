@@ -1,7 +1,7 @@
 """Hand-written kernels, and the table of those for attention. (This file needs no jax.)
 
 choice             the three functions of a layer that kernels compute, chosen for a machine
-attention_*        attention: plain XLA, cuDNN, Triton for GPUs, Pallas for TPUs
+attention_*        attention: plain XLA, Triton for GPUs, Pallas for TPUs
 gpu_launch         runs a GPU kernel: by jax-triton, or interpreted where there is no GPU
 gpu_programs       the fused attention in the Triton language
 gpu_row_programs   the next two in the Triton language
@@ -18,12 +18,7 @@ one product, it also has `joined_attention` (see attention_triton).
 """
 
 # Name -> module of this package.
-ATTENTION = {
-    "reference": "attention_reference",
-    "cudnn": "attention_cudnn",
-    "triton": "attention_triton",
-    "pallas_tpu": "attention_pallas_tpu",
-}
+ATTENTION = {"reference": "attention_reference", "triton": "attention_triton", "pallas_tpu": "attention_pallas_tpu"}
 
 
 def compiler_options(platform: str) -> dict[str, bool | str]:

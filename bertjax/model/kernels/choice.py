@@ -131,8 +131,7 @@ def select_attention(shape: Sequence[int], dtype: jnp.dtype, platform: str) -> s
     Returns:
       'triton' on NVIDIA GPUs from Ampere on, in 16-bit types and with a head size that is a power
       of two; 'pallas_tpu' on TPUs, in bfloat16 and for rows and heads that it takes; else
-      'reference'. cuDNN's attention is never chosen: its dropout offset is a counter inside the
-      process, so that a resumed run would draw other masks, and without dropout it has no lead.
+      'reference'.
     """
     _, length, _, head = shape
     platform = jax.default_backend() if platform == "auto" else platform
@@ -140,12 +139,9 @@ def select_attention(shape: Sequence[int], dtype: jnp.dtype, platform: str) -> s
         taken = dtype == jnp.bfloat16 and not attention_kernel("pallas_tpu").refusal(length, head)
         # Such a kernel in a program that XLA partitions by itself is an error on TPUs.
         return "pallas_tpu" if taken and rows_are_placed() else "reference"
-    if platform != "gpu":
+    if platform != "gpu" or _capability() < 8.0:
         return "reference"
-    if _capability() < 8.0:
-        return "reference"
-    half = jnp.dtype(dtype) in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-    taken = half and head >= 16 and head & (head - 1) == 0
+    taken = jnp.dtype(dtype).itemsize == 2 and head >= 16 and head & (head - 1) == 0
     return "triton" if taken and _triton_runs() else "reference"
 
 
