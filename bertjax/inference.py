@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -71,9 +71,12 @@ def opened(model: Model, task: str, *kinds: type, purpose: str) -> LoadedModel:
 
 
 def listed(values: Any, purpose: str, example: str) -> list[Any]:
-    """The inputs as a list; a single string, whose elements are characters, is refused."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{purpose} takes a list such as {example}, not {values!r:.80}")
+    """The inputs as a list; a single string, whose elements are characters, and a table, whose elements are the names
+    of its columns, are refused."""
+    table = isinstance(values, Mapping) or hasattr(values, "iterrows")
+    if isinstance(values, str) or table or not isinstance(values, Iterable):
+        of_table = "; of a table give the column, or take bertjax.predict" * table
+        raise ValueError(f"{purpose} takes a list such as {example}, not {values!r:.80}{of_table}")
     return list(values)
 
 

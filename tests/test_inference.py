@@ -435,6 +435,10 @@ def test_what_is_no_list_of_inputs_is_refused(pretrained, reader, directory):
     ):
         with pytest.raises(ValueError, match="takes a list such as"):
             function(model, value)
+    for table in ({"text": ["the cat"]}, pytest.importorskip("pandas").DataFrame({"text": ["the cat"]})):
+        for function, model in ((inference.classify, classifier), (embeddings.sentence_embeddings, pretrained)):
+            with pytest.raises(ValueError, match="(?s)takes a list .* of a table give the column"):
+                function(model, table)
     with pytest.raises(ValueError, match="takes a list such as .text., or one text, not 5"):
         inference.fill_mask(pretrained, 5)
     with pytest.raises(ValueError, match="a text is a string, not None"):
