@@ -251,12 +251,13 @@ def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None 
 
 
 def _plain(value: Any) -> Any:
-    """A setting as a config file has it: tuples for lists, text for a path, a number for one of numpy."""
+    """A setting as a config file has it: tuples for lists, text for a path, what Python has for numpy's."""
+    value = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _workdir(config: AnyConfig, workdir: str | os.PathLike[str] | None) -> str:

@@ -166,6 +166,9 @@ def test_settings_may_be_lists_paths_and_numbers_of_numpy():
     assert (config.phases, config.init_from, config.optimizer.learning_rate) == (((8, 64),), "m", 0.5)
     assert type(config.phases[0][0]) is int and config.watchdog_seconds == 0
     assert experiment.read_config(config, "pretrain", {"watchdog_seconds": 60}).watchdog_seconds == 60
+    options = {"task.options.text": np.array(["a"]), "task.options.files": {"dev": pathlib.Path("d.csv")}}
+    found = experiment.read_config("classify", "finetune", options).task.options
+    assert (found["text"], found["files"]["dev"]) == (("a",), "d.csv")
 
 
 @pytest.mark.parametrize(
