@@ -1,7 +1,7 @@
 """The original's pre-training files: TFRecords of tf.train.Example, a masked row each.
 
-In: files that `create_pretraining_data.py` of google-research/bert wrote, plain or GZIP. Out: `TFRecordBatches` and
-`TFRecordEvaluation`, batches whose masks are fixed:
+In: files that `create_pretraining_data.py` of google-research/bert wrote, plain or GZIP. Out: `RecordRows`, of which
+batches.py makes batches whose masks are fixed:
 
     input_ids, token_type_ids, attention_mask   int32 [B, T]    masked already
     mlm_positions, mlm_labels                   int32 [B, P]
@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.batches import EndlessBatches, FiniteBatches, Share
 from bertjax.data.bert_example import FIELDS, ExampleReader
 from bertjax.data.pairs import combine, permute
 from bertjax.data.rows import Batch
@@ -141,14 +140,14 @@ class Records:
 
 
 class RecordRows:
-    """The endless rows of records; each epoch has all, in another order (in that of `numbers` where seed is None)."""
+    """The endless rows of the records of these numbers; each epoch has all, in an order of its own (as they are where
+    seed is None)."""
 
     pairs_per_row = 1
 
-    def __init__(self, records: Records, numbers: np.ndarray | None, seed: int | None = None):
-        self.records, self._seed = records, seed
-        self._numbers = np.arange(len(records)) if numbers is None else numbers
-        self.rows_per_epoch = len(self._numbers)
+    def __init__(self, records: Records, numbers: np.ndarray, seed: int | None = None):
+        self.records, self.numbers, self._seed = records, numbers, seed
+        self.rows_per_epoch = len(numbers)
         self.empty = records.empty
 
     def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None:
@@ -160,52 +159,7 @@ class RecordRows:
         if self._seed is not None:
             key = np.uint64(combine(np.uint64(self._seed % 2**64), np.uint64(epoch)))
             place = permute(place, self.rows_per_epoch, key)
-        return int(self._numbers[place])
-
-
-class TFRecordBatches(EndlessBatches):
-    """`EndlessBatches` out of the original's TFRecords.
-
-    Args:
-      records: the files (or patterns of them).
-      numbers: which records to take; default all.
-      seq_length, max_predictions: what the training is set to; None takes what the files hold. ValueError at others.
-    """
-
-    def __init__(
-        self,
-        records: Records | str | os.PathLike[str],
-        batch_size: int,
-        seed: int = 0,
-        *,
-        numbers: np.ndarray | None = None,
-        seq_length: int | None = None,
-        max_predictions: int | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
-    ):
-        share = Share(batch_size, process_index, process_count)
-        self.records = records if isinstance(records, Records) else Records(records)
-        check_lengths(self.records, seq_length, max_predictions)
-        self.seq_length, self.max_predictions = self.records.seq_length, self.records.max_predictions
-        super().__init__([RecordRows(self.records, numbers, seed)], share, seed)
-
-
-class TFRecordEvaluation(FiniteBatches):
-    """Every chosen record once; None chooses all. Further arguments as of `FiniteBatches`."""
-
-    def __init__(
-        self,
-        records: Records,
-        batch_size: int,
-        *,
-        numbers: np.ndarray | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
-        max_batches: int | None = None,
-    ):
-        share = Share(batch_size, process_index, process_count)
-        super().__init__(RecordRows(records, numbers), share, max_batches)
+        return int(self.numbers[place])
 
 
 def split_records(count: int, heldout_fraction: float) -> tuple[np.ndarray, np.ndarray]:
@@ -221,8 +175,8 @@ def split_records(count: int, heldout_fraction: float) -> tuple[np.ndarray, np.n
     return np.flatnonzero(training), heldout
 
 
-def check_lengths(records: Records, seq_length: int | None, max_predictions: int | None) -> None:
-    """ValueError, with both values, where the files have another T or P than the training."""
+def check_lengths(records: Records, seq_length: int, max_predictions: int | None) -> None:
+    """ValueError, with both values, where the files have another T or P than the training; None is any."""
     for name, stored, wanted in (
         ("max_seq_length", records.seq_length, seq_length),
         ("max_predictions_per_seq", records.max_predictions, max_predictions),

@@ -15,8 +15,8 @@ from etils import epath
 
 from bertjax.config import TFRECORD, Config, phases
 from bertjax.data import laws
-from bertjax.data.batches import EvaluationBatches, PretrainingBatches
-from bertjax.data.bert_records import Records, TFRecordBatches, TFRecordEvaluation, check_lengths, split_records
+from bertjax.data.batches import EndlessBatches, EvaluationBatches, FiniteBatches, PretrainingBatches, Share
+from bertjax.data.bert_records import RecordRows, Records, check_lengths, split_records
 from bertjax.data.docstrings import build_docstring_store
 from bertjax.data.remote import local_store
 from bertjax.data.rows import Special
@@ -169,9 +169,6 @@ class StoreCorpus(Corpus):
         ]
 
 
-RecordPart = tuple[Records, np.ndarray]  # some of the records of a set of files, by their numbers
-
-
 class RecordCorpus(Corpus):
     """TFRecords of the original's create_pretraining_data.py, each file set of one length.
 
@@ -204,12 +201,12 @@ class RecordCorpus(Corpus):
 
     def _check(self, length: int) -> None:
         """Measures the records of a row length, or an even sample; refuses what is beyond a limit."""
-        for name, (records, numbers) in zip(("training", "held-out"), self._split(length), strict=True):
-            sample = TFRecordEvaluation(records, SAMPLED_RECORDS, numbers=numbers, max_batches=1)
+        for name, rows in zip(("training", "held-out"), self._split(length), strict=True):
+            sample = FiniteBatches(rows, Share(SAMPLED_RECORDS), 1)
             found = laws.measure_rows(sample, self.tokenizer.unk_id, self.tokenizer.special_ids)
             self.numbers.setdefault(name, []).append({"seq_length": length, **found})
             problems = laws.row_problems(found, self._config.data.nsp)
-            place = f"{records.paths[0]} ({name} records of {length} tokens)"
+            place = f"{rows.records.paths[0]} ({name} records of {length} tokens)"
             self._refuse([f"{place}: {problem}" for problem in problems])
 
     def facts(self) -> list[str]:
@@ -224,7 +221,7 @@ class RecordCorpus(Corpus):
     @property
     def fingerprint(self) -> str:
         parts = [part for length in self._lengths for part in self._split(length)]
-        return " ".join(dict.fromkeys(records.fingerprint for records, _ in parts))
+        return " ".join(dict.fromkeys(rows.records.fingerprint for rows in parts))
 
     def _open(self, source: str, length: int) -> Records:
         patterns = source.removeprefix(TFRECORD).replace("{length}", str(length))
@@ -242,29 +239,27 @@ class RecordCorpus(Corpus):
             ) from None
         return records
 
-    def _split(self, length: int) -> tuple[RecordPart, RecordPart]:
-        """What is trained on and what is held out of the files of this sequence length."""
+    def _split(self, length: int) -> tuple[RecordRows, RecordRows]:
+        """What is trained on and what is held out of the files of this sequence length, in their order."""
         data = self._config.data
         records = self._open(data.corpus, length)
         if data.heldout:
             heldout = self._open(data.heldout, length)
-            return (records, np.arange(len(records))), (heldout, np.arange(len(heldout)))
-        training, heldout = split_records(len(records), data.heldout_fraction)
-        return (records, training), (records, heldout)
+            return RecordRows(records, np.arange(len(records))), RecordRows(heldout, np.arange(len(heldout)))
+        training, held = split_records(len(records), data.heldout_fraction)
+        return RecordRows(records, training), RecordRows(records, held)
 
-    def training(self, length: int, rows: int) -> TFRecordBatches:
-        (records, numbers), _ = self._split(length)
-        return TFRecordBatches(records, rows, self._config.seed, numbers=numbers, **self._slice)
+    def training(self, length: int, rows: int) -> EndlessBatches:
+        part, seed = self._split(length)[0], self._config.seed
+        return EndlessBatches([RecordRows(part.records, part.numbers, seed)], Share(rows, **self._slice), seed)
 
-    def heldout(self, length: int, rows: int) -> TFRecordEvaluation:
-        _, (records, numbers) = self._split(length)
-        return TFRecordEvaluation(records, rows, numbers=numbers, max_batches=self._max_batches(rows), **self._slice)
+    def heldout(self, length: int, rows: int) -> FiniteBatches:
+        return FiniteBatches(self._split(length)[1], Share(rows, **self._slice), self._max_batches(rows))
 
     def token_counts(self, length: int) -> np.ndarray:
         """Special tokens are left out; what was masked is counted as what it was."""
-        _, (records, numbers) = self._split(length)
         counts = np.zeros(self.tokenizer.vocab_size, np.int64)
-        for batch in TFRecordEvaluation(records, 256, numbers=numbers):
+        for batch in FiniteBatches(self._split(length)[1], Share(256)):
             ids, (row, slot) = batch["input_ids"], np.nonzero(batch["mlm_weights"])
             ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_labels"][row, slot]
             counts += np.bincount(ids.ravel(), minlength=len(counts))
@@ -273,7 +268,7 @@ class RecordCorpus(Corpus):
         return counts
 
     def describe(self) -> str:
-        sizes = [f"{len(self._split(length)[0][1]):,} records of {length} tokens" for length in self._lengths]
+        sizes = [f"{self._split(length)[0].rows_per_epoch:,} records of {length} tokens" for length in self._lengths]
         if self._config.data.heldout:
             return ", ".join(sizes)
         return (

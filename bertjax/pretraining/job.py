@@ -127,7 +127,7 @@ class PretrainingJob:
         predictions = length - 1 if self.model_config.is_decoder else objective.masking.slots
         if corpus.masked:
             objective = dataclasses.replace(objective, masking=None)
-            predictions = batches.max_predictions
+            predictions = batches.empty()["mlm_positions"].shape[1]
 
         def stream(first_step: int) -> Iterator[Batch]:
             return prefetch(batches, first_step, buffer=config.data.prefetch, workers=config.data.workers)

@@ -3,7 +3,8 @@ import struct
 import numpy as np
 import pytest
 
-from bertjax.data.bert_records import Records, TFRecordBatches, TFRecordEvaluation, split_records
+from bertjax.data.batches import EndlessBatches, FiniteBatches, Share
+from bertjax.data.bert_records import RecordRows, Records, check_lengths, split_records
 from bertjax.formats.crc32c import masked_crc32c
 from bertjax.formats.tfrecord import parse_example
 from tests.tfrecords import make_example, read_records, write_records
@@ -25,6 +26,17 @@ def example(number, seq_length=T, predictions=P):
             "next_sentence_labels": [number % 2],
         }
     )
+
+
+def training(records, batch_size, seed=0, numbers=None, **process):
+    records = records if isinstance(records, Records) else Records(records)
+    numbers = np.arange(len(records)) if numbers is None else numbers
+    return EndlessBatches([RecordRows(records, numbers, seed)], Share(batch_size, **process), seed)
+
+
+def evaluation(records, batch_size, numbers=None, max_batches=None, **process):
+    numbers = np.arange(len(records)) if numbers is None else numbers
+    return FiniteBatches(RecordRows(records, numbers), Share(batch_size, **process), max_batches)
 
 
 def test_crc32c_of_published_vectors():
@@ -108,22 +120,22 @@ def test_damage_is_found(tmp_path):
     data = (tmp_path / "a").read_bytes()
     (tmp_path / "b").write_bytes(data[:-3])
     with pytest.raises(ValueError, match="cut off in record 3"):
-        TFRecordBatches(tmp_path / "b", 2)
+        training(tmp_path / "b", 2)
     flipped = bytearray(data)
     flipped[40] ^= 1
     (tmp_path / "b").write_bytes(flipped)
     with pytest.raises(ValueError, match="record 0 is damaged"):
-        TFRecordBatches(tmp_path / "b", 2)
+        training(tmp_path / "b", 2)
     (tmp_path / "b").write_text("this is text, not a record file")
     with pytest.raises(ValueError, match="is it a TFRecord file"):
-        TFRecordBatches(tmp_path / "b", 2)
+        training(tmp_path / "b", 2)
 
 
 def test_batches_of_plain_and_gzip_files_have_each_example_once_an_epoch(tmp_path):
     write_records(tmp_path / "0.tfrecord", map(example, range(20)))
     write_records(tmp_path / "1.tfrecord.gz", map(example, range(20, 33)))
-    batches = TFRecordBatches(f"{tmp_path}/*", 11, seed=1, seq_length=T, max_predictions=P)
-    assert batches.examples_per_epoch == 33 and (batches.seq_length, batches.max_predictions) == (T, P)
+    batches = training(f"{tmp_path}/*", 11, seed=1)
+    assert batches.corpora[0].rows_per_epoch == 33
     first = [batches[s] for s in range(3)]
     assert sorted(np.concatenate([b["mlm_labels"][:, 0] for b in first])) == list(range(300, 333))
     shapes = {k: (v.shape, v.dtype.name) for k, v in first[0].items()}
@@ -132,7 +144,7 @@ def test_batches_of_plain_and_gzip_files_have_each_example_once_an_epoch(tmp_pat
     second = np.concatenate([batches[s]["mlm_labels"][:, 0] for s in range(3, 6)])
     assert sorted(second) == list(range(300, 333))
     assert list(second) != list(np.concatenate([b["mlm_labels"][:, 0] for b in first]))
-    thirds = [TFRecordBatches(f"{tmp_path}/*", 33, seed=1, process_index=i, process_count=3)[0] for i in range(3)]
+    thirds = [training(f"{tmp_path}/*", 33, seed=1, process_index=i, process_count=3)[0] for i in range(3)]
     assert np.array_equal(
         np.concatenate([b["input_ids"] for b in thirds]), np.concatenate([b["input_ids"] for b in first])
     )
@@ -140,7 +152,7 @@ def test_batches_of_plain_and_gzip_files_have_each_example_once_an_epoch(tmp_pat
 
 def test_the_compiled_reader_agrees_with_the_plain_one(tmp_path):
     write_records(tmp_path / "a", map(example, range(40)))
-    batches = TFRecordBatches(tmp_path / "a", 40)
+    batches = training(tmp_path / "a", 40)
     got = {row["mlm_labels"][0]: row for row in ({k: v[i] for k, v in batches[0].items()} for i in range(40))}
     for record in read_records(tmp_path / "a"):
         plain = parse_example(record)
@@ -160,21 +172,21 @@ def test_the_compiled_reader_agrees_with_the_plain_one(tmp_path):
 def test_other_lengths_than_the_files_are_refused_naming_both(tmp_path):
     write_records(tmp_path / "a", [example(0, 128, 20)])
     with pytest.raises(ValueError, match="max_seq_length=128, training is set to 512"):
-        TFRecordBatches(tmp_path / "a", 1, seq_length=512)
+        check_lengths(Records(tmp_path / "a"), 512, 20)
     with pytest.raises(ValueError, match="max_predictions_per_seq=20, training is set to 76"):
-        TFRecordBatches(tmp_path / "a", 1, max_predictions=76)
+        check_lengths(Records(tmp_path / "a"), 128, 76)
     write_records(tmp_path / "b", [example(0, 128, 20), example(1, 64, 20)])
     with pytest.raises(ValueError, match="a record has .*'input_ids': 64.*first record.*128"):
-        TFRecordBatches(tmp_path / "b", 2)[0]
+        training(tmp_path / "b", 2)[0]
 
 
 def test_no_records_and_foreign_records_are_refused(tmp_path):
     write_records(tmp_path / "a", [])
     with pytest.raises(ValueError, match="0 examples from 1 files"):
-        TFRecordBatches(tmp_path / "a", 1)
+        training(tmp_path / "a", 1)
     write_records(tmp_path / "b", [make_example({"image": [1]})])
     with pytest.raises(ValueError, match="no field input_ids.*image"):
-        TFRecordBatches(tmp_path / "b", 1)
+        training(tmp_path / "b", 1)
 
 
 def changed_example(**fields):
@@ -214,7 +226,7 @@ def test_a_value_that_its_field_cannot_have_names_file_record_and_field(tmp_path
     with pytest.raises(ValueError, match=rf"/b, record 1: {field} has the .*{value}, "):
         records.check()
     with pytest.raises(ValueError, match=rf"/b, record 1: {field} has the .*{value}, "):
-        TFRecordBatches(records, 6)[0]
+        training(records, 6)[0]
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -255,7 +267,7 @@ def test_further_fields_and_unpacked_numbers_are_read_as_protocol_buffers_are(tm
     del values["next_sentence_labels"]
     unpacked = make_example(values) + bytes([0x0A, len(entry) + 2, 0x0A, len(entry)]) + entry
     write_records(tmp_path / "a", [example(1), more, unpacked])
-    batch = TFRecordEvaluation(Records(tmp_path / "a"), 3)[0]
+    batch = evaluation(Records(tmp_path / "a"), 3)[0]
     for column in batch.values():
         assert np.array_equal(column, np.repeat(column[:1], 3, axis=0))
 
@@ -303,12 +315,12 @@ def labels_of(batches):
 def test_held_out_records_are_disjoint_from_the_trained_ones_and_spread(tmp_path):
     write_records(tmp_path / "a", map(example, range(50)))
     records = Records(tmp_path / "a")
-    training, heldout = split_records(len(records), 0.1)
+    trained, heldout = split_records(len(records), 0.1)
     assert heldout.tolist() == [5, 15, 25, 35, 45]
-    batches = TFRecordBatches(records, 9, numbers=training)
-    assert batches.examples_per_epoch == 45 and batches.epochs(10) == 2
+    batches = training(records, 9, numbers=trained)
+    assert batches.corpora[0].rows_per_epoch == 45 and batches.epochs(10) == 2
     seen = set(labels_of([batches[s] for s in range(5)]))
-    kept_out = set(labels_of(TFRecordEvaluation(records, 2, numbers=heldout)))
+    kept_out = set(labels_of(evaluation(records, 2, numbers=heldout)))
     assert len(seen) == 45 and kept_out == {305, 315, 325, 335, 345} and not seen & kept_out
     for few in (2, 3):
         assert [len(part) for part in split_records(few, 0.9)] == [1, few - 1]
@@ -320,23 +332,22 @@ def test_held_out_records_are_disjoint_from_the_trained_ones_and_spread(tmp_path
 def test_an_evaluation_has_each_record_once_whatever_the_processes(tmp_path, processes):
     write_records(tmp_path / "a", map(example, range(20)))
     records = Records(tmp_path / "a", tokenizer=Vocabulary(2000))
-    parts = [TFRecordEvaluation(records, 6, process_index=i, process_count=processes) for i in range(processes)]
+    parts = [evaluation(records, 6, process_index=i, process_count=processes) for i in range(processes)]
     assert {len(part) for part in parts} == {4}
     batches = [b for part in parts for b in part]
     assert sorted(labels_of(batches)) == list(range(300, 320))
     assert sum(b["nsp_weights"].sum() for b in batches) == 20
     assert sum(b["mlm_weights"].sum() for b in batches) == 40  # none in the rows that fill up
-    assert len(list(TFRecordEvaluation(records, 6, max_batches=2))) == 2
+    assert len(list(evaluation(records, 6, max_batches=2))) == 2
 
 
 def test_the_stream_after_a_step_is_that_of_any_number_of_processes(tmp_path):
     # As after a resume with other hosts: global batches 5.. with 1, 2 and 4 readers.
     write_records(tmp_path / "a.gz", map(example, range(30)), compressed=True)
-    whole = TFRecordBatches(tmp_path / "a.gz", 8, seed=3)
+    whole = training(tmp_path / "a.gz", 8, seed=3)
     for processes in (2, 4):
         parts = [
-            TFRecordBatches(tmp_path / "a.gz", 8, seed=3, process_index=i, process_count=processes)
-            for i in range(processes)
+            training(tmp_path / "a.gz", 8, seed=3, process_index=i, process_count=processes) for i in range(processes)
         ]
         for step in (5, 6):
             for name, column in whole[step].items():
@@ -365,7 +376,7 @@ def test_batches_travel_to_other_processes(tmp_path):
     import pickle
 
     write_records(tmp_path / "a", map(example, range(20)))
-    batches = TFRecordBatches(tmp_path / "a", 8, seed=1)
+    batches = training(tmp_path / "a", 8, seed=1)
     sent = pickle.dumps(batches)
     assert len(sent) < 5000  # offsets, not the files
     for name, column in batches[7].items():
@@ -377,7 +388,7 @@ def test_another_vocabulary_is_refused(tmp_path):
     assert len(Records(tmp_path / "a", tokenizer=Vocabulary(2000))) == 2
     smaller = Records(tmp_path / "a", tokenizer=Vocabulary(1400))
     with pytest.raises(ValueError, match="has the id 16.*1400 entries"):
-        TFRecordBatches(smaller, 2)[0]
+        training(smaller, 2)[0]
     other = Vocabulary(2000)
     other.cls_id = 101
     with pytest.raises(ValueError, match=r"begins with id 2, but \[CLS\] is 101"):
