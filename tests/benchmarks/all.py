@@ -45,11 +45,19 @@ TASKS = {
     "squad": "squad1.1 --seeds=5 --epochs=2 --max_length=384",
     "wnut": "ner --seeds=20 --epochs=4",
 }
-PREPARE = (
+RECIPES = {
+    "bertjax": "bertjax",
+    "transformers": "peer",
+    "recipe": "recipe",
+    "modern": "modern+optimizer.learning_rate=4e-4",
+}
+QUALITY = (
     "quality prepare --store={store} --out={out}/quality --minutes=8 --phases=128:0.9,512:0.1 "
-    "--runs=peer,bertjax,recipe && "
+    f"--runs={','.join(RECIPES.values())} && quality run "
 )
 DRAW = " --out={out}/quality && quality draw --out={out}/quality"
+# Needs the models of the pieces before, on the same machine. Three tasks at a time keep a GPU busy.
+TRANSFER = "transfer prepare --data={data} --out={out}/transfer && transfer --out={out}/transfer --gpus=0,0,0 "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +88,8 @@ PIECES = {
     "predict": Piece("predict --model={model} --file={glue}/SST-2/dev.tsv", 4),
     "finetune-start": Piece("finetune_startup --checkpoint={model} --data={glue} --task=mrpc", 2),
     "numerics": Piece("numerics --store={store} --batch=64 --gpus=0", 6),
-    "quality-bertjax": Piece(PREPARE + "quality run bertjax" + DRAW, 9),
-    "quality-transformers": Piece(PREPARE + "quality run peer" + DRAW, 9),
-    "quality-recipe": Piece(PREPARE + "quality run recipe" + DRAW, 9),
+    **{f"quality-{name}": Piece(QUALITY + run + DRAW, 9) for name, run in RECIPES.items()},
+    **{f"transfer-{name}": Piece(f"{TRANSFER}{name}={{out}}/quality/{run}/model", 6) for name, run in RECIPES.items()},
     "input": Piece("input --text={text} --vocab={vocab} --memory=1", 9, gpus=0),
     **{f"finetune-{name}": Piece(FINETUNE + options, 8) for name, options in TASKS.items()},
 }
@@ -239,6 +246,7 @@ def main(argv: list[str]) -> None:
     for name, meaning in {
         "store": "token store",
         "glue": "folder with GLUE's data",
+        "data": "folder with glue/, squad/ and ner/, for `transfer`",
         "model": "model to fine-tune and predict with",
         "text": "text files, for `input`",
         "vocab": "vocabulary directory, for `input`",
@@ -256,7 +264,7 @@ def main(argv: list[str]) -> None:
     if args.page:
         args.page.write_text(rewritten(args.page.read_text(encoding="utf-8"), records(args.out)), encoding="utf-8")
         return
-    given = {name: getattr(args, name) for name in ("store", "glue", "model", "text", "vocab", "commit")}
+    given = {name: getattr(args, name) for name in ("store", "glue", "data", "model", "text", "vocab", "commit")}
     if missing := {need for name in args.pieces for need in PIECES[name].needs if not given[need]}:
         parser.error(f"{', '.join(args.pieces)}: needs {', '.join(f'--{name}' for name in sorted(missing))}")
     failed = []

@@ -10,7 +10,7 @@ from bertjax.tools.arguments import Parser
 from tests.benchmarks import all as pieces
 from tests.benchmarks.all import PIECES, Piece
 
-GIVEN = {"store": "", "glue": "data", "model": "", "text": "", "vocab": "", "commit": "abc"}
+GIVEN = {"store": "", "glue": "data", "data": "", "model": "", "text": "", "vocab": "", "commit": "abc"}
 TABLE = "print('noise'); print('| step | | ms |'); print('|---|---|---|'); print('| base | ours | 5 |')"
 
 
