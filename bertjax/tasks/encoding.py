@@ -100,14 +100,13 @@ def most_context(starts: Sequence[int], room: int, tokens: int) -> np.ndarray:
     Worth of a window to a token: the smaller of its left and right context plus 0.01 of the window's length
     (run_squad.py of google-research/bert, _check_is_max_context).
     """
-    if len(starts) == 1 or not tokens:
-        return np.zeros(tokens, int)
-    worth = np.full((len(starts), tokens), -np.inf)
+    best, owner = np.full(tokens, -np.inf), np.zeros(tokens, int)
     for number, start in enumerate(starts):
-        end = min(start + room, tokens)
-        place = np.arange(start, end)
-        worth[number, start:end] = np.minimum(place - start, end - 1 - place) + 0.01 * (end - start)
-    return worth.argmax(0)
+        seen = np.arange(min(room, tokens - start))
+        worth = np.minimum(seen, seen[::-1]) + 0.01 * len(seen)
+        mine = start + seen[worth > best[start : start + room]]
+        best[mine], owner[mine] = worth[mine - start], number
+    return owner
 
 
 class WordRow(NamedTuple):
@@ -136,8 +135,9 @@ def word_rows(tokenizer: Tokenizer, words: Sequence[str], max_length: int, all_p
     starts = window_starts(len(ids), room, max(1, room // 2))
     owner = most_context(starts, room, len(ids))[firsts]
     rows = []
-    for number, start in enumerate(starts):
-        mine = np.flatnonzero(owner == number)
+    ends = np.searchsorted(owner, np.arange(len(starts)), "right")  # a later word has no earlier window
+    for start, *mine in zip(starts, [0, *ends], ends, strict=False):
+        mine = np.arange(*mine)
         if len(mine) or not rows:
             row = layout.join(ids[start : start + room])
             rows.append(WordRow(*row, present[mine], firsts[mine] - start + len(layout.prefix)))
