@@ -60,7 +60,8 @@ class ExecutionSettings:
     dtype: str = setting(
         "auto",
         "arithmetic of the encoder: float32 or bfloat16 over float32 parameters; float8 = bfloat16 with the large "
-        "products of the layers in 8 bits (GPU, Ada or newer); auto = bfloat16 on TPU and GPU, float32 on CPU",
+        "products of the layers in 8 bits (GPU, Ada or newer); auto = bfloat16 on TPUs and on GPUs from Ampere on, "
+        "else float32",
         ("auto", "float32", "bfloat16", "float8"),
     )
     kernels: str = setting(

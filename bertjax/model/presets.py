@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertjax.config import BELOW_ONE, POSITIVE_INTEGER, Architecture, ExecutionSettings, ModelSettings, check
-from bertjax.model.kernels import ATTENTION
+from bertjax.model.kernels import ATTENTION, compute_capability
 from bertjax.model.model_types import OWN, SWITCHES, TYPES, ModelType, fitting
 
 DTYPES = ("float32", "bfloat16", "float16", "float8")
@@ -286,11 +286,13 @@ class Execution:
 
         Args:
           tensor_parallel: whether the heads of a layer are split over devices.
-          **overrides: other fields; dtype 'auto' is bfloat16 on accelerators, float32 on the CPU.
+          **overrides: other fields; dtype 'auto' is float32 on the CPU and on NVIDIA GPUs before Ampere, whose
+            tensor cores have no bfloat16 (T4, V100), and bfloat16 on all others.
         """
         fastest = {"platform": backend}
         if overrides.get("dtype", "auto") == "auto":
-            overrides["dtype"] = "float32" if backend == "cpu" else "bfloat16"
+            slow = backend == "cpu" or (backend == "gpu" and 0 < compute_capability() < 8)
+            overrides["dtype"] = "float32" if slow else "bfloat16"
         if backend == "gpu" and overrides["dtype"] != "float32":
             qkv = "separate" if tensor_parallel else "fused"
             fastest |= {"qkv": qkv, "dropout_words": "hash", "pointwise": "fused"}

@@ -176,7 +176,7 @@ def test_float8_is_refused_where_no_product_of_8_bits_runs(monkeypatch):
     with pytest.raises(ValueError, match="Ada"):
         choice.multiply(Execution.of(settings, "tpu"))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(choice, "_capability", lambda: 8.0)
+    monkeypatch.setattr(choice, "compute_capability", lambda: 8.0)
     with pytest.raises(ValueError, match="bfloat16"):
         choice.multiply(Execution.of(settings, "gpu"))
 

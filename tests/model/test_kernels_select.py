@@ -56,6 +56,25 @@ def test_a_gpu_without_triton_runs_plain_xla_and_says_once_what_to_install(monke
     assert caplog.text.count("pip install") == 1
 
 
+@pytest.mark.parametrize("capability", ["7.5", "gfx942", None])
+def test_other_gpus_run_plain_xla(monkeypatch, caplog, capability):
+    _device(monkeypatch, "gpu", capability)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(gpu_launch, "missing", lambda: None)
+    kernels = choice.choose(BertConfig(), Execution.for_backend("gpu", dtype="bfloat16"), 2, 128)
+    assert kernels.attention is attention_reference.attention and kernels.add_norm.func is choice.add_norm
+    assert "from Ampere on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [("7.0", "float32"), ("7.5", "float32"), ("8.0", "bfloat16"), ("gfx942", "bfloat16")]
+)
+def test_gpus_without_bfloat16_compute_in_float32(monkeypatch, capability, dtype):
+    _device(monkeypatch, "gpu", capability)
+    assert Execution.for_backend("gpu").dtype == dtype
+    assert Execution.for_backend("gpu", dtype="bfloat16").dtype == "bfloat16"
+
+
 def test_only_gpus_get_compiler_options():
     assert compiler_options("gpu") and not compiler_options("cpu") and not compiler_options("tpu")
 

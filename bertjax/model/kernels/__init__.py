@@ -32,3 +32,13 @@ def compiler_options(platform: str) -> dict[str, bool | str]:
     if platform != "gpu":
         return {}
     return {"xla_gpu_enable_triton_gemm": False, "xla_disable_hlo_passes": "all-reduce-contiguous"}
+
+
+def compute_capability() -> float:
+    """What NVIDIA calls the compute capability of this machine's GPU, 9.0 of an H100; 0 if it says no number."""
+    import jax
+
+    try:
+        return float(getattr(jax.devices()[0], "compute_capability", None) or 0)
+    except ValueError:  # AMD's are names
+        return 0.0

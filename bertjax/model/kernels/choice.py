@@ -17,7 +17,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bertjax.model.dropout import dropout
-from bertjax.model.kernels import ATTENTION, attention_reference, bias_gelu, float8, gpu_launch, residual_norm
+from bertjax.model.kernels import (
+    ATTENTION,
+    attention_reference,
+    bias_gelu,
+    compute_capability,
+    float8,
+    gpu_launch,
+    residual_norm,
+)
 from bertjax.model.kernels.gated_gelu import gated_gelu
 from bertjax.model.kernels.gelu import Activation, gated, gelu_erf, gelu_tanh
 from bertjax.model.kernels.rotary import Turn, turned, turned_in_place
@@ -108,7 +116,7 @@ def multiply(execution: Execution) -> Multiply:
     if execution.dtype != "float8":
         return product
     platform = jax.default_backend() if execution.platform == "auto" else execution.platform
-    if platform == "tpu" or (platform == jax.default_backend() == "gpu" and _capability() < 8.9):
+    if platform == "tpu" or (platform == jax.default_backend() == "gpu" and compute_capability() < 8.9):
         raise ValueError("dtype='float8' needs an NVIDIA GPU from Ada on (RTX 40, L4, H100); use 'bfloat16' here")
     return functools.partial(float8.product, fused=execution.pointwise == "fused" and _triton_runs())
 
@@ -139,21 +147,19 @@ def select_attention(shape: Sequence[int], dtype: jnp.dtype, platform: str) -> s
         taken = dtype == jnp.bfloat16 and not attention_kernel("pallas_tpu").refusal(length, head)
         # Such a kernel in a program that XLA partitions by itself is an error on TPUs.
         return "pallas_tpu" if taken and rows_are_placed() else "reference"
-    if platform != "gpu" or _capability() < 8.0:
+    if platform != "gpu" or compute_capability() < 8.0:
         return "reference"
     taken = jnp.dtype(dtype).itemsize == 2 and head >= 16 and head & (head - 1) == 0
     return "triton" if taken and _triton_runs() else "reference"
 
 
-def _capability() -> float:
-    """What NVIDIA calls the compute capability of this machine's GPU, 9.0 of an H100; 0 if it says none."""
-    return float(getattr(jax.devices()[0], "compute_capability", None) or 0)
-
-
 @functools.cache
 def _triton_runs() -> bool:
     """Whether this machine has what the GPU kernels need; says once what it lacks."""
-    if reason := gpu_launch.missing():
+    reason = gpu_launch.missing()
+    if jax.default_backend() == "gpu" and compute_capability() < 8:
+        reason = "its kernels need an NVIDIA GPU from Ampere on (A100, RTX 30)"
+    if reason:
         log.warning("The encoder runs as plain XLA, slower: %s", reason)
     return not reason
 
