@@ -72,6 +72,8 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
             dict(masking__max_predictions=129, phases=((9, 64), (1, 128)), optimizer__warmup_steps=0),
             "max_predictions=129 is more than the 128 tokens",
         ),
+        (dict(execution__layers="scanned"), "config.execution.layers='scanned'.*scan"),
+        (dict(execution__remat="Full"), "config.execution.remat='Full'.*full"),
         (dict(checkpoint__keep_last=0), "keep_last=0 must be at least 1"),
         (dict(job="finetune", task__epochs=0), "task.epochs=0 must be at least 1"),
         (dict(seed=2**31), "seed=2147483648 must be from 0 to 2,147,483,647"),

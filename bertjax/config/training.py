@@ -9,6 +9,8 @@ from typing import Any
 from bertjax.config.pretraining import CODE, PAPER
 from bertjax.config.setting import AT_LEAST_0, AT_LEAST_1, BELOW_ONE, POSITIVE, POSITIVE_SHARE, setting
 
+LAYER_MODES = ("unrolled", "scan")
+REMAT_POLICIES = ("none", "dots", "minimal", "full")
 OPTIMIZATION = CODE + " optimization.py"
 
 
@@ -69,8 +71,13 @@ class ExecutionSettings:
         "auto = hand-written kernels where they are faster (attention; GPU: residual + dropout + LayerNorm too), xla "
         "= plain XLA everywhere; or the name of an attention kernel: reference, triton (GPU), pallas_tpu",
     )
-    layers: str = setting("unrolled", "unrolled, or scan (compiles faster, needs remat to fit)")
-    remat: str = setting("none", "what the backward pass recomputes instead of keeping: none, dots, full")
+    layers: str = setting("unrolled", "unrolled, or scan (compiles faster, needs remat to fit)", LAYER_MODES)
+    remat: str = setting(
+        "none",
+        "what the backward pass recomputes instead of keeping: none; all but matrix products and attention (dots), but "
+        "two arrays a layer (minimal), but a layer's input (full)",
+        REMAT_POLICIES,
+    )
     prng: str = setting("auto", "random bits: threefry2x32 or rbg; auto = rbg on TPU", ("auto", "threefry2x32", "rbg"))
     compilation_cache: str = setting(
         "~/.cache/bertjax/xla", "directory of compiled programs, reused by later starts; '' = off"

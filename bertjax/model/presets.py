@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertjax.config import BELOW_ONE, POSITIVE_INTEGER, Architecture, ExecutionSettings, ModelSettings, check
+from bertjax.config.training import LAYER_MODES, REMAT_POLICIES
 from bertjax.model.kernels import ATTENTION, compute_capability
 from bertjax.model.model_types import OWN, SWITCHES, TYPES, ModelType, fitting
 
 DTYPES = ("float32", "bfloat16", "float16", "float8")
-LAYER_MODES = ("unrolled", "scan")
-REMAT_POLICIES = ("none", "full", "dots", "minimal")
 DROPOUT_WORDS = ("threefry", "hash")
 QKV_MODES = ("separate", "fused")
 POINTWISE_MODES = ("xla", "fused")

@@ -335,7 +335,7 @@ def attention(
     """
     batch, length, heads, head = query.shape
     if reason := refusal(length, head):
-        raise ValueError(f"attention='pallas_tpu' does not take {reason}; use 'reference'")
+        raise ValueError(f"--config.execution.kernels=pallas_tpu does not take {reason}; use reference")
     rate = 0.0 if dropout_key is None else dropout_rate
     seeds = jnp.zeros((batch, heads, 2), jnp.uint32) if dropout_key is None else stream_seeds(dropout_key, batch, heads)
     widen = _chip().startswith(("TPU v2", "TPU v3"))

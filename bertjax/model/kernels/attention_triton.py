@@ -274,7 +274,7 @@ def flash_attention(
     heads, head = (qkv[0] if bias is None else bias).shape[-2:]
     if head < 16 or head & (head - 1):
         raise ValueError(
-            f"the fused kernel needs a head size that is a power of two >= 16, got {head}; use attention='reference'"
+            f"--config.execution.kernels=triton needs heads of a power of two >= 16, not of {head}; use reference"
         )
     bias = None if bias is None else bias.astype(jnp.float32)
     if seeds is None:
