@@ -366,6 +366,23 @@ def test_a_plan_of_this_machine_is_measured_and_kept(tmp_path):
     assert "compiled before" in plan(*arguments).stderr
 
 
+@pytest.mark.slow
+def test_no_compilation_outlives_a_plan_that_is_killed(tmp_path):
+    arguments = f"--config={ROOT / 'configs/base.py'} --config.batch_size=2 --cache={tmp_path}".split()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bertjax.tools.plan", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)},
+    )
+    assert any(" compiling " in line for line in process.stderr)
+    process.kill()
+    # The compilation's process holds the same pipe: it ends when that process has ended, and a minute earlier than a
+    # compilation of base would.
+    rest = process.stderr.read()
+    assert "compiled after" not in rest and process.wait() == -signal.SIGKILL
+
+
 @pytest.mark.parametrize(
     "status, words",
     [

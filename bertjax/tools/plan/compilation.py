@@ -166,7 +166,10 @@ def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: boo
     say(f"{info.name}: compiling {info.rows} x {info.length} tokens, {info.split}, {info.execution} ...")
     compiling = concurrent.futures.ThreadPoolExecutor().submit(lowered.compile)
     began, told, found = time.monotonic(), 1, None
+    parent = multiprocessing.parent_process()
     while found is None and not concurrent.futures.wait([compiling], timeout=0.5).done:
+        if parent and not parent.is_alive():
+            os._exit(1)  # it was killed: nothing waits for this compilation
         if (seconds := time.monotonic() - began) > told * PROGRESS_S:
             told += 1
             say(f"{info.name}: still at work, {seconds:.0f} s")
