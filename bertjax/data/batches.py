@@ -113,11 +113,6 @@ class EndlessBatches:
     def pairs_per_row(self) -> int:
         return self.corpora[0].pairs_per_row
 
-    @property
-    def examples_per_epoch(self) -> int:
-        """Rows that the first epoch of the corpus has; of a mixture, of all its corpora."""
-        return sum(rows.rows_per_epoch for rows in self.corpora)
-
     def epochs(self, steps: int) -> float:
         """How often `steps` batches go through the corpus (of a mixture, through each: mean)."""
         shares = self._counts / self._counts.sum()

@@ -130,7 +130,7 @@ def masked_epochs(
     rows = making = masking = 0.0
     started = time.process_time()
     batches = PretrainingBatches(store, seq_length, batch_size, seed=1)
-    steps = -(-batches.examples_per_epoch * epochs // batch_size)
+    steps = -(-batches.corpora[0].rows_per_epoch * epochs // batch_size)
     making += time.process_time() - started
     for step in range(steps):
         started = time.process_time()

@@ -76,7 +76,7 @@ def test_a_batch_is_a_function_of_seed_and_step_in_another_process_too(store_pat
 def test_an_epoch_has_every_pair_once_and_batches_cross_its_end(store_path):
     batches = PretrainingBatches(store_path, 64, 7, seed=1)
     one_by_one = PretrainingBatches(store_path, 64, 1, seed=1)
-    pairs = batches.examples_per_epoch
+    pairs = batches.corpora[0].rows_per_epoch
     assert pairs % 7
     stream = [r for step in range(2 * pairs // 7) for r in rows(batches[step])]
     assert stream == [rows(one_by_one[i])[0] for i in range(len(stream))]
@@ -185,7 +185,7 @@ def test_one_short_sentence_gives_one_padded_example(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("just five words of text\n")
     build_store(tmp_path / "a.txt", tokenizer, tmp_path / "s")
     batches = PretrainingBatches(tmp_path / "s", 512, 1)
-    assert batches.examples_per_epoch == 1
+    assert batches.corpora[0].rows_per_epoch == 1
     assert batches[0]["attention_mask"].sum() == 13  # [CLS] five [SEP] five [SEP]
 
 

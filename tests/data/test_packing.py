@@ -36,9 +36,9 @@ def unpacked(batch):
 def test_a_packed_epoch_has_the_pairs_of_the_padded_one_each_once(store_path):
     packed = PretrainingBatches(store_path, 64, 1, seed=4, packed=True)
     padded = PretrainingBatches(store_path, 64, 1, seed=4)
-    got = [p for i in range(packed.examples_per_epoch) for p in unpacked(packed[i])]
+    got = [p for i in range(packed.corpora[0].rows_per_epoch) for p in unpacked(packed[i])]
     expected = []
-    for i in range(padded.examples_per_epoch):
+    for i in range(padded.corpora[0].rows_per_epoch):
         batch = padded[i]
         n = int(batch["attention_mask"].sum())
         expected.append(
@@ -49,7 +49,7 @@ def test_a_packed_epoch_has_the_pairs_of_the_padded_one_each_once(store_path):
             )
         )
     assert sorted(got) == sorted(expected)
-    assert packed.examples_per_epoch < padded.examples_per_epoch
+    assert packed.corpora[0].rows_per_epoch < padded.corpora[0].rows_per_epoch
 
 
 def test_rows_do_not_depend_on_the_windows_asked_for_before(store_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_rows_do_not_depend_on_the_windows_asked_for_before(store_path, monkeypa
     options = dict(seq_length=64, batch_size=16, seed=4, packed=True)
     batches = PretrainingBatches(store_path, **options)
     forward = [batches[i]["input_ids"] for i in range(80)]
-    assert batches.examples_per_epoch < 80 * 16
+    assert batches.corpora[0].rows_per_epoch < 80 * 16
     for step in (79, 3, 31, 0):
         fresh = PretrainingBatches(store_path, **options)
         assert np.array_equal(fresh[step]["input_ids"], forward[step])
