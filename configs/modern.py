@@ -56,5 +56,7 @@ def get_config(variants=""):
         scan_layers("full")(config)
         config.accumulation = recipe["on_16_chips"]
 
-    variants = {"nsp": lambda config: setattr(config.data, "nsp", True), "v5e_16": on_16_chips, "v4_32": on_16_chips}
-    return apply_variants(config, ",".join(names), variants)
+    def nsp(config):
+        config.data.nsp, config.model.classifier_pooling = True, "cls"  # the vector that learns of both sentences
+
+    return apply_variants(config, ",".join(names), {"nsp": nsp, "v5e_16": on_16_chips, "v4_32": on_16_chips})

@@ -331,7 +331,9 @@ def modern(layers: int, hidden: int, inner: int, **overrides: Any) -> BertConfig
     fields = {name: value for name, value in kind.absent.items() if name not in ("vocab_size", "pad_token_id")}
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner}
     sizes["num_attention_heads"] = hidden // 64
-    return BertConfig(**{**fields, **kind.fixed, **sizes, "hidden_act": "gelu", "local_attention": 128, **overrides})
+    # Published: of MLM alone, [CLS] learns little.
+    published = {"hidden_act": "gelu", "local_attention": 128, "classifier_pooling": "mean"}
+    return BertConfig(**{**fields, **kind.fixed, **sizes, **published, **overrides})
 
 
 PRESETS: dict[str, BertConfig] = {
