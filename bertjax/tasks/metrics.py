@@ -119,10 +119,9 @@ def classification_scores(gold, predicted) -> Scores:
     gold, predicted = _pair(gold, predicted)
     if np.any(np.asarray(gold) < 0):
         raise ValueError("this split has no labels (label < 0): predict on it, do not score it")
-    classes = np.union1d(gold, predicted)[:, None]
-    counts = [
-        values.sum(1) for values in ((gold == classes) & (predicted == classes), predicted == classes, gold == classes)
-    ]
+    classes, both = np.unique([gold, predicted], return_inverse=True)
+    first, second = both.reshape(2, -1)
+    counts = [np.bincount(side, minlength=len(classes)) for side in (first[first == second], second, first)]
     values = {
         "accuracy": accuracy(gold, predicted),
         "matthews": _matthews(*counts),
