@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import itertools
 import os
 import pathlib
 import tempfile
@@ -103,8 +104,9 @@ def write_splits(splits: Mapping[str, Any], config: Config, directory: pathlib.P
     if task == "table":
         options["head"] = _head(options.get("head", "classification"), [row.get(label) for row in found["train"]])
     if options.get("head") == "classification":
-        for row in (row for rows in found.values() for row in rows if isinstance(row.get(label), float)):
-            row[label] = int(row[label])  # pandas makes numbers of classes floats where one is missing
+        for row in itertools.chain.from_iterable(found.values()):
+            if isinstance(value := row.get(label), float) and value.is_integer():
+                row[label] = int(value)  # pandas makes numbers of classes floats where one is missing
     if "dev" not in found:
         found["train"], found["dev"] = held_out(found["train"], label, config.seed)
     for name, rows in found.items():
