@@ -10,6 +10,7 @@ from pathlib import Path
 from etils import epath
 
 from bertjax.data.store import parse_manifest
+from bertjax.formats.checkpoint import resolve_directory
 from bertjax.formats.files import make_once, whole_directory
 
 CACHE = "~/.cache/bertjax/stores"
@@ -23,7 +24,7 @@ def local_store(url: str, cache: str = "") -> Path:
     Raises:
       ValueError: no store there, a damaged one, or the package that reads it is not installed.
     """
-    source = epath.Path(url)
+    source = resolve_directory(url)
     try:
         content = (source / "manifest.json").read_bytes()
     except ImportError as error:

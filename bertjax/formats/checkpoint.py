@@ -32,12 +32,17 @@ class CheckpointError(RuntimeError):
 def resolve_directory(path: str | os.PathLike[str]) -> epath.Path:
     """An absolute path: relative ones and ~ are resolved, URLs such as gs://bucket/x are kept.
 
-    Raises ValueError for a name that is not UTF-8, which orbax and TensorBoard cannot write to.
+    Raises ValueError for other URLs, and a name that is not UTF-8, which orbax and TensorBoard cannot write to.
     """
     if re.search("[\ud800-\udfff]", os.fspath(path)):  # Python's signs for such bytes
         raise ValueError(f"{os.fspath(path)!r}: the name of this directory is not UTF-8; choose another")
     if re.match(r"^[a-z0-9]+://", os.fspath(path)):
-        return epath.Path(path)
+        try:
+            return epath.Path(path)
+        except KeyError as scheme:
+            raise ValueError(
+                f"{path}: {scheme.args[0]} is not read or written; give a path of this machine or gs://BUCKET/NAME"
+            ) from None
     return epath.Path(pathlib.Path(path).expanduser().absolute())
 
 
@@ -162,19 +167,21 @@ class SavedStates:
                 return f"{name} has {found[name][0]} bytes and checksum {found[name][1]}, not {size} and {checksum}"
         return None
 
+    def require(self, step: int | None = None) -> None:
+        """Raises CheckpointError where there is no checkpoint at all, or none of `step`; reads none."""
+        if self._newest() is None:
+            raise CheckpointError(f"no checkpoint in {self.directory}")
+        if step not in (None, *self.steps()):
+            raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {self.steps()}")
+
     def intact(self, step: int | None = None) -> int:
         """The step to restore: the newest that is intact, with a message for each one that is not; or `step`.
 
         Raises CheckpointError if none, or `step`, is intact.
         """
-        if self._newest() is None:
-            raise CheckpointError(f"no checkpoint in {self.directory}")
+        self.require(step)
         problems = []
         for candidate in self.steps()[::-1] if step is None else [step]:
-            if candidate not in self.steps():
-                raise CheckpointError(
-                    f"no checkpoint of step {candidate} in {self.directory}; there are {self.steps()}"
-                )
             problem = self.problem(candidate)
             if problem is None:
                 if problems:

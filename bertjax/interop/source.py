@@ -283,6 +283,11 @@ def _run(workdir: Path, step: int | None = None) -> Source:
     if not path.is_file():
         raise LoadError(f"{workdir} has checkpoints/ but no config.json that describes the model")
     tokenizer = load_tokenizer(workdir)
+    saved = SavedStates(workdir / "checkpoints")
+    try:
+        saved.require(step)
+    except CheckpointError as error:
+        raise LoadError(str(error)) from error
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
         padded = BertConfig.of(ModelSettings(**run["model"]), tokenizer.vocab_size, tokenizer.pad_id)
@@ -292,7 +297,7 @@ def _run(workdir: Path, step: int | None = None) -> Source:
 
     def read() -> dict[str, np.ndarray]:
         try:
-            state, _ = SavedStates(workdir / "checkpoints").restore_numpy(step)
+            state, _ = saved.restore_numpy(step)
         except CheckpointError as error:
             raise LoadError(str(error)) from error
         return heads.with_rows(flatten(state["params"]), config.vocab_size)

@@ -19,6 +19,7 @@ from bertjax.log.logbook import Logbook
 from bertjax.pretraining import finish
 from bertjax.pretraining import job as pretraining
 from bertjax.process.clock import Clock
+from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import OutputError, write_results, writing_results
 from bertjax.run.workdir import delete_run
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
@@ -121,6 +122,18 @@ def test_weights_of_another_vocabulary_are_refused(config, tmp_path):
     pretraining.prepare(frozen(config), str(tmp_path / "second"))
     config.init_from = str(tmp_path / "other")
     with pytest.raises(ValueError, match="another vocabulary or casing"):
+        pretraining.prepare(frozen(config), str(tmp_path / "third"))
+
+
+def test_a_step_that_a_run_has_not_saved_is_refused_before_anything_is_built(config, tmp_path):
+    pretraining.prepare(frozen(config), str(tmp_path / "run")).record(tmp_path / "run")
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    checkpoints.save(2, {"a": jax.numpy.zeros(2)})
+    checkpoints.close()
+    config.init_from = f"{tmp_path / 'run'}@2"
+    pretraining.prepare(frozen(config), str(tmp_path / "second"))
+    config.init_from = f"{tmp_path / 'run'}@3"
+    with pytest.raises(ValueError, match=r"no checkpoint of step 3 in .*run/checkpoints; there are \[2\]"):
         pretraining.prepare(frozen(config), str(tmp_path / "third"))
 
 

@@ -320,6 +320,9 @@ def test_relative_and_home_paths_are_resolved_and_urls_kept(tmp_path, monkeypatc
     assert str(resolve_directory("~/x")) == str(tmp_path / "home/x")
     assert str(resolve_directory("gs://b/x")) == "gs://b/x"
     assert str(resolve_directory("/a/空 ä")) == "/a/空 ä"
+    for url in ("file:///a/x", "http://a/x"):
+        with pytest.raises(ValueError, match=f"^{url}: .*://.* is not read or written"):
+            resolve_directory(url)
     with pytest.raises(ValueError, match="the name of this directory is not UTF-8; choose another"):
         resolve_directory(os.fsdecode(b"out/run\xff"))
     saved("out/run1", [1])
