@@ -60,7 +60,7 @@ def opened(model: Model, task: str, *kinds: type, purpose: str) -> LoadedModel:
     loaded = load_model(model, task) if isinstance(model, str | Path) else model
     if not isinstance(loaded, LoadedModel):
         raise ValueError(f"{purpose} needs a model of load_model or its path, not {model!r:.80}")
-    if not isinstance(loaded.model, kinds):
+    if type(loaded.model) not in kinds:  # multiple choice is a classifier, of several rows
         raise ValueError(
             f"{purpose} needs a {' or '.join(k.__name__ for k in kinds)}, this is a "
             f"{type(loaded.model).__name__}; load_model(path, task=...) chooses"

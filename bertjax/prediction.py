@@ -148,7 +148,7 @@ def asked(name: str | None, model: LoadedModel | str) -> str:
         settings = model.settings if isinstance(model, LoadedModel) else open_source(model).settings
         name = remembered(settings, str(model)).task
         if name is None and isinstance(model, LoadedModel):
-            name = next((task for kind, task in _ANSWERED.items() if isinstance(model.model, kind)), None)
+            name = _ANSWERED.get(type(model.model))
         if name is None:
             raise ValueError(f"{model} does not say what it was fine-tuned for: give --task, one of {', '.join(TASKS)}")
     found = task_name(_ALIASES.get(name, name), (*TASKS, *ASKED, "swag"))
@@ -247,6 +247,7 @@ _ANSWERED = {
     heads.BertForSequenceClassification: "classify",
     heads.BertForTokenClassification: "ner",
     heads.BertForQuestionAnswering: "qa",
+    heads.BertForMultipleChoice: "swag",
 }
 
 

@@ -513,6 +513,14 @@ def test_wrong_models_are_refused(pretrained):
         inference.tag_words(pretrained, [["cat"]])
 
 
+def test_multiple_choice_is_no_classifier(directory):
+    model = head(directory, "multiple-choice")
+    with pytest.raises(ValueError, match="needs a BertForSequenceClassification, this is a BertForMultipleChoice"):
+        inference.classify(model, "the cat")
+    with pytest.raises(ValueError, match="multiple choice is answered by bertjax.tools.evaluate"):
+        prediction.predict(model, ["the cat"])
+
+
 def test_the_tools_write_json_lines_and_npz(directory, tmp_path, capsys):
     arguments = [f"--model={directory}", "--task=fill-mask", "--text=the [MASK] .", "--top_k=2"]
     predict.main(arguments)
