@@ -179,6 +179,8 @@ def _rule(
         decay = optax.identity()
     elif "weight_decay" in takes:
         arguments["weight_decay"] = 0.0
+    if "key" in takes:  # as numbers, which a checkpoint holds
+        arguments["key"] = jax.random.PRNGKey(arguments.pop("seed", arguments.get("key", 0)))
     shown = f"{settings.name}({', '.join(f'{name}={value!r}' for name, value in settings.options.items())})"
     example = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in (("kernel", (2, 3)), ("bias", (3,)))}
 
