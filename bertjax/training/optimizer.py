@@ -179,18 +179,26 @@ def _rule(
         decay = optax.identity()
     elif "weight_decay" in takes:
         arguments["weight_decay"] = 0.0
-    if "key" in takes:  # as numbers, which a checkpoint holds
-        arguments["key"] = jax.random.PRNGKey(arguments.pop("seed", arguments.get("key", 0)))
     shown = f"{settings.name}({', '.join(f'{name}={value!r}' for name, value in settings.options.items())})"
     example = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in (("kernel", (2, 3)), ("bias", (3,)))}
 
+    def is_key(leaf: Any) -> bool:
+        return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+    def saved(state: Any) -> Params:  # keys of random numbers as numbers, which checkpoints hold
+        return {"optax": jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, state)}
+
     def update(gradients: Params, state: Params, params: Params, **_: Any) -> tuple[Params, Params]:
-        changes, new = made.update(gradients, state["optax"], params)
-        return jax.tree.map(jnp.negative, changes), {"optax": new}
+        kinds = jax.eval_shape(made.init, params)
+        before = jax.tree.map(
+            lambda kind, leaf: jax.random.wrap_key_data(leaf) if is_key(kind) else leaf, kinds, state["optax"]
+        )
+        changes, new = made.update(gradients, before, params)
+        return jax.tree.map(jnp.negative, changes), saved(new)
 
     try:
         made = factory(learning_rate=1.0, **arguments)
-        rule = optax.GradientTransformationExtraArgs(lambda params: {"optax": made.init(params)}, update)
+        rule = optax.GradientTransformationExtraArgs(lambda params: saved(made.init(params)), update)
         jax.eval_shape(lambda params: rule.update(params, rule.init(params), params), example)
     except Exception as error:  # whatever a wrong option of somebody else's function raises
         reason = str(error).split("\n")[0]

@@ -318,7 +318,7 @@ def test_an_optimizer_that_draws_has_a_state_that_checkpoints_hold_and_a_seed():
     params = {"kernel": jnp.ones((2, 3))}
     changes = []
     for seed in (0, 1):
-        optimizer = make_optimizer(OptimizerSettings("optax.noisy_sgd", {"seed": seed}), 0.1)
+        optimizer = make_optimizer(OptimizerSettings("optax.noisy_sgd", {"key": seed}), 0.1)
         state = optimizer.init(params)
         assert all(leaf.dtype in (jnp.float32, jnp.int32, jnp.uint32) for leaf in jax.tree.leaves(state))
         changes.append(optimizer.update(params, state, params, step=0, updates=0)[0]["kernel"])
