@@ -29,7 +29,8 @@ from bertjax.tokenization import Tokenizer, load_tokenizer
 from bertjax.tokenization.train_vocab import train_wordpiece
 
 HELDOUT = 0.1  # share of texts, or of the rows of a task without a dev split, that are not trained on
-_TAGS = {"ner": ("tags", "ner_tags"), "tag": ("tags", "pos_tags")}  # columns of tags, the first that is there
+# Columns of tags, the first that is there.
+_TAGS = {"ner": ("tags", "ner_tags", "labels"), "tag": ("tags", "pos_tags", "labels")}
 
 
 def text_store(

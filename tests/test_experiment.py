@@ -330,7 +330,8 @@ def test_a_dataframe_and_a_dataset_train_as_the_rows_that_they_hold(start, tmp_p
 def test_words_with_tags_train_a_tagger(start, tmp_path):
     rows = [(["good", "film"], ["B-X", "O"]), (["a"], ["O"])]
     named = {"tokens": [words for words, _ in rows], "ner_tags": [tags for _, tags in rows], "id": [0, 1]}
-    for number, data in enumerate((rows, named)):
+    other = {"words": named["tokens"], "labels": named["ner_tags"]}
+    for number, data in enumerate((rows, named, other)):
         task = told("ner", {}, start, tmp_path / str(number), train=data, dev=data, test=[["good"], ["a", "film"]])
         assert set(task.labels) >= {"O", "B-X"}
 
