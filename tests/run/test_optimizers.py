@@ -19,10 +19,17 @@ from bertjax.tokenization import WordPieceTokenizer
 from bertjax.training import sharding
 
 pytestmark = pytest.mark.slow
-RATES = {"optax.lion": 3e-3, "optax.sgd": 1.0, "optax.adafactor": 0.3, "optax.contrib.muon": 0.03}
+RATES = {
+    "optax.lion": 3e-3,
+    "optax.sgd": 1.0,
+    "optax.noisy_sgd": 1.0,
+    "optax.adafactor": 0.3,
+    "optax.contrib.muon": 0.03,
+}
 OPTIMIZERS = {
     "optax.lion": ["b1=0.95"],
     "optax.sgd": ["momentum=0.9"],
+    "optax.noisy_sgd": ["eta=1e-12"],
     "optax.adafactor": ["min_dim_size_to_factor=16", "momentum=0.9"],
     "optax.contrib.muon": ["adam_b1=0.8"],
 }
