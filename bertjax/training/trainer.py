@@ -164,6 +164,12 @@ class Trainer:
             self._compiled[kind, id(objective)] = objective, make()
         return self._compiled[kind, id(objective)][1]
 
+    @property
+    def compiler_options(self) -> dict[str, bool | str]:
+        """XLA options of the training step."""
+        one_fsdp_group = self.mesh.shape["fsdp"] > 1 and self.mesh.shape["data"] == 1
+        return compiler_options(self.mesh.devices.flat[0].platform, one_fsdp_group)
+
     def train_step(
         self, objective: Objective
     ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
@@ -177,7 +183,7 @@ class Trainer:
             function = jax.jit(
                 train_step,
                 donate_argnums=() if jax.config.jax_debug_nans else (0,),
-                compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
+                compiler_options=self.compiler_options,
                 in_shardings=(states, sharding.batch_sharding(self.mesh)),
                 out_shardings=(states, self._replicated),
             )

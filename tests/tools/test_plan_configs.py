@@ -73,6 +73,15 @@ def test_fsdp_gathers_weights_and_leaves_rows_where_they_are(tmp_path):
 
 
 @pytest.mark.slow
+def test_micro_batches_and_parameters_split_over_all_chips_go_together(tmp_path):
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install '.[tpu]'")
+    small = "--config.model.num_hidden_layers=2 --config.batch_size=64 --config.phases=((10,128),)"
+    split = "--config.mesh.fsdp=4 --config.accumulation=4 --config.optimizer.warmup_steps=0"
+    done, _ = plan("base.py", "v5e:2x2", tmp_path, *small.split(), *split.split())
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_with_remedies(tmp_path):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install '.[tpu]'")
     done, _ = plan("large.py", "v5e:4x4", tmp_path, "--config.execution.layers=scan")

@@ -21,14 +21,19 @@ one product, it also has `joined_attention` (see attention_triton).
 ATTENTION = {"reference": "attention_reference", "triton": "attention_triton", "pallas_tpu": "attention_pallas_tpu"}
 
 
-def compiler_options(platform: str) -> dict[str, bool | str]:
+def compiler_options(platform: str, one_fsdp_group: bool = False) -> dict[str, bool | str]:
     """XLA options of a training step on `platform` ('gpu', 'tpu', 'cpu'), for jax.jit.
 
     On GPU, products go to cuBLASLt only: XLA's own Triton products are tried first otherwise, and
     then the bias and GELU behind a product are separate passes over memory instead of part of it.
     And gradients are added up over devices where they lie: XLA would copy those that it adds up
     together into one array, and out of it again.
+
+    one_fsdp_group: every parameter is split over all devices. On TPU, the pass that takes sums over devices out of the
+      loop over micro-batches then fails (RET_CHECK in while_loop_all_reduce_code_motion.cc, libtpu 0.0.42).
     """
+    if platform == "tpu" and one_fsdp_group:
+        return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
     if platform != "gpu":
         return {}
     return {"xla_gpu_enable_triton_gemm": False, "xla_disable_hlo_passes": "all-reduce-contiguous"}

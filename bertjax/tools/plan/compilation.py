@@ -26,7 +26,6 @@ from typing import Any
 import jax
 
 from bertjax.config import Config
-from bertjax.model.kernels import compiler_options
 from bertjax.process import hardware
 from bertjax.process.hardware import VALID, Slice
 from bertjax.tools.plan.estimate import Compiled
@@ -156,7 +155,13 @@ def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: boo
     lowered = traced.lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
     # Everything that decides what the compiler makes of a program.
     versions = map(importlib.metadata.version, ["jax", "jaxlib", *(["libtpu"] if platform == "tpu" else [])])
-    parts = [lowered.as_text(), piece.name if piece else "local", platform, *versions, repr(compiler_options(platform))]
+    parts = [
+        lowered.as_text(),
+        piece.name if piece else "local",
+        platform,
+        *versions,
+        repr(stage.trainer.compiler_options),
+    ]
     path = cache / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}.json.gz"
     found = load(path)
     # What did not fit this machine may fit now: there may be more memory free.
