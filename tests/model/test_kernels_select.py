@@ -9,7 +9,9 @@ import pytest
 
 from bertjax.model.kernels import attention_reference, choice, compiler_options, gpu_launch
 from bertjax.model.kernels.choice import select_attention
+from bertjax.model.mesh import rows_on
 from bertjax.model.presets import BertConfig, Execution
+from bertjax.training.sharding import make_mesh
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,14 @@ def test_fused_kernels_are_chosen_where_they_run(monkeypatch, platform, capabili
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     monkeypatch.setattr(gpu_launch, "missing", lambda: None)
     assert select_attention((2, 128, 12, head), dtype, platform) == name
+
+
+def test_a_mesh_that_cuts_through_heads_runs_plain_xla(monkeypatch):
+    mesh = make_mesh(data=2, tensor=4)
+    _device(monkeypatch, "tpu")
+    with rows_on(mesh):
+        names = [select_attention((2, 128, heads, 64), jnp.bfloat16, "tpu") for heads in (8, 6)]
+    assert names == ["pallas_tpu", "reference"]
 
 
 def test_a_gpu_without_triton_runs_plain_xla_and_says_once_what_to_install(monkeypatch, caplog):

@@ -30,7 +30,7 @@ from bertjax.model.kernels.gated_gelu import gated_gelu
 from bertjax.model.kernels.gelu import Activation, gated, gelu_erf, gelu_tanh
 from bertjax.model.kernels.rotary import Turn, turned, turned_in_place
 from bertjax.model.layers import Dense, LayerNorm, Multiply, activation, add_bias, product
-from bertjax.model.mesh import rows_are_placed
+from bertjax.model.mesh import HEADS_AXIS, current_mesh, rows_are_placed
 from bertjax.model.presets import BertConfig, Execution
 
 log = logging.getLogger(__name__)
@@ -139,10 +139,13 @@ def select_attention(shape: Sequence[int], dtype: jnp.dtype, platform: str) -> s
     Returns:
       'triton' on NVIDIA GPUs from Ampere on, in 16-bit types and with a head size that is a power
       of two; 'pallas_tpu' on TPUs, in bfloat16 and for rows and heads that it takes; else
-      'reference'.
+      'reference', also where the mesh cuts through heads.
     """
-    _, length, _, head = shape
+    _, length, heads, head = shape
     platform = jax.default_backend() if platform == "auto" else platform
+    mesh = current_mesh()
+    if mesh is not None and heads % mesh.shape[HEADS_AXIS]:
+        return "reference"
     if platform == "tpu":
         taken = dtype == jnp.bfloat16 and not attention_kernel("pallas_tpu").refusal(length, head)
         # Such a kernel in a program that XLA partitions by itself is an error on TPUs.
