@@ -285,8 +285,7 @@ class Execution:
 
         Args:
           tensor_parallel: whether the heads of a layer are split over devices.
-          **overrides: other fields; dtype 'auto' is float32 on the CPU and on NVIDIA GPUs before Ampere, whose
-            tensor cores have no bfloat16 (T4, V100), and bfloat16 on all others.
+          **overrides: other fields; dtype 'auto' is float32 on CPUs and on GPUs without bfloat16 (T4, V100).
         """
         fastest = {"platform": backend}
         if overrides.get("dtype", "auto") == "auto":
