@@ -56,7 +56,12 @@ def get_config(variants=""):
         scan_layers("full")(config)
         config.accumulation = recipe["on_16_chips"]
 
+    def v5e_16(config):
+        on_16_chips(config)
+        if size == "large":  # parameters, gradients and moments on every chip leave too little of its 16 GiB
+            config.mesh.fsdp = 16
+
     def nsp(config):
         config.data.nsp, config.model.classifier_pooling = True, "cls"  # the vector that learns of both sentences
 
-    return apply_variants(config, ",".join(names), {"nsp": nsp, "v5e_16": on_16_chips, "v4_32": on_16_chips})
+    return apply_variants(config, ",".join(names), {"nsp": nsp, "v5e_16": v5e_16, "v4_32": on_16_chips})
