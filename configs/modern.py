@@ -52,16 +52,13 @@ def get_config(variants=""):
     config.eval.seq_length, config.eval.masking_rate = SHORT, 0.15
     config.eval.every_steps = config.checkpoint.every_steps = 4_000  # published
 
-    def on_16_chips(config):
+    def on_16_chips(config, fsdp=1):
         scan_layers("full")(config)
-        config.accumulation = recipe["on_16_chips"]
+        config.accumulation, config.mesh.fsdp = recipe["on_16_chips"], fsdp
 
-    def v5e_16(config):
-        on_16_chips(config)
-        if size == "large":  # parameters, gradients and moments on every chip leave too little of its 16 GiB
-            config.mesh.fsdp = 16
-
-    def nsp(config):
-        config.data.nsp, config.model.classifier_pooling = True, "cls"  # the vector that learns of both sentences
-
-    return apply_variants(config, ",".join(names), {"nsp": nsp, "v5e_16": v5e_16, "v4_32": on_16_chips})
+    variants = {
+        "nsp": lambda config: config.update_from_flattened_dict({"data.nsp": True, "model.classifier_pooling": "cls"}),
+        "v5e_16": lambda config: on_16_chips(config, 16 if size == "large" else 1),  # docs/plan.md
+        "v4_32": on_16_chips,
+    }
+    return apply_variants(config, ",".join(names), variants)

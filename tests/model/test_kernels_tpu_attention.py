@@ -99,7 +99,7 @@ def test_auto_means_the_kernels_where_the_program_is_for_a_tpu():
 
 
 def test_rows_and_heads_that_the_kernels_do_not_take_are_refused():
-    with pytest.raises(ValueError, match="96 tokens.*multiples of 128.*'reference'"):
+    with pytest.raises(ValueError, match="96 tokens.*multiples of 128.*reference"):
         tpu_attention(*[jnp.zeros((1, 96, 1, 64))] * 3, jnp.ones((1, 96)))
     with pytest.raises(ValueError, match="size 48"):
         tpu_attention(*[jnp.zeros((1, 128, 1, 48))] * 3, jnp.ones((1, 128)))
