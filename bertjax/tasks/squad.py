@@ -99,11 +99,15 @@ def spans(
     spans must lie in the passage, start where this window has the most context, and have at most max_tokens tokens.
     """
     n = len(window.offsets)
-    best = np.argsort(-logits, axis=0, kind="stable")[:n_best] - window.first
-    starts, ends = (best[(best[:, k] >= 0) & (best[:, k] < n), k] for k in (0, 1))
-    starts = starts[window.best[starts]]
-    first, last = (a.ravel() for a in np.meshgrid(starts, ends, indexing="ij"))
-    fits = (last >= first) & (last - first < max_tokens)
+    if n_best is None:  # of a long window not all pairs, but those that are near enough
+        starts = np.flatnonzero(window.best)[:, None]
+        first, last = (a.ravel() for a in np.broadcast_arrays(starts, starts + np.arange(min(max_tokens, n))))
+    else:
+        best = np.argsort(-logits, axis=0, kind="stable")[:n_best] - window.first
+        starts, ends = (best[(best[:, k] >= 0) & (best[:, k] < n), k] for k in (0, 1))
+        starts = starts[window.best[starts]]
+        first, last = (a.ravel() for a in np.meshgrid(starts, ends, indexing="ij"))
+    fits = (last >= first) & (last - first < max_tokens) & (last < n)
     first, last = first[fits], last[fits]
     scores = logits[window.first + first, 0] + logits[window.first + last, 1]
     return scores, window.offsets[first, 0], window.offsets[last, 1]

@@ -226,6 +226,19 @@ def test_spans_obey_order_length_and_context():
     assert max(entry["score"] for entry in found.n_best["q"]) < 20
 
 
+def test_all_spans_of_a_long_window_take_memory_for_those_that_are_short_enough():
+    count, first, longest = 4096, 10, 30
+    window = encoding.Window(first, np.stack([np.arange(count) * 5, np.arange(count) * 5 + 4], 1), np.ones(count, bool))
+    outputs = np.random.default_rng(0).normal(size=(count + first + 1, 2)).astype(np.float32)
+    tracemalloc.start()
+    scores, starts, ends = squad.spans(window, outputs, longest, None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(scores) == count * longest - longest * (longest - 1) // 2
+    assert (ends > starts).all() and (ends - starts < 5 * longest).all()
+    assert peak < 64 << 20  # all pairs took 400 MiB and more
+
+
 def test_null_odds_are_the_lowest_null_score_minus_the_best_span():
     question = Question("q", "x", "a b c d e f", ())
     task = SquadTask("nowhere", "2.0", max_query_length=1, doc_stride=3)
