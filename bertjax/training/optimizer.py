@@ -179,6 +179,9 @@ def _rule(
         decay = optax.identity()
     elif "weight_decay" in takes:
         arguments["weight_decay"] = 0.0
+    muon = factory is optax.contrib.muon
+    if muon:
+        arguments["muon_weight_dimension_numbers"] = _stacks
     shown = f"{settings.name}({', '.join(f'{name}={value!r}' for name, value in settings.options.items())})"
     example = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in (("kernel", (2, 3)), ("bias", (3,)))}
 
@@ -198,12 +201,45 @@ def _rule(
 
     try:
         made = factory(learning_rate=1.0, **arguments)
+        made = _over_stacks(made) if muon else made
         rule = optax.GradientTransformationExtraArgs(lambda params: saved(made.init(params)), update)
         jax.eval_shape(lambda params: rule.update(params, rule.init(params), params), example)
     except Exception as error:  # whatever a wrong option of somebody else's function raises
         reason = str(error).split("\n")[0]
         raise ValueError(f"config.optimizer: {shown} cannot train here: {type(error).__name__}: {reason}") from error
     return rule, decay
+
+
+def _stacks(tree: Params) -> Params:
+    """What Muon is for: the stacked matrices of the layers. The rest, embeddings and heads, is Adam's (Jordan 2024)."""
+    return jax.tree.map(lambda leaf: optax.contrib.MuonDimensionNumbers(1, 2) if leaf.ndim == 3 else None, tree)
+
+
+def _over_stacks(rule: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`rule` over arrays [layers, rows, columns], each under its path in the first layer, instead of matrices [rows,
+    columns] of layers: their products run in one batch, and compile once."""
+
+    def paths(tree: Params) -> dict[str, list[str]]:
+        """{path in the first layer that has it: paths in all layers}, of matrices."""
+        found: dict[str, list[str]] = {}
+        for path in sorted(flatten(tree), key=lambda path: (len(path), path)):  # layer_2 before layer_10
+            if re.search(r"(^|/)layer_\d+/.*kernel$", path):
+                found.setdefault(re.sub(r"layer_\d+", "", path), []).append(path)
+        return {layers[0]: layers for layers in found.values()}
+
+    def stacked(tree: Params) -> Params:
+        flat = flatten(tree)
+        stacks = {first: jnp.stack([flat.pop(path) for path in layers]) for first, layers in paths(tree).items()}
+        return unflatten(flat | stacks)
+
+    def update(gradients: Params, state: Any, params: Params) -> tuple[Params, Any]:
+        changes, state = rule.update(stacked(gradients), state, stacked(params))
+        flat = flatten(changes)
+        for first, layers in paths(gradients).items():
+            flat |= dict(zip(layers, flat[first], strict=True))
+        return unflatten(flat), state
+
+    return optax.GradientTransformation(lambda params: rule.init(stacked(params)), update)
 
 
 @jax.jit  # traced and lowered once for all arrays of a shape

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from bertjax.config import OptimizerSettings, default_config, walk
@@ -258,14 +259,29 @@ def test_gradients_are_clipped_and_the_rate_follows_the_schedule():
     assert float(global_norm(changes)) == pytest.approx(0.05 * 2.0, rel=1e-5)
 
 
-def test_muon_orthogonalises_matrices_and_gives_the_rest_to_adam():
+def test_muon_orthogonalises_matrices_of_layers_and_gives_the_rest_to_adam():
     params, gradients = small_params(), jax.tree.map(np.sign, small_params())
     optimizer = other("optax.contrib.muon", 1.0, weight_decay=0, clip_norm=0)
     changes, _ = optimizer.update(gradients, optimizer.init(params), params, step=0)
-    singular = np.linalg.svd(changes["head"]["kernel"], compute_uv=False)
+    singular = np.linalg.svd(changes["layer_0"]["kernel"], compute_uv=False)
     assert 0.6 < singular.min() and singular.max() < 1.3  # five steps of Newton and Schulz come so near to 1
     nesterov = 0.8 * 0.2 / (1 - 0.8**2) + 0.2 / (1 - 0.8)  # the first step of its Adam, in units of the sign
-    np.testing.assert_allclose(changes["head"]["bias"], -nesterov * gradients["head"]["bias"], rtol=1e-5)
+    for path in ("layer_0/bias", "embeddings/kernel", "head/kernel"):
+        np.testing.assert_allclose(leaves(changes)[path], -nesterov * leaves(gradients)[path], rtol=1e-5)
+
+
+def test_muon_over_all_layers_at_once_equals_optax_on_each_matrix():
+    random = np.random.default_rng(0)
+    params = {f"layer_{i}": {"kernel": np.float32(random.normal(size=(16, 8)))} for i in range(11)}
+    ours = make_optimizer(OptimizerSettings("optax.contrib.muon", weight_decay=0, clip_norm=0), 1.0)
+    theirs = optax.contrib.muon(1.0)
+    state, their_state = ours.init(params), theirs.init(params)
+    for step in range(3):
+        gradients = jax.tree.map(lambda leaf: np.float32(random.normal(size=leaf.shape)), params)
+        changes, state = ours.update(gradients, state, params, step=step)
+        wanted, their_state = theirs.update(gradients, their_state, params)
+        for path, change in leaves(wanted).items():
+            np.testing.assert_allclose(leaves(changes)[path], change, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -273,9 +289,9 @@ def test_state_of_an_optax_optimizer_is_sharded_like_its_parameters(name):
     mesh = sharding.make_mesh(data=4, fsdp=2)
     params = {"encoder": {"layer_0": {"intermediate": {"kernel": jnp.zeros((16, 32))}}}}
     state = sharding.tree_shardings(jax.eval_shape(other(name).init, params), mesh)
-    specs = {leaf.spec for leaf in jax.tree.leaves(state) if any(leaf.spec)}
+    specs = {leaf.spec[-2:] for leaf in jax.tree.leaves(state) if any(leaf.spec)}  # muon's layers stand before them
     wanted = sharding.tree_shardings(params, mesh)["encoder"]["layer_0"]["intermediate"]["kernel"]
-    assert any(wanted.spec) and wanted.spec in specs
+    assert any(wanted.spec) and tuple(wanted.spec) in specs
 
 
 @pytest.mark.parametrize(
