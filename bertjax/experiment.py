@@ -12,8 +12,6 @@ import dataclasses
 import functools
 import html
 import os
-import pathlib
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,7 @@ from bertjax.command_line import config_names, default_workdir, load_config
 from bertjax.config import FREE, Config
 from bertjax.config_checks import check_config, check_name
 from bertjax.formats.checkpoint import resolve_directory
-from bertjax.formats.files import parse_json
+from bertjax.formats.files import parse_json, scratch_directory
 from bertjax.interop.loading import LoadedModel, load_model
 from bertjax.interruption import one_line
 from bertjax.log import notebook
@@ -200,14 +198,14 @@ def finetune(
             return _run(found, workdir)
         from bertjax.given import write_splits
 
-        with tempfile.TemporaryDirectory(prefix="bertjax-") as directory:
-            options = write_splits(splits, found, pathlib.Path(directory))
+        with scratch_directory() as directory:
+            options = write_splits(splits, found, directory)
             predict = *found.task.predict, *(["test"] if "test" in splits else [])
-            found = found.replace({"task.data": directory, "task.options": options, "task.predict": predict})
+            found = found.replace({"task.data": str(directory), "task.options": options, "task.predict": predict})
             try:
                 return _run(found, workdir)
             except ValueError as error:
-                raise ValueError(str(error).replace(directory + os.sep, "")) from error
+                raise ValueError(str(error).replace(f"{directory}{os.sep}", "")) from error
 
 
 def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None = None) -> Config:

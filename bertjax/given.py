@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from bertjax.data import objects
 from bertjax.data.build import build_store
 from bertjax.data.documents import preview, read_documents
 from bertjax.data.sources import Reading
-from bertjax.formats.files import make_once, whole_directory
+from bertjax.formats.files import make_once, scratch_directory, whole_directory
 from bertjax.tasks.make import TASKS, task_name
 from bertjax.tasks.task import file_fingerprint
 from bertjax.tokenization import Tokenizer, load_tokenizer
@@ -47,8 +46,8 @@ def text_store(
         raise ValueError(f"the corpus of `texts` is made in the workdir, and {workdir} is not on a local disk")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(tokenizer)
-    with tempfile.TemporaryDirectory(prefix="bertjax-") as temporary:
-        file = pathlib.Path(temporary) / "texts.jsonl"
+    with scratch_directory() as temporary:
+        file = temporary / "texts.jsonl"
         objects.write_rows(({"text": text} for text in objects.texts(texts, name="texts")), file)
         made_of = tokenizer.fingerprint if tokenizer else f"WordPiece {vocab_size}"
         digest = hashlib.sha256(f"{file_fingerprint(file)} {made_of}".encode()).hexdigest()

@@ -16,12 +16,12 @@ bert_example.py reads and checks a single record.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gzip
 import hashlib
 import os
 import shutil
-import tempfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,7 +34,7 @@ from bertjax.data.pairs import combine, permute
 from bertjax.data.rows import Batch
 from bertjax.data.sources import resolve
 from bertjax.formats.crc32c import masked_crc32c
-from bertjax.formats.files import make_once, whole_file
+from bertjax.formats.files import make_once, scratch_directory, whole_file
 from bertjax.formats.tfrecord import record_offsets
 from bertjax.tokenization import Tokenizer
 
@@ -208,7 +208,7 @@ def _plain(path: str, cache_dir: str | os.PathLike[str] | None) -> str:
 
 
 @functools.cache
-def _temporary_directory() -> str:
-    directory = tempfile.mkdtemp(prefix="bertjax-tfrecord-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory
+def _temporary_directory() -> Path:
+    held = contextlib.ExitStack()
+    atexit.register(held.close)
+    return held.enter_context(scratch_directory())

@@ -377,9 +377,10 @@ class PairIndex:
 
 def check_length(seq_length: int, nsp: bool = True, layout: Layout | None = None) -> None:
     """ValueError where a row cannot hold a pair; of BERT's layout where none is known yet."""
-    shortest = (layout or Layout.bert(0, 0)).count(nsp) + 1 + nsp
-    if seq_length < shortest:
+    special = (layout or Layout.bert(0, 0)).count(nsp)
+    if seq_length < (shortest := special + 1 + nsp):
+        texts = "two texts and a token of each" if nsp else "a text and a token of it"
         raise ValueError(
-            f"seq_length {seq_length}: must be at least {shortest} "
-            + ("([CLS] a [SEP] b [SEP])" if nsp else "([CLS] a [SEP])")
+            f"seq_length {seq_length} (config.phases, config.eval.seq_length or --seq_length): must be at least "
+            f"{shortest}, for the {special} special tokens that the tokenizer puts around {texts}"
         )

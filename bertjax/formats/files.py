@@ -24,6 +24,7 @@ from typing import IO, Any
 WAITING_LINE_S = 15.0  # between two lines of a process that waits
 _POLL_S = 0.2
 _FAILED = "failed: "
+_SCRATCH = "bertjax-scratch-"
 
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
@@ -148,6 +149,27 @@ def _filled(temporary: Path, target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """A directory for temporary files, which is removed when the block ends.
+
+    A process that is killed leaves it behind; then the next call of any process removes it.
+    """
+    place = Path(tempfile.gettempdir())
+    for left in place.glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError), _locked(left, wait=False) as free:  # another user's cannot be opened
+            if free:
+                shutil.rmtree(left, ignore_errors=True)
+    # It gets its name once it is locked: until then another process would take it for one that was left.
+    unnamed = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}", dir=place))
+    with _locked(unnamed):
+        directory = unnamed.rename(place / unnamed.name.removeprefix("."))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _remove_orphans(target: Path) -> None:

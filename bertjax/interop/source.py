@@ -110,37 +110,36 @@ class Source:
             )
         log.warning("%s: %d positions extended to %d (%s)", self.directory, old.max_position_embeddings, positions, how)
         config = dataclasses.replace(old, max_position_embeddings=positions)
-        name = self.place("encoder/embeddings/position_embeddings").name if old.position_rows else ""
-
-        def read() -> dict[str, np.ndarray]:
-            arrays = self.read()
-            if name in arrays:
-                arrays = arrays | {name: extended(arrays[name], old, positions, how)}
-            return arrays
-
-        def read_headers() -> dict[str, Header]:
-            headers = self.read_headers()
-            if name in headers:
-                headers[name] = headers[name]._replace(shape=(config.position_rows, *headers[name].shape[1:]))
-            return headers
-
-        return dataclasses.replace(self, config=config, read=read, read_headers=read_headers)
+        larger = dataclasses.replace(self, config=config)
+        if not old.position_rows:
+            return larger
+        name = self.place("encoder/embeddings/position_embeddings").name
+        return larger._changed(
+            {name: name},
+            lambda table: extended(table, old, positions, how),
+            lambda header: header._replace(shape=(config.position_rows, *header.shape[1:])),
+        )
 
     def with_transform_as_pooler(self) -> Source:
         """The model whose pooler is the transform of its MLM head, if it has one."""
-        moved = {
-            self.place(there).name: self.place(here).name
-            for here, there in (
-                ("mlm/transform/kernel", "pooler/kernel"),
-                *((f"mlm/LayerNorm/{leaf}", f"pooler/LayerNorm/{leaf}") for leaf in ("scale", "bias")),
-            )
-        }
+        parts = ("kernel", "transform/kernel"), *((f"LayerNorm/{leaf}",) * 2 for leaf in ("scale", "bias"))
+        return self._changed(
+            {self.place(f"pooler/{there}").name: self.place(f"mlm/{here}").name for there, here in parts}
+        )
 
-        def renamed(arrays: dict[str, Any]) -> dict[str, Any]:
-            return arrays | {there: arrays[here] for there, here in moved.items() if here in arrays}
+    def _changed(
+        self,
+        made_of: Mapping[str, str],
+        array: Callable[[np.ndarray], np.ndarray] = lambda array: array,
+        header: Callable[[Header], Header] = lambda header: header,
+    ) -> Source:
+        """The same with some arrays made of others, {name: name of the other}, as far as the others are there."""
+
+        def changed(found: dict[str, Any], make: Callable[[Any], Any]) -> dict[str, Any]:
+            return found | {name: make(found[other]) for name, other in made_of.items() if other in found}
 
         return dataclasses.replace(
-            self, read=lambda: renamed(self.read()), read_headers=lambda: renamed(self.read_headers())
+            self, read=lambda: changed(self.read(), array), read_headers=lambda: changed(self.read_headers(), header)
         )
 
     @property

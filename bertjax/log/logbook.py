@@ -11,7 +11,6 @@ import math
 import os
 import pathlib
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,7 +19,7 @@ import jax
 from etils import epath
 
 from bertjax.config import LogSettings
-from bertjax.formats.files import write_whole
+from bertjax.formats.files import scratch_directory, write_whole
 from bertjax.interruption import drop_unwritable_output
 from bertjax.log.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
 from bertjax.process.hardware import describe
@@ -36,7 +35,7 @@ class Logbook:
 
     Attributes:
       directory: where process 0 writes the files of the run: the run's own, or, of gs:// and other
-        URLs, a local stand-in whose files are copied there at each `flush`.
+        URLs, a local stand-in until `close`, whose files are copied there at each `flush`.
 
     Args:
       directory: of the run; None = nothing is recorded or printed.
@@ -68,8 +67,9 @@ class Logbook:
         self._last: tuple[int, float] | None = None  # recorded step, and when
         self._paused, self._timed_steps = 0.0, 0
         self._copied: dict[pathlib.Path, int] = {}  # file -> its time when it was copied
+        self._scratch = contextlib.ExitStack()
         if self._remote:
-            self.directory = pathlib.Path(tempfile.mkdtemp(prefix="bertjax-")) / self._remote.name
+            self.directory = self._scratch.enter_context(scratch_directory()) / self._remote.name
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / METRICS_FILE
         for name in (METRICS_FILE, WANDB_FILE) if self._remote else ():
@@ -132,6 +132,7 @@ class Logbook:
             self.flush()
         with contextlib.suppress(OSError):  # closed it is, all the same
             self._file.close()
+        self._scratch.close()
 
     def __enter__(self) -> "Logbook":
         return self

@@ -6,7 +6,7 @@ maximal document context, no CRF.
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from bertjax.tasks import metrics
 from bertjax.tasks.batches import Features
 from bertjax.tasks.conll import Sentence, check_tags, convert_tags, detect_scheme, in_columns, read_tagged
 from bertjax.tasks.encoding import word_rows
-from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, file_fingerprint, in_order, label_index, splits_in
+from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, file_fingerprint, in_order, label_places, splits_in
 from bertjax.tokenization import Tokenizer
 
 OUTSIDE = "O"
@@ -113,9 +113,9 @@ class NerTask(Task):
             split.require_labels("training")
         if max_length <= tokenizer.layout.count(pair=False):
             raise ValueError(f"max_length={max_length} has no room beside [CLS] and [SEP]")
-        rows = []
+        rows, place = [], label_places(self.labels)
         for unit in self._units(split.records):
-            rows += self._rows(split, unit, tokenizer, max_length)
+            rows += self._rows(split, unit, tokenizer, max_length, place)
         return [row for row in rows if not training or len(row["window"].positions)]
 
     def _units(self, sentences: Sequence[Sentence]) -> list[list[int]]:
@@ -128,7 +128,9 @@ class NerTask(Task):
                 units.append([i])
         return units
 
-    def _rows(self, split: Split, unit: list[int], tokenizer: Tokenizer, max_length: int) -> list[Features]:
+    def _rows(
+        self, split: Split, unit: list[int], tokenizer: Tokenizer, max_length: int, place: Callable[[str, str], int]
+    ) -> list[Features]:
         places = np.array([(s, w) for s in unit for w in range(len(split.records[s].words))])
         words = [split.records[s].words[w] for s, w in places]
         found = word_rows(tokenizer, words, max_length, all_present=OUTSIDE not in self.labels)
@@ -144,13 +146,11 @@ class NerTask(Task):
             }
             if split.labelled:
                 row["tags"], row["tag_weights"] = np.zeros(len(ids), np.int32), np.zeros(len(ids), np.float32)
-                row["tags"][positions] = [self._tag(split.records[s], w) for s, w in places[mine]]
+                here = ((split.records[s], w) for s, w in places[mine])
+                row["tags"][positions] = [place(found.tags[w], f"{found.where}: tag") for found, w in here]
                 row["tag_weights"][positions] = 1.0
             rows.append(row)
         return rows
-
-    def _tag(self, sentence: Sentence, word: int) -> int:
-        return label_index(self.labels, sentence.tags[word], f"{sentence.where}: tag")
 
     # --- logits -> tags -> scores and files
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,17 +204,24 @@ def all_labelled(records: Sequence[Record], remark: str = "") -> bool:
     return bool(records) and not unlabelled
 
 
-def label_index(labels: Sequence[str], name: str, what: str) -> int:
-    """The place of a gold label among the head's.
+def label_places(labels: Sequence[str]) -> Callable[[str, str], int]:
+    """(gold label, where and what it is) -> its place among the head's labels.
 
-    Raises ValueError for one that the head does not have; `what` says where and what it is.
+    It raises ValueError for a label that the head does not have.
     """
-    if name not in labels:
-        raise ValueError(
-            f"{what} {name!r:.60} is unknown; the head has {cut(str(list(labels)))} "
-            "(those of the training rows, unless the task's option 'labels' names them all)"
-        )
-    return labels.index(name)
+    places: dict[str, int] = {}
+    for number, name in enumerate(labels):
+        places.setdefault(name, number)
+
+    def place(name: str, what: str) -> int:
+        if name not in places:
+            raise ValueError(
+                f"{what} {name!r:.60} is unknown; the head has {cut(str(list(labels)))} "
+                "(those of the training rows, unless the task's option 'labels' names them all)"
+            )
+        return places[name]
+
+    return place
 
 
 def file_fingerprint(*paths: pathlib.Path) -> str:

@@ -4,6 +4,7 @@
 by name with the head's, never by position.
 """
 
+import functools
 import math
 import pathlib
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from bertjax.tasks.batches import Features
 from bertjax.tasks.encoding import pair_rows
 from bertjax.tasks.kinds import KINDS, TextKind
 from bertjax.tasks.metrics import Scores
-from bertjax.tasks.task import Example, Outputs, Record, Rows, Split, Task, label_index, likeliest, write_predictions
+from bertjax.tasks.task import Example, Outputs, Rows, Split, Task, label_places, likeliest, write_predictions
 from bertjax.tokenization import Tokenizer
 
 
@@ -39,18 +40,14 @@ class TextTask(Task):
         if training:
             split.require_labels("training")
         pairs = [(record.text_a, record.text_b) for record in split.records]
-        rows = []
+        rows, place = [], label_places(self.labels)
         for number, (ids, types) in enumerate(pair_rows(tokenizer, pairs, max_length)):
             rows.append({"input_ids": ids, "token_type_ids": types, "example": number})
             if split.labelled:
-                rows[-1] |= self._gold(split.records[number])
+                record = split.records[number]
+                index = functools.partial(place, what=f"{record.where}: label")
+                rows[-1] |= self.kind_of_head.gold(record.label, index, self.outputs)
         return rows
-
-    def _gold(self, record: Record) -> Features:
-        def index(name: str) -> int:
-            return label_index(self.labels, name, f"{record.where}: label")
-
-        return self.kind_of_head.gold(record.label, index, self.outputs)
 
     def predict(self, outputs: Outputs) -> np.ndarray:
         """Class index [N], value [N], or bool [N, C] (probability of at least one half)."""

@@ -8,11 +8,11 @@ from the table of counts. Everything is a deterministic function of the sentence
 import io
 import json
 import logging
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from bertjax.formats.files import scratch_directory
 from bertjax.tokenization import families
 from bertjax.tokenization.description import read_layout
 from bertjax.tokenization.hub import HubTokenizer
@@ -164,8 +164,8 @@ def learn_pieces(
     if model == "unigram" and spelled > _SPELLED:
         table = [(word, fewer) for word, count in table if (fewer := round(count * _SPELLED / spelled))]
     trained = io.BytesIO()
-    with tempfile.TemporaryDirectory(prefix="bertjax-vocab-") as directory:
-        path = Path(directory) / "words.tsv"
+    with scratch_directory() as directory:
+        path = directory / "words.tsv"
         with path.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{word}\t{count}\n" for word, count in table if SPACE not in word)
         settings = {

@@ -26,6 +26,7 @@ from bertjax.tasks.finetune import FineTuner
 from bertjax.tasks.glue import GLUE
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.pretrained import Pretrained
+from bertjax.tasks.shapes import Shape
 from bertjax.tokenization import Layout
 from bertjax.training import sharding
 from bertjax.training.trainer import Objective, Trainer
@@ -34,7 +35,8 @@ RELEASED_VOCABULARY = 30522  # entries of the released uncased models
 # Training rows of the official data sets, for the length of a fine-tuning run.
 TRAINING_ROWS = dict(cola=8551, sst2=67349, mrpc=3668, stsb=5749, qqp=363849, mnli=392702, qnli=104743, rte=2490)
 TRAINING_ROWS |= {"wnli": 635, "squad1.1": 88524, "squad2.0": 131944, "swag": 73546, "ner": 14041}
-# Fields of a batch, as gold_fields of tasks/kinds.py. B, C, P, T: rows, choices (or outputs), pairs of a row, tokens.
+# Fields of a batch, as gold_fields of tasks/kinds.py. B, C, P, T: rows, choices (or outputs), pairs (of a task:
+# examples) of a row, tokens.
 TEXT = dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), "int32 B T")
 CHOICES = dict.fromkeys(TEXT, "int32 B C T")
 PAIRS = {"nsp_labels": "int32 B P", "nsp_weights": "float32 B P"}
@@ -166,8 +168,14 @@ def _task_stage(config: Config, model: BertConfig, execution: Execution, mesh: A
     shape = SimpleNamespace(name=task.name, head=head, outputs=outputs, labels=tuple(map(str, range(outputs))))
     tuner = FineTuner(shape, None, model, None, config, execution, mesh)
     choices = 4 if head == "multiple_choice" else 1
-    fields = (CHOICES if choices > 1 else TEXT) | KINDS[head].gold_fields | {"weights": "float32 B", "run": "int32 B"}
-    sizes = {"B": rows, "T": task.max_length, "C": max(choices, outputs)}
+    fields, gold = CHOICES if choices > 1 else TEXT, {**KINDS[head].gold_fields, "weights": "float32 B"}
+    batch = Shape(rows, task.max_length)
+    if task.pack == "all":  # as if every example had max_length tokens
+        batch = tuner.shapes.of_training([task.max_length], rows, config.accumulation)[-1]
+        fields = TEXT | PACKED
+        gold = {name: form if " T" in form else form.replace(" B", " B P") for name, form in gold.items()}
+    fields = {**fields, **gold, "run": "int32 B"}
+    sizes = {"B": batch.rows, "T": batch.length, "P": batch.slots, "C": max(choices, outputs)}
     known = TRAINING_ROWS.get(task.name)
     steps = -(-known // rows) * task.epochs if known else None
     flops = rows * choices * flops_per_row(model, task.max_length, 0, nsp=False)

@@ -8,6 +8,7 @@ import pytest
 from bertjax.data.build import build_store
 from bertjax.data.pairs import PairIndex, permute
 from bertjax.data.store import ADDRESS_BITS, TokenStore
+from bertjax.tokenization import Layout
 from tests.data.pairs import covered
 from tests.fakes import FakeTokenizer
 
@@ -200,5 +201,7 @@ def test_permutation_has_every_number_once(n):
 
 def test_shortest_row_that_holds_a_pair(store):
     assert all_pairs(PairIndex(store, 5, seed=0, short_seq_prob=1.0))[:, [1, 3]].max() == 1
-    with pytest.raises(ValueError, match="seq_length 4: must be at least 5"):
+    with pytest.raises(ValueError, match="seq_length 4 .config.phases, .* at least 5, for the 3 special tokens"):
         PairIndex(store, 4, seed=0, short_seq_prob=1.0)
+    with pytest.raises(ValueError, match="must be at least 6, for the 4 special tokens"):
+        PairIndex(store, 5, seed=0, layout=Layout((0,), (2, 2), (2,), 0))

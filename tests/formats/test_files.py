@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bertjax.formats.files import make_once, parse_json, read_json, whole_directory, whole_file, write_whole
+from bertjax.formats.files import (
+    make_once,
+    parse_json,
+    read_json,
+    scratch_directory,
+    whole_directory,
+    whole_file,
+    write_whole,
+)
 from bertjax.tasks.glue import GlueTask
 from bertjax.tasks.ner import NerTask
 from bertjax.tasks.swag import MultipleChoiceTask
@@ -256,3 +264,27 @@ def test_a_directory_that_was_taken_away_by_a_killed_process_comes_back(tmp_path
         pass
     assert (tmp_path / "m" / "x").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_scratch_directory_goes_with_its_block_or_after_a_kill_with_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "bertjax-mine").mkdir()
+    program = (
+        "import time\nfrom bertjax.formats.files import scratch_directory\n"
+        "with scratch_directory() as directory:\n"
+        "    (directory / 'x').write_text('1')\n    print(directory, flush=True)\n    time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], text=True, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as process:
+        try:
+            left = type(tmp_path)(process.stdout.readline().strip())
+            with scratch_directory() as directory:
+                (directory / "y").write_text("2")
+                assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "bertjax-mine", left, directory])
+        finally:
+            process.kill()
+    assert (left / "x").exists() and not directory.exists()
+    with scratch_directory():
+        assert not left.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["bertjax-mine"]

@@ -198,6 +198,7 @@ def test_files_of_a_remote_run_are_written_here_and_copied_at_each_flush(bucket)
     book.train(2, 2, METRICS)
     book.close()
     assert not (bucket / "runs" / "base" / "model").exists()  # not changed, so not copied again
+    assert not book.directory.parent.exists()
     with Logbook(bucket / "runs" / "base", 1, log=LogSettings(tensorboard=False), write=lambda _: None) as again:
         assert [r["step"] for r in read_records(again.directory / "metrics.jsonl")] == [1]
 

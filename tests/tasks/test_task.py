@@ -161,6 +161,7 @@ def test_a_split_that_a_task_has_not_is_refused_with_those_that_it_has(tmp_path,
 
 
 def test_a_gold_label_that_the_head_lacks_is_refused_with_its_place():
-    assert task.label_index(("a", "b"), "b", "x.tsv:3: label") == 1
+    place = task.label_places(("a", "b"))
+    assert place("b", "x.tsv:3: label") == 1
     with pytest.raises(ValueError, match=r"^x\.tsv:3: tag 'c' is unknown; the head has \['a', 'b"):
-        task.label_index(("a", "b"), "c", "x.tsv:3: tag")
+        place("c", "x.tsv:3: tag")

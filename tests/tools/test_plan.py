@@ -475,3 +475,16 @@ def test_rows_beyond_the_positions_are_planned_where_the_table_is_to_be_extended
     (stage,) = stages(frozen(config), jax.devices()[:1])
     params = stage.trainer.abstract_state(stage.objective).params
     assert stage.batch["input_ids"].shape[1] == len(params["encoder"]["embeddings"]["position_embeddings"]) == 1024
+
+
+@pytest.mark.parametrize("name, gold", [("mrpc", "labels"), ("stsb", "targets"), ("squad1.1", "start_positions")])
+def test_packed_rows_of_a_task_are_planned_as_packed(name, gold):
+    config = finetune_config()
+    config.model.update(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, vocab_size=50)
+    config.task.update(name=name, max_length=100, pack="all")
+    (stage,) = stages(frozen(config), jax.devices()[:1])
+    rows = config.batch_size
+    assert stage.batch["position_ids"].shape == (rows, 112)
+    assert stage.batch["weights"].shape == stage.batch[gold].shape == stage.batch["cls_positions"].shape == (rows, 14)
+    params = stage.trainer.abstract_state(stage.objective).params
+    jax.eval_shape(lambda params, batch: stage.objective.loss(params, batch, {"loss": 1.0}, None), params, stage.batch)

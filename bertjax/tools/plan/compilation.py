@@ -19,13 +19,13 @@ import pathlib
 import re
 import signal
 import sys
-import tempfile
 import time
 from typing import Any
 
 import jax
 
 from bertjax.config import Config
+from bertjax.formats.files import scratch_directory
 from bertjax.process import hardware
 from bertjax.process.hardware import VALID, Slice
 from bertjax.tools.plan.estimate import Compiled
@@ -101,11 +101,11 @@ def compile_stage(
     """
     new = multiprocessing.get_context("spawn")
     ours, theirs = new.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory(prefix="bertjax-plan-") as scratch:
+    with scratch_directory() as scratch:
         if piece:  # the caller's flags are meant for this machine's devices
             dump = f"--xla_dump_to={scratch} --xla_dump_hlo_as_text --xla_dump_hlo_module_re={STEP_MODULE}"
             os.environ["XLA_FLAGS"] = dump if quick else ""
-        worker = new.Process(target=_work, args=(theirs, config, piece, number, cache, quick, pathlib.Path(scratch)))
+        worker = new.Process(target=_work, args=(theirs, config, piece, number, cache, quick, scratch))
         worker.start()
         theirs.close()
         try:
