@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -343,12 +344,13 @@ def _labels(settings: Mapping[str, Any], directory: Path) -> tuple[str, ...]:
     ordered = tuple(str(names[i]) for i in range(len(names)))
     if ordered == tuple(f"LABEL_{i}" for i in range(len(ordered))) and not settings.get("finetuned"):
         return ()  # what transformers writes for no names
-    if twice := sorted({name for name in ordered if ordered.count(name) > 1}):
+    if twice := sorted(name for name, times in Counter(ordered).items() if times > 1):
         raise LoadError(
             f"{directory}: id2label names several classes {', '.join(twice)}; give "
             "each class a name of its own in config.json"
         )
-    other = [name for name, number in numbers.items() if name in ordered and str(number) != str(ordered.index(name))]
+    places = {name: str(place) for place, name in enumerate(ordered)}
+    other = [name for name, number in numbers.items() if str(number) != places.get(name, str(number))]
     if other:
         raise LoadError(
             f"{directory}: label2id contradicts id2label about {', '.join(map(str, other))}; "

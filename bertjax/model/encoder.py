@@ -132,8 +132,9 @@ class Attention(nnx.Module):
 class Layer(nnx.Module):
     """One Transformer layer, with LayerNorm after its sub-layers (original: transformer_model) or before them.
 
-    A hidden state comes and goes twice, for its two uses: see kernels/choice.py, Pair. Where norms come before, what
-    comes is normalised by this layer's first norm already, and what goes by `following`, the next layer's.
+    A hidden state is passed on as a Pair, for its two uses (kernels/choice.py). With LayerNorm before the sub-layers,
+    the incoming one is normalised by this layer's first norm already; the outgoing one is normalised by `following`,
+    the first norm of the next layer.
     """
 
     def __init__(self, config: BertConfig, number: int, multiply: Multiply) -> None:

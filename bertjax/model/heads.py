@@ -46,7 +46,7 @@ class BertNetwork(Network):
     """What every model has: configuration, execution and the encoder.
 
     A model is a description until `apply` gives it parameters. To add a head: a class below with its parts and
-    its outputs, its names in other formats (interop/names.py) and its loss (tasks/objective.py).
+    its outputs, its names in other formats (interop/names.py) and its loss (tasks/kinds.py).
     """
 
     config: BertConfig

@@ -1,6 +1,6 @@
-"""Whether a run may have a directory: it can be written, no other run has it, all processes see it.
+"""Checks that a run can use a directory: it is writable, no other run uses it, all processes see it.
 
-Otherwise an error with the remedy, before anything is trained that could not be saved.
+If not, an error with the remedy comes before anything is trained that could not be saved.
 """
 
 import contextlib

@@ -42,7 +42,7 @@ class Job(Protocol):
     mesh_reason: str  # why config.mesh.auto chose this mesh
     model_config: BertConfig
     execution: Execution
-    heads: tuple[str, ...]  # that count among the parameters of the model
+    heads: tuple[str, ...]  # whose parameters the start-up screen counts with those of the encoder
     phases: Sequence[Phase]
     mode: str  # 'min' or 'max', which value of config.checkpoint.metric is better
 
@@ -90,7 +90,7 @@ def check_export(config: Config) -> None:
 
 
 def push(job: Job, logbook: Logbook) -> OutputError | None:
-    """Pushes what the run has left to config.export.push, if that names a place; what went wrong, if it did."""
+    """Pushes model and report to config.export.push, if that is set. Returns the error if that failed."""
     export, model = job.config.export, logbook.directory / "model"
     if not export.push or jax.process_index() != 0:
         return None
@@ -155,7 +155,7 @@ def run(job: Job, **output: Any) -> Any:
 
 
 def write_results(job: Job, state: TrainState, logbook: Logbook, clock: Clock) -> Any:
-    """What the job leaves, and the report."""
+    """Writes the results of the job, then the report; returns what the job's `finish` returns."""
     with writing_results(job.workdir):
         result = job.finish(state, logbook, clock)
         if jax.process_index() == 0:
@@ -167,12 +167,15 @@ def write_results(job: Job, state: TrainState, logbook: Logbook, clock: Clock) -
 
 
 def clock_of(
-    config: Config, total: int, record: Mapping[str, float] | None = None, started: float | None = None
+    config: Config, total: int, saved: Mapping[str, float] | None = None, started: float | None = None
 ) -> Clock:
-    """What the schedule of `total` steps follows: the steps, or the time; `record` is that of the checkpoint."""
+    """The clock of a schedule of `total` steps: it counts steps, or minutes if config.budget_minutes is set.
+
+    saved: metrics of the checkpoint that the run resumes from.
+    """
     if config.budget_minutes:
-        return Budget(config.budget_minutes, total, record, jax.process_count())
-    return Clock(total, record, started)
+        return Budget(config.budget_minutes, total, saved, jax.process_count())
+    return Clock(total, saved, started)
 
 
 def summary(job: Job, step: int) -> str:

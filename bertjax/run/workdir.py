@@ -20,7 +20,7 @@ from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.programs import DIRECTORY as PROGRAMS_DIRECTORY
 
 RECORD = "config.json"  # the settings that a run was begun with
-# By job: the file of what it was begun with beside them, a text by name: fingerprints of data, vocabulary, weights.
+# By job: the file that holds what else the run was begun with, {name: text}: fingerprints of data, vocabulary, weights.
 FACTS = {"pretrain": "corpus.json", "finetune": "finetune.json"}
 KINDS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 # Files of a run beside its checkpoints; `delete_run` leaves all others alone.
@@ -104,14 +104,14 @@ def goes_on_with(
     always: Mapping[str, str] = MappingProxyType({}),
     known: Callable[[], Mapping[str, str]] = dict,
 ) -> bool:
-    """Whether the run there, whose settings agree, was begun with these facts; False = it is to be overwritten.
-
-    Raises ValueError where it was not, unless `config.resume` says that it is meant.
+    """Whether to go on with the run in `workdir`, whose settings are those of `config`; False = overwrite it.
 
     Args:
-      facts: as FACTS has them.
-      always: what is said of a fact that must be the same whatever `config.resume` says.
-      known: of the facts those that can be found out where the file is damaged.
+      facts: of this command, as the file that FACTS names holds those of the run.
+      always: facts that must not change even with config.resume=changed, each with the error message.
+      known: returns the facts that can still be found out if the file is damaged.
+
+    Raises ValueError if the facts differ, unless config.resume allows it.
     """
     try:
         before = read_record(workdir / FACTS[config.job], *facts)

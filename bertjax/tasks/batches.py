@@ -32,7 +32,7 @@ from bertjax.tasks.shapes import Shape, filled, fitted
 Features = dict[str, Any]
 
 INPUTS = ("input_ids", "token_type_ids")
-PACKED = ("position_ids", "cls_positions")  # the inputs that packed rows have more
+PACKED = ("position_ids", "cls_positions")  # additional inputs of packed rows
 _BY_TOKEN = (*INPUTS, "tags", "tag_weights")
 _PLACES = ("start_positions", "end_positions")  # in the row
 _HOST_FIELDS = ("example", "window")  # stay on the host
@@ -125,7 +125,7 @@ def collate_packed(
 def of_examples(
     values: np.ndarray, shape: Shape, rows: Sequence[Sequence[int]], lengths: Sequence[int], by_token: bool
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(example, its part) of what a batch gave: by token [R, T, ...], else [R, ...], or [R, K, ...] of packed rows."""
+    """(example, its part) of the outputs of a batch: [R, T, ...] by token, else [R, ...], or [R, K, ...] if packed."""
     for value, row in zip(values, rows, strict=False):
         start = 0
         for slot, example in enumerate(row):
@@ -224,7 +224,7 @@ def evaluation_batches(
         yield shape, rows, batch_of(features, rows, shape, pad_id)
 
 
-# --- one array for the device: a copy costs by the call, and a step of a small model is shorter than five
+# --- one array for the device: each copy has a fixed cost, and five of them take longer than a step of a small model
 
 _MARK = "packed"
 

@@ -55,13 +55,13 @@ from bertjax.training.trainer import Phase, Trainer, TrainState
 log = logging.getLogger(__name__)
 
 GROUP = 16  # batches' worth of rows among which `group_by_length` looks for similar ones
-# What runs of one FineTuner may differ in: it is no part of features or compiled steps.
+# Settings in which the runs of one FineTuner may differ: neither features nor compiled steps depend on them.
 PER_RUN = ("seed", "batch_size", "optimizer.learning_rate", "task.epochs", "task.warmup")
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What came out of a training: the best parameters on the development split and how they scored."""
+    """The result of a training: the parameters that scored best on the development split."""
 
     settings: Config
     params: Any

@@ -142,15 +142,12 @@ def prepare_tuner(
     init_from: str | Pretrained,
     settings: Config,
     *,
-    dropout: tuple[float, float] | None = None,
     execution: Execution = Execution(),  # noqa: B008  frozen
     mesh: Any = None,
 ) -> FineTuner:
     """The task with its data read and the weights to start from, before anything compiles.
 
-    Args:
-      settings: config.task.options are those that the task was made with.
-      dropout: (hidden, attention) in place of the checkpoint's.
+    settings: config.task.options are those that the task was made with.
 
     Raises ValueError or LoadError naming the setting, or file and line, and the remedy.
     """
@@ -172,10 +169,8 @@ def prepare_tuner(
         start.keep_head = set(task.labels) == set(names)
         if start.keep_head:
             task.labels = names
-    config = start.source.config
-    if dropout is not None:
-        config = dataclasses.replace(config, hidden_dropout_prob=dropout[0], attention_probs_dropout_prob=dropout[1])
-    tuner = FineTuner(task, start.source.require_tokenizer(), config, start, settings, execution, mesh)
+    source = start.source
+    tuner = FineTuner(task, source.require_tokenizer(), source.config, start, settings, execution, mesh)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
     tuner.trainer.abstract_state(tuner.objective)  # refuses rules for parameters that do not exist
@@ -183,11 +178,17 @@ def prepare_tuner(
 
 
 def prepare_task(
-    task: Any, init_from: str | Pretrained, workdir: str | os.PathLike[str], settings: Config, **options: Any
+    task: Any,
+    init_from: str | Pretrained,
+    workdir: str | os.PathLike[str],
+    settings: Config,
+    *,
+    execution: Execution = Execution(),  # noqa: B008  frozen
+    mesh: Any = None,
+    mesh_reason: str = "",
 ) -> TaskJob:
-    """The job of a task in a work directory; `options` and errors as of prepare_tuner, and those of the directory."""
-    mesh_reason = options.pop("mesh_reason", "")
-    tuner = prepare_tuner(task, init_from, settings, **options)
+    """The job of a task in a work directory. Raises what prepare_tuner raises, and errors of the directory."""
+    tuner = prepare_tuner(task, init_from, settings, execution=execution, mesh=mesh)
     predict = tuple(name for names in settings.task.predict for name in names.split(",") if name)
     for split in dict.fromkeys(predict):
         if split not in task.splits:
@@ -206,7 +207,7 @@ def prepare_task(
 
 
 def facts_of(tuner: FineTuner) -> dict[str, str]:
-    """What a training is known by beside its settings, see workdir.FACTS."""
+    """What identifies a training beside its settings, see workdir.FACTS."""
     return {
         "metric": tuner.task.metric,
         **{f"data.{name}": split.fingerprint for name, (split, _) in tuner.used.items()},
@@ -218,18 +219,17 @@ def facts_of(tuner: FineTuner) -> dict[str, str]:
 def prepare(config: Config, workdir: str, mesh: Any = None) -> TaskJob:
     """The job of a config file: `config.task` beside the settings that pre-training shares."""
     check_export(config)
-    task, start, reason, options = _parts(config, mesh)
-    return prepare_task(task, start, workdir, config, mesh_reason=reason, **options)
+    reason, parts = _parts(config, mesh)
+    return prepare_task(workdir=workdir, settings=config, mesh_reason=reason, **parts)
 
 
 def tuner_of(config: Config) -> FineTuner:
     """The FineTuner of a config file, for trainings without a work directory."""
-    task, start, _, options = _parts(config, None)
-    return prepare_tuner(task, start, config, **options)
+    return prepare_tuner(settings=config, **_parts(config, None)[1])
 
 
-def _parts(config: Config, mesh: Any) -> tuple[Any, Pretrained, str, dict[str, Any]]:
-    """Task, checkpoint, the reason for the mesh, and options of prepare_tuner."""
+def _parts(config: Config, mesh: Any) -> tuple[str, dict[str, Any]]:
+    """Why this mesh was chosen, and the other arguments of prepare_tuner."""
     t = config.task
     if not config.init_from:
         raise ValueError("config.init_from is empty: fine-tuning starts from a pre-trained model")
@@ -243,7 +243,7 @@ def _parts(config: Config, mesh: Any) -> tuple[Any, Pretrained, str, dict[str, A
         parameters = parameter_count(start.source.config)
         mesh, reason = sharding.mesh_of(config.mesh, parameters, jax.devices(), hardware.device_bytes())
     execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
-    return task, start, reason, {"execution": execution, "mesh": mesh}
+    return reason, {"task": task, "init_from": start, "execution": execution, "mesh": mesh}
 
 
 def evaluate(

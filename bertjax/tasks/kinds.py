@@ -143,7 +143,7 @@ class TextKind(Kind):
         return metrics.softmax(logits)
 
     def lean(self, logits: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """[N]: how far logits [N, C] speak for what the logits `chosen` [C] predict, as log odds, or as the number."""
+        """[N]: log odds that each of the logits [N, C] gives to the prediction of `chosen` [C]; of a number, itself."""
         return np.where(chosen >= 0, logits, -logits).sum(1)
 
     def score(self, rows: Rows, logits: np.ndarray, labels: Sequence[str]) -> metrics.Scores:

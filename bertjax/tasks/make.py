@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,7 +101,7 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
             f"task {name!r}: {error.filename} does not exist; its files are looked for in {str(data)!r}; the task's "
             "option files={'train': NAME, 'dev': NAME} names others"
         ) from None
-    if twice := sorted({label for label in task.labels if task.labels.count(label) > 1}):
+    if twice := sorted(label for label, times in Counter(task.labels).items() if times > 1):
         raise ValueError(f"task {name!r}: its labels name {', '.join(twice)} twice")
     task.kind, task.options = name, options
     return task

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def result_json(tuner: FineTuner, run: Trained, checkpoint: str) -> dict[str, Any]:
-    """What must be known to believe and to repeat a number."""
+    """Everything needed to check a result and to reproduce it."""
     return {
         "bertjax": source_version(),
         "task": tuner.task.name,

@@ -1,4 +1,4 @@
-"""The shapes of batches, which are few, since each is one compilation, and which examples share a row.
+"""The shapes of batches (few, since each is compiled on its own), and which examples share a row.
 
 In: how many tokens each example has. Out: shapes and rows of examples, which batches.py makes arrays of. (data/rows.py
 packs the pairs of a corpus, by compiled code and into rows of one length.)
@@ -63,7 +63,7 @@ class Shape(NamedTuple):
 
 
 SHORTEST = 64  # packed rows of fewer tokens would leave more of them unused, and are no faster
-# Time of a token of a row of 1,000 tokens beyond that of a short row: measured on a CPU, where attention is T x T.
+# Extra time of a token for each token of its row, relative to a short row: measured on a CPU (attention is T x T).
 PER_LENGTH = 1e-3
 SAMPLED = 200  # batches that say how many packed rows a training batch needs
 
@@ -100,7 +100,7 @@ def filled(lengths: Sequence[int], shape_of: Callable[[int], Shape]) -> Iterator
 
 
 def packed_lengths(longest: int, limit: int) -> tuple[int, ...]:
-    """Lengths of packed rows that are worth a try where the longest example and the model's positions are so long.
+    """Candidate lengths of packed rows, for the longest example and the positions (`limit`) of the model.
 
     One of them is a multiple of the tiles of attention on GPUs.
     """

@@ -49,7 +49,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Split:
-    """The records of one split, whether they have gold, and what the reader wants known."""
+    """The records of one split. `notes` are remarks of the reader, for the start-up screen and the result."""
 
     name: str
     records: Sequence[Any]
@@ -83,7 +83,7 @@ class Task:
     source: pathlib.Path | str
     splits: dict[str, str]  # 'train', 'dev', 'test' (and more) -> what is read for them
     dropped = 0  # training rows that the last `features` left out
-    published = ""  # the name of the data set that `source` may be in place of files
+    published = ""  # hf: name of the same data, for errors about missing files
 
     @property
     def outputs(self) -> int:
@@ -123,7 +123,7 @@ class Task:
         return path
 
     def check_file(self, path: pathlib.Path) -> None:
-        """Raises ValueError that says how to get the file, where it is published and not there."""
+        """Raises ValueError, with the setting that fetches the data, if a file of published data is missing."""
         if self.published and not path.exists():
             raise ValueError(
                 f"{path} does not exist; --config.task.data={self.published} fetches the task's data by name (pip "
@@ -190,7 +190,7 @@ def number_of(value: Any, where: str, column: str) -> float:
 
 
 def name_of(value: Any) -> Any:
-    """A label of JSON as text; numbers of one value have one name. Lists, objects, fractions, null and NaN stay."""
+    """A JSON label as text; 1 and 1.0 are one label. Lists, objects, fractions, null and NaN are returned unchanged."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, list | dict | float | None) else str(value)
@@ -245,7 +245,7 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def respelled(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """The head's labels as the task writes them, where they differ in case alone and none is then taken twice."""
+    """The head's labels in the task's spelling if they differ only in case and stay distinct; else unchanged."""
     spelled = {name.casefold(): name for name in wanted}
     names = tuple(spelled.get(name.casefold(), name) for name in known)
     return names if len({*names}) == len(known) and len(spelled) == len(wanted) else tuple(known)
@@ -267,7 +267,8 @@ def adopt_labels(wanted: Sequence[str], known: Sequence[str], source: str) -> tu
             "write them to its config.json as id2label"
         )
     known = respelled(known, wanted)
-    if unknown := [name for name in wanted if name not in known]:
+    names = set(known)
+    if unknown := [name for name in wanted if name not in names]:
         raise ValueError(
             f"labels {unknown} are unknown to the head of {source}, which has {list(known)}; "
             "fine-tune a new head for them or rename the labels"

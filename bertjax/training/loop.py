@@ -49,7 +49,7 @@ class _StopRequested(Exception):
 
 
 class Loop:
-    """One call of `Trainer.fit`, which says what the arguments are, and where it stands."""
+    """One call of `Trainer.fit`, whose docstring describes the arguments, and how far it has come."""
 
     def __init__(
         self,
