@@ -285,7 +285,7 @@ def test_rows_beyond_the_table_are_refused_at_the_start_or_the_table_is_extended
         job.prepare(longer(*given, ""), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
     found = job.prepare(longer(*given, "repeat"), str(tmp_path / "run"))
-    assert found.tuner.config.max_position_embeddings == 160
+    assert found.tuner.model_config.max_position_embeddings == 160
     assert "96 positions extended to 160 (repeat)" in caplog.text
 
 

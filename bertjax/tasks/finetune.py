@@ -84,7 +84,7 @@ class FineTuner:
         self,
         task: Task,
         tokenizer: Tokenizer,
-        config: BertConfig,
+        model_config: BertConfig,
         load_params: Callable[[Any, jax.Array], Any],
         settings: Config,
         execution: Execution = Execution(),  # noqa: B008  frozen
@@ -95,23 +95,23 @@ class FineTuner:
         Raises ValueError if rows could be longer than the model has positions.
         """
         recipe = settings.task
-        if recipe.max_length > config.max_position_embeddings:
+        if recipe.max_length > model_config.max_position_embeddings:
             raise ValueError(
-                f"max_length={recipe.max_length} exceeds the {config.max_position_embeddings} "
+                f"max_length={recipe.max_length} exceeds the {model_config.max_position_embeddings} "
                 "positions of the model; shorten it, or extend them with --config.extend_positions=repeat"
             )
-        if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        if tokenizer is not None and tokenizer.vocab_size > model_config.vocab_size:
             raise ValueError(
                 f"the tokenizer has {tokenizer.vocab_size} entries, the model "
-                f"{config.vocab_size} rows: it is not this model's"
+                f"{model_config.vocab_size} rows: it is not this model's"
             )
-        self.task, self.tokenizer, self.config, self.settings = task, tokenizer, config, settings
+        self.task, self.tokenizer, self.model_config, self.settings = task, tokenizer, model_config, settings
         self.mesh = sharding.make_mesh() if mesh is None else mesh
-        self.model = model_for(task, config, execution, recipe.feature_layers, recipe.bilstm, recipe.head_init)
+        self.model = model_for(task, model_config, execution, recipe.feature_layers, recipe.bilstm, recipe.head_init)
         self.load_params = load_params
         self._splits: dict[tuple[str, bool], tuple[Split, list[Features]]] = {}
         shards = sharding.batch_shards(self.mesh)
-        self.shapes = Shapes(recipe, self.model.packs, config.max_position_embeddings, shards)
+        self.shapes = Shapes(recipe, self.model.packs, model_config.max_position_embeddings, shards)
 
     # --- data
 
@@ -133,7 +133,7 @@ class FineTuner:
                 log.info("%s %s: %s", self.task.name, split, note)
             features = self.task.features(records, self.tokenizer, self.settings.task.max_length, training)
             if any(map(has_pair, features)):
-                require_segments(self.config, self.tokenizer)
+                require_segments(self.model_config, self.tokenizer)
             self._splits[split, training] = records, features
         return self._splits[split, training]
 
@@ -161,7 +161,7 @@ class FineTuner:
         frozen = (*recipe.freeze, *(("^encoder/",) if recipe.feature_layers else ()))
         rules = [(pattern, 0.0) for pattern in frozen]
         if recipe.layer_decay != 1.0:
-            rules += layerwise_decay_rules(self.config.num_hidden_layers, recipe.layer_decay)
+            rules += layerwise_decay_rules(self.model_config.num_hidden_layers, recipe.layer_decay)
         unit = make_optimizer(s.optimizer, 1.0, rules)
         optimizer = with_schedule_in_state(unit, s.optimizer.schedule, s.optimizer.decay_share)
         return Trainer(optimizer, self.mesh, seed=0, accumulation=s.accumulation, prng=s.execution.prng)
@@ -256,29 +256,29 @@ class FineTuner:
 
     # --- trainings
 
-    def training_batches(self, run: Config) -> TrainingBatches:
+    def training_batches(self, settings: Config) -> TrainingBatches:
         """This process's rows of the batches of a training."""
         _, features = self.data("train", training=True)
         index, count = sharding.batch_slice(self.mesh)
         return TrainingBatches(
             features,
-            run.batch_size,
-            run.seed,
-            self.training_shapes(run.batch_size),
+            settings.batch_size,
+            settings.seed,
+            self.training_shapes(settings.batch_size),
             self.tokenizer.pad_id,
             GROUP if self.settings.task.group_by_length else 0,
             index,
             count,
         )
 
-    def run(self, run: Config, logbook: Any = None, checkpoints: Checkpoints | None = None) -> Trained:
+    def run(self, settings: Config, logbook: Any = None, checkpoints: Checkpoints | None = None) -> Trained:
         """Trains once, without a work directory, and returns the best parameters on 'dev'.
 
         Args:
-          run: see Training.
+          settings: see Training.
           checkpoints: an interrupted training goes on from them.
         """
-        training, started = Training(self, run), time.monotonic()
+        training, started = Training(self, settings), time.monotonic()
         state = training.start(checkpoints)
         step, total = int(state.step), training.phases[-1].until_step
         clock = Clock(total, checkpoints.metrics(step) if step else None, started)
@@ -299,49 +299,49 @@ class Training:
     """One training of a FineTuner.
 
     Args:
-      run: settings that differ from those of the FineTuner in PER_RUN alone.
+      settings: those of the FineTuner, but for PER_RUN.
 
     Attributes:
       config: those of Trainer.fit: an evaluation so many times an epoch, each of which is saved.
       best: the best evaluation so far, once `start` was called.
     """
 
-    def __init__(self, tuner: FineTuner, run: Config):
-        sharding.check_batch(run.batch_size, tuner.mesh, run.accumulation)
-        self.tuner, batches = tuner, tuner.training_batches(run)
+    def __init__(self, tuner: FineTuner, settings: Config):
+        sharding.check_batch(settings.batch_size, tuner.mesh, settings.accumulation)
+        self.tuner, batches = tuner, tuner.training_batches(settings)
         self.steps_per_epoch = batches.steps_per_epoch
-        every = max(1, batches.steps_per_epoch // run.task.evaluations_per_epoch)
-        self.config = run.replace(
+        every = max(1, batches.steps_per_epoch // settings.task.evaluations_per_epoch)
+        self.config = settings.replace(
             {
                 "eval.every_steps": every,
                 "checkpoint.every_steps": every,
                 "checkpoint.metric": f"eval/{tuner.task.metric}",
             }
         )
-        steps = batches.steps_per_epoch * run.task.epochs
+        steps = batches.steps_per_epoch * settings.task.epochs
 
         def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:
             for step in range(first_step, steps):
                 batch = batches[step]
-                yield as_one_array(batch | {"run": np.full(len(batch["weights"]), run.seed, np.int32)})
+                yield as_one_array(batch | {"run": np.full(len(batch["weights"]), settings.seed, np.int32)})
 
-        tokens = run.batch_size * int(np.mean([row_length(row) for row in batches.features]))
+        tokens = settings.batch_size * int(np.mean([row_length(row) for row in batches.features]))
         self.phases = [Phase(steps, tuner.objective, stream, tokens)]
-        self.warmup_steps = int(run.task.warmup * steps)
+        self.warmup_steps = int(settings.task.warmup * steps)
         self.best: Best | None = None
 
     def start(self, checkpoints: Checkpoints | None = None) -> TrainState:
         """The newest state of the checkpoints; without one, weights to start from with a head drawn from the seed."""
-        tuner, run, trainer = self.tuner, self.config, self.tuner.trainer
+        tuner, config, trainer = self.tuner, self.config, self.tuner.trainer
         resuming = checkpoints is not None and checkpoints.latest() is not None
-        tuner.compile_ahead(run.batch_size)
+        tuner.compile_ahead(config.batch_size)
         if not resuming:
-            params = tuner.load_params(tuner.model, jax.random.key(run.seed, impl="threefry2x32"))
+            params = tuner.load_params(tuner.model, jax.random.key(config.seed, impl="threefry2x32"))
             state = trainer.init(tuner.objective, params)
         reach("parameters")
         trainer.programs.wait()
         reach("compiling")
-        self.best = Best(run.task.early_stopping, checkpoints)
+        self.best = Best(config.task.early_stopping, checkpoints)
         if resuming:
             target = trainer.abstract_state(tuner.objective)
             if (step := checkpoints.best()) is not None:
@@ -350,7 +350,7 @@ class Training:
                 self.best.adopt(step, scores, scores[tuner.task.metric], state.params)
             state, _ = checkpoints.restore(target)
             self.best.recall(int(state.step))
-        return set_schedule(state, run.optimizer.learning_rate, self.warmup_steps, self.phases[-1].until_step)
+        return set_schedule(state, config.optimizer.learning_rate, self.warmup_steps, self.phases[-1].until_step)
 
     def evaluate(self, state: TrainState) -> Mapping[str, float]:
         """Scores on 'dev'; raises EarlyStop if the last ones were no better than those before."""

@@ -46,7 +46,6 @@ __all__ = ["TASKS", "TaskJob", "evaluate", "make_task", "prepare", "prepare_task
 class TaskJob:
     """A fine-tuning run whose data and settings have been read and checked; see run.Job."""
 
-    settings: Config
     workdir: epath.Path
     resumed_from: int | None
     tuner: FineTuner
@@ -59,7 +58,7 @@ class TaskJob:
 
     def __post_init__(self) -> None:
         self.config, self.phases = self.training.config, self.training.phases
-        self.trainer, self.model_config = self.tuner.trainer, self.tuner.config
+        self.trainer, self.model_config = self.tuner.trainer, self.tuner.model_config
         self.execution = self.tuner.model.execution
 
     def compile_ahead(self) -> None:
@@ -203,7 +202,7 @@ def prepare_task(
     resumed_from = step_to_resume(settings, directory)
     if resumed_from is not None and not goes_on_with(settings, directory, made_of):
         resumed_from = None
-    return TaskJob(settings, directory, resumed_from, tuner, training, predict, made_of, mesh_reason)
+    return TaskJob(directory, resumed_from, tuner, training, predict, made_of, mesh_reason)
 
 
 def facts_of(tuner: FineTuner) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """What a fine-tuning run leaves: result.json, predictions, the model with its card.
 
-In: a FineTuner and a Run of it. Out: files in the work directory; process 0 writes, all predict.
+In: a FineTuner and what one of its trainings gave. Out: files in the work directory; process 0 writes, all predict.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def result_json(tuner: FineTuner, run: Trained, checkpoint: str) -> dict[str, Any]:
+def result_json(tuner: FineTuner, trained: Trained, checkpoint: str) -> dict[str, Any]:
     """Everything needed to check a result and to reproduce it."""
     return {
         "bertjax": source_version(),
         "task": tuner.task.name,
         "metric": tuner.task.metric,
-        "value": run.value,
-        "scores": dict(run.scores.values),
-        "flags": list(run.scores.flags),
-        "details": plain(run.scores.details),
+        "value": trained.value,
+        "scores": dict(trained.scores.values),
+        "flags": list(trained.scores.flags),
+        "details": plain(trained.scores.details),
         "checkpoint": checkpoint,
         "tokenizer": tuner.tokenizer.fingerprint,
         "data": {name: split.fingerprint for name, (split, _) in tuner.used.items()},
@@ -49,11 +49,11 @@ def result_json(tuner: FineTuner, run: Trained, checkpoint: str) -> dict[str, An
         "notes": [note for split, _ in tuner.used.values() for note in split.notes],
         "dropped": tuner.task.dropped,
         "labels": list(tuner.task.labels),
-        **recorded(run.settings),
-        "best_step": run.best_step,
-        "steps": run.steps,
-        "history": [list(point) for point in run.history],
-        "seconds": round(run.seconds, 3),
+        **recorded(trained.settings),
+        "best_step": trained.best_step,
+        "steps": trained.steps,
+        "history": [list(point) for point in trained.history],
+        "seconds": round(trained.seconds, 3),
         "devices": f"{tuner.mesh.devices.size} x {tuner.mesh.devices.flat[0].device_kind}",
     }
 
@@ -81,13 +81,13 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def summary_line(task: Any, run: Trained) -> str:
+def summary_line(task: Any, trained: Trained) -> str:
     """'mrpc: accuracy_f1 0.8512 (step 345 of 345; ...)' with the flags that make it doubtful."""
-    numbers = ", ".join(f"{name} {value:.4f}" for name, value in run.scores.values.items())
-    flags = "".join(f"  [{flag}]" for flag in run.scores.flags)
+    numbers = ", ".join(f"{name} {value:.4f}" for name, value in trained.scores.values.items())
+    flags = "".join(f"  [{flag}]" for flag in trained.scores.flags)
     return (
-        f"{task.name}: best {task.metric} {run.value:.4f} at step {run.best_step} of {run.steps} "
-        f"({numbers}){flags}, {run.seconds:.1f} s"
+        f"{task.name}: best {task.metric} {trained.value:.4f} at step {trained.best_step} of {trained.steps} "
+        f"({numbers}){flags}, {trained.seconds:.1f} s"
     )
 
 
@@ -130,7 +130,7 @@ def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: M
     labels = dict(enumerate(task.labels)) or (None if kind.named else {0: "value"})
     write_directory(
         directory,
-        tuner.config,
+        tuner.model_config,
         host,
         type(tuner.model).__name__,
         tuner.tokenizer,
@@ -143,7 +143,7 @@ def save_model(tuner: FineTuner, params: Any, directory: pathlib.Path, result: M
 
 def card(tuner: FineTuner, result: Mapping[str, Any]) -> str:
     """README.md of the model: what it does, how well, from what; no path of this machine."""
-    task, run, model = tuner.task, result["run"], tuner.config
+    task, run, model = tuner.task, result["run"], tuner.model_config
     origin = pathlib.PurePath(result["checkpoint"])
     # A run's model is RUN/model, which says nothing without the run's name.
     start = "/".join(origin.parts[-2:]) if origin.name == "model" else origin.name

@@ -326,9 +326,9 @@ def test_a_config_gives_the_job_it_describes(start, data, tmp_path):
         predict=("dev,test",),
     )
     prepared = job.prepare(frozen(config), str(tmp_path / "run"), mesh=one_device())
-    assert prepared.settings == frozen(config) and prepared.settings.optimizer.learning_rate == 3e-5
+    settings = prepared.tuner.settings
+    assert settings == frozen(config) and settings.optimizer.learning_rate == 3e-5
     assert prepared.predict == ("dev", "test") and prepared.tuner.task.metric == "matthews"
-    assert prepared.tuner.settings == prepared.settings
     assert prepared.tuner.model.head_init == "normal"
     config.init_from = ""
     with pytest.raises(ValueError, match="config.init_from is empty"):
