@@ -204,8 +204,24 @@ def _ignored(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("data.tokenizer", "data.heldout"),
             f"it is for TFRecords (config.data.corpus={TFRECORD}PATTERN); a token store brings its own",
         )
-    if config.model.is_decoder:
+    model = config.model
+    if model.is_decoder:
         yield ("masking.", "eval.masking_rate"), "config.model.is_decoder=True predicts the next token"
+    if model.positions != "rotary":
+        yield ("model.global_rope_theta", "model.local_rope_theta"), "it is for config.model.positions='rotary'"
+    if not model.local_attention:
+        names = "model.local_rope_theta", "model.global_attn_every_n_layers"
+        yield names, "with config.model.local_attention=0 every layer sees the whole row"
+    if model.norm == "after":
+        yield ("model.first_norm",), "it is for config.model.norm='before'"
+    if model.heads != "modernbert":
+        yield ("model.classifier_pooling",), "it is for config.model.heads='modernbert'"
+    if model.vocab_size % model.vocab_multiple:
+        yield ("model.vocab_multiple",), f"config.model.vocab_size={model.vocab_size} is the size of the table"
+    if not config.init_from:
+        yield ("reinitialise_head", "extend_positions"), "there is no config.init_from"
+    if not config.checkpoint.keep_best:
+        yield ("checkpoint.metric",), "config.checkpoint.keep_best=0 keeps no best one"
 
 
 def check_name(name: str) -> None:

@@ -92,4 +92,6 @@ RECIPES = {"budget": budget, "roberta": roberta, "lamb_phase1": lamb_phase1, "la
 
 
 def get_config(names="budget"):
+    if len(several := [name for name in names.split(",") if name in RECIPES]) > 1:
+        raise ValueError(f"{' and '.join(several)} are different recipes; name one")
     return apply_variants(default_config(), names, RECIPES | PRETRAINING_VARIANTS)

@@ -12,6 +12,8 @@ from bertjax.config.describe import page
 from bertjax.config_checks import ALIASES, check_config
 from bertjax.model.presets import BertConfig
 
+FLOATS = [name.replace(".", "__") for name, one in settings.walk(settings.Config) if isinstance(one.default, float)]
+
 
 def changed(**values):
     config = settings.default_config()
@@ -60,7 +62,6 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
         (dict(data__short_seq_prob=1.5), "not a probability"),
         (dict(profile_steps=(5, 2)), "profile_steps"),
         (dict(optimizer__learning_rate=float("nan")), "learning_rate=nan must be positive"),
-        (dict(optimizer__learning_rate=float("inf")), "learning_rate=inf must be positive"),
         (dict(optimizer__eps=0.0), "eps=0.0 must be positive"),
         (dict(optimizer__b2=1.0), "b2=1.0 must be at least 0 and below 1"),
         (dict(optimizer__weight_decay=-0.01), "weight_decay=-0.01 must be at least 0"),
@@ -78,6 +79,7 @@ def test_max_predictions_is_the_rate_rounded_up(length, expected):
         (dict(job="finetune", task__epochs=0), "task.epochs=0 must be at least 1"),
         (dict(seed=2**31), "seed=2147483648 must be from 0 to 2,147,483,647"),
         (dict(model__attention_probs_dropout_prob=1.0), "dropout_prob=1.0 must be"),
+        *((dict([(name, float("inf"))]), "=inf must be finite") for name in FLOATS),
     ],
 )
 def test_impossible_settings_are_refused_with_the_reason(values, words):
@@ -97,6 +99,18 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
             dict(job="finetune", task__pack="all", task__group_by_length=True),
             "group_by_length has no effect on packed rows .config.task.pack=all",
         ),
+        (dict(model__global_rope_theta=5.0), "global_rope_theta=5.0 would have no effect.*rotary"),
+        (
+            dict(model__positions="rotary", model__local_rope_theta=5.0),
+            "local_rope_theta.*no effect.*local_attention=0",
+        ),
+        (dict(model__global_attn_every_n_layers=2), "global_attn_every_n_layers=2 would .*local_attention=0"),
+        (dict(model__first_norm=False), "first_norm=False would have no effect.*norm='before'"),
+        (dict(model__classifier_pooling="mean"), "classifier_pooling='mean' would .*heads='modernbert'"),
+        (dict(model__vocab_size=100, model__vocab_multiple=64), "vocab_multiple=64 would .*vocab_size=100"),
+        (dict(reinitialise_head=True), "reinitialise_head=True would have no effect.*no config.init_from"),
+        (dict(extend_positions="repeat"), "extend_positions='repeat' would have no effect.*no config.init_from"),
+        (dict(checkpoint__keep_best=0, checkpoint__metric="eval/mlm_loss"), "metric=.*no effect.*keep_best=0"),
         (dict(task__epochs=9), "task.epochs=9 has no effect on config.job='pretrain'"),
         (dict(task__options={"label": "x"}), "task.options={'label': 'x'} has no effect on config.job='pretrain'"),
     ],
@@ -104,6 +118,13 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
 def test_what_would_be_ignored_is_refused(values, words):
     with pytest.raises(ValueError, match=words):
         check_config(changed(**values))
+
+
+def test_a_switch_of_an_optimizer_is_true_or_false():
+    values = {"optimizer.name": "optax.sgd", "optimizer.options": {"nesterov": "no"}}
+    with pytest.raises(ValueError, match="optimizer.options.nesterov='no' must be true or false"):
+        check_config(settings.Config().replace(values))
+    check_config(settings.Config().replace({**values, "optimizer.options": {"nesterov": False, "momentum": 0.9}}))
 
 
 def test_vocabulary_larger_than_the_model_is_refused_with_both_numbers():

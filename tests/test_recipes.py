@@ -95,6 +95,8 @@ def test_an_unknown_name_or_a_share_that_does_not_add_up_is_refused():
         module("ablations").get_config("masking=80/10/20")
     with pytest.raises(ValueError, match="LAYERS/WIDTH/HEADS"):
         module("ablations").get_config("size=3")
+    with pytest.raises(ValueError, match="budget and roberta are different recipes"):
+        module("recipes").get_config("budget,roberta")
     config = module("ablations").get_config("ltr")
     config.data.nsp = True
     with pytest.raises(ValueError, match="data.nsp=False"):

@@ -54,7 +54,7 @@ def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict
         name if parameter.default is parameter.empty else f"{name}={parameter.default!r}"
         for name, parameter in own.items()
     )
-    for name in settings.options:
+    for name, value in settings.options.items():
         if name in takes and name in ELSEWHERE:
             raise ValueError(f"config.optimizer.options.{name} is a setting of its own: {ELSEWHERE[name]}")
         if name not in takes:
@@ -62,6 +62,8 @@ def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict
                 f"config.optimizer.options.{name}: {settings.name} has no argument {name!r}."
                 f"{nearest(name, list(own)).split(' Valid')[0]} It takes ({signature})"
             )
+        if isinstance(takes[name].default, bool) and not isinstance(value, bool):  # any text would be true
+            raise ValueError(f"config.optimizer.options.{name}={value!r} must be true or false")
     missing = [name for name, p in own.items() if p.default is p.empty and name not in settings.options]
     if missing:
         raise ValueError(f"{settings.name} needs --config.optimizer.options.{missing[0]}=VALUE; it takes ({signature})")

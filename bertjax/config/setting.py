@@ -20,7 +20,7 @@ class Range:
 AT_LEAST_1 = Range(lambda x: x >= 1, "must be at least 1")
 AT_LEAST_0 = Range(lambda x: x >= 0, "must be at least 0")
 SEED = Range(lambda x: 0 <= x < 2**31, "must be from 0 to 2,147,483,647")  # fits an int32
-POSITIVE = Range(lambda x: 0 < x < math.inf, "must be positive")
+POSITIVE = Range(lambda x: x > 0, "must be positive")
 SMALL = Range(lambda x: 0 < x < 1e6, "must be positive and below a million")
 POSITIVE_INTEGER = Range(lambda x: isinstance(x, int) and 0 < x < 2**31, "must be a positive integer below 2**31")
 COUNT = Range(lambda x: isinstance(x, int) and 0 <= x < 2**31, "must be a whole number from 0 to 2**31 - 1")
@@ -78,6 +78,8 @@ def check(name: str, value: Any, allowed: Allowed) -> None:
     """Raises ValueError for what a setting may not be."""
     if isinstance(allowed, Range):
         number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and math.isinf(value):
+            raise ValueError(f"{name}={value!r} must be finite")
         if not number or not allowed.holds(value):
             raise ValueError(f"{name}={value!r:.40} {allowed.complaint}")
     elif allowed and value not in allowed:

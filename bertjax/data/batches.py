@@ -194,15 +194,14 @@ class FiniteBatches:
 
     Args:
       rows: of the corpus, not shuffled.
-      max_batches: takes evenly spread rows, as many as fill so many batches; None takes all.
+      max_rows: takes so many rows, evenly spread; None takes all.
     """
 
     nsp = True  # whether the batches have NSP labels
 
-    def __init__(self, rows: Rows, share: Share, max_batches: int | None = None):
+    def __init__(self, rows: Rows, share: Share, max_rows: int | None = None):
         self._rows, self._share, self._available = rows, share, rows.rows_per_epoch
-        most = self._available if max_batches is None else max_batches * share.batch_size
-        self.num_pairs = min(self._available, most)
+        self.num_pairs = min(self._available, self._available if max_rows is None else max_rows)
 
     def empty(self) -> Batch:
         """As `EndlessBatches.empty`."""
@@ -243,7 +242,7 @@ class EvaluationBatches(FiniteBatches):
         process_count: int = 1,
         short_seq_prob: float = 0.1,
         nsp: bool = True,
-        max_batches: int | None = None,
+        max_rows: int | None = None,
     ):
         check_length(seq_length, nsp)
         share = Share(batch_size, process_index, process_count)
@@ -251,7 +250,7 @@ class EvaluationBatches(FiniteBatches):
         self.nsp = nsp and self.store.num_documents > 1
         special = Special.of([self.store])
         rows = PairRows(self.store, seq_length, seed, special, short_seq_prob=short_seq_prob, nsp=nsp, shuffle=False)
-        super().__init__(rows, share, max_batches)
+        super().__init__(rows, share, max_rows)
 
     def __getitem__(self, number: int) -> Batch:
         batch = super().__getitem__(number)

@@ -55,10 +55,6 @@ class Corpus:
     def others(self, length: int, rows: int) -> dict[str, Any]:
         return {}
 
-    def _max_batches(self, rows: int) -> int | None:
-        """Of an evaluation; None = all."""
-        return -(-self._config.eval.rows // rows) if self._config.eval.rows else None
-
     def _refuse(self, problems: list[str]) -> None:
         """ValueError with the problems, or remarks where config.data.corpus_limits says so."""
         if problems and self._config.data.corpus_limits == "refuse":
@@ -145,7 +141,7 @@ class StoreCorpus(Corpus):
         return {name: self._evaluation(store, length, rows) for name, store in self._others.items()}
 
     def _evaluation(self, store: TokenStore, length: int, rows: int) -> EvaluationBatches:
-        options = dict(max_batches=self._max_batches(rows), **self._options)
+        options = dict(max_rows=self._config.eval.rows or None, **self._options)
         return EvaluationBatches(store, length, rows, self._config.seed, **options)
 
     def token_counts(self, length: int) -> np.ndarray:
@@ -202,7 +198,7 @@ class RecordCorpus(Corpus):
     def _check(self, length: int) -> None:
         """Measures the records of a row length, or an even sample; refuses what is beyond a limit."""
         for name, rows in zip(("training", "held-out"), self._split(length), strict=True):
-            sample = FiniteBatches(rows, Share(SAMPLED_RECORDS), 1)
+            sample = FiniteBatches(rows, Share(SAMPLED_RECORDS), SAMPLED_RECORDS)
             found = laws.measure_rows(sample, self.tokenizer.unk_id, self.tokenizer.special_ids)
             self.numbers.setdefault(name, []).append({"seq_length": length, **found})
             problems = laws.row_problems(found, self._config.data.nsp)
@@ -254,7 +250,7 @@ class RecordCorpus(Corpus):
         return EndlessBatches([RecordRows(part.records, part.numbers, seed)], Share(rows, **self._slice), seed)
 
     def heldout(self, length: int, rows: int) -> FiniteBatches:
-        return FiniteBatches(self._split(length)[1], Share(rows, **self._slice), self._max_batches(rows))
+        return FiniteBatches(self._split(length)[1], Share(rows, **self._slice), self._config.eval.rows or None)
 
     def token_counts(self, length: int) -> np.ndarray:
         """Special tokens are left out; what was masked is counted as what it was."""

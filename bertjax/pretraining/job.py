@@ -92,6 +92,10 @@ class PretrainingJob:
 
         self.corpus = open_corpus(config, self.workdir, sharding.batch_slice(self.mesh))
         self.tokenizer = self.corpus.tokenizer
+        mask = self.tokenizer.id_to_token(self.tokenizer.mask_id)
+        for text in config.log.fill_mask:
+            if "[MASK]" not in str(text) and mask not in str(text):
+                raise ValueError(f"config.log.fill_mask: there is no [MASK] in {text!r:.200}")
         self.made_of = {"content": self.corpus.fingerprint, "vocabulary": self.tokenizer.fingerprint}
         require_same({f"{name} of --config.data.corpus": value for name, value in self.made_of.items()})
         if self.resumed_from is not None and not self._goes_on():

@@ -141,9 +141,10 @@ def test_evaluation_reads_held_out_documents_only(store_path):
 
 def test_evaluation_can_be_cut_to_evenly_spread_pairs(store_path):
     whole = [r for b in EvaluationBatches(store_path, 64, 8) for r in rows(b)]
-    some = [r for b in EvaluationBatches(store_path, 64, 8, max_batches=2) for r in rows(b)]
-    assert len(some) == 16 and len(whole) > 48 and set(some) <= set(whole)
-    assert some[-1] not in whole[:16]
+    some = [r for b in EvaluationBatches(store_path, 64, 8, max_rows=17) for r in rows(b)]
+    assert len(some) == 17 and len(whole) > 48 and set(some) <= set(whole)
+    assert some[-1] not in whole[:17]
+    assert some == [r for b in EvaluationBatches(store_path, 64, 5, max_rows=17) for r in rows(b)]
 
 
 def test_a_mixture_has_its_proportions_and_each_corpus_in_full(tmp_path, make_tokenizer, documents):

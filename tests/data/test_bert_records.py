@@ -34,9 +34,9 @@ def training(records, batch_size, seed=0, numbers=None, **process):
     return EndlessBatches([RecordRows(records, numbers, seed)], Share(batch_size, **process), seed)
 
 
-def evaluation(records, batch_size, numbers=None, max_batches=None, **process):
+def evaluation(records, batch_size, numbers=None, max_rows=None, **process):
     numbers = np.arange(len(records)) if numbers is None else numbers
-    return FiniteBatches(RecordRows(records, numbers), Share(batch_size, **process), max_batches)
+    return FiniteBatches(RecordRows(records, numbers), Share(batch_size, **process), max_rows)
 
 
 def test_crc32c_of_published_vectors():
@@ -338,7 +338,8 @@ def test_an_evaluation_has_each_record_once_whatever_the_processes(tmp_path, pro
     assert sorted(labels_of(batches)) == list(range(300, 320))
     assert sum(b["nsp_weights"].sum() for b in batches) == 20
     assert sum(b["mlm_weights"].sum() for b in batches) == 40  # none in the rows that fill up
-    assert len(list(evaluation(records, 6, max_batches=2))) == 2
+    few = list(evaluation(records, 6, max_rows=7))  # evenly spread, the rest of the last batch empty
+    assert sorted(labels_of(few)) == [300 + number * 20 // 7 for number in range(7)]
 
 
 def test_the_stream_after_a_step_is_that_of_any_number_of_processes(tmp_path):

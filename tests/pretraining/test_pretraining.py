@@ -78,6 +78,12 @@ def test_vocabulary_larger_than_the_model_is_refused(config, tmp_path):
         pretraining.prepare(frozen(config), str(tmp_path))
 
 
+def test_a_sentence_to_fill_in_without_a_mask_is_refused_before_the_training(config, tmp_path):
+    config.log.fill_mask = ("w1 [MASK] w2", "w1 w2")
+    with pytest.raises(ValueError, match=r"config.log.fill_mask: there is no \[MASK\] in 'w1 w2'"):
+        pretraining.prepare(frozen(config), str(tmp_path))
+
+
 def test_directory_that_is_no_store_is_refused(config, tmp_path):
     config.data.corpus = str(tmp_path)
     with pytest.raises(ValueError, match="no token store"):
