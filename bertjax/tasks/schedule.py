@@ -23,12 +23,12 @@ def rate_at(name: str, schedule: Mapping[str, Any], step: Any, decay_share: floa
 def with_schedule_in_state(unit: Optimizer, name: str, decay_share: float = OptimizerSettings.decay_share) -> Optimizer:
     """`unit` (an optimizer of learning rate 1) scaled by the schedule in the state.
 
-    The state gains 'schedule': peak, warmup_steps and total_steps, all 0 until `set_schedule`.
+    The state gains 'schedule': peak, warmup_steps and total_steps; the rate is 0 until `set_schedule`.
     """
 
     def init(params: Any) -> dict[str, Any]:
-        names = ("peak", "warmup_steps", "total_steps")
-        return {**unit.init(params), "schedule": {n: jnp.zeros((), jnp.float32) for n in names}}
+        schedule = {"peak": 0.0, "warmup_steps": 0.0, "total_steps": 1.0}
+        return {**unit.init(params), "schedule": {name: jnp.float32(number) for name, number in schedule.items()}}
 
     def update(gradients, state, params, *, step, updates=None):
         moments = {key: value for key, value in state.items() if key != "schedule"}

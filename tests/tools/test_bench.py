@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from bertjax.config import max_predictions
+from bertjax.config import finetune_config, frozen, max_predictions
 from bertjax.data.store import TokenStore
 from bertjax.model.presets import PRESETS, BertConfig
 from bertjax.tools import bench
+from bertjax.tools.stages import stages
 
 
 def test_a_shape_is_the_published_size_with_these_rows():
@@ -46,6 +48,17 @@ def test_shapes_and_configs_are_timed_in_turn(capsys):
     assert set(results) == {"tiny@16x4", "configs/demo.py"}
     for found in results.values():
         assert len(found["rounds_seconds"]) == 2 and 0 < found["step_seconds"] < 60 and found["loss"] > 1
+
+
+def test_the_step_of_a_fine_tuning_has_a_loss():
+    config = finetune_config()
+    config.model.update(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, intermediate_size=16, vocab_size=50)
+    config.task.update(name="mrpc", max_length=16, pack="all")
+    config.batch_size = 2
+    (stage,) = stages(frozen(config), jax.devices()[:1])
+    program = bench.Program("mrpc", stage)
+    program.run(2)
+    assert 0 < program.loss < 10
 
 
 def test_the_table_has_rates_and_the_share_of_the_peak():
