@@ -105,6 +105,10 @@ def sweep(
         outcome, trained = _one(train, setting, settings)
         done.add(key)
         outcomes.append(outcome)
+        if trained is not None and is_better(outcome.value, best):
+            best = outcome.value
+            if keep is not None:  # before the run counts as done: a search that is killed here repeats it
+                keep(trained)
         with open(path, "a", encoding="utf-8") as file:
             file.write(outcome.to_json())
         flags = "".join(f"  [{flag}]" for flag in outcome.flags)
@@ -112,10 +116,6 @@ def sweep(
             f"run {number}/{len(runs)}: {described(setting, settings.seed)}: {outcome.value:.4f}{flags}, "
             f"{outcome.seconds:.1f} s"
         )
-        if trained is not None and is_better(outcome.value, best):
-            best = outcome.value
-            if keep is not None:
-                keep(trained)
     return outcomes
 
 

@@ -70,6 +70,21 @@ def test_an_interrupted_search_goes_on_and_repeats_no_run(tmp_path):
         sweep.sweep(Tuner().run, runs(), tmp_path, {"task": "other"})
 
 
+def test_a_search_killed_while_it_keeps_its_best_model_keeps_it_the_next_time(tmp_path):
+    best, kept = 0.9, []
+
+    def killed(run):
+        if run.value >= best:
+            raise KeyboardInterrupt
+        kept.append(run.value)
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep(Tuner().run, runs(), tmp_path, {}, keep=killed)
+    outcomes = sweep.sweep(Tuner().run, runs(), tmp_path, {}, keep=lambda run: kept.append(run.value))
+    assert len(outcomes) == 12
+    assert kept[-1] == sweep.best_outcome(outcomes).value == best
+
+
 def test_failed_and_one_class_runs_are_counted_and_averaged_honestly(tmp_path):
     outcomes = sweep.sweep(Tuner().run, runs(), tmp_path, {})
     rows = {tuple(row[0].setting.values()): row for row in sweep.rows(outcomes)}
