@@ -1,6 +1,7 @@
 """Prediction on the tiny random model of tests/interop/golden: order, shapes, refusals, tools."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -521,6 +522,18 @@ def test_multiple_choice_is_no_classifier(directory):
         prediction.predict(model, ["the cat"])
 
 
+HEADS = "sequence-classification", "token-classification", "multiple-choice"
+
+
+@pytest.mark.parametrize("made, asked", [*itertools.permutations(HEADS, 2)])
+def test_a_head_is_not_read_as_one_of_another_kind(directory, tmp_path, made, asked):
+    model = head(directory, made)
+    write_directory(tmp_path / "m", model.config, model.params, type(model.model).__name__, model.tokenizer)
+    assert type(load_model(tmp_path / "m", made).model) is type(model.model)
+    with pytest.raises(ValueError, match=f"a {type(model.model).__name__} does not answer as a Bert|missing"):
+        load_model(tmp_path / "m", asked)
+
+
 def test_the_tools_write_json_lines_and_npz(directory, tmp_path, capsys):
     arguments = [f"--model={directory}", "--task=fill-mask", "--text=the [MASK] .", "--top_k=2"]
     predict.main(arguments)
@@ -535,7 +548,7 @@ def test_the_tools_write_json_lines_and_npz(directory, tmp_path, capsys):
     features.main([*common, f"--out={tmp_path / 'b.npz'}", "--pooling=cls"])
     assert np.load(tmp_path / "b.npz")["embeddings"].shape == (2, 24)
     with pytest.raises(SystemExit, match="^predict: .*does not fit the model"):
-        predict.main([f"--model={directory}", "--task=qa", "--text=no tab"])
+        predict.main([f"--model={directory}", "--task=qa", "--text=a\tb"])
     jax.clear_caches()
 
 

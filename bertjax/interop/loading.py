@@ -57,6 +57,7 @@ ARCHITECTURES = {
 }
 _ENCODER_ALONE = {"ElectraForPreTraining": heads.BertModel}  # its discriminator's head is not read
 _LABELLED = (heads.BertForSequenceClassification, heads.BertForTokenClassification)
+_CLASSIFIERS = {*_LABELLED, heads.BertForMultipleChoice}  # heads of one name in the files
 # Fields that the parameters do not depend on, so that they may differ from the checkpoint's.
 _FREE = (
     "hidden_dropout_prob",
@@ -180,6 +181,9 @@ def stored_parameters(
     Raises:
       LoadError: names or shapes do not fit.
     """
+    declared = {*map(ARCHITECTURES.get, source.settings.get("architectures") or ())} & _CLASSIFIERS - {type(model)}
+    if declared and type(model) in _CLASSIFIERS and not reinitialise_head:
+        raise LoadError(f"{source.directory}: a {declared.pop().__name__} does not answer as a {type(model).__name__}")
     arrays = _as_stored(source, model).read()
     loaded, fresh = match(_shapes(source, model), arrays, source.place, str(source.directory), reinitialise_head)
     return heads.with_rows(loaded, model.config.vocab_size), fresh

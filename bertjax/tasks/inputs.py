@@ -9,6 +9,7 @@ import csv
 import itertools
 import json
 import pathlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -98,8 +99,7 @@ def read_inputs(
         if len(looks) > 1 and all(len(cells) > 1 and cells[-1] in labels for cells in looks):
             return _sentences(path, memory)
         return Inputs(list(lines), [*range(1, len(lines) + 1)])
-    wanted, _ = (None, None) if task not in COLUMNS else memory.columns()
-    wanted = _given(columns) or wanted
+    wanted = _given(columns) or _remembered(task, memory)
     if wanted and set(wanted) <= {cell.strip() for cell in first.split("\t")}:
         return _table(path, "tsv", task, memory, columns)
     if wanted and "," in first and set(wanted) <= {cell.strip() for cell in next(csv.reader([first]))}:
@@ -116,6 +116,18 @@ def read_texts(file: str, columns: str | None = None) -> list[Input]:
     if inputs.kind != "lines":
         return [texts[0] if len(texts) == 1 else texts for texts in inputs.texts]
     return [tuple(line.split("\t")) if "\t" in line else line for line in read_lines(file)]
+
+
+def given_inputs(texts: list[str], task: str, memory: Remembered) -> Inputs:
+    """The inputs of a command line; errors as `read_inputs`."""
+    wanted = _remembered(task, memory)
+    _check_parts("--text", task, texts, len(wanted) if wanted else None)
+    return Inputs(list(texts), [*range(1, len(texts) + 1)])
+
+
+def _remembered(task: str, memory: Remembered) -> tuple[str, ...] | None:
+    """The columns of the texts that a model was fine-tuned on, if this is its task."""
+    return memory.columns()[0] if task in COLUMNS and ASKED.get(memory.task) == task else None
 
 
 def _check_parts(file: str, task: str, lines: Sequence[str], wanted: int | None) -> None:
@@ -198,6 +210,8 @@ class Output:
             raise ValueError(
                 f"--out={out}: the answers of {task} are written as {', '.join('.' + kind for kind in kinds)}"
             )
+        if self._kind == "json" and (twice := [key for key, n in Counter(map(str, inputs.ids)).items() if n > 1]):
+            raise ValueError(f"several questions have the id {twice[0]!r}; write --out=FILE.jsonl")
         if self._kind not in ("csv", "tsv"):
             return
         two = any("\t" in text if isinstance(text, str) else len(text) > 1 for text in inputs.texts)
@@ -206,8 +220,9 @@ class Output:
             or {"ner": ("words",), "classify": ("text_a", "text_b") if two else ("text",)}.get(task)
             or COLUMNS[task]
         )
-        if twice := [name for name in _ADDED[task] if name in self._columns]:
-            raise ValueError(f"the input has a column {twice[0]!r} already; rename it, or write --out=FILE.jsonl")
+        columns = [*self._columns, *_ADDED[task]]
+        if twice := [name for name in columns if columns.count(name) > 1]:
+            raise ValueError(f"the answers would have two columns {twice[0]!r}; rename it, or write --out=FILE.jsonl")
         if self._kind == "tsv":
             for number, row in enumerate(map(self._row, range(len(inputs.texts)))):
                 try:

@@ -256,10 +256,11 @@ Entity = tuple[str, int, int]  # type, first word, one past the last word
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """'B-PER' -> ('B', 'PER'); a bare prefix has the type '_', as in seqeval."""
-    if not tag or tag[0] not in "OBIES" or tag[1:2] not in ("", "-"):
-        raise ValueError(f"not an entity tag: {tag!r}; expected O or one of B- I- E- S- and a type")
-    return tag[0], (tag[2:] or "_") if tag[0] != "O" else "_"
+    """'B-PER' -> ('B', 'PER'); a bare prefix has the type '_', as in seqeval. BILOU's L and U are E and S."""
+    if not tag or tag[0] not in "OBIESLU" or tag[1:2] not in ("", "-"):
+        raise ValueError(f"not an entity tag: {tag!r}; expected O or one of B- I- E- S- (L- U-) and a type")
+    prefix = {"L": "E", "U": "S"}.get(tag[0], tag[0])
+    return prefix, (tag[2:] or "_") if prefix != "O" else "_"
 
 
 def lenient_entities(tags: Sequence[str]) -> list[Entity]:

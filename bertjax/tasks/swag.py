@@ -7,6 +7,7 @@ accuracy, and predictions. Source: BERT paper 4.4; segments as run_swag of trans
 
 import dataclasses
 import pathlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,8 @@ class MultipleChoiceTask(Task):
         else:
             table = read_table(path, ("sent1", "sent2", *_ENDINGS))
             columns = ("sent1", "sent2", *_ENDINGS)
+            if more := [name for name in table.columns if re.fullmatch(r"ending\d+", name) and name not in columns]:
+                raise ValueError(f"{path}: a question has {CHOICES} endings, and there is a column {more[0]}")
         # Test files have no label, or -1.
         golds = [_gold(row.get("label")) for _, row in table.rows]
         labelled = set(golds) - {"", "-1"} != set()

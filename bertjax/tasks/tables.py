@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import IO, Any
 
 from bertjax.data.named import is_name, read_rows
 from bertjax.data.opening import plain_name, read_lines, read_text
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ def read_table(
     )
     if not lines:
         raise ValueError(f"{path} is empty")
+    if not name.endswith(".csv"):
+        _check_unquoted(path, lines)
     first = tuple(cell.strip() for cell in lines[0][1])
     if set(required) <= set(first):
         columns, lines = first, lines[1:]
@@ -100,6 +105,14 @@ def _other_separator(first: Sequence[str]) -> str:
         if len(first) == 1 and character in first[0]:
             return f". Its columns are separated by {name}: save it with commas as .csv, or with tabs as .tsv"
     return ""
+
+
+def _check_unquoted(path: pathlib.Path, lines: Sequence[tuple[int, list[str]]]) -> None:
+    """ValueError where a program that quotes cells (pandas, spreadsheets) wrote a file in which quotes are text."""
+    with_quotes = [(line, cell) for line, cells in lines for cell in cells if '"' in cell]
+    doubled = next((line for line, cell in with_quotes if '""' in cell[1:-1]), None)
+    if doubled and all(map(_QUOTED.fullmatch, (cell for _, cell in with_quotes))):
+        raise ValueError(f"{path}:{doubled}: cells are quoted as in CSV, and quotes are text here: save it as .csv")
 
 
 def _csv_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:

@@ -31,7 +31,7 @@ from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import WEIGHT_FILES, class_name, write_directory
 from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, largest_difference, load_model
 from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings, normalise
-from bertjax.model.heads import BertForMaskedLM, BertForPreTraining
+from bertjax.model.heads import BertForMaskedLM, BertForPreTraining, TaskNetwork
 from bertjax.model.paths import flatten
 from bertjax.model.positions import EXTENSIONS
 from bertjax.tokenization import Tokenizer, WordPieceTokenizer
@@ -164,7 +164,7 @@ def convert(
             after.tokenizer,
             after.labels,
             _card(before, str(source), embeddings or before.sentence),
-            {k: v for k, v in before.settings.items() if k in _PASSED_ON},
+            {k: v for k, v in before.settings.items() if k in _PASSED_ON and isinstance(before.model, TaskNetwork)},
             overwrite,
             embeddings or before.sentence,
         )

@@ -31,7 +31,7 @@ from bertjax.formats.files import whole_file
 from bertjax.interop.loading import LoadError, load_model, open_source
 from bertjax.model.presets import DTYPES, Execution
 from bertjax.prediction import TASKS, asked
-from bertjax.tasks.inputs import Input, Inputs, Output, read_inputs
+from bertjax.tasks.inputs import Input, Output, given_inputs, read_inputs
 from bertjax.tasks.make import Remembered, remembered
 from bertjax.tools.arguments import add_settings, make_parser, refusals
 
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.file:
             inputs = read_inputs(options.file, task, memory, options.columns, labels)
         else:
-            inputs = Inputs(options.text, [*range(1, len(options.text) + 1)])
+            inputs = given_inputs(options.text, task, memory)
         out = whole_file(options.out) if options.out else contextlib.nullcontext(sys.stdout)
         with out as stream:
             output = Output(stream, options.out, task, inputs, memory.options.get("separator") or "|")

@@ -101,6 +101,16 @@ def test_new_words_are_such_as_the_tokenizer_looks_for(with_tokenizer):
             extend_vocabulary(old, ["mouse", word])
 
 
+def test_an_encoder_alone_does_not_remember_the_task_of_its_head(with_tokenizer, tmp_path):
+    model = load_model(with_tokenizer, "sequence-classification", reinitialise_head=True)
+    memory = {"finetuned": {"task": "sst2"}, "problem_type": "single_label_classification"}
+    write_directory(tmp_path / "m", model.config, model.params, type(model.model).__name__, settings=memory)
+    for task, kept in (None, memory), ("features", {}):
+        convert(tmp_path / "m", "hf", tmp_path / str(task), task=task)
+        assert json.loads((tmp_path / str(task) / "config.json").read_text()).items() >= kept.items()
+    assert not memory.keys() & json.loads((tmp_path / "features" / "config.json").read_text()).keys()
+
+
 def test_the_command_extends_writes_and_compares(with_tokenizer, tmp_path, capsys):
     (tmp_path / "words.txt").write_text("mouse\n")
     arguments = [

@@ -66,6 +66,9 @@ def test_a_bad_label_or_column_is_named(tmp_path):
     (tmp_path / "val.csv").write_text("sent1,ending0\nx,y\n")
     with pytest.raises(ValueError, match="expected a header with 'sent1', 'sent2'"):
         MultipleChoiceTask(tmp_path).read("dev")
+    (tmp_path / "val.csv").write_text(f"{HEADER},ending4,label\n{ROW},e,0\n")
+    with pytest.raises(ValueError, match="a question has 4 endings, and there is a column ending4"):
+        MultipleChoiceTask(tmp_path).read("dev")
 
 
 @pytest.mark.real_data

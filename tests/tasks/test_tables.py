@@ -83,6 +83,14 @@ def test_a_row_of_the_wrong_width_is_an_error_with_file_line_and_columns(tmp_pat
     assert (len(table.rows), table.skipped) == (1, 1)
 
 
+def test_cells_that_were_quoted_are_no_text_of_a_tsv(tmp_path):
+    quoted = write(tmp_path / "a.tsv", 'a\tb\n"say ""it"""\tx\n')
+    with pytest.raises(ValueError, match=r"a\.tsv:2: cells are quoted as in CSV, .*: save it as .csv"):
+        read_table(quoted, ["a"])
+    for text in ('a\tb\n"say ""it"""\t"x\n', 'a\tb\n"say it"\tx\n'):  # as in MRPC
+        assert len(read_table(write(tmp_path / "b.tsv", text), ["a"]).rows) == 1
+
+
 def test_a_header_is_recognised_by_its_column_names(tmp_path):
     with_header = write(tmp_path / "a.tsv", "index\tsentence\n0\tx\n1\ty\n")
     without = write(tmp_path / "b.tsv", "0\tx\n1\ty\n")

@@ -99,8 +99,9 @@ def test_the_suffix_of_out_says_the_form_and_the_screen_gets_that_of_the_input(m
         with pytest.raises(SystemExit, match=message):
             run(tmp_path / "in.csv", CSV, f"--out={tmp_path / out}")
         assert not (tmp_path / out).exists()
-    with pytest.raises(SystemExit, match="the input has a column 'prediction' already"):
-        run(tmp_path / "p.csv", "review,prediction\na,b\n")
+    for header, twice in (("review,prediction,x", "prediction"), ("x,x,review", "x")):
+        with pytest.raises(SystemExit, match=f"the answers would have two columns '{twice}'"):
+            run(tmp_path / "p.csv", f"{header}\na,b,c\n")
 
 
 def test_columns_that_nobody_named_are_refused_and_can_be_named(model, tmp_path):
@@ -118,6 +119,15 @@ def test_columns_that_nobody_named_are_refused_and_can_be_named(model, tmp_path)
     model.settings = {"finetuned": REVIEWS}
     with pytest.raises(SystemExit, match="names 2 columns; the model was fine-tuned on 1 .review"):
         run(tmp_path / "p.csv", "a,b\nx,y\n", "--columns=a,b")
+
+
+def test_texts_on_the_command_line_are_as_many_as_the_model_takes(model):
+    model.settings = {"finetuned": {"task": "rte"}}
+    with pytest.raises(SystemExit, match="--text:2: classify takes 2 texts a line, found 1: 'c'"):
+        predict.main(["--model=m", "--text=a\tb", "--text=c"])
+    assert not model.asked
+    predict.main(["--model=m", "--text=a\tb"])
+    assert model.asked == [("a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +217,9 @@ def test_a_squad_file_is_answered_by_question_id(model, tmp_path):
     run(tmp_path / "dev.json", json.dumps(data), "--task=squad2.0", f"--out={tmp_path / 'o.json'}")
     assert json.loads((tmp_path / "o.json").read_text()) == {"q1": "Bon"}
     assert model.asked == [("who?", "Bonn is")]
+    rows = '{"id": 7, "question": "who?", "context": "a"}\n{"id": "7", "question": "what?", "context": "b"}\n'
+    with pytest.raises(SystemExit, match="several questions have the id '7'"):
+        run(tmp_path / "a.jsonl", rows, "--task=qa", f"--out={tmp_path / 'o.json'}")
 
 
 def test_a_task_has_one_name_in_every_tool_and_others_are_answered_with_it(model, tmp_path):
