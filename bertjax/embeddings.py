@@ -3,8 +3,6 @@
 A model (`bertjax.load_model`, or the path of one) goes in with texts, which forward.py takes through it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ rows. Rows of similar length share a batch, many short ones a row, and the model
 rows of a batch (BUCKET). What the outputs say is the business of inference.py.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

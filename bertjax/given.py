@@ -4,8 +4,6 @@ In: a corpus of texts, or the rows of a task (data/objects.py says in what forms
 lines for each split, and the options of the task that reads them.
 """
 
-from __future__ import annotations
-
 import collections
 import hashlib
 import itertools

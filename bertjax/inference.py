@@ -5,8 +5,6 @@ takes one input or a list of them, and returns one answer or the list of answers
 at every call: load a model that is asked often.
 """
 
-from __future__ import annotations
-
 import functools
 import numbers
 from collections.abc import Iterable, Mapping

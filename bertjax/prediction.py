@@ -4,8 +4,6 @@ In: a model and texts, of which inference.py makes answers. Out: one record an i
 the files of answers have.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import os

@@ -1,7 +1,5 @@
 """All settings as text: what `--help_config` prints, and the page docs/settings.md."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Optimizers of optax by name: which function config.optimizer means, and with which arguments."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import re

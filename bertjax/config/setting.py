@@ -1,7 +1,5 @@
 """What a setting is: a field of a frozen dataclass with its meaning, unit, source and what it may be."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import math

@@ -1,7 +1,5 @@
 """Settings of fine-tuning."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

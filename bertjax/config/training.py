@@ -1,7 +1,5 @@
 """Settings that all jobs share: optimizer, execution, mesh, checkpoints, log."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -12,8 +12,6 @@ Process p of n computes its contiguous slice of the B rows and touches nothing e
 (masking.py).
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import os

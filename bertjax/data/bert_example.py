@@ -4,8 +4,6 @@ In: the bytes of a record. Out: a row of a batch (see bert_records.py) whose val
 that names file, record and field.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

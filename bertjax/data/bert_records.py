@@ -13,8 +13,6 @@ no random access: such files are unpacked once, into a directory that is kept (`
 bert_example.py reads and checks a single record.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -8,8 +8,6 @@ missing. `finish_store` (splits.py) then reads the shards' small tables: removes
 splits by the hash of the text, and writes the manifest last.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -6,8 +6,6 @@ read in extents (sources.py), so that processes and machines can share them: a d
 the line that opens it begins.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

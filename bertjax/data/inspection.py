@@ -1,7 +1,5 @@
 """What a store's pairs look like: numbers over an epoch, and decoded rows for human eyes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -5,8 +5,6 @@ each one beyond its limit, with the files responsible. A build checks at 128 tok
 lengths of its rows, in every store of a mixture.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ In: such an object. Out: rows as dicts of plain values, and files of JSON lines,
 take: so there is one meaning of a corpus and of a table, and its checks.
 """
 
-from __future__ import annotations
-
 import json
 import numbers
 import pathlib

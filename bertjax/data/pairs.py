@@ -13,8 +13,6 @@ the 100 million sentences of a large corpus are indexed in seconds. The order of
 (seed, epoch) as well.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numba

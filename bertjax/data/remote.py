@@ -1,7 +1,5 @@
 """Token stores on object storage: training maps a store into memory, so it is copied here first."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

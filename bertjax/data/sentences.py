@@ -5,8 +5,6 @@ five that were measured; docs/design.md has the numbers. Its errors are mostly a
 sentence of its own: those are joined to the sentence before them.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ shards there are; `make_here` makes them in this process or in several of this m
 shard is whole once its record is there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import multiprocessing

@@ -5,8 +5,6 @@ processes and machines can share. The plan depends only on the files, never on t
 the extents.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 import os

@@ -4,8 +4,6 @@ In: a directory of shards (shards.py). Out: `train.*`, `heldout.*` and `manifest
 shards' small tables; tokens are not read. Running it again gives the same bytes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

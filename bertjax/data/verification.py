@@ -9,8 +9,6 @@ are kept in DIR/verified.json (or, where that cannot be written, in CACHE): the 
 ones look at the files' metadata only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Arrays in files: the error of a file that cannot be read, and safetensors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import NamedTuple

@@ -5,8 +5,6 @@ Also the reader of JSON files that users bring, whose errors name the file.
 What several processes want at once is made by one of them (`make_once`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

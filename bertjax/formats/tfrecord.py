@@ -5,8 +5,6 @@ CRC-32C checksums (tensorflow/core/lib/io/record_writer.h) and holds a protocol-
 names to lists of numbers (tensorflow/core/example/feature.proto).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from google.protobuf.message import DecodeError
 

@@ -6,8 +6,6 @@ a file can hold numbers and nothing else. Both formats of torch.save are read: t
 (torch >= 1.6) and the older sequence of pickles followed by raw storages.
 """
 
-from __future__ import annotations
-
 import collections
 import io
 import math

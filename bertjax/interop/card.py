@@ -1,7 +1,5 @@
 """README.md of a model directory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ Reading gives (BertConfig, the whole config.json, state dict of numpy arrays und
 or not at all.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 In: the model's {path: shape} and the file's arrays or headers by their foreign names. Out: {path: array}.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ kernels are [in, out] here and in Google's files and [out, in] in Hugging Face's
 layers, which were never `tf.layers.dense`, are [out, in] as well.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -10,8 +10,6 @@ In: a model directory. Out: `SentenceSettings`, which embeddings.sentence_embedd
 here is refused by name.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -9,8 +9,6 @@ positions of the model (JAX refuses longer rows with "Error refining shapes"). J
 files readable for at least six months and writes the version into them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 bert_config.json  vocab.txt  bert_model.ckpt.index  bert_model.ckpt.data-00000-of-00001
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

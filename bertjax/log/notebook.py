@@ -4,8 +4,6 @@ In: the numbers of a run, as the logbook gets them. Out: a table of the latest o
 IPython shows and replaces. Where no notebook runs, the console stays as it is.
 """
 
-from __future__ import annotations
-
 import html
 import math
 import sys

@@ -1,7 +1,5 @@
 """A bidirectional LSTM over the tokens of each row, for heads that are drawn at random."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx

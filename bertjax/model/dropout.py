@@ -9,8 +9,6 @@ expectation is preserved. 16 bits halve the price of threefry (two words from on
 counter hash costs a tenth of that and gives the masks that the fused kernels draw.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -20,8 +20,6 @@ fold_in(key, s): 0 is the embeddings, 1 + 3i .. 3 + 3i are layer i's attention p
 attention output and layer output, 1 + 3L is the task head.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A module is built without values. Each of its parameters holds a shape and the f
 `heads.init_params` calls; `Network.apply` is the module with given values, as a pure function.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ run to run. None is left here: the large table's gradient sorts the ids and adds
 ids; small tables and positions use a product with a one-hot matrix.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -12,8 +12,6 @@ In: the mesh, from whoever traces a step over one (training/trainer.py). Out: ac
 held to it, functions that run on each device's share.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import functools

@@ -4,8 +4,6 @@ In: a config.json as a dictionary, or a BertConfig's fields. Out: the other. To 
 and its names of parameters in interop/names.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What heads are made of: pooler, MLM head, deep classifier, and how each family of models builds them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

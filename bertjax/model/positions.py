@@ -4,8 +4,6 @@ In: position ids [B, T], or none where a row is one text. Out: what the embeddin
 that attention turns its queries and keys by (Su et al. 2021, as transformers lays them out).
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

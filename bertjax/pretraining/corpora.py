@@ -4,8 +4,6 @@ A `Corpus` gives the batches of a sequence length, those to evaluate on, and the
 unmasked; TFRecords bring masks that were drawn once, when they were written, so config.masking does not apply to them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any

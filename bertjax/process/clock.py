@@ -8,8 +8,6 @@ Start-up and compilation use up time, but not schedule: warm-up would otherwise 
 each of them the position goes on from where it was, over the time that is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Mapping

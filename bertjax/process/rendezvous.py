@@ -5,8 +5,6 @@ jax would abort with a C++ stack. Each process sends its numbers to process 0 as
 answer; then process 0 leaves the port to jax.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -4,8 +4,6 @@ The job (pretraining/job.py, tasks/job.py) says what is learnt from what; what e
 it resumes from, its programs, clock and logbook, the start-up screen, the report.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

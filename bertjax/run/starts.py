@@ -4,8 +4,6 @@ Out: `starts.jsonl` in the work directory with one JSON object a start, programs
 line on the console where a resumed run cannot equal the undisturbed one to the last bit.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

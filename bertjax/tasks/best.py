@@ -4,8 +4,6 @@ The history of all evaluations is kept beside the checkpoints, which do not all 
 undisturbed one.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ feed a randomly initialised two-layer 768-dimensional BiLSTM and a classifier. T
 weighted; here by a softmax over learnt scalars, equal at the start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ any number of trainings with other learning rates, epochs and seeds share them (
 them, for Trainer.fit, which this module gives length buckets and evaluation with the task's own metric.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

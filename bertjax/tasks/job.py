@@ -4,8 +4,6 @@ In: a Config, of which `task` says what is learnt. Out: in the workdir metrics.j
 submission files), and `model/` in Hugging Face's layout with the label names in config.json.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib

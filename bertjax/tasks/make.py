@@ -4,8 +4,6 @@ The entry `finetuned` of a model's config.json holds the task, its options and w
 need not be told again.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

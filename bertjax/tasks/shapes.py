@@ -4,8 +4,6 @@ In: how many tokens each example has. Out: shapes and rows of examples, which ba
 packs the pairs of a corpus, by compiled code and into rows of one length.)
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ run a task under WORKDIR/TASK (an interrupted suite goes on where it was), WORKD
 on both development sets, and its model answers the diagnostic set.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ alone, letters may be lower-cased. So a word is a run of letters and digits, and
 is found by look-ups in two hash tables of the pieces (exact: the bytes are compared).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

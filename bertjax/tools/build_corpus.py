@@ -8,8 +8,6 @@ repeat the command: it goes on with what is missing. On several machines give ea
 the same output directory.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

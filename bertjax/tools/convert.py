@@ -12,8 +12,6 @@ as it is; a run's report goes with it. With --pooling the encoder is written as 
 sentence-transformers, which makes one vector of a text in that way.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import time

@@ -11,8 +11,6 @@ A model that was fine-tuned here remembers its task, the task's options and the 
 the null threshold found on dev.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -9,8 +9,6 @@ linex_index, features: [token, layers: [index, values]]. An npz file has `embedd
 --pooling, else `tokens_i` and `layers_i` [layers, tokens, H] for line i.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

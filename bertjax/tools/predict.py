@@ -15,8 +15,6 @@ answers by question id. Inputs are answered in chunks, in which batches hold inp
 length; a chunk is written when it is done. Of the settings, those of `execution` and task.eval_batch_size count.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import sys

@@ -4,8 +4,6 @@ Sums, not means: those of micro-batches, devices and hosts add up, and the calle
 once, so that accumulation gives the loss of the large batch. Logits of any type are widened to float32 first.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

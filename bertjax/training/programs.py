@@ -5,8 +5,6 @@ timing them, so that compiling the same program again may give other sums. A run
 executables that it kept in its directory (`Programs.keep_in`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -12,8 +12,6 @@ one bit for bit:
   4. A skipped (non-finite) step counts as a step: its batch is not repeated.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
