@@ -33,6 +33,8 @@ def rows(data: Any, columns: Sequence[str] = (), name: str = "data") -> Iterator
         data = _of_columns(data, name)
     elif hasattr(data, "iterrows"):
         data = data.to_dict("records")
+    elif hasattr(data, "with_format"):  # a Dataset may have been told to give tables or tensors
+        data = data.with_format(None)
     for number, row in enumerate(data):
         if not isinstance(row, Mapping):
             cells = tuple(row) if isinstance(row, tuple | list) and len(columns) != 1 else (row,)

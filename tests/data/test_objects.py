@@ -42,6 +42,8 @@ def test_the_class_labels_of_a_dataset_become_their_names():
     dataset = datasets.Dataset.from_dict(rows, features=features)
     expected = [{**row, "tags": tags} for row, tags in zip(ROWS, (["y", "x"], []), strict=True)]
     assert list(objects.rows(dataset)) == list(objects.rows(dataset.to_iterable_dataset())) == expected
+    for name in ("numpy", "pandas", "arrow"):
+        assert list(objects.rows(dataset.with_format(name))) == expected
     with pytest.raises(ValueError, match="^train is a set of splits, train, test: give one of them"):
         list(objects.rows(datasets.DatasetDict({"train": dataset, "test": dataset}), name="train"))
 
