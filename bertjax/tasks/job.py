@@ -7,6 +7,7 @@ submission files), and `model/` in Hugging Face's layout with the label names in
 import dataclasses
 import os
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from bertjax.formats.checkpoint import resolve_directory
 from bertjax.interop import load_pretrained_params
 from bertjax.interop.names import heads_in
 from bertjax.log.logbook import Logbook, counted
+from bertjax.model.paths import flatten
 from bertjax.model.presets import Execution, parameter_count
 from bertjax.process import hardware
 from bertjax.process.agreement import require_same
@@ -170,7 +172,10 @@ def prepare_tuner(
     tuner = FineTuner(task, source.require_tokenizer(), source.config, start, settings, execution, mesh)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
-    tuner.trainer.abstract_state(tuner.objective)  # refuses rules for parameters that do not exist
+    # This refuses rules for parameters that do not exist.
+    paths, freeze = flatten(tuner.trainer.abstract_state(tuner.objective).params), settings.task.freeze
+    if all(any(re.search(pattern, path) for pattern in freeze) for path in paths):
+        raise ValueError(f"config.task.freeze={freeze} leaves no parameter to train")
     return tuner
 
 

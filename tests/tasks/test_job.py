@@ -271,6 +271,7 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     for settings, words in (
         ({"freeze": ("encoder/layer_9",)}, "layer_9"),
         ({"freeze": ("(",)}, "regular expression"),
+        ({"freeze": ("^enc", "head|pool|class")}, "leaves no parameter to train"),
         ({"class_weights": (1.0,)}, "1 class_weights for 2 labels"),
         ({"class_weights": (1.0, -1.0)}, "must be numbers from 0 on"),
         ({"class_weights": ("a", "b")}, "must be numbers from 0 on"),
