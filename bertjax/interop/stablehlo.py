@@ -1,8 +1,8 @@
 """Export of a model as StableHLO: one compiled-anywhere function, its weights beside it.
 
 A directory holds `model.stablehlo` (jax.export: batch and length are symbols; CPU, CUDA and TPU),
-`model.safetensors` (flat names with '/'), `export.json` and the tokenizer files. README.md of the repository
-shows how jax, numpy and flatbuffers alone read and run it.
+`model.safetensors` (flat names with '/'), `export.json` (with the names of a classifier's outputs as `labels`) and the
+tokenizer files. README.md of the repository shows how jax, numpy and flatbuffers alone read and run it.
 
 The three inputs are int32 [batch, length]; length is at most the `max_length` of export.json, the
 positions of the model (JAX refuses longer rows with "Error refining shapes"). JAX keeps such
@@ -70,6 +70,7 @@ def export_model(
                     "platforms": list(platforms),
                     "jax": jax.__version__,
                     "config": dataclasses.asdict(model.config),
+                    "labels": list((loaded.labels or {}).values()),
                 },
                 indent=2,
             )

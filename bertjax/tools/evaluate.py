@@ -59,6 +59,7 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
 
     from bertjax.model.presets import Execution
     from bertjax.tasks import job
+    from bertjax.tasks.kinds import KINDS
     from bertjax.tasks.make import remembered
     from bertjax.tasks.pretrained import Pretrained
 
@@ -76,6 +77,9 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     files = [pathlib.Path(config.task.data).expanduser() / str(file) for file in dict(own.get("files") or {}).values()]
     forgotten = {"null_threshold"} | ({"files"} if not any(file.exists() for file in files) else set())
     options = {**{k: v for k, v in own.items() if k not in forgotten}, **given}
+    if name == "table" and "head" not in options:  # of a model of another program
+        heads = {kind.problem_type: head for head, kind in KINDS.items() if kind.problem_type}
+        options["head"] = heads.get(model.source.settings.get("problem_type"), "classification")
     labels = flags.labels or (() if model.source.labels else tuple(given.get("labels", ())))
     if name in ("table", "ner", "tag") and options.get("head") != "regression":
         # These would read their label names from a training file, which need not be there.

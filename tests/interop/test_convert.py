@@ -1,5 +1,6 @@
 """The converter: comparison, vocabulary extension, StableHLO, refusals."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import safetensors.numpy
 
 from bertjax.interop import load_model
 from bertjax.interop.huggingface import write_directory
+from bertjax.interop.stablehlo import export_model
 from bertjax.tokenization import WordPieceTokenizer
 from bertjax.tools.convert import convert, extend_vocabulary, main
 
@@ -160,10 +162,12 @@ def test_stablehlo_gives_the_live_models_outputs_at_any_shape_without_bertjax(tm
             np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_rows_beyond_the_positions_of_an_export_are_refused(tmp_path):
+def test_an_export_names_its_classes_and_refuses_rows_beyond_its_positions(tmp_path):
     pytest.importorskip("flatbuffers", reason="jax.export writes its files with flatbuffers")
-    convert(GOLDEN, "stablehlo", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "export.json").read_text())["max_length"] == 16
+    model = load_model(GOLDEN, "sequence-classification", reinitialise_head=True)
+    export_model(dataclasses.replace(model, labels={0: "no", 1: "yes"}), tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert (told["max_length"], told["labels"]) == (16, ["no", "yes"])
     function = jax.export.deserialize((tmp_path / "out" / "model.stablehlo").read_bytes())
     weights = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
     ids = np.zeros((1, 17), np.int32)

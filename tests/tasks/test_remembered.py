@@ -6,8 +6,9 @@ import ml_collections
 import pytest
 
 from bertjax.config import finetune_config, frozen
-from bertjax.tasks import custom, job
+from bertjax.tasks import custom, job, pretrained
 from bertjax.tasks.make import remembered, task_name, to_remember
+from bertjax.tools import evaluate
 
 
 def test_task_and_options_go_through_a_config_and_come_back(tmp_path):
@@ -105,3 +106,23 @@ def test_a_threshold_that_options_name_counts_before_the_stored_one(monkeypatch,
         with pytest.raises(KeyboardInterrupt):
             job.evaluate(job.make_task("squad2.0", str(tmp_path), options), "m", frozen(finetune_config()))
     assert seen == [-3.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "problem, head",
+    [
+        ("multi_label_classification", "multilabel"),
+        ("single_label_classification", "classification"),
+        ("regression", "regression"),
+        (None, "classification"),
+    ],
+)
+def test_a_model_of_another_program_is_scored_as_its_config_says(monkeypatch, tmp_path, problem, head):
+    heads, data = [], tmp_path / "a.csv"
+    data.write_text("text,label\nx,1\n")
+    source = types.SimpleNamespace(settings={"problem_type": problem}, labels=("1", "2"), kind="tf1")
+    monkeypatch.setattr(pretrained, "Pretrained", lambda _: types.SimpleNamespace(source=source))
+    monkeypatch.setattr(job, "evaluate", lambda task, *_, **__: heads.append(task.head))
+    evaluate.main(["--model=m", "--task=table", f"--data={data}"])
+    evaluate.main(["--model=m", "--task=table", f"--data={data}", '--options={"head": "multilabel"}'])
+    assert heads == [head, "multilabel"]
