@@ -20,7 +20,6 @@ fold_in(key, s): 0 is the embeddings, 1 + 3i .. 3 + 3i are layer i's attention p
 attention output and layer output, 1 + 3L is the task head.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ from bertjax.model import positions
 from bertjax.model.dropout import dropout, site_keys
 from bertjax.model.kernels.choice import Kernels, Pair, choose, multiply
 from bertjax.model.kernels.rotary import Turn, turned
-from bertjax.model.layers import Dense, Draw, LayerNorm, Multiply, Network, parameter, truncated_normal
+from bertjax.model.layers import Dense, Draw, LayerNorm, Multiply, Network, described, parameter, truncated_normal
 from bertjax.model.lookup import check_ids, small_table_lookup, table_lookup
 from bertjax.model.mesh import by_columns, keep_rows
 from bertjax.model.presets import BertConfig, Execution
@@ -161,7 +160,7 @@ class Layer(nnx.Module):
         return kernels.add_norm(self.output.bias, end, x, residual, rate, ffn_key)
 
 
-@dataclasses.dataclass(unsafe_hash=True, repr=False)
+@described
 class BertEncoder(Network):
     """Embeddings and L Transformer layers (Devlin et al. 2019; original: BertModel) and what came after."""
 

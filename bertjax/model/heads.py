@@ -18,7 +18,6 @@ classifier depends on the family of the heads, see STYLES.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Collection, Mapping
@@ -32,16 +31,13 @@ from flax import nnx
 from bertjax.model.bilstm import BiLstm
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import BertEncoder, head_site
-from bertjax.model.layers import DISTRIBUTIONS, Dense, Draw, Network, ones, zeros
+from bertjax.model.layers import DISTRIBUTIONS, Dense, Draw, Network, described, ones, zeros
 from bertjax.model.outputs import STYLES, DeepClassifier, MlmHead, Pooler, cls_vectors
 from bertjax.model.paths import unflatten
 from bertjax.model.presets import BertConfig, Execution
 
-# Of every model, so that equal descriptions are equal models, for jax.jit's static arguments.
-model = dataclasses.dataclass(unsafe_hash=True, repr=False)
 
-
-@model
+@described
 class BertNetwork(Network):
     """What every model has: configuration, execution and the encoder.
 
@@ -74,7 +70,7 @@ class BertNetwork(Network):
         return self
 
 
-@model
+@described
 class BertModel(BertNetwork):
     """Encoder and pooler, or the encoder alone in families that have none."""
 
@@ -103,7 +99,7 @@ class BertModel(BertNetwork):
         return hidden, (self.pooler or cls_vectors)(last, cls_positions)
 
 
-@model
+@described
 class BertForPreTraining(BertNetwork):
     """Masked language model and next-sentence prediction over one encoder."""
 
@@ -137,7 +133,7 @@ class BertForPreTraining(BertNetwork):
         return self.mlm(self.encoder, hidden, masked_positions), self.nsp.float32(pooled)
 
 
-@model
+@described
 class BertForMaskedLM(BertNetwork):
     """Masked language model alone: no pooler, as checkpoints trained without NSP have none."""
 
@@ -161,7 +157,7 @@ class BertForMaskedLM(BertNetwork):
         return self.mlm(self.encoder, hidden, masked_positions)
 
 
-@model
+@described
 class BertForNextSentencePrediction(BertNetwork):
     """Next-sentence prediction alone."""
 
@@ -177,7 +173,7 @@ class BertForNextSentencePrediction(BertNetwork):
         return self.nsp.float32(self.pooler(hidden, cls_positions))
 
 
-@model
+@described
 class TaskNetwork(BertNetwork):
     """A model with a task head, over the encoder or over a BiLSTM that reads the encoder.
 
@@ -247,7 +243,7 @@ class TaskNetwork(BertNetwork):
         return self.clone(bilstm=0) if self.bilstm else self
 
 
-@model
+@described
 class BertForSequenceClassification(TaskNetwork):
     """Classification or regression (num_labels = 1) of a sentence or a pair: [B, labels], packed [B, K, labels]."""
 
@@ -277,7 +273,7 @@ class BertForSequenceClassification(TaskNetwork):
         return self.classifier.float32(self._drop(vectors, dropout_key))
 
 
-@model
+@described
 class BertForMultipleChoice(BertForSequenceClassification):
     """Choice among C continuations, each scored by one output on its pooled vector.
 
@@ -295,7 +291,7 @@ class BertForMultipleChoice(BertForSequenceClassification):
         return super().__call__(*rows, dropout_key).reshape(input_ids.shape[:-1])
 
 
-@model
+@described
 class BertForTokenClassification(TaskNetwork):
     """A label for every token (named entities, parts of speech): [B, T, labels]. No pooler but ModernBERT's."""
 
@@ -311,7 +307,7 @@ class BertForTokenClassification(TaskNetwork):
         return self.classifier.float32(self._drop(self._pooled_tokens(hidden), dropout_key))
 
 
-@model
+@described
 class BertForQuestionAnswering(TaskNetwork):
     """Start and end of an answer span; no dropout before the head, and no pooler but ModernBERT's.
 

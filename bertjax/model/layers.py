@@ -46,9 +46,13 @@ def parameter(draw: Draw, *shape: int, number: int = 0) -> nnx.Param:
     return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), draw=draw, number=number)
 
 
+# Of every network: equal descriptions are equal networks, as the static arguments of jax.jit must be.
+described = dataclasses.dataclass(unsafe_hash=True, repr=False)
+
+
 class Network(nnx.Module):
-    """A module that can be run with parameters from outside. Subclasses are dataclasses that build
-    their parts in __post_init__, so that two networks of the same description are equal."""
+    """A module that can be run with parameters from outside. Subclasses are `described`: dataclasses that build
+    their parts in __post_init__."""
 
     config: BertConfig
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.bilstm import BiLstm
-from bertjax.model.heads import BertModel, BertNetwork, model
-from bertjax.model.layers import add_bias, parameter, product, truncated_normal_rescaled, zeros
+from bertjax.model.heads import BertModel, BertNetwork
+from bertjax.model.layers import add_bias, described, parameter, product, truncated_normal_rescaled, zeros
 
 # Name -> hidden states used (index 0 = embeddings, -1 = last layer), and how.
 LAYER_CHOICES: dict[str, tuple[slice, str]] = {
@@ -26,7 +26,7 @@ LAYER_CHOICES: dict[str, tuple[slice, str]] = {
 }
 
 
-@model
+@described
 class BertFeatureTagger(BertNetwork):
     """Tags from frozen features. Train it with the rule ('^encoder/', 0.0)."""
 

@@ -11,6 +11,7 @@ import pytest
 from bertjax.config import OptimizerSettings, finetune_config, frozen, walk
 from bertjax.model import heads
 from bertjax.model.heads import init_params
+from bertjax.model.layers import described
 from bertjax.model.presets import BertConfig
 from bertjax.tasks import finetune, kinds, results, schedule
 from bertjax.tasks.custom import TableTask
@@ -77,7 +78,7 @@ def test_the_schedule_in_the_state_equals_the_compiled_one(name, warmup):
         )
 
 
-@heads.model
+@described
 class MeanOfTokens(heads.TaskNetwork):
     """A head of one's own, which says nothing of vectors."""
 
