@@ -15,6 +15,7 @@ if threading.current_thread() is threading.main_thread():
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("BERTJAX_TEST_PLATFORM", "cpu"))
 if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # GPU kernels; read when triton is first imported
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
 flags = {
     "xla_force_host_platform_device_count": "8",
     # Tests compile far longer than they compute: let XLA and LLVM optimise less.

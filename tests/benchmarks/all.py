@@ -50,6 +50,7 @@ RECIPES = {
     "transformers": "peer",
     "recipe": "recipe",
     "modern": "modern+optimizer.learning_rate=4e-4",
+    "muon": "muon",
 }
 QUALITY = (
     "quality prepare --store={store} --out={out}/quality --minutes=8 --phases=128:0.9,512:0.1 "

@@ -18,6 +18,7 @@ The runs (--runs=NAME,NAME):
     shorter  'bertjax' in 70 % of the minutes
     recipe   'bertjax' with masking, dropout, b2 and clipping of configs/recipes.py:budget
     modern   configs/modern.py:base,nsp with its own optimizer and schedule
+    muon     configs/modern.py:base,nsp,muon with a learning rate of 1.2e-3
 
 Behind the name of a run of bertjax may stand settings of its own, so that a search is one command:
 --runs=recipe,recipe+masking.rate=0.4,modern+optimizer.learning_rate=5e-4+execution.dtype=float8
@@ -104,7 +105,8 @@ class Settings:
         from bertjax.model.presets import PRESETS
 
         name, *changes = name.split("+")
-        model = PRESETS[self.model if name != "modern" or self.model != "base" else "modernbert-base"]
+        modern = name in ("modern", "muon")
+        model = PRESETS["modernbert-base" if modern and self.model == "base" else self.model]
         values: dict[str, Any] = {
             "data.corpus": self.store,
             "seed": self.seed,
@@ -131,13 +133,15 @@ class Settings:
         ):
             values[f"model.{field}"] = getattr(model, field)
         values["optimizer.warmup_steps"] = round(UNITS * self.warmup)
-        if name == "modern":
+        if modern:
             values |= {"data.nsp": True, "accumulation": 1, "optimizer.decay_share": 0.2}
-        else:
+        if name == "muon":
+            values["optimizer.learning_rate"] = 1.2e-3
+        elif not modern:
             values["optimizer.learning_rate"] = self.learning_rate
         if name == "recipe":  # the held-out rows are pairs
             values |= {"data.nsp": True, "data.short_seq_prob": 0.1, "accumulation": 1}
-        elif name != "modern":
+        elif not modern:
             values |= {
                 "optimizer.schedule": "linear_after_warmup",
                 "optimizer.bias_correction": True,  # torch.optim.AdamW has it
@@ -221,7 +225,8 @@ def finished(directory: pathlib.Path) -> bool:
 
 def experiment(name: str) -> str:
     """The shipped configuration of a run of bertjax."""
-    return {"recipe": "recipes:budget", "modern": "modern:base,nsp"}.get(name.split("+")[0], "base")
+    shipped = {"recipe": "recipes:budget", "modern": "modern:base,nsp", "muon": "modern:base,nsp,muon"}
+    return shipped.get(name.split("+")[0], "base")
 
 
 def run(name: str, out: pathlib.Path) -> None:

@@ -25,6 +25,7 @@ LABELS = {
     "shorter": f"bertjax in {SHORTER:.0%} of the time",
     "recipe": "bertjax, masking 25 %, no dropout",
     "modern": "bertjax, modern encoder",
+    "muon": "bertjax, modern encoder, Muon",
 }
 COLOURS = "tab:orange tab:blue tab:purple tab:green tab:red tab:cyan tab:brown tab:pink tab:olive tab:gray".split()
 STARTED_FILE = "started"  # time.time() at which a bertjax run was started

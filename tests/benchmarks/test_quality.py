@@ -58,7 +58,8 @@ def test_every_run_has_settings_that_the_program_accepts(settings, tmp_path):
         minutes = 0.7 if name == "shorter" else 1.0
         assert config.budget_minutes == pytest.approx(minutes)
         assert config.phases == ((80_000, 32), (20_000, 64))
-        assert config.masking.rate == (0.4 if "+" in name else {"recipe": 0.25, "modern": 0.3}.get(name, 0.15))
+        rates = {"recipe": 0.25, "modern": 0.3, "muon": 0.3, "recipe+masking.rate=0.4+execution.dtype=float8": 0.4}
+        assert config.masking.rate == rates.get(name, 0.15)
 
 
 def test_settings_survive_their_file_and_are_not_mixed_with_others(settings, tmp_path):

@@ -1,6 +1,5 @@
 """Tasks whose data are named: folders that the library `datasets` reads, and the server that speaks as the Hub does."""
 
-import datasets
 import pytest
 
 from bertjax.tasks.glue import GlueTask
@@ -8,6 +7,7 @@ from bertjax.tasks.inputs import read_inputs
 from bertjax.tasks.make import Remembered, make_task
 from tests.interop.hub_server import HubServer
 
+datasets = pytest.importorskip("datasets")
 CLASSES = datasets.ClassLabel
 
 
