@@ -129,7 +129,7 @@ def _head(head: str, labels: Sequence[Any]) -> str:
     """The head for what stands in the label column, where the setting is the usual one."""
     if head != "classification":
         return head
-    if any(isinstance(label, list) for label in labels):
+    if {type(label) for label in labels if label is not None} == {list}:  # a list among names is refused as a class
         return "multilabel"
     numbers = [label for label in labels if isinstance(label, float)]
     return "regression" if any(not number.is_integer() for number in numbers) else head

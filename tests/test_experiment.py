@@ -359,6 +359,7 @@ def test_columns_of_other_names_are_named_by_options(start, tmp_path):
         ("classify", {"train": [("good", "x")] * 9}, "train.jsonl: every label is 'x'; there must be two classes"),
         ("classify", {"train": [("a", "x"), ("b", "y")], "dev": [("a", "z")]}, "dev.jsonl:1: label 'z' is unknown"),
         ("classify", {"train": [("a", 1.0), ("b", 2.0)], "dev": [("a", 2.5)]}, "dev.jsonl:1: label '2.5' is unknown"),
+        ("classify", {"train": [("a", ["x"]), ("b", "y")] * 5}, "train.jsonl:.: label .* is not one label: set the opt"),
         ("glue:mrpc", {"train": [("a", "b", "1")]}, "task 'mrpc' takes files"),
     ],
 )
