@@ -547,6 +547,8 @@ def test_the_tools_write_json_lines_and_npz(directory, tmp_path, capsys):
     assert len(lines[0]["features"][0]["layers"]) == 2
     features.main([*common, f"--out={tmp_path / 'b.npz'}", "--pooling=cls"])
     assert np.load(tmp_path / "b.npz")["embeddings"].shape == (2, 24)
+    with pytest.raises(SystemExit, match="--layers=-2 has no effect with --pooling, which takes the last layer"):
+        features.main([*common, f"--out={tmp_path / 'b.npz'}", "--pooling=cls", "--layers=-2"])
     with pytest.raises(SystemExit, match="^predict: .*does not fit the model"):
         predict.main([f"--model={directory}", "--task=qa", "--text=a\tb"])
     jax.clear_caches()

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--file", required=True, metavar="FILE", help="lines, or a table")
     add("--columns", metavar="NAME,NAME", help="of the texts in a .csv, .tsv or .jsonl file (default text)")
     add("--out", required=True, metavar="FILE", help=".jsonl or .npz")
-    add("--layers", default="-1", help="list indices, with commas; 0 is the embeddings (default -1)")
+    add("--layers", help="list indices, with commas; 0 is the embeddings (default -1)")
     add(
         "--pooling",
         choices=("model", *POOLINGS),
@@ -58,9 +58,11 @@ def write_features(flags: Any) -> None:
         raise ValueError(f"--out={flags.out} must end in .jsonl or .npz")
     if flags.prompt and not flags.pooling:
         raise ValueError(f"--prompt={flags.prompt} has no effect without --pooling")
+    if flags.pooling and flags.layers:
+        raise ValueError(f"--layers={flags.layers} has no effect with --pooling, which takes the last layer")
     texts = read_texts(flags.file, flags.columns)
     try:
-        layers = [int(index) for index in flags.layers.split(",")]
+        layers = [int(index) for index in (flags.layers or "-1").split(",")]
     except ValueError:
         raise ValueError(
             f"--layers={flags.layers}: give numbers, separated by commas, such as --layers=-1,-2"
