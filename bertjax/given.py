@@ -121,6 +121,8 @@ def held_out(rows: Sequence[Mapping[str, Any]], label: str, seed: int) -> tuple[
         value = rows[number].get(label)
         of_class[value if isinstance(value, str | int) else None].append(number)
     out = {number for numbers in of_class.values() for number in numbers[: int(HELDOUT * len(numbers))]}
+    if len(out) < (wanted := int(HELDOUT * len(rows))) // 2:  # many small classes: a row of some of them
+        out |= {*[numbers[0] for numbers in of_class.values() if len(numbers) > 1][:wanted]}
     out = out or {max(of_class.values(), key=len)[0]}
     return [row for i, row in enumerate(rows) if i not in out], [row for i, row in enumerate(rows) if i in out]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import bertjax
-from bertjax import experiment
+from bertjax import experiment, given
 from bertjax.config import default_config, frozen
 from bertjax.interop.huggingface import write_directory
 from bertjax.log.logbook import Logbook
@@ -317,6 +317,15 @@ def test_the_labels_say_what_is_learnt(rows, head, labels, start, tmp_path):
     assert len(task.text) == len(rows[0]) - 1
 
 
+@pytest.mark.parametrize("counts", [[6] * 150, [500, 500], [40] + [2] * 300, [1] * 50 + [2] * 50, [3, 3]])
+def test_a_tenth_is_held_out_of_classes_of_any_size_and_no_class_as_a_whole(counts):
+    rows = [{"label": f"c{label}"} for label, count in enumerate(counts) for _ in range(count)]
+    train, dev = given.held_out(rows, "label", 0)
+    assert len(train) + len(dev) == len(rows)
+    assert max(1, len(rows) // 20 - 1) <= len(dev) <= max(1, len(rows) // 8)
+    assert {row["label"] for row in dev} <= {row["label"] for row in train}
+
+
 def test_a_dataframe_and_a_dataset_train_as_the_rows_that_they_hold(start, tmp_path):
     pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
     rows = {"text": ["good", "bad"] * 10, "label": [0, 1] * 10}
@@ -359,7 +368,11 @@ def test_columns_of_other_names_are_named_by_options(start, tmp_path):
         ("classify", {"train": [("good", "x")] * 9}, "train.jsonl: every label is 'x'; there must be two classes"),
         ("classify", {"train": [("a", "x"), ("b", "y")], "dev": [("a", "z")]}, "dev.jsonl:1: label 'z' is unknown"),
         ("classify", {"train": [("a", 1.0), ("b", 2.0)], "dev": [("a", 2.5)]}, "dev.jsonl:1: label '2.5' is unknown"),
-        ("classify", {"train": [("a", ["x"]), ("b", "y")] * 5}, "train.jsonl:.: label .* is not one label: set the opt"),
+        (
+            "classify",
+            {"train": [("a", ["x"]), ("b", "y")] * 5},
+            "train.jsonl:.: label .* is not one label: set the opt",
+        ),
         ("glue:mrpc", {"train": [("a", "b", "1")]}, "task 'mrpc' takes files"),
     ],
 )
