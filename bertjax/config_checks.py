@@ -171,6 +171,11 @@ def _of_pretraining(config: Config) -> Iterator[str]:
         )
     if config.checkpoint.metric == "eval/nsp_loss" and not config.data.nsp:
         yield "config.checkpoint.metric='eval/nsp_loss' is not there with config.data.nsp=False; set eval/mlm_loss"
+    every, keep = config.checkpoint.every_steps, config.checkpoint.keep_every
+    if keep and config.budget_minutes:
+        yield f"config.checkpoint.keep_every={keep} counts steps, and config.budget_minutes saves by the clock"
+    elif keep and (not every or keep % every):
+        yield f"config.checkpoint.keep_every={keep} must be a multiple of config.checkpoint.every_steps={every}"
     if config.eval.seq_length and not 5 <= config.eval.seq_length <= positions:
         yield (
             f"config.eval.seq_length={config.eval.seq_length} must be between 5 and "

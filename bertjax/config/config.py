@@ -215,9 +215,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def order_of_sums(config: Config) -> dict[str, Any]:
-    """The settings that may change on a resume, but order sums otherwise."""
-    return {name: value for name, value in flatten(config).items() if name.startswith(ORDER_OF_SUMS)}
+def decides_bits(config: Config) -> dict[str, Any]:
+    """The settings that the numbers of a run depend on, be it by the order of sums alone."""
+    return {
+        name: value
+        for name, value in flatten(config).items()
+        if name.startswith(ORDER_OF_SUMS) or not name.startswith(FREE_ON_RESUME)
+    }
 
 
 class PhaseSettings(NamedTuple):

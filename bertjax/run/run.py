@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import jax
 from etils import epath
 
-from bertjax.config import Config, order_of_sums
+from bertjax.config import Config, decides_bits
 from bertjax.formats import hub
 from bertjax.log.logbook import Logbook
 from bertjax.log.report import as_warning, write_report
@@ -35,6 +35,7 @@ class Job(Protocol):
 
     config: Config  # of its training loop see Trainer.fit
     workdir: epath.Path
+    made_of: Mapping[str, str]  # what is known of data, vocabulary and weights, see workdir.FACTS
     resumed_from: int | None  # step of the newest checkpoint, None = the run starts afresh (workdir.step_to_resume)
     trainer: Trainer
     mesh_reason: str  # why config.mesh.auto chose this mesh
@@ -113,7 +114,7 @@ def run(job: Job, **output: Any) -> Any:
     config, workdir, trainer, started = job.config, job.workdir, job.trainer, time.monotonic()
     if config.resume == "overwrite" and job.resumed_from is None:
         delete_run(workdir)
-    starts = Starts(workdir, order_of_sums(config))
+    starts = Starts(workdir, decides_bits(config), job.made_of)
     starts.keep(trainer.programs, trainer.mesh)
     job.compile_ahead()
     reach("tracing")

@@ -40,13 +40,15 @@ def facts() -> dict[str, Any]:
 class Starts:
     """This start of the run in `workdir`, beside the earlier ones.
 
-    `settings` are those that may change when a run is resumed, but change the order of sums.
+    `settings` and `made_of` (of data, vocabulary, weights) are what its numbers depend on beside the machine.
     """
 
-    def __init__(self, workdir: epath.Path, settings: Mapping[str, Any] | None = None):
+    def __init__(
+        self, workdir: epath.Path, settings: Mapping[str, Any] | None = None, made_of: Mapping[str, str] | None = None
+    ):
         self.path = epath.Path(workdir) / STARTS_FILE
         self.facts = facts()
-        self.record = {"settings": dict(settings or {}), **self.facts}
+        self.record = {"settings": dict(settings or {}), "made_of": dict(made_of or {}), **self.facts}
         self.earlier = read_starts(self.path) if self.path.exists() else []
         self.why = _changes(self.earlier[-1], self.record) if self.earlier else []
         self._logbook: Logbook | None = None
@@ -91,11 +93,11 @@ class Starts:
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """'devices: 8 -> 4' for each difference of two starts that may change the order of sums."""
+    """'devices: 8 -> 4' for each difference of two starts that may change bits."""
 
     def flat(start: Mapping[str, Any]) -> dict[str, Any]:
         settings = {f"config.{name}": value for name, value in start.get("settings", {}).items()}
-        known = {name: start.get(name) for name in MADE_FOR} | settings
+        known = {name: start.get(name) for name in MADE_FOR} | settings | start.get("made_of", {})
         return {name: value for name, value in known.items() if value is not None}
 
     def variables(start: Mapping[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 
 from bertjax import jax_settings
+from bertjax.config import Config, decides_bits
 from bertjax.log.report.runs import STARTS_FILE, read_starts
 from bertjax.run import starts
 from bertjax.run.starts import Starts
@@ -18,9 +19,9 @@ class Book:
         self.lines.append(line)
 
 
-def begin(workdir, step, settings=None, **changed):
-    """One start; `changed` facts of the machine. Returns the lines on the console."""
-    start, book = Starts(workdir, settings), Book()
+def begin(workdir, step, settings=None, made_of=None):
+    """One start, and its lines on the console."""
+    start, book = Starts(workdir, settings, made_of), Book()
     start.begin(step, book)
     return start, book.lines
 
@@ -59,10 +60,27 @@ def test_another_environment_of_the_compilers_is_said(tmp_path, monkeypatch):
     assert begin(tmp_path, 6)[1] == []
 
 
-def test_settings_that_order_sums_otherwise_are_said(tmp_path):
-    begin(tmp_path, 0, {"accumulation": 1, "mesh.data": -1})
-    [line] = begin(tmp_path, 10, {"accumulation": 2, "mesh.data": -1})[1]
-    assert line.endswith("config.accumulation: 1 -> 2")
+def test_settings_that_change_the_numbers_are_said(tmp_path):
+    begun = Config()
+    begin(tmp_path, 0, decides_bits(begun))
+    for name, value in {
+        "accumulation": 2,
+        "batch_size": 16,
+        "optimizer.name": "lamb",
+        "phases": ((5, 16),),
+        "seed": 1,
+        "mesh.data": 4,
+    }.items():
+        [line] = begin(tmp_path, 10, decides_bits(begun.replace({name: value})))[1]
+        assert line.startswith(f"goes on from step 10, but not bit for bit: config.{name}: ")
+        begin(tmp_path, 20, decides_bits(begun))  # and back again
+    assert begin(tmp_path, 30, decides_bits(begun.replace({"log.every_steps": 7, "eval.rows": 8})))[1] == []
+
+
+def test_other_data_are_said(tmp_path):
+    begin(tmp_path, 0, made_of={"content": "a1"})
+    assert begin(tmp_path, 10, made_of={"content": "a1"})[1] == []
+    assert begin(tmp_path, 20, made_of={"content": "b2"})[1][0].endswith("not bit for bit: content: 'a1' -> 'b2'")
 
 
 def test_a_fresh_start_forgets_the_starts_of_a_run_before(tmp_path):
