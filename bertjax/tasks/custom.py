@@ -91,7 +91,7 @@ class TableTask(TextTask):
             raise ValueError(f"{path}: no column {self.label!r} to train on; found {', '.join(table.columns)}")
         records = []
         for number, (where, row, _) in enumerate(table.texts(self.text)):
-            key = row.get("id", row.get("index", number))
+            key = next((row[name] for name in ("id", "index") if row.get(name) is not None), number)
             label = self._label(row.get(self.label), where)
             records.append(Record(str(key), *texts_of(row, self.text), label, where))
         labelled = all_labelled(

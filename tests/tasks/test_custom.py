@@ -34,6 +34,10 @@ def test_classes_are_named_by_the_train_split_and_matched_by_name(tmp_path):
     row = json.loads(path.read_text())
     assert (row["id"], row["prediction"]) == ("k1", "pos")
     assert row["scores"]["pos"] == pytest.approx(1 / (1 + np.exp(-2)), abs=1e-6)
+    (tmp_path / "b.jsonl").write_text(
+        '{"text": "q", "label": "pos", "id": null, "index": 7}\n{"text": "q", "label": "pos"}\n'
+    )
+    assert [record.id for record in task.read("dev").records] == ["7", "1"]
 
 
 def test_a_label_unknown_to_the_head_is_refused_with_file_and_line(tmp_path):
