@@ -171,6 +171,7 @@ def _table(path: pathlib.Path, kind: str, task: str, memory: Remembered, columns
         wanted,
         headerless=headerless if set(wanted) <= set(headerless or ()) else None,
         remedy=". --columns=NAME, or NAME,NAME for a pair, says which hold the texts",
+        own=memory.task in (None, "table"),
     )
     texts: list[Input] = [values for _, _, values in table.texts(wanted)]
     key = next((name for name in ("id", "index") if name in table.columns), None)

@@ -43,6 +43,7 @@ def read_table(
     headerless: Sequence[str] | None = None,
     skip_short: bool = False,
     remedy: str = "",
+    own: bool = False,
 ) -> Table:
     """Reads .tsv/.txt (tabs, quotes are text), .csv (quotes quote), .jsonl (an object a line) or a data set by name.
 
@@ -52,6 +53,7 @@ def read_table(
       headerless: column names of a file whose first line is already data.
       skip_short: leave rows with missing columns out and count them, in place of an error.
       remedy: what else the error for a missing column says.
+      own: whether the file is a user's own, and of no benchmark, where quotes that look like CSV's are text.
 
     Raises ValueError with file and line for a missing column or a row of the wrong width.
     """
@@ -71,7 +73,7 @@ def read_table(
     )
     if not lines:
         raise ValueError(f"{path} is empty")
-    if not name.endswith(".csv"):
+    if own and not name.endswith(".csv"):
         _check_unquoted(path, lines)
     first = tuple(cell.strip() for cell in lines[0][1])
     if set(required) <= set(first):
