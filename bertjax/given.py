@@ -38,7 +38,7 @@ def text_store(
     Args:
       tokenizer: None trains a vocabulary of `vocab_size` entries on the texts.
 
-    Raises ValueError for what is no text, and for what build_corpus refuses.
+    Raises ValueError for what is not text, and for what build_corpus refuses.
     """
     if "://" in workdir:
         raise ValueError(f"the corpus of `texts` is made in the workdir, and {workdir} is not on a local disk")

@@ -93,14 +93,14 @@ def predict(
       top_k: candidates for each [MASK].
       batch_size: rows at once.
 
-    Raises ValueError for a model that cannot answer, and for what is no input of it.
+    Raises ValueError for a model that cannot answer, and for what is not an input of it.
     """
     if isinstance(model, str | os.PathLike):
         # Without a task the head that is there answers.
         kind = TASKS[asked(task, str(model))][1] if task or _remembers(str(model)) else None
         model = load_model(str(model), kind)
     if not isinstance(model, LoadedModel):
-        raise ValueError(f"model={model!r:.80} is no model of load_model and no path")
+        raise ValueError(f"model={model!r:.80} is neither a model of load_model nor a path")
     name = asked(task, model)
     data = [data] if isinstance(data, str) else data
     inputs = list(_inputs(data, name, columns, model))
@@ -136,7 +136,7 @@ def _inputs(data: Any, task: str, columns: str | Sequence[str] | None, model: Lo
 
 def _checked(given: Any, number: int) -> Given:
     if not isinstance(given, str | list | tuple) or not all(isinstance(part, str) for part in given):
-        raise ValueError(f"row {number} is {given!r:.80}, which is no text")
+        raise ValueError(f"row {number} is {given!r:.80}, which is not text")
     return given
 
 

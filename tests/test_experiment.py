@@ -122,7 +122,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(settings, tmp_path, monkeypatch)
         ("demo", {"batch_size": 0}, "config.batch_size=0 must be at least 1"),
         ("classify", {}, "config.job='finetune': this experiment is one for bertjax.finetune"),
         ("dmeo", {}, "--config=dmeo: No such file or directory; an experiment that came with the"),
-        (5, {}, "config=5 is no name of an experiment, config file, ConfigDict or Config"),
+        (5, {}, "config=5 is not the name of an experiment, a config file, a ConfigDict or a Config"),
         (ml_collections.ConfigDict({"job": "pretrain", "layers": 2}), {}, "unknown setting --config.layers"),
         (default_config(), {}, "workdir is missing"),
     ],
@@ -396,7 +396,7 @@ def test_a_model_is_asked_what_its_head_answers(start):
         bertjax.predict(tagger, ["a"]).probabilities  # noqa: B018
     with pytest.raises(ValueError, match="does not say what it was fine-tuned for"):
         bertjax.predict(bertjax.load_model(start), ["a"])
-    with pytest.raises(ValueError, match="model=5 is no model of load_model and no path"):
+    with pytest.raises(ValueError, match="model=5 is neither a model of load_model nor a path"):
         bertjax.predict(5, ["a"])
 
 

@@ -251,9 +251,9 @@ def test_a_fine_tuned_classifier_reads_as_much_of_a_text_as_its_task(directory, 
 @pytest.mark.parametrize(
     "data, message",
     [
-        ([("the", "cat"), None], "row 1 is None, which is no text"),
-        ([1], "row 0 is 1, which is no text"),
-        ({"q": ["the"], "a": [float("nan")]}, r"row 0 is \('the', None\), which is no text"),
+        ([("the", "cat"), None], "row 1 is None, which is not text"),
+        ([1], "row 0 is 1, which is not text"),
+        ({"q": ["the"], "a": [float("nan")]}, r"row 0 is \('the', None\), which is not text"),
         (("the cat", "the mat"), "row 0 is 'the cat'; the model was fine-tuned on q and a"),
         ([("the", "cat", "sat")], "row 0 is .*; the model was fine-tuned on q and a"),
     ],

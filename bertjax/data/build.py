@@ -256,7 +256,7 @@ def _lock(file: IO[bytes], mode: int, seconds: float = 1) -> bool:
 
 
 def _clear(out_dir: Path) -> None:
-    """Throws away what the directory holds, the manifest first: the rest is no store any more."""
+    """Throws away what the directory holds, the manifest first: the rest is not a store any more."""
     (out_dir / "manifest.json").unlink(missing_ok=True)
     for path in out_dir.iterdir():  # build.json stays, and says whose it is
         if path.name in ("shards", "tokenizer"):

@@ -42,7 +42,7 @@ def docstring_documents(megabytes: float) -> Iterator[tuple[str, list[str]]]:
             if digest not in seen:
                 seen.add(digest)
                 paragraphs.append(paragraph)
-        if len(paragraphs) >= 3:  # a module with two remarks is no document
+        if len(paragraphs) >= 3:  # a module with two remarks is not a document
             left -= sum(map(len, paragraphs))
             yield name, paragraphs
             if left <= 0:

@@ -66,7 +66,7 @@ def read_extent(extent: Extent, reading: Reading, counts: dict[str, int] | None 
                 sentences, size, cut = [], 0, True
         if sentences:
             yield Document(sentences, name)
-        elif not cut and extent.format not in ("text", "blocks"):  # there, blank lines in a row are no document
+        elif not cut and extent.format not in ("text", "blocks"):  # there, blank lines in a row are not a document
             _count(counts, "empty_documents")
 
 
@@ -168,8 +168,8 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
             ) from None
         except UnicodeEncodeError:
             raise wrong(
-                "an escape \\ud... without its other half is no character; read it with errors=replace, which counts "
-                "such lines"
+                "an escape \\ud... without its other half is not a character; read it with errors=replace, which counts"
+                " such lines"
             ) from None
         except ValueError as error:
             raise wrong(f"not readable as JSON ({error})") from None
@@ -284,7 +284,7 @@ def _no_field(field: str, record: Any) -> str:
 
 
 def _paragraphs(texts: Iterable[str | Sequence[str] | None], wrong: Callable[[str], ValueError]) -> list[str]:
-    """Stripped, without empty ones; None is no text. Raises `wrong` for what is neither."""
+    """Stripped, without empty ones; None is not a text. Raises `wrong` for what is neither."""
     found: list[str] = []
     for text in texts:
         lines = text.split("\n") if isinstance(text, str) else [] if text is None else text

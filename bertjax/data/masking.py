@@ -275,7 +275,7 @@ def _running_sums(group: jax.Array) -> Callable[[jax.Array], tuple[jax.Array, ja
 def _words(
     continues: jax.Array, candidate: jax.Array, attention_mask: jax.Array, index: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """(position of the first piece, number of pieces) of each token's word, int32 [B, T]; what is no candidate is a
+    """(position of the first piece, number of pieces) of each token's word, int32 [B, T]; what is not a candidate is a
     word of its own.
     """
     before = jnp.pad(candidate[:, :-1], ((0, 0), (1, 0)))

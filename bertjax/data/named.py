@@ -125,7 +125,7 @@ def _explained(name: HfName) -> Iterator[None]:
     try:
         yield
     except network_errors() as error:  # those of files too
-        where = "" if os.path.isdir(name.name) else f" ({name.name} is no folder here)"
+        where = "" if os.path.isdir(name.name) else f" ({name.name} is not a folder here)"
         raise ValueError(f"{name}: {_line(error)}{where}") from error
     except (ValueError, RuntimeError, library.exceptions.DatasetsError) as error:
         if str(error).startswith("Dataset scripts") and not os.path.isdir(name.name):

@@ -45,7 +45,7 @@ def rows(data: Any, columns: Sequence[str] = (), name: str = "data") -> Iterator
 
 
 def texts(data: Any, column: str = "text", name: str = "data") -> Iterator[str]:
-    """The texts of `data`: of its column, or its elements. Raises ValueError for what is no text."""
+    """The texts of `data`: of its column, or its elements. Raises ValueError for what is not a text."""
     for number, row in enumerate(rows(data, (column,), name)):
         if not isinstance(text := row.get(column), str):
             found = f"found {', '.join(row)}" if column not in row else f"{column} is {text!r:.60}"

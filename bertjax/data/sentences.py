@@ -81,7 +81,7 @@ def check_language(code: str) -> str:
         close = difflib.get_close_matches(given, _NAMES, n=1, cutoff=0.6)
         near = _NAMES[close[0]] if close else None
     raise ValueError(
-        f"language {code!r} is no code of ISO 639-1"
+        f"language {code!r} is not an ISO 639-1 code"
         + (f"; did you mean {near!r}?" if near else " (en, de, ru, zh ...)")
     )
 

@@ -86,8 +86,8 @@ def resolve(patterns: str | Iterable[str]) -> list[str]:
                 matches.append(name)
             elif not os.path.isdir(name) and glob.has_magic(path):
                 raise ValueError(
-                    f"{name} matches the input pattern {pattern!r} and is no file (a pipe, a device or a broken link); "
-                    "remove it, or name the others"
+                    f"{name} matches the input pattern {pattern!r} and is not a file (a pipe, a device or a broken "
+                    "link); remove it, or name the others"
                 )
         if not matches and "://" in pattern:
             raise ValueError(

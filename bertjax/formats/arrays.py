@@ -56,7 +56,7 @@ def safetensors_headers(path: str | Path) -> dict[str, Header]:
     headers = {}
     try:
         with safetensors.safe_open(path, "numpy") as file:
-            for name in file.keys():  # noqa: SIM118  it is no dictionary
+            for name in file.keys():  # noqa: SIM118  it is not a dictionary
                 part = file.get_slice(name)
                 dtype = _SAFETENSORS_TYPES.get(part.get_dtype())
                 if dtype is None:

@@ -26,7 +26,7 @@ def fetch(name: str | Path, tokenizer_only: bool = False) -> Path:
     """The directory in the Hub's cache with the files of a model, downloaded if they are not there.
 
     Args:
-      name: USER/MODEL or USER/MODEL@REVISION, a name that is no file or directory here.
+      name: USER/MODEL or USER/MODEL@REVISION, a name that is not a file or directory here.
       tokenizer_only: leave the weights.
 
     Raises:

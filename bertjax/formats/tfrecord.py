@@ -54,7 +54,7 @@ def _walk(data):
 
 # --- tf.train.Example -------------------------------------------------------------------------
 
-NO_EXAMPLE = "it is no tf.train.Example"
+NO_EXAMPLE = "it is not a tf.train.Example"
 
 # tensorflow/core/example/{example,feature}.proto
 Example = declare(

@@ -158,7 +158,7 @@ def _shards(path: Path) -> list[Path]:
             placement = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
             files = [path.parent / shard for shard in sorted(set(placement.values()))]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise LoadError(f"{path} is no index of shards: {error}") from None
+            raise LoadError(f"{path} is not an index of shards: {error}") from None
         for file in files:
             if file.parent != path.parent or not file.is_file():
                 raise LoadError(f"{path} names the shard {file.name!r}, which is not beside it")

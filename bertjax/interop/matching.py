@@ -88,7 +88,7 @@ def match_headers(
 
     Raises:
       LoadError: missing, unexpected or mis-shaped names, all listed with their shapes; types that
-        are no floating-point numbers.
+        are not floating-point numbers.
     """
     absent = {part_of(path) for path in wanted} - {"encoder", *place.heads}  # heads that such files never have
     places = {path: Place(path, False) if part_of(path) in absent else place(path) for path in wanted}
@@ -98,7 +98,7 @@ def match_headers(
     }
     found = {path: available.get(places[path].name) for path in wanted}
     unfit = [path for path, header in found.items() if header is None or header.shape != needed[path]]
-    # A head is taken whole or not at all: half of one is no head.
+    # A head is taken whole or not at all: half of one is not a head.
     afresh = {part_of(path) for path in unfit} & {*place.heads, *absent} if fresh_heads else set()
     loaded = [path for path in wanted if part_of(path) not in afresh]
     unfit = [path for path in unfit if part_of(path) not in afresh]

@@ -35,7 +35,7 @@ class Naming:
     """The names of one kind of file. Called with a parameter path, it gives its place.
 
     Attributes:
-      place: parameter path -> place; KeyError for what is no parameter of heads.py.
+      place: parameter path -> place; KeyError for what is not a parameter of heads.py.
       heads: the heads that such files can have.
       joined: last part of a name -> the modules whose arrays it holds, one after the other along the first axis.
       root: before the names of an encoder that was saved within a model, and `bare` how they begin without it.

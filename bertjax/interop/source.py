@@ -205,7 +205,7 @@ def _recognise(path: Path) -> Source:
     directory = path if sentence is None else sentence.directory
     if (directory / "adapter_config.json").is_file():  # without which the weights beside it are another model
         raise LoadError(
-            f"{directory} holds an adapter of peft, which is no whole model. Merge it, in torch: PeftModel."
+            f"{directory} holds an adapter of peft, which is not a whole model. Merge it, in torch: PeftModel."
             "from_pretrained(BASE, DIR).merge_and_unload().save_pretrained(OUT), with the tokenizer's files in OUT"
         )
     if directory.is_dir() and huggingface.is_hugging_face(directory):

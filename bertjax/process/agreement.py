@@ -1,7 +1,7 @@
 """Refuses processes that are not of one run: other settings, other code, other data.
 
-Each process compiles its own program, so a rate or a seed that differs is no error to jax: the copies of the weights
-would drift apart in silence.
+Each process compiles its own program, so a rate or a seed that differs is not an error to jax: the copies of the
+weights would drift apart in silence.
 """
 
 import json

@@ -10,7 +10,7 @@ In: a tree of arrays, the step, metrics. Out: DIR/<step>/ (formats/checkpoint.py
 4. Restore takes the newest; if its files differ from its manifest it says so and takes the one before. If checkpoints
    existed and none is intact, that is an error, never a fresh start.
 
-On object stores (gs://), where a rename is no single operation, the step directory is written in place and the
+On object stores (gs://), where a rename is not a single operation, the step directory is written in place and the
 manifest, written last, commits it. docs/design.md says why orbax's CheckpointManager does not do this.
 """
 

@@ -114,7 +114,7 @@ def read_conll(path: pathlib.Path) -> list[Sentence]:
 def _check_first_column(path: pathlib.Path, sentences: Sequence[Sentence], columns: Sequence[set[str]]) -> None:
     """ValueError where the first column says which word it is, or of which document, and not what.
 
-    Beside a column of words numbers are no words; alone with the tags, only if they count.
+    Beside a column of words numbers are not words; alone with the tags, only if they count.
     """
     numbers = bool(columns) and all(map(_PLACE.fullmatch, columns[0]))
     beside = [seen for seen in columns[1:-1] if any(any(c.isalpha() for c in cell) for cell in seen)]
@@ -144,7 +144,7 @@ def in_columns(*columns: Sequence[str] | None) -> str:
 
 
 def check_tags(sentences: Sequence[Sentence]) -> None:
-    """ValueError that says where, for a tag that is no entity's."""
+    """ValueError that says where, for a tag that is not an entity's."""
     for sentence in sentences:
         for tag in sentence.tags or ():
             try:

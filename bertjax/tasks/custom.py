@@ -96,7 +96,7 @@ class TableTask(TextTask):
             label = self._label(row.get(self.label), where)
             records.append(Record(str(key), *texts_of(row, self.text), label, where))
         labelled = all_labelled(
-            records, " (-1 is no label, as in GLUE's test files; write a class of that name in another way)"
+            records, " (-1 is not a label, as in GLUE's test files; write a class of that name in another way)"
         )
         notes = self._remarks(records) if labelled else ()
         return Split(split, records, labelled, file_fingerprint(path), notes)
@@ -165,7 +165,7 @@ class TableTask(TextTask):
             value = _listed(text)
             if value is None:
                 raise ValueError(
-                    f"{where}: {self.label} {text!r:.60} is no list of names: write each in quotes "
+                    f"{where}: {self.label} {text!r:.60} is not a list of names: write each in quotes "
                     "and commas between them, as in ['a', 'b']"
                 )
         if isinstance(value, list):

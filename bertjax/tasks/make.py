@@ -67,7 +67,7 @@ def make_task(name: str, data: str, options: Mapping[str, Any] | None = None) ->
     """The task `name` over `data` (a directory, hf:NAME or tfds:NAME).
 
     Args:
-      name: a GLUE task (cola ... ax), xnli, squad1.1, squad2.0, ner, tag (tags that are no entities), swag, or table
+      name: a GLUE task (cola ... ax), xnli, squad1.1, squad2.0, ner, tag (tags that are not entities), swag, or table
         (your own CSV, TSV or JSON lines); or an alias of these.
       options: keyword arguments of the task's class, see glue.py, squad.py, ner.py, swag.py and custom.py.
 

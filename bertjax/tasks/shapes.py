@@ -60,7 +60,7 @@ class Shape(NamedTuple):
     slots: int = 1
 
 
-SHORTEST = 64  # packed rows of fewer tokens would leave more of them unused, and are no faster
+SHORTEST = 64  # packed rows of fewer tokens would leave more of them unused, and are not faster
 # Extra time of a token for each token of its row, relative to a short row: measured on a CPU (attention is T x T).
 PER_LENGTH = 1e-3
 SAMPLED = 200  # batches that say how many packed rows a training batch needs

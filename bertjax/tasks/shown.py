@@ -51,7 +51,7 @@ def examples_of(task: Task, split: Split, rows: Rows, outputs: Outputs) -> list[
     made = task.examples(split, rows, outputs)
     for example in made:
         example["texts"] = [cut(text) for text in example["texts"]]
-        # JSON has no NaN, and the end of a run whose weights became NaN is no place to fail.
+        # JSON has no NaN, and the end of a run whose weights became NaN is not a place to fail.
         example["score"] = float(np.nan_to_num(example["score"]))
         for likely in example.get("predictions", ()):
             likely[1] = float(np.nan_to_num(likely[1]))

@@ -40,7 +40,7 @@ class Question:
 
 
 def _question(entry: Mapping[str, Any], context: str, where: str) -> Question:
-    """An entry of "qas". Raises TypeError where text is no text or a place no whole number.
+    """An entry of "qas". Raises TypeError where text is not text or a place no whole number.
 
     An answer without text is none, as in the official scores.
     """

@@ -29,7 +29,7 @@ class Table:
     skipped: int = 0
 
     def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
-        """(file:line, row, its texts in these columns). Raises ValueError for what is no text."""
+        """(file:line, row, its texts in these columns). Raises ValueError for what is not a text."""
         for line, row in self.rows:
             for column in columns:
                 if not isinstance(row[column], str):
@@ -134,7 +134,7 @@ def _csv_lines(path: pathlib.Path) -> list[tuple[int, list[str]]]:
 def read_objects(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
     """(line number, object) of JSON lines, or (number, row) of a data set by name; blank lines are none.
 
-    Raises ValueError with file and line for what is no object, or holds half a surrogate pair.
+    Raises ValueError with file and line for what is not an object, or holds half a surrogate pair.
     """
     if is_name(path):
         return list(enumerate(read_rows(str(path))[0]))
@@ -152,7 +152,7 @@ def read_objects(path: pathlib.Path) -> list[tuple[int, dict[str, Any]]]:
             json.dumps(row, ensure_ascii=False).encode() if "\\u" in line else None
         except UnicodeEncodeError:
             raise ValueError(
-                f"{path}:{number}: a text holds half a surrogate pair (\\ud800 to \\udfff), which is no character"
+                f"{path}:{number}: a text holds half a surrogate pair (\\ud800 to \\udfff), which is not a character"
             ) from None
         rows.append((number, row))
     return rows
@@ -173,8 +173,8 @@ def _read_json_lines(path: pathlib.Path, required: Sequence[str], remedy: str) -
 class TableWriter:
     """Writes rows to a stream as 'csv', 'tsv' or 'jsonl', so that `read_table` reads the same.
 
-    `columns` are those of a CSV or TSV file, which gets a header; a cell that is no text is written as JSON. JSON lines
-    are the rows as they are.
+    `columns` are those of a CSV or TSV file, which gets a header; a cell that is not text is written as JSON. JSON
+    lines are the rows as they are.
     """
 
     def __init__(self, stream: IO[str], kind: str, columns: Sequence[str] = ()):

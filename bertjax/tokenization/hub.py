@@ -106,7 +106,7 @@ class HubTokenizer(Tokenizer):
         if self._word_mark() != _WORD_MARKS["ByteLevel"] or not self._is_text[token_id]:
             return piece
         text = self.decode([token_id])
-        # Part of a character is no text, and a blank at the start would not be seen.
+        # Part of a character is not text, and a blank at the start would not be seen.
         return piece if "\ufffd" in text else text.replace(" ", _WORD_MARKS["ByteLevel"])
 
     @property
@@ -366,5 +366,5 @@ def named_errors(source: str) -> Iterator[None]:
 
 
 def _clean(text: str) -> str:
-    """Half a surrogate pair is no character to the library; U+FFFD is as long."""
+    """Half a surrogate pair is not a character to the library; U+FFFD is as long."""
     return _SURROGATE.sub("\ufffd", text) if not text.isascii() else text

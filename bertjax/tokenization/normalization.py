@@ -159,7 +159,7 @@ class BertNormalizer:
 
 def _decompose(letters: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """NFD of characters with their origins, combining marks in canonical order."""
-    keyed, run = [], 0  # a run begins with a character that is no mark
+    keyed, run = [], 0  # a run begins with a character that is not a mark
     for char, i in letters:
         for part in unicodedata.normalize("NFD", char):
             order = unicodedata.combining(part)

@@ -5,7 +5,7 @@
 
 In a file of plain lines (.txt), each line is an input: a tab separates the two texts of a pair
 (next-sentence, classify) or the question from its context (qa); words of ner are separated by
-spaces. Blank lines at the end are no input.
+spaces. Blank lines at the end are not input.
 
 A table (.csv, .tsv, .jsonl) is read as in training: by the columns that the model was fine-tuned
 on, or those of --columns. So are .conll files (ner) and SQuAD's .json (qa). The answers have the

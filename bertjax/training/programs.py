@@ -34,7 +34,7 @@ class Programs:
     """
 
     def __init__(self) -> None:
-        # Their threads are no daemons: the end of Python would abort the process in the middle of a compilation.
+        # Their threads are not daemons: the end of Python would abort the process in the middle of a compilation.
         self._lowering = ThreadPoolExecutor(1)
         self._compiling = ThreadPoolExecutor()
         self._started: dict[Hashable, Future[Future[Any]]] = {}

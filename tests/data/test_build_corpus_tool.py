@@ -147,5 +147,5 @@ def test_the_way_of_reading_is_printed_with_what_is_hardly_meant(corpus, capsys)
     assert "warning" not in out
     out = built(corpus, capsys, "ボタンを押した。彼は来た。\n" * 20, "--segment=true")
     assert "rules of 'ja'" in out and "note: Japanese has no spaces" in out and "Unigram" in out
-    with pytest.raises(SystemExit, match="language 'german' is no code.*'de'"):
+    with pytest.raises(SystemExit, match="language 'german' is not an ISO 639-1 code.*'de'"):
         built(corpus, capsys, lines, "--language=german")

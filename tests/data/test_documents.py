@@ -413,5 +413,5 @@ def test_the_language_is_guessed_from_script_and_words(tmp_path, text, language,
     ],
 )
 def test_an_unknown_language_is_refused_with_the_nearest(given, nearest):
-    with pytest.raises(ValueError, match=f"{given}' is no code.*did you mean '{nearest}'"):
+    with pytest.raises(ValueError, match=f"{given}' is not an ISO 639-1 code.*did you mean '{nearest}'"):
         Reading(language=given)

@@ -212,7 +212,7 @@ def test_a_data_set_of_the_hub_is_streamed_at_one_commit(server, folder, tokeniz
     [
         (
             "someone/none",
-            "hf:someone/none: .* doesn't exist on the Hub or cannot be accessed. .someone/none is no fold",
+            "hf:someone/none: .* doesn't exist on the Hub or cannot be accessed. .someone/none is not a fold",
         ),
         ("someone/docs@v9,de", "Revision 'v9' doesn't exist for dataset 'someone/docs'"),
         ("someone/docs,fr", "there is no configuration 'fr' hf:someone/docs,CONFIG has de, hi"),

@@ -257,7 +257,7 @@ def test_a_damaged_directory_is_refused_with_the_reason(tmp_path, name, content,
 def test_an_index_without_shards_is_refused(tmp_path):
     shutil.copy(GOLDEN / "config.json", tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(LoadError, match="is no index of shards"):
+    with pytest.raises(LoadError, match="is not an index of shards"):
         load_model(tmp_path)
 
 

@@ -90,7 +90,7 @@ REFERENCE = with_key(attention_reference.attention)
 
 
 @pytest.mark.parametrize(
-    ("attend", "length", "window"),  # lengths are no multiples of a tile
+    ("attend", "length", "window"),  # lengths are not multiples of a tile
     [
         *((REFERENCE, 83, window) for window in (0, 1, 5, 16, 40, 100)),
         (split_product, 83, 5),

@@ -48,7 +48,7 @@ ROWS = st.one_of(
     st.fixed_dictionaries({"text": TEXT, "label": TEXT}),
     st.dictionaries(st.sampled_from(["text", "label", "id", ""]), VALUES, max_size=3),
 )
-# Whole lines: rows, blank ones, what is no object, and what is not JSON.
+# Whole lines: rows, blank ones, what is not an object, and what is not JSON.
 LINES = st.lists(
     st.one_of(
         ROWS.map(json.dumps),

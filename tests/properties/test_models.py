@@ -320,7 +320,7 @@ def same(theirs, ours, path, errors):
 
 
 def refused_or_arrays(read, path):
-    """Nothing but LoadError or arrays that are no larger than the file."""
+    """Nothing but LoadError or arrays that are not larger than the file."""
     try:
         arrays = read(path)
     except LoadError:

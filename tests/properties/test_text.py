@@ -172,7 +172,7 @@ def paragraphs(text, errors, counts):
 
 
 class Characters(FakeTokenizer):
-    """A token for each character that is no space; 'é' is unknown."""
+    """A token for each character that is not a space; 'é' is unknown."""
 
     vocab_size, unk_id, pad_id, cls_id, sep_id = 1 << 16, 1, 0, 2, 3
     fingerprint = "characters"

@@ -85,7 +85,7 @@ Example = message_types()
 
 
 def reference(record):
-    """The lists of numbers by name, or None where the bytes are no example."""
+    """The lists of numbers by name, or None where the bytes are not an example."""
     from google.protobuf.message import DecodeError
 
     try:

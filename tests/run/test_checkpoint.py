@@ -443,7 +443,7 @@ def test_a_directory_of_an_object_store_that_vanishes_while_it_is_read_is_empty(
 
 def test_an_object_store_that_refuses_is_told_with_what_to_look_at(bucket, monkeypatch):
     def refuse(*_):
-        raise RuntimeError("Forbidden, 403")  # gcsfs has an HttpError that is no OSError
+        raise RuntimeError("Forbidden, 403")  # gcsfs has an HttpError that is not an OSError
 
     monkeypatch.setattr(type(bucket), "write_text", refuse)
     with pytest.raises(CheckpointError, match="gs://bucket/run: Forbidden, 403.*may this machine"):

@@ -107,7 +107,7 @@ def test_blanks_around_a_class_name_make_no_other_class(tmp_path):
 @pytest.mark.parametrize("cell", ["NaN", '"-1"', "-1", "null", '" "'])
 def test_a_cell_that_is_no_label_becomes_no_class(tmp_path, cell):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "x", "label": 1}}\n{{"text": "y", "label": {cell}}}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl:2: no label, although .*-1 is no label"):
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: no label, although .*-1 is not a label"):
         TableTask(tmp_path, {"train": "a.jsonl"})
 
 
@@ -165,7 +165,7 @@ def test_names_in_lists_are_read_as_json_or_python_reads_them(tmp_path):
 )
 def test_what_is_nearly_a_list_is_refused_and_costs_no_time(tmp_path, cell):
     if cell[-1] == "]":
-        with pytest.raises(ValueError, match=r"a.csv:3: label .* is no list of names: write each"):
+        with pytest.raises(ValueError, match=r"a.csv:3: label .* is not a list of names: write each"):
             multilabel(tmp_path, ["['x']", cell])
     else:
         assert cell in multilabel(tmp_path, ["['x']", cell]).labels

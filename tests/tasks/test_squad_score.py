@@ -48,7 +48,7 @@ def test_scores_of_published_predictions_equal_the_official_ones_to_the_last_dig
 def words(answer):
     """The normalisation of Rajpurkar et al. 2016, 6.1, read letter by letter."""
     kept = "".join(c for c in answer.lower() if c not in string.punctuation)
-    # An article goes where it stands between characters that are no part of a word.
+    # An article goes where it stands between characters that are not part of a word.
     pieces = re.split(r"(\W+)", kept)
     return "".join(" " if piece in ("a", "an", "the") else piece for piece in pieces).split()
 

@@ -96,7 +96,7 @@ def test_optimizer_state_lies_where_its_parameter_lies():
         ("encoder/layer_3/attention/query/kernel", (16, 16), P("fsdp", "tensor")),
         ("encoder/layer_3/attention/output/kernel", (16, 16), P(("tensor", "fsdp"))),
         ("encoder/layer_3/output/kernel", (32, 16), P(("tensor", "fsdp"))),
-        ("encoder/layer_3/output/kernel", (30, 16), P("tensor")),  # 30 is no multiple of 4
+        ("encoder/layer_3/output/kernel", (30, 16), P("tensor")),  # 30 is not a multiple of 4
         ("encoder/layer_3/output/kernel", (31, 16), P()),
         ("encoder/layer_3/LayerNorm/scale", (16,), P()),
         ("classifier/kernel", (16, 3), P("fsdp")),

@@ -121,7 +121,7 @@ def _by_class(details: Mapping[str, Any]) -> Mapping[str, Sequence[float]]:
 
 
 def _class_table(table: Mapping[str, Sequence[float]], details: Mapping[str, Any]) -> str:
-    """Scores of each class, beside them the confusion matrix where there is one, and after them what is no entity."""
+    """Scores of each class, beside them the confusion matrix where there is one, and last what is not an entity."""
     matrix, names = details.get("confusion") if len(table) > 1 else None, list(table)
     if many := len(names) > MOST_IN_ORDER:
         names.sort(key=lambda name: table[name][-2])

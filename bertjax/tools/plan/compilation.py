@@ -223,7 +223,7 @@ def assigned_memory(directory: pathlib.Path) -> Compiled | None:
 
 
 def allocations(text: str) -> tuple[int, int, int]:
-    """Bytes of (arguments, temporaries, outputs that are no arguments) of a buffer assignment, of HBM: other memories
+    """Bytes of (arguments, temporaries, outputs that are not arguments) of a buffer assignment, of HBM: other memories
     are marked by a colour."""
     sizes = {"parameter": 0, "preallocated-temp": 0, "maybe-live-out": 0}
     for size, kind in re.findall(r"^allocation \d+: size (\d+), (.*)$", text, re.MULTILINE):
