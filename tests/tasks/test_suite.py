@@ -44,13 +44,17 @@ def test_a_submission_of_the_suite_has_both_files_of_mnli(asked, tmp_path, monke
     for name in ("MNLI", "RTE"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.tsv").write_text("")
-    predicted = {}
-    monkeypatch.setattr(
-        job, "prepare", lambda config, workdir, mesh=None: predicted.update({config.task.name: config.task.predict})
-    )
+    predicted, read = {}, []
+
+    def prepare(config, workdir, mesh=None):
+        predicted[config.task.name] = config.task.predict
+        return types.SimpleNamespace(tuner=types.SimpleNamespace(read=read.append))
+
+    monkeypatch.setattr(job, "prepare", prepare)
     suite.prepare(config_for(tmp_path).replace({"task.predict": asked}), "run")
     both = (*asked, "test_mismatched") if len(",".join(asked)) > 3 else asked
     assert predicted == {"mnli": both, "rte": asked}
+    assert read == ["dev_mismatched"]
 
 
 def test_a_folder_without_tasks_is_refused(tmp_path):
