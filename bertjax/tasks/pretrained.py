@@ -19,6 +19,7 @@ from bertjax.config import Config
 from bertjax.interop import open_source
 from bertjax.interop.loading import draw, stored_parameters
 from bertjax.model.heads import parameter_shapes
+from bertjax.model.outputs import STYLES
 from bertjax.model.paths import flatten, unflatten
 
 log = logging.getLogger(__name__)
@@ -61,5 +62,7 @@ class Pretrained:
                 fresh |= {path for path in shapes if path.startswith(heads)}
             self._loaded = {path: loaded[path] for path in shapes if path not in fresh}
             log.info("%s: drawn afresh: %s", self.path, ", ".join(sorted(fresh)) or "nothing")
+            if "pooler/kernel" in fresh and STYLES[model.config.heads].pooled:  # else it is part of each new head
+                log.warning("%s has no pooler: it is drawn at random, as the new head is", self.path)
             self._draw = draw(model, sorted(fresh))
         return unflatten(self._loaded | self._draw(key))

@@ -69,3 +69,11 @@ def test_reading_ahead_changes_nothing_but_when(tmp_path):
     early.read_ahead()  # what is wrong is said when the weights are asked for
     with pytest.raises(LoadError, match="not a readable safetensors file"):
         early(model, jax.random.key(2))
+
+
+@pytest.mark.parametrize("kind, missing", [(heads.BertForMaskedLM, True), (heads.BertModel, False)])
+def test_a_pooler_that_is_drawn_at_random_is_told(kind, missing, tmp_path, caplog):
+    params = jax.jit(heads.init_params, static_argnums=0)(kind(CONFIG), jax.random.key(1))
+    write_directory(tmp_path / "m", CONFIG, params, kind.__name__)
+    Pretrained(tmp_path / "m")(MODELS["classifier"], jax.random.key(0))
+    assert ("has no pooler: it is drawn at random" in caplog.text) == missing
