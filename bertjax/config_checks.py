@@ -211,7 +211,7 @@ def _ignored(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         )
     model = config.model
     if model.is_decoder:
-        yield ("masking.", "eval.masking_rate"), "config.model.is_decoder=True predicts the next token"
+        yield ("masking.", "eval.masking_rate", "log.fill_mask"), "config.model.is_decoder=True predicts the next token"
     if model.positions != "rotary":
         yield ("model.global_rope_theta", "model.local_rope_theta"), "it is for config.model.positions='rotary'"
     if not model.local_attention:

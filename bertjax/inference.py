@@ -101,9 +101,12 @@ def fill_mask(
       of that for each.
 
     Raises:
-      ValueError: no [MASK] in a text, a text beyond the positions, top_k below 1, or a model without an MLM head.
+      ValueError: no [MASK] in a text, a text beyond the positions, top_k below 1, a model without an MLM head, or one
+        that reads left to right.
     """
     loaded = opened(model, "mlm", heads.BertForPreTraining, heads.BertForMaskedLM, purpose="fill-mask")
+    if loaded.config.is_decoder:
+        raise ValueError("a left-to-right model predicts the next token, and fills no [MASK]")
     if isinstance(text, str):
         return fill_mask(loaded, [text], top_k, batch_size)[0]
     if not isinstance(top_k, numbers.Integral) or top_k < 1:

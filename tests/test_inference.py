@@ -57,6 +57,13 @@ def test_fill_mask_ranks_real_tokens_for_every_mask(pretrained):
         inference.fill_mask(pretrained, "the cat")
 
 
+def test_a_left_to_right_model_fills_no_masks(pretrained):
+    model = type(pretrained.model)(dataclasses.replace(pretrained.config, is_decoder=True))
+    causal = dataclasses.replace(pretrained, model=model)
+    with pytest.raises(ValueError, match="left-to-right model predicts the next token"):
+        inference.fill_mask(causal, "the [MASK] sat")
+
+
 def test_many_texts_are_filled_as_each_alone(pretrained):
     texts = ["the [MASK] sat .", "[MASK] " * 13, "the cats sat on [MASK] mat [MASK] .", "[MASK]"]
     together = inference.fill_mask(pretrained, (text for text in texts), 3, batch_size=2)

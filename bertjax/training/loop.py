@@ -114,7 +114,7 @@ class Loop:
         train_step = self.trainer.train_step(phase.objective)
         which = f" of phase {number + 1}" if len(self.phases) > 1 else ""
         self.logbook.message(f"compiling the training step{which} ...")
-        if self.place == planned:
+        if self.step == self.clock.phase_start:
             self.means = Means()  # rows of other lengths have other losses
         self.meter.start(compiling=True)
         batches = phase.batches(self.step - self.clock.phase_start)

@@ -158,11 +158,12 @@ class Line:
 
 class Book:
     def __init__(self):
-        self.rates, self.steps, self.evaluated = [], [], []
+        self.rates, self.steps, self.evaluated, self.losses = [], [], [], []
 
     def train(self, step, last_step, metrics):
         self.rates.append(metrics["learning_rate"])
         self.steps.append((step, last_step))
+        self.losses.append(metrics["loss"])
 
     def evaluation(self, step, metrics):
         self.evaluated.append(step)
@@ -213,3 +214,25 @@ def test_rate_phases_evaluations_and_the_end_follow_the_clock(tmp_path):
     saved = checkpoints.metrics(steps)
     assert saved["budget/position"] == 10_000 and saved["budget/phase"] == 1
     assert HandClock(100 / 60, 10_000, saved).position(steps) == 10_000  # finished
+
+
+def test_a_line_has_the_means_of_one_phase_also_where_the_clock_ends_it():
+    clock, book = HandClock(minutes=100 / 60, total=10_000), Book()
+
+    def batches(x):
+        def stream(first):
+            while True:
+                clock.now += 10
+                yield {"x": np.full(8, x, np.float32)}
+
+        return stream
+
+    trainer = Trainer(
+        make_optimizer(OptimizerSettings(), learning_rate_schedule("constant", 1.0, 0, 10_000)),
+        make_mesh(devices=jax.devices()[:1]),
+    )
+    phases = [Phase(5_500, Line(), batches(1.0)), Phase(10_000, Line(), batches(0.0))]
+    settings = Config().replace({"log.every_steps": 1000})
+    trainer.fit(trainer.init(phases[0].objective), phases, settings, logbook=book, clock=clock)
+    assert [step for step, _ in book.steps][0] == 1 and len(book.steps) == 2
+    assert book.losses[-1] == 81.0  # (0 - 9)**2, with nothing of the phase before
