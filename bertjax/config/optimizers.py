@@ -10,11 +10,12 @@ from bertjax.config.setting import nearest
 from bertjax.config.training import OptimizerSettings
 
 OWN_OPTIMIZERS = ("adamw", "lamb", "stableadamw")
-# Arguments that are settings of their own.
+# Arguments that have another place, and which.
 ELSEWHERE = {
     "learning_rate": "config.optimizer.learning_rate",
     **dict.fromkeys(("weight_decay", "weight_decay_rate", "adam_weight_decay"), "config.optimizer.weight_decay"),
     **dict.fromkeys(("mask", "weight_decay_mask"), "config.optimizer.no_decay"),
+    "muon_weight_dimension_numbers": "Muon trains the matrices of the layers",
 }
 
 
@@ -54,7 +55,7 @@ def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict
     )
     for name, value in settings.options.items():
         if name in takes and name in ELSEWHERE:
-            raise ValueError(f"config.optimizer.options.{name} is a setting of its own: {ELSEWHERE[name]}")
+            raise ValueError(f"config.optimizer.options.{name} is set elsewhere: {ELSEWHERE[name]}")
         if name not in takes:
             raise ValueError(
                 f"config.optimizer.options.{name}: {settings.name} has no argument {name!r}."
