@@ -5,9 +5,12 @@ BERTJAX_PROPERTY_EXAMPLES=100000 pytest -m nightly tests/properties --hypothesis
 
 import os
 import pathlib
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from bertjax.formats.files import scratch_directory
 
 FAST, NIGHTLY = 30, 2000  # inputs a test
 
@@ -38,3 +41,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if pathlib.Path(__file__).parent in pathlib.Path(item.fspath).parents:
             item.add_marker(pytest.mark.nightly)
+
+
+@pytest.fixture(scope="module")
+def folder():
+    """For files that are written in each example: in memory where that can be, and gone even after a kill."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.path.isdir("/dev/shm"):
+            patch.setattr(tempfile, "tempdir", "/dev/shm")
+        with scratch_directory() as directory:
+            patch.undo()
+            yield directory

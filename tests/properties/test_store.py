@@ -1,9 +1,5 @@
 """Damage to token stores: refused by name, or without any effect on the batches."""
 
-import os
-import pathlib
-import tempfile
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,11 +31,9 @@ def batches_of(path):
 
 
 @pytest.fixture(scope="module")
-def store():
+def store(folder):
     """(directory, its files, its batches)"""
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # files are written in each example
-    with tempfile.TemporaryDirectory(dir=memory) as directory:
-        yield make_store(pathlib.Path(directory, "s"))
+    return make_store(folder / "s")
 
 
 def make_store(path):

@@ -4,18 +4,13 @@ The simple reader works on the whole file at once; what it calls `Refused`, ours
 the file. Of what is accepted, the tokens in are the tokens in the store and the losses counted.
 """
 
-import atexit
 import bz2
 import collections
 import gzip
 import html
 import json
 import lzma
-import os
-import pathlib
 import re
-import shutil
-import tempfile
 
 import numpy as np
 import zstandard
@@ -34,9 +29,6 @@ COMPRESS = {
     ".xz": lambda data: lzma.compress(data, preset=0),
     ".zst": zstandard.compress,
 }
-MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
-FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="bertjax-text-", dir=MEMORY))
-atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 words = st.text(st.sampled_from('ab. \t\u200b\x0b\x0c\x01\x1c\x85\xa0\u2028\u3000é中\ufeff<>"\\'), max_size=8)
 ends = st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\r\n\r\n", b"\n \n", b"\r", b"\n\r\n", b""])
@@ -189,9 +181,9 @@ cases = st.one_of(
 
 
 @given(cases, st.sampled_from(sorted(COMPRESS)), st.sampled_from(["strict", "replace"]))
-def test_documents_are_those_of_a_simple_reader_or_the_file_is_refused(case, suffix, errors):
+def test_documents_are_those_of_a_simple_reader_or_the_file_is_refused(folder, case, suffix, errors):
     form, data = case
-    path = FOLDER / f"in{suffix}"
+    path = folder / f"in{suffix}"
     path.write_bytes(COMPRESS[suffix](data))
     try:
         documents, counts = expected(form, data, errors)
@@ -220,14 +212,14 @@ def test_documents_are_those_of_a_simple_reader_or_the_file_is_refused(case, suf
 
 
 @given(st.lists(st.lists(words, min_size=1, max_size=4), min_size=1, max_size=4), st.sampled_from([None, 1, 2, 5]))
-def test_tokens_in_are_the_tokens_in_the_store_and_the_losses_counted(documents, split_lines):
-    path = FOLDER / "tokens.jsonl"
+def test_tokens_in_are_the_tokens_in_the_store_and_the_losses_counted(folder, documents, split_lines):
+    path = folder / "tokens.jsonl"
     path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     reading = Reading(format="jsonl", segment=False, language="en")
     extents = [Extent(str(path), "jsonl", 0, -1, 1)]
-    record = build_shard(ShardTask(extents, 0, FOLDER, np.dtype("<u2"), reading, split_lines), Characters())
-    sentences, table = read_shard_tables(FOLDER, 0)
-    written = np.fromfile(FOLDER / "00000.tokens", "<u2")
+    record = build_shard(ShardTask(extents, 0, folder, np.dtype("<u2"), reading, split_lines), Characters())
+    sentences, table = read_shard_tables(folder, 0)
+    written = np.fromfile(folder / "00000.tokens", "<u2")
     tokens = [Characters().encode_batch(document) for document in documents]
     stripped = [[line for line in map(str.strip, document) if line] for document in documents]
     assert written.tolist() == [i for document in tokens for line in document for i in line]

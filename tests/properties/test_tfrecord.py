@@ -1,9 +1,6 @@
 """TFRecords and their examples: as Google's protocol buffers read them, or refused."""
 
-import os
-import pathlib
 import random
-import tempfile
 
 import numpy as np
 import pytest
@@ -275,11 +272,9 @@ READER = ExampleReader(FIRST, "FILE", Vocabulary())
 
 
 @pytest.fixture(scope="module")
-def path():
-    """Of a file that is written in each example, in memory where that can be."""
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(dir=memory) as directory:
-        yield pathlib.Path(directory, "a.tfrecord")
+def path(folder):
+    """Of a file that is written in each example."""
+    return folder / "a.tfrecord"
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4), st.booleans())
