@@ -80,6 +80,8 @@ class NerTask(Task):
 
     def _labels_of_train(self) -> tuple[str, ...]:
         found = in_order(tag for sentence in self.labelled_train().records for tag in sentence.tags)
+        if len(found) < 2:
+            raise ValueError(f"{self.file_of('train')}: every tag is {found[0]!r}; there must be two to tell apart")
         return tuple(sorted(found, key=lambda tag: tag != OUTSIDE))
 
     # --- reading

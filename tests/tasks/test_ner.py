@@ -210,6 +210,12 @@ def test_files_are_converted_on_request_and_the_notes_say_so(tmp_path):
     assert split.records[0].tags == ("B-X", "E-X", "O") and task.labels == ("O", "B-X", "E-X")
 
 
+def test_a_file_of_one_tag_teaches_nothing(tmp_path):
+    write(tmp_path, "train.conll", [[("a", "O"), ("b", "O")], [("c", "O")]])
+    with pytest.raises(ValueError, match=r"train\.conll: every tag is 'O'; there must be two"):
+        NerTask(tmp_path)
+
+
 def test_an_untagged_file_is_predicted_but_neither_trained_on_nor_scored(tmp_path):
     (tmp_path / "test.conll").write_text("Jim\nleft\n\nAnn\n")
     task = NerTask(tmp_path, labels=("O", "B-PER"))
