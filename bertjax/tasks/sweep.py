@@ -14,10 +14,13 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from bertjax import markdown
 from bertjax.config import Config, differences, flatten
 from bertjax.formats.files import read_json, write_whole
 from bertjax.log.logbook import counted
+from bertjax.run.claim import claim
 from bertjax.tasks.finetune import PER_RUN, NoFiniteScore, Trained
 from bertjax.tasks.metrics import CONSTANT, ONE_CLASS_ONLY, is_better
 from bertjax.training.loop import NotFiniteError
@@ -89,9 +92,9 @@ def sweep(
       keep: called with what was trained whenever it is the best of the search so far.
       say: takes a line about every run that is done.
 
-    Raises ValueError if the directory belongs to another search.
+    Raises ValueError if the directory belongs to another search, CheckpointError if another process is at it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    claim(epath.Path(directory.absolute()))
     check_identity(directory, identity)
     path = directory / "runs.jsonl"
     outcomes = read_outcomes(path)

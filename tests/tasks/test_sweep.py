@@ -1,11 +1,14 @@
 """The search: grid, resumption, degenerate runs, table and picture. No model is trained here."""
 
 import json
+import subprocess
+import sys
 import types
 
 import pytest
 
 from bertjax.config import finetune_config, frozen
+from bertjax.formats.checkpoint import CheckpointError
 from bertjax.tasks import metrics, sweep
 from bertjax.tasks.finetune import NoFiniteScore
 from bertjax.tools import sweep as tool
@@ -83,6 +86,19 @@ def test_a_search_killed_while_it_keeps_its_best_model_keeps_it_the_next_time(tm
     outcomes = sweep.sweep(Tuner().run, runs(), tmp_path, {}, keep=lambda run: kept.append(run.value))
     assert len(outcomes) == 12
     assert kept[-1] == sweep.best_outcome(outcomes).value == best
+
+
+def test_two_processes_do_not_search_in_one_directory(tmp_path):
+    hold = (
+        "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, 2); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", hold, str(tmp_path / "search.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError, match="another process is training .*search.lock; wait for it"):
+            sweep.sweep(Tuner().run, runs(), tmp_path / "search", {})
+        other.stdin.close()
+    assert len(sweep.sweep(Tuner().run, runs(), tmp_path / "search", {})) == 12
 
 
 def test_failed_and_one_class_runs_are_counted_and_averaged_honestly(tmp_path):
