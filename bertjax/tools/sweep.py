@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "config.export.push has no effect on a search; push its best model afterwards: python -m "
                 f"bertjax.tools.convert --from={flags.workdir}/best --push={config.export.push}"
             )
-    with refusals("sweep"):
+    from bertjax.formats.checkpoint import CheckpointError
+
+    with refusals("sweep", 1, CheckpointError):
         print(run(config, search, range(flags.seeds), flags.workdir))
 
 
