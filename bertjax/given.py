@@ -62,7 +62,10 @@ def text_store(
                 build_store([str(file)], own, directory, reading=reading, heldout_fraction=HELDOUT)
 
         store = pathlib.Path(workdir) / f"corpus-{digest[:8]}"
-        return make_once(store, build, "the corpus of the texts", lambda path: (path / "manifest.json").exists())
+        try:
+            return make_once(store, build, "the corpus of the texts", lambda path: (path / "manifest.json").exists())
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(file), "texts")) from error
 
 
 def write_splits(splits: Mapping[str, Any], config: Config, directory: pathlib.Path) -> dict[str, Any]:

@@ -231,6 +231,8 @@ def test_texts_become_a_store_in_the_directory_of_the_run(tmp_path, capsys):
         bertjax.train("demo", tmp_path, changes, texts=texts[1:], tokenizer=result.model_path)
     with pytest.raises(ValueError, match="^texts: row 0 has no 'text'"):
         bertjax.train("demo", tmp_path / "new", TINY, texts=[5])
+    with pytest.raises(ValueError, match="^texts, line 2: an escape"):
+        bertjax.train("demo", tmp_path / "new", TINY, texts=["a b.", "c \ud800."])
     assert not (tmp_path / "new").exists()
 
 

@@ -245,9 +245,8 @@ def make_once(
     """
     target = Path(target).expanduser()
     while not is_there(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
         path = target.with_name(f".{target.name}.lock")
-        with open(path, "a+", encoding="utf-8") as lock:
+        with directory_for_work(target.parent), open(path, "a+", encoding="utf-8") as lock:
             locked, waited_for = _lock(lock, what)
             note = _read(lock)
             if waited_for and note.startswith(_FAILED):

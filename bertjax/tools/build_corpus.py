@@ -67,11 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Build, inspect, or both."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    flags = make("--inspect" in arguments[:cut]).parse_args(arguments[:cut])
+    parser = make("--inspect" in arguments[:cut])
+    flags = parser.parse_args(arguments[:cut])
     try:
         with refusals("build_corpus"):
             if not flags.input and not flags.inspect:
                 raise ValueError("nothing to do: give --input='PATTERN' to build, --inspect to look")
+            for name in ("seq_length", "examples", "packed", "split", "seed"):
+                if not flags.inspect and getattr(flags, name) != parser.get_default(name):
+                    raise ValueError(f"--{name} has no effect without --inspect: a run makes its rows itself")
             if flags.input:
                 build(flags, arguments[cut + 1 :])
             if flags.inspect:

@@ -87,6 +87,8 @@ def test_nothing_to_do_and_bad_shards_are_refused(corpus):
         build_corpus.main([f"--output={corpus}/store"])
     with pytest.raises(SystemExit, match="tokenizer is missing"):
         build_corpus.main([f"--output={corpus}/store", "--input=x"])
+    with pytest.raises(SystemExit, match="--seq_length has no effect without --inspect"):
+        build_corpus.main(arguments(corpus, f"--input={corpus}/*.txt", "--seq_length=512"))
     for bad in ("3", "2/2", "a/b"):
         with pytest.raises(SystemExit, match="shard"):
             build_corpus.main(arguments(corpus, f"--input={corpus}/*.txt", f"--shard={bad}"))
