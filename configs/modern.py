@@ -3,9 +3,9 @@
     python -m bertjax.main --config=configs/modern.py:large,v5e_16 --config.data.corpus=STORE
 
 The first variant may be a size: base (default), large or small (ours, for one GPU); nsp adds next-sentence pairs; muon
-trains the layers' matrices by Muon; v5e_16 and v4_32 fit those TPU slices. Numbers are those of the paper's tables 3
-and 4, section 2.2.2 and its published settings (AnswerDotAI/ModernBERT, yamls/modernbert); docs/pretraining.md says
-what differs from the published run.
+trains by that optimizer; v5e_16 and v4_32 fit those TPU slices. Numbers are those of the paper's tables 3 and 4,
+section 2.2.2 and its published settings (AnswerDotAI/ModernBERT, yamls/modernbert); docs/pretraining.md says what
+differs from the published run.
 """
 
 from bertjax.config import Architecture, apply_variants, default_config, scan_layers, total_steps, walk

@@ -15,7 +15,7 @@ ELSEWHERE = {
     "learning_rate": "config.optimizer.learning_rate",
     **dict.fromkeys(("weight_decay", "weight_decay_rate", "adam_weight_decay"), "config.optimizer.weight_decay"),
     **dict.fromkeys(("mask", "weight_decay_mask"), "config.optimizer.no_decay"),
-    "muon_weight_dimension_numbers": "Muon trains the matrices of the layers",
+    "muon_weight_dimension_numbers": "Muon trains all matrices but embeddings",
 }
 
 

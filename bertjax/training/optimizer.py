@@ -181,7 +181,7 @@ def _rule(
         arguments["weight_decay"] = 0.0
     muon = factory is optax.contrib.muon
     if muon:
-        arguments["muon_weight_dimension_numbers"] = _stacks
+        arguments["muon_weight_dimension_numbers"] = _matrices
     shown = f"{settings.name}({', '.join(f'{name}={value!r}' for name, value in settings.options.items())})"
     example = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in (("kernel", (2, 3)), ("bias", (3,)))}
 
@@ -210,9 +210,15 @@ def _rule(
     return rule, decay
 
 
-def _stacks(tree: Params) -> Params:
-    """What Muon is for: the stacked matrices of the layers. The rest, embeddings and heads, is Adam's (Jordan 2024)."""
-    return jax.tree.map(lambda leaf: optax.contrib.MuonDimensionNumbers(1, 2) if leaf.ndim == 3 else None, tree)
+def _matrices(tree: Params) -> Params:
+    """What Muon trains, alone or in stacks: all matrices but tables of embeddings, which with the vectors are Adam's
+    (Jordan 2024)."""
+    axes = {2: optax.contrib.MuonDimensionNumbers(0, 1), 3: optax.contrib.MuonDimensionNumbers(1, 2)}
+
+    def of(path: tuple[Any, ...], leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        return None if path[-1].key.endswith("embeddings") else axes.get(leaf.ndim)
+
+    return jax.tree_util.tree_map_with_path(of, tree)
 
 
 def _over_stacks(rule: optax.GradientTransformation) -> optax.GradientTransformation:

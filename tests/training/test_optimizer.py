@@ -259,14 +259,16 @@ def test_gradients_are_clipped_and_the_rate_follows_the_schedule():
     assert float(global_norm(changes)) == pytest.approx(0.05 * 2.0, rel=1e-5)
 
 
-def test_muon_orthogonalises_matrices_of_layers_and_gives_the_rest_to_adam():
-    params, gradients = small_params(), jax.tree.map(np.sign, small_params())
+def test_muon_orthogonalises_matrices_and_gives_the_rest_to_adam():
+    params = small_params() | {"word_embeddings": np.ones((16, 8), np.float32)}
+    gradients = jax.tree.map(np.sign, params)
     optimizer = other("optax.contrib.muon", 1.0, weight_decay=0, clip_norm=0)
     changes, _ = optimizer.update(gradients, optimizer.init(params), params, step=0)
-    singular = np.linalg.svd(changes["layer_0"]["kernel"], compute_uv=False)
-    assert 0.6 < singular.min() and singular.max() < 1.3  # five steps of Newton and Schulz come so near to 1
+    for name in ("layer_0", "head"):
+        singular = np.linalg.svd(changes[name]["kernel"], compute_uv=False)
+        assert 0.6 < singular.min() and singular.max() < 1.3  # five steps of Newton and Schulz come so near to 1
     nesterov = 0.8 * 0.2 / (1 - 0.8**2) + 0.2 / (1 - 0.8)  # the first step of its Adam, in units of the sign
-    for path in ("layer_0/bias", "embeddings/kernel", "head/kernel"):
+    for path in ("head/bias", "layer_0/bias", "word_embeddings"):
         np.testing.assert_allclose(leaves(changes)[path], -nesterov * leaves(gradients)[path], rtol=1e-5)
 
 
@@ -305,7 +307,7 @@ def test_state_of_an_optax_optimizer_is_sharded_like_its_parameters(name):
         ("optax.sgd", {"momentun": 0.9}, "Did you mean 'momentum'"),
         ("optax.lion", {"mask": 1}, "is set elsewhere: config.optimizer.no_decay"),
         ("optax.lion", {"weight_decay": 1}, "is set elsewhere: config.optimizer.weight_decay"),
-        ("optax.contrib.muon", {"muon_weight_dimension_numbers": 1}, "set elsewhere: Muon trains the matrices of the"),
+        ("optax.contrib.muon", {"muon_weight_dimension_numbers": 1}, "set elsewhere: Muon trains all matrices but"),
         ("optax.contrib.dpsgd", {}, "needs --config.optimizer.options.l2_norm_clip"),
         ("optax.contrib.schedule_free_adamw", {}, "not supported: the weights that it evaluates"),
         ("adamw", {"b1": 0.8}, "options.b1 has no effect on config.optimizer.name='adamw'"),
