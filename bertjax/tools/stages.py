@@ -58,7 +58,7 @@ class StageInfo:
     """A stage in numbers; bytes are those of one device, without the padding of layouts."""
 
     name: str
-    steps: int | None  # in the whole run; None = not known without the data
+    steps: int | None  # in the whole run; None = not known without the data, or before the time is over
     tokens: int  # per step, padding included
     flops: float  # per step: the model's, forward and backward
     rows: int  # per step
@@ -151,6 +151,7 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
         slots = length - 1 if model.is_decoder else objective.masking.slots
         sizes = {"B": rows, "T": length, "P": pairs}
         flops = rows * flops_per_row(model, length, slots, config.data.nsp)
+        steps = None if config.budget_minutes else steps  # a scale
         found.append(_stage(f"phase {number}", steps, objective, trainer, fields, sizes, flops, slots))
     return found
 

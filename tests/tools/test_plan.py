@@ -13,7 +13,7 @@ import sys
 import jax
 import pytest
 
-from bertjax.config import OptimizerSettings, finetune_config, frozen
+from bertjax.config import OptimizerSettings, default_config, finetune_config, frozen
 from bertjax.model.presets import PRESETS
 from bertjax.process import hardware
 from bertjax.process.hardware import GIB
@@ -187,6 +187,7 @@ def test_without_cycles_the_time_is_a_roofline_and_says_so():
     # A second of products, a tenth of a third of it again, 8 ms of reading and writing.
     assert found.method == "roofline" and found.step_s == pytest.approx(1 + 0.1 / 3 + 0.008)
     assert "a roofline" in plans.recipe_text([found])
+    assert "whole run: 12.0 hours, 192 chip-hours\n" in plans.recipe_text([found], 720.0)
 
 
 def test_a_step_with_cycles_can_be_compared_with_one_that_has_none():
@@ -271,14 +272,15 @@ def test_arithmetic_agrees_with_the_compiler_within_a_tenth(model, devices, fsdp
     assert found / GIB == pytest.approx(gib, rel=0.1)
 
 
-def test_a_search_compiles_what_should_fit_and_puts_the_fastest_that_fits_first(monkeypatch):
+@pytest.mark.parametrize("steps", [1000, None])  # of a table without its data they are not known
+def test_a_search_compiles_what_should_fit_and_puts_the_fastest_that_fits_first(monkeypatch, steps):
     cycles = {"dots": 440, "minimal": 0, "full": 360}  # 0 = refused
 
     def compile_stage(config, *where):
         remat = config.execution.remat
         text = PROGRAM.replace("150000000", str(cycles[remat] * 1_500_000))
         refusal = Compiled(wanted=17 * GIB, limit=16 * GIB)
-        return info(remat=remat), Compiled(text) if cycles[remat] else refusal
+        return info(remat=remat, steps=steps), Compiled(text) if cycles[remat] else refusal
 
     monkeypatch.setattr(plans, "compile_stage", compile_stage)
     config = frozen(load("large").get_config())
@@ -488,3 +490,11 @@ def test_packed_rows_of_a_task_are_planned_as_packed(name, gold):
     assert stage.batch["weights"].shape == stage.batch[gold].shape == stage.batch["cls_positions"].shape == (rows, 14)
     params = stage.trainer.abstract_state(stage.objective).params
     jax.eval_shape(lambda params, batch: stage.objective.loss(params, batch, {"loss": 1.0}, None), params, stage.batch)
+
+
+def test_the_steps_of_a_run_that_ends_by_the_clock_are_not_known():
+    config = default_config()
+    config.model.update(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, vocab_size=50)
+    assert [stage.info.steps for stage in stages(frozen(config), jax.devices()[:1])] == [1_000_000]
+    config.budget_minutes = 720.0
+    assert [stage.info.steps for stage in stages(frozen(config), jax.devices()[:1])] == [None]

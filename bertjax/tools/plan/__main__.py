@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if best.overrides:
             print(f"best of {len(found)} candidates: {best.overrides}")
         print("\n" + "\n\n".join(map(plans.stage_text, best.stages)))
-        print("\n" + plans.recipe_text(best.stages))
+        print("\n" + plans.recipe_text(best.stages, config.budget_minutes))
         if flags.search:
             print("\n" + plans.ranking(found))
         if flags.json:

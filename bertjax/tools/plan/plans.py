@@ -54,8 +54,9 @@ class Plan:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """The best plan has the least: those that fit first, by days."""
-        return self.unfit is not None, sum(s.total if s.days is None else s.days for s in self.stages)
+        """The best plan has the least: those that fit first, by time (of a step where their number is not known)."""
+        times = (s.total if s.step_s is None else s.step_s * (s.info.steps or 1) for s in self.stages)
+        return self.unfit is not None, sum(times)
 
 
 def make_plan(config: Config, piece: Slice | None, cache: pathlib.Path, quick: bool, overrides: str = "") -> Plan:
@@ -185,9 +186,9 @@ def _duration(days: float, cost: Cost) -> str:
     return f"{long}, {paid:,.{0 if paid >= 10 else 1}f} {cost.unit}-hours"
 
 
-def recipe_text(costs: Sequence[Cost]) -> str:
-    """The run as a whole, and by what method its time was found."""
-    days = [cost.days for cost in costs]
+def recipe_text(costs: Sequence[Cost], budget_minutes: float = 0.0) -> str:
+    """The run as a whole, which may end by the clock, and by what method its time was found."""
+    days = [budget_minutes / 1440] if budget_minutes else [cost.days for cost in costs]
     lines = [] if None in days else [f"whole run: {_duration(sum(days), costs[0])}"]
     lines += [f"times are {METHODS[method]}" for method in dict.fromkeys(cost.method for cost in costs if cost.method)]
     return "\n".join(lines)
