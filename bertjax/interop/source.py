@@ -7,6 +7,7 @@ its tokenizer or its heads (pre-training, fine-tuning, the tools, Python calls) 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -98,6 +99,8 @@ class Source:
     def extended(self, positions: int, how: str) -> Source:
         """The model for rows of so many tokens: a table of positions grows, see `positions.extended`.
 
+        Texts as long as all positions were may be as long as all that there are now.
+
         Raises:
           LoadError: it has more already, or `how` is not one of positions.EXTENSIONS.
         """
@@ -111,7 +114,12 @@ class Source:
             )
         log.warning("%s: %d positions extended to %d (%s)", self.directory, old.max_position_embeddings, positions, how)
         config = dataclasses.replace(old, max_position_embeddings=positions)
-        larger = dataclasses.replace(self, config=config)
+        tokenizer, sentence = copy.copy(self.tokenizer), self.sentence
+        if tokenizer is not None and (tokenizer.model_max_length or 0) >= old.max_position_embeddings:
+            tokenizer.model_max_length = positions
+        if sentence is not None and (sentence.max_length or 0) >= old.max_position_embeddings:
+            sentence = dataclasses.replace(sentence, max_length=positions)
+        larger = dataclasses.replace(self, config=config, tokenizer=tokenizer, sentence=sentence)
         if not old.position_rows:
             return larger
         name = self.place("encoder/embeddings/position_embeddings").name

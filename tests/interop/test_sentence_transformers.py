@@ -121,6 +121,17 @@ def test_a_conversion_keeps_what_a_directory_says_about_embeddings(sentence_dire
     assert before.pooling == ("cls",) and before.steps == (normalise,) and before.max_length == 6
 
 
+@pytest.mark.parametrize("stored, longest", [(6, 6), (64, 80), (512, 80)])
+def test_a_model_with_more_positions_takes_longer_texts_if_it_took_all(sentence_directory, tmp_path, stored, longest):
+    model = sentence_directory(tmp_path / "m", transformer={"max_seq_length": stored})
+    path = model / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": stored}))
+    convert.main([f"--from={model}", f"--out={tmp_path / 'out'}", "--task=features", "--max_positions=80"])
+    found = open_source(tmp_path / "out")
+    assert (found.sentence.max_length, found.tokenizer.model_max_length) == (longest, longest)
+    assert open_source(model).tokenizer.model_max_length == stored
+
+
 def test_the_callers_choice_comes_before_the_directorys(sentence_directory, tmp_path):
     model = load_model(sentence_directory(tmp_path / "m"), "features")
     cls = embeddings.sentence_embeddings(model, "the cat", pooling="cls", normalise=False)
