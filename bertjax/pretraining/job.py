@@ -92,6 +92,9 @@ class PretrainingJob:
 
         self.corpus = open_corpus(config, self.workdir, sharding.batch_slice(self.mesh))
         self.tokenizer = self.corpus.tokenizer
+        longest = max(phase.length for phase in phases(config))
+        if (self.tokenizer.model_max_length or longest) < longest:  # of the model that the tokenizer comes from
+            self.tokenizer.model_max_length = None
         mask = self.tokenizer.id_to_token(self.tokenizer.mask_id)
         for text in config.log.fill_mask:
             if "[MASK]" not in str(text) and mask not in str(text):
