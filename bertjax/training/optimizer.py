@@ -7,6 +7,7 @@ The learning rate follows `step` (batches seen) and our bias correction follows 
 passes both, and keeps the old state when it skips a step, so a skipped step leaves no trace.
 """
 
+import collections
 import inspect
 import math
 import re
@@ -226,11 +227,11 @@ def _over_stacks(rule: optax.GradientTransformation) -> optax.GradientTransforma
     columns] of layers: their products run in one batch, and compile once."""
 
     def paths(tree: Params) -> dict[str, list[str]]:
-        """{path in the first layer that has it: paths in all layers}, of matrices."""
-        found: dict[str, list[str]] = {}
-        for path in sorted(flatten(tree), key=lambda path: (len(path), path)):  # layer_2 before layer_10
-            if re.search(r"(^|/)layer_\d+/.*kernel$", path):
-                found.setdefault(re.sub(r"layer_\d+", "", path), []).append(path)
+        """{path in the first layer that has it: paths in all layers}, of matrices of one name and shape."""
+        flat, found = flatten(tree), collections.defaultdict(list)
+        for path in sorted(flat, key=lambda path: (len(path), path)):  # layer_2 before layer_10
+            if re.search(r"(^|/)layer_\d+/.*kernel$", path) and flat[path].ndim == 2:
+                found[re.sub(r"layer_\d+", "", path), flat[path].shape].append(path)
         return {layers[0]: layers for layers in found.values()}
 
     def stacked(tree: Params) -> Params:

@@ -274,7 +274,7 @@ def test_muon_orthogonalises_matrices_and_gives_the_rest_to_adam():
 
 def test_muon_over_all_layers_at_once_equals_optax_on_each_matrix():
     random = np.random.default_rng(0)
-    params = {f"layer_{i}": {"kernel": np.float32(random.normal(size=(16, 8)))} for i in range(11)}
+    params = {f"layer_{i}": {"kernel": np.float32(random.normal(size=(16, 8 + i // 10)))} for i in range(12)}
     ours = make_optimizer(OptimizerSettings("optax.contrib.muon", weight_decay=0, clip_norm=0), 1.0)
     theirs = optax.contrib.muon(1.0)
     state, their_state = ours.init(params), theirs.init(params)
