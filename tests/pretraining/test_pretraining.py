@@ -16,7 +16,7 @@ from bertjax.data.build import build_store
 from bertjax.formats import hub
 from bertjax.interop.huggingface import write_directory
 from bertjax.log.logbook import Logbook
-from bertjax.pretraining import finish
+from bertjax.pretraining import corpora, finish
 from bertjax.pretraining import job as pretraining
 from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
@@ -82,6 +82,17 @@ def test_a_sentence_to_fill_in_without_a_mask_is_refused_before_the_training(con
     config.log.fill_mask = ("w1 [MASK] w2", "w1 w2")
     with pytest.raises(ValueError, match=r"config.log.fill_mask: there is no \[MASK\] in 'w1 w2'"):
         pretraining.prepare(frozen(config), str(tmp_path))
+
+
+@pytest.mark.parametrize("longest, kept", [(16, None), (32, 32), (48, 48)])
+def test_a_model_of_longer_rows_than_its_tokenizer_s_says_so(config, tmp_path, monkeypatch, longest, kept):
+    def open_corpus(*arguments):
+        corpus = corpora.open_corpus(*arguments)
+        corpus.tokenizer.model_max_length = longest
+        return corpus
+
+    monkeypatch.setattr(pretraining, "open_corpus", open_corpus)
+    assert pretraining.prepare(frozen(config), str(tmp_path)).tokenizer.model_max_length == kept
 
 
 def test_directory_that_is_no_store_is_refused(config, tmp_path):
