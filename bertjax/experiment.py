@@ -190,8 +190,11 @@ def finetune(
     """
     settings, splits = dict(settings or {}), {"train": train, "dev": dev, "test": test}
     splits = {name: data for name, data in splits.items() if data is not None}
+    init_from = init_from.model_path if isinstance(init_from, Result) else init_from
+    if not isinstance(init_from, str | os.PathLike | None):
+        raise ValueError(f"init_from={init_from!r:.80} is neither the path or name of a model nor the Result of a run")
     if init_from is not None:
-        settings["init_from"] = init_from.model_path if isinstance(init_from, Result) else os.fspath(init_from)
+        settings["init_from"] = os.fspath(init_from)
     found, workdir = read_config(config, "finetune", settings), _workdir(config, workdir)
     with _explained():
         if not splits:

@@ -131,6 +131,8 @@ def test_what_cannot_work_is_an_error_of_one_line(config, changes, message):
     with pytest.raises(ValueError, match=f"^{message}") as refused:
         bertjax.train(config, settings=changes)
     assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="^init_from=5 is neither the path or name of a model nor the Result"):
+        bertjax.finetune("classify", init_from=5)
 
 
 def write_run(directory, scores):
