@@ -196,7 +196,8 @@ def prepare_task(
         if split not in task.splits:
             raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
         if split not in ("train", "dev"):
-            tuner.read(split)  # what cannot be read shows now, not after the training
+            if tuner.read(split).labelled:  # what cannot be read, or a label that is unknown, shows now
+                tuner.data(split)
     settings = settings.replace({"init_from": tuner.load_params.path})
     training = Training(tuner, settings)
     made_of = facts_of(tuner)
