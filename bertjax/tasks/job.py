@@ -196,7 +196,10 @@ def prepare_task(
         if split not in task.splits:
             raise ValueError(f"cannot predict split {split!r}; one of {', '.join(task.splits)}")
         if split not in ("train", "dev"):
-            if tuner.read(split).labelled:  # what cannot be read, or a label that is unknown, shows now
+            found = tuner.read(split)  # what cannot be read, or a label that is unknown, shows now
+            if not found.records:
+                raise ValueError(f"cannot predict split {split!r}: it has no rows")
+            if found.labelled:
                 tuner.data(split)
     settings = settings.replace({"init_from": tuner.load_params.path})
     training = Training(tuner, settings)

@@ -256,6 +256,9 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     (data / "absent.tsv").write_text("text\tlabel\na film\tbroken\n")
     with pytest.raises(ValueError, match="absent.tsv:2: label 'broken' is unknown"):
         prepare(table(data, **absent), predict=("test",))
+    (data / "absent.tsv").write_text("text\tlabel\n")
+    with pytest.raises(ValueError, match="cannot predict split 'test': it has no rows"):
+        prepare(table(data, **absent), predict=("test",))
     with pytest.raises(ValueError, match="cannot predict split 'valid'; one of train, dev, test"):
         prepare(table(data), predict=("valid",))
     with pytest.raises(ValueError, match="max_length=65 exceeds the 64 positions"):
