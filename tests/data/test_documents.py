@@ -5,6 +5,7 @@ import lzma
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import zstandard
@@ -251,6 +252,16 @@ def test_sentences_of_several_languages():
         "Dann ging er.",
     ]
     assert split_sentences("他来了。她走了。", "zh") == ["他来了。", "她走了。"]
+
+
+@pytest.mark.parametrize("stop, language", [("。", "zh"), ("！」", "ja"), ("။", "my"), ("!", "en")])
+def test_a_long_text_without_spaces_is_split_as_its_sentences_are_in_linear_time(stop, language):
+    sentences = [f"{'字天' * (3 + i % 9)}{stop}" for i in range(20_000)]
+    started = time.monotonic()  # sentencex alone: 5 s
+    found = split_sentences(f"Two words. {''.join(sentences)} More words. And more.", language)
+    assert time.monotonic() - started < 2
+    assert found == ["Two words.", *sentences, "More words.", "And more."]
+    assert split_sentences("字" * 100_000, language) == ["字" * 100_000]
 
 
 def test_patterns_may_be_repeated_and_separated_by_commas(tmp_path):
