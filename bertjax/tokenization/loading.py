@@ -140,7 +140,7 @@ def _contradiction(value: bool, stored: bool, source: Path) -> str:
 def _described(
     vocab_file: Path, named: Path, stored: Mapping[str, Any], family: str | None
 ) -> tuple[dict[str, Any], dict[str, str], list[str], Layout]:
-    """(description, special tokens, pieces by id) of a vocab.txt or a tokenizer.json."""
+    """(description, special tokens, pieces by id, layout) of whatever file holds the vocabulary."""
     directory = vocab_file.parent
     config = directory / CONFIG_FILE
     if family is not None:

@@ -261,6 +261,8 @@ def test_calibration_of_probabilities_that_are_not_finite_is_left_out():
 
 def test_scores_of_a_classification_carry_its_calibration_and_those_of_numbers_do_not(tmp_path):
     from bertjax.tasks.custom import TableTask
+    from bertjax.tasks.kinds import KINDS
+    from bertjax.tasks.task import label_places
 
     def details(name, labels, outputs, **options):
         (tmp_path / name).mkdir()
@@ -270,7 +272,8 @@ def test_scores_of_a_classification_carry_its_calibration_and_those_of_numbers_d
             )
         task = TableTask(tmp_path / name, files={s: f"{s}.jsonl" for s in ("train", "dev")}, **options)
         split = task.read("dev")
-        rows = [task._gold(record) for record in split.records]
+        gold, place = KINDS[task.head].gold, label_places(task.labels)
+        rows = [gold(record.label, lambda name: place(name, "label"), task.outputs) for record in split.records]
         return task.score(split, rows, [np.array(row) for row in outputs]).details
 
     found = details("classes", ["x", "y"], [[2.0, 0.0], [2.0, 0.0]])["calibration"]
