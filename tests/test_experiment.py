@@ -316,7 +316,8 @@ def told(config, changes, start, workdir, **splits):
     ],
 )
 def test_the_labels_say_what_is_learnt(rows, head, labels, start, tmp_path):
-    task = told("classify", {}, start, tmp_path, train=rows * 10, test=[row[:-1] for row in rows if type(row) is tuple])
+    unlabelled = [row[:-1] if type(row) is tuple else {"text": row["text"]} for row in rows]
+    task = told("classify", {}, start, tmp_path, train=rows * 10, test=unlabelled)
     assert (task.head, task.labels) == (head, labels)
     assert len(task.text) == len(rows[0]) - 1
 
