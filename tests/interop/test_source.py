@@ -533,7 +533,7 @@ HEADS = {
     [
         ("BertModel", (), None, {}),
         ("BertForMaskedLM", ("mlm",), "fill-mask", {}),
-        ("BertLMHeadModel", ("mlm",), "fill-mask", {"is_decoder": True}),
+        ("BertLMHeadModel", ("mlm",), None, {"is_decoder": True}),
         ("BertForPreTraining", ("mlm", "nsp"), "next-sentence", {}),
         ("BertForNextSentencePrediction", ("nsp",), "next-sentence", {}),
         ("BertForSequenceClassification", ("classifier",), "classify", {}),
