@@ -81,6 +81,13 @@ def leave_on_signals() -> None:
     atexit.register(end)
 
 
+def hush_closed_loops() -> None:
+    """On a full disk each write of a checkpoint that is still under way tells an event loop that has ended: hundreds of
+    tracebacks before the line that says what happened."""
+    tell = sys.unraisablehook
+    sys.unraisablehook = lambda ignored: str(ignored.exc_value) == "Event loop is closed" or tell(ignored)
+
+
 def _is_starting(frame: Any) -> bool:
     """Whether the program is still importing and none of its functions runs yet, so nothing is half-written.
 

@@ -17,7 +17,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from bertjax.interruption import ended_by_ctrl_c, leave, refusals
+from bertjax.interruption import ended_by_ctrl_c, hush_closed_loops, leave, refusals
 
 with ended_by_ctrl_c():
     from bertjax import jax_settings
@@ -47,6 +47,7 @@ def parser() -> Parser:
 def main() -> None:
     """Runs the job that the command line describes."""
     jax_settings.clear()
+    hush_closed_loops()
     with ended_by_ctrl_c():
         flags = parser().parse_args()
         from absl import logging

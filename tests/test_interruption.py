@@ -182,3 +182,15 @@ def test_a_reader_that_has_seen_enough_ends_a_program_in_silence():
     process.stdin.close()
     assert process.wait(30) == 128 + signal.SIGPIPE
     assert process.stderr.read() == ""
+
+
+def test_writes_of_a_checkpoint_that_outlive_their_event_loop_are_not_told_but_other_faults_are():
+    script = (
+        "import asyncio\nfrom bertjax.interruption import hush_closed_loops\nhush_closed_loops()\n"
+        "loop = asyncio.new_event_loop()\nloop.close()\n"
+        "class Write:\n    def __del__(self):\n        loop.call_soon_threadsafe(print)\n"
+        "class Other:\n    def __del__(self):\n        raise ValueError('another fault')\n"
+        "Write()\nOther()\n"
+    )
+    told = start("-c", script).communicate()[1]
+    assert told.count("Traceback") == 1 and "another fault" in told and "loop" not in told

@@ -68,7 +68,7 @@ def parser() -> Parser:
         help="text to measure on (default: every 100th line of the input, not trained on)",
     )
     add("--compare", metavar="DIR_OR_VOCAB", help="a vocabulary to measure beside the new one")
-    add_fields(parser, Reading, "format", "field", "errors")
+    add_fields(parser, Reading, "format", "field", "errors", "max_line_mb")
     return parser
 
 

@@ -298,6 +298,14 @@ def test_a_pattern_without_a_match_is_refused(tmp_path):
         tool.main([f"--input={tmp_path}/nothing*.txt", f"--output={tmp_path / 'x'}"])
 
 
+def test_the_remedy_of_a_line_that_is_too_long_is_a_flag(tmp_path):
+    (tmp_path / "a.txt").write_text("some words " * 100_000)
+    arguments = [f"--input={tmp_path / 'a.txt'}", f"--output={tmp_path / 'x'}"]
+    with pytest.raises(SystemExit, match="longer than 1 MiB.*raise max_line_mb"):
+        tool.main([*arguments, "--max_line_mb=1"])
+    tool.main([*arguments, "--max_line_mb=2"])
+
+
 # --- real text --------------------------------------------------------------------------------
 
 
