@@ -20,6 +20,7 @@ from bertjax.formats.files import write_whole
 from bertjax.interop import huggingface, load_model
 from bertjax.interop.card import model_card
 from bertjax.log.logbook import Logbook
+from bertjax.log.report.runs import STARTS_FILE, read_starts
 from bertjax.model.model_types import OWN
 from bertjax.model.presets import parameter_count
 from bertjax.run.run import model_text
@@ -174,6 +175,7 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
             for name, value in flatten(config).items()
             if value != default.get(name) and not name.startswith(UNTOLD)
         },
+        **_changes(job.workdir / STARTS_FILE),
     }
     sections = {"Results": "\n".join(f"* {line}" for line in told)}
     if examples:
@@ -184,6 +186,16 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
     architecture, model_type = huggingface.class_name(model, job.architecture)
     mask = job.tokenizer.id_to_token(job.tokenizer.mask_id)
     return model_card(title, architecture, summary, data, recipe, sections, not model.is_decoder, mask, model_type)
+
+
+def _changes(path: epath.Path) -> dict[str, str]:
+    """{'changed at step 800': 'optimizer.name: 'adamw' -> 'lamb''} of a run that went on with other settings."""
+    found, place = {}, tuple(f"config.{name}" for name in (*FREE_ON_RESUME, "data."))
+    for start in read_starts(path) if path.exists() else ():
+        why = [line for line in start.get("why", ()) if line.startswith("config.") and not line.startswith(place)]
+        if why:
+            found[f"changed at step {start['step']:,}"] = "; ".join(why).replace("config.", "")
+    return found
 
 
 def _lengths(config: Config) -> str:

@@ -27,7 +27,7 @@ from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import Line, check_export, clock_of, run
-from bertjax.run.workdir import goes_on_with, step_to_resume, write_records
+from bertjax.run.workdir import goes_on_with, step_to_resume, with_its_origin, write_records
 from bertjax.tokenization import load_tokenizer
 from bertjax.training import sharding
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -103,6 +103,8 @@ class PretrainingJob:
         require_same({f"{name} of --config.data.corpus": value for name, value in self.made_of.items()})
         if self.resumed_from is not None and not self._goes_on():
             self.resumed_from = None
+        if self.resumed_from is not None:
+            self.config = config = with_its_origin(config, self.workdir)
         starts_from = config.init_from if self.resumed_from is None else ""
         if starts_from:
             check_vocabulary(starts_from, self.tokenizer)

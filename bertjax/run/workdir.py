@@ -97,6 +97,13 @@ def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
     return newest
 
 
+def with_its_origin(config: Config, workdir: epath.Path) -> Config:
+    """The settings of a run that goes on: `init_from`, which is ignored then, tells what it was begun with."""
+    with contextlib.suppress(DamagedRecord):
+        return config.replace({"init_from": read_record(workdir / RECORD, "init_from")["init_from"]})
+    return config
+
+
 def goes_on_with(
     config: Config,
     workdir: epath.Path,

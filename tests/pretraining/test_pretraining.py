@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 
-from bertjax.config import LogSettings, OptimizerSettings, default_config, frozen
+from bertjax.config import LogSettings, OptimizerSettings, decides_bits, default_config, frozen
 from bertjax.data.build import build_store
 from bertjax.formats import hub
 from bertjax.interop.huggingface import write_directory
@@ -21,6 +21,7 @@ from bertjax.pretraining import job as pretraining
 from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import OutputError, write_results, writing_results
+from bertjax.run.starts import Starts
 from bertjax.run.workdir import delete_run
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import sharding
@@ -311,6 +312,18 @@ def test_second_run_with_other_settings_is_refused_until_it_says_what_it_means(r
     assert pretraining.prepare(frozen(config), str(directory)).resumed_from is None
 
 
+def test_a_run_that_goes_on_remembers_what_it_was_begun_with(run_copy):
+    config, directory = run_copy
+    (directory / "config.json").write_text(frozen(config).replace({"init_from": "/models/old"}).to_json())
+    for given in ("", "/models/other"):
+        config.init_from = given
+        job = pretraining.prepare(frozen(config), str(directory))
+        assert job.resumed_from == 8 and job.config.init_from == "/models/old"
+        assert "pre-trained from the weights of `old`" in finish.card(job, 8, [], [])
+    config.resume, config.init_from = "overwrite", ""
+    assert pretraining.prepare(frozen(config), str(directory)).config.init_from == ""
+
+
 def rebuilt(config, tmp_path, words, documents=40):
     """`config` on a store of the same name, built anew of other text."""
     tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words], True)
@@ -471,14 +484,18 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
     config.data.nsp, config.model.is_decoder = False, True
     config.budget_minutes = 2.5
     job = pretraining.prepare(frozen(config), str(directory.parent / "other"))
+    for step, settings in enumerate((frozen(config), frozen(config).replace({"seed": 3, "data.corpus": "/x/y"}))):
+        Starts(job.workdir, decides_bits(settings)).begin(step, Logbook(None))
     text = finish.card(job, 5, [], [{"text": "a [MASK]", "predictions": [("b", 0.5), ("c", 0.25)]}])
     for expected in (
         "the next token of a text. Its pooler and next-sentence head are untrained",
         "| wall clock | 2.5 minutes |",
         "32 for 62% of the time",
         "* a [MASK]\n  b 50%, c 25%\n",
+        "| changed at step 1 | seed: 0 -> 3 |",
     ):
         assert expected in text, expected
+    assert "/x/y" not in text
     assert "pipeline_tag" not in text
 
 
