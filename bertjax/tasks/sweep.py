@@ -152,10 +152,15 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
         return []
     outcomes, good = [], 0
     with open(path, "rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 break
-            outcomes.append(Outcome.of_json(line))
+            try:
+                outcomes.append(Outcome.of_json(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{path}:{number}: the line is damaged ({error!r:.80}); delete it, and its run is done again"
+                ) from None
             good += len(line)
     with open(path, "r+b") as file:
         file.truncate(good)

@@ -88,6 +88,17 @@ def test_a_search_killed_while_it_keeps_its_best_model_keeps_it_the_next_time(tm
     assert kept[-1] == sweep.best_outcome(outcomes).value == best
 
 
+@pytest.mark.parametrize("line", ["{}", "x", "3", '{"seed": 1}', "[]", "\x00\x00", ""])
+def test_a_damaged_line_of_the_finished_runs_is_named(tmp_path, line):
+    sweep.sweep(Tuner().run, runs(), tmp_path, {})
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines()
+    (tmp_path / "runs.jsonl").write_text("\n".join([lines[0], line, *lines[2:]]) + "\n")
+    with pytest.raises(ValueError, match=r"runs.jsonl:2: the line is damaged .*; delete it, and its run is done again"):
+        sweep.sweep(Tuner().run, runs(), tmp_path, {})
+    (tmp_path / "runs.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    assert len(sweep.sweep((again := Tuner()).run, runs(), tmp_path, {})) == 12 and len(again.ran) == 1
+
+
 def test_two_processes_do_not_search_in_one_directory(tmp_path):
     hold = (
         "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, 2); print('held', flush=True); sys.stdin.read()"
