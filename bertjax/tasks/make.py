@@ -48,6 +48,10 @@ _ALIASES = {
 }
 
 
+# Options of a table that name columns, files and what parts labels.
+_NAMES = {"text": str | list | tuple, "headerless": list | tuple, "files": Mapping, "separator": str}
+
+
 def task_name(name: str, known: Collection[str]) -> str:
     """The one of `known` that is meant by `name`: itself, in another spelling, or an alias.
 
@@ -120,7 +124,7 @@ class Remembered:
         none. `named`: in the data set of that name at the Hub.
         """
         if self.task == "table":
-            text, headerless = self.options.get("text", "text"), self.options.get("headerless")
+            text, headerless = self.options.get("text") or "text", self.options.get("headerless")
             text = (text,) if isinstance(text, str) else tuple(text)
             return text, tuple(headerless) if headerless else None
         if self.task in GLUE:
@@ -143,8 +147,14 @@ def remembered(settings: Mapping[str, Any], source: str) -> Remembered:
     for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best"):
         if type(options.get(name, 1)) is not int:
             raise ValueError(f"{source}: {name}={options[name]!r} in 'finetuned' of its config.json is not a number")
+    for name, kind in _NAMES.items():
+        value = options.get(name)
+        parts = [value] if isinstance(value, str) else [*value.values()] if isinstance(value, Mapping) else value or ()
+        if value is not None and not (isinstance(value, kind) and all(isinstance(part, str) for part in parts)):
+            raise ValueError(f"{source}: {name}={value!r:.60} in 'finetuned' of its config.json does not name anything")
     task = stored.get("task")
-    return Remembered(task, options, **numbers) if task in TASKS else Remembered(**numbers)
+    known = isinstance(task, str) and task in TASKS
+    return Remembered(task, options, **numbers) if known else Remembered(**numbers)
 
 
 def to_remember(task: Any, result: Mapping[str, Any], max_length: int) -> dict[str, Any]:

@@ -249,10 +249,21 @@ def test_a_task_has_one_name_in_every_tool_and_others_are_answered_with_it(model
 
 
 def test_strange_entries_of_a_config_are_refused_by_name(model, tmp_path):
-    for entry in ([], "x", {"options": 3}, {"step": "many"}):
+    options = (
+        {"text": 5},
+        {"text": ["a", 1]},
+        {"headerless": "a"},
+        {"files": "x"},
+        {"files": {"dev": 3}},
+        {"separator": 5},
+    )
+    for entry in ([], "x", {"options": 3}, {"step": "many"}, *({"task": "table", "options": one} for one in options)):
         model.settings = {"finetuned": entry or ["x"]}
         with pytest.raises(SystemExit, match="predict: m: .*'finetuned'"):
             run(tmp_path / "a.txt", "x\n", "--task=classify")
+    for entry in ({"task": ["sst2"]}, {"task": 5}, {"task": "table", "options": {"text": None}}):
+        model.settings = {"finetuned": entry}
+        run(tmp_path / "a.txt", "x\n", "--task=classify")
 
 
 def test_features_reads_a_table_by_its_columns_too(tmp_path):
