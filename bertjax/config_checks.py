@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import itertools
+import math
 import operator
 import sys
 from collections.abc import Iterator
@@ -174,8 +175,11 @@ def _of_pretraining(config: Config) -> Iterator[str]:
     every, keep = config.checkpoint.every_steps, config.checkpoint.keep_every
     if keep and config.budget_minutes:
         yield f"config.checkpoint.keep_every={keep} counts steps, and config.budget_minutes saves by the clock"
-    elif keep and (not every or keep % every):
-        yield f"config.checkpoint.keep_every={keep} must be a multiple of config.checkpoint.every_steps={every}"
+    elif keep and (steps := settings.total_steps(config)) % keep and not 0 < math.lcm(keep, every) <= steps:
+        yield (
+            f"config.checkpoint.keep_every={keep} keeps nothing: no step up to {steps:,} is a multiple of it and of "
+            f"config.checkpoint.every_steps={every}"
+        )
     if config.eval.seq_length and not 5 <= config.eval.seq_length <= positions:
         yield (
             f"config.eval.seq_length={config.eval.seq_length} must be between 5 and "
