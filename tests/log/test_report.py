@@ -557,6 +557,16 @@ def test_a_verdict_on_the_course_of_the_training_loss():
     assert "has levelled off" in verdict
 
 
+def test_a_loss_that_is_not_finite_is_told_and_not_the_last_one_that_was(tmp_path):
+    directory = make_run(tmp_path / "run", steps=3)
+    with open(directory / "metrics.jsonl", "a") as file:
+        file.write('{"step": 9, "loss": null, "skipped": 6, "time": 900.0}\n')
+    page = write_report([directory]).read_text()
+    assert "The training loss is not finite: 6 steps were skipped" in page
+    told = re.sub(r"<[^>]*>|\s+", " ", page.split("<script")[0])
+    assert re.search("Loss, last logged step +not finite", told) and "3.333" not in told
+
+
 def test_verdicts_stand_above_the_numbers_of_one_run_and_of_several(tmp_path):
     runs = [make_run(tmp_path / name) for name in ("a", "b")]
     assert 'class="verdicts"' not in write_report(runs).read_text()

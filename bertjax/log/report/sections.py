@@ -58,8 +58,9 @@ def _results(records: Sequence[Mapping[str, Any]], best_step: int | None) -> dic
 
     found = {"Steps": f"{records[-1]['step']:,}"}
     for name in ("loss", "mlm_loss", "nsp_loss"):
-        if values := known(name):
-            found[f"{TITLES[name]}, last logged step"] = f"{values[-1]:.3f}"
+        if values := [record[name] for record in records if name in record]:
+            last = "not finite" if values[-1] is None else f"{values[-1]:.3f}"
+            found[f"{TITLES[name]}, last logged step"] = last
     evaluated = [record for record in records if any(key.startswith("eval/") for key in record)]
     if best_step is not None:
         found["Best step, which is kept"] = f"{best_step:,}"

@@ -94,6 +94,9 @@ def _course(run: Run) -> str:
     """Whether the masked-token loss in training still fell: its last quarter of records beside the
     quarter before it, both of the last phase, whose rows are of one length.
     """
+    trained = [record for record in run.records if "loss" in record]
+    if trained and trained[-1]["loss"] is None:
+        return f"The training loss is not finite: {trained[-1].get('skipped') or 0:,.0f} steps were skipped"
     first = _last_phase(run.settings.get("phases", ""))
     losses = [
         record["mlm_loss"] for record in run.records if record["step"] > first and record.get("mlm_loss") is not None
