@@ -2,7 +2,7 @@
 
     python -m bertjax.main --config=configs/modern.py:large,v5e_16 --config.data.corpus=STORE
 
-The first variant may be a size: base (default), large or small (ours, for one GPU); nsp adds next-sentence pairs; muon
+Variants: a size, base (default), large or small (ours, for one GPU); nsp adds next-sentence pairs; muon
 trains by that optimizer; v5e_16 and v4_32 fit those TPU slices. Numbers are those of the paper's tables 3 and 4,
 section 2.2.2 and its published settings (AnswerDotAI/ModernBERT, yamls/modernbert); docs/pretraining.md says what
 differs from the published run.
@@ -23,8 +23,8 @@ RECIPES = {  # table 3; large has 616 rows at LONG there, which divide less well
 
 
 def get_config(variants=""):
-    config, (first, *others) = default_config(), variants.split(",")
-    size, names = (first, others) if first in RECIPES else ("base", [first, *others])
+    config, names = default_config(), variants.split(",")
+    size = next((name for name in names if name in RECIPES), "base")
     recipe = RECIPES[size]
     for field, _ in walk(Architecture):
         config.model[field] = getattr(PRESETS[f"modernbert-{size}"], field)
@@ -67,4 +67,4 @@ def get_config(variants=""):
         "v5e_16": lambda config: on_16_chips(config, 16 if size == "large" else 1),  # docs/plan.md
         "v4_32": on_16_chips,
     }
-    return apply_variants(config, ",".join(names), variants)
+    return apply_variants(config, ",".join(name for name in names if name != size), variants)

@@ -26,7 +26,7 @@ def get_config(variants=""):
 
 @pytest.mark.parametrize(
     "variants, parameters, tokens, decay",
-    [("", 149e6, 2.0e12, 50e9), ("large,nsp", 395e6, 2.0e12, 50e9), ("small,v5e_16,muon", 34.6e6, 20e9, 0.5e9)],
+    [("", 149e6, 2.0e12, 50e9), ("nsp,large", 395e6, 2.0e12, 50e9), ("small,v5e_16,muon", 34.6e6, 20e9, 0.5e9)],
 )
 def test_sizes_and_tokens_are_the_published_ones(variants, parameters, tokens, decay):
     config = frozen(get_config(variants))
