@@ -6,6 +6,7 @@ one is given: --help needs none.)
 """
 
 import pathlib
+import re
 import traceback
 from collections.abc import Sequence
 
@@ -110,7 +111,7 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
         name = str(error.args[0]).strip("'\"")
         return f"there is no {name!r} to set a part of; give all of it, as {name}=\"{{'PART': VALUE}}\""
     if not files:
-        return str(error)
+        return _plainly(error)
     file = files[0]
     if not file:
         return "--config= names no file; try --config=configs/demo.py"
@@ -135,7 +136,19 @@ def _complaint(error: Exception, arguments: Sequence[str]) -> str:
         return f"--config={file}: {causes[-1]}"
     if "has no attribute 'get_config'" in str(error):
         return f"--config={file} defines no get_config(); see configs/base.py for an example"
-    return str(error)
+    return _plainly(error)
+
+
+def _plainly(error: Exception) -> str:
+    """What absl says of a value, in plain words where Python's conversion speaks."""
+    text = str(error)
+    for words, meaning in (
+        (r"\('Non-boolean argument to boolean flag', .*\)", "must be true or false"),
+        (r"invalid literal for int\(\) .*", "must be a whole number"),
+        (r"could not convert string to float: .*", "must be a number"),
+    ):
+        text = re.sub(words, meaning, text)
+    return text
 
 
 def config_directory() -> pathlib.Path:

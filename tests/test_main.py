@@ -136,6 +136,19 @@ def test_switch_that_is_on_by_default_can_be_switched_off(text, value):
 
 
 @pytest.mark.parametrize(
+    "setting, words",
+    [
+        ("data.nsp=no", "must be true or false"),
+        ("batch_size=1.5", "must be a whole number"),
+        ("masking.rate=15%", "must be a number"),
+    ],
+)
+def test_a_value_of_another_type_is_told_in_plain_words(setting, words):
+    with pytest.raises(ValueError, match=f"--config.{setting}: {words}$"):
+        load_config(str(ROOT / "configs/base.py"), [f"--config.{setting}"])
+
+
+@pytest.mark.parametrize(
     "program, variant, words",
     [
         ("def get_config(name):\n    return {'a': 1}[name]\n", ":b", "line 2: KeyError: 'b'"),
