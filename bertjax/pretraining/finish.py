@@ -25,6 +25,7 @@ from bertjax.model.model_types import OWN
 from bertjax.model.presets import parameter_count
 from bertjax.run.run import model_text
 from bertjax.training import sharding
+from bertjax.training.loop import NotFiniteError
 
 if TYPE_CHECKING:
     from bertjax.pretraining.job import PretrainingJob
@@ -51,7 +52,15 @@ def finish(job: PretrainingJob, params: Any, step: int, metrics: dict[str, float
     Args:
       step: how many the run has taken.
       metrics: of the last evaluation on held-out text.
+
+    Raises NotFiniteError in place of writing a model whose loss is not a number.
     """
+    if not math.isfinite(metrics["mlm_loss"]):
+        raise NotFiniteError(
+            f"the held-out loss after step {step:,} is {metrics['mlm_loss']}: the last updates were too "
+            "large. No model is written. Start again in another --workdir with a lower config.optimizer.learning_rate "
+            "or a longer warm-up"
+        )
     told, numbers = results(job, metrics)
     logbook.message("\n".join(told))
     params = sharding.fetch(params, job.mesh)

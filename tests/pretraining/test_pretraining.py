@@ -25,6 +25,7 @@ from bertjax.run.starts import Starts
 from bertjax.run.workdir import delete_run
 from bertjax.tokenization.wordpiece import WordPieceTokenizer
 from bertjax.training import sharding
+from bertjax.training.loop import NotFiniteError
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainer import Trainer
 
@@ -497,6 +498,12 @@ def test_the_models_card_tells_data_training_and_results_but_no_path(finished_ru
         assert expected in text, expected
     assert "/x/y" not in text
     assert "pipeline_tag" not in text
+
+
+def test_a_model_whose_loss_is_not_a_number_is_not_written(tmp_path):
+    job = types.SimpleNamespace(workdir=tmp_path)
+    with pytest.raises(NotFiniteError, match="after step 9 is nan.*lower config.optimizer.learning_rate"):
+        finish.finish(job, {}, 9, {"mlm_loss": float("nan")}, logbook=None)
 
 
 def test_a_sentence_that_cannot_be_filled_does_not_end_a_finished_run(tmp_path, monkeypatch):
