@@ -3,6 +3,7 @@
 objective.py holds the loss, finish.py writes what the run leaves.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.run.run import Line, check_export, clock_of, run
-from bertjax.run.workdir import goes_on_with, step_to_resume, with_its_origin, write_records
+from bertjax.run.workdir import RECORD, goes_on_with, step_to_resume, with_its_origin, write_records
 from bertjax.tokenization import load_tokenizer
 from bertjax.training import sharding
 from bertjax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -92,6 +93,7 @@ class PretrainingJob:
 
         self.corpus = open_corpus(config, self.workdir, sharding.batch_slice(self.mesh))
         self.tokenizer = self.corpus.tokenizer
+        self._check_vocabulary_there()
         longest = max(phase.length for phase in phases(config))
         if (self.tokenizer.model_max_length or longest) < longest:  # of the model that the tokenizer comes from
             self.tokenizer.model_max_length = None
@@ -161,6 +163,17 @@ class PretrainingJob:
             masking = MaskingSpec.of(config, self.tokenizer, length, 1, config.eval.masking_rate or None)
             objective = dataclasses.replace(objective, masking=masking)
         self.evaluations.append(Evaluation(objective, corpus.heldout(length, rows), corpus.others(length, rows)))
+
+    def _check_vocabulary_there(self) -> None:
+        """Raises ValueError where the run would write over a vocabulary of the user's."""
+        there = None
+        if self.workdir.is_dir() and not (self.workdir / RECORD).exists():
+            with contextlib.suppress(OSError, ValueError):  # no vocabulary, or none that can be read
+                there = load_tokenizer(str(self.workdir)).fingerprint
+        if there not in (None, self.tokenizer.fingerprint):
+            raise ValueError(
+                f"{self.workdir} holds another vocabulary, which this run would write over; choose another --workdir"
+            )
 
     def _goes_on(self) -> bool:
         """See workdir.goes_on_with. Other words under the same ids are refused always."""

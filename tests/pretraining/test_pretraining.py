@@ -80,6 +80,15 @@ def test_vocabulary_larger_than_the_model_is_refused(config, tmp_path):
         pretraining.prepare(frozen(config), str(tmp_path))
 
 
+def test_a_vocabulary_of_the_users_is_not_written_over(config, store, tmp_path):
+    job = pretraining.prepare(frozen(config), str(tmp_path))
+    job.tokenizer.save(tmp_path)
+    pretraining.prepare(frozen(config), str(tmp_path))
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nother\n")
+    with pytest.raises(ValueError, match="holds another vocabulary, which this run would write over"):
+        pretraining.prepare(frozen(config), str(tmp_path))
+
+
 def test_a_sentence_to_fill_in_without_a_mask_is_refused_before_the_training(config, tmp_path):
     config.log.fill_mask = ("w1 [MASK] w2", "w1 w2")
     with pytest.raises(ValueError, match=r"config.log.fill_mask: there is no \[MASK\] in 'w1 w2'"):
