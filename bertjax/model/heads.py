@@ -57,12 +57,13 @@ class BertNetwork(Network):
         draw = DISTRIBUTIONS[head_init](self.config.initializer_range)
         return Dense(self.config.hidden_size, features_out, draw)
 
-    def _drop(self, x: jax.Array, dropout_key: jax.Array | None, number: int = 0) -> jax.Array:
+    def _drop(self, x: jax.Array, dropout_key: jax.Array | None, number: int = 0, as_hidden: bool = False) -> jax.Array:
         """Dropout before a task head (original: run_classifier.py, create_model)."""
         if dropout_key is None:
             return x
         c, key = self.config, jax.random.fold_in(dropout_key, head_site(self.config) + number)
-        return dropout(x, c.hidden_dropout_prob if c.classifier_dropout is None else c.classifier_dropout, key)
+        rate = c.hidden_dropout_prob if as_hidden or c.classifier_dropout is None else c.classifier_dropout
+        return dropout(x, rate, key)
 
     @property
     def storable(self) -> BertNetwork:
@@ -235,8 +236,10 @@ class TaskNetwork(BertNetwork):
     def _add_token_pooler(self) -> None:
         self.pooler = Pooler(self.config, self.head_init) if STYLES[self.config.heads].normed else None
 
-    def _pooled_tokens(self, hidden: jax.Array) -> jax.Array:
-        return hidden if self.pooler is None else self.pooler.of_vectors(hidden)
+    def _tokens(self, hidden: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+        """What a head over tokens reads."""
+        x = hidden if self.pooler is None else self.pooler.of_vectors(hidden)
+        return self._drop(x, dropout_key, as_hidden=STYLES[self.config.heads].tokens_as_hidden)
 
     @property
     def storable(self) -> BertNetwork:
@@ -270,7 +273,8 @@ class BertForSequenceClassification(TaskNetwork):
         vectors = self._vectors(hidden, attention_mask, cls_positions)
         if isinstance(self.classifier, DeepClassifier):
             return self.classifier(vectors, lambda x, number: self._drop(x, dropout_key, number))
-        return self.classifier.float32(self._drop(vectors, dropout_key))
+        # Where classifiers are deep, this is multiple choice, whose rate is that of hidden states there.
+        return self.classifier.float32(self._drop(vectors, dropout_key, as_hidden=STYLES[self.config.heads].deep))
 
 
 @described
@@ -304,12 +308,12 @@ class BertForTokenClassification(TaskNetwork):
         self.classifier = self._dense(self.num_labels, self.head_init)
 
     def _logits(self, hidden, attention_mask, dropout_key, cls_positions=None):
-        return self.classifier.float32(self._drop(self._pooled_tokens(hidden), dropout_key))
+        return self.classifier.float32(self._tokens(hidden, dropout_key))
 
 
 @described
 class BertForQuestionAnswering(TaskNetwork):
-    """Start and end of an answer span; no dropout before the head, and no pooler but ModernBERT's.
+    """Start and end of an answer span; no dropout before the head in most families, and no pooler but ModernBERT's.
 
     (start_logits [B, T], end_logits [B, T]); padding is not excluded.
     """
@@ -322,7 +326,8 @@ class BertForQuestionAnswering(TaskNetwork):
         self.qa_outputs = self._dense(2, self.head_init)
 
     def _logits(self, hidden, attention_mask, dropout_key, cls_positions=None):
-        logits = self.qa_outputs.float32(self._pooled_tokens(hidden))
+        key = dropout_key if STYLES[self.config.heads].spans_dropped else None
+        logits = self.qa_outputs.float32(self._tokens(hidden, key))
         return logits[..., 0], logits[..., 1]
 
 

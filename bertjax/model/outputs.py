@@ -28,6 +28,8 @@ class HeadStyle:
       normed: whether the pooler and the MLM transform have a LayerNorm for their bias, and stand before the
         classifiers of tokens too.
       mlm_act: of the MLM transform; '' = hidden_act.
+      tokens_as_hidden: whether dropout before a head over tokens has the rate of hidden states, not of classifiers.
+      spans_dropped: whether the head of answer spans has dropout before it, as other heads over tokens have.
     """
 
     act: str = "tanh"
@@ -35,14 +37,16 @@ class HeadStyle:
     deep: bool = False
     normed: bool = False
     mlm_act: str = "gelu"
+    tokens_as_hidden: bool = False
+    spans_dropped: bool = False
 
 
 STYLES = {
     "bert": HeadStyle(mlm_act=""),
     "roberta": HeadStyle(deep=True),
-    "distilbert": HeadStyle("relu", pooled=False, mlm_act=""),
+    "distilbert": HeadStyle("relu", pooled=False, mlm_act="", tokens_as_hidden=True, spans_dropped=True),
     "electra": HeadStyle("gelu", pooled=False, deep=True),
-    "modernbert": HeadStyle("gelu", pooled=False, normed=True),
+    "modernbert": HeadStyle("gelu", pooled=False, normed=True, spans_dropped=True),
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from bertjax.interop import LoadError, load_model
 from bertjax.interop.huggingface import write_directory
+from bertjax.model import heads
 from bertjax.model.paths import flatten
 from bertjax.tools.convert import convert
 from bertjax.training.losses import classification_sums, mean
@@ -229,6 +230,27 @@ def test_a_task_starts_from_the_prediction_head_of_modernbert(task, tmp_path):
         loaded = load_model(tmp_path / directory, task, reinitialise_head=True)
         np.testing.assert_array_equal(loaded.params["pooler"]["kernel"].T, model.head.dense.weight.detach().numpy())
         assert {name.split("/")[0] for name in loaded.fresh} <= {"classifier", "qa_outputs"}
+
+
+@pytest.mark.parametrize("head", HEADS[1:])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout_before_a_head_has_the_rate_that_transformers_has(family, head, tmp_path, monkeypatch):
+    rates = {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.25, "dropout": 0.1, "seq_classif_dropout": 0.25}
+    names = {"distilbert": ("dropout", "seq_classif_dropout"), "modernbert": ("classifier_dropout",)}
+    names = names.get(family.split(",")[0], ("hidden_dropout_prob", "classifier_dropout"))
+    model = torch_model(family, f"For{head}", **{name: rates[name] for name in names})
+    base = f"{model.base_model_prefix}."
+    theirs = {
+        module.p
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Dropout) and not name.startswith((base, "head."))
+    }
+    model.save_pretrained(tmp_path)
+    ours, loaded = set(), load_model(tmp_path)
+    monkeypatch.setattr(heads, "dropout", lambda x, rate, key: ours.add(rate) or x)
+    ids, mask = batch(model, lead=(2, 3) if head == "MultipleChoice" else (2,))
+    loaded.model.apply({"params": loaded.params}, ids, mask, dropout_key=jax.random.key(0))
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("family", ["roberta", "distilbert"])
