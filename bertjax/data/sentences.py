@@ -134,8 +134,8 @@ def split_sentences(paragraph: str, language: str = "en") -> list[str]:
 
 def _parts(paragraph: str) -> Iterator[str]:
     """The paragraph in pieces of whole sentences: sentencex takes time by the square of a run without spaces."""
-    start, runs = 0, paragraph.split() if len(paragraph) > _RUN_CHARACTERS else []
-    for run in _LONG_RUNS.finditer(paragraph) if max(map(len, runs), default=0) > _RUN_CHARACTERS else ():
+    start = 0
+    for run in _LONG_RUNS.finditer(paragraph):
         while end := _END.search(paragraph, max(start, run.start()) + _RUN_CHARACTERS, run.end()):
             yield paragraph[start : end.end()]
             start = end.end()
