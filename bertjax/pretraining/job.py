@@ -165,9 +165,12 @@ class PretrainingJob:
         self.evaluations.append(Evaluation(objective, corpus.heldout(length, rows), corpus.others(length, rows)))
 
     def _check_vocabulary_there(self) -> None:
-        """Raises ValueError where the run would write over a vocabulary of the user's."""
-        there = None
-        if self.workdir.is_dir() and not (self.workdir / RECORD).exists():
+        """Raises ValueError where the run would write over a vocabulary of the user's.
+
+        Not with config.resume=overwrite: a start that was killed after it deleted a run left that run's vocabulary.
+        """
+        there, overwrites = None, self.config.resume == "overwrite"
+        if not overwrites and self.workdir.is_dir() and not (self.workdir / RECORD).exists():
             with contextlib.suppress(OSError, ValueError):  # no vocabulary, or none that can be read
                 there = load_tokenizer(str(self.workdir)).fingerprint
         if there not in (None, self.tokenizer.fingerprint):

@@ -87,6 +87,8 @@ def test_a_vocabulary_of_the_users_is_not_written_over(config, store, tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nother\n")
     with pytest.raises(ValueError, match="holds another vocabulary, which this run would write over"):
         pretraining.prepare(frozen(config), str(tmp_path))
+    config.resume = "overwrite"  # killed between the deletion of a run and its own record, the same command goes on
+    pretraining.prepare(frozen(config), str(tmp_path))
 
 
 def test_a_sentence_to_fill_in_without_a_mask_is_refused_before_the_training(config, tmp_path):
