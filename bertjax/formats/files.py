@@ -251,7 +251,7 @@ def make_once(
             note = _read(lock)
             if waited_for and note.startswith(_FAILED):
                 raise ValueError(f"{waited_for} could not make {what}: {note.removeprefix(_FAILED)}")
-            if locked and not _same_file(lock, path):
+            if locked and not same_file(lock, path):
                 continue  # of a process that has finished, and removed its lock
             try:
                 if not is_there(target):
@@ -301,10 +301,11 @@ def _lock(file: IO[str], what: str) -> tuple[bool, str]:
         time.sleep(_POLL_S)
 
 
-def _same_file(file: IO[str], path: Path) -> bool:
+def same_file(file: IO[str], path: str | os.PathLike[str]) -> bool:
+    """Whether `path` still is the file that was opened."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -115,6 +115,7 @@ class Checkpoints(SavedStates):
 
     def wait(self) -> None:
         """Returns when nothing is being written any more; raises what went wrong meanwhile."""
+        claim.require_in_place(self.directory)
         if self._pending is not None:
             pending, self._pending = self._pending, None
             try:
@@ -127,6 +128,7 @@ class Checkpoints(SavedStates):
 
     def check(self) -> None:
         """Raises the error of a finished background save, without waiting for a running one."""
+        claim.require_in_place(self.directory)
         if self._pending is not None and (self._pending.done() or time.monotonic() > self._begun + self._timeout_s):
             self.wait()
 
@@ -158,6 +160,7 @@ class Checkpoints(SavedStates):
             self._orbax.wait_until_finished()
             if not self._primary:
                 return
+            claim.require_in_place(self.directory)  # orbax makes the directories that it misses
             formats.write_manifest(written, step, metrics)
             if not self._in_place:
                 aside = self.directory / f"old.{step}"
@@ -171,6 +174,7 @@ class Checkpoints(SavedStates):
         except Exception as error:
             if self._primary and not self._in_place:
                 _remove_quietly(written)  # frees the space on a full disk
+                claim.require_in_place(self.directory)
             raise CheckpointError(
                 f"checkpoint of step {step} could not be written to {final}: {error}. Earlier "
                 f"checkpoints are untouched: {self.steps()}. The same command goes on from there"

@@ -20,7 +20,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from bertjax.formats.checkpoint import CheckpointError, is_remote
-from bertjax.formats.files import remove_empty
+from bertjax.formats.files import remove_empty, same_file
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _MADE: list[pathlib.Path] = []  # locks and directories that this process has ma
 def claim(directory: epath.Path) -> None:
     """Makes the directory, tries to write there, and locks it; raises CheckpointError."""
     remote = is_remote(directory)  # a bucket has no directories, and no locks
-    lock = directory.parent / f"{directory.name}.lock"
+    lock = _lock_of(directory)
     if not remote:
         _MADE.extend(pathlib.Path(path) for path in (lock, directory, *directory.parents) if not path.exists())
     probe = directory / f"tmp.probe.{threading.get_ident()}"
@@ -52,10 +52,29 @@ def claim(directory: epath.Path) -> None:
         _lock(str(lock), directory)
 
 
+def require_in_place(directory: epath.Path) -> None:
+    """Raises CheckpointError where a directory that this process has claimed was deleted, moved or emptied since.
+
+    Checkpoints would be written to a new one, which lacks what a run needs to go on.
+    """
+    lock = str(_lock_of(directory))
+    if lock in _LOCKS and not same_file(_LOCKS[lock], lock):
+        raise CheckpointError(
+            f"{directory.parent} was deleted, moved or emptied while a run was training in it. If it was moved, the "
+            "same command with its new --workdir goes on from the newest checkpoint"
+        )
+
+
+def _lock_of(directory: epath.Path) -> epath.Path:
+    return directory.parent / f"{directory.name}.lock"
+
+
 def _lock(path: str, directory: epath.Path) -> None:
     """Refuses a second process that trains here (a job requeued while the first still runs)."""
     if path in _LOCKS:
-        return
+        if same_file(_LOCKS[path], path):
+            return
+        _LOCKS.pop(path).close()  # of a directory that was deleted
     # A POSIX lock: the kernel drops it however the process ends, and forked data workers do not inherit it. Closing the
     # file would drop it, so it stays open.
     file = open(path, "a+")

@@ -412,6 +412,34 @@ def test_a_second_process_in_the_same_run_is_refused(tmp_path):
     Checkpoints(tmp_path / "c")
 
 
+@pytest.mark.parametrize("how", ["deleted", "moved", "emptied"])
+@pytest.mark.parametrize("when", ["between saves", "while saving"])
+def test_a_run_whose_directory_is_taken_away_ends_with_an_error(tmp_path, how, when, monkeypatch):
+    workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    checkpoints = saved(workdir / "checkpoints", [1])
+    elsewhere.mkdir()
+
+    def take_away():
+        if how == "emptied":
+            for path in workdir.iterdir():
+                path.rename(elsewhere / path.name)
+        else:
+            shutil.rmtree(workdir) if how == "deleted" else workdir.rename(elsewhere / "run")
+
+    if when == "between saves":
+        take_away()
+        with pytest.raises(CheckpointError, match="deleted, moved or emptied"):
+            checkpoints.check()
+    else:
+        finished = checkpoints._orbax.wait_until_finished
+        monkeypatch.setattr(checkpoints._orbax, "wait_until_finished", lambda: (finished(), take_away()))
+        checkpoints.save(2, state_of(2))
+        with pytest.raises(CheckpointError, match="deleted, moved or emptied"):
+            checkpoints.wait()
+    assert not (workdir / "checkpoints.committed.json").exists()
+    assert Checkpoints(workdir / "checkpoints").latest() is None  # another run may begin there
+
+
 def test_manifest_names_every_file_with_its_size(tmp_path):
     saved(tmp_path, [1])
     manifest = json.loads((tmp_path / "1" / "manifest.json").read_text())
