@@ -239,7 +239,7 @@ def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None 
             group = group[part]
         try:  # an option is checked by the task or the optimizer that takes it
             with group.ignore_type() if name.startswith(FREE) else contextlib.nullcontext():
-                group[own] = _plain(value)
+                group[own] = _listed(value) if isinstance(group.get(own), tuple) else _plain(value)
         except TypeError:
             raise ValueError(
                 f"{name}={value!r:.80} must be {type(group[own]).__name__}, not {type(value).__name__}"
@@ -261,6 +261,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _listed(value: Any) -> Any:
+    """A setting that is a list in a config file, for which a text alone or {label: weight} may stand."""
+    if isinstance(value, Mapping):
+        value = tuple(value.items())
+    return (value,) if isinstance(value, str) else _plain(value)
 
 
 def _workdir(config: AnyConfig, workdir: str | os.PathLike[str] | None) -> str:

@@ -171,6 +171,9 @@ def test_settings_may_be_lists_paths_and_numbers_of_numpy():
     options = {"task.options.text": np.array(["a"]), "task.options.files": {"dev": pathlib.Path("d.csv")}}
     found = experiment.read_config("classify", "finetune", options).task.options
     assert (found["text"], found["files"]["dev"]) == (("a",), "d.csv")
+    for value, expected in (({"spam": 3, 0: 1.5}, (("spam", 3), (0, 1.5))), ("balanced", ("balanced",))):
+        task = experiment.read_config("classify", "finetune", {"task.class_weights": value}).task
+        assert task.class_weights == expected
 
 
 @pytest.mark.parametrize(

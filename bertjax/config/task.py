@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from bertjax.config.pretraining import CODE
-from bertjax.config.setting import AT_LEAST_0, AT_LEAST_1, SHARE, setting
+from bertjax.config.setting import AT_LEAST_0, AT_LEAST_1, SHARE, check, setting
 
 PAPER_TASKS = "BERT paper A.3"
 
@@ -41,7 +41,9 @@ class TaskSettings:
     )
     layer_decay: float = setting(1.0, "factor on the learning rate for each layer further from the head", SHARE)
     freeze: tuple[str, ...] = setting((), "parameter paths (regex) that stay as they are")
-    class_weights: tuple[Any, ...] = setting((), "weight of each class in the loss, or ('balanced',)")
+    class_weights: tuple[Any, ...] = setting(
+        (), "weights of labels in the loss, such as (('spam', 5.0),), others 1; or ('balanced',): all count the same"
+    )
     feature_layers: str = setting(
         "", "tagging over a frozen encoder: layers used as features (paper table 7), such as concat_last_4"
     )
@@ -58,3 +60,15 @@ class TaskSettings:
         source=CODE,
     )
     predict: tuple[str, ...] = setting(("dev",), "splits whose predictions and submission files are written")
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for weights that do not say which label they are for, or are none."""
+        weights = self.class_weights
+        named = all(isinstance(entry, tuple | list) and len(entry) == 2 for entry in weights)
+        if weights != ("balanced",) and not named:
+            raise ValueError(
+                f"config.task.class_weights={weights!r} does not say which weight is for which label: write "
+                "(('LABEL', WEIGHT), ...), or ('balanced',)"
+            )
+        for label, weight in weights if named else ():
+            check(f"config.task.class_weights: that of {label!r},", weight, AT_LEAST_0)

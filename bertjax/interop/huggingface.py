@@ -47,6 +47,7 @@ _OTHER_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda x: isinstance(x, dict) and all(type(n) is int or str(n).isdecimal() for n in x.values()),
         "map the names of the classes to their numbers",
     ),
+    "tie_word_embeddings": (lambda x: isinstance(x, bool), "be true or false"),
     "architectures": (lambda x: isinstance(x, list) and all(isinstance(n, str) for n in x), "be a list of class names"),
     "problem_type": (
         lambda x: x in ("regression", "single_label_classification", "multi_label_classification"),
@@ -121,7 +122,7 @@ def read_state_dict(directory: str | Path, naming: Naming = hugging_face_place) 
     naming: of its model type.
 
     Raises:
-      LoadError: no weights, a missing or broken shard, or an untied decoder, which BERT has not.
+      LoadError: no weights, a missing or broken shard, or a decoder that should be tied and is not.
     """
     path = _weights_file(directory)
     arrays: dict[str, np.ndarray] = {}
@@ -211,7 +212,7 @@ def _todays_names(state: Iterable[str], source: str, naming: Naming) -> tuple[di
         named[name] = old
     ties = {}
     for copy, original in naming.ties.items():
-        if (old := named.pop(copy, None)) is not None:
+        if (old := named.pop(copy, None)) is not None and naming.tied:
             if named.setdefault(original, old) != old:
                 ties[old] = original
     buffers = {naming.root + end for end in _BUFFERS}

@@ -125,7 +125,15 @@ def check_pretrained(
 
 def _as_stored(source: Source, model: heads.BertNetwork) -> Source:
     """The source as `model` reads it: before ModernBERT's task heads stands the transform of its MLM head, as in
-    `transformers`, and not a pooler that has learnt next sentences, which keeps little else of a vector."""
+    `transformers`, and not a pooler that has learnt next sentences, which keeps little else of a vector.
+
+    Raises LoadError for an MLM head whose decoder is not the table of words.
+    """
+    if not source.place.tied and isinstance(model, heads.BertForPreTraining | heads.BertForMaskedLM):
+        raise LoadError(
+            f"{source.directory}: an MLM head with a decoder of its own (tie_word_embeddings=false) is not computed "
+            "here. The encoder is read by task='features' and by fine-tuning"
+        )
     task = isinstance(model, heads.TaskNetwork) and STYLES[model.config.heads].normed
     return source.with_transform_as_pooler() if task else source
 

@@ -39,7 +39,8 @@ class Naming:
       heads: the heads that such files can have.
       joined: last part of a name -> the modules whose arrays it holds, one after the other along the first axis.
       root: before the names of an encoder that was saved within a model, and `bare` how they begin without it.
-      ties: copies that some files have -> what they are copies of.
+      ties: copies that some files have -> what they are copies of; `tied`: False where they are arrays of their own,
+        which nothing here reads.
       unread: heads that are never read, by how their names begin -> what to know about them.
     """
 
@@ -49,6 +50,7 @@ class Naming:
     root: str = ""
     bare: tuple[str, ...] = ()
     ties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tied: bool = True
     unread: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __call__(self, path: str) -> Place:

@@ -219,6 +219,7 @@ def _recognise(path: Path) -> Source:
     if directory.is_dir() and huggingface.is_hugging_face(directory):
         config, settings = huggingface.read_config(directory)
         naming = HUGGING_FACE[settings.get("model_type") or "bert"]
+        naming = dataclasses.replace(naming, tied=settings.get("tie_word_embeddings") in (None, True))
         return Source(
             "huggingface",
             config,

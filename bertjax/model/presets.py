@@ -173,7 +173,6 @@ _ONE_VALUE: dict[str, Any] = {
     "add_cross_attention": False,
     "is_encoder_decoder": False,
     "tie_encoder_decoder": False,
-    "tie_word_embeddings": True,
     "pruned_heads": {},
     "quantization_config": {},
     "auto_map": {},  # code of its own
@@ -181,11 +180,11 @@ _ONE_VALUE: dict[str, Any] = {
 }
 # Keys that change nothing of what is computed here: names and places, what is returned beside the
 # logits, how transformers runs or generates, the original's description of a pooler that its code
-# does not read. Heads are described by id2label, label2id, num_labels and problem_type, which
-# interop/source.py and inference.py obey, the tokenizer by tokenizer_class, which tokenization does.
+# does not read. Heads are described by id2label, label2id, num_labels, problem_type and tie_word_embeddings, which
+# interop and inference.py obey, the tokenizer by tokenizer_class, which tokenization does.
 HARMLESS = frozenset(
     """
-    architectures id2label label2id num_labels problem_type tokenizer_class finetuned
+    architectures id2label label2id num_labels problem_type tie_word_embeddings tokenizer_class finetuned
     finetuning_task task_specific_params name name_or_path model_name language license author
     transformers_version torch_dtype dtype torchscript use_bfloat16 use_cache gradient_checkpointing
     chunk_size_feed_forward return_dict return_dict_in_generate output_attentions
@@ -267,8 +266,13 @@ class Execution:
         return "bfloat16" if self.dtype == "float8" else self.dtype
 
     @classmethod
-    def of(cls, settings: ExecutionSettings, backend: str, tensor_parallel: bool = False) -> Execution:
-        """What config.execution asks for on `backend`; see for_backend."""
+    def of(
+        cls, settings: ExecutionSettings, backend: str, tensor_parallel: bool = False, model: BertConfig | None = None
+    ) -> Execution:
+        """What config.execution asks for on `backend`; see for_backend.
+
+        Raises ValueError for an attention kernel that there is not, or that does not compute `model`.
+        """
         chosen = {name: getattr(settings, name) for name in ("dtype", "layers", "remat")}
         fastest = cls.for_backend(backend, tensor_parallel, **chosen)
         if settings.kernels == "xla":
@@ -277,6 +281,8 @@ class Execution:
             raise ValueError(
                 f"config.execution.kernels={settings.kernels!r} is not one of auto, xla, {', '.join(ATTENTION)}"
             )
+        if model is not None and (reason := _refusal(settings.kernels, model)):
+            raise ValueError(f"config.execution.kernels={settings.kernels} {reason}; use auto or reference")
         return dataclasses.replace(fastest, attention=settings.kernels)
 
     @classmethod
@@ -298,6 +304,18 @@ class Execution:
             # Compiles in half the time on a CPU. Of jax.random, each TPU chip draws the bits of the whole batch.
             fastest["dropout_words"] = "hash"
         return cls(**fastest | overrides)
+
+
+def _refusal(kernel: str, model: BertConfig) -> str:
+    """Why an attention kernel does not compute a model; '' = it does, or depends on more than the model."""
+    head = model.head_size
+    if kernel in ("triton", "pallas_tpu") and model.is_decoder:
+        return "does not compute models that read left to right"
+    if kernel == "triton" and (head < 16 or head & (head - 1)):
+        return f"needs heads of a power of two >= 16, not of {head}"
+    if kernel == "pallas_tpu" and 128 % head:
+        return f"needs heads of a divisor of 128, not of {head}"
+    return ""
 
 
 def miniature(layers: int, hidden: int, **overrides: Any) -> BertConfig:

@@ -89,6 +89,8 @@ class PretrainingJob:
             config.mesh, parameter_count(estimate), jax.devices(), hardware.device_bytes()
         )
         check_rows(config, self.mesh)
+        platform = self.mesh.devices.flat[0].platform
+        self.execution = Execution.of(config.execution, platform, config.mesh.tensor > 1, estimate)
         self.resumed_from = step_to_resume(config, self.workdir)
 
         self.corpus = open_corpus(config, self.workdir, sharding.batch_slice(self.mesh))
@@ -114,7 +116,6 @@ class PretrainingJob:
         network = pretraining_network(self.model_config, config.data.nsp)
         self.architecture = network.__name__
         self.heads = ("mlm",) if self.architecture == "BertForMaskedLM" else PRETRAINING_HEADS
-        self.execution = Execution.of(config.execution, self.mesh.devices.flat[0].platform, config.mesh.tensor > 1)
         if starts_from:
             check_pretrained(starts_from, network(self.model_config), config.reinitialise_head, config.extend_positions)
         self.trainer = make_trainer(config, self.mesh)

@@ -9,7 +9,6 @@ them, for Trainer.fit, which this module gives length buckets and evaluation wit
 import dataclasses
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,7 +42,7 @@ from bertjax.tasks.kinds import KINDS, TaskObjective, model_for
 from bertjax.tasks.metrics import Scores
 from bertjax.tasks.schedule import set_schedule, with_schedule_in_state
 from bertjax.tasks.shapes import Shape, Shapes
-from bertjax.tasks.task import Split, Task
+from bertjax.tasks.task import Split, Task, cut, name_of
 from bertjax.tokenization import Tokenizer
 from bertjax.training import sharding
 from bertjax.training.optimizer import layerwise_decay_rules, make_optimizer
@@ -165,21 +164,21 @@ class FineTuner:
         return Trainer(optimizer, self.mesh, seed=0, accumulation=s.accumulation, prng=s.execution.prng)
 
     def _class_weights(self) -> tuple[float, ...]:
-        """One a class, or () for none. Raises ValueError for those that do not go with the task."""
-        weights = self.settings.task.class_weights
-        if weights and not KINDS[self.task.head].class_weights:
-            raise ValueError(f"class_weights do not apply to the head {self.task.head!r}")
+        """One a class, in the head's order, or () for none. Raises ValueError for those that do not go with the
+        task."""
+        weights, labels = self.settings.task.class_weights, self.task.labels
+        if not weights:
+            return ()
+        if not KINDS[self.task.head].class_weights:
+            raise ValueError(f"config.task.class_weights do not apply to the head {self.task.head!r}")
         if weights == ("balanced",):
             classes = KINDS[self.task.head].gold_classes(self.data("train", training=True)[1])
-            counts = np.bincount(classes, minlength=len(self.task.labels))  # 1 on average over the rows
-            weights = tuple(float(len(classes) / (len(counts) * max(1, count))) for count in counts)
-        if weights and len(weights) != len(self.task.labels):
-            raise ValueError(
-                f"{len(weights)} class_weights for {len(self.task.labels)} labels {list(self.task.labels)}"
-            )
-        if not all(isinstance(w, int | float) and 0 <= w < math.inf for w in weights):
-            raise ValueError(f"class_weights={weights!r} must be numbers from 0 on")
-        return tuple(weights)
+            counts = np.bincount(classes, minlength=len(labels))  # 1 on average over the rows
+            return tuple(float(len(classes) / (len(counts) * max(1, count))) for count in counts)
+        given = {str(name_of(label)): weight for label, weight in weights}
+        if unknown := [label for label in given if label not in labels]:
+            raise ValueError(f"config.task.class_weights: {unknown} are not among the labels {cut(str(list(labels)))}")
+        return tuple(float(given.get(label, 1.0)) for label in labels)
 
     @functools.cached_property
     def _predict(self) -> Any:

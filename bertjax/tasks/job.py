@@ -7,7 +7,6 @@ submission files), and `model/` in Hugging Face's layout with the label names in
 import dataclasses
 import os
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from bertjax.formats.checkpoint import resolve_directory
 from bertjax.interop import load_pretrained_params
 from bertjax.interop.names import heads_in
 from bertjax.log.logbook import Logbook, counted
-from bertjax.model.paths import flatten
 from bertjax.model.presets import Execution, parameter_count
 from bertjax.process import hardware
 from bertjax.process.agreement import require_same
@@ -172,10 +170,8 @@ def prepare_tuner(
     tuner = FineTuner(task, source.require_tokenizer(), source.config, start, settings, execution, mesh)
     tuner.data("train", training=True)
     tuner.data("dev")[0].require_labels("choosing the best checkpoint")
-    # This refuses rules for parameters that do not exist.
-    paths, freeze = flatten(tuner.trainer.abstract_state(tuner.objective).params), settings.task.freeze
-    if all(any(re.search(pattern, path) for pattern in freeze) for path in paths):
-        raise ValueError(f"config.task.freeze={freeze} leaves no parameter to train")
+    # This refuses rules for parameters that do not exist, and what leaves none to train.
+    tuner.trainer.abstract_state(tuner.objective)
     return tuner
 
 
@@ -242,13 +238,12 @@ def _parts(config: Config, mesh: Any) -> tuple[str, dict[str, Any]]:
     if not t.data:
         raise ValueError("config.task.data is empty: name the directory of the task's files")
     start = Pretrained.of(config)  # before data are read
+    model, reason = start.source.config, ""
+    if mesh is None:
+        mesh, reason = sharding.mesh_of(config.mesh, parameter_count(model), jax.devices(), hardware.device_bytes())
+    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1, model)
     task = make_task(t.name, t.data, t.options)
     task.metric = t.metric or task.metric
-    reason = ""
-    if mesh is None:
-        parameters = parameter_count(start.source.config)
-        mesh, reason = sharding.mesh_of(config.mesh, parameters, jax.devices(), hardware.device_bytes())
-    execution = Execution.of(config.execution, mesh.devices.flat[0].platform, config.mesh.tensor > 1)
     return reason, {"task": task, "init_from": start, "execution": execution, "mesh": mesh}
 
 

@@ -131,7 +131,7 @@ def stages(config: Config, devices: Sequence[Any]) -> list[Stage]:
     size = vocabulary_size(config)
     model = BertConfig.of(config.model, size)
     mesh, _ = sharding.mesh_of(config.mesh, parameter_count(model), devices, hardware.device_bytes(devices[0]))
-    execution = Execution.of(config.execution, devices[0].platform, config.mesh.tensor > 1)
+    execution = Execution.of(config.execution, devices[0].platform, config.mesh.tensor > 1, model)
     if config.job == "finetune":
         sharding.check_batch(config.batch_size, mesh, config.accumulation)
         return [_task_stage(config, model, execution, mesh)]

@@ -105,7 +105,7 @@ def make_optimizer(
         match means 1. Multiplier 0 freezes: no optimizer state, no part in the gradient norm.
 
     Raises:
-      ValueError: unknown name or option, or (at init) a rule that matches no parameter.
+      ValueError: unknown name or option, or (at init) a rule that matches no parameter, or rules that freeze all.
     """
     schedule = (
         learning_rate
@@ -129,6 +129,9 @@ def make_optimizer(
 
     def init(params: Params) -> Params:
         check_rules(learning_rate_rules, flatten(params))
+        if not any(map(rate_of, flatten(params))):
+            frozen = ", ".join(repr(pattern) for pattern, rate in learning_rate_rules if not rate)
+            raise ValueError(f"config.task.freeze leaves no parameter to train: {frozen}")
         return rule.init(trained(params))
 
     def gradient_norm(gradients: Params) -> jax.Array:

@@ -265,7 +265,7 @@ def test_pairs_are_refused_by_a_model_of_one_segment(tmp_path):
         ("is_encoder_decoder", True),
         ("auto_map", {"AutoModel": "x.Y"}),
         ("position_embedding_type", "relative_key"),
-        ("tie_word_embeddings", False),
+        ("tie_word_embeddings", "no"),
         ("is_decoder", "false"),
         ("layer_norm_eps", "small"),
         ("layer_norm_eps", float("inf")),
@@ -280,6 +280,24 @@ def test_pairs_are_refused_by_a_model_of_one_segment(tmp_path):
 def test_a_key_that_would_change_the_network_is_refused_by_name(tmp_path, key, value):
     with pytest.raises(LoadError, match=f"config.json: .*{key}"):
         open_source(directory(tmp_path / "m", config={key: value}))
+
+
+def test_an_encoder_with_an_untied_decoder_or_none_loads_and_its_mlm_head_does_not(tmp_path):
+    table, decoder = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
+    golden = load_model(GOLDEN, task="features").params
+    for arrays in (state() | {decoder: state()[table] + 1}, state()):
+        untied = directory(tmp_path / "m", arrays, {"tie_word_embeddings": False})
+        jax.tree.map(np.testing.assert_array_equal, load_model(untied, task="features").params, golden)
+        with pytest.raises(LoadError, match="decoder of its own .tie_word_embeddings=false"):
+            load_model(untied, task="mlm")
+        with pytest.raises(LoadError, match="decoder of its own"):
+            check_pretrained(untied, heads.BertForPreTraining(load_model(GOLDEN).config))
+    encoder = {name: array for name, array in state().items() if name != table}
+    with pytest.raises(LoadError, match="missing in the file"):  # the decoder is no table of words
+        directory(tmp_path / "m", encoder | {decoder: state()[table]}, {"tie_word_embeddings": False})
+        load_model(tmp_path / "m", task="features")
+    untied = classifier(tmp_path / "c", tie_word_embeddings=False)
+    assert inference.classify(load_model(untied), ["the cat"])
 
 
 def test_keys_that_change_nothing_are_read_over(tmp_path):

@@ -108,6 +108,27 @@ def test_a_model_of_longer_rows_than_its_tokenizer_s_says_so(config, tmp_path, m
     assert pretraining.prepare(frozen(config), str(tmp_path)).tokenizer.model_max_length == kept
 
 
+@pytest.mark.parametrize(
+    "kernel, changes, message",
+    [
+        ("triton", {}, "config.execution.kernels=triton needs heads of a power of two >= 16, not of 8"),
+        (
+            "pallas_tpu",
+            {"model.num_attention_heads": 1, "model.hidden_size": 48},
+            "heads of a divisor of 128, not of 48",
+        ),
+        ("triton", {"model.is_decoder": True}, "triton does not compute models that read left to right"),
+        ("cudnn", {}, "config.execution.kernels='cudnn' is not one of auto, xla, reference, triton, pallas_tpu"),
+    ],
+)
+def test_kernels_that_do_not_compute_the_model_are_refused_before_the_corpus_is_opened(
+    config, tmp_path, kernel, changes, message
+):
+    config.model.num_attention_heads, config.model.hidden_size, config.data.corpus = 6, 48, "absent"
+    with pytest.raises(ValueError, match=message):
+        pretraining.prepare(frozen(config).replace(changes | {"execution.kernels": kernel}), str(tmp_path))
+
+
 def test_directory_that_is_no_store_is_refused(config, tmp_path):
     config.data.corpus = str(tmp_path)
     with pytest.raises(ValueError, match="no token store"):

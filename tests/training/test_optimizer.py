@@ -165,6 +165,12 @@ def test_a_rule_that_matches_nothing_is_refused():
         optimizer.init({"encoder": {"w": jnp.ones(2)}})
 
 
+def test_rules_that_leave_nothing_to_train_are_refused():
+    optimizer = make_optimizer(OptimizerSettings(), 1.0, learning_rate_rules=[("enc", 0.0), ("head", 0.0)])
+    with pytest.raises(ValueError, match="config.task.freeze leaves no parameter to train: 'enc', 'head'"):
+        optimizer.init({"encoder": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}})
+
+
 def run_steps(optimizer, params, gradients):
     state = optimizer.init(params)
     for step, gradient in enumerate(gradients):

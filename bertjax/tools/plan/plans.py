@@ -106,7 +106,7 @@ def candidates(config: Config, devices: int, limit: float, tpu: bool) -> Iterato
     length, rows = max((phase.length, phase.rows) for phase in phases(config))
     model = BertConfig.of(config.model, vocabulary_size(config))
     platform = "tpu" if tpu else jax.default_backend()
-    execution = Execution.of(config.execution, platform, config.mesh.tensor > 1)
+    execution = Execution.of(config.execution, platform, config.mesh.tensor > 1, model)
     attention = execution.attention
     if attention == "auto":
         shape = (1, length, model.num_attention_heads, model.head_size)
