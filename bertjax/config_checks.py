@@ -102,6 +102,10 @@ def _complaints(config: Config) -> Iterator[str]:
         yield "config.export.private has no effect without config.export.push"
     if config.task.group_by_length and config.task.pack == "all":
         yield "config.task.group_by_length has no effect on packed rows (config.task.pack=all); leave one of them out"
+    if config.task.feature_layers and config.task.layer_decay != 1:
+        yield "config.task.layer_decay has no effect on a frozen encoder (config.task.feature_layers)"
+    if config.job == "finetune" and not config.checkpoint.keep_best:
+        yield "config.checkpoint.keep_best=0: a fine-tuning that goes on would have lost its best model; at least 1"
     for name, setting in settings.walk(Config):  # what would be ignored in silence
         value = operator.attrgetter(name)(config)
         unused, instead = setting.unused or ("", "")
@@ -208,12 +212,16 @@ def _ignored(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         reason = "TFRecords bring their pairs and masks. Build a token store from the text to choose them"
         drawn = ("masking.r", "masking.mask_prob", "masking.whole_word", "eval.masking_rate", "data.short_seq_prob")
         yield drawn, reason  # config.masking.max_predictions says which files are meant
+        if config.data.heldout:
+            yield ("data.heldout_fraction",), "config.data.heldout names the records that are held out"
     elif config.data.corpus:
         yield (
             ("data.tokenizer", "data.heldout"),
             f"it is for TFRecords (config.data.corpus={TFRECORD}PATTERN); a token store brings its own",
         )
     model = config.model
+    if not config.masking.random_prob:
+        yield ("masking.replace_with_special",), "config.masking.random_prob=0 replaces nothing by random tokens"
     if model.is_decoder:
         yield ("masking.", "eval.masking_rate", "log.fill_mask"), "config.model.is_decoder=True predicts the next token"
     if model.positions != "rotary":

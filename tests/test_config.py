@@ -98,6 +98,17 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         (dict(job="finetune", optimizer__warmup_steps=9), "warmup_steps=9 has no effect.*task.warmup"),
         (dict(job="finetune", model__hidden_dropout_prob=0.0), "no effect.*that of config.init_from"),
         (dict(job="finetune", checkpoint__metric="eval/mlm_loss"), "no effect.*task.metric says which is best"),
+        (dict(job="finetune", reinitialise_head=True), "reinitialise_head=True has no effect.*always drawn anew"),
+        (dict(job="finetune", checkpoint__keep_best=0), "keep_best=0: a fine-tuning that goes on would have lost"),
+        (
+            dict(job="finetune", task__feature_layers="last", task__layer_decay=0.9),
+            "layer_decay has no effect on a frozen encoder",
+        ),
+        (dict(masking__random_prob=0.0, masking__replace_with_special=True), "replace_with_special=.*random_prob=0"),
+        (
+            dict(data__corpus="tfrecord:a", data__heldout="tfrecord:b", data__heldout_fraction=0.2),
+            "heldout_fraction=0.2 would have no effect.*config.data.heldout names",
+        ),
         (dict(export__private=True), "export.private has no effect without config.export.push"),
         (dict(export__push="a/b", task__name="all"), "export.push=a/b is one name, and config.task.name=all"),
         (

@@ -36,7 +36,9 @@ class Config:
         "fresh. Ignored when a run is resumed",
     )
     reinitialise_head: bool = setting(
-        False, "let heads (MLM, NSP, pooler) that init_from lacks start afresh instead of refusing the checkpoint"
+        False,
+        "let heads (MLM, NSP, pooler) that init_from lacks start afresh instead of refusing the checkpoint",
+        unused=("finetune", "a head that config.init_from lacks is always drawn anew"),
     )
     extend_positions: str = setting(
         "",
