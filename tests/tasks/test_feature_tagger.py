@@ -1,13 +1,16 @@
 """The feature-based tagger: layer choices, a frozen encoder, padding that changes nothing."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bertjax.model.heads import init_params
-from bertjax.model.presets import BertConfig
+from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger, combine
+from bertjax.tasks.kinds import model_for
 
 CONFIG = BertConfig(
     vocab_size=30,
@@ -57,5 +60,6 @@ def test_the_encoder_is_frozen_and_padding_changes_nothing():
 
 
 def test_an_unknown_layer_choice_names_the_valid_ones():
+    task = types.SimpleNamespace(head="tagging", outputs=3)
     with pytest.raises(ValueError, match="layers='first'.*one of embeddings, second_to_last"):
-        combine([jnp.zeros((1, 1, 8))], "first")
+        model_for(task, CONFIG, Execution(), "first")

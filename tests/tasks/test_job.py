@@ -270,6 +270,10 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     unlabelled = job.make_task("table", data, {"files": {"train": "train.tsv", "dev": "test.tsv"}})
     with pytest.raises(ValueError, match="'dev' has no labels.*choosing the best"):
         prepare(unlabelled, predict=())
+    (data / "absent.tsv").write_text("text\tlabel\na film\t\n")
+    files = {"train": "absent.tsv", "dev": "dev.tsv"}
+    with pytest.raises(ValueError, match="'train' has no labels.*training"):
+        prepare(job.make_task("table", data, {"files": files, "labels": ["bad", "good"]}), predict=())
     (tmp_path / "pretraining" / "checkpoints" / "5").mkdir(parents=True)
     (tmp_path / "pretraining" / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="pretraining holds a pre-training run; choose another"):
