@@ -185,14 +185,14 @@ def _print(line: str) -> None:
         drop_unwritable_output()
 
 
-def truncate_records(path: pathlib.Path, last_step: int, say: Callable[[str], None] = lambda line: None) -> int:
-    """Removes records beyond `last_step` and broken lines, all at once; returns how many.
+def truncate_records(path: pathlib.Path, last_step: int, say: Callable[[str], None]) -> None:
+    """Removes records beyond `last_step` and broken lines, all at once.
 
     A kill leaves the old file or the new one, never a part. Broken lines go to a file beside it and
     are said, but for a last one that was not finished.
     """
     if not path.exists():
-        return 0
+        return
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.split("\n")
     unfinished = lines.pop()
@@ -205,7 +205,6 @@ def truncate_records(path: pathlib.Path, last_step: int, say: Callable[[str], No
         say(f"{path.name}: {lost} of {len(lines):,} could not be read and went to {aside.name}")
     if len(kept) < len(lines) or unfinished:
         write_whole(path, "".join(f"{line}\n" for line in kept))
-    return len(lines) - len(kept) + bool(unfinished)
 
 
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
