@@ -195,5 +195,11 @@ EOM
 if $DRY_RUN; then
   manifest "$@"
 else
-  manifest "$@" | kubectl apply -f -
+  command -v kubectl >/dev/null || fail "kubectl is not on PATH: install it, or give --dry_run"
+  answer=$(manifest "$@" | kubectl apply -f -)
+  printf '%s\n' "$answer"
+  if [[ $answer == *unchanged* ]]; then
+    printf 'bertjax: %s was there already, so nothing was started. If it has ended, delete it and repeat the command: %s\n' \
+      "$NAME" "kubectl delete jobset $NAME --namespace=$NAMESPACE" >&2
+  fi
 fi

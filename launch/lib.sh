@@ -141,6 +141,9 @@ parse_flags() { # NAME [--flag=value ...] [-- COMMAND ...]; sets the variables a
   LOCATION=(--zone="$ZONE")
   [[ -z $PROJECT ]] || LOCATION+=(--project="$PROJECT")
   if ((SLICES > 1)); then QUEUED=true; fi
+  # Its absence would be read off the shell's "not found" as that of the slice.
+  $DRY_RUN || command -v gcloud >/dev/null ||
+    die "$EXIT_USAGE" "gcloud is not on PATH: install it (https://cloud.google.com/sdk/docs/install), or give --dry_run"
 }
 
 require_type() { # checks the flags of a new slice; sets TYPE and VERSION as gcloud wants them
@@ -351,9 +354,13 @@ wait_until_ready() { # waits through PENDING states, at most MAX_WAIT seconds
 
 delete_slice() { # also when it is half gone already; waits, so that the name and the quota are free
   local attempt=1
+  WAS_THERE=true
   until delete_once; do
     case $(failure_kind) in
-      missing) return 0 ;;
+      missing)
+        if ((attempt == 1)); then WAS_THERE=false; fi
+        return 0
+        ;;
       permission) explain_and_exit "delete $NAME" permission ;;
     esac
     if ((attempt >= ATTEMPTS)); then

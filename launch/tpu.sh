@@ -175,6 +175,10 @@ case $COMMAND in
       [[ $answer == [yY]* ]] || die 1 "not deleted"
     fi
     delete_slice
-    note "$NAME is deleted"
+    if $WAS_THERE; then
+      note "$NAME is deleted"
+    else
+      note "there is no $NAME in $ZONE. If it was not deleted before, it is in another zone or project, and billed"
+    fi
     ;;
 esac

@@ -1,6 +1,10 @@
 """launch/gke.sh: the manifest that the flags describe, and what is refused."""
 
+import shutil
+
 import pytest
+
+from tests.launch.conftest import make_program
 
 yaml = pytest.importorskip("yaml")
 
@@ -70,6 +74,21 @@ def test_the_manifest_goes_to_kubectl(cloud):
     assert cloud.run(f"gke.sh bert {FLAGS} {TRAIN}").returncode == 0
     assert (cloud.root / "words").read_text() == "apply -f -\n"
     assert yaml.safe_load((cloud.root / "applied").read_text()) == manifest(cloud)
+
+
+@pytest.mark.parametrize(("answer", "is_told"), [("created", False), ("unchanged", True)])
+def test_a_job_that_is_there_already_is_told_since_kubectl_starts_nothing(cloud, answer, is_told):
+    make_program(cloud.root.parent / "bin" / "kubectl", f"#!/bin/sh\ncat >/dev/null\necho jobset/bert {answer}\n")
+    done = cloud.run(f"gke.sh bert {FLAGS} {TRAIN}")
+    assert (done.returncode, done.stdout) == (0, f"jobset/bert {answer}\n")
+    assert ("kubectl delete jobset bert" in done.stderr) == is_told
+
+
+def test_without_kubectl_it_is_named(cloud, tmp_path):
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs" / "bash").symlink_to(shutil.which("bash"))
+    done = cloud.run(f"gke.sh bert {FLAGS} {TRAIN}", PATH=str(tmp_path / "programs"))
+    assert (done.returncode, done.stderr) == (2, "bertjax: kubectl is not on PATH: install it, or give --dry_run\n")
 
 
 @pytest.mark.parametrize(

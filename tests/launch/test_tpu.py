@@ -278,6 +278,19 @@ def test_the_zone_must_be_given(cloud):
     assert "--zone=ZONE or set BERTJAX_ZONE" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command", ["tpu.sh status bert", "tpu.sh delete bert --yes", f"babysit.sh bert --type=v4-8 {TRAIN}"]
+)
+def test_without_gcloud_nothing_is_said_of_a_slice(cloud, command, tmp_path):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("bash", "cat", "cksum", "cut", "dirname", "grep", "mktemp", "rm", "sleep"):
+        (programs / name).symlink_to(shutil.which(name))
+    done = cloud.run(command, PATH=str(programs))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "gcloud is not on PATH" in done.stderr
+
+
 def test_status_shows_slice_and_hosts(cloud):
     cloud.has_slice("READY", setup=True)
     assert cloud.run("tpu.sh status bert").stdout == "bert: READY\nbertjax-host w0 idle\n"
@@ -302,8 +315,10 @@ def test_delete_asks_first(cloud, answer, flag, deleted):
     assert (done.returncode == 0, "delete" in cloud.story) == (deleted, deleted)
 
 
-def test_deleting_a_slice_that_is_gone_is_no_failure(cloud):
-    assert cloud.run("tpu.sh delete bert --yes").returncode == 0
+def test_deleting_a_slice_that_is_not_there_is_no_failure_and_not_called_deleted(cloud):
+    done = cloud.run("tpu.sh delete bert --yes")
+    assert done.returncode == 0
+    assert "there is no bert in us-" in done.stderr and "is deleted" not in done.stderr
 
 
 def test_a_slice_that_cannot_be_deleted_is_reported_as_still_billed(cloud):
