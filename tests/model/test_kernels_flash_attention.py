@@ -20,9 +20,9 @@ pytest.importorskip("triton", reason="needs triton, which comes with the extras 
 RATE = 0.1
 AXES = ("data", "fsdp", "tensor")
 SMALL = {"block_q": 16, "block_k": 16, "backward_block": 16, "backward_over": 16}
-TWIN = Tiling(**SMALL)
+WHOLE = Tiling(**SMALL)
 BOUNDED = Tiling(**SMALL, bounded=True)
-FUSED = Tiling(**SMALL, backward="fused")
+TWICE = Tiling(**SMALL, backward_launches=2)
 
 
 def reference(q, k, v, ids, seeds, rate):
@@ -66,8 +66,8 @@ def check_against_reference(tiling, atol, q, k, v, g, ids, seeds):
 @pytest.mark.parametrize(
     ("length", "tiling"),
     [
-        (32, TWIN),
-        pytest.param(32, FUSED, marks=pytest.mark.slow),
+        (32, WHOLE),
+        pytest.param(32, TWICE, marks=pytest.mark.slow),
         pytest.param(32, BOUNDED, marks=pytest.mark.slow),
         pytest.param(40, None, marks=pytest.mark.slow),
     ],
@@ -79,8 +79,8 @@ def test_value_and_gradients_equal_the_reference_with_dropout(length, tiling):
 @pytest.mark.parametrize(
     ("length", "tiling"),
     [
-        (32, TWIN),
-        pytest.param(32, FUSED, marks=pytest.mark.slow),
+        (32, WHOLE),
+        pytest.param(32, TWICE, marks=pytest.mark.slow),
         pytest.param(32, BOUNDED, marks=pytest.mark.slow),
         pytest.param(40, None, marks=pytest.mark.slow),
     ],
@@ -173,7 +173,7 @@ def test_sharded_gradients_equal_the_reference(axes):
 
     def fused(q, k, v):
         with rows_on(mesh):
-            return flash_attention((q, k, v), ids, seeds, RATE, FUSED)
+            return flash_attention((q, k, v), ids, seeds, RATE, TWICE)
 
     run = jax.jit(lambda *a: gradients(fused, *a))
     got = run(*(jax.device_put(x, place) for x in (q, k, v, g)))
@@ -193,7 +193,7 @@ def test_shapes_that_the_kernels_do_not_take_are_refused():
         flash_attention((q, q[:, :8], q), jnp.ones((1, 16), jnp.int32))
 
 
-@pytest.mark.parametrize("tiling", [BOUNDED, pytest.param(TWIN, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tiling", [BOUNDED, pytest.param(WHOLE, marks=pytest.mark.slow)])
 def test_rows_of_any_segments_equal_the_reference(tiling):
     """Full, padded, packed, all padding, and ids that no batch of ours has: holes and disorder."""
     q, k, v, g, _, seeds = inputs(6, 48, 1, 16)
@@ -229,7 +229,7 @@ def test_bounds_of_tiles_leave_out_nothing_and_compare_wherever_ids_differ():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("length", "several"), [(128, False), (128, True), (384, False), (512, False)])
+@pytest.mark.parametrize(("length", "several"), [(128, False), (128, True), (384, False), (512, False), (1024, False)])
 def test_compiled_kernels_are_right_and_bit_identical_from_run_to_run(length, several):
     if jax.default_backend() != "gpu":
         pytest.skip("needs a GPU")

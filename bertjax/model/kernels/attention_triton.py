@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 
 from bertjax.model.kernels.attention_reference import seen_window
 from bertjax.model.kernels.dropout_bits import keep_probability, stream_seeds, word_threshold
-from bertjax.model.kernels.gpu_launch import launch
+from bertjax.model.kernels.gpu_launch import launch, writes_in_place
 from bertjax.model.mesh import current_mesh, on_each_share
 
 _PADDING_ID = -1
@@ -41,43 +41,33 @@ class Tiling:
 
     Attributes:
       block_q, block_k, warps, stages: of the forward kernel.
-      backward: 'fused', one program a head computes all three gradients with five matrix products
-        a tile, the keys being one tile (so T must be a power of two); or 'twin', a program for each
-        block of a head goes over all queries for dk and dv, then over all keys for dq, seven
-        products a tile.
       backward_block, backward_over, backward_warps, backward_stages: of the backward kernel: tokens
-        of a program, and how many others it meets at a time. An earlier form (separate kernels, two
-        stages, dk's product before dv's) gave a dv that was wrong by 1 to 2 % and varied from run to
-        run. The present order has not shown it with one, two or three stages (equal to one stage to
-        the bit, 20 runs of each); run the gpu tests after changing either.
+        of a program, and how many others it meets at a time. It multiplies seven times a tile: for
+        dk and dv of its keys it goes over all queries, then for dq over all keys.
+      backward_launches: 2 for dk and dv first and dq in a second launch, which take fewer registers:
+        faster where rows are long.
       bounded: visit only the tiles that segments and window let be seen. Forward pays for the loop of
-        unknown length (7 % where rows are full), so it is bounded for packed rows and windows alone;
-        'twin' always is.
+        unknown length (8 % where rows are full), so it is bounded for packed rows and windows alone;
+        backward always is.
     """
 
     block_q: int = 64
     block_k: int = 64
     warps: int = 4
-    stages: int = 3
-    backward: str = "twin"
+    stages: int = 2
     backward_block: int = 64
-    backward_over: int = 64
+    backward_over: int = 32
     backward_warps: int = 4
     backward_stages: int = 3
+    backward_launches: int = 1
     bounded: bool = False
-
-    def __post_init__(self) -> None:
-        if self.backward not in ("fused", "twin"):
-            raise ValueError(f"Tiling.backward must be 'fused' or 'twin', got {self.backward!r}")
 
     @classmethod
     def for_length(cls, length: int, several_pairs: bool = False, window: int | None = None) -> Tiling:
         """The tiling to use for rows of `length` tokens, tuned on an H200."""
         if several_pairs or (window is not None and length > 128):
-            return cls(stages=2, bounded=True)
-        if length <= 128 and length & (length - 1) == 0:
-            return cls(stages=2, backward="fused", backward_warps=8, backward_stages=1)
-        return cls(block_k=128, stages=2) if length >= 1024 else cls()
+            return cls(bounded=True)
+        return cls(block_k=128, backward_over=64, backward_launches=2) if length >= 1024 else cls()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,25 +163,33 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
     batch, length, heads, head = _dimensions(qkv, spec)
     tiling = spec.tiling
     block = math.gcd(length, tiling.backward_block)
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
-    if spec.joined:  # the programs write one array, and have arguments for three
-        results += [jax.ShapeDtypeStruct((1,), qkv[0].dtype)] * 2
-    arrays = *(qkv * 3 if spec.joined else qkv), ids
-    how = results, tiling.backward_warps, tiling.backward_stages
     keep = keep_probability(spec.rate)
-    constants = _constants(spec, length, heads, head) | {"FACTOR": spec.scale / keep}
-    if tiling.backward == "fused":
-        if length & (length - 1):
-            raise ValueError(f"Tiling.backward='fused' needs rows of a power of two of tokens, got {length}")
-        arrays = seeds, *arrays, o, do, lse
-        gradients = launch("attention_backward_fused", (1, heads, batch), arrays, *how, **constants, BLOCK_Q=block)
+    delta = jnp.sum(o.astype(jnp.float32) * do.astype(jnp.float32), axis=-1) * keep
+    over = math.gcd(length, tiling.backward_over)
+    bounds = tile_bounds(ids, block, over, spec.window)
+    arrays = [seeds, bounds, *(qkv * 3 if spec.joined else qkv), ids, do, lse, delta.transpose(0, 2, 1)]
+    run = functools.partial(
+        launch,
+        "attention_backward",
+        (length // block, heads, batch),
+        warps=tiling.backward_warps,
+        stages=tiling.backward_stages,
+        **_constants(spec, length, heads, head),
+        **{"FACTOR": spec.scale / keep, "BLOCK": block, "OVER": over},
+    )
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
+    nothing = jax.ShapeDtypeStruct((1,), qkv[0].dtype)  # for an argument that is not written
+    if spec.joined:
+        results += [nothing] * 2
+    if tiling.backward_launches == 1 or (spec.joined and not writes_in_place()):
+        gradients = run(arrays, results, OF_KEYS=True, OF_QUERIES=True)
+    elif spec.joined:
+        joined, *_ = run(arrays, results, OF_KEYS=True, OF_QUERIES=False)
+        gradients = run([*arrays, joined], results, in_place=len(arrays), OF_KEYS=False, OF_QUERIES=True)
     else:
-        delta = jnp.sum(o.astype(jnp.float32) * do.astype(jnp.float32), axis=-1) * keep
-        over = math.gcd(length, tiling.backward_over)
-        bounds = tile_bounds(ids, block, over, spec.window)
-        arrays, grid = (seeds, bounds, *arrays, do, lse, delta.transpose(0, 2, 1)), (length // block, heads, batch)
-        blocks = {"BLOCK": block, "OVER": over}
-        gradients = launch("attention_backward_twin", grid, arrays, *how, **constants, **blocks)
+        _, dk, dv = run(arrays, [nothing, *results[1:]], OF_KEYS=True, OF_QUERIES=False)
+        dq, *_ = run(arrays, [results[0], nothing, nothing], OF_KEYS=False, OF_QUERIES=True)
+        gradients = dq, dk, dv
     return gradients[: len(qkv)]
 
 

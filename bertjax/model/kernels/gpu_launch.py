@@ -55,7 +55,7 @@ def launch(
     results: Sequence[jax.ShapeDtypeStruct],
     warps: int = 1,
     stages: int = 1,
-    in_place: bool = False,
+    in_place: int | None = None,
     **constants: int | float,
 ) -> list[jax.Array]:
     """The results of a kernel's programs.
@@ -65,7 +65,7 @@ def launch(
       grid: numbers of programs.
       arrays, results: its first arguments; `results` is what it writes.
       warps, stages: of a program.
-      in_place: the only result is the first array, changed; see `writes_in_place`.
+      in_place: the first result is the array at this index, changed; see `writes_in_place`.
       **constants: its arguments in capitals.
 
     Raises:
@@ -79,8 +79,8 @@ def launch(
     import jax_triton
 
     how: dict[str, Any] = {"grid": grid, "num_warps": warps, "num_stages": stages, "name": kernel}
-    if in_place:
-        how["input_output_aliases"] = {0: 0}
+    if in_place is not None:
+        how["input_output_aliases"] = {in_place: 0}
     if _is_new():
         # Triton itself would write the newest PTX it knows, which the CUDA that jax finds may not read:
         # 8.7 came with CUDA 12.8. And from 3.10 on it would no longer contract a * b + c.
@@ -137,7 +137,7 @@ def program(kernel: str) -> Any:
     return getattr(gpu_programs, kernel, None) or getattr(gpu_row_programs, kernel)
 
 
-def _interpreted(kernel: str, grid, results, constants: dict, in_place: bool, *arrays) -> list[np.ndarray]:
+def _interpreted(kernel: str, grid, results, constants: dict, in_place: int | None, *arrays) -> list[np.ndarray]:
     """bfloat16 is computed as float32, since the interpreter's products do not know it."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
@@ -150,7 +150,8 @@ def _interpreted(kernel: str, grid, results, constants: dict, in_place: bool, *a
         return tl.tensor(TensorHandle(np.array([x.ctypes.data], np.uint64), kind), kind)
 
     arrays = [np.array(x, memory(x), order="C") for x in arrays]
-    written = arrays[:1] if in_place else [np.zeros(x.shape, memory(x)) for x in results]
+    changed = [] if in_place is None else [arrays[in_place]]
+    new = [np.zeros(x.shape, memory(x)) for x in results[len(changed) :]]
     with _ONE_AT_A_TIME:
-        program(kernel)[grid](*map(pointer, arrays if in_place else (*arrays, *written)), **constants)
-    return [x.astype(result.dtype) for x, result in zip(written, results, strict=True)]
+        program(kernel)[grid](*map(pointer, (*arrays, *new)), **constants)
+    return [x.astype(result.dtype) for x, result in zip(changed + new, results, strict=True)]

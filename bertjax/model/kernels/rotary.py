@@ -40,7 +40,7 @@ def _run(direction: int, product, cos, sin):
     flat = [x.reshape(-1, *x.shape[2:]) for x in (product, cos, sin)]
     shape = jax.ShapeDtypeStruct(flat[0].shape, product.dtype)
     how = {"PERIOD": flat[1].shape[0], "HEADS": heads, "HALF": size // 2, "ROWS": rows, "DIRECTION": direction}
-    (made,) = launch("turn", (count // rows, 2), flat, [shape], WARPS, in_place=True, **how)
+    (made,) = launch("turn", (count // rows, 2), flat, [shape], WARPS, in_place=0, **how)
     return (made.reshape(product.shape),)
 
 
