@@ -98,6 +98,10 @@ def _complaints(config: Config) -> Iterator[str]:
         yield f"config.log.wandb={config.log.wandb} needs the package of Weights & Biases: pip install wandb"
     if config.export.push and config.task.name == "all":
         yield f"config.export.push={config.export.push} is one name, and config.task.name=all makes several models"
+    if config.export.push and (config.task.bilstm or config.task.feature_layers):
+        yield "config.export.push would push nothing: no layout of models has a place for a BiLSTM"
+    if config.task.buckets and config.task.pack == "all":
+        yield f"config.task.buckets={config.task.buckets} has no effect on packed rows (config.task.pack=all)"
     if config.export.private and not config.export.push:
         yield "config.export.private has no effect without config.export.push"
     if config.task.group_by_length and config.task.pack == "all":

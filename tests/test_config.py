@@ -109,6 +109,9 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
             dict(data__corpus="tfrecord:a", data__heldout="tfrecord:b", data__heldout_fraction=0.2),
             "heldout_fraction=0.2 would have no effect.*config.data.heldout names",
         ),
+        (dict(job="finetune", checkpoint__keep_every=5), "keep_every=5 has no effect.*its model is the best one"),
+        (dict(job="finetune", task__pack="all", task__buckets=2), "buckets=2 has no effect on packed rows"),
+        (dict(job="finetune", export__push="a/b", task__bilstm=2), "push nothing: no layout of models has a place"),
         (dict(export__private=True), "export.private has no effect without config.export.push"),
         (dict(export__push="a/b", task__name="all"), "export.push=a/b is one name, and config.task.name=all"),
         (

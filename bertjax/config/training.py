@@ -116,6 +116,7 @@ class CheckpointSettings:
         "none",
         AT_LEAST_0,
         unit="steps",
+        unused=("finetune", "its model is the best one"),
     )
     metric: str = setting(
         "eval/loss",

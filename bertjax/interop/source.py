@@ -236,6 +236,8 @@ def _recognise(path: Path) -> Source:
         return _run(path)
     workdir, _, step = path.name.rpartition("@")
     if step.isdigit() and (path.parent / workdir / "checkpoints").is_dir():
+        if (path.parent / workdir / "finetune.json").is_file():
+            raise LoadError(f"{path}: the model of a fine-tuning run is its best one, {path.parent / workdir}")
         return _run(path.parent / workdir, int(step))
     from bertjax.interop import tf1  # late: it imports numba
 

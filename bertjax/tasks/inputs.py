@@ -71,8 +71,15 @@ def read_inputs(
       columns: names of the text columns of a table, with commas, in place of the remembered ones.
       labels: of the model's head, by which lines that are columns of words and tags are known.
 
-    Raises ValueError with file and line for what does not fit.
+    Raises ValueError with file and line for what does not fit, and for columns of a file that is no table.
     """
+    found = _read_file(file, task, memory, columns, labels)
+    if columns and not found.columns:
+        raise ValueError(f"--columns={columns} has no effect: {file} is no table with a header of these names")
+    return found
+
+
+def _read_file(file: str, task: str, memory: Remembered, columns: str | None, labels: Sequence[str]) -> Inputs:
     path, name = pathlib.Path(file).expanduser(), plain_name(file)
     suffix = ".jsonl" if is_name(file) else pathlib.PurePath(name).suffix  # rows by the names of their columns
     memory = memory if ASKED.get(memory.task) == task else Remembered()

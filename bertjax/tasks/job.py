@@ -199,6 +199,8 @@ def prepare_task(
                 tuner.data(split)
     settings = settings.replace({"init_from": tuner.load_params.path})
     training = Training(tuner, settings)
+    if settings.profile_steps[1] > (last := training.phases[-1].until_step):
+        raise ValueError(f"config.profile_steps={settings.profile_steps}: the run has {last:,} steps")
     made_of = facts_of(tuner)
     require_same({f"{name} of the fine-tuning": value for name, value in made_of.items()})
     directory = resolve_directory(workdir)

@@ -6,7 +6,7 @@ import difflib
 import functools
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bertjax.formats.files import parse_json
@@ -155,6 +155,13 @@ def add_settings(parser: Parser, base: Callable[[], Any] | None = None, short: M
     for flag, name in parser.short.items():
         setting = known[name]
         _add_flag(parser, flag, setting, type(setting.default), None, f"short for --config.{name}: {setting.help}")
+
+
+def require_used(given: Iterable[str], used: Sequence[str], what: str) -> None:
+    """Raises ValueError where a given setting has no effect; `used` are the sections and names of those that have."""
+    if others := sorted(name for name in given if not name.startswith(tuple(used))):
+        known = ", ".join(f"config.{name}".rstrip(".") for name in used)
+        raise ValueError(f"--config.{others[0]} has no effect on {what}, which reads {known}")
 
 
 def _add_flag(parser: Parser, flag: str, setting: "Setting", kind: type, default: Any, help: str) -> None:

@@ -33,6 +33,7 @@ from bertjax.tools.arguments import (
     fields_of,
     make_parser,
     refusals,
+    require_used,
 )
 
 
@@ -235,8 +236,7 @@ def inspect(flags: argparse.Namespace) -> None:
     from bertjax.config_checks import check_config
     from bertjax.data.inspection import decoded_examples, pair_statistics
 
-    if others := sorted(name for name in flags.given if not name.startswith("masking.")):
-        raise ValueError(f"--config.{others[0]} has no effect on --inspect, which reads config.masking alone")
+    require_used(flags.given, ["masking."], "--inspect")
     store = TokenStore(flags.output, flags.split)
     print(summary(store.manifest, flags.output))
     print(f"\nfirst epoch of {flags.split!r} at length {flags.seq_length}")

@@ -264,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--task", choices=tuple(TASKS), help="which model to make of it (default: as it is stored)")
     add("--add_vocab", metavar="FILE", help="new words, one a line")
     add("--max_positions", type=int, metavar="N", help="extend the table of positions to rows of N tokens")
-    add("--extend_positions", default="repeat", choices=EXTENSIONS, help="how (default: its rows over again)")
+    add("--extend_positions", choices=EXTENSIONS, help="how (default: repeat, its rows over again)")
     add("--pooling", metavar="NAME,NAME", help=f"write an embedding model: {', '.join(POOLINGS)}, or several, joined")
     add("--normalise", action="store_true", help="with --pooling: vectors of length 1")
     add("--max_length", type=int, metavar="N", help="with --pooling: tokens of a text (default: all positions)")
@@ -274,10 +274,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not flags.out and (changes or not flags.push):
         parser.error("--out=DIR is missing: where the model is written (--push alone uploads what --from holds)")
     with refusals("convert"):
+        if flags.private and not flags.push:
+            raise ValueError("--private has no effect without --push")
+        if flags.extend_positions and not flags.max_positions:
+            raise ValueError(f"--extend_positions={flags.extend_positions} has no effect without --max_positions=N")
         if flags.push:
             hub.check_push(flags.push, flags.private, "--push")
         if flags.out:
-            how = flags.max_positions, flags.extend_positions, embeddings_of(flags)
+            how = flags.max_positions, flags.extend_positions or "repeat", embeddings_of(flags)
             convert(flags.source, flags.to, flags.out, flags.add_vocab, flags.task, flags.overwrite, print, *how)
         if flags.push:
             print(f"pushed  {push(flags.source, flags.out, flags.push, flags.private)}")

@@ -19,7 +19,7 @@ from typing import Any
 
 from bertjax.config import Config, finetune_config
 from bertjax.config_checks import check_config
-from bertjax.tools.arguments import add_settings, make_parser, refusals
+from bertjax.tools.arguments import add_settings, make_parser, refusals, require_used
 
 SHORT = {
     "task": "task.name",
@@ -29,6 +29,8 @@ SHORT = {
     "batch_size": "task.eval_batch_size",
     "dtype": "execution.dtype",
 }
+
+USED = ("task.name", "task.data", "task.options", "task.max_length", "task.eval_batch_size", "task.pack", "execution.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = made.parse_args(arguments)
     with refusals("evaluate"):
         config = check_config(flags.config)
+        require_used(flags.given, USED, "evaluate")
         if not config.task.data:
             raise ValueError("--data is missing: the directory of the task's files, one file, hf:NAME or tfds:NAME")
         print(json.dumps(evaluate(flags, config), indent=1))

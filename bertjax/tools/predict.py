@@ -12,7 +12,8 @@ on, or those of --columns. So are .conll files (ner) and SQuAD's .json (qa). The
 form of the input, or that of the suffix of --out: a CSV or TSV file gets its own columns back and
 `prediction` (and more) beside them; JSON lines are one object an input; .json is SQuAD's object of
 answers by question id. Inputs are answered in chunks, in which batches hold inputs of similar
-length; a chunk is written when it is done. Of the settings, those of `execution` and task.eval_batch_size count.
+length; a chunk is written when it is done. Of the settings, those of `execution`, task.eval_batch_size and
+task.max_length count.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from bertjax.model.presets import DTYPES, Execution
 from bertjax.prediction import TASKS, asked
 from bertjax.tasks.inputs import Input, Output, given_inputs, read_inputs
 from bertjax.tasks.make import Remembered, remembered
-from bertjax.tools.arguments import add_settings, make_parser, refusals
+from bertjax.tools.arguments import add_settings, make_parser, refusals, require_used
 
 PAIRS = ("next-sentence", "classify", "qa")  # of which a line has two texts, separated by a tab
 CHUNK = 64  # batches: enough to sort by length, few enough for the memory
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="FILE",
         help=".csv, .tsv, .jsonl, .conll (ner) or .json (qa); default: the screen, in the form of the input",
     )
-    parser.add_argument("--top_k", type=int, default=5, help="candidates for each [MASK]")
+    parser.add_argument("--top_k", type=int, help="candidates for each [MASK] (default 5)")
     parser.add_argument("--dtype", choices=DTYPES, help="in place of --config.execution.dtype; float16 too")
     short = {"batch_size": "task.eval_batch_size", "max_length": "task.max_length"}
     add_settings(parser, prediction_config, short)
@@ -75,6 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = check_config(options.config)
         options.batch_size = config.task.eval_batch_size
         task = asked(options.task, options.model)
+        cut = ["task.max_length"] * (task in ("classify", "ner", "qa"))  # as in training
+        require_used(options.given, ["execution.", "task.eval_batch_size", *cut], f"predict --task={task}")
+        if options.top_k is not None and task != "fill-mask":
+            raise ValueError(f"--top_k={options.top_k} has no effect on --task={task}: it is for fill-mask")
+        if options.columns and options.text:
+            raise ValueError(f"--columns={options.columns} has no effect on --text; it is for tables (--file)")
         answer, kind = TASKS[task]
         execution = Execution.of(config.execution, jax.default_backend())
         execution = dataclasses.replace(execution, dtype=options.dtype or execution.dtype)
@@ -101,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         given.split("\t", 1) if isinstance(given, str) and "\t" in given else given for given in chunk
                     ]
                 with _located(options.file, inputs.lines[done], inputs.lines[last - 1]):
-                    _, rows = answer(loaded, chunk, options.top_k, options.batch_size)
+                    _, rows = answer(loaded, chunk, options.top_k or 5, options.batch_size)
                 for row in rows:
                     output.write(row)
                 stream.flush()

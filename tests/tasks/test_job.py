@@ -225,6 +225,8 @@ def test_what_follows_where_the_workdir_holds_a_run_already(start, data, tmp_pat
         prepare("auto")
     prepare("overwrite").record(tmp_path / "run")
     assert prepare("auto").resumed_from == 4
+    with pytest.raises(LoadError, match="run@4: the model of a fine-tuning run is its best one"):
+        open_source(tmp_path / "run@4")
     with pytest.raises(ValueError, match="already holds a run at step 4 and config.resume is 'never'"):
         prepare("never")
     with pytest.raises(ValueError, match="(?s)learning_rate: 0.001 -> 0.002.*resume=changed.*resume=overwrite"):
@@ -286,6 +288,9 @@ def test_what_cannot_work_is_refused_before_anything_compiles(start, data, tmp_p
     ):
         with pytest.raises(ValueError, match=words):
             prepare(table(data), **settings)
+    late = SETTINGS.replace({"profile_steps": (900, 901)})
+    with pytest.raises(ValueError, match=r"config.profile_steps=\(900, 901\): the run has \d+ steps"):
+        job.prepare_task(table(data), start, tmp_path / "new", late, mesh=one_device())
     with pytest.raises(ValueError, match="files='train.tsv' does not say which"):
         job.make_task("table", data, {"files": "train.tsv"})
     with pytest.raises(ValueError, match="unknown task 'boolq'; one of cola"):

@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with refusals("plan", 2, RuntimeError):
         if not flags.files:
             raise ValueError("no experiment given; try --config=configs/large.py")
+        if flags.quick and flags.topology == "local":
+            raise ValueError("--quick is for TPUs: a step of this machine's devices is compiled and measured")
         from bertjax.command_line import load_config
         from bertjax.config_checks import check_config
 
