@@ -29,6 +29,8 @@ REFUSALS: tuple[type[BaseException], ...] = (
     lzma.LZMAError,
     zipfile.BadZipFile,
 )
+# Tells a launcher that all there was to save is saved, and to start the run again: EX_TEMPFAIL of sysexits.h.
+EXIT_PREEMPTED = 75
 # Packages whose own classes of errors tell of a network, a bucket or a file.
 OUTSIDE = ("aiohttp", "gcsfs", "google", "safetensors", "wandb")
 _NO_ROOM, _NO_ACCESS = "make room, then repeat the command", "this user may not read or write it"
@@ -79,6 +81,33 @@ def leave_on_signals() -> None:
             signal.signal(number, interrupt)
     sys.unraisablehook = raise_again
     atexit.register(end)
+
+
+def leave_on_sigterm() -> None:
+    """From now on SIGTERM ends the process with EXIT_PREEMPTED, at once.
+
+    For the parts of a run outside `stop_on_signals` (process/preemption.py), where nothing is to be saved. A thread
+    acts, since Python runs handlers only once the main thread is back from the compiler or the restore. Of several
+    processes, jax's pre-emption service takes the signal from when they have joined.
+    """
+
+    def handler(number: int, frame: object) -> None:
+        """Only a signal that has a handler is written to the pipe."""
+
+    def listen() -> None:
+        while number := os.read(reader, 1):
+            if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is handler:
+                text = "stopped by SIGTERM while no step was running, so there is nothing to save; start again to go on"
+                os.write(2, f"bertjax: {text}\n".encode())
+                for child in multiprocessing.active_children():
+                    child.kill()
+                os._exit(EXIT_PREEMPTED)
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGTERM, handler)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=listen, name="SIGTERM", daemon=True).start()
 
 
 def hush_closed_loops() -> None:

@@ -17,7 +17,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from bertjax.interruption import ended_by_ctrl_c, hush_closed_loops, leave, refusals
+from bertjax.interruption import EXIT_PREEMPTED, ended_by_ctrl_c, hush_closed_loops, leave, leave_on_sigterm, refusals
 
 with ended_by_ctrl_c():
     from bertjax import jax_settings
@@ -46,6 +46,7 @@ def parser() -> Parser:
 
 def main() -> None:
     """Runs the job that the command line describes."""
+    leave_on_sigterm()
     jax_settings.clear()
     hush_closed_loops()
     with ended_by_ctrl_c():
@@ -87,7 +88,7 @@ def _run(config: Config, workdir: str) -> None:
     """The job, with the exit codes of its ends."""
     from bertjax.experiment import prepare
     from bertjax.formats.checkpoint import CheckpointError
-    from bertjax.process.preemption import EXIT_PREEMPTED, Preempted
+    from bertjax.process.preemption import Preempted
     from bertjax.run.run import OutputError
     from bertjax.training.loop import NotFiniteError
 

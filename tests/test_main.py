@@ -98,6 +98,13 @@ def test_workdir_that_cannot_be_written_is_one_message(tmp_path, name, what, mes
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_sigterm_before_jax_is_there_asks_to_be_started_again(tmp_path):
+    (tmp_path / "config.py").write_text("import os, time\nos.kill(os.getpid(), 15)\ntime.sleep(9)\n")
+    done = command_line(f"--config={tmp_path}/config.py")
+    assert done.returncode == 75
+    assert "stopped by SIGTERM while no step was running" in done.stderr
+
+
 def test_a_stopped_run_does_not_wait_for_what_still_compiles():
     program = """
 import jax, jax.numpy as jnp, threading, time

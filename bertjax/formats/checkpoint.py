@@ -62,6 +62,13 @@ def write_manifest(directory: epath.Path, step: int, metrics: Mapping[str, float
     write_whole(directory / MANIFEST, json.dumps(content, indent=1))
 
 
+def amend_manifest(directory: epath.Path, metrics: Mapping[str, float]) -> None:
+    """Adds to the metrics in the manifest of a checkpoint, and leaves the rest as it is."""
+    content = json.loads((directory / MANIFEST).read_text())
+    content["metrics"] |= {name: float(value) for name, value in metrics.items()}
+    write_whole(directory / MANIFEST, json.dumps(content, indent=1))
+
+
 def _fingerprints(directory: epath.Path) -> dict[str, tuple[int, int]]:
     """{relative name: (bytes, crc32)} of all files but the manifest; of a URL, bytes only."""
     found = {}

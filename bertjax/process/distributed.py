@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bertjax.interruption import leave
-from bertjax.process.preemption import EXIT_PREEMPTED
+from bertjax.interruption import EXIT_PREEMPTED, leave
 from bertjax.process.rendezvous import Meeting, PortTaken
 
 EXIT_NO_PEERS = 77  # not all processes came in time, or one was lost later

@@ -1,11 +1,7 @@
-"""Leaving in good order: signals become a flag that the training loop reads between steps.
-
-EXIT_PREEMPTED tells a launcher that all there was to save is saved and that it should start the run again.
-"""
+"""Leaving in good order: signals become a flag that the training loop reads between steps."""
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -18,8 +14,9 @@ from collections.abc import Iterator
 import jax
 from jax.experimental import multihost_utils
 
+from bertjax.interruption import EXIT_PREEMPTED
+
 PREEMPTED_URL = "http://metadata.google.internal/computeMetadata/v1/instance/preempted"
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
 class Preempted(SystemExit):
@@ -30,7 +27,8 @@ class Preempted(SystemExit):
         self.step, self.reason = step, reason
 
     def __str__(self) -> str:
-        return f"stopped by {self.reason}, saved at step {self.step}; start again to go on"
+        saved = f", saved at step {self.step}" if self.step else " before the first step"
+        return f"stopped by {self.reason}{saved}; start again to go on"
 
 
 class StopSignal:
@@ -62,33 +60,6 @@ def stop_on_signals() -> Iterator[StopSignal]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def leave_on_sigterm() -> None:
-    """From now on SIGTERM ends the process with EXIT_PREEMPTED, at once.
-
-    For the parts of a run outside `stop_on_signals`, where nothing is to be saved. A thread acts, since Python runs
-    handlers only once the main thread is back from the compiler or the restore. Of several processes, jax's pre-emption
-    service takes the signal from when they have joined.
-    """
-
-    def handler(number: int, frame: object) -> None:
-        """Only a signal that has a handler is written to the pipe."""
-
-    def listen() -> None:
-        while number := os.read(reader, 1):
-            if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is handler:
-                text = "stopped by SIGTERM while no step was running, so there is nothing to save; start again to go on"
-                os.write(2, f"bertjax: {text}\n".encode())
-                for child in multiprocessing.active_children():
-                    child.kill()
-                os._exit(EXIT_PREEMPTED)
-
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.signal(signal.SIGTERM, handler)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=listen, name="SIGTERM", daemon=True).start()
 
 
 def on_compute_engine() -> bool:

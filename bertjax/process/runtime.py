@@ -15,10 +15,8 @@ def start(
 ) -> None:
     """Joins the other processes of the run and applies config.execution. Call it first, in programs only.
 
-    From then on SIGTERM ends the process as preemption.py says, and SIGUSR1 prints its stacks. The other arguments are
-    those of distributed.initialize.
+    From then on SIGUSR1 prints the stacks of the process. The other arguments are those of distributed.initialize.
     """
-    preemption.leave_on_sigterm()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # shows what a run is doing
     jax_settings.fix({**jax_settings.FIXED, **settings(config)})

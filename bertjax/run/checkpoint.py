@@ -113,6 +113,11 @@ class Checkpoints(SavedStates):
         self._orbax.save(target / STATE, args=ocp.args.PyTreeSave(state))
         self._pending = self._worker.submit(self._finish, step, dict(metrics or {}))
 
+    def amend(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds to the metrics that a step was saved with. All processes call it."""
+        if self._primary:
+            formats.amend_manifest(self.directory / str(step), metrics)
+
     def wait(self) -> None:
         """Returns when nothing is being written any more; raises what went wrong meanwhile."""
         claim.require_in_place(self.directory)

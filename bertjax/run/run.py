@@ -134,16 +134,15 @@ def run(job: Job, **output: Any) -> Any:
         starts.begin(step, logbook)
         if clock.position(step) >= job.phases[-1].until_step:
             logbook.message(f"The run is already finished at step {step:,}; nothing to train.")
-        else:
-            state = trainer.fit(
-                state,
-                job.phases,
-                config,
-                logbook=logbook,
-                checkpoints=checkpoints,
-                evaluate=lambda state: job.evaluate(state, clock.position(int(state.step))),
-                clock=clock,
-            )
+        state = trainer.fit(
+            state,
+            job.phases,
+            config,
+            logbook=logbook,
+            checkpoints=checkpoints,
+            evaluate=lambda state: job.evaluate(state, clock.position(int(state.step))),
+            clock=clock,
+        )
         result = write_results(job, state, logbook, clock)
         failed = push(job, logbook)
     checkpoints.close()

@@ -57,14 +57,13 @@ class Best:
 
     def see(self, step: int, scores: Scores, value: float, params: Any) -> Mapping[str, float]:
         """Notes an evaluation and returns its numbers; raises EarlyStop when patience ends."""
-        self.history.append((step, value))
+        # An evaluation that was stopped at its very end is repeated by the next start.
+        self.history = [one for one in self.history if one[0] < step] + [(step, value)]
         if self._kept is not None and jax.process_index() == 0:
             write_whole(self._kept, json.dumps(self.history))
         if is_better(value, self.value):
             self.adopt(step, scores, value, params)
-            self.misses = 0
-            return scores.values
-        self.misses += 1
+        self.misses = sum(step > self.step for step, _ in self.history)
         if self.patience and self.misses >= self.patience:
             raise EarlyStop(f"no better score for {self.misses} evaluations, at step {step}")
         return scores.values

@@ -281,16 +281,15 @@ class FineTuner:
         state = training.start(checkpoints)
         step, total = int(state.step), training.phases[-1].until_step
         clock = Clock(total, checkpoints.metrics(step) if step else None, started)
-        if step < total:
-            self.trainer.fit(
-                state,
-                training.phases,
-                training.config,
-                logbook=logbook or Logbook(None),
-                checkpoints=checkpoints,
-                evaluate=training.evaluate,
-                clock=clock,
-            )
+        self.trainer.fit(
+            state,
+            training.phases,
+            training.config,
+            logbook=logbook or Logbook(None),
+            checkpoints=checkpoints,
+            evaluate=training.evaluate,
+            clock=clock,
+        )
         return training.outcome(clock)
 
 

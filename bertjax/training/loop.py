@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from bertjax.training.trainer import Phase, Trainer, TrainState
 
 
+# Metric of a checkpoint that a signal made before its evaluation was done; the next start does it first.
+OWES_EVALUATION = "run/owes_evaluation"
 SIGN_OF_LIFE_S = 30.0  # the longest silence between two lines while steps are done
 
 
@@ -45,7 +47,7 @@ class EarlyStop(Exception):  # noqa: N818  not an error: it ends the loop in goo
 
 
 class _StopRequested(Exception):
-    """Ends an evaluation early: it may take longer than a machine that is pre-empted has left."""
+    """Ends a compilation or an evaluation early: it may take longer than a machine that is pre-empted has left."""
 
 
 class Loop:
@@ -74,6 +76,7 @@ class Loop:
         if checkpoints is not None and self.step:
             with contextlib.suppress(OSError, ValueError, KeyError):  # a state from elsewhere
                 saved = checkpoints.metrics(self.step)
+        self.owes_evaluation = bool(saved.get(OWES_EVALUATION)) and evaluate is not None
         self.meter, self.means = Meter(trainer.mesh), Means(saved)
         self.told_at = time.monotonic()
         self.watchdog = Watchdog(config.watchdog_seconds)
@@ -83,8 +86,11 @@ class Loop:
         """Trains to the end of the last phase, or until an evaluation raises EarlyStop."""
         try:
             self.trainer.between_batches = self._between_evaluated_batches
+            self.trainer.while_compiling = self._while_compiling
             with stop_on_signals() as self.stop:
                 try:
+                    if self.owes_evaluation:
+                        self._evaluate_late()
                     for number, phase in enumerate(self.phases):
                         if self.place < phase.until_step:
                             self._train(number, phase)
@@ -105,6 +111,7 @@ class Loop:
         finally:  # a notebook goes on after an error
             self.watchdog.stop()
             self.trainer.between_batches = lambda done: None
+            self.trainer.while_compiling = lambda: None
         return self.state
 
     def _train(self, number: int, phase: Phase) -> None:
@@ -120,7 +127,12 @@ class Loop:
         batches = phase.batches(self.step - self.clock.phase_start)
         batches = itertools.chain([self._next(batches, phase)], batches)  # the first beside the compiler
         self.watchdog.doing("compiling the step", "the compiler", patiently=True)
-        self.trainer.wait_for("train", phase.objective)
+        try:
+            self.trainer.wait_for("train", phase.objective)
+        except _StopRequested:
+            if self.step:
+                self._save({})
+            self._leave()
         reach("compiling")
 
         while self.place < phase.until_step:
@@ -135,11 +147,11 @@ class Loop:
             self._end_profile()
 
             stopping, evaluated = must_stop(self.stop), {}
-            if not stopping:
+            if self.evaluate is not None and self._due(self.config.eval.every_steps, before):
                 try:
-                    evaluated = self._evaluate(before)
+                    evaluated = {OWES_EVALUATION: 1.0} if stopping else self._evaluate()
                 except _StopRequested:
-                    stopping = True
+                    stopping, evaluated = True, {OWES_EVALUATION: 1.0}
             if stopping or self._due(self.config.checkpoint.every_steps, before):
                 self._save(evaluated)
             if self.checkpoints is not None:
@@ -215,10 +227,15 @@ class Loop:
         """Whether the step that led from place `before` to here passed a multiple of `every`."""
         return self.place >= self.last_place or (every > 0 and self.place // every > before // every)
 
-    def _evaluate(self, before: int) -> Mapping[str, float]:
-        """The metrics of an evaluation, if one is due."""
-        if self.evaluate is None or not self._due(self.config.eval.every_steps, before):
-            return {}
+    def _evaluate_late(self) -> None:
+        """Does the evaluation of the step that the run goes on from, so that all is as if no signal had come."""
+        try:
+            self.checkpoints.amend(self.step, {OWES_EVALUATION: 0.0, **self._evaluate()})
+        except _StopRequested:
+            self._leave()
+
+    def _evaluate(self) -> Mapping[str, float]:
+        """The metrics of an evaluation."""
         self._settle()
         with self.meter.paused():
             found = self.evaluate(self.state)
@@ -234,6 +251,10 @@ class Loop:
             patiently=done == 0,
         )
         if must_stop(self.stop):
+            raise _StopRequested
+
+    def _while_compiling(self) -> None:
+        if self.stop.requested:  # of one process; several compile in the order of their steps
             raise _StopRequested
 
     def _save(self, metrics: Mapping[str, float]) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from bertjax.process.distributed import wait_for_all
 from bertjax.training import sharding
 
 DIRECTORY = "programs"  # of a run
+POLL_S = 0.2
 
 
 class Programs:
@@ -90,11 +92,21 @@ class Programs:
         for program in list(self._started.values())[:1]:
             program.result()
 
-    def wait(self, key: Hashable | None = None) -> None:
-        """Returns when the program `key` is compiled, or all are, if any; raises what went wrong."""
+    def wait(self, key: Hashable | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Returns when the program `key` is compiled, or all are, if any; raises what went wrong.
+
+        meanwhile: called now and then.
+        """
+
+        def result(future: Future[Any]) -> Any:
+            while not future.done():
+                wait_for_futures([future], POLL_S)
+                meanwhile()
+            return future.result()
+
         wanted = self._started.values() if key is None else filter(None, [self._started.get(key)])
         for program in list(wanted):
-            program.result().result()
+            result(result(program))
 
     def executable(self, name: str, lowered: jax.stages.Lowered) -> Any:
         """The executable of a lowered program: the one that is kept, or a new one, kept now.

@@ -102,6 +102,7 @@ class Trainer:
     Attributes:
       programs: where steps are compiled.
       between_batches: called during an evaluation with the number of batches so far, from 0 on.
+      while_compiling: called now and then while a program is waited for.
 
     With jax_debug_nans set, the state is not donated, since jax runs a failing step again.
     """
@@ -113,6 +114,7 @@ class Trainer:
         self.programs = Programs()
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self.between_batches: Callable[[int], None] = lambda done: None
+        self.while_compiling: Callable[[], None] = lambda: None
         self._compiled: dict[tuple[str, int], tuple[Objective, Any]] = {}
 
     @jax_settings.fixed()
@@ -274,7 +276,7 @@ class Trainer:
 
     def wait_for(self, kind: str, objective: Objective) -> None:
         """Returns once what `compile_ahead` started is compiled, if anything."""
-        self.programs.wait((kind, id(objective)))
+        self.programs.wait((kind, id(objective)), lambda: self.while_compiling())
 
     def evaluation_key(self, number: jax.Array | int) -> jax.Array:
         """The key that `evaluate` gives to `prepare` for batch `number`."""

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from bertjax.process.preemption import EXIT_PREEMPTED, Preempted, must_stop, stop_on_signals, watch_for_notice
+from bertjax.interruption import EXIT_PREEMPTED
+from bertjax.process.preemption import Preempted, must_stop, stop_on_signals, watch_for_notice
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -77,7 +78,8 @@ def test_preempted_ends_the_process_with_its_own_code():
 
 STARTING = """
 import hashlib, signal, threading
-from bertjax.process.preemption import leave_on_sigterm, stop_on_signals
+from bertjax.interruption import leave_on_sigterm
+from bertjax.process.preemption import stop_on_signals
 leave_on_sigterm()
 threading.Thread(target=lambda: threading.Event().wait()).start()  # as one that still compiles
 with stop_on_signals():

@@ -1,5 +1,6 @@
 """The trainer with a two-layer regression: what must not depend on mesh, batching or accidents."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -7,6 +8,7 @@ import json
 import signal
 import threading
 import time
+from concurrent.futures import Future
 
 import jax
 import jax.numpy as jnp
@@ -288,6 +290,58 @@ def test_a_signal_is_not_lost_while_no_step_runs(tmp_path, monkeypatch, moment):
     assert checkpoints.latest() == (2 if moment == "evaluation" else 4)
     assert len(rows) == (4 if moment == "evaluation" else 80)  # at once, not after the 40
     assert len(book.evaluations) == (0 if moment == "evaluation" else 2)
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("step", [2, 4])
+@pytest.mark.parametrize("moment", ["step", "evaluation"])
+def test_an_evaluation_that_a_signal_left_out_is_done_by_the_next_start(tmp_path, moment, step):
+    trainer, objective = trainer_on(), regression()
+
+    def start(directory, stopped_at=0):
+        checkpoints, book = Checkpoints(directory, keep(2)), Memory()
+        state = trainer.init(objective)
+        if checkpoints.latest() is not None:
+            state, _ = checkpoints.restore(trainer.abstract_state(objective))
+
+        def stream(first):
+            for number, batch in enumerate(batches(first), first + 1):
+                if moment == "step" and number == stopped_at:
+                    signal.raise_signal(signal.SIGTERM)
+                yield batch
+
+        def evaluate(state):
+            if moment == "evaluation" and int(state.step) == stopped_at:
+                signal.raise_signal(signal.SIGTERM)
+            return trainer.evaluate(objective, state.params, [batch_of(99)])
+
+        settings, outputs = config(evaluate=2, save=2), dict(logbook=book, checkpoints=checkpoints, evaluate=evaluate)
+        with pytest.raises(Preempted) if stopped_at else contextlib.nullcontext():
+            trainer.fit(state, [Phase(4, objective, stream)], settings, **outputs)
+        checkpoints.close()
+        return book.evaluations, checkpoints.ranked()
+
+    undisturbed, ranked = start(tmp_path / "a")
+    before, _ = start(tmp_path / "b", stopped_at=step)
+    after, ranked_after = start(tmp_path / "b")
+    assert [one["step"] for one in after] == ([2, 4] if step == 2 else [4])
+    assert (before + after, ranked_after) == (undisturbed, ranked)
+    assert start(tmp_path / "b") == ([], ranked)  # and once only
+
+
+def test_a_signal_while_a_step_is_compiled_does_not_wait_for_it(tmp_path):
+    trainer, objective, book = cached_trainer.__wrapped__((8, 1, 1), 20), regression(), Memory()
+    checkpoints = Checkpoints(tmp_path, keep(1))
+    trainer.programs._started["train", id(objective)] = Future()  # for ever
+
+    def stream(start):
+        signal.raise_signal(signal.SIGTERM)
+        yield from batches(start)
+
+    with pytest.raises(Preempted):
+        trainer.fit(trainer.init(objective), [Phase(4, objective, stream)], logbook=book, checkpoints=checkpoints)
+    assert checkpoints.latest() is None
+    assert book.messages[-1] == "stopped by SIGTERM before the first step; start again to go on"
     checkpoints.close()
 
 
