@@ -7,7 +7,6 @@ from the table of counts. Everything is a deterministic function of the sentence
 
 import io
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from bertjax.formats.files import scratch_directory
 from bertjax.tokenization import families
 from bertjax.tokenization.description import read_layout
 from bertjax.tokenization.hub import HubTokenizer
-from bertjax.tokenization.word_counts import WordCounts
+from bertjax.tokenization.word_counts import WordCounts, warn_of_few
 
 SPACE = "\u2581"  # sentencepiece's mark of a word's start
 LONGEST = 64  # characters of a piece; longer words (addresses, formulas) teach none, but for clauses without spaces
@@ -26,8 +25,6 @@ _COVERED = 0.99995  # share of the text whose characters have pieces of their ow
 _FEW_CHARACTERS = 10_000  # in a smaller corpus all of them have
 _SPELLED = 40_000_000  # characters, of words as often as they are counted, that Unigram is learnt from: about 1 GB
 _BYTES = 256
-
-log = logging.getLogger(__name__)
 
 
 def train_subwords(
@@ -64,25 +61,12 @@ def train_subwords(
     counts = WordCounts(_Words(model, normalizer), max_words)
     for sentence in sentences:
         counts.add(sentence)
-    words = [(word, count) for word, count in counts.ranked() if len(word) <= LONGEST]
-    if counts.forgotten:
-        log.info(
-            "%d occurrences of rare words were forgotten to stay within %d distinct words", counts.forgotten, max_words
-        )
-    if not words:
-        raise ValueError("no words to train a vocabulary on: the sentences are empty")
     make = _byte_level if model == "bpe" else _unigram
-    content = make(words, wanted, normalizer)
+    content = make(counts.ranked(), wanted, normalizer)
     ids = {entry["content"]: entry["id"] for entry in content["added_tokens"]}
     layout = read_layout(content, families.SPECIALS, ids, Path("tokenizer.json"))
     tokenizer = HubTokenizer(content, families.SPECIALS, "tokenizer.json", layout)
-    if tokenizer.vocab_size < vocab_size:
-        log.warning(
-            "the corpus gives only %d of the %d entries asked for: train on more text, or set vocab_size=%d",
-            tokenizer.vocab_size,
-            vocab_size,
-            tokenizer.vocab_size,
-        )
+    warn_of_few(tokenizer.vocab_size, vocab_size)
     return tokenizer
 
 
@@ -106,9 +90,9 @@ class _Words:
     def words(self, chunk: str) -> list[str]:
         text, found = self._normalize(chunk), []
         for word, (start, end) in self._split(text):
-            if len(word) <= LONGEST or text[start:end].isascii():
+            if len(word) <= LONGEST:
                 found.append(word)
-            else:  # Chinese, Thai ...: most of such a text stands in longer clauses
+            elif not text[start:end].isascii():  # Chinese, Thai ...: most of such a text stands in longer clauses
                 found += [self._written(text[at : min(at + self._part, end)]) for at in range(start, end, self._part)]
         return found
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from bertjax.tokenization.normalization import BertNormalizer
 from bertjax.tokenization.train_subwords import LONGEST, SPACE, learn_pieces
-from bertjax.tokenization.word_counts import WordCounts, strip_marks
+from bertjax.tokenization.word_counts import WordCounts, rank, strip_marks, warn_of_few
 from bertjax.tokenization.wordpiece import MAX_WORD_CHARS, WordPieceTokenizer
 
 VOCAB_SIZE = 30522
@@ -78,14 +78,8 @@ def train_wordpiece(
     for sentence in sentences:
         counts.add(sentence)
     words = counts.ranked()
-    if counts.forgotten:
-        log.info(
-            "%d occurrences of rare words were forgotten to stay within %d distinct words", counts.forgotten, max_words
-        )
     longest = _longest_piece(*counts.spaceless())
     del counts  # large
-    if not words:
-        raise ValueError("no words to train a vocabulary on: the sentences are empty")
     if do_lower_case if strip_accents in (None, "auto") else strip_accents:
         words, strip_accents = _without_marks(
             words, BertNormalizer(do_lower_case, True, tokenize_chinese_chars), strip_accents
@@ -100,9 +94,7 @@ def train_wordpiece(
 
     unused = [f"[unused{i}]" for i in range(num_unused)]
     head = ["[PAD]", *unused[:_UNUSED_BEFORE_UNK], "[UNK]", "[CLS]", "[SEP]", "[MASK]", *unused[_UNUSED_BEFORE_UNK:]]
-    alphabet, chars = _characters(
-        words, min_char_count, max_chars or max(_MAX_CHARS, min(_covering(words), vocab_size // 3))
-    )
+    alphabet, chars = _characters(words, min_char_count, max_chars, vocab_size)
     if not chars:
         raise ValueError(
             f"{len(words)} words are too few to train a vocabulary on: no character "
@@ -118,16 +110,12 @@ def train_wordpiece(
         )
 
     words = [(word, count) for word, count in words if len(word) <= LONGEST and alphabet.issuperset(word)]
-    pieces = _merge(words, math.ceil(_SURPLUS * vocab_size) + len(alphabet), longest) if (wanted and words) else []
-    taken = set(fixed)
-    pieces = [piece for piece in pieces if piece not in taken]
-    if len(pieces) < wanted:
-        log.warning(
-            "the corpus gives only %d of the %d entries asked for: train on more text, or set vocab_size=%d",
-            len(fixed) + len(pieces),
-            vocab_size,
-            len(fixed) + len(pieces),
-        )
+    pieces: list[str] = []
+    if wanted and words:
+        learnt = learn_pieces(words, "bpe", math.ceil(_SURPLUS * vocab_size) + len(alphabet), longest)
+        taken = set(fixed)
+        pieces = [piece for piece in wordpiece_pieces(piece for piece, _ in learnt) if piece not in taken]
+    warn_of_few(len(fixed) + len(pieces), vocab_size)
 
     def tokenizer(entries: list[str]) -> WordPieceTokenizer:
         return WordPieceTokenizer(entries, do_lower_case, strip_accents, tokenize_chinese_chars)
@@ -180,21 +168,7 @@ def _parts(words: list[tuple[str, int]]) -> list[tuple[str, int]]:
     for word, count in words:
         for start in range(0, len(word), LONGEST):
             counts[word[start : start + LONGEST]] += count
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _covering(words: list[tuple[str, int]]) -> int:
-    """How many of the most frequent characters are 99.95 % of the text."""
-    counts: Counter[str] = Counter()
-    for word, count in words:
-        for char in word:
-            counts[char] += count
-    missing = (1 - _COVERED) * counts.total()
-    ranked = sorted(counts.values())
-    rare = 0
-    while rare < len(ranked) and (missing := missing - ranked[rare]) >= 0:
-        rare += 1
-    return len(ranked) - rare
+    return rank(counts)
 
 
 def _most_used(
@@ -220,7 +194,9 @@ def _most_used(
     return pieces
 
 
-def _characters(words: list[tuple[str, int]], min_count: int, limit: int) -> tuple[set[str], list[str]]:
+def _characters(
+    words: list[tuple[str, int]], min_count: int, limit: int | None, vocab_size: int
+) -> tuple[set[str], list[str]]:
     """The alphabet, and its entries: each character, then `##` forms of those seen inside words."""
     counts: Counter[str] = Counter()
     inside: set[str] = set()
@@ -228,17 +204,19 @@ def _characters(words: list[tuple[str, int]], min_count: int, limit: int) -> tup
         for char in word:
             counts[char] += count
         inside.update(word[1:])
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ranked = rank(counts)
+    limit = limit or max(_MAX_CHARS, min(_covering(ranked), vocab_size // 3))
     alphabet = sorted(char for char, count in ranked[:limit] if count >= min_count)
     return set(alphabet), alphabet + [f"##{char}" for char in alphabet if char in inside]
 
 
-def _merge(words: list[tuple[str, int]], size: int, longest: int = LONGEST) -> list[str]:
-    """WordPiece forms of the (at most `size`) pieces that sentencepiece's BPE makes of `words`.
-
-    longest: characters of the longest piece.
-    """
-    return wordpiece_pieces(piece for piece, _ in learn_pieces(words, "bpe", size, longest))
+def _covering(ranked: list[tuple[str, int]]) -> int:
+    """How many of the ranked characters are 99.95 % of the text."""
+    missing = (1 - _COVERED) * sum(count for _, count in ranked)
+    common = len(ranked)
+    while common and (missing := missing - ranked[common - 1][1]) >= 0:
+        common -= 1
+    return common
 
 
 def wordpiece_pieces(pieces: Iterable[str]) -> list[str]:

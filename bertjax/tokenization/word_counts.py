@@ -5,6 +5,7 @@ others without their combining marks (accents, vowel signs, the voicing marks of
 the text is in scripts that put no spaces between words.
 """
 
+import logging
 import re
 import unicodedata
 from collections import Counter
@@ -21,6 +22,8 @@ _CHINESE = "\u3400-\u4dbf\u4e00-\u9fff"
 _READABLE = ("LATIN", "GREEK", "CYRILLIC", "HEBREW", "ARABIC")
 # A spelling rarer than this share of the commonest with the same letters counts as a misspelling.
 _MISSPELLING = 0.05
+
+log = logging.getLogger(__name__)
 
 
 class WordCounts:
@@ -69,7 +72,7 @@ class WordCounts:
                 words[word] = words.get(word, 0) + count
         self._chunks.clear()
         if len(words) > self._max_words:
-            ranked = _rank(words)
+            ranked = rank(words)
             kept = self._max_words // 2
             self.forgotten += sum(count for _, count in ranked[kept:])
             self._words = Counter(dict(ranked[:kept]))
@@ -82,10 +85,18 @@ class WordCounts:
         return (found / total, lengths / found) if found else (0.0, 0.0)
 
     def ranked(self) -> list[tuple[str, int]]:
-        """(word, count), most frequent first, ties by code point."""
+        """(word, count), most frequent first, ties by code point. Refuses to train on no words."""
         self._count_buffer()
         self._fold()
-        return _rank(self._words)
+        if self.forgotten:
+            log.info(
+                "%d occurrences of rare words were forgotten to stay within %d distinct words",
+                self.forgotten,
+                self._max_words,
+            )
+        if not self._words:
+            raise ValueError("no words to train a vocabulary on: the sentences are empty")
+        return rank(self._words)
 
 
 class LostMarks(NamedTuple):
@@ -123,10 +134,10 @@ def strip_marks(words: Iterable[tuple[str, int]], stripping: BertNormalizer) -> 
         least = _MISSPELLING * max(forms.values())
         common = {form: count for form, count in forms.items() if count >= least}
         if len(common) > 1:
-            confused[" = ".join(form for form, _ in _rank(common))] = sum(common.values())
+            confused[" = ".join(form for form, _ in rank(common))] = sum(common.values())
     total = max(total, 1)
-    examples = tuple(names for names, _ in _rank(confused)[:5])
-    return _rank(stripped), LostMarks(confused.total() / total, unreadable / total, examples)
+    examples = tuple(names for names, _ in rank(confused)[:5])
+    return rank(stripped), LostMarks(confused.total() / total, unreadable / total, examples)
 
 
 def _needs_marks(word: str) -> bool:
@@ -139,6 +150,17 @@ def _needs_marks(word: str) -> bool:
     )
 
 
-def _rank(words: Mapping[str, int]) -> list[tuple[str, int]]:
+def warn_of_few(found: int, wanted: int) -> None:
+    """Says when a corpus gives fewer than the wanted entries."""
+    if found < wanted:
+        log.warning(
+            "the corpus gives only %d of the %d entries asked for: train on more text, or set vocab_size=%d",
+            found,
+            wanted,
+            found,
+        )
+
+
+def rank(words: Mapping[str, int]) -> list[tuple[str, int]]:
     """(word, count), most frequent first, ties by code point."""
     return sorted(words.items(), key=lambda item: (-item[1], item[0]))

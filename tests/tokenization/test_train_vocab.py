@@ -83,10 +83,10 @@ def test_a_size_below_the_entries_that_must_be_is_refused():
 
 def test_rare_characters_get_no_entry():
     words = [("abc", 10), ("ab\u00f0", 1), ("\u00f0z", 1), ("q", 1)]
-    alphabet, entries = _characters(words, min_count=2, limit=100)
+    alphabet, entries = _characters(words, min_count=2, limit=100, vocab_size=300)
     assert alphabet == set("abc\u00f0")
     assert entries == ["a", "b", "c", "\u00f0", "##b", "##c", "##\u00f0"]
-    assert _characters(words, 1, 2)[0] == set("ab")
+    assert _characters(words, 1, 2, 300)[0] == set("ab")
 
 
 def test_word_counts_equal_a_plain_count_and_stay_bounded():
