@@ -44,8 +44,6 @@ class Share:
                 f"batch_size {self.batch_size} does not divide over {self.process_count} processes; use a multiple of "
                 "their number"
             )
-        if not 0 <= self.process_index < self.process_count:
-            raise ValueError(f"process_index {self.process_index} of {self.process_count} processes")
 
     @property
     def rows(self) -> int:

@@ -66,8 +66,7 @@ def build_docstring_store(
         from bertjax.tokenization.train_vocab import train_wordpiece
 
         print("Gathering the demo corpus from installed documentation (under a minute) ...", flush=True)
-        begun = (store / "build.json").exists()  # by an earlier version, which was killed
-        with whole_directory(store, overwrite=begun) as directory:
+        with whole_directory(store) as directory:
             documents = [
                 [sentence for text in paragraphs for sentence in split_sentences(text)]
                 for _, paragraphs in docstring_documents(megabytes)

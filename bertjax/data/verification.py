@@ -111,12 +111,8 @@ def verify(
     size = sum(file.stat().st_size for unit in pending for file in unit.files)
     if size >= _ANNOUNCED:
         print(f"checking {size / 1e9:.1f} GB of {path}, which is new here or has changed", flush=True)
-    if size < 1 << 26:  # not worth the threads
-        for unit in pending:
-            unit.check()
-    else:
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as threads:
-            list(threads.map(lambda unit: unit.check(), pending))
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as threads:
+        list(threads.map(lambda unit: unit.check(), pending))
     _write_stamps(path, stamps)
 
 

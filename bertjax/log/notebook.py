@@ -11,7 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MOST_POINTS = 300  # of a curve
+from bertjax.log.report.charts import thin
+
+MOST_POINTS = 300  # of a curve, about
 MOST_DOTS = 30
 _PAUSE_S = 0.3  # between two pictures at least: each goes to the browser as a whole
 _WIDTH, _HEIGHT = 460, 150
@@ -140,7 +142,7 @@ def curves(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     rising = drawn[0][1][-1][1] > drawn[0][1][0][1]  # the names stand where the line is not
     for number, (name, line) in enumerate(drawn):
         colour = _HELDOUT if name.endswith("held out") else _TRAINING
-        placed = [place(point) for point in thinned(line)]
+        placed = [place(point) for point in thin(line, MOST_POINTS)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         if len(placed) <= MOST_DOTS:
@@ -157,9 +159,3 @@ def curves(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
 def _text(x: float, y: float, anchor: str, text: str, colour: str = "currentColor") -> str:
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{colour}">{text}</text>'
-
-
-def thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
-    """At most MOST_POINTS of them, evenly spread, the last one included."""
-    every = -(-len(points) // MOST_POINTS)
-    return points if every <= 1 else points[::-1][::every][::-1]
