@@ -20,8 +20,8 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from bertjax.data.pairs import check_length, combine, permute
-from bertjax.data.rows import Batch, PairRows, Rows, Special
+from bertjax.data.pairs import combine, permute
+from bertjax.data.rows import Batch, PairRows, Rows
 from bertjax.data.store import TokenStore
 from bertjax.interruption import leave_signals_to_parent
 
@@ -161,19 +161,17 @@ class PretrainingBatches(EndlessBatches):
         short_seq_prob: float = 0.1,
         nsp: bool = True,
     ):
-        check_length(seq_length, nsp)
         share = Share(batch_size, process_index, process_count)
         if isinstance(stores, (TokenStore, str, os.PathLike)):
             stores = [stores]
         self.seq_length = seq_length
         self.stores = [s if isinstance(s, TokenStore) else TokenStore(s) for s in stores]
-        special = Special.of(self.stores)
+        check_one_tokenizer(self.stores)
         rows = [
             PairRows(
                 store,
                 seq_length,
                 int(combine(np.uint64(seed % 2**64), np.uint64(number))),
-                special,
                 short_seq_prob=short_seq_prob,
                 nsp=nsp,
                 packed=packed,
@@ -183,6 +181,16 @@ class PretrainingBatches(EndlessBatches):
         if weights is None:
             weights = [store.num_tokens for store in self.stores]
         super().__init__(rows, share, seed, weights)
+
+
+def check_one_tokenizer(stores: Sequence[TokenStore]) -> None:
+    """ValueError where the stores of a mixture were built with several."""
+    fingerprints = [store.manifest["tokenizer"]["fingerprint"] for store in stores]
+    if len(set(fingerprints)) > 1:
+        named = ", ".join(f"{store.path} ({of[:12]})" for store, of in zip(stores, fingerprints, strict=True))
+        raise ValueError(
+            f"the corpora of a mixture were built with different tokenizers: {named}; build them with the same one"
+        )
 
 
 class FiniteBatches:
@@ -240,12 +248,10 @@ class EvaluationBatches(FiniteBatches):
         nsp: bool = True,
         max_rows: int | None = None,
     ):
-        check_length(seq_length, nsp)
         share = Share(batch_size, process_index, process_count)
         self.store = store if isinstance(store, TokenStore) else TokenStore(store, "heldout")
         self.nsp = nsp and self.store.num_documents > 1
-        special = Special.of([self.store])
-        rows = PairRows(self.store, seq_length, seed, special, short_seq_prob=short_seq_prob, nsp=nsp, shuffle=False)
+        rows = PairRows(self.store, seq_length, seed, short_seq_prob=short_seq_prob, nsp=nsp, shuffle=False)
         super().__init__(rows, share, max_rows)
 
     def __getitem__(self, number: int) -> Batch:

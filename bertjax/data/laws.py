@@ -55,7 +55,7 @@ def measure(
     pairs = random = 0
     in_epoch = 0.0
     for epoch in range(EPOCHS):
-        drawing = drawing_of(seq_length, seed, epoch, short_seq_prob, nsp, store.layout)
+        drawing = drawing_of(store, seq_length, seed, epoch, short_seq_prob, nsp)
         found = walk(tables, drawing, NO_ANCHORS, NOTHING, seen)
         pairs, random = pairs + found[0], random + found[1]
         in_epoch = in_epoch or float(seen.mean())

@@ -22,7 +22,6 @@ from numba.extending import intrinsic
 
 from bertjax.data.store import ADDRESS_BITS, TokenStore
 from bertjax.formats.compiled import compiled
-from bertjax.tokenization import Layout
 
 STRIDE = 16  # pairs between two remembered beginnings
 NO_ANCHORS, NOTHING = np.empty((0, 3), np.int64), np.empty(0, np.uint8)  # for `walk`
@@ -70,10 +69,13 @@ def tables_of(store: TokenStore) -> Tables:
     )
 
 
-def drawing_of(seq_length: int, seed: int, epoch: int, short_seq_prob: float, nsp: bool, layout: Layout) -> Drawing:
+def drawing_of(
+    store: TokenStore, seq_length: int, seed: int, epoch: int = 0, short_seq_prob: float = 0.1, nsp: bool = True
+) -> Drawing:
     """Arguments as of `PairIndex`."""
+    check_length(store, seq_length, nsp)
     key = np.uint64(combine(np.uint64(seed % 2**64), np.uint64(epoch)))
-    return Drawing(key, np.int64(seq_length - layout.count(nsp)), np.uint64(round(short_seq_prob * 2**32)), nsp)
+    return Drawing(key, np.int64(seq_length - store.layout.count(nsp)), np.uint64(round(short_seq_prob * 2**32)), nsp)
 
 
 @compiled
@@ -319,7 +321,6 @@ class PairIndex:
       seed, epoch: another epoch draws other pairs, in another order.
       short_seq_prob: share of documents whose pairs aim at a random shorter length.
       nsp: False gives single segments of contiguous sentences of one document instead of pairs.
-      layout: the special tokens of a row; None for those of the store's tokenizer.
     """
 
     def __init__(
@@ -330,18 +331,15 @@ class PairIndex:
         epoch: int = 0,
         short_seq_prob: float = 0.1,
         nsp: bool = True,
-        layout: Layout | None = None,
     ):
-        layout = layout or store.layout
-        check_length(seq_length, nsp, layout)
+        self.drawing = drawing_of(store, seq_length, seed, epoch, short_seq_prob, nsp)
         if not store.num_documents:
             raise ValueError(
                 f"{store.path}: 0 examples in the split {store.split!r}; build the store with more documents (in plain "
                 "text a blank line ends one; two are the least, one of them held out) or another heldout_fraction"
             )
-        self.store, self.seq_length, self.nsp = store, seq_length, nsp
+        self.store, self.seq_length = store, seq_length
         self.tables = tables_of(store)  # valid while the store is there, which holds the memory maps
-        self.drawing = drawing_of(seq_length, seed, epoch, short_seq_prob, nsp, layout)
         bound = store.num_sentences  # a pair takes at least one; untouched memory costs nothing
         if not nsp:  # but a long sentence fills several rows
             bound, _ = walk(self.tables, self.drawing, NO_ANCHORS, NOTHING, NOTHING)
@@ -373,9 +371,9 @@ class PairIndex:
         return out
 
 
-def check_length(seq_length: int, nsp: bool = True, layout: Layout | None = None) -> None:
-    """ValueError where a row cannot hold a pair; of BERT's layout where none is known yet."""
-    special = (layout or Layout.bert(0, 0)).count(nsp)
+def check_length(store: TokenStore, seq_length: int, nsp: bool) -> None:
+    """ValueError where a row cannot hold a pair."""
+    special = store.layout.count(nsp)
     if seq_length < (shortest := special + 1 + nsp):
         texts = "two texts and a token of each" if nsp else "a text and a token of it"
         raise ValueError(

@@ -14,41 +14,18 @@ the rows of a window are then shuffled. Row r of an epoch therefore needs one wi
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from bertjax.data.pairs import PairIndex, combine, copy_ids, locate, permute, tables_of
+from bertjax.data.pairs import PairIndex, check_length, combine, copy_ids, locate, permute, tables_of
 from bertjax.data.store import TokenStore
 from bertjax.formats.compiled import compiled
-from bertjax.tokenization import Layout
 
 Batch = dict[str, np.ndarray]
 
 WINDOW = 1 << 14  # pairs packed together; larger fills better and costs more at a random step
 _KEPT_WINDOWS = 4
-
-
-class Special(NamedTuple):
-    """The padding's id and the special tokens around texts."""
-
-    pad: int
-    layout: Layout
-
-    @classmethod
-    def of(cls, stores: Sequence[TokenStore]) -> Special:
-        """Of the tokenizer kept beside the ids; ValueError where the stores' ones differ."""
-        recorded = [store.manifest["tokenizer"] for store in stores]
-        if len({tokenizer["fingerprint"] for tokenizer in recorded}) > 1:
-            named = ", ".join(
-                f"{store.path} ({tokenizer['fingerprint'][:12]})"
-                for store, tokenizer in zip(stores, recorded, strict=True)
-            )
-            raise ValueError(
-                f"the corpora of a mixture were built with different tokenizers: {named}; build them with the same one"
-            )
-        return cls(recorded[0]["pad_id"], stores[0].layout)
 
 
 class Rows(Protocol):
@@ -83,14 +60,14 @@ class PairRows:
         store: TokenStore,
         seq_length: int,
         seed: int,
-        special: Special,
         *,
         short_seq_prob: float = 0.1,
         nsp: bool = True,
         packed: bool = False,
         shuffle: bool = True,
     ):
-        self.store, self.seq_length, self.seed, self.special = store, seq_length, seed, special
+        check_length(store, seq_length, nsp)  # here too: epochs are made later
+        self.store, self.seq_length, self.seed = store, seq_length, seed
         self.short_seq_prob, self.nsp, self.packed, self.shuffle = short_seq_prob, nsp, packed, shuffle
         self._tables = tables_of(store)
         self._starts = [0]  # first row of each epoch that was seen so far, and of the next one
@@ -122,9 +99,7 @@ class PairRows:
             return self._epochs[number]
 
     def _make_epoch(self, number: int) -> PaddedEpoch | PackedEpoch:
-        index = PairIndex(
-            self.store, self.seq_length, self.seed, number, self.short_seq_prob, self.nsp, self.special.layout
-        )
+        index = PairIndex(self.store, self.seq_length, self.seed, number, self.short_seq_prob, self.nsp)
         if self.packed:
             return PackedEpoch(index, self.seq_length, self.pairs_per_row)
         return PaddedEpoch(index, self.shuffle)
@@ -138,7 +113,7 @@ class PairRows:
     def empty(self, rows: int) -> Batch:
         shape, pairs = (rows, self.seq_length), (rows, self.pairs_per_row)
         batch = {
-            "input_ids": np.full(shape, self.special.pad, np.int32),
+            "input_ids": np.full(shape, self.store.manifest["tokenizer"]["pad_id"], np.int32),
             "token_type_ids": np.zeros(shape, np.int32),
             "attention_mask": np.zeros(shape, np.int32),
             "nsp_labels": np.zeros(pairs, np.int32),
@@ -151,7 +126,7 @@ class PairRows:
     def fill(self, numbers: np.ndarray, into: np.ndarray, batch: Batch) -> None:
         if not len(numbers):
             return
-        unused, layout = np.empty((0, 0), np.int32), self.special.layout
+        unused, layout = np.empty((0, 0), np.int32), self.store.layout
         special = tuple(np.array(ids, np.int32) for ids in layout[:3])
         for number in range(self._epoch_of(int(numbers.min())), self._epoch_of(int(numbers.max())) + 1):
             begin, end = self._starts[number : number + 2]

@@ -13,11 +13,17 @@ from etils import epath
 
 from bertjax.config import TFRECORD, Config, phases
 from bertjax.data import laws
-from bertjax.data.batches import EndlessBatches, EvaluationBatches, FiniteBatches, PretrainingBatches, Share
+from bertjax.data.batches import (
+    EndlessBatches,
+    EvaluationBatches,
+    FiniteBatches,
+    PretrainingBatches,
+    Share,
+    check_one_tokenizer,
+)
 from bertjax.data.bert_records import RecordRows, Records, check_lengths, split_records
 from bertjax.data.docstrings import build_docstring_store
 from bertjax.data.remote import local_store
-from bertjax.data.rows import Special
 from bertjax.data.store import TokenStore
 from bertjax.tokenization import Tokenizer, load_tokenizer
 
@@ -81,7 +87,7 @@ class StoreCorpus(Corpus):
     def __init__(self, config: Config, workdir: epath.Path, rows: tuple[int, int]):
         super().__init__(config, rows)
         self.stores, self.weights = _open_stores(config, workdir)
-        Special.of(self.stores)  # before they are measured: of one tokenizer
+        check_one_tokenizer(self.stores)  # before they are measured
         self.tokenizer = self.stores[0].load_tokenizer()
         self.fingerprint = " ".join(store.manifest["content_hash"] for store in self.stores)
         self._options = dict(nsp=config.data.nsp, short_seq_prob=config.data.short_seq_prob, **self._slice)

@@ -190,9 +190,9 @@ def test_one_short_sentence_gives_one_padded_example(tmp_path, tokenizer):
     assert batches[0]["attention_mask"].sum() == 13  # [CLS] five [SEP] five [SEP]
 
 
-def test_bad_lengths_and_batches_are_refused_before_anything_is_read():
+def test_bad_lengths_and_batches_are_refused_at_once(store_path):
     with pytest.raises(ValueError, match="seq_length 4 .config.phases, .* at least 5, for the 3 special tokens"):
-        PretrainingBatches("/nowhere", 4, 8)
+        PretrainingBatches(store_path, 4, 8)
     with pytest.raises(ValueError, match="batch_size 10 does not divide over 4 processes"):
         PretrainingBatches("/nowhere", 128, 10, process_count=4)
     with pytest.raises(ValueError, match="no token store here.*build_corpus"):

@@ -199,9 +199,10 @@ def test_permutation_has_every_number_once(n):
         assert order != [permute(i, n, np.uint64(12346)) for i in range(n)]
 
 
-def test_shortest_row_that_holds_a_pair(store):
+def test_shortest_row_that_holds_a_pair(store, monkeypatch):
     assert all_pairs(PairIndex(store, 5, seed=0, short_seq_prob=1.0))[:, [1, 3]].max() == 1
     with pytest.raises(ValueError, match="seq_length 4 .config.phases, .* at least 5, for the 3 special tokens"):
         PairIndex(store, 4, seed=0, short_seq_prob=1.0)
+    monkeypatch.setattr(TokenStore, "layout", Layout((0,), (2, 2), (2,), 0))
     with pytest.raises(ValueError, match="must be at least 6, for the 4 special tokens"):
-        PairIndex(store, 5, seed=0, layout=Layout((0,), (2, 2), (2,), 0))
+        PairIndex(store, 5, seed=0)
