@@ -76,6 +76,8 @@ class Logbook:
             if (self._remote / name).exists():
                 (self.directory / name).write_text((self._remote / name).read_text())
         truncate_records(path, start_step, self._write)
+        if start_step and not (path.exists() and path.stat().st_size):
+            self._write(f"{path.name} is lost: curves and report begin at step {start_step:,}")
         write_whole(self.directory / HARDWARE_FILE, json.dumps(describe(), indent=1) + "\n")
         self._file = open(path, "a", encoding="utf-8")
         self._complained = False

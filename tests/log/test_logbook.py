@@ -85,6 +85,14 @@ def test_resume_removes_the_records_that_will_be_repeated(tmp_path):
     assert [r["step"] for r in read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
 
 
+def test_records_that_are_lost_are_told(tmp_path):
+    said = []
+    for content, start_step in (("", 0), ("", 5), ('{"step": 1}\n', 5)):
+        (tmp_path / "metrics.jsonl").write_text(content)
+        Logbook(tmp_path, start_step, LogSettings(tensorboard=False), write=said.append).close()
+    assert said == ["metrics.jsonl is lost: curves and report begin at step 5"]
+
+
 def test_truncation_replaces_the_file_in_one_operation(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n')
