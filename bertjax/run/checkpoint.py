@@ -242,9 +242,9 @@ class Checkpoints(SavedStates):
         sign = 1 if self.mode == "min" else -1
         return sorted(found, key=lambda pair: (sign * pair[1], pair[0]))
 
-    def best(self) -> int | None:
-        """The step with the best value of the metric, or None."""
-        return next((step for step, _ in self.ranked()), None)
+    def best(self, until: int | None = None) -> int | None:
+        """The step with the best value of the metric, of those up to `until`, or None."""
+        return next((step for step, _ in self.ranked() if until is None or step <= until), None)
 
     def restore(self, target: Any, step: int | None = None) -> tuple[Any, int]:
         """(state, its step), bit for bit as saved, laid out as `target` says.

@@ -342,11 +342,12 @@ class Training:
         self.best = Best(config.task.early_stopping, checkpoints)
         if resuming:
             target = trainer.abstract_state(tuner.objective)
-            if (step := checkpoints.best()) is not None:
+            newest = checkpoints.intact()  # what is beyond it is damaged
+            if (step := checkpoints.best(newest)) is not None:
                 state, _ = checkpoints.restore(target, step)
                 scores = tuner.evaluate(state.params)
                 self.best.adopt(step, scores, scores[tuner.task.metric], state.params)
-            state, _ = checkpoints.restore(target)
+            state, _ = checkpoints.restore(target, newest)
             self.best.recall(int(state.step))
         return set_schedule(state, config.optimizer.learning_rate, self.warmup_steps, self.phases[-1].until_step)
 

@@ -436,6 +436,7 @@ def test_a_run_whose_directory_is_taken_away_ends_with_an_error(tmp_path, how, w
         checkpoints.save(2, state_of(2))
         with pytest.raises(CheckpointError, match="deleted, moved or emptied"):
             checkpoints.wait()
+        checkpoints._worker.shutdown()  # `wait` may find out before all is taken away
     assert not (workdir / "checkpoints.committed.json").exists()
     assert Checkpoints(workdir / "checkpoints").latest() is None  # another run may begin there
 

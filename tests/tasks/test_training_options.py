@@ -145,7 +145,8 @@ class Killed(Exception):
     pass
 
 
-def test_a_run_that_is_killed_goes_on_bit_for_bit(table, tmp_path):
+@pytest.mark.parametrize("newest", ["intact", "damaged"])
+def test_a_run_that_is_killed_goes_on_bit_for_bit(table, tmp_path, newest):
     run = run_of(3e-3, 16, 4, 5)
     undisturbed = tuner(table).run(run)
 
@@ -158,7 +159,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(table, tmp_path):
             return lambda *args, **kwargs: None
 
     def checkpoints():
-        return Checkpoints(tmp_path / "c", CheckpointSettings(keep_last=1, metric="eval/accuracy"), "max")
+        return Checkpoints(tmp_path / "c", CheckpointSettings(keep_last=2, metric="eval/accuracy"), "max")
 
     kept = checkpoints()
     with pytest.raises(Killed):
@@ -167,6 +168,9 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(table, tmp_path):
     kept.close()
     kept = checkpoints()
     assert kept.latest() == 8
+    if newest == "damaged":
+        kept.amend(8, {"eval/accuracy": 2.0})  # the best of all, if it could be read
+        (tmp_path / "c" / "8" / "state" / "_METADATA").write_text("")
     resumed = tuner(table).run(run, None, kept)  # a new process would do the same
     kept.close()
     assert resumed.history == undisturbed.history and resumed.best_step == undisturbed.best_step
