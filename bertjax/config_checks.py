@@ -100,21 +100,18 @@ def _complaints(config: Config) -> Iterator[str]:
         yield f"config.export.push={config.export.push} is one name, and config.task.name=all makes several models"
     if config.export.push and (config.task.bilstm or config.task.feature_layers):
         yield "config.export.push would push nothing: no layout of models has a place for a BiLSTM"
-    if config.task.buckets and config.task.pack == "all":
-        yield f"config.task.buckets={config.task.buckets} has no effect on packed rows (config.task.pack=all)"
-    if config.export.private and not config.export.push:
-        yield "config.export.private has no effect without config.export.push"
-    if config.task.group_by_length and config.task.pack == "all":
-        yield "config.task.group_by_length has no effect on packed rows (config.task.pack=all); leave one of them out"
-    if config.task.feature_layers and config.task.layer_decay != 1:
-        yield "config.task.layer_decay has no effect on a frozen encoder (config.task.feature_layers)"
     if config.job == "finetune" and not config.checkpoint.keep_best:
         yield "config.checkpoint.keep_best=0: a fine-tuning that goes on would have lost its best model; at least 1"
-    for name, setting in settings.walk(Config):  # what would be ignored in silence
-        value = operator.attrgetter(name)(config)
+    ignored = list(_ignored(config))
+    for name, setting in settings.walk(Config):
+        if (value := operator.attrgetter(name)(config)) == setting.default:
+            continue
         unused, instead = setting.unused or ("", "")
-        if config.job == unused and value != setting.default:
+        if config.job == unused:
             yield f"config.{name}={value!r} has no effect on config.job={config.job!r}: {instead}"
+        for names, reason in ignored:
+            if name.startswith(names):
+                yield f"config.{name}={value!r} would have no effect: {reason}"
     if config.job == "pretrain":
         yield from _of_phases(config.phases, config.model.max_position_embeddings)
         yield from _of_pretraining(config)
@@ -167,10 +164,6 @@ def _of_phases(phases: Any, limit: int) -> Iterator[str]:
 
 def _of_pretraining(config: Config) -> Iterator[str]:
     masking, positions, longest = config.masking, config.model.max_position_embeddings, config.phases[-1][1]
-    for names, reason in _ignored(config):
-        for name, setting in settings.walk(Config):
-            if name.startswith(names) and (value := operator.attrgetter(name)(config)) != setting.default:
-                yield f"config.{name}={value!r} would have no effect: {reason}"
     if config.model.is_decoder and config.data.corpus.startswith(TFRECORD):
         yield "config.model.is_decoder=True reads text without masks, and TFRecords bring theirs; build a token store"
     if config.model.is_decoder and config.data.nsp:
@@ -211,7 +204,7 @@ def _of_pretraining(config: Config) -> Iterator[str]:
 
 
 def _ignored(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(beginnings of names, reason) of the settings that the corpus or the model leaves without effect."""
+    """(beginnings of names, reason) of the settings that others leave without effect."""
     if config.data.corpus.startswith(TFRECORD):
         reason = "TFRecords bring their pairs and masks. Build a token store from the text to choose them"
         drawn = ("masking.r", "masking.mask_prob", "masking.whole_word", "eval.masking_rate", "data.short_seq_prob")
@@ -243,6 +236,12 @@ def _ignored(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("reinitialise_head", "extend_positions"), "there is no config.init_from"
     if not config.checkpoint.keep_best:
         yield ("checkpoint.metric",), "config.checkpoint.keep_best=0 keeps no best one"
+    if not config.export.push:
+        yield ("export.private",), "there is no config.export.push"
+    if config.task.pack == "all":
+        yield ("task.buckets", "task.group_by_length"), "rows are packed (config.task.pack='all')"
+    if config.task.feature_layers:
+        yield ("task.layer_decay",), "the encoder is frozen (config.task.feature_layers)"
 
 
 def check_name(name: str) -> None:

@@ -102,7 +102,7 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         (dict(job="finetune", checkpoint__keep_best=0), "keep_best=0: a fine-tuning that goes on would have lost"),
         (
             dict(job="finetune", task__feature_layers="last", task__layer_decay=0.9),
-            "layer_decay has no effect on a frozen encoder",
+            "layer_decay=0.9 would have no effect: the encoder is frozen",
         ),
         (dict(masking__random_prob=0.0, masking__replace_with_special=True), "replace_with_special=.*random_prob=0"),
         (
@@ -110,13 +110,13 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
             "heldout_fraction=0.2 would have no effect.*config.data.heldout names",
         ),
         (dict(job="finetune", checkpoint__keep_every=5), "keep_every=5 has no effect.*its model is the best one"),
-        (dict(job="finetune", task__pack="all", task__buckets=2), "buckets=2 has no effect on packed rows"),
+        (dict(job="finetune", task__pack="all", task__buckets=2), "buckets=2 would have no effect: rows are packed"),
         (dict(job="finetune", export__push="a/b", task__bilstm=2), "push nothing: no layout of models has a place"),
-        (dict(export__private=True), "export.private has no effect without config.export.push"),
+        (dict(export__private=True), "export.private=True would have no effect: there is no config.export.push"),
         (dict(export__push="a/b", task__name="all"), "export.push=a/b is one name, and config.task.name=all"),
         (
             dict(job="finetune", task__pack="all", task__group_by_length=True),
-            "group_by_length has no effect on packed rows .config.task.pack=all",
+            "group_by_length=True would have no effect: rows are packed .config.task.pack='all'",
         ),
         (dict(model__global_rope_theta=5.0), "global_rope_theta=5.0 would have no effect.*rotary"),
         (
