@@ -241,7 +241,10 @@ def _ignored(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     if config.task.pack == "all":
         yield ("task.buckets", "task.group_by_length"), "rows are packed (config.task.pack='all')"
     if config.task.feature_layers:
-        yield ("task.layer_decay",), "the encoder is frozen (config.task.feature_layers)"
+        names = "task.layer_decay", "task.bilstm", "task.head_init"
+        yield names, "config.task.feature_layers trains a network of its own over a frozen encoder"
+    if config.optimizer.schedule != "warmup_stable_decay":
+        yield ("optimizer.decay_share",), "it is for config.optimizer.schedule='warmup_stable_decay'"
 
 
 def check_name(name: str) -> None:

@@ -102,8 +102,12 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         (dict(job="finetune", checkpoint__keep_best=0), "keep_best=0: a fine-tuning that goes on would have lost"),
         (
             dict(job="finetune", task__feature_layers="last", task__layer_decay=0.9),
-            "layer_decay=0.9 would have no effect: the encoder is frozen",
+            "layer_decay=0.9 would have no effect: .* a frozen encoder",
         ),
+        (dict(job="finetune", task__feature_layers="last", task__bilstm=2), "bilstm=2 would .*feature_layers"),
+        (dict(job="finetune", task__feature_layers="last", task__head_init="normal"), "head_init=.*feature_layers"),
+        (dict(job="finetune", task__feature_layers="first"), "feature_layers='first'.*second_to_last"),
+        (dict(optimizer__decay_share=0.2), "decay_share=0.2 would have no effect.*warmup_stable_decay"),
         (dict(masking__random_prob=0.0, masking__replace_with_special=True), "replace_with_special=.*random_prob=0"),
         (
             dict(data__corpus="tfrecord:a", data__heldout="tfrecord:b", data__heldout_fraction=0.2),

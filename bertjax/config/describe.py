@@ -60,6 +60,6 @@ def _may_be(setting: Setting) -> str:
     if isinstance(setting.allowed, Range):
         return setting.allowed.complaint.removeprefix("must be ").removeprefix("is not ")
     if setting.allowed:
-        return ", ".join(setting.allowed)
+        return ", ".join(value or "''" for value in setting.allowed)
     kinds: dict[type, Any] = {bool: "True, False", int: "whole number", str: "text", tuple: "list", dict: "by name"}
     return kinds.get(type(setting.default), "number")

@@ -75,11 +75,6 @@ def check_optimizer(o: OptimizerSettings, job: str) -> None:
         re.compile(o.no_decay)
     except re.error as error:
         raise ValueError(f"config.optimizer.no_decay={o.no_decay!r} is not a regular expression: {error}") from None
-    if o.schedule != "warmup_stable_decay" and o.decay_share != OptimizerSettings.decay_share:
-        raise ValueError(
-            f"config.optimizer.decay_share={o.decay_share} has no effect on config.optimizer.schedule={o.schedule!r}; "
-            "it is for warmup_stable_decay"
-        )
     if o.name in OWN_OPTIMIZERS:
         if o.options:
             raise ValueError(

@@ -45,7 +45,9 @@ class TaskSettings:
         (), "weights of labels in the loss, such as (('spam', 5.0),), others 1; or ('balanced',): all count the same"
     )
     feature_layers: str = setting(
-        "", "tagging over a frozen encoder: layers used as features (paper table 7), such as concat_last_4"
+        "",
+        "tagging over a frozen encoder: layers used as features (paper table 7); '' = train the encoder",
+        ("", "embeddings", "second_to_last", "last", "weighted_sum_last_4", "concat_last_4", "weighted_sum_all"),
     )
     bilstm: int = setting(
         0,

@@ -23,7 +23,7 @@ from bertjax.model.outputs import NEVER, tokens_of_each
 from bertjax.model.presets import BertConfig, Execution
 from bertjax.tasks import metrics
 from bertjax.tasks.batches import PACKED, Features, fields_of
-from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger
+from bertjax.tasks.feature_tagger import BertFeatureTagger
 from bertjax.tasks.task import Rows, Task, name_of, number_of
 from bertjax.training import losses
 
@@ -284,14 +284,8 @@ def model_for(
         kind = KINDS[task.head]
         sizes = {"num_labels": task.outputs} if kind.sized else {}
         return kind.network(config, execution, bilstm, head_init, **sizes)
-    if bilstm:
-        raise ValueError(f"feature_layers={feature_layers!r} brings a BiLSTM: set bilstm=0")
-    if head_init != "truncated_normal":
-        raise ValueError(f"feature_layers={feature_layers!r} draws its own head: head_init has no effect")
     if task.head != "tagging":
         raise ValueError(f"feature_layers={feature_layers!r} is for tagging, not {task.head}")
-    if feature_layers not in LAYER_CHOICES:
-        raise ValueError(f"feature_layers={feature_layers!r}; one of {', '.join(LAYER_CHOICES)}")
     return BertFeatureTagger(config, execution, num_labels=task.outputs, layers=feature_layers)
 
 

@@ -77,10 +77,3 @@ def test_it_is_drawn_over_a_checkpoint_that_has_none(tmp_path):
     )
     plain = model_for(Task, CONFIG, BertForTokenClassification.execution)
     assert model.storable == plain and plain.storable is plain
-
-
-def test_the_feature_based_tagger_takes_no_second_one():
-    with pytest.raises(ValueError, match="bilstm=0"):
-        model_for(Task, CONFIG, BertForTokenClassification.execution, "last", 1)
-    with pytest.raises(ValueError, match="head_init has no effect"):
-        model_for(Task, CONFIG, BertForTokenClassification.execution, "last", 0, "normal")

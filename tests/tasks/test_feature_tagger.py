@@ -1,16 +1,14 @@
 """The feature-based tagger: layer choices, a frozen encoder, padding that changes nothing."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.config import Config, walk
 from bertjax.model.heads import init_params
-from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.presets import BertConfig
 from bertjax.tasks.feature_tagger import LAYER_CHOICES, BertFeatureTagger, combine
-from bertjax.tasks.kinds import model_for
 
 CONFIG = BertConfig(
     vocab_size=30,
@@ -35,7 +33,7 @@ def test_layer_choices_are_those_of_the_papers_table():
         "concat_last_4": np.concatenate(hidden[2:], -1),
         "weighted_sum_all": sum(hidden[1:]) / 5,
     }
-    assert set(expected) == set(LAYER_CHOICES)
+    assert set(expected) == set(LAYER_CHOICES) == {*dict(walk(Config))["task.feature_layers"].allowed} - {""}
     for name, value in expected.items():
         np.testing.assert_allclose(combine(hidden, name), value, atol=1e-6)
     only_second = combine(hidden, "weighted_sum_last_4", jnp.array([0.0, 50.0, 0.0, 0.0]))
@@ -57,9 +55,3 @@ def test_the_encoder_is_frozen_and_padding_changes_nothing():
     np.testing.assert_allclose(padded[:, :5], short, atol=1e-6)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradients.pop("encoder")))
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients))
-
-
-def test_an_unknown_layer_choice_names_the_valid_ones():
-    task = types.SimpleNamespace(head="tagging", outputs=3)
-    with pytest.raises(ValueError, match="layers='first'.*one of embeddings, second_to_last"):
-        model_for(task, CONFIG, Execution(), "first")
