@@ -221,15 +221,8 @@ def _ignored(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("masking.replace_with_special",), "config.masking.random_prob=0 replaces nothing by random tokens"
     if model.is_decoder:
         yield ("masking.", "eval.masking_rate", "log.fill_mask"), "config.model.is_decoder=True predicts the next token"
-    if model.positions != "rotary":
-        yield ("model.global_rope_theta", "model.local_rope_theta"), "it is for config.model.positions='rotary'"
-    if not model.local_attention:
-        names = "model.local_rope_theta", "model.global_attn_every_n_layers"
-        yield names, "with config.model.local_attention=0 every layer sees the whole row"
-    if model.norm == "after":
-        yield ("model.first_norm",), "it is for config.model.norm='before'"
-    if model.heads != "modernbert":
-        yield ("model.classifier_pooling",), "it is for config.model.heads='modernbert'"
+    for name, purpose in model.idle.items():
+        yield (f"model.{name}",), f"it is for config.model.{purpose}"
     if model.vocab_size % model.vocab_multiple:
         yield ("model.vocab_multiple",), f"config.model.vocab_size={model.vocab_size} is the size of the table"
     if not config.init_from:

@@ -125,9 +125,12 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         (dict(model__global_rope_theta=5.0), "global_rope_theta=5.0 would have no effect.*rotary"),
         (
             dict(model__positions="rotary", model__local_rope_theta=5.0),
-            "local_rope_theta.*no effect.*local_attention=0",
+            "local_rope_theta.*no effect.*with local_attention",
         ),
-        (dict(model__global_attn_every_n_layers=2), "global_attn_every_n_layers=2 would .*local_attention=0"),
+        (
+            dict(model__global_attn_every_n_layers=2),
+            "global_attn_every_n_layers=2 would .*for config.model.local_attention",
+        ),
         (dict(model__first_norm=False), "first_norm=False would have no effect.*norm='before'"),
         (dict(model__classifier_pooling="mean"), "classifier_pooling='mean' would .*heads='modernbert'"),
         (dict(model__vocab_size=100, model__vocab_multiple=64), "vocab_multiple=64 would .*vocab_size=100"),

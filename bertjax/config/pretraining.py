@@ -208,6 +208,19 @@ class Architecture:
         if self.is_decoder and self.local_attention:
             raise ValueError(f"{self._where}.is_decoder=True has no windows: set {self._where}.local_attention=0")
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """Fields without effect -> the value of another that they are for."""
+        rotary, local = self.positions == "rotary", self.local_attention > 0
+        used = {
+            "global_rope_theta": (rotary, "positions='rotary'"),
+            "local_rope_theta": (rotary and local, "positions='rotary' with local_attention"),
+            "global_attn_every_n_layers": (local, "local_attention"),
+            "first_norm": (self.norm == "before", "norm='before'"),
+            "classifier_pooling": (self.heads == "modernbert", "heads='modernbert'"),
+        }
+        return {name: purpose for name, (is_used, purpose) in used.items() if not is_used}
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings(Architecture):

@@ -17,14 +17,7 @@ SIZES = (
     "attention_probs_dropout_prob max_position_embeddings initializer_range layer_norm_eps type_vocab_size model_type"
 ).split()
 SWITCHES = tuple(field.name for field in dataclasses.fields(Architecture) if field.name not in SIZES)
-# Switches that have no effect where another has this value.
-_IDLE = {
-    "global_rope_theta": lambda f: f["positions"] != "rotary",
-    "local_rope_theta": lambda f: f["positions"] != "rotary" or not f["local_attention"],
-    "global_attn_every_n_layers": lambda f: not f["local_attention"],
-    "first_norm": lambda f: f["norm"] == "after",
-    "classifier_pooling": lambda f: f["heads"] != "modernbert",
-}
+_BERT: dict[str, Any] = dataclasses.asdict(Architecture())
 
 Fields = dict[str, Any]
 
@@ -54,13 +47,12 @@ class ModelType:
     read: Callable[[Fields], Fields] = dict
     write: Callable[[Fields], Fields] = dict
 
-    def misfits(self, fields: Fields, defaults: Fields) -> list[str]:
-        """The switches in which a network is not of this type; `defaults`: BERT's fields."""
-        wanted = {**defaults, **self.fixed}
-        names = [name for name in (*SWITCHES, *self.fixed) if name not in self.free]
-        idle = {name for name, is_idle in _IDLE.items() if is_idle(fields)}
-        found = [name for name in dict.fromkeys(names) if name not in idle and fields[name] != wanted[name]]
-        segments = "type_vocab_size" in self.fixed or fields["type_vocab_size"] > 0
+    def misfits(self, config: Architecture) -> list[str]:
+        """The switches in which a network is not of this type."""
+        wanted, passed_over = {**_BERT, **self.fixed}, {*self.free, *config.idle}
+        names = [name for name in dict.fromkeys((*SWITCHES, *self.fixed)) if name not in passed_over]
+        found = [name for name in names if getattr(config, name) != wanted[name]]
+        segments = "type_vocab_size" in self.fixed or config.type_vocab_size > 0
         return found if segments else [*found, "type_vocab_size"]
 
 
@@ -223,19 +215,18 @@ TYPES: dict[str, ModelType] = {
 }
 
 
-def fitting(fields: Fields, defaults: Fields) -> str:
+def fitting(config: Architecture) -> str:
     """The model_type that a network is exported as: the one it names, else the first that has it, else OWN.
 
     Raises:
       ValueError: it names one that does not have it.
     """
-    named = fields["model_type"]
-    if named:
-        if misfits := TYPES[named].misfits(fields, defaults):
+    if named := config.model_type:
+        if misfits := TYPES[named].misfits(config):
             raise ValueError(
                 f"model_type={named!r} has no network with "
-                + ", ".join(f"{name}={fields[name]!r}" for name in misfits)
+                + ", ".join(f"{name}={getattr(config, name)!r}" for name in misfits)
                 + "; leave model_type='' for a network of your own"
             )
         return named
-    return next((name for name, kind in TYPES.items() if not kind.misfits(fields, defaults)), OWN)
+    return next((name for name, kind in TYPES.items() if not kind.misfits(config)), OWN)

@@ -71,7 +71,7 @@ class BertConfig(Architecture):
     @property
     def type(self) -> str:
         """The model type that it is exported as. Raises ValueError as `model_types.fitting`."""
-        return fitting(dataclasses.asdict(self), _DEFAULTS)
+        return fitting(self)
 
     @classmethod
     def of(cls, settings: ModelSettings, tokenizer_vocab_size: int, pad_token_id: int = 0) -> BertConfig:
@@ -133,7 +133,7 @@ class BertConfig(Architecture):
         if model_type != OWN:
             found["model_type"] = "" if model_type == "bert" else model_type
         config = cls(**{**kind.absent, **kind.fixed, **found})
-        if model_type != OWN and (misfits := kind.misfits(dataclasses.asdict(config), _DEFAULTS)):
+        if model_type != OWN and (misfits := kind.misfits(config)):
             told = ", ".join(f"{name}={getattr(config, name)!r}" for name in misfits)
             raise ValueError(f"config {told}: no model of model_type={model_type!r} has that")
         return config
