@@ -181,7 +181,7 @@ def not_waiting_after_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        code = error.code if isinstance(error, SystemExit) else 1
+        code = error.code if isinstance(error, SystemExit) else 130 if isinstance(error, KeyboardInterrupt) else 1
         if code in (0, EXIT_PREEMPTED):
             raise
         leaving.set()
@@ -193,8 +193,11 @@ def not_waiting_after_errors() -> Iterator[None]:
                 f"process {jax.process_index()} of {jax.process_count()} has lost another one "
                 f"({str(lost).strip().splitlines()[0][:300]}). The same command goes on from the newest checkpoint."
             )
-        reason: BaseException = error
-        if isinstance(error, SystemExit):
+        reason: BaseException | str = error
+        if isinstance(error, KeyboardInterrupt):
+            reason = "interrupted; the same command goes on from the newest checkpoint"
+            sys.stderr.write(f"bertjax: {reason}\n")
+        elif isinstance(error, SystemExit):
             reason = error.__cause__ or error.__context__ or error
             if isinstance(code, str):  # what the interpreter would print
                 print(code, file=sys.stderr)

@@ -42,19 +42,25 @@ def stop_on_signals() -> Iterator[StopSignal]:
     """Turns the first SIGTERM or SIGINT into a flag; a second SIGINT interrupts at once.
 
     The flag stays unset outside the main thread, where Python allows no handlers, and with several processes, whose
-    SIGTERM jax's pre-emption service takes (see `must_stop`).
+    SIGTERM jax's pre-emption service takes (see `must_stop`); there SIGINT becomes SIGTERM.
     """
-    stop = StopSignal()
-    if jax.process_count() > 1 or threading.current_thread() is not threading.main_thread():
+    stop, several, first = StopSignal(), jax.process_count() > 1, ""
+    if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
     def handle(number: int, frame: object) -> None:
-        if stop.requested and number == signal.SIGINT:
+        nonlocal first
+        if first and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.requested = stop.requested or signal.Signals(number).name
+        first = first or signal.Signals(number).name
+        if several:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            stop.requested = first
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield stop
     finally:

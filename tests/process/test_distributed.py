@@ -169,14 +169,16 @@ def test_several_processes_train_as_one_does(tmp_path, processes):
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_process_saves_in_all_and_one_process_resumes(tmp_path):
+@pytest.mark.parametrize("number, those", [(signal.SIGTERM, [1]), (signal.SIGINT, [0, 1])])  # a terminal's goes to all
+def test_a_signal_to_one_process_saves_in_all_and_one_process_resumes(tmp_path, number, those):
     assert finish(start(1, tmp_path / "one", 60), tmp_path / "one") == [0]
     several = tmp_path / "several"
     processes = start(2, several, 60, pause=0.3)
     assert [begun(process) for process in processes] == [0, 0]
     while not (several / "metrics.jsonl").exists() or not records(several):
         time.sleep(0.1)
-    processes[1].send_signal(signal.SIGTERM)
+    for one in those:
+        processes[one].send_signal(number)
     assert finish(processes, several) == [75, 75]
     stopped_at = records(several)[-1]["step"]
     assert 0 < stopped_at < 60
@@ -303,6 +305,8 @@ distributed.GRACE_S = 6
 with distributed.not_waiting_after_errors():
     if process_id in culprits:
         print("no store on this host", file=sys.stderr)
+        if how == "is interrupted":
+            raise KeyboardInterrupt
         sys.exit(2) if how == "refuses" else 1 / 0
     multihost_utils.sync_global_devices("the others never come")
 """
@@ -310,7 +314,8 @@ with distributed.not_waiting_after_errors():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("culprits", "how", "code"), [("1", "refuses", 2), ("0", "refuses", 2), ("1", "raises", 1), ("01", "refuses", 2)]
+    ("culprits", "how", "code"),
+    [("1", "refuses", 2), ("0", "refuses", 2), ("1", "raises", 1), ("01", "refuses", 2), ("1", "is interrupted", 130)],
 )
 def test_an_error_in_one_process_stops_all_within_the_heartbeat(culprits, how, code):
     coordinator = f"127.0.0.1:{free_port()}"
@@ -330,7 +335,7 @@ def test_an_error_in_one_process_stops_all_within_the_heartbeat(culprits, how, c
         if str(number) in culprits:
             assert process.returncode == code and "no store on this host" in said[number]
         else:
-            assert process.returncode == 1  # as the other, a restart would not help
+            assert process.returncode == (77 if code == 130 else 1)  # as the other, a restart would not help
             assert said[number].strip().splitlines()[-1].startswith(f"bertjax: process {culprits} of 2 has ended:")
     assert time.monotonic() - began < 60  # jax's own wait is five minutes
 
