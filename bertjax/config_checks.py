@@ -198,6 +198,9 @@ def _of_pretraining(config: Config) -> Iterator[str]:
             f"config.masking.mask_prob={masking.mask_prob} and random_prob={masking.random_prob} add up to more than "
             "1; the rest stays unchanged"
         )
+    for text in config.log.fill_mask:
+        if "mask" not in str(text).lower():  # the tokenizer's own, which is not known yet, may stand there too
+            yield f"config.log.fill_mask: there is no [MASK] in {text!r:.200}"
     steps, warmup = settings.total_steps(config), config.optimizer.warmup_steps
     if not 0 <= warmup <= steps:
         yield f"config.optimizer.warmup_steps={warmup} must be between 0 and the {steps:,} steps of config.phases"

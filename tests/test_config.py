@@ -137,6 +137,7 @@ def test_impossible_settings_are_refused_with_the_reason(values, words):
         (dict(reinitialise_head=True), "reinitialise_head=True would have no effect.*no config.init_from"),
         (dict(extend_positions="repeat"), "extend_positions='repeat' would have no effect.*no config.init_from"),
         (dict(checkpoint__keep_best=0, checkpoint__metric="eval/mlm_loss"), "metric=.*no effect.*keep_best=0"),
+        (dict(log__fill_mask=("a b",)), r"fill_mask: there is no \[MASK\] in 'a b'"),
         (dict(task__epochs=9), "task.epochs=9 has no effect on config.job='pretrain'"),
         (dict(task__options={"label": "x"}), "task.options={'label': 'x'} has no effect on config.job='pretrain'"),
     ],

@@ -16,7 +16,7 @@ from bertjax.config import Config, OptimizerSettings, PhaseSettings, phases, tot
 from bertjax.data.batches import prefetch
 from bertjax.data.masking import MaskingSpec
 from bertjax.formats.checkpoint import resolve_directory
-from bertjax.interop import check_pretrained, check_vocabulary, huggingface, load_pretrained_params
+from bertjax.interop import check_pretrained, check_vocabulary, huggingface, load_pretrained_params, open_source
 from bertjax.log.logbook import Logbook
 from bertjax.model.heads import pretraining_network
 from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, flops_per_row, parameter_count
@@ -92,6 +92,8 @@ class PretrainingJob:
         platform = self.mesh.devices.flat[0].platform
         self.execution = Execution.of(config.execution, platform, config.mesh.tensor > 1, estimate)
         self.resumed_from = step_to_resume(config, self.workdir)
+        if config.init_from and self.resumed_from is None:
+            open_source(config.init_from)  # before a corpus is made, copied or read
 
         self.corpus = open_corpus(config, self.workdir, sharding.batch_slice(self.mesh))
         self.tokenizer = self.corpus.tokenizer

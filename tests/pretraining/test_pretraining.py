@@ -91,6 +91,12 @@ def test_a_vocabulary_of_the_users_is_not_written_over(config, store, tmp_path):
     pretraining.prepare(frozen(config), str(tmp_path))
 
 
+def test_a_model_to_start_from_is_looked_for_before_the_corpus(config, tmp_path):
+    config.init_from, config.data.corpus = "/nowhere/model", "/nowhere/store"
+    with pytest.raises(ValueError, match="/nowhere/model does not exist"):
+        pretraining.prepare(frozen(config), str(tmp_path))
+
+
 def test_a_sentence_to_fill_in_without_a_mask_is_refused_before_the_training(config, tmp_path):
     config.log.fill_mask = ("w1 [MASK] w2", "w1 w2")
     with pytest.raises(ValueError, match=r"config.log.fill_mask: there is no \[MASK\] in 'w1 w2'"):
