@@ -2,7 +2,6 @@
 
 import difflib
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -43,8 +42,8 @@ def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict
         close = difflib.get_close_matches(settings.name.rsplit(".", 1)[-1], names, 3)
         close.sort(key=lambda name: "." in names[name])
         raise ValueError(
-            f"config.optimizer.name={settings.name!r} is unknown. "
-            + (f"Did you mean {' or '.join(repr(names[name]) for name in close)}?" if close else "")
+            f"config.optimizer.name={settings.name!r} is unknown."
+            + (f" Did you mean {' or '.join(repr(names[name]) for name in close)}?" if close else "")
             + f" Valid: {', '.join((*OWN_OPTIMIZERS, *factories))}." * (not close)
         )
     takes = dict(inspect.signature(factories[settings.name]).parameters)
@@ -71,10 +70,6 @@ def optax_factory(settings: OptimizerSettings) -> tuple[Callable[..., Any], dict
 
 def check_optimizer(o: OptimizerSettings, job: str) -> None:
     """Raises ValueError for an optimizer that cannot be made, and for settings that it does not have."""
-    try:
-        re.compile(o.no_decay)
-    except re.error as error:
-        raise ValueError(f"config.optimizer.no_decay={o.no_decay!r} is not a regular expression: {error}") from None
     if o.name in OWN_OPTIMIZERS:
         if o.options:
             raise ValueError(

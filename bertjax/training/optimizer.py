@@ -330,10 +330,7 @@ def first_match(rules: Rules, path: str, default: float) -> float:
 def check_rules(rules: Rules, paths: Sequence[str] | Mapping[str, Any]) -> None:
     """Refuses a rule that matches nothing, which is a mistyped pattern rather than a wish."""
     for pattern, value in rules:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
         if not any(re.search(pattern, path) for path in paths):
             shown = ", ".join(list(paths)[:5])
-            raise ValueError(f"the rule ({pattern!r}, {value}) matches no parameter path; paths look like: {shown} ...")
+            name = f"the rate {value} for" if value else "config.task.freeze:"
+            raise ValueError(f"{name} {pattern!r} matches no parameter path; paths look like: {shown} ...")
