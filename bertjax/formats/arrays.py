@@ -63,5 +63,7 @@ def safetensors_headers(path: str | Path) -> dict[str, Header]:
                     raise LoadError(f"{path}: {name} has type {part.get_dtype()}, which is not supported")
                 headers[name] = Header(tuple(part.get_shape()), np.dtype(dtype))
     except (safetensors.SafetensorError, OSError) as error:
-        raise LoadError(f"{path} is not a readable safetensors file: {error}") from error
+        raise LoadError(
+            f"{path} is not a readable safetensors file: it was damaged or copied in part; copy it again ({error})"
+        ) from error
     return headers

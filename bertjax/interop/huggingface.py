@@ -18,7 +18,7 @@ import numpy as np
 import safetensors.numpy
 
 from bertjax.formats.arrays import Header, LoadError, read_safetensors, safetensors_headers
-from bertjax.formats.files import whole_directory
+from bertjax.formats.files import parse_json, whole_directory
 from bertjax.formats.torch_pickle import read_torch_pickle, torch_headers
 from bertjax.interop.names import HUGGING_FACE, Naming, hugging_face_place
 from bertjax.interop.sentence_transformers import SentenceSettings
@@ -105,14 +105,14 @@ def read_config(directory: str | Path) -> tuple[BertConfig, dict[str, Any]]:
 def config_of_file(path: Path) -> tuple[BertConfig, dict[str, Any]]:
     """(BertConfig, contents) of a configuration file; LoadError as of `read_config`."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
+        values = parse_json(path.read_bytes(), "this")
         if not isinstance(values, dict):
             raise ValueError("not a JSON object")
         for key, (fits, what) in _OTHER_KEYS.items():
             if values.get(key) and not fits(values[key]):
                 raise ValueError(f"{key} must {what}")
         return BertConfig.from_dict(values), values
-    except (ValueError, TypeError, RecursionError, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise LoadError(f"{path}: {error}") from error
 
 

@@ -34,6 +34,7 @@ from bertjax.model.presets import BertConfig
 from bertjax.tokenization import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
+_FILLED = 0.9  # of the rows of a word table; released models pad theirs to a multiple of 64 or 128
 
 # kind of source -> its weight files (of a run the manifests, which hold their checksums)
 _WEIGHTS = {
@@ -205,7 +206,17 @@ def open_source(path: str | Path) -> Source:
             f"{source.directory}: the tokenizer has {tokenizer.vocab_size} entries, the model "
             f"{source.config.vocab_size} rows: the vocabulary is not this checkpoint's"
         )
+    if tokenizer is not None and tokenizer.vocab_size < _FILLED * source.config.vocab_size:
+        _tell_once(
+            f"{source.directory}: the tokenizer has only {tokenizer.vocab_size} entries for the model's "
+            f"{source.config.vocab_size} rows. Was its vocabulary cut off? Then words are read as unknown"
+        )
     return dataclasses.replace(source, tokenizer=tokenizer)
+
+
+@functools.cache
+def _tell_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def _recognise(path: Path) -> Source:

@@ -234,11 +234,12 @@ def test_a_directory_without_a_model_says_what_was_looked_for(tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
+        ("config.json", "", "config.json: this is not valid JSON"),
         ("config.json", "[]", "config.json: not a JSON object"),
         ("config.json", '{"id2label": {"a": "x"}}', "config.json: id2label must map the numbers"),
         ("config.json", '{"id2label": ["x"]}', "config.json: id2label must map the numbers"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        ("model.safetensors", "", "not a readable safetensors file"),
+        ("model.safetensors", "", "not a readable safetensors file.*copy it again"),
         (
             "vocab.txt",
             "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(33))]),

@@ -84,6 +84,14 @@ def test_a_vocabulary_larger_than_the_model_is_refused_at_every_door_before_data
         convert.main([f"--from={model}", f"--out={nowhere}"])
 
 
+@pytest.mark.parametrize("words, told", [(33, True), (34, False)])
+def test_a_vocabulary_that_was_cut_off_is_told_once(tmp_path, caplog, words, told):
+    model = directory(tmp_path / "model", words=[*WORDS, *(f"w{i}" for i in range(words - len(WORDS)))])
+    for _ in range(2):
+        open_source(model)
+    assert sum(f"has only {words} entries for the model's 37 rows" in text for text in caplog.messages) == told
+
+
 def test_fine_tuning_refuses_a_vocabulary_before_it_reads_the_data(tmp_path):
     model = directory(tmp_path / "model", words=[*WORDS, *(f"w{i}" for i in range(78))])
     config = finetune_config()
