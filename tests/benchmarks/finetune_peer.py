@@ -80,11 +80,12 @@ def _torch_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_model(task: Any, checkpoint: str) -> Any:
-    """The model with a new head."""
+    """The model with a new head, in float32 as bertjax's, in whatever type the checkpoint is stored."""
+    import torch
     import transformers
 
     if task.head == "spans":
-        return transformers.AutoModelForQuestionAnswering.from_pretrained(checkpoint)
+        return transformers.AutoModelForQuestionAnswering.from_pretrained(checkpoint, dtype=torch.float32)
     kind = transformers.AutoModelForSequenceClassification
     if task.head == "tagging":
         kind = transformers.AutoModelForTokenClassification
@@ -93,7 +94,7 @@ def make_model(task: Any, checkpoint: str) -> Any:
         if task.head == "tagging"
         else {"problem_type": {"regression": "regression"}.get(task.head, "single_label_classification")}
     )
-    return kind.from_pretrained(checkpoint, num_labels=task.outputs, **problem)
+    return kind.from_pretrained(checkpoint, num_labels=task.outputs, dtype=torch.float32, **problem)
 
 
 def make_collator(task: Any, tokenizer: Any) -> Any:

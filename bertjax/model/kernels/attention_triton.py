@@ -54,7 +54,7 @@ class Tiling:
     block_q: int = 64
     block_k: int = 64
     warps: int = 4
-    stages: int = 2
+    stages: int = 3
     backward_block: int = 64
     backward_over: int = 32
     backward_warps: int = 4
@@ -67,7 +67,7 @@ class Tiling:
         """The tiling to use for rows of `length` tokens, tuned on an H200."""
         if several_pairs or (window is not None and length > 128):
             return cls(bounded=True)
-        return cls(block_k=128, backward_over=64, backward_launches=2) if length >= 1024 else cls()
+        return cls(backward_over=64, backward_launches=2) if length >= 1024 else cls()
 
 
 @dataclasses.dataclass(frozen=True)

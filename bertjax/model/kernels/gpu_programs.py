@@ -196,11 +196,11 @@ def attention_backward(
             keys = tl.load(_rows(k, start, OVER, STRIDE, HEAD))
             values = tl.load(_rows(v, start, OVER, STRIDE, HEAD))
             p = tl.exp2(tl.dot(query, tl.trans(keys)) * SCALE - own_lse[:, None])
+            dp = tl.dot(dcontext, tl.trans(values))  # before the branch: exp2 runs beside it
             if (i < whole) | (i >= mixed):
                 other = start + tl.arange(0, OVER)
                 other_ids = tl.load(ids + other)
                 p = _masked(p, 0.0, own_ids[:, None], other_ids[None, :], own[:, None], other[None, :], WINDOW)
-            dp = tl.dot(dcontext, tl.trans(values))
             if THRESHOLD > 0:
                 dp = tl.where(attention_keep(words, mine, start, BLOCK, OVER, THRESHOLD, False), dp, 0.0)
             ds = p * (dp - own_delta[:, None])
