@@ -103,15 +103,12 @@ def _complaints(config: Config) -> Iterator[str]:
         yield "config.export.push would push nothing: no layout of models has a place for a BiLSTM"
     if config.job == "finetune" and not config.checkpoint.keep_best:
         yield "config.checkpoint.keep_best=0: a fine-tuning that goes on would have lost its best model; at least 1"
-    for name, patterns in {
-        "optimizer.no_decay": (config.optimizer.no_decay,),
-        "task.freeze": config.task.freeze,
-    }.items():
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except (re.error, TypeError) as error:
-                yield f"config.{name}: {pattern!r} is not a regular expression: {error}"
+    frozen = [("task.freeze", pattern) for pattern in config.task.freeze]
+    for name, pattern in [("optimizer.no_decay", config.optimizer.no_decay), *frozen]:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            yield f"config.{name}: {pattern!r} is not a regular expression: {error}"
     ignored = list(_ignored(config))
     for name, setting in settings.walk(Config):
         if (value := operator.attrgetter(name)(config)) == setting.default:
