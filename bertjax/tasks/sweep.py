@@ -59,7 +59,7 @@ class Outcome:
 
     @classmethod
     def of_json(cls, line: str | bytes) -> "Outcome":
-        """The inverse of to_json; also reads the lines of versions that searched the paper's settings alone."""
+        """The inverse of to_json."""
         row = json.loads(line)
         own = {field.name: row.pop(field.name) for field in dataclasses.fields(cls) if field.name != "setting"}
         return cls(row, **own | {"flags": tuple(own["flags"])})

@@ -99,6 +99,8 @@ def searched(flags: Any) -> dict[str, list[Any]]:
         check_name(name)
         if name == "seed":
             raise ValueError("--search=seed: give --seeds=N, whose runs are averaged")
+        if name in found:
+            raise ValueError(f"--search={name} is given twice; write all its values in one list")
         found[name] = values_of(name, values, f"--search={text}")
     return found
 

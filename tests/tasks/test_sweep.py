@@ -182,11 +182,12 @@ def test_any_setting_can_be_searched_and_what_is_set_is_not():
         ("--search=task.epochs=2,x", "--search=task.epochs=2,x: .*config.task.epochs=x"),
         ("--epochs=x", "--epochs=x: .*config.task.epochs=x"),
         ("--search=seed=1,2", "give --seeds=N"),
+        ("--search=batch_size=4 --search=batch_size=8", "batch_size is given twice"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(argument, words):
     with pytest.raises(ValueError, match=words):
-        options(argument)
+        options(*argument.split())
 
 
 def test_a_search_is_not_pushed_and_says_how_its_best_model_is(capsys):
