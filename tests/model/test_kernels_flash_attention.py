@@ -251,13 +251,20 @@ def test_compiled_kernels_are_right_and_bit_identical_from_run_to_run(length, se
     product = jnp.stack([q, k, v], axis=2).reshape(16, length, -1)
     bias = jnp.zeros((3, 12, 64))
 
-    def joined(product, bias):
-        return flash_attention((product,), ids, seeds, RATE, tiling, bias=bias)
+    @jax.jit
+    def joined(product, bias, g):
+        attend = functools.partial(flash_attention, attention_mask=ids, seeds=seeds, dropout_rate=RATE, tiling=tiling)
+        out, pull = jax.vjp(lambda product, bias: attend((product,), bias=bias), product, bias)
+        return out, *pull(g)
 
-    out, pull = jax.vjp(joined, product, bias)
-    dproduct, dbias = jax.jit(pull)(g)
+    out, dproduct, dbias = joined(product, bias, g)
+    for _ in range(20):
+        for a, b in zip((out, dproduct, dbias), joined(product, bias, g), strict=True):
+            np.testing.assert_array_equal(a, b)
     dproduct = dproduct.reshape(16, length, 3, 12, 64)
     for a, b in zip((out, *jnp.moveaxis(dproduct, 2, 0)), got, strict=True):
-        np.testing.assert_array_equal(a, b)
+        # XLA sums delta, in each program in an order of its own: now and then a rounding differs.
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+        assert jnp.linalg.norm(a - b) / jnp.linalg.norm(b) < 1e-4
     summed = dproduct.astype(jnp.float32).sum((0, 1))
     assert jnp.linalg.norm(dbias - summed) / jnp.linalg.norm(summed) < 8e-3
