@@ -229,7 +229,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--json", action="store_true", help="print one JSON object instead of a table")
     add_settings(parser)
     flags = parser.parse_args(arguments)
+    others = {"step": ("store", "lengths", "rows"), "input": ("shapes", "files", "settings", "steps", "rounds")}
     with refusals("bench"):
+        for name in others[flags.what]:
+            if (value := getattr(flags, name)) and value != parser.get_default(name):
+                raise ValueError(f"{name} {value!r:.80} has no effect on `bench {flags.what}`")
         (run_step if flags.what == "step" else run_input)(flags)
 
 

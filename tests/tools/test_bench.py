@@ -30,6 +30,9 @@ def test_a_shape_is_the_published_size_with_these_rows():
         (["step", "huge@128x2"], "not MODEL@LENGTHxROWS"),
         (["step", "--config=configs/demo.py", "--config.lerning_rate=1"], "Did you mean --config.optimizer"),
         (["input"], "give --store=DIR"),
+        (["input", "base@128x256"], "shapes ['base@128x256'] has no effect on `bench input`"),
+        (["input", "--store=s", "--config.seed=1"], "settings ['--config.seed=1'] has no effect on `bench input`"),
+        (["step", "--rows=9"], "rows 9 has no effect on `bench step`"),
         (["step", "--rounds=0"], "must be at least 1"),
     ],
 )
