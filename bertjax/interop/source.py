@@ -7,6 +7,7 @@ its tokenizer or its heads (pre-training, fine-tuning, the tools, Python calls) 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -24,6 +25,7 @@ from bertjax.config import ModelSettings
 from bertjax.formats import hub
 from bertjax.formats.arrays import Header, LoadError
 from bertjax.formats.checkpoint import CheckpointError, SavedStates
+from bertjax.formats.files import read_json
 from bertjax.interop import huggingface, sentence_transformers
 from bertjax.interop.names import HUGGING_FACE, Naming, google_place, run_place
 from bertjax.interop.sentence_transformers import SentenceSettings
@@ -305,6 +307,11 @@ def _run(workdir: Path, step: int | None = None) -> Source:
     if not path.is_file():
         raise LoadError(f"{workdir} has checkpoints/ but no config.json that describes the model")
     tokenizer = load_tokenizer(workdir)
+    if _vocabulary_of_run(workdir) not in (None, tokenizer.fingerprint):
+        raise LoadError(
+            f"{workdir} holds another vocabulary or casing than its run was trained with: it was damaged or replaced. "
+            f"Copy the tokenizer's files from the token store, or from {workdir / 'model'}"
+        )
     saved = SavedStates(workdir / "checkpoints")
     try:
         saved.require(step)
@@ -330,6 +337,13 @@ def _run(workdir: Path, step: int | None = None) -> Source:
         return {name: Header(leaf.shape, np.dtype(leaf.dtype)) for name, leaf in shapes.items()}
 
     return Source("bertjax", config, run, run_place, read, read_headers, workdir, tokenizer)
+
+
+def _vocabulary_of_run(workdir: Path) -> str | None:
+    """The fingerprint of the tokenizer that a run was begun with, if it is known."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return read_json(workdir / "corpus.json")["vocabulary"]
+    return None
 
 
 def _tokenizer(source: Source) -> Tokenizer | None:

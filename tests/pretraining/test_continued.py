@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from bertjax.config import frozen
 from bertjax.data.build import build_store
 from bertjax.data.documents import read_documents
+from bertjax.formats.arrays import LoadError
 from bertjax.interop import load_model, load_pretrained_params
 from bertjax.model.heads import BertForSequenceClassification
 from bertjax.pretraining import job as pretraining
@@ -101,6 +103,16 @@ def test_a_workdir_is_converted(run, tmp_path):
     assert convert(run[0], "hf", tmp_path / "out") == 0.0
     again = load_model(tmp_path / "out")
     jax.tree.map(np.testing.assert_array_equal, load_model(run[0]).params, again.params)
+
+
+@pytest.mark.parametrize("damage", [lambda lines: lines[:-3], lambda lines: [*lines[:-1], "other"]])
+def test_a_workdir_whose_vocabulary_was_damaged_is_no_model(run, tmp_path, damage):
+    workdir = shutil.copytree(run[0], tmp_path / "copy")
+    path = workdir / "vocab.txt"
+    path.write_text("\n".join(damage(path.read_text().splitlines())) + "\n")
+    with pytest.raises(LoadError, match="another vocabulary or casing than its run was trained with"):
+        load_model(workdir)
+    load_model(workdir / "model")
 
 
 @pytest.mark.parametrize("inside", ["", "model"])
