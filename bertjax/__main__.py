@@ -20,6 +20,7 @@ with ended_by_ctrl_c():
     import bertjax.tools
     from bertjax.command_line import config_names
     from bertjax.config import nearest
+    from bertjax.tools import MOVED
 
 
 def tools() -> dict[str, str]:
@@ -75,7 +76,8 @@ def run() -> None:
         spec = importlib.util.find_spec(f"bertjax.tools.{first}")
         runpy.run_module(spec.name, run_name="__main__", alter_sys=True)
     else:
-        print(f"bertjax: no tool is called {first!r}.{nearest(first, list(known))}", file=sys.stderr)
+        text = MOVED.get(first) or f"no tool is called {first!r}.{nearest(first, list(known))}"
+        print(f"bertjax: {text}", file=sys.stderr)
         sys.exit(2)
 
 

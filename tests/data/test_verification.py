@@ -159,6 +159,14 @@ def test_a_missing_file_is_refused_by_name(store, name):
         TokenStore(store)
 
 
+def test_a_store_of_an_earlier_version_is_refused_with_the_remedy(store):
+    manifest = json.loads((store / "manifest.json").read_text())
+    del manifest["parts"], manifest["manifest_hash"]
+    (store / "manifest.json").write_bytes(to_json(manifest))
+    with pytest.raises(ValueError, match="earlier version.*build the store again"):
+        TokenStore(store)
+
+
 def test_an_unchanged_store_is_read_once(store, monkeypatch):
     monkeypatch.setattr(verification, "_RECENT", -(10**18))  # the files of this test are new
     TokenStore(store)
