@@ -19,7 +19,8 @@ from bertjax.model.mesh import BATCH_AXES, HEADS_AXIS
 BLOCK = 32  # sorted rows that are added up by one product
 
 
-def table_lookup(table: jax.Array, ids: jax.Array, mesh: Mesh | None = None) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def table_lookup(table: jax.Array, ids: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Rows `ids` [B, T] of a large float32 table [V, H] -> [B, T, H].
 
     The gather and its gradient stay in float32: additions of bfloat16 rows would lose the small
@@ -29,19 +30,14 @@ def table_lookup(table: jax.Array, ids: jax.Array, mesh: Mesh | None = None) -> 
       mesh: of several devices, over which ids are split by rows and the table by the rules of
         training/sharding.py. None: both are on one device.
     """
-    return _lookup(mesh, table, ids)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _lookup(mesh: Mesh | None, table: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.take(table, ids, axis=0, mode="clip")
 
 
-def _lookup_forward(mesh, table, ids):
-    return _lookup(mesh, table, ids), (ids, table)
+def _table_forward(table, ids, mesh):
+    return table_lookup(table, ids, mesh), (ids, table)
 
 
-def _lookup_backward(mesh, residuals, cotangent):
+def _table_backward(mesh, residuals, cotangent):
     ids, table = residuals
     rows, width = table.shape
     ids = jnp.clip(ids, 0, rows - 1)  # as the gather clips
@@ -68,7 +64,7 @@ def _lookup_backward(mesh, residuals, cotangent):
     return gradient(ids, cotangent), None
 
 
-_lookup.defvjp(_lookup_forward, _lookup_backward)
+table_lookup.defvjp(_table_forward, _table_backward)
 
 
 def _sums_by_id(ids: jax.Array, x: jax.Array, size: int) -> jax.Array:
