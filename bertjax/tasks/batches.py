@@ -162,10 +162,16 @@ class TrainingBatches:
     ):
         if not features:
             raise ValueError("no training rows")
+        if batch_size % process_count:
+            raise ValueError(f"batch_size={batch_size} is not divisible by {process_count} hosts")
+        if any(set(row) <= {*INPUTS, *_HOST_FIELDS} for row in features):
+            raise ValueError("training rows have no labels; a test split cannot be trained on")
         self.features, self.batch_size, self.seed = features, batch_size, seed
         self.shapes, self.pad_id, self.group = tuple(shapes), pad_id, group
         self.process_index, self.process_count = process_index, process_count
         self._lengths = np.array([row_length(f) for f in features])
+        if self._lengths.max() > (most := self.shapes[-1].length):
+            raise ValueError(f"a row of {self._lengths.max()} tokens is longer than those of the batches, {most}")
         self._plan: tuple[int, list[np.ndarray]] = (-1, [])
 
     @property

@@ -75,6 +75,8 @@ def combine(hidden: Sequence[jax.Array], layers: str, mix: jax.Array | None = No
 
     mix: logits of the weights of a sum, one a layer; None = equal weights.
     """
+    if layers not in LAYER_CHOICES:
+        raise ValueError(f"layers={layers!r} is unknown; one of {', '.join(LAYER_CHOICES)}")
     chosen, how = LAYER_CHOICES[layers]
     states = [state.astype(jnp.float32) for state in hidden[chosen]]
     if how == "concat":

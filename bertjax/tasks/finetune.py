@@ -126,8 +126,6 @@ class FineTuner:
         """The split and its features, read once."""
         if (split, training) not in self._splits:
             records = self.read(split)
-            if training:
-                records.require_labels("training")
             for note in records.notes:
                 log.info("%s %s: %s", self.task.name, split, note)
             features = self.task.features(records, self.tokenizer, self.settings.task.max_length, training)

@@ -101,6 +101,8 @@ class GlueTask(TextTask):
     """One GLUE task read from `source`: a directory, hf:nyu-mll/glue,NAME or tfds:glue/NAME."""
 
     def __init__(self, name: str, source: str | pathlib.Path):
+        if name not in GLUE:
+            raise ValueError(f"unknown GLUE task {name!r}; one of {', '.join(GLUE)}")
         self.spec = spec = GLUE[name]
         head = "classification" if spec.names else "regression"
         super().__init__(name, head, tuple(spec.names.values()), spec.metric)

@@ -117,6 +117,8 @@ def classification_scores(gold, predicted) -> Scores:
     `majority` is the accuracy of always answering the most frequent gold class.
     """
     gold, predicted = _pair(gold, predicted)
+    if np.any(np.asarray(gold) < 0):
+        raise ValueError("this split has no labels (label < 0): predict on it, do not score it")
     classes, both = np.unique([gold, predicted], return_inverse=True)
     first, second = both.reshape(2, -1)
     counts = [np.bincount(side, minlength=len(classes)) for side in (first[first == second], second, first)]
@@ -234,6 +236,8 @@ def ranks(values) -> np.ndarray:
 def regression_scores(gold, predicted) -> Scores:
     """Pearson, Spearman, their mean and the mean squared error; flagged where undefined."""
     gold, predicted = _pair(gold, predicted, np.float64)
+    if np.isnan(gold).any():
+        raise ValueError("this split has no labels (NaN targets): predict on it, do not score it")
     finite = np.isfinite(gold).all() and np.isfinite(predicted).all()
     with np.errstate(over="ignore"):
         mse = float(np.mean((gold - predicted) ** 2)) if finite else 0.0
@@ -296,6 +300,8 @@ def strict_entities(tags: Sequence[str], scheme: str) -> list[Entity]:
 
     Raises ValueError for a prefix that the scheme does not know.
     """
+    if scheme not in SCHEMES:
+        raise ValueError(f"unknown tagging scheme {scheme!r}; one of {', '.join(SCHEMES)}")
     allowed = "OBIES" if scheme == "BIOES" else "OBI"
     outside = ("O", "_")
     pairs = [*map(split_tag, tags), outside]
@@ -331,11 +337,15 @@ def entity_scores(
     and which type is taken for which: of entities with the same first and last word, and after the types those of one
     side alone.
     """
+    if len(gold) != len(predicted):
+        raise ValueError(f"{len(gold)} gold sentences but {len(predicted)} predicted")
     extract = partial(strict_entities, scheme=scheme) if strict else lenient_entities
     hits, guessed, present = (Counter() for _ in range(3))  # entities by type
     taken: Counter[tuple[str | None, str | None]] = Counter()  # (gold, predicted) type of a stretch of words
     tokens = correct = 0
-    for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
+    for number, (gold_tags, predicted_tags) in enumerate(zip(gold, predicted, strict=True)):
+        if len(gold_tags) != len(predicted_tags):
+            raise ValueError(f"sentence {number}: {len(gold_tags)} gold tags but {len(predicted_tags)} predicted")
         tokens += len(gold_tags)
         correct += sum(map(operator.eq, gold_tags, predicted_tags))
         right, found = set(extract(gold_tags)), set(extract(predicted_tags))

@@ -111,6 +111,8 @@ class NerTask(Task):
         Windows overlap by half, and a word belongs to the window that shows most around it. The other words of a window
         are context: their tag_weights are 0.
         """
+        if training:
+            split.require_labels("training")
         if max_length <= tokenizer.layout.count(pair=False):
             raise ValueError(f"max_length={max_length} has no room beside [CLS] and [SEP]")
         rows, place = [], label_places(self.labels)
@@ -173,6 +175,7 @@ class NerTask(Task):
 
     def score(self, split: Split, rows: Rows, outputs: Outputs) -> metrics.Scores:
         """Entity precision, recall and F1 (or token accuracy alone) over every word."""
+        split.require_labels("scoring")
         predicted = self.predict(split, rows, outputs)
         gold = [sentence.tags for sentence in split.records]
         if self.entities:

@@ -31,10 +31,8 @@ class Pretrained:
     With keep_head=False the head is drawn even if the checkpoint has one of the same size.
     """
 
-    keep_head = True
-
-    def __init__(self, path: str | pathlib.Path):
-        self.path = str(path)
+    def __init__(self, path: str | pathlib.Path, keep_head: bool = True):
+        self.path, self.keep_head = str(path), keep_head
         self.source = open_source(path)
         self._loaded: dict[str, np.ndarray] = {}
         self._draw: Any = None

@@ -45,6 +45,8 @@ def with_schedule_in_state(unit: Optimizer, name: str, decay_share: float = Opti
 
 def set_schedule(state: Any, peak: float, warmup_steps: int, total_steps: int) -> Any:
     """The TrainState with the numbers of a run in its optimizer state, sharded as before."""
+    if not 0 <= warmup_steps <= total_steps:
+        raise ValueError(f"warmup_steps={warmup_steps} must lie between 0 and {total_steps}")
     new = {"peak": peak, "warmup_steps": warmup_steps, "total_steps": total_steps}
     old = state.opt_state["schedule"]
     placed = {name: jax.device_put(np.float32(value), old[name].sharding) for name, value in new.items()}

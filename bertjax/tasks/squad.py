@@ -135,6 +135,8 @@ class SquadTask(Task):
         doc_stride is the step between windows in tokens; with version 2.0 a question is answered only if its null odds
         do not exceed null_threshold, which `score` tunes on a split.
         """
+        if version not in ("1.1", "2.0"):
+            raise ValueError(f"SQuAD version {version!r} is not 1.1 or 2.0")
         if doc_stride < 1:
             raise ValueError(f"doc_stride={doc_stride} must be at least 1, or no window advances")
         self.source, self.version = str(source), version
@@ -208,6 +210,8 @@ class SquadTask(Task):
                 f"max_query_length={self.max_query_length} tokens and {specials} special ones; raise the "
                 "first or lower the second"
             )
+        if training:
+            split.require_labels("training")
         rows: list[Features] = []
         dropped: list[Question] = []
         passage = ("", *passage_tokens(tokenizer, ""))
@@ -287,6 +291,7 @@ class SquadTask(Task):
         `details` holds the official numbers in percent; best_f1_thresh found on the development split is the
         null_threshold to predict a test split with.
         """
+        split.require_labels("scoring")
         found = self.answers(split, rows, outputs)
         entries = [{"id": q.id, "answers": [{"text": text} for text, _ in q.answers]} for q in split.records]
         gold = [{"paragraphs": [{"qas": entries}]}]

@@ -92,6 +92,8 @@ class MultipleChoiceTask(Task):
 
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
         """One feature dict a question, whose input_ids are a list of four rows."""
+        if training:
+            split.require_labels("training")
         contexts = tokenizer.encode_batch([record.context for record in split.records])
         # Joined by a blank before tokenisation, as "She" + "opens the door.".
         texts = [f"{r.start} {ending}".strip() for r in split.records for ending in r.endings]
@@ -107,6 +109,7 @@ class MultipleChoiceTask(Task):
 
     def score(self, split: Split, rows: Rows, outputs: Outputs) -> metrics.Scores:
         """Accuracy over the questions."""
+        split.require_labels("scoring")
         gold, logits = [record.label for record in split.records], np.asarray(outputs, np.float64)
         details = metrics.calibration(gold, metrics.softmax(logits))
         return dataclasses.replace(metrics.classification_scores(gold, logits.argmax(-1)), details=details)

@@ -95,11 +95,14 @@ class Task:
         raise NotImplementedError
 
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
-        """Rows for the model, in record order; a record may give several (windows). With `training` there is gold."""
+        """Rows for the model, in record order; a record may give several (windows).
+
+        Raises ValueError with training=True for a split without gold.
+        """
         raise NotImplementedError
 
     def score(self, split: Split, rows: Rows, outputs: Outputs) -> Scores:
-        """The scores of a split with gold."""
+        """Raises ValueError for a split without gold."""
         raise NotImplementedError
 
     def write(self, split: Split, rows: Rows, outputs: Outputs, directory: pathlib.Path) -> list[pathlib.Path]:

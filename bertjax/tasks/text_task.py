@@ -37,6 +37,8 @@ class TextTask(Task):
 
     def features(self, split: Split, tokenizer: Tokenizer, max_length: int, training: bool) -> list[Features]:
         """One row a record: [CLS] A [SEP] (B [SEP]), the longer segment trimmed first."""
+        if training:
+            split.require_labels("training")
         pairs = [(record.text_a, record.text_b) for record in split.records]
         rows, place = [], label_places(self.labels)
         for number, (ids, types) in enumerate(pair_rows(tokenizer, pairs, max_length)):
@@ -52,6 +54,7 @@ class TextTask(Task):
         return self.kind_of_head.predict(_logits(outputs))
 
     def score(self, split: Split, rows: Rows, outputs: Outputs) -> Scores:
+        split.require_labels("scoring")
         return self.kind_of_head.score(rows, _logits(outputs), self.labels)
 
     def write(self, split: Split, rows: Rows, outputs: Outputs, directory: pathlib.Path) -> list[pathlib.Path]:

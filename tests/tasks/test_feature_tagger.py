@@ -55,3 +55,8 @@ def test_the_encoder_is_frozen_and_padding_changes_nothing():
     np.testing.assert_allclose(padded[:, :5], short, atol=1e-6)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradients.pop("encoder")))
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients))
+
+
+def test_an_unknown_layer_choice_names_the_valid_ones():
+    with pytest.raises(ValueError, match="layers='first'.*one of embeddings, second_to_last"):
+        combine([jnp.zeros((1, 1, 8))], "first")

@@ -152,6 +152,10 @@ def test_test_labels_of_minus_one_are_no_labels(folder):
     assert not split.labelled
     features = task.features(split, Words(), 32, training=False)
     assert len(features) == 5 and "labels" not in features[0]
+    with pytest.raises(ValueError, match="no labels.*scoring"):
+        task.score(split, features, one_hot([0] * 5, 2))
+    with pytest.raises(ValueError, match="no labels.*training"):
+        task.features(split, Words(), 32, training=True)
     mixed = folder("WNLI/dev.tsv", "sentence1\tsentence2\tlabel\na\tb\t1\na\tb\t-1\n")
     with pytest.raises(ValueError, match=r"dev\.tsv:3: no label, although"):
         GlueTask("wnli", mixed).read("dev")
@@ -246,6 +250,8 @@ def test_the_glue_table_averages_as_the_benchmark_does():
     ]
 
 
-def test_an_unknown_split_names_the_valid_ones():
+def test_an_unknown_task_or_split_names_the_valid_ones():
+    with pytest.raises(ValueError, match="one of cola, sst2"):
+        GlueTask("boolq", "nowhere")
     with pytest.raises(ValueError, match="no split 'validation'; one of train, dev"):
         GlueTask("rte", "nowhere").read("validation")

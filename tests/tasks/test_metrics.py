@@ -83,7 +83,11 @@ def test_nan_is_never_better_and_anything_finite_beats_it():
     assert not metrics.is_better(0.5, 0.5)
 
 
-def test_scoring_nothing_or_sides_of_other_lengths_is_refused():
+def test_scoring_a_split_without_labels_is_refused():
+    with pytest.raises(ValueError, match="no labels"):
+        metrics.classification_scores([-1] * 5, [0, 1, 0, 1, 1])
+    with pytest.raises(ValueError, match="no labels"):
+        metrics.regression_scores([math.nan] * 3, [1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="no examples"):
         metrics.accuracy([], [])
     with pytest.raises(ValueError, match="5,"):
@@ -153,6 +157,8 @@ def test_tags_outside_the_scheme_are_refused():
         metrics.entity_scores([["S-X"]], [["O"]], "IOB2", strict=True)
     with pytest.raises(ValueError, match="not an entity tag"):
         metrics.entity_scores([["PER"]], [["O"]])
+    with pytest.raises(ValueError, match="2 gold tags but 1"):
+        metrics.entity_scores([["O", "O"]], [["O"]])
 
 
 def test_tagging_nothing_at_all_is_flagged():

@@ -216,15 +216,21 @@ def test_a_file_of_one_tag_teaches_nothing(tmp_path):
         NerTask(tmp_path)
 
 
-def test_an_untagged_file_is_predicted(tmp_path):
+def test_an_untagged_file_is_predicted_but_neither_trained_on_nor_scored(tmp_path):
     (tmp_path / "test.conll").write_text("Jim\nleft\n\nAnn\n")
     task = NerTask(tmp_path, labels=("O", "B-PER"))
     split = task.read("test")
     features = task.features(split, Letters(), 32, training=False)
-    assert not split.labelled and "tags" not in features[0]
+    assert "tags" not in features[0]
     outputs = [np.tile([0.0, 1.0], (len(row["input_ids"]), 1)) for row in features]
     [path] = task.write(split, features, outputs, tmp_path)
     assert path.read_text() == "Jim\tB-PER\nleft\tB-PER\n\nAnn\tB-PER\n\n"
+    for action in (
+        lambda: task.score(split, features, outputs),
+        lambda: task.features(split, Letters(), 32, training=True),
+    ):
+        with pytest.raises(ValueError, match="no labels"):
+            action()
 
 
 def test_a_word_with_white_space_stays_a_cell_of_the_predictions(tmp_path):

@@ -326,7 +326,10 @@ def test_broken_files_are_named(tmp_path):
     del entry["answers"]
     paragraph["qas"] = [entry]
     path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": [paragraph]}]}))
-    assert not SquadTask(tmp_path).read("dev").labelled
+    split = SquadTask(tmp_path).read("dev")
+    assert not split.labelled
+    with pytest.raises(ValueError, match="no labels.*training"):
+        SquadTask(tmp_path).features(split, Words(), 80, training=True)
 
 
 @pytest.mark.slow

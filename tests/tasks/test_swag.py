@@ -46,16 +46,17 @@ def test_every_question_has_its_own_endings(tmp_path):
 
 
 @pytest.mark.parametrize("label", [None, "", "-1"])
-def test_an_unlabelled_test_file_is_predicted(tmp_path, label):
+def test_an_unlabelled_test_file_is_predicted_but_not_scored(tmp_path, label):
     name, cell = ("", "") if label is None else (",label", f",{label}")
     (tmp_path / "test.csv").write_text(f"{HEADER}{name}\n{ROW}{cell}\n")
     task = MultipleChoiceTask(tmp_path)
     split = task.read("test")
     features = task.features(split, Letters(), 40, training=False)
-    assert not split.labelled
     outputs = [np.array([0.0, 1.0, 3.0, 2.0])]
     [path] = task.write(split, features, outputs, tmp_path)
     assert '"id": "17", "prediction": 2, "text": "sits."' in path.read_text()
+    with pytest.raises(ValueError, match="no labels"):
+        task.score(split, features, outputs)
 
 
 def test_a_bad_label_or_column_is_named(tmp_path):

@@ -112,7 +112,9 @@ def test_evaluation_shows_every_row_exactly_once_in_one_shape_a_bucket():
     assert used == {(32, 32), (32, 64), (32, 128)}
 
 
-def test_a_split_without_labels_or_rows_is_refused_for_a_purpose():
+def test_rows_without_labels_cannot_be_trained_on():
+    with pytest.raises(ValueError, match="no labels"):
+        batching.TrainingBatches(rows([4] * 5, labelled=False), 2, 0, padded(16), 0)
     for records, missing in (([object()], "labels"), ([], "rows")):
         split = task.Split("test", records, labelled=False, fingerprint="")
         with pytest.raises(ValueError, match=f"'test' has no {missing}.*scoring"):
