@@ -161,8 +161,9 @@ class Loop:
 
     def _leave(self) -> NoReturn:
         """Ends a run that was asked to stop, once its state is saved."""
-        stopped = Preempted(self.step, self.stop.requested or "pre-emption notice")
         self._wait_until_saved()
+        step = self.step if self.checkpoints is None else self.saved_step or 0  # an early stop is not saved
+        stopped = Preempted(step, self.stop.requested or "pre-emption notice")
         if self.checkpoints is not None:
             self.logbook.message(str(stopped))
         self.logbook.close()

@@ -329,6 +329,24 @@ def test_an_evaluation_that_a_signal_left_out_is_done_by_the_next_start(tmp_path
     assert start(tmp_path / "b") == ([], ranked)  # and once only
 
 
+def test_a_signal_at_an_early_stop_names_the_step_that_is_saved(tmp_path):
+    trainer, objective, book = trainer_on(), regression(), Memory()
+    checkpoints = Checkpoints(tmp_path, keep(1))
+
+    def evaluate(state):
+        if int(state.step) == 4:
+            signal.raise_signal(signal.SIGTERM)
+            raise loop.EarlyStop("no better")
+        return {"loss": 1.0}
+
+    settings, outputs = config(evaluate=2, save=2), dict(logbook=book, checkpoints=checkpoints, evaluate=evaluate)
+    with pytest.raises(Preempted):
+        trainer.fit(trainer.init(objective), [Phase(8, objective, batches)], settings, **outputs)
+    checkpoints.close()
+    assert checkpoints.latest() == 2
+    assert book.messages[-1] == "stopped by SIGTERM, saved at step 2; start again to go on"
+
+
 def test_a_signal_while_a_step_is_compiled_does_not_wait_for_it(tmp_path):
     trainer, objective, book = cached_trainer.__wrapped__((8, 1, 1), 20), regression(), Memory()
     checkpoints = Checkpoints(tmp_path, keep(1))
