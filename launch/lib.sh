@@ -200,6 +200,9 @@ call() { # gcloud's words: runs it, keeps its error text for failure_kind
   local status=0
   gcloud "$@" 2>"$SCRATCH/error" || status=$?
   cat "$SCRATCH/error" >&2
+  if grep -q 'host.sh: No such file' "$SCRATCH/error"; then
+    say "the hosts of $NAME are not set up: launch/tpu.sh setup $NAME --zone=$ZONE"
+  fi
   return "$status"
 }
 

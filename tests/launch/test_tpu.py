@@ -298,6 +298,15 @@ def test_status_shows_slice_and_hosts(cloud):
     assert cloud.run("tpu.sh status bert").stdout == "bert: GONE PREEMPTED\n"
 
 
+@pytest.mark.parametrize("command", [f"run bert {TRAIN}", "stop bert", "logs bert", "exec bert -- ls"])
+def test_hosts_that_are_not_set_up_are_told_with_the_remedy(cloud, command):
+    cloud.has_slice("READY")
+    (cloud.root / "hosts" / "w0").mkdir(parents=True)
+    done = cloud.run(f"tpu.sh {command}")
+    assert done.returncode != 0
+    assert "the hosts of bert are not set up: launch/tpu.sh setup bert --zone=us-west4-a" in done.stderr
+
+
 def test_logs_name_one_host(cloud):
     cloud.has_slice("ACTIVE")
     cloud.run("tpu.sh logs bert --node=1 --worker=3 --follow")
