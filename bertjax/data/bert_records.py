@@ -61,10 +61,14 @@ class Records:
         self.paths = resolve(patterns)
         self.pad_id = 0 if tokenizer is None else tokenizer.pad_id
         self._plain = [_plain(path, cache_dir) for path in self.paths]
+        self._names = [  # in errors
+            path if plain == path else f"{plain} (unpacked from {path}; delete it, and it is made again)"
+            for path, plain in zip(self.paths, self._plain, strict=True)
+        ]
         self._maps = self._map()
         offsets = [
-            record_offsets(data, path) if len(data) else np.empty(0, np.int64)
-            for data, path in zip(self._maps, self.paths, strict=True)
+            record_offsets(data, name) if len(data) else np.empty(0, np.int64)
+            for data, name in zip(self._maps, self._names, strict=True)
         ]
         self._offsets = np.concatenate(offsets)
         self._ends = np.cumsum([len(o) for o in offsets])
@@ -127,7 +131,7 @@ class Records:
     def _record(self, number: int) -> tuple[np.ndarray, str]:
         """(bytes of a record, file and place for errors); ValueError at a wrong checksum."""
         file = int(np.searchsorted(self._ends, number, side="right"))
-        where = f"{self.paths[file]}, record {number - int(self._ends[file - 1]) * (file > 0)}"
+        where = f"{self._names[file]}, record {number - int(self._ends[file - 1]) * (file > 0)}"
         data, offset = self._maps[file], int(self._offsets[number])
         length = int.from_bytes(data[offset - 12 : offset - 4].tobytes(), "little")
         record = data[offset : offset + length]

@@ -373,6 +373,17 @@ def test_gzip_files_are_unpacked_once_into_a_directory_that_is_kept(tmp_path):
         Records(tmp_path / "y" / "cut.gz", tmp_path / "cache")
 
 
+def test_a_damaged_copy_of_a_gzip_file_is_named_with_the_remedy(tmp_path):
+    write_records(tmp_path / "a.gz", map(example, range(4)), compressed=True)
+    Records(tmp_path / "a.gz", tmp_path / "cache")
+    (copy,) = (tmp_path / "cache").iterdir()
+    copy.write_bytes(copy.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=rf"{copy} \(unpacked from .*a\.gz; delete it, and .*cut off in record 3"):
+        Records(tmp_path / "a.gz", tmp_path / "cache")
+    copy.unlink()
+    assert len(Records(tmp_path / "a.gz", tmp_path / "cache")) == 4
+
+
 def test_batches_travel_to_other_processes(tmp_path):
     import pickle
 
