@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any
 
-# Of all jax versions that we support; each can also be set by the variable of its upper-case name.
+# Of all jax versions that we support, some of which lack some; each can also be set by the variable of its upper-case
+# name.
 FIXED: Mapping[str, Any] = {
     # Types and shapes of results.
     "jax_enable_x64": False,
@@ -20,6 +21,8 @@ FIXED: Mapping[str, Any] = {
     "jax_default_matmul_precision": None,
     "jax_allow_f16_reductions": True,
     "jax_softmax_custom_jvp": False,
+    "jax_accurate_erf_inv": False,  # since jax 0.12
+    "jax_use_hlo_logistic_lowering": None,  # since jax 0.12
     # Random draws: masks, dropout, initial weights.
     "jax_default_prng_impl": "threefry2x32",
     "jax_threefry_partitionable": True,
@@ -31,8 +34,10 @@ FIXED: Mapping[str, Any] = {
     # What is compiled together, and so in which order it is summed.
     "jax_disable_jit": False,
     "jax_disable_most_optimizations": False,
-    "jax_exec_time_optimization_effort": 0.0,
-    "jax_memory_fitting_effort": 0.0,
+    "jax_optimization_level": "UNKNOWN",
+    "jax_memory_fitting_level": "O2",
+    "jax_exec_time_optimization_effort": 0.0,  # until jax 0.11
+    "jax_memory_fitting_effort": 0.0,  # until jax 0.11
     "jax_compiler_enable_remat_pass": True,
     "jax_enable_pgle": False,
     # Checks that end a run, or run it otherwise; jax_debug_nans is config.execution.debug_nans.

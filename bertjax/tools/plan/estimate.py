@@ -58,6 +58,7 @@ class Cost:
     largest_rows: int | None  # of a micro-batch on a device, by proportion
     collectives: list[hlo.Collective] = dataclasses.field(default_factory=list)
     unknown_loops: tuple[str, ...] = ()
+    complete: bool = True  # False = stopped once memory was assigned, which so is a lower bound
     method: str = ""  # how the time was found: cycles, roofline or measured
     operations_s: float | None = None
     collectives_s: float | None = None
@@ -105,6 +106,7 @@ def cost(
         found,
         collectives=exchanged,
         unknown_loops=tuple(name for name, trips in program.loops.items() if trips is None),
+        complete=compiled.complete,
         method=method,
         operations_s=operations,
         collectives_s=exchange,

@@ -20,6 +20,7 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*-> .*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?)(?<!\S)([a-z][a-z0-9\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|bf16|[suf](?:4|8|16|32|64)|c64|c128)\[([0-9,<=]*)\](?:\{[^}]*?(S\(\d+\))?\})?")
 CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+NO_ESTIMATE = 2**62  # cycles: a century
 KERNEL = re.compile(r'"cost_estimate":\{"flops":"?(\d+)"?,.*?"bytes_accessed":"?(\d+)')  # a hand-written one
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 _CALLEES = re.compile(r"\b(?:to_apply|calls|called_computation|true_computation|false_computation)=%?([\w.\-]+)")
@@ -127,8 +128,9 @@ class Program:
         return None
 
     def cycles(self) -> int:
-        """Estimated cycles of a step on one chip."""
-        return sum(sum(i.numbers(CYCLES)) * times for i, times in self.instructions())
+        """Estimated cycles of a step on one chip; 0 where the compiler has none, or its largest number for one."""
+        cycles = [(sum(i.numbers(CYCLES)), times) for i, times in self.instructions()]
+        return 0 if any(each >= NO_ESTIMATE for each, _ in cycles) else sum(each * times for each, times in cycles)
 
     def hbm_bytes(self) -> int:
         """Bytes per step that operations read from or write to HBM, without arrays that stay in the chip's own memory,

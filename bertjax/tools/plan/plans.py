@@ -30,8 +30,8 @@ METHODS = {
     "sees no stalls, contention, input, checkpoints or evaluation: compare plans by it, and expect a real step to take "
     "longer",
     "roofline": "a roofline: FLOPs over the peak plus bytes to and from HBM over its bandwidth, plus collectives at "
-    "the speed of the links. The compiler's own cycles, which the plan without --quick gives, were 1.0 to 2.0 times "
-    "that, and the memory 1.06 to 1.7 times",
+    "the speed of the links. The compiler's own cycles, which most plans without --quick have, were 1.0 to 2.0 times "
+    "that, and the memory 1.06 to 1.7 times what --quick finds",
     "measured": "measured: the median of up to five steps on this machine, on random rows",
 }
 UNRANKED = (
@@ -143,7 +143,7 @@ def stage_text(cost: Cost) -> str:
     if not cost.limit:
         fits = f"not known, {info.device_kind} does not tell its memory: {used} a device"
     else:
-        answer = "NO:" if not cost.fits else "not refused: at least" if cost.method == "roofline" else "yes:"
+        answer = "NO:" if not cost.fits else "yes:" if cost.complete else "not refused: at least"
         fits = f"{answer} {used.split()[0]} of {limit} a device"
     lines = [
         f"{info.name}: {steps}{info.rows} x {info.length} tokens, {info.rows_per_device} rows a device at a time",
