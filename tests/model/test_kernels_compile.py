@@ -61,7 +61,7 @@ def compile_all(capability: int) -> None:
         pointers = [f"*{types[str(x.dtype)]}" for x in (*arrays, *results[in_place is not None :])]
         signature = dict(zip(function.arg_names, pointers + ["constexpr"] * len(constants), strict=True))
         aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))}
-        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True, "ptx_version": 87}
         source = ASTSource(function, signature, constants, aligned)
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         print(kernel, compiled.metadata.shared, "wgmma.mma_async instructions are serialized" in assembled(compiled))
