@@ -243,7 +243,8 @@ def _over_stacks(rule: optax.GradientTransformation) -> optax.GradientTransforma
         return unflatten(flat | stacks)
 
     def update(gradients: Params, state: Any, params: Params) -> tuple[Params, Any]:
-        changes, state = rule.update(stacked(gradients), state, stacked(params))
+        with jax.default_matmul_precision("BF16_BF16_F32"):  # Newton-Schulz iterations run in bfloat16 (Jordan 2024)
+            changes, state = rule.update(stacked(gradients), state, stacked(params))
         flat = flatten(changes)
         for first, layers in paths(gradients).items():
             flat |= dict(zip(layers, flat[first], strict=True))
