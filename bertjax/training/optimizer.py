@@ -243,7 +243,9 @@ def _over_stacks(rule: optax.GradientTransformation) -> optax.GradientTransforma
         return unflatten(flat | stacks)
 
     def update(gradients: Params, state: Any, params: Params) -> tuple[Params, Any]:
-        with jax.default_matmul_precision("BF16_BF16_F32"):  # Newton-Schulz iterations run in bfloat16 (Jordan 2024)
+        # Newton-Schulz iterations run in bfloat16 (Jordan 2024), which is what TPUs do, and a CPU has no such product.
+        precision = "BF16_BF16_F32" if jax.default_backend() == "gpu" else None
+        with jax.default_matmul_precision(precision):
             changes, state = rule.update(stacked(gradients), state, stacked(params))
         flat = flatten(changes)
         for first, layers in paths(gradients).items():
