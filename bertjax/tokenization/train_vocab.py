@@ -74,6 +74,13 @@ def train_wordpiece(
     """
     if num_unused is None:
         num_unused = min(ORIGINAL_UNUSED, vocab_size // 30)
+    unused = [f"[unused{i}]" for i in range(num_unused)]
+    head = ["[PAD]", *unused[:_UNUSED_BEFORE_UNK], "[UNK]", "[CLS]", "[SEP]", "[MASK]", *unused[_UNUSED_BEFORE_UNK:]]
+    if vocab_size <= len(head):  # before the text is read
+        raise ValueError(
+            f"vocab_size={vocab_size} is too small: {len(head)} special and unused entries alone need more. Raise it, "
+            "or lower num_unused"
+        )
     counts = WordCounts(BertNormalizer(do_lower_case, False, tokenize_chinese_chars), max_words)
     for sentence in sentences:
         counts.add(sentence)
@@ -92,8 +99,6 @@ def train_wordpiece(
         few = sum(len(word) * count for word, count in words) < _FEW_CHARACTERS
         min_char_count = 1 if few else 2
 
-    unused = [f"[unused{i}]" for i in range(num_unused)]
-    head = ["[PAD]", *unused[:_UNUSED_BEFORE_UNK], "[UNK]", "[CLS]", "[SEP]", "[MASK]", *unused[_UNUSED_BEFORE_UNK:]]
     alphabet, chars = _characters(words, min_char_count, max_chars, vocab_size)
     if not chars:
         raise ValueError(

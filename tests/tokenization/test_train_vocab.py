@@ -75,6 +75,8 @@ def test_a_small_corpus_gives_what_it_can_and_says_how_much(caplog):
 
 
 def test_a_size_below_the_entries_that_must_be_is_refused():
+    with pytest.raises(ValueError, match="vocab_size=5 is too small: 5 special"):  # before the text is read
+        train_wordpiece((1 / 0 for _ in range(1)), vocab_size=5)
     with pytest.raises(ValueError, match="vocab_size=20 is too small"):
         train_wordpiece(prose(), vocab_size=20)
     with pytest.raises(ValueError, match="no words"):
