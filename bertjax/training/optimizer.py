@@ -20,6 +20,7 @@ import optax
 
 from bertjax.config import OptimizerSettings
 from bertjax.config.optimizers import optax_factory
+from bertjax.model.kernels import compute_capability
 from bertjax.model.paths import flatten, unflatten
 
 Params = Mapping[str, Any]
@@ -243,8 +244,8 @@ def _over_stacks(rule: optax.GradientTransformation) -> optax.GradientTransforma
         return unflatten(flat | stacks)
 
     def update(gradients: Params, state: Any, params: Params) -> tuple[Params, Any]:
-        # Newton-Schulz iterations run in bfloat16 (Jordan 2024), which is what TPUs do, and a CPU has no such product.
-        precision = "BF16_BF16_F32" if jax.default_backend() == "gpu" else None
+        # Newton-Schulz iterations run in bfloat16 (Jordan 2024): TPUs do so anyway, CPUs and GPUs before Ampere cannot.
+        precision = "BF16_BF16_F32" if compute_capability() >= 8 else None
         with jax.default_matmul_precision(precision):
             changes, state = rule.update(stacked(gradients), state, stacked(params))
         flat = flatten(changes)
