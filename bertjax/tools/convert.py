@@ -131,6 +131,8 @@ def convert(
     Returns:
       The largest difference between the outputs of what was read and of what was written.
     """
+    if target not in ("hf", "stablehlo"):
+        raise ValueError(f"--to={target} is not one of hf, stablehlo")
     started = time.monotonic()
     longer = dict(max_positions=max_positions, extend_positions=extend_positions)
     if embeddings:  # which have no use for a pooler

@@ -173,3 +173,9 @@ def test_an_export_names_its_classes_and_refuses_rows_beyond_its_positions(tmp_p
     ids = np.zeros((1, 17), np.int32)
     with pytest.raises(Exception, match="refining shapes"):
         function.call(weights, ids, ids, ids)
+
+
+def test_an_unknown_target_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(ValueError, match="--to=onnx is not one of hf, stablehlo"):
+        convert(tmp_path / "absent", "onnx", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
