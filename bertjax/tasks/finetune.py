@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config import Config
-from bertjax.log.logbook import Logbook
+from bertjax.log.logbook import Logbook, counted
 from bertjax.model.kernels import compiler_options
 from bertjax.model.mesh import rows_on
 from bertjax.model.presets import BertConfig, Execution
@@ -276,6 +276,8 @@ class FineTuner:
           checkpoints: an interrupted training goes on from them.
         """
         training, started = Training(self, settings), time.monotonic()
+        if training.idle_patience:
+            log.warning(training.idle_patience)
         state = training.start(checkpoints)
         step, total = int(state.step), training.phases[-1].until_step
         clock = Clock(total, checkpoints.metrics(step) if step else None, started)
@@ -324,7 +326,19 @@ class Training:
         tokens = settings.batch_size * int(np.mean([row_length(row) for row in batches.features]))
         self.phases = [Phase(steps, tuner.objective, stream, tokens)]
         self.warmup_steps = int(settings.task.warmup * steps)
+        self.evaluations = -(-steps // every)
         self.best: Best | None = None
+
+    @property
+    def idle_patience(self) -> str:
+        """What is said where config.task.early_stopping cannot end the training before its last step; else ''."""
+        patience, needed = self.config.task.early_stopping, self.config.task.early_stopping + 2
+        if not patience or self.evaluations >= needed:  # the first is the best so far, the last ends the run anyway
+            return ""
+        return (
+            f"task.early_stopping={patience} cannot shorten this run of {counted(self.evaluations, 'evaluation')}: it "
+            f"takes {needed}, by more task.epochs or task.evaluations_per_epoch"
+        )
 
     def start(self, checkpoints: Checkpoints | None = None) -> TrainState:
         """The newest state of the checkpoints; without one, weights to start from with a head drawn from the seed."""

@@ -84,6 +84,8 @@ class TaskJob:
             lines.append(("labels", label_shares(task, splits["train"][1])))
         for name, (split, _) in splits.items():
             lines += [("note", f"{name}: {note}") for note in split.notes]
+        if self.training.idle_patience:
+            lines.append(("note", self.training.idle_patience))
         if task.dropped:
             lines.append(("note", f"{task.dropped:,} training answers are not in their passage: left out"))
         limit = config.task.max_length
@@ -141,10 +143,13 @@ def prepare_tuner(
     *,
     execution: Execution = Execution(),  # noqa: B008  frozen
     mesh: Any = None,
+    read: bool = True,
 ) -> FineTuner:
     """The task with its data read and the weights to start from, before anything compiles.
 
-    settings: config.task.options are those that the task was made with.
+    Args:
+      settings: config.task.options are those that the task was made with.
+      read: False leaves out the data, and what is checked against them.
 
     Raises ValueError or LoadError naming the setting, or file and line, and the remedy.
     """
@@ -168,8 +173,9 @@ def prepare_tuner(
             task.labels = names
     source = start.source
     tuner = FineTuner(task, source.require_tokenizer(), source.config, start, settings, execution, mesh)
-    tuner.data("train", training=True)
-    tuner.data("dev")[0].require_labels("choosing the best checkpoint")
+    if read:
+        tuner.data("train", training=True)
+        tuner.data("dev")[0].require_labels("choosing the best checkpoint")
     # This refuses rules for parameters that do not exist, and what leaves none to train.
     tuner.trainer.abstract_state(tuner.objective)
     return tuner
@@ -227,9 +233,9 @@ def prepare(config: Config, workdir: str, mesh: Any = None) -> TaskJob:
     return prepare_task(workdir=workdir, settings=config, mesh_reason=reason, **parts)
 
 
-def tuner_of(config: Config) -> FineTuner:
-    """The FineTuner of a config file, for trainings without a work directory."""
-    return prepare_tuner(settings=config, **_parts(config, None)[1])
+def tuner_of(config: Config, read: bool = True) -> FineTuner:
+    """The FineTuner of a config file, for trainings without a work directory. `read` is that of prepare_tuner."""
+    return prepare_tuner(settings=config, read=read, **_parts(config, None)[1])
 
 
 def _parts(config: Config, mesh: Any) -> tuple[str, dict[str, Any]]:

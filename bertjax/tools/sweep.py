@@ -16,11 +16,12 @@ import functools
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertjax.config import Config, finetune_config
 from bertjax.config_checks import check_config, check_name
+from bertjax.interruption import one_line
 from bertjax.tools.arguments import Parser, add_settings, make_parser, refusals
 
 if TYPE_CHECKING:  # jax is set up before they are imported
@@ -142,6 +143,7 @@ def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pat
             tuner, made_for = job.tuner_of(settings), settings.replace(base)
         return tuner
 
+    _check(runs, base)
     first = tuner_for(runs[0][1])
     settings = {"options": config.task.options, **recorded(config)["settings"]}
     identity = job.facts_of(first) | {"task": first.task.name, "settings": settings}
@@ -158,6 +160,21 @@ def run(config: Config, search: dict[str, list[Any]], seeds: range, workdir: pat
     table = sweep.write_report(task, metric, outcomes, workdir)
     places = {"table": "sweep.md", "picture": "sweep.png", "best model": "best"}
     return "\n".join([table, *(f"{name}: {workdir / file}" for name, file in places.items())])
+
+
+def _check(runs: Iterable[tuple[Mapping[str, Any], Config]], base: Mapping[str, Any]) -> None:
+    """Raises ValueError for a run that could not start, with what it searches, before the first run."""
+    from bertjax.tasks import job, sweep
+    from bertjax.training.sharding import check_batch
+
+    made_for, mesh = None, None
+    for setting, settings in runs:
+        try:
+            if (shared := settings.replace(base)) != made_for:
+                mesh, made_for = job.tuner_of(shared, read=False).mesh, shared
+            check_batch(settings.batch_size, mesh, settings.accumulation)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"the run with {sweep.described(setting)}: {one_line(error)}") from error
 
 
 def _keep(tuner: Any, trained: Trained, workdir: pathlib.Path) -> None:

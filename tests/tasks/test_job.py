@@ -88,6 +88,21 @@ def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
     assert "100% of the training rows fill task.max_length=6: longer texts are cut" in summary(prepared, 0)
 
 
+def test_early_stopping_that_cannot_come_before_the_end_is_told_at_the_start(start, data):
+    """The first evaluation is the best so far, and after the last nothing is left to save."""
+
+    def screen(patience, epochs, **more):
+        changes = {"task.early_stopping": patience, **{f"task.{name}": value for name, value in more.items()}}
+        run = run_of(1e-3, 16, epochs).replace(changes)
+        return summary(job.prepare_task(table(data), start, data / "run", run, mesh=one_device()), 0)
+
+    note = "task.early_stopping=2 cannot shorten this run of 3 evaluations: it takes 4, "
+    assert note in screen(2, 3)
+    for patience, epochs in ((2, 4), (1, 3), (0, 1)):
+        assert "task.early_stopping" not in screen(patience, epochs)
+    assert "task.early_stopping" not in screen(2, 3, evaluations_per_epoch=2)
+
+
 @pytest.mark.slow
 def test_a_job_writes_result_predictions_and_a_model_that_scores_the_same(start, data, tmp_path, capsys):
     task, workdir = table(data), tmp_path / "run"
@@ -397,3 +412,30 @@ def test_a_search_over_any_settings_goes_on_and_leaves_the_best_model(start, dat
     with pytest.raises(SystemExit) as refused:
         predict.main([f"--model={data / 'search' / 'best'}", "--text=a", "--config.task.evl_batch_size=8"])
     assert "Did you mean --config.task.eval_batch_size" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "searched, words",
+    [
+        ("task.metric=accuracy,accurcy", "task.metric accurcy, .*metric 'accurcy' cannot say which"),
+        ("init_from={start},nowhere", "init_from nowhere, .*nowhere does not exist"),
+        ("task.freeze=(),('nothing',)", ".*'nothing' matches no parameter path"),
+        ("task.max_length=32,65", "task.max_length 65, .*exceeds the 64 positions"),
+        ("batch_size=8,9", "batch 9, .*multiple of 8"),
+    ],
+)
+def test_a_search_is_refused_before_its_first_run_where_a_later_one_cannot_start(
+    start, data, monkeypatch, searched, words
+):
+    monkeypatch.setattr(job.FineTuner, "data", lambda *_: pytest.fail("data are read first"))
+    with pytest.raises(SystemExit, match=f"sweep: the run with {words}"):
+        sweep.main(
+            [
+                f"--workdir={data / 'search'}",
+                *("--task=table", f"--data={data}", f"--init_from={start}", "--max_length=32"),
+                "--options=" + json.dumps({"files": {"train": "train.tsv", "dev": "dev.tsv"}}),
+                *("--compilation_cache=", "--config.mesh.data=8", "--epochs=1", "--learning_rate=1e-3"),
+                f"--search={searched.format(start=start)}",
+            ]
+        )
+    assert not (data / "search").exists()
