@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -24,6 +25,7 @@ from bertjax.process.distributed import lost_peer
 from bertjax.process.preemption import Preempted, StopSignal, must_stop, stop_on_signals
 from bertjax.process.watchdog import PEERS, Watchdog
 from bertjax.training import sharding
+from bertjax.training.programs import result
 
 if TYPE_CHECKING:
     from bertjax.training.trainer import Phase, Trainer, TrainState
@@ -47,7 +49,7 @@ class EarlyStop(Exception):  # noqa: N818  not an error: it ends the loop in goo
 
 
 class _StopRequested(Exception):
-    """Ends a compilation or an evaluation early: it may take longer than a machine that is pre-empted has left."""
+    """Ends a wait, or an evaluation, early: it may take longer than a machine that is pre-empted has left."""
 
 
 class Loop:
@@ -86,7 +88,7 @@ class Loop:
         """Trains to the end of the last phase, or until an evaluation raises EarlyStop."""
         try:
             self.trainer.between_batches = self._between_evaluated_batches
-            self.trainer.while_compiling = self._while_compiling
+            self.trainer.while_compiling = self._while_waiting
             with stop_on_signals() as self.stop:
                 try:
                     if self.owes_evaluation:
@@ -125,9 +127,9 @@ class Loop:
             self.means = Means()  # rows of other lengths have other losses
         self.meter.start(compiling=True)
         batches = phase.batches(self.step - self.clock.phase_start)
-        batches = itertools.chain([self._next(batches, phase)], batches)  # the first beside the compiler
-        self.watchdog.doing("compiling the step", "the compiler", patiently=True)
         try:
+            batches = itertools.chain([self._next(batches, phase)], batches)  # the first beside the compiler
+            self.watchdog.doing("compiling the step", "the compiler", patiently=True)
             self.trainer.wait_for("train", phase.objective)
         except _StopRequested:
             if self.step:
@@ -177,7 +179,10 @@ class Loop:
         )
         with self.meter.waiting_for_data():
             try:
-                batch = next(batches, None)
+                if self.meter.compiling:  # in a thread: until workers have started, or pairs are indexed, takes long
+                    batch = result(ThreadPoolExecutor(1).submit(next, batches, None), self._while_waiting)
+                else:
+                    batch = next(batches, None)
             except (ValueError, OSError) as error:
                 raise DataError(f"the rows of step {self.step + 1} could not be read: {error}") from error
             except RuntimeError as error:  # of Grain
@@ -254,7 +259,7 @@ class Loop:
         if must_stop(self.stop):
             raise _StopRequested
 
-    def _while_compiling(self) -> None:
+    def _while_waiting(self) -> None:
         if self.stop.requested:  # of one process; several compile in the order of their steps
             raise _StopRequested
 

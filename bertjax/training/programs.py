@@ -97,16 +97,9 @@ class Programs:
 
         meanwhile: called now and then.
         """
-
-        def result(future: Future[Any]) -> Any:
-            while not future.done():
-                wait_for_futures([future], POLL_S)
-                meanwhile()
-            return future.result()
-
         wanted = self._started.values() if key is None else filter(None, [self._started.get(key)])
         for program in list(wanted):
-            result(result(program))
+            result(result(program, meanwhile), meanwhile)
 
     def executable(self, name: str, lowered: jax.stages.Lowered) -> Any:
         """The executable of a lowered program: the one that is kept, or a new one, kept now.
@@ -158,6 +151,14 @@ class Programs:
         # NotImplementedError is jax's word for programs with large constants.
         except (ValueError, NotImplementedError, OSError, jax.errors.JaxRuntimeError) as error:
             self._tell(f"the program {path.name} could not be kept: {error}")
+
+
+def result(future: Future[Any], meanwhile: Callable[[], None]) -> Any:
+    """What a future gives or raises; `meanwhile` is called now and then."""
+    while not future.done():
+        wait_for_futures([future], POLL_S)
+        meanwhile()
+    return future.result()
 
 
 class Program:

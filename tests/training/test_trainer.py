@@ -347,6 +347,30 @@ def test_a_signal_at_an_early_stop_names_the_step_that_is_saved(tmp_path):
     assert book.messages[-1] == "stopped by SIGTERM, saved at step 2; start again to go on"
 
 
+@pytest.mark.parametrize("phase", [1, 2])
+def test_a_signal_while_the_first_batch_is_made_does_not_wait_for_it(tmp_path, phase):
+    """Workers that start, and the pairs of a large corpus, take longer than a machine that is pre-empted has left."""
+    trainer, objective, book, made = trainer_on(), regression(), Memory(), threading.Event()
+    checkpoints = Checkpoints(tmp_path, keep(1))
+
+    def slow(start):
+        signal.raise_signal(signal.SIGTERM)
+        assert made.wait(60)
+        yield from batches(start)
+
+    phases = [Phase(4, objective, batches), Phase(8, objective, slow)] if phase == 2 else [Phase(4, objective, slow)]
+    try:
+        with pytest.raises(Preempted):
+            trainer.fit(trainer.init(objective), phases, logbook=book, checkpoints=checkpoints)
+    finally:
+        made.set()
+    step = 4 if phase == 2 else None
+    assert checkpoints.latest() == step
+    where = ", saved at step 4" if step else " before the first step"
+    assert book.messages[-1] == f"stopped by SIGTERM{where}; start again to go on"
+    checkpoints.close()
+
+
 def test_a_signal_while_a_step_is_compiled_does_not_wait_for_it(tmp_path):
     trainer, objective, book = cached_trainer.__wrapped__((8, 1, 1), 20), regression(), Memory()
     checkpoints = Checkpoints(tmp_path, keep(1))
