@@ -90,6 +90,7 @@ def _run(config: Config, workdir: str) -> None:
     """The job, with the exit codes of its ends."""
     from bertjax.experiment import prepare
     from bertjax.formats.checkpoint import CheckpointError
+    from bertjax.process.distributed import part
     from bertjax.process.preemption import Preempted
     from bertjax.run.run import OutputError
     from bertjax.training.loop import NotFiniteError
@@ -101,6 +102,7 @@ def _run(config: Config, workdir: str) -> None:
         try:
             train()
         except Preempted:
+            part()
             leave(EXIT_PREEMPTED)
 
 

@@ -153,6 +153,12 @@ def wait_for_all(what: str) -> None:
         client.wait_at_barrier(f"bertjax/{next(_BARRIERS)}", 7 * 24 * 3600 * 1000)
 
 
+def part() -> None:
+    """Leaves the run together with its other processes: jax would abort those that are later than process 0."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
 @contextlib.contextmanager
 def not_waiting_after_errors() -> Iterator[None]:
     """Ends all processes of a run soon after an error has ended the block in one of them.

@@ -94,7 +94,7 @@ def watch_for_notice(url: str = PREEMPTED_URL, interval_s: float = 5) -> None:
     threading.Thread(target=poll, name="preemption notice", daemon=True).start()
 
 
-_CALLS = itertools.count()  # of this process
+_CALLS = itertools.count(1)  # of this process; from 1, as jax counts: 0 is before the first
 
 
 def must_stop(stop: StopSignal) -> bool:

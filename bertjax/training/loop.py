@@ -128,9 +128,11 @@ class Loop:
         self.meter.start(compiling=True)
         batches = phase.batches(self.step - self.clock.phase_start)
         try:
+            self._before_compiling()
             batches = itertools.chain([self._next(batches, phase)], batches)  # the first beside the compiler
             self.watchdog.doing("compiling the step", "the compiler", patiently=True)
             self.trainer.wait_for("train", phase.objective)
+            self._before_compiling()
         except _StopRequested:
             if self.step:
                 self._save({})
@@ -257,6 +259,10 @@ class Loop:
             patiently=done == 0,
         )
         if must_stop(self.stop):
+            raise _StopRequested
+
+    def _before_compiling(self) -> None:
+        if must_stop(self.stop):  # also of several processes, whose first step compiles
             raise _StopRequested
 
     def _while_waiting(self) -> None:

@@ -187,6 +187,18 @@ def test_a_signal_to_one_process_saves_in_all_and_one_process_resumes(tmp_path, 
 
 
 @pytest.mark.slow
+def test_sigterm_to_one_process_that_prepares_ends_all_before_the_first_step(tmp_path):
+    """Nothing compiles any more: that takes longer than a machine that is pre-empted has left."""
+    prepare = 'print("start", step, flush=True)\n'
+    assert prepare in WORKER
+    processes = start(2, tmp_path, worker=WORKER.replace(prepare, prepare + "time.sleep(4)\n"))
+    assert [begun(process) for process in processes] == [0, 0]
+    processes[1].send_signal(signal.SIGTERM)
+    assert finish(processes, tmp_path) == [75, 75]
+    assert records(tmp_path) == [] and not list((tmp_path / "checkpoints").glob("[0-9]*"))
+
+
+@pytest.mark.slow
 def test_sigterm_to_one_process_ends_an_evaluation_at_the_same_batch_in_all(tmp_path):
     worker = WORKER.replace("[next(batches(99))]", "heldout()").replace(
         "objective = Linear()",
