@@ -209,12 +209,9 @@ def _is_beginning(path: Path) -> bool:
 
 def _read_begun(path: Path) -> dict[str, Any]:
     try:
-        begun = read_json(path)
-        if not isinstance(begun, dict):
-            raise ValueError(f"{path} is not a JSON object")
+        return read_json(path, dict)
     except ValueError as error:
         raise ValueError(f"{error}; start the build anew (--overwrite)") from None
-    return begun
 
 
 @contextlib.contextmanager

@@ -77,11 +77,8 @@ def map_file(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
 
 def hash_file(path: Path, digest: Any = None) -> Any:
     """A hash object after the content of a file; a new one, or the one given."""
-    digest = digest or hashlib.blake2b(digest_size=32)
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest
+        return hashlib.file_digest(file, lambda: digest or hashlib.blake2b(digest_size=32))
 
 
 def verify(
@@ -200,11 +197,9 @@ def _stamp_files(path: Path) -> list[Path]:
 
 def _read_stamps(file: Path) -> dict[str, Any]:
     """By unit; what cannot be read is as good as absent."""
-    try:
-        stamps = read_json(file)
-    except (OSError, ValueError):
-        return {}
-    return stamps if isinstance(stamps, dict) else {}
+    with contextlib.suppress(OSError, ValueError):
+        return read_json(file, dict)
+    return {}
 
 
 def _write_stamps(path: Path, stamps: Mapping[str, list[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Arrays in files: the error of a file that cannot be read, and safetensors."""
+"""Arrays in files: the error of a file that cannot be read, their types, and safetensors."""
 
 import json
 from pathlib import Path
@@ -20,18 +20,20 @@ class Header(NamedTuple):
     dtype: np.dtype
 
 
-_SAFETENSORS_TYPES = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-}
+# What safetensors and torch's storages call a type, and its number in TensorFlow (core/framework/types.proto).
+TYPES = (
+    ("F64", "DoubleStorage", 2, np.float64),
+    ("F32", "FloatStorage", 1, np.float32),
+    ("F16", "HalfStorage", 19, np.float16),
+    ("BF16", "BFloat16Storage", 14, ml_dtypes.bfloat16),
+    ("I64", "LongStorage", 9, np.int64),
+    ("I32", "IntStorage", 3, np.int32),
+    ("I16", "ShortStorage", 5, np.int16),
+    ("I8", "CharStorage", 6, np.int8),
+    ("U8", "ByteStorage", 4, np.uint8),
+    ("BOOL", "BoolStorage", 10, np.bool_),
+)
+_SAFETENSORS_TYPES = {name: kind for name, _, _, kind in TYPES}
 
 
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:

@@ -200,14 +200,17 @@ def _locked(directory: Path, wait: bool = True) -> Iterator[bool]:
         os.close(handle)
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: str | os.PathLike[str], kind: type = object) -> Any:
     """The content of a JSON file that a user brings (UTF-8, with or without a byte-order mark).
 
     Raises:
-      ValueError: not UTF-8 or not JSON, nested too deeply, a number too long; names the file.
+      ValueError: not UTF-8 or not JSON, nested too deeply, a number too long, or no `kind` (dict, list); names the file.
       OSError: the file cannot be read.
     """
-    return parse_json(Path(path).read_bytes(), str(path))
+    value = parse_json(Path(path).read_bytes(), str(path))
+    if not isinstance(value, kind):
+        raise ValueError(f"{path} must hold a JSON {'object' if kind is dict else 'array'}")
+    return value
 
 
 def parse_json(content: str | bytes, source: str) -> Any:

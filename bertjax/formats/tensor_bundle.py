@@ -15,30 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from bertjax.formats.arrays import LoadError
+from bertjax.formats.arrays import TYPES, LoadError
 from bertjax.formats.crc32c import masked_crc32c
 from bertjax.formats.protobuf import declare
 
 _TABLE_MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
 _BLOCK_TRAILER_BYTES = 5  # compression type, masked crc32c
-# tensorflow/core/framework/types.proto
-_TYPES = {
-    1: np.float32,
-    2: np.float64,
-    3: np.int32,
-    4: np.uint8,
-    5: np.int16,
-    6: np.int8,
-    9: np.int64,
-    10: np.bool_,
-    14: ml_dtypes.bfloat16,
-    19: np.float16,
-}
+_TYPES = {number: kind for _, _, number, kind in TYPES}
 # tensorflow/core/protobuf/tensor_bundle.proto, core/framework/{tensor_shape,tensor_slice}.proto
 _MESSAGES = declare(
     BundleHeader={1: "int64 num_shards", 2: "int64 endianness"},

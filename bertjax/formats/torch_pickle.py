@@ -16,23 +16,11 @@ import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-from bertjax.formats.arrays import Header, LoadError
+from bertjax.formats.arrays import TYPES, Header, LoadError
 
-_STORAGE_TYPES = {
-    "FloatStorage": np.float32,
-    "DoubleStorage": np.float64,
-    "HalfStorage": np.float16,
-    "BFloat16Storage": ml_dtypes.bfloat16,
-    "LongStorage": np.int64,
-    "IntStorage": np.int32,
-    "ShortStorage": np.int16,
-    "CharStorage": np.int8,
-    "ByteStorage": np.uint8,
-    "BoolStorage": np.bool_,
-}
+_STORAGE_TYPES = {storage: kind for _, storage, _, kind in TYPES}
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
 

@@ -21,6 +21,7 @@ import numpy as np
 import safetensors.numpy
 
 from bertjax.formats.arrays import LoadError, read_safetensors
+from bertjax.formats.files import read_json
 from bertjax.formats.torch_pickle import read_torch_pickle
 
 # What each pooling makes of the states [tokens, H] of one text, and the place of each token in it, from 1.
@@ -297,9 +298,6 @@ def _dense(directory: Path) -> Dense:
 
 def _json(path: Path, kind: type) -> Any:
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
-        if not isinstance(values, kind):
-            raise ValueError(f"not a JSON {'object' if kind is dict else 'array'}")
-    except (ValueError, OSError, RecursionError) as error:
-        raise LoadError(f"{path}: {error}") from error
-    return values
+        return read_json(path, kind)
+    except (ValueError, OSError) as error:
+        raise LoadError(str(error)) from error

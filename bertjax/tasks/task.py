@@ -232,8 +232,7 @@ def file_fingerprint(*paths: pathlib.Path) -> str:
             digest.update(read_rows(str(path))[1].encode())
             continue
         with open(path, "rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

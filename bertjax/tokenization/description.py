@@ -112,10 +112,7 @@ def _usual_names(stored: Mapping[str, Any], source: Path) -> set[str]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file, {} where there is no file."""
-    content = read_json(path) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object")
-    return content
+    return read_json(path, dict) if path.is_file() else {}
 
 
 def _check_word_limit(value: Any, source: Path) -> None:
