@@ -227,9 +227,7 @@ def read_config(config: AnyConfig, job: str, settings: Mapping[str, Any] | None 
     elif isinstance(config, ml_collections.ConfigDict):
         found = config.copy_and_resolve_references()
     else:
-        raise ValueError(
-            f"config={config!r:.80} is not the name of an experiment, a config file, a ConfigDict or a Config"
-        )
+        raise ValueError(f"config={config!r:.80} is not an experiment's name, a config file, a ConfigDict or a Config")
     found.unlock()
     for name, value in (settings or {}).items():
         check_name(name)

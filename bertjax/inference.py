@@ -326,9 +326,7 @@ def answer(
     for number, (query, passage) in enumerate(zip(queries, contexts, strict=True)):
         query, (ids, offsets) = query[: asked["max_query_length"]], tokens(loaded.tokenizer, passage)
         if not len(ids) or len(query) + loaded.tokenizer.layout.count(pair=True) >= longest:
-            raise ValueError(
-                f"the context is empty or the question leaves it no room. The question begins {questions[number]!r:.60}"
-            )
+            raise ValueError(f"the context is empty or the question leaves it no room: {questions[number]!r:.60}")
         for *row, window in passage_windows(loaded.tokenizer, query, ids, offsets, longest, stride):
             rows.append(Row(*row))
             windows.append((number, window))

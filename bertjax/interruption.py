@@ -19,16 +19,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 # What a user can cause: settings, files, disks. Anything else is a fault of the program and keeps its traceback.
-REFUSALS: tuple[type[BaseException], ...] = (
-    ValueError,
-    OSError,
-    MemoryError,
-    ImportError,
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-)
+REFUSALS = (ValueError, OSError, MemoryError, ImportError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 # Tells a launcher that all there was to save is saved, and to start the run again: EX_TEMPFAIL of sysexits.h.
 EXIT_PREEMPTED = 75
 # Packages whose own classes of errors tell of a network, a bucket or a file.

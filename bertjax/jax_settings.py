@@ -61,20 +61,13 @@ _HARMLESS = tuple(
 )
 # Read by XLA and by the libraries of GPUs and TPUs.
 _COMPILERS = (
-    "XLA_FLAGS",
-    "LIBTPU_INIT_ARGS",
-    "NVIDIA_TF32_OVERRIDE",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "TF_CUDNN_DETERMINISTIC",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-)
+    "XLA_FLAGS LIBTPU_INIT_ARGS NVIDIA_TF32_OVERRIDE CUBLAS_WORKSPACE_CONFIG TF_CUDNN_DETERMINISTIC "
+    "NCCL_ALGO NCCL_PROTO"
+).split()
 # Flags of XLA that say where something is or is written, and not what is computed.
-_HARMLESS_FLAGS = (
-    "--xla_dump",
-    "--xla_gpu_cuda_data_dir",
-    "--xla_force_host_platform_device_count",
-    "--xla_gpu_per_fusion_autotune_cache_dir",
+_HARMLESS_FLAGS = tuple(
+    "--xla_dump --xla_gpu_cuda_data_dir --xla_force_host_platform_device_count "
+    "--xla_gpu_per_fusion_autotune_cache_dir".split()
 )
 
 

@@ -265,7 +265,5 @@ def _shown(record: dict[str, Any], answer: Any) -> str:
         return answer
     if isinstance(answer, dict):
         return ", ".join(f"{name} {value:.4f}" for name, value in answer.items())
-    parts = (
-        ", ".join(f"{f.token} {f.probability:.0%}" for f in one) if isinstance(one, list) else one for one in answer
-    )
+    parts = (", ".join(f"{f.token} {f.probability:.0%}" for f in x) if isinstance(x, list) else x for x in answer)
     return " | ".join(parts) if answer and isinstance(answer[0], list) else " ".join(parts)

@@ -68,9 +68,7 @@ class Config:
         unit="minutes",
         unused=("finetune", "config.task.epochs says how long"),
     )
-    batch_size: int = setting(
-        256, "size of the global batch (sequences an optimizer step)", AT_LEAST_1, source=PAPER, unit="rows"
-    )
+    batch_size: int = setting(256, "global batch, sequences an optimizer step", AT_LEAST_1, source=PAPER, unit="rows")
     accumulation: int = setting(
         1,
         "micro-batches an optimizer step; the update is the large batch's, except that each micro-batch draws dropout "
@@ -131,38 +129,15 @@ class Config:
 FREE = ("task.options.", "optimizer.options.")
 
 # Settings that may change when a run is resumed: they alter neither data, loss nor update rule.
-FREE_ON_RESUME = (
-    "execution.",
-    "mesh.",
-    "checkpoint.",
-    "eval.",
-    "log.",
-    "export.",
-    "profile_steps",
-    "resume",
-    "init_from",
-    "reinitialise_head",
-    "extend_positions",
-    "watchdog_seconds",
-    "data.workers",
-    "data.prefetch",
-    "data.cache",
-    "data.corpus_limits",
-    "accumulation",
-    "task.data",  # known by its content
-    "task.predict",
+# (task.data is known by its content.)
+FREE_ON_RESUME = tuple(
+    "execution. mesh. checkpoint. eval. log. export. profile_steps resume init_from reinitialise_head extend_positions "
+    "watchdog_seconds data.workers data.prefetch data.cache data.corpus_limits accumulation task.data "
+    "task.predict".split()
 )
-
-
 # Of these, the settings on which the order of sums depends.
-ORDER_OF_SUMS = (
-    "execution.dtype",
-    "execution.kernels",
-    "execution.layers",
-    "execution.remat",
-    "execution.prng",
-    "mesh.",
-    "accumulation",
+ORDER_OF_SUMS = tuple(
+    "execution.dtype execution.kernels execution.layers execution.remat execution.prng mesh. accumulation".split()
 )
 
 

@@ -40,9 +40,7 @@ class DataSettings:
         "PATTERN being that of the phase; 'docstrings' = the embedded demo corpus",
     )
     tokenizer: str = setting("", "vocabulary of tfrecord: files (token stores bring their own)")
-    heldout: str = setting(
-        "", "tfrecord: files to evaluate on, 'tfrecord:PATTERN'; '' = some of the corpus's own records"
-    )
+    heldout: str = setting("", "tfrecord: files to evaluate on, 'tfrecord:PATTERN'; '' = some of the corpus's records")
     heldout_fraction: float = setting(
         0.01, "share of the records of tfrecord: files that is held out, if 'heldout' names no others", BELOW_ONE
     )
@@ -129,9 +127,7 @@ class Architecture:
     )
     initializer_range: float = setting(0.02, "standard deviation of the truncated normal", SMALL, source=CODE)
     layer_norm_eps: float = setting(1e-12, "epsilon of LayerNorm", SMALL, source=CODE)
-    type_vocab_size: int = setting(
-        2, "segments that a token can belong to; 0 = no segment embeddings", COUNT, source=CODE
-    )
+    type_vocab_size: int = setting(2, "segments a token can belong to; 0 = no segment embeddings", COUNT, source=CODE)
     positions: str = setting(
         "learned",
         "how a token's place is told: learned (a table), offset (RoBERTa's table, which counts from the padding "
@@ -142,9 +138,7 @@ class Architecture:
     global_rope_theta: float = setting(
         160_000.0, "base of rotary positions in layers that see the whole row", POSITIVE, source=MODERN
     )
-    local_rope_theta: float = setting(
-        10_000.0, "base of rotary positions in layers with a window", POSITIVE, source=MODERN
-    )
+    local_rope_theta: float = setting(1e4, "base of rotary positions in layers with a window", POSITIVE, source=MODERN)
     local_attention: int = setting(
         0,
         "window of attention, half of it to each side; 0 = every layer sees the whole row",
@@ -240,9 +234,7 @@ class ModelSettings(Architecture):
 class EvaluationSettings:
     """config.eval: evaluation on held-out rows during pre-training."""
 
-    every_steps: int = setting(
-        1000, "time between evaluations on held-out pairs; 0 = only at the end", AT_LEAST_0, unit="steps"
-    )
+    every_steps: int = setting(1000, "time between evaluations; 0 = only at the end", AT_LEAST_0, unit="steps")
     rows: int = setting(10_000, "held-out rows evaluated at most; 0 = all", AT_LEAST_0, unit="rows")
     seq_length: int = setting(
         0,
@@ -250,6 +242,4 @@ class EvaluationSettings:
         AT_LEAST_0,
         unit="tokens",
     )
-    masking_rate: float = setting(
-        0.0, "share of a held-out row's tokens that is predicted; 0 = masking.rate", BELOW_ONE
-    )
+    masking_rate: float = setting(0.0, "share of held-out tokens that is predicted; 0 = masking.rate", BELOW_ONE)

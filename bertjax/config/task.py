@@ -25,9 +25,7 @@ class TaskSettings:
     epochs: int = setting(3, "passes over the training set", AT_LEAST_1, source=PAPER_TASKS, unit="epochs")
     warmup: float = setting(0.1, "share of the steps with linear warm-up", SHARE, source=CODE + " run_classifier.py")
     buckets: int = setting(0, "padded lengths, each one compilation; 0 = by the amount of data", AT_LEAST_0)
-    group_by_length: bool = setting(
-        False, "training batches of rows of similar length: less padding, but no random draws any more"
-    )
+    group_by_length: bool = setting(False, "training batches of rows of similar length: less padding, no random draws")
     pack: str = setting(
         "evaluation",
         "where a row holds several examples in place of padding: none, evaluation (the same numbers to rounding), or "
@@ -36,9 +34,7 @@ class TaskSettings:
     )
     eval_batch_size: int = setting(128, "size of an evaluation batch", AT_LEAST_1, unit="rows")
     evaluations_per_epoch: int = setting(1, "evaluations on dev an epoch", AT_LEAST_1)
-    early_stopping: int = setting(
-        0, "stop after so many evaluations without a new best; 0 = never", AT_LEAST_0, unit="evaluations"
-    )
+    early_stopping: int = setting(0, "stop after so many without a new best; 0 = never", AT_LEAST_0, unit="evaluations")
     layer_decay: float = setting(1.0, "factor on the learning rate for each layer further from the head", SHARE)
     freeze: tuple[str, ...] = setting((), "parameter paths (regex) that stay as they are")
     class_weights: tuple[Any, ...] = setting(

@@ -78,7 +78,7 @@ class ExecutionSettings:
     )
     prng: str = setting("auto", "random bits: threefry2x32 or rbg; auto = rbg on TPU", ("auto", "threefry2x32", "rbg"))
     compilation_cache: str = setting(
-        "~/.cache/bertjax/xla", "directory of compiled programs, reused by later starts; '' = off"
+        "~/.cache/bertjax/xla", "directory of compiled programs for later starts; '' = off"
     )
     debug_nans: bool = setting(False, "stop at the operation that makes the first NaN (slow)")
 

@@ -188,9 +188,7 @@ def check_one_tokenizer(stores: Sequence[TokenStore]) -> None:
     fingerprints = [store.manifest["tokenizer"]["fingerprint"] for store in stores]
     if len(set(fingerprints)) > 1:
         named = ", ".join(f"{store.path} ({of[:12]})" for store, of in zip(stores, fingerprints, strict=True))
-        raise ValueError(
-            f"the corpora of a mixture were built with different tokenizers: {named}; build them with the same one"
-        )
+        raise ValueError(f"the corpora of a mixture were built with different tokenizers: {named}; build them with one")
 
 
 class FiniteBatches:

@@ -21,9 +21,7 @@ from bertjax.formats.files import make_once, whole_directory
 PACKAGES = (
     "numpy scipy jax matplotlib flax optax orbax numba tensorflow_datasets grain pyarrow absl ml_collections"
 ).split()
-_SKIPPED_FOLDERS = set(
-    "test tests testing idlelib lib2to3 site-packages _vendor __pycache__ turtledemo ensurepip".split()
-)
+_SKIPPED = set("test tests testing idlelib lib2to3 site-packages _vendor __pycache__ turtledemo ensurepip".split())
 _MIN_WORDS = 6  # shorter paragraphs are mostly titles and parameter names
 
 
@@ -96,7 +94,7 @@ def _sources() -> Iterator[tuple[str, list[str]]]:
 def _package_sources(package: str, folder: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).parts
-        if not _SKIPPED_FOLDERS.intersection(parts):
+        if not _SKIPPED.intersection(parts):
             texts = _docstrings(path)
             if texts:
                 yield "/".join((package, *parts)), texts

@@ -31,9 +31,7 @@ class Limits:
     max_unknown_rate: float = setting(0.05, "refuse a tokenizer for which a larger share of tokens is unknown", SHARE)
     max_random_share: float = setting(0.9, "refuse a corpus whose next-sentence pairs are random more often", SHARE)
     max_unseen_share: float = setting(0.1, "refuse a corpus of which a larger share is in no pair in 40 epochs", SHARE)
-    max_duplicate_share: float = setting(
-        0.5, "refuse a corpus of which a larger share is copies of earlier documents", SHARE
-    )
+    max_duplicate_share: float = setting(0.5, "refuse a corpus of which more is copies of earlier documents", SHARE)
     max_line_tokens: int = setting(100_000, "refuse a longer line", AT_LEAST_1)
 
     def __post_init__(self) -> None:

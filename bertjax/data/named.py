@@ -106,9 +106,7 @@ def _library() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise ValueError(
-            "hf:NAME needs the package datasets, which is not installed: pip install 'bertjax[datasets]'"
-        ) from error
+        raise ValueError("hf:NAME needs the package datasets: pip install 'bertjax[datasets]'") from error
     return datasets
 
 

@@ -40,9 +40,7 @@ class Reading:
     field: str = setting("text", "of JSONL, Parquet, TFDS and hf: records; several with commas, one after the other")
     language: str = setting("auto", "for splitting prose into sentences: an ISO 639-1 code, or auto = a guess")
     segment: bool | None = setting(None, "split lines and strings into sentences (default: of all formats but text)")
-    errors: str = setting(
-        "strict", "bytes that are not UTF-8: strict = refuse, replace = count the line", ("strict", "replace")
-    )
+    errors: str = setting("strict", "not UTF-8: strict = refuse, replace = count the line", ("strict", "replace"))
     max_line_mb: int = setting(16, "refuse longer lines, MiB: a line is held in memory, several times", AT_LEAST_1)
 
     def __post_init__(self) -> None:

@@ -225,9 +225,7 @@ def _worst(found: Counter[str]) -> list[tuple[str, float]]:
 
 def _responsible(records: Records, paths: list[list[str]], copies: list[np.ndarray]) -> dict[str, list[Any]]:
     """Of each kind of loss the files that hold most of it, and the longest line."""
-    worst: dict[str, list[Any]] = {
-        kind: _worst(_by_path(records, paths, kind)) for kind in ("unknown", "long", "single")
-    }
+    worst: dict[str, list] = {kind: _worst(_by_path(records, paths, kind)) for kind in ("unknown", "long", "single")}
     duplicate: Counter[str] = Counter()
     for number, of_shard in enumerate(copies):
         documents = [row[0] for row in records[number].get("sources", ())]

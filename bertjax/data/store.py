@@ -133,13 +133,11 @@ class TokenStore:
         except FileNotFoundError as error:
             raise ValueError(str(error)) from None
         found = {name: getattr(tokenizer, name) for name in TOKENIZER_FIELDS}
-        differing = [
-            f"{name} {value!r}, was {recorded[name]!r}" for name, value in found.items() if value != recorded[name]
-        ]
-        if differing:
+        bad = [f"{name} {value!r}, was {recorded[name]!r}" for name, value in found.items() if value != recorded[name]]
+        if bad:
             raise ValueError(
                 f"{self.tokenizer_directory} is not the tokenizer that the ids of the store were made with "
-                f"({', '.join(differing)}); put the original files back, or build the store again"
+                f"({', '.join(bad)}); put the original files back, or build the store again"
             )
         return tokenizer
 
@@ -173,9 +171,7 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         problem = "no token store here (no manifest.json); make one with python -m bertjax.tools.build_corpus"
         if (path / "build.json").exists():
-            problem = (
-                "the build of this token store is unfinished; run the same build_corpus command again to finish it"
-            )
+            problem = "the build of this token store is unfinished; run the same build_corpus command again to finish"
         raise ValueError(f"{path}: {problem}") from None
     return parse_manifest(content, str(path))
 

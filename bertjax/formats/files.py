@@ -204,12 +204,12 @@ def read_json(path: str | os.PathLike[str], kind: type = object) -> Any:
     """The content of a JSON file that a user brings (UTF-8, with or without a byte-order mark).
 
     Raises:
-      ValueError: not UTF-8 or not JSON, nested too deeply, a number too long, or no `kind` (dict, list); names the file.
+      ValueError: not UTF-8 or not JSON, nested too deeply, a number too long, no `kind` (dict, list); names the file.
       OSError: the file cannot be read.
     """
     value = parse_json(Path(path).read_bytes(), str(path))
     if not isinstance(value, kind):
-        raise ValueError(f"{path} must hold a JSON {'object' if kind is dict else 'array'}")
+        raise ValueError(f"{path} is not a JSON {'object' if kind is dict else 'array'}")
     return value
 
 

@@ -68,9 +68,7 @@ def fetch(name: str | Path, tokenizer_only: bool = False) -> Path:
             f"network, `hf download {model} --local-dir=DIR` makes a directory to copy"
         )
     except failures as error:
-        reason = (
-            f"it could not be downloaded from {where}: {_first_line(error)}. Run the same command again; it continues"
-        )
+        reason = f"it was not downloaded from {where}: {_first_line(error)}. Run the same command again; it continues"
     raise FileNotFoundError(f"{nowhere}, and {reason}")
 
 
@@ -127,9 +125,7 @@ def check_push(name: str, private: bool, setting: str) -> None:
     except network_errors() as error:
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
         if status == 403:
-            raise ValueError(
-                f"{setting}={name}: the token of HF_TOKEN or `hf auth login` may not write there"
-            ) from None
+            raise ValueError(f"{setting}={name}: the token of HF_TOKEN or `hf auth login` may not write") from None
         if status == 401:
             raise ValueError(
                 f"{setting}={name}: {where} does not know the token of HF_TOKEN or `hf auth login`; make one that may "

@@ -182,9 +182,7 @@ def _rebuild_tensor(storage: _Storage, offset: int, shape: tuple, strides: tuple
     if 0 not in shape and last >= storage.size:
         raise LoadError(f"a tensor of shape {shape} reaches beyond its storage")
     if math.prod(shape) > storage.size:
-        raise LoadError(
-            f"a tensor of shape {shape} repeats the {storage.size} elements of its storage; save it with .contiguous()"
-        )
+        raise LoadError(f"a tensor of shape {shape} repeats its {storage.size} elements; save it with .contiguous()")
     return _Tensor(storage, offset, shape, strides)
 
 

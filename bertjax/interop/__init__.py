@@ -10,14 +10,3 @@ from bertjax.interop.loading import (
     load_pretrained_params,
 )
 from bertjax.interop.source import open_source
-
-__all__ = [
-    "TASKS",
-    "LoadError",
-    "LoadedModel",
-    "check_pretrained",
-    "check_vocabulary",
-    "load_model",
-    "load_pretrained_params",
-    "open_source",
-]

@@ -246,9 +246,7 @@ def state_dict(params: Mapping[str, Any], naming: Naming = hugging_face_place) -
             broken.append(f"{path}: {np.count_nonzero(~np.isfinite(array))} of {array.size}")
         pieces.setdefault(name, {})[naming.part(path)[0]] = array.T if transposed else array
     if broken:
-        raise ValueError(
-            "the parameters hold NaN or infinite values and were not written:\n  " + "\n  ".join(broken[:20])
-        )
+        raise ValueError("parameters hold NaN or infinite values and were not written:\n  " + "\n  ".join(broken[:20]))
     return {
         name: np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate([parts[i] for i in sorted(parts)]))
         for name, parts in pieces.items()
@@ -316,11 +314,10 @@ def write_directory(
     state = state_dict(heads.with_rows(flatten(params), config.vocab_size), HUGGING_FACE[model_type])
     values = {"architectures": [architecture], **config.to_dict(model_type), "dtype": "float32", **(settings or {})}
     if tokenizer is not None and model_type != OWN:
-        ids = {
+        values |= {
             key: tokenizer.token_to_id(tokenizer.special_tokens[name])
             for key, name in TYPES[model_type].special.items()
         }
-        values |= ids
     if labels is None and architecture.endswith(("SequenceClassification", "TokenClassification")):
         # The number of classes is nowhere else in config.json.
         flat = flatten(params)

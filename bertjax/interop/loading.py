@@ -60,13 +60,8 @@ _LABELLED = (heads.BertForSequenceClassification, heads.BertForTokenClassificati
 _CLASSIFIERS = {*_LABELLED, heads.BertForMultipleChoice}  # heads of one name in the files
 # Fields that the parameters do not depend on, so that they may differ from the checkpoint's.
 _FREE = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "classifier_dropout",
-    "initializer_range",
-    "pad_token_id",
-    "model_type",
-)
+    "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout initializer_range pad_token_id model_type"
+).split()
 
 
 def check_vocabulary(path: str | Path, tokenizer: Tokenizer) -> None:

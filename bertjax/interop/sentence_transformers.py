@@ -55,17 +55,9 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 _DENSE_KEYS = ("in_features", "out_features", "bias", "activation_function", "use_residual")
 # Of sentence_bert_config.json; the rest would change what the model gets to see.
 _HARMLESS_TRANSFORMER = (
-    "model_args",
-    "config_args",
-    "tokenizer_args",
-    "model_kwargs",
-    "config_kwargs",
-    "tokenizer_kwargs",
-    "processor_kwargs",
-    "transformer_task",
-    "modality_config",
-    "module_output_name",
-)
+    "model_args config_args tokenizer_args model_kwargs config_kwargs tokenizer_kwargs processor_kwargs "
+    "transformer_task modality_config module_output_name"
+).split()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -277,9 +269,7 @@ def _dense(directory: Path) -> Dense:
     activation = str(values.get("activation_function", "torch.nn.modules.activation.Tanh"))
     package, _, name = activation.rpartition(".")
     if not package.startswith("torch.nn") or name not in _ACTIVATIONS:
-        raise LoadError(
-            f"{path}: activation_function {activation:.80} is not supported, only {', '.join(_ACTIVATIONS)}"
-        )
+        raise LoadError(f"{path}: activation_function {activation:.80} is not one of {', '.join(_ACTIVATIONS)}")
     weights, old = directory / "model.safetensors", directory / "pytorch_model.bin"
     state = read_safetensors(weights) if weights.is_file() else read_torch_pickle(old)
     state = {key: np.asarray(array, np.float32) for key, array in state.items()}

@@ -135,9 +135,7 @@ class Source:
     def with_transform_as_pooler(self) -> Source:
         """The model whose pooler is the transform of its MLM head, if it has one."""
         parts = ("kernel", "transform/kernel"), *((f"LayerNorm/{leaf}",) * 2 for leaf in ("scale", "bias"))
-        return self._changed(
-            {self.place(f"pooler/{there}").name: self.place(f"mlm/{here}").name for there, here in parts}
-        )
+        return self._changed({self.place(f"pooler/{new}").name: self.place(f"mlm/{old}").name for new, old in parts})
 
     def _changed(
         self,

@@ -5,7 +5,7 @@ and its names of parameters in interop/names.py.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bertjax.config import Architecture
@@ -38,11 +38,11 @@ class ModelType:
     """
 
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    free: tuple[str, ...] = ()
+    free: Sequence[str] = ()
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     absent: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     one_value: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    harmless: tuple[str, ...] = ()
+    harmless: Sequence[str] = ()
     special: Mapping[str, str] = dataclasses.field(default_factory=dict)
     read: Callable[[Fields], Fields] = dict
     write: Callable[[Fields], Fields] = dict
@@ -86,9 +86,7 @@ def _read_modernbert(values: Fields) -> Fields:
         raise ValueError(f"config rope_scaling={scaling!r:.80} is not supported")
     for kind, rope in (values.pop("rope_parameters", None) or {}).items():
         if kind not in _KINDS or not isinstance(rope, Mapping) or rope.get("rope_type", "default") != "default":
-            raise ValueError(
-                f"config rope_parameters[{kind!r}]={rope!r:.80} is not supported, only rope_type 'default'"
-            )
+            raise ValueError(f"config rope_parameters[{kind!r}]={rope!r:.80} not supported, only rope_type 'default'")
         if unknown := sorted(rope.keys() - {"rope_type", "rope_theta"}):
             raise ValueError(f"config rope_parameters[{kind!r}]: {', '.join(unknown)} not supported")
         if "rope_theta" in rope:
@@ -174,15 +172,9 @@ TYPES: dict[str, ModelType] = {
             "heads": "modernbert",
         },
         free=(
-            "global_rope_theta",
-            "local_rope_theta",
-            "local_attention",
-            "global_attn_every_n_layers",
-            "norm_bias",
-            "attention_bias",
-            "mlp_bias",
-            "classifier_pooling",
-        ),
+            "global_rope_theta local_rope_theta local_attention global_attn_every_n_layers norm_bias attention_bias "
+            "mlp_bias classifier_pooling"
+        ).split(),
         keys={
             "hidden_act": "hidden_activation",
             "layer_norm_eps": "norm_eps",

@@ -43,9 +43,7 @@ class BertConfig(Architecture):
         if self.words is not None and not 0 < self.words <= self.vocab_size:
             raise ValueError(f"BertConfig.words={self.words} must be from 1 to vocab_size={self.vocab_size}")
         if type(self.pad_token_id) is not int or not 0 <= self.pad_token_id < self.vocab_size:
-            raise ValueError(
-                f"BertConfig.pad_token_id={self.pad_token_id} is outside the vocabulary of {self.vocab_size}"
-            )
+            raise ValueError(f"BertConfig.pad_token_id={self.pad_token_id} is outside vocab_size={self.vocab_size}")
 
     @property
     def head_size(self) -> int:

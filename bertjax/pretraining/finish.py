@@ -33,16 +33,10 @@ if TYPE_CHECKING:
 # Settings that the card's table leaves out: told elsewhere in it, or about the run's place and not the model.
 UNTOLD = (
     *FREE_ON_RESUME,
-    "data.corpus",
-    "data.heldout",
-    "data.tokenizer",
-    "batch_size",
-    "phases",
-    "budget_minutes",
-    "model.num_hidden_layers",
-    "model.hidden_size",
-    "model.num_attention_heads",
-    "model.vocab_size",
+    *(
+        "data.corpus data.heldout data.tokenizer batch_size phases budget_minutes model.num_hidden_layers "
+        "model.hidden_size model.num_attention_heads model.vocab_size".split()
+    ),
 )
 
 

@@ -58,9 +58,7 @@ class Evaluation(NamedTuple):
             metrics = trainer.evaluate(self.objective, params, batches)
             prefix = f"eval/{name}/" if name else ""
             # Without NSP where the batches have no labels for it.
-            found |= {
-                prefix + key: value for key, value in metrics.items() if batches.nsp or not key.startswith("nsp_")
-            }
+            found |= {prefix + key: x for key, x in metrics.items() if batches.nsp or not key.startswith("nsp_")}
         return found
 
 
@@ -130,14 +128,12 @@ class PretrainingJob:
         self._evaluated: dict[int, dict[str, float]] = {}  # by step
 
     def _add_phase(self, phase: PhaseSettings) -> None:
-        config, corpus, length = self.config, self.corpus, phase.length
+        config, corpus, tokenizer, length = self.config, self.corpus, self.tokenizer, phase.length
         if phase.first_row:
             batches = self.batches[-1].going_on(phase.rows, phase.first_row)
         else:
             batches = corpus.training(length, phase.rows)
-        objective = make_objective(
-            config, self.model_config, self.execution, self.tokenizer, length, batches.pairs_per_row
-        )
+        objective = make_objective(config, self.model_config, self.execution, tokenizer, length, batches.pairs_per_row)
         predictions = length - 1 if self.model_config.is_decoder else objective.masking.slots
         if corpus.masked:
             objective = dataclasses.replace(objective, masking=None)
@@ -163,7 +159,7 @@ class PretrainingJob:
         rows = config.batch_size if config.eval.seq_length else min(config.batch_size, phase.rows)
         length = config.eval.seq_length or length
         if not corpus.masked:  # padded rows, always
-            masking = MaskingSpec.of(config, self.tokenizer, length, 1, config.eval.masking_rate or None)
+            masking = MaskingSpec.of(config, tokenizer, length, 1, config.eval.masking_rate or None)
             objective = dataclasses.replace(objective, masking=masking)
         self.evaluations.append(Evaluation(objective, corpus.heldout(length, rows), corpus.others(length, rows)))
 

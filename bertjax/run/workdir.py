@@ -26,14 +26,9 @@ KINDS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 # Files of a run beside its checkpoints; `delete_run` leaves all others alone.
 FILES = (
     RECORD,
-    *FACTS.values(),
     STARTS_FILE,
-    "metrics.jsonl",
-    "examples.json",
-    "map.json",
-    "result.json",
-    "report.html",
-    "checkpoints.evaluations.json",
+    *FACTS.values(),
+    *("metrics.jsonl examples.json map.json result.json report.html checkpoints.evaluations.json".split()),
 )
 
 
@@ -84,9 +79,7 @@ def step_to_resume(config: Config, workdir: epath.Path) -> int | None:
     if newest is None:
         return None
     if config.resume == "never":
-        raise ValueError(
-            f"{workdir} already holds a run at step {newest:,} and config.resume is 'never'; choose another --workdir"
-        )
+        raise ValueError(f"{workdir} holds a run at step {newest:,}, config.resume='never'; choose another --workdir")
     if not record.exists():
         raise ValueError(
             f"{workdir} holds checkpoints, but no {RECORD} that tells of which run; choose another --workdir, "

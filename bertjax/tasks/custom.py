@@ -95,9 +95,7 @@ class TableTask(TextTask):
             key = next((row[name] for name in ("id", "index") if row.get(name) is not None), number)
             label = self._label(row.get(self.label), where)
             records.append(Record(str(key), *texts_of(row, self.text), label, where))
-        labelled = all_labelled(
-            records, " (-1 is not a label, as in GLUE's test files; write a class of that name in another way)"
-        )
+        labelled = all_labelled(records, " (-1 is no label, as in GLUE's test files; write such a class otherwise)")
         notes = self._remarks(records) if labelled else ()
         return Split(split, records, labelled, file_fingerprint(path), notes)
 

@@ -215,9 +215,7 @@ class Output:
         kinds = ["jsonl", "csv", "tsv"]
         kinds += ["conll"] * (task == "ner") + ["json"] * bool(task == "qa" and inputs.ids)
         if self._kind not in kinds:
-            raise ValueError(
-                f"--out={out}: the answers of {task} are written as {', '.join('.' + kind for kind in kinds)}"
-            )
+            raise ValueError(f"--out={out}: answers of {task} are written as {', '.join('.' + kind for kind in kinds)}")
         if self._kind == "json" and (twice := [key for key, n in Counter(map(str, inputs.ids)).items() if n > 1]):
             raise ValueError(f"several questions have the id {twice[0]!r}; write --out=FILE.jsonl")
         if self._kind not in ("csv", "tsv"):

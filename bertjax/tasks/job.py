@@ -91,9 +91,7 @@ class TaskJob:
         limit = config.task.max_length
         full = np.mean([row_length(row) == limit for row in splits["train"][1]])
         if isinstance(task, TextTask) and full > 0.01:
-            lines.append(
-                ("note", f"{full:.0%} of the training rows fill task.max_length={limit}: longer texts are cut")
-            )
+            lines.append(("note", f"{full:.0%} of training rows fill task.max_length={limit}: longer texts are cut"))
         steps = (
             f"{self.phases[-1].until_step:,}: {counted(config.task.epochs, 'epoch')} of "
             f"{self.training.steps_per_epoch:,} x {config.batch_size} rows, learning rate "

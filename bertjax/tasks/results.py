@@ -154,9 +154,7 @@ def card(tuner: FineTuner, result: Mapping[str, Any]) -> str:
     )
     if task.labels:
         summary += f" Its labels are {', '.join(f'`{label}`' for label in task.labels)}."
-    data = "\n".join(
-        f"* {split}: {rows:,} rows, sha256 {result['data'][split]}" for split, rows in result["rows"].items()
-    )
+    data = "\n".join(f"* {split}: {n:,} rows, sha256 {result['data'][split]}" for split, n in result["rows"].items())
     recipe = {
         "steps": f"{result['best_step']:,} (the best on dev) of {result['steps']:,}, {run['batch_size']} rows each",
         "learning rate": run["learning_rate"],

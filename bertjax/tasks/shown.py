@@ -125,9 +125,7 @@ def map_of(vectors: Mapping[int, np.ndarray], examples: Sequence[Example]) -> di
     axes = axes[:2] * np.sign(axes[:2].sum(1, keepdims=True) + 1e-30)  # else either sign
     points = []
     for place, (x, y) in zip(vectors, (centred @ axes.T).tolist(), strict=True):
-        example = examples[place]
-        text = cut(" | ".join(example["texts"]), 100)
-        points.append(
-            [float(f"{x:.4g}"), float(f"{y:.4g}"), *(example[k] for k in ("gold", "predicted", "right")), text]
-        )
+        seen = examples[place]
+        text = cut(" | ".join(seen["texts"]), 100)
+        points.append([float(f"{x:.4g}"), float(f"{y:.4g}"), *(seen[k] for k in ("gold", "predicted", "right")), text])
     return {"share": float((sizes[:2] ** 2).sum() / (sizes**2).sum()), "points": points}

@@ -82,17 +82,15 @@ def run(suite: Suite, **output: Any) -> dict[str, dict[str, float]]:
             print(f"\n--- {name} ({number} of {len(suite.jobs)})", flush=True)
         results[name] = job.run(prepared, **output)["scores"]
         if name == "mnli":
-            model = prepared.workdir / "model"
-            tuner = prepared.tuner
-            same = dict(settings=tuner.settings, execution=tuner.model.execution, mesh=tuner.mesh)
-            scores = job.evaluate(
-                job.make_task("mnli", data_of(suite.data, "mnli")), model, split="dev_mismatched", **same
+            tuner, model = prepared.tuner, prepared.workdir / "model"
+            same = dict(
+                settings=tuner.settings, execution=tuner.model.execution, mesh=tuner.mesh, model_directory=model
             )
+            scores = job.evaluate(job.make_task("mnli", data_of(suite.data, "mnli")), split="dev_mismatched", **same)
             results["mnli_mm"] = dict(scores.values)
             if is_name(suite.data) or (pathlib.Path(suite.data) / GLUE["ax"].folder).is_dir():
                 job.evaluate(
                     job.make_task("ax", data_of(suite.data, "ax")),
-                    model,
                     split="test",
                     write_to=prepared.workdir if first else None,
                     **same,

@@ -61,9 +61,7 @@ def read_table(
     if is_name(path):
         return _read_json_lines(path, required, remedy)
     if name.endswith((".json", ".parquet", ".xls", ".xlsx")):
-        raise ValueError(
-            f"{path}: a table is a .csv, .tsv or .txt file, or .jsonl with an object a line; save it as one of these"
-        )
+        raise ValueError(f"{path}: save it as a .csv, .tsv or .txt table, or as .jsonl with an object a line")
     if name.endswith(".jsonl"):
         return _read_json_lines(path, required, remedy)
     lines = (

@@ -77,9 +77,7 @@ class XnliTask(TextTask):
         self.check_split(split)
         wanted = self.train_languages if split == "train" else self.languages
         if is_name(self.source):
-            paths = [
-                pathlib.Path(f"{self.source},{name}:{'validation' if split == 'dev' else split}") for name in wanted
-            ]
+            paths = [pathlib.Path(f"{self.source},{name}:{split.replace('dev', 'validation')}") for name in wanted]
             records = [r for path, name in zip(paths, wanted, strict=True) for r in _named_records(path, name, wanted)]
         elif split == "train":
             paths = [self._find(_training_file(language)) for language in wanted]

@@ -117,9 +117,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def _check_word_limit(value: Any, source: Path) -> None:
     if value is not None and (not is_id(value) or not 1 <= value <= _LONGEST_WORD):
-        raise ValueError(
-            f"{source}: max_input_chars_per_word is {value!r:.100}; it must be a number from 1 to {_LONGEST_WORD}"
-        )
+        raise ValueError(f"{source}: max_input_chars_per_word={value!r:.100}, not a number from 1 to {_LONGEST_WORD}")
 
 
 def is_id(value: Any) -> bool:

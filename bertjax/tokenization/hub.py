@@ -91,11 +91,9 @@ class HubTokenizer(Tokenizer):
             self.word_prefix = " "
         self._parts = Parts.of(self._given)
         self._cache = BoundedCache(lambda part: self._pack([part])[0], _CACHED_WORDS)
-        normalizer = self._text.normalizer
+        rules = self._text.normalizer
         with named_errors(source):
-            self.do_lower_case = normalizer is not None and (
-                normalizer.normalize_str("ABC") == normalizer.normalize_str("abc")
-            )
+            self.do_lower_case = rules is not None and rules.normalize_str("ABC") == rules.normalize_str("abc")
 
     def __reduce__(self) -> tuple:
         made_of = (self._file, self.special_tokens, self._source, self.layout)

@@ -52,9 +52,7 @@ def load_tokenizer(path: str | Path, do_lower_case: bool | None = None) -> Token
     config = files.read_object(directory / "config.json")
     stored = {"tokenizer_class": config.get("tokenizer_class")} | stored  # as transformers looks for it
     if unknown := files.unknown_settings(stored):
-        log.warning(
-            "%s: keys that nothing is known of are not obeyed: %s", directory / CONFIG_FILE, ", ".join(unknown[:10])
-        )
+        log.warning("%s: unknown keys are not obeyed: %s", directory / CONFIG_FILE, ", ".join(unknown[:10]))
     family = None
     if vocab_file.suffix == ".model":
         family = families.fairseq_family(vocab_file, stored, config)
@@ -184,9 +182,7 @@ def _special_tokens(
     if isinstance(model.get("vocab"), list) and files.is_id(model.get("unk_id")):
         unknown = next((piece for piece, i in ids.items() if i == model["unk_id"]), None)
     if unknown is not None and given.get("unk_token", unknown) != unknown:
-        raise ValueError(
-            f"{source}: unk_token={given['unk_token']!r}, but unknown words become {unknown!r} in {vocab_file}"
-        )
+        raise ValueError(f"{source}: unk_token={given['unk_token']!r}, but {vocab_file} has {unknown!r}")
     if unknown is not None:
         given["unk_token"] = unknown
     names = {
@@ -200,9 +196,7 @@ def _special_tokens(
 def _check_same_vocabulary(described: Mapping[str, Any], json_file: Path, text_file: Path) -> None:
     """Raises ValueError where a vocab.txt beside tokenizer.json holds other pieces."""
     ids = files.piece_ids(described, json_file)
-    ids |= {
-        entry.get("content"): entry.get("id") for entry in described["added_tokens"] or () if isinstance(entry, dict)
-    }
+    ids |= {one.get("content"): one.get("id") for one in described["added_tokens"] or () if isinstance(one, dict)}
     for i, piece in enumerate(read_vocab(text_file)):
         if ids.get(piece) != i:
             raise ValueError(
@@ -218,9 +212,7 @@ def _model_max_length(stored: Mapping[str, Any], directory: Path) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
-        raise ValueError(
-            f"{directory / CONFIG_FILE}: model_max_length is {value!r:.100}; it must be a number of tokens"
-        )
+        raise ValueError(f"{directory / CONFIG_FILE}: model_max_length is {value!r:.100}, not a number of tokens")
     return int(value) if value < _UNLIMITED else None
 
 

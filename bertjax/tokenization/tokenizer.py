@@ -131,9 +131,7 @@ class Tokenizer(abc.ABC):
 
     def extended(self, pieces: Sequence[str]) -> "Tokenizer":
         """The same tokenizer with more pieces at the end of its vocabulary."""
-        raise ValueError(
-            f"a {self.VOCABULARY_FILE} cannot be given more pieces; save the tokenizer.json of this tokenizer"
-        )
+        raise ValueError(f"a {self.VOCABULARY_FILE} cannot be given more pieces; save its tokenizer.json")
 
     @property
     @abc.abstractmethod

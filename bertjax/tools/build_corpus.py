@@ -89,9 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def build(flags: argparse.Namespace, beam_options: list[str]) -> None:
     """Builds the store; prints how the files are read, progress and the summary."""
     if not flags.tokenizer:
-        raise ValueError(
-            "--tokenizer is missing: a directory with vocab.txt; make one with python -m bertjax.tools.train_vocab"
-        )
+        raise ValueError("--tokenizer=DIR is missing; python -m bertjax.tools.train_vocab makes one")
     seen = preview(resolve(flags.input), Reading(**fields_of(flags, Reading)))
     tokenizer = load_tokenizer(flags.tokenizer, flags.do_lower_case)
     started, make_shards = time.monotonic(), None

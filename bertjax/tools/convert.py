@@ -249,9 +249,7 @@ def embeddings_of(flags: argparse.Namespace) -> SentenceSettings | None:
         raise ValueError(f"--pooling={flags.pooling}: {wrong[0]!r} is not one of {', '.join(POOLINGS)}")
     if flags.max_length is not None and flags.max_length < 3:
         raise ValueError(f"--max_length={flags.max_length} must be at least 3")
-    return SentenceSettings(
-        pooling=poolings, steps=(normalise,) if flags.normalise else (), max_length=flags.max_length
-    )
+    return SentenceSettings(pooling=poolings, steps=(normalise,) * flags.normalise, max_length=flags.max_length)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

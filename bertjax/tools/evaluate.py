@@ -69,9 +69,7 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     model = Pretrained(flags.model)  # a model that cannot be used is refused before data are read
     stored = remembered(model.source.settings, flags.model)
     if not config.task.name and stored.task is None:
-        raise ValueError(
-            f"{flags.model} does not say which task it was fine-tuned for: give --task, one of {', '.join(job.TASKS)}"
-        )
+        raise ValueError(f"{flags.model} does not say its task: give --task, one of {', '.join(job.TASKS)}")
     name = job.task_name(config.task.name or stored.task, job.TASKS)
     given = config.task.options
     own = stored.options if name == stored.task else {}

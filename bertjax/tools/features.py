@@ -64,9 +64,7 @@ def write_features(flags: Any) -> None:
     try:
         layers = [int(index) for index in (flags.layers or "-1").split(",")]
     except ValueError:
-        raise ValueError(
-            f"--layers={flags.layers}: give numbers, separated by commas, such as --layers=-1,-2"
-        ) from None
+        raise ValueError(f"--layers={flags.layers}: give numbers separated by commas, such as --layers=-1,-2") from None
     with whole_file(Path(flags.out), "wb" if binary else "w") as stream:
         # The pooler is not used here, so a model without one will do.
         loaded = load_model(flags.model, "features", Execution(dtype=flags.dtype), reinitialise_head=True)

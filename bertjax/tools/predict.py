@@ -104,9 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for chunk in chunks(inputs.texts, options.batch_size):
                 last = done + len(chunk)
                 if task in PAIRS:
-                    chunk = [
-                        given.split("\t", 1) if isinstance(given, str) and "\t" in given else given for given in chunk
-                    ]
+                    chunk = [one.split("\t", 1) if isinstance(one, str) and "\t" in one else one for one in chunk]
                 with _located(options.file, inputs.lines[done], inputs.lines[last - 1]):
                     _, rows = answer(loaded, chunk, options.top_k or 5, options.batch_size)
                 for row in rows:

@@ -115,9 +115,7 @@ class Programs:
         if kept is not None:
             return kept
         if path.name not in self._before and any(other.startswith(f"{name}-") for other in self._before):
-            self._tell(
-                f"the program {name} was compiled anew, since it is not the one that is kept in {self._directory}"
-            )
+            self._tell(f"the program {name} was compiled anew, since it is not the one kept in {self._directory}")
         executable = lowered.compile()
         if jax.process_index() == 0:
             self._save(path, executable)

@@ -260,7 +260,7 @@ def test_a_private_push_to_a_public_model_is_refused(client, model_directory):
 def test_a_token_that_may_not_write_to_a_model_is_refused(client, model_directory):
     bertjax_hub.push(model_directory, "lab/shared")
     client.read_only.add("lab/shared")
-    with pytest.raises(ValueError, match="the token of HF_TOKEN or `hf auth login` may not write there"):
+    with pytest.raises(ValueError, match="the token of HF_TOKEN or `hf auth login` may not write"):
         bertjax_hub.check_push("lab/shared", False, "config.export.push")
 
 

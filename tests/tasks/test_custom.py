@@ -107,7 +107,7 @@ def test_blanks_around_a_class_name_make_no_other_class(tmp_path):
 @pytest.mark.parametrize("cell", ["NaN", '"-1"', "-1", "null", '" "'])
 def test_a_cell_that_is_no_label_becomes_no_class(tmp_path, cell):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "x", "label": 1}}\n{{"text": "y", "label": {cell}}}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl:2: no label, although .*-1 is not a label"):
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: no label, although .*-1 is no label"):
         TableTask(tmp_path, {"train": "a.jsonl"})
 
 

@@ -85,7 +85,7 @@ def test_the_start_up_screen_says_what_will_be_learnt_from_what(start, data):
     assert "start  resumed from the checkpoint of step 8" in resumed and "are cut" not in resumed
     short = run.replace({"task.max_length": 6})
     prepared = job.prepare_task(table(data), start, data / "short", short, mesh=one_device())
-    assert "100% of the training rows fill task.max_length=6: longer texts are cut" in summary(prepared, 0)
+    assert "100% of training rows fill task.max_length=6: longer texts are cut" in summary(prepared, 0)
 
 
 def test_early_stopping_that_cannot_come_before_the_end_is_told_at_the_start(start, data):
@@ -242,7 +242,7 @@ def test_what_follows_where_the_workdir_holds_a_run_already(start, data, tmp_pat
     assert prepare("auto").resumed_from == 4
     with pytest.raises(LoadError, match="run@4: the model of a fine-tuning run is its best one"):
         open_source(tmp_path / "run@4")
-    with pytest.raises(ValueError, match="already holds a run at step 4 and config.resume is 'never'"):
+    with pytest.raises(ValueError, match="holds a run at step 4, config.resume='never'"):
         prepare("never")
     with pytest.raises(ValueError, match="(?s)learning_rate: 0.001 -> 0.002.*resume=changed.*resume=overwrite"):
         prepare("auto", 2e-3)

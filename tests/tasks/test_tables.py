@@ -116,7 +116,7 @@ def test_json_lines_name_the_line_of_a_broken_or_incomplete_object(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.json", "a.xlsx", "a.parquet", "a.json.gz"])
 def test_other_kinds_of_files_are_refused_by_name(tmp_path, name):
-    with pytest.raises(ValueError, match="a table is a .csv, .tsv or .txt file, or .jsonl with"):
+    with pytest.raises(ValueError, match="save it as a .csv, .tsv or .txt table, or as .jsonl with"):
         read_table(write(tmp_path / name, "[]"), ["x"])
 
 

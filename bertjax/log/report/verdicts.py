@@ -98,9 +98,7 @@ def _course(run: Run) -> str:
     if trained and trained[-1]["loss"] is None:
         return f"The training loss is not finite: {trained[-1].get('skipped') or 0:,.0f} steps were skipped"
     first = _last_phase(run.settings.get("phases", ""))
-    losses = [
-        record["mlm_loss"] for record in run.records if record["step"] > first and record.get("mlm_loss") is not None
-    ]
+    losses = [r["mlm_loss"] for r in run.records if r["step"] > first and r.get("mlm_loss") is not None]
     count = len(losses) // 4
     if count < FEWEST:
         return ""
