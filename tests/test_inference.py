@@ -642,7 +642,7 @@ def test_a_refusal_of_a_file_says_in_which_lines(pretrained, monkeypatch, tmp_pa
     path.write_text("the cat")
     with pytest.raises(SystemExit, match="in.txt, line 1: no"):
         predict.main(command)
-    with pytest.raises(SystemExit, match="--layers=last: give numbers, separated by commas"):
+    with pytest.raises(SystemExit, match="--layers=last: give numbers separated by commas"):
         features.main(["--model=p", f"--file={path}", "--layers=last", "--out=x.npz"])
 
 

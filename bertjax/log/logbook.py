@@ -210,7 +210,7 @@ def truncate_records(path: pathlib.Path, last_step: int, say: Callable[[str], No
 
 
 def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, without broken lines and a last one that is still being written."""
+    """The records of a metrics.jsonl or starts.jsonl, without broken lines and one that is still being written."""
     records = map(_record, path.read_bytes().decode("utf-8", "replace").splitlines())
     return [record for record in records if record]
 
@@ -279,10 +279,9 @@ def _record(line: str) -> dict[str, Any]:
     """The record of a line, {} if it is broken."""
     try:
         record = json.loads(line)
-        int(record["step"])
-        return record
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else {}
 
 
 def _step_of(line: str) -> int:

@@ -19,8 +19,8 @@ from bertjax.config import FREE_ON_RESUME, Config, flatten, phases, total_steps
 from bertjax.formats.files import write_whole
 from bertjax.interop import huggingface, load_model
 from bertjax.interop.card import model_card
-from bertjax.log.logbook import Logbook
-from bertjax.log.report.runs import STARTS_FILE, read_starts
+from bertjax.log.logbook import Logbook, read_records
+from bertjax.log.report.runs import STARTS_FILE
 from bertjax.model.model_types import OWN
 from bertjax.model.presets import parameter_count
 from bertjax.run.run import model_text
@@ -194,7 +194,7 @@ def card(job: PretrainingJob, step: int, told: list[str], examples: list[dict[st
 def _changes(path: epath.Path) -> dict[str, str]:
     """{'changed at step 800': 'optimizer.name: 'adamw' -> 'lamb''} of a run that went on with other settings."""
     found, place = {}, tuple(f"config.{name}" for name in (*FREE_ON_RESUME, "data."))
-    for start in read_starts(path) if path.exists() else ():
+    for start in read_records(path) if path.exists() else ():
         why = [line for line in start.get("why", ()) if line.startswith("config.") and not line.startswith(place)]
         if why:
             found[f"changed at step {start['step']:,}"] = "; ".join(why).replace("config.", "")

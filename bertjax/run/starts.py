@@ -18,8 +18,8 @@ from jax.sharding import Mesh
 
 from bertjax.config import differences
 from bertjax.formats.files import write_whole
-from bertjax.log.logbook import Logbook
-from bertjax.log.report.runs import STARTS_FILE, read_starts
+from bertjax.log.logbook import Logbook, read_records
+from bertjax.log.report.runs import STARTS_FILE
 from bertjax.process import hardware
 from bertjax.training.programs import DIRECTORY, Programs
 
@@ -49,7 +49,7 @@ class Starts:
         self.path = epath.Path(workdir) / STARTS_FILE
         self.facts = facts()
         self.record = {"settings": dict(settings or {}), "made_of": dict(made_of or {}), **self.facts}
-        self.earlier = read_starts(self.path) if self.path.exists() else []
+        self.earlier = read_records(self.path) if self.path.exists() else []
         self.why = _changes(self.earlier[-1], self.record) if self.earlier else []
         self._logbook: Logbook | None = None
         self._lock = threading.Lock()  # programs are compiled in threads

@@ -26,7 +26,7 @@ import numpy as np
 
 from bertjax.formats.checkpoint import SavedStates
 from bertjax.log.logbook import METRICS_FILE, read_records
-from bertjax.log.report.runs import STARTS_FILE, read_starts
+from bertjax.log.report.runs import STARTS_FILE
 from bertjax.model.paths import flatten
 from bertjax.tools.arguments import refusals
 from bertjax.training.programs import DIRECTORY as PROGRAMS
@@ -100,7 +100,7 @@ class Soak:
         if found:
             more = f" and {len(found) - 8} more" if len(found) > 8 else ""
             raise SystemExit(f"soak_run: differs from the undisturbed run: {'; '.join(found[:8])}{more}")
-        starts = read_starts(rough / STARTS_FILE)
+        starts = read_records(rough / STARTS_FILE)
         steps = len(read_records(rough / METRICS_FILE))
         print(
             f"bit-equal after {number} kills: {steps} records, all arrays of the last "

@@ -85,7 +85,7 @@ def test_inspect_masks_by_the_settings_and_nothing_else_takes_them(corpus, capsy
 def test_nothing_to_do_and_bad_shards_are_refused(corpus):
     with pytest.raises(SystemExit, match="nothing to do"):
         build_corpus.main([f"--output={corpus}/store"])
-    with pytest.raises(SystemExit, match="tokenizer is missing"):
+    with pytest.raises(SystemExit, match="tokenizer=DIR is missing"):
         build_corpus.main([f"--output={corpus}/store", "--input=x"])
     with pytest.raises(SystemExit, match="--seq_length has no effect without --inspect"):
         build_corpus.main(arguments(corpus, f"--input={corpus}/*.txt", "--seq_length=512"))

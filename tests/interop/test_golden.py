@@ -135,7 +135,7 @@ def test_a_small_file_cannot_ask_for_much_memory(tmp_path):
     for old in (False, True):
         torch.save({"x": torch.zeros(1).expand(10**12)}, tmp_path / "x.bin", _use_new_zipfile_serialization=not old)
         for read in (read_torch_pickle, torch_headers):
-            with pytest.raises(LoadError, match=r"x.bin: .*\(1000000000000,\) repeats the 1 elem"):
+            with pytest.raises(LoadError, match=r"x.bin: .*\(1000000000000,\) repeats its 1 elem"):
                 read(tmp_path / "x.bin")
     with (
         zipfile.ZipFile(GOLDEN / "zip.bin") as packed,

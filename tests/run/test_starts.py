@@ -4,7 +4,8 @@ import json
 
 from bertjax import jax_settings
 from bertjax.config import Config, decides_bits
-from bertjax.log.report.runs import STARTS_FILE, read_starts
+from bertjax.log.logbook import read_records
+from bertjax.log.report.runs import STARTS_FILE
 from bertjax.run import starts
 from bertjax.run.starts import Starts
 from bertjax.training.programs import Programs
@@ -29,7 +30,7 @@ def begin(workdir, step, settings=None, made_of=None):
 def test_a_start_on_the_same_machine_is_bit_for_bit(tmp_path):
     assert begin(tmp_path, 0)[1] == []
     assert begin(tmp_path, 40)[1] == []
-    first, second = read_starts(tmp_path / STARTS_FILE)
+    first, second = read_records(tmp_path / STARTS_FILE)
     assert (first["step"], second["step"]) == (0, 40)
     assert first["bit_for_bit"] and second["bit_for_bit"] and second["jax"] and second["time"]
 
@@ -49,7 +50,7 @@ def test_another_card_version_or_number_of_devices_is_said(tmp_path, monkeypatch
             [line] = begin(tmp_path, 10)[1]
         assert line.startswith(f"goes on from step 10, but not bit for bit: {name}: ")
         assert repr(value) in line
-        assert not read_starts(tmp_path / STARTS_FILE)[-1]["bit_for_bit"]
+        assert not read_records(tmp_path / STARTS_FILE)[-1]["bit_for_bit"]
         begin(tmp_path, 20)  # and back again
 
 
@@ -87,7 +88,7 @@ def test_a_fresh_start_forgets_the_starts_of_a_run_before(tmp_path):
     begin(tmp_path, 0, {"accumulation": 1})
     begin(tmp_path, 10, {"accumulation": 1})
     assert begin(tmp_path, 0, {"accumulation": 2})[1] == []
-    assert [start["step"] for start in read_starts(tmp_path / STARTS_FILE)] == [0]
+    assert [start["step"] for start in read_records(tmp_path / STARTS_FILE)] == [0]
 
 
 def test_a_reason_that_is_found_later_is_recorded_once(tmp_path):
@@ -96,14 +97,14 @@ def test_a_reason_that_is_found_later_is_recorded_once(tmp_path):
     start.differs("a program")
     start.differs("a program")
     assert lines == ["goes on from step 10, but not bit for bit: a program"]
-    assert read_starts(tmp_path / STARTS_FILE)[-1]["why"] == ["a program"]
+    assert read_records(tmp_path / STARTS_FILE)[-1]["why"] == ["a program"]
 
 
 def test_damaged_lines_are_left_out(tmp_path):
     begin(tmp_path, 0)
     with open(tmp_path / STARTS_FILE, "a") as file:
         file.write('{"step": \n\x00\x00\n[1]\n{"no": "step"}\n' + json.dumps({"step": 5}) + "\n")
-    assert [start["step"] for start in read_starts(tmp_path / STARTS_FILE)] == [0, 5]
+    assert [start["step"] for start in read_records(tmp_path / STARTS_FILE)] == [0, 5]
     begin(tmp_path, 10)
 
 

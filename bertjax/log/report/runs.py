@@ -75,18 +75,5 @@ def _load(directory: pathlib.Path) -> Run:
         read("examples.json", list),
         read("map.json", dict),
         read("result.json", dict),
-        read_starts(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else (),
+        read_records(directory / STARTS_FILE) if (directory / STARTS_FILE).exists() else (),
     )
-
-
-def read_starts(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The starts so far; lines that are damaged are left out."""
-    starts = []
-    for line in path.read_bytes().decode(errors="replace").splitlines():
-        try:
-            start = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(start, dict) and isinstance(start.get("step"), int):
-            starts.append(start)
-    return starts
