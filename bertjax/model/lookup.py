@@ -155,36 +155,38 @@ def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def product_float32(table: jax.Array, x: jax.Array) -> jax.Array:
-    """x [..., H] times table [V, H] transposed -> float32 [..., V].
+def product_float32(table: jax.Array, x: jax.Array, bias: jax.Array) -> jax.Array:
+    """x [..., H] times table [V, H] transposed, plus bias [V] -> float32 [..., V].
 
     The operands are multiplied in x's type and accumulated in float32 without rounding the result,
     for the softmax. The backward products run in x's type: left alone, they would run in float32
     because the logits do. The table is padded to a multiple of 64 rows on the way: a product with
     30,522 columns, rows of odd alignment, takes more than twice the time on a GPU.
     """
-    return _product_forward(table, x)[0]
+    return _product_forward(table, x, bias)[0]
 
 
 def _padded(table: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.pad(table.astype(x.dtype), ((0, -table.shape[0] % 64), (0, 0)))
 
 
-def _product_forward(table: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple]:
+def _product_forward(table: jax.Array, x: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple]:
     logits = jnp.einsum("...H,VH->...V", x, _padded(table, x), preferred_element_type=jnp.float32)
-    return logits[..., : table.shape[0]], (table, x)
+    return logits[..., : table.shape[0]] + bias, (table, x)
 
 
-def _product_backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _product_backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     table, x = residuals
     rows = table.shape[0]
     widths = [(0, 0)] * (cotangent.ndim - 1) + [(0, -rows % 64)]
-    g = jnp.pad(cotangent.astype(x.dtype), widths)
+    # One array for all three gradients: XLA would compute it again, from the logits, to sum up the bias's.
+    g = jax.lax.optimization_barrier(jnp.pad(cotangent.astype(x.dtype), widths))
+    dbias = jnp.sum(g.astype(jnp.float32), axis=range(g.ndim - 1))[:rows]
     dx = jnp.einsum("...V,VH->...H", g, _padded(table, x))
     dtable = jnp.einsum(
         "NV,NH->VH", g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1]), preferred_element_type=jnp.float32
     )
-    return dtable[:rows].astype(table.dtype), dx
+    return dtable[:rows].astype(table.dtype), dx, dbias
 
 
 product_float32.defvjp(_product_forward, _product_backward)

@@ -133,17 +133,21 @@ def copies(table: jax.Array, rows: int, dtype: jax.typing.DTypeLike) -> jax.Arra
     return _copies(mesh, split, dtype, table)
 
 
-def with_copies(function: Callable[[jax.Array, jax.Array], jax.Array], table: jax.Array, x: jax.Array) -> jax.Array:
-    """function(table [V, H], x [B, ...]) -> [B, ...]; if `table` is `copies`, each device calls it
+def with_copies(function: Callable[..., jax.Array], table: jax.Array, x: jax.Array, *whole: jax.Array) -> jax.Array:
+    """function(table [V, H], x [B, ...], *whole) -> [B, ...]; if `table` is `copies`, each device calls it
     with its own copy and rows."""
     if table.ndim == 2:
-        return function(table, x)
+        return function(table, x, *whole)
     mesh = _MESH.get()
     split = PartitionSpec(mesh.axis_names)
     run = jax.shard_map(
-        lambda own, x: function(own[0], x), mesh=mesh, in_specs=(split, split), out_specs=split, check_vma=False
+        lambda own, *rest: function(own[0], *rest),
+        mesh=mesh,
+        in_specs=(split, split, *[PartitionSpec()] * len(whole)),
+        out_specs=split,
+        check_vma=False,
     )
-    return run(table, x)
+    return run(table, x, *whole)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

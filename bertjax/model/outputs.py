@@ -133,4 +133,4 @@ class MlmHead(nnx.Module):
         x = self.LayerNorm(activation(self.act)(self.transform(hidden)))
         if config.words is not None:  # rows that pad the table have no share in the softmax
             bias += np.where(np.arange(config.vocab_size) < config.words, 0, NEVER).astype(np.float32)
-        return with_copies(product_float32, encoder.embeddings.word_embeddings[...], x) + bias
+        return with_copies(product_float32, encoder.embeddings.word_embeddings[...], x, bias)

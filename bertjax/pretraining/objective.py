@@ -42,6 +42,8 @@ class PretrainingObjective:
             masked = next_tokens(batch["input_ids"], batch["attention_mask"])
         else:
             masked = mask_tokens(key, batch["input_ids"], batch["attention_mask"], self.masking)
+        # Drawn once: XLA would draw a token's mask again for each of its hidden units, where words are looked up.
+        masked = jax.lax.optimization_barrier(masked)
         return {
             **batch,
             "input_ids": masked.input_ids,

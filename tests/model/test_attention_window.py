@@ -15,7 +15,7 @@ from bertjax.model.kernels.attention_pallas_tpu import attention as tpu_attentio
 from bertjax.model.kernels.attention_triton import Tiling, flash_attention, tile_bounds
 from bertjax.model.kernels.choice import joined_attention
 from bertjax.model.kernels.dropout_bits import keep_probability, stream_seeds, tile_keep_mask
-from bertjax.model.kernels.rotary import turned, turned_in_place
+from bertjax.model.kernels.rotary import turned
 
 RATE = 0.2
 KEY = jax.random.key(3)
@@ -178,11 +178,9 @@ def test_queries_and_keys_of_a_product_are_turned(kernel, length, has_bias):
     product, turns = jnp.stack([q, k, v], axis=2), turn(length, 16)
     bias = jax.random.normal(KEY, (3, 2, 16)) if has_bias else None
 
-    how = {"turned": turned_in_place} if kernel is attention_triton else {}
-
     def joined(product, bias):
         flat = product if bias is None else product.reshape(4, length, -1)
-        return joined_attention(kernel, flat, bias, ids, 0.0, None, False, turn=turns, window=9, **how)
+        return joined_attention(kernel, flat, bias, ids, 0.0, None, False, turn=turns, window=9)
 
     def want(product, bias):
         q, k, v = jnp.moveaxis(product if bias is None else product + bias, 2, 0)

@@ -80,9 +80,11 @@ def compile_all(capability: int) -> None:
     for length, window, several, rate in (*rows, (8192, None, False, 0.0), (8192, 64, False, 0.0)):
         ids, seeds = jnp.ones((1, length), jnp.int32), jnp.zeros((1, 2, 2), jnp.uint32)
         tiling = attention_triton.Tiling.for_length(length, several, window)
-        how = ids, seeds, rate, tiling, window
+        turn = None if rate else (jnp.ones((1, length, 64), jnp.float32),) * 2
         trace(
-            lambda product, bias, how=how: attention_triton.flash_attention((product,), *how, bias),
+            lambda product, bias, how=(ids, seeds, rate, tiling, window), turn=turn: attention_triton.flash_attention(
+                (product,), *how, bias, turn
+            ),
             shape(1, length, 384),
             shape(3, 2, 64, dtype=jnp.float32),
         )
@@ -92,6 +94,7 @@ def compile_all(capability: int) -> None:
     for rate, before in ((0.1, False), (0.0, True)):
         how = {"words": words, "dropout_rate": rate, "before": before}
         trace(lambda h, r, b, s, c, how=how: norm(h, b, r, s, c, **how), *[shape(1, 32, 768)] * 2, *wide)
+    trace(lambda h, r, s: norm(h, None, r, s, None, before=True), *[shape(1, 32, 768)] * 2, wide[0])
     trace(bias_gelu.bias_gelu, shape(1, 64, 3072), shape(3072, dtype=jnp.float32))
     for tanh in (True, False):
         trace(functools.partial(gated_gelu.gated_gelu, tanh=tanh), shape(1, 64, 2304))
@@ -102,8 +105,6 @@ def compile_all(capability: int) -> None:
             shape(3072, 768, dtype=jnp.float32),
         ]
         trace(functools.partial(float8.dense_gelu_dense, None, True), *kernels, shape(1, 128, 768))
-    angles = [jnp.zeros((1, 64, 64), jnp.float32)] * 2
-    trace(lambda x: rotary.turned_in_place(x, angles), shape(1, 64, 3, 12, 64))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,16 @@ def test_value_and_all_gradients_equal_the_plain_expression(rate, before):
         np.testing.assert_allclose(a, b, atol=5e-6)
 
 
+def test_a_norm_without_biases_has_the_gradients_of_the_plain_expression():
+    random = np.random.default_rng(0)
+    h, residual, g1, g2 = jnp.asarray(random.normal(size=(4, 1, 24, 48)), jnp.float32)
+    scale = jnp.asarray(random.normal(size=48), jnp.float32)
+    got, pull = jax.vjp(lambda h, r, s: residual_layer_norm(h, None, r, s, None, before=True), h, residual, scale)
+    want, plain = jax.vjp(lambda h, r, s: reference(h, 0, r, s, 0, None, 0.0, True), h, residual, scale)
+    for a, b in zip((*got, *pull((g1, g2))), (*want, *plain((g1, g2))), strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-6)
+
+
 def test_sharded_rows_draw_the_bits_of_the_global_batch():
     if jax.device_count() < 2:
         pytest.skip("needs two devices")

@@ -29,6 +29,8 @@ from jax.sharding import Mesh
 from bertjax.model.kernels.attention_reference import seen_window
 from bertjax.model.kernels.dropout_bits import keep_probability, stream_seeds, word_threshold
 from bertjax.model.kernels.gpu_launch import launch, writes_in_place
+from bertjax.model.kernels.rotary import turned, turned_in_place
+from bertjax.model.layers import add_bias
 from bertjax.model.mesh import current_mesh, on_each_share
 
 _PADDING_ID = -1
@@ -76,6 +78,7 @@ class Spec:
 
     `joined`: q, k, v are one array [B,T,3,A,D], whose gradient is written as one too.
     `window`: a position sees none that is further away.
+    `turned`: queries and keys are turned by their positions, and their gradients turned back.
     `mesh`: where rows and heads lie; a program sees nothing of it.
     """
 
@@ -84,6 +87,7 @@ class Spec:
     tiling: Tiling
     joined: bool
     window: int | None
+    turned: bool = False
     mesh: Mesh | None = None
 
 
@@ -158,8 +162,9 @@ def _forward(ids, seeds, *qkv, spec: Spec):
     return launch("attention_forward", grid, arrays, [context, sums], *how, **constants, **blocks)
 
 
-def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
-    """One shard's gradients, laid out as `qkv`."""
+def _backward(ids, seeds, o, lse, do, *rest, spec: Spec):
+    """One shard's gradients, laid out as q, k and v; `rest` is the angles, if spec.turned, and q, k and v."""
+    turn, qkv = (rest[:2], rest[2:]) if spec.turned else ((), rest)
     batch, length, heads, head = _dimensions(qkv, spec)
     tiling = spec.tiling
     block = math.gcd(length, tiling.backward_block)
@@ -167,7 +172,8 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
     delta = jnp.sum(o.astype(jnp.float32) * do.astype(jnp.float32), axis=-1) * keep
     over = math.gcd(length, tiling.backward_over)
     bounds = tile_bounds(ids, block, over, spec.window)
-    arrays = [seeds, bounds, *(qkv * 3 if spec.joined else qkv), ids, do, lse, delta.transpose(0, 2, 1)]
+    delta = delta.transpose(0, 2, 1)
+    arrays = [seeds, bounds, *(qkv * 3 if spec.joined else qkv), ids, do, lse, delta, *(turn or (delta, delta))]
     run = functools.partial(
         launch,
         "attention_backward",
@@ -176,6 +182,7 @@ def _backward(ids, seeds, o, lse, do, *qkv, spec: Spec):
         stages=tiling.backward_stages,
         **_constants(spec, length, heads, head),
         **{"FACTOR": spec.scale / keep, "BLOCK": block, "OVER": over},
+        **{"TURNED": bool(turn), "PERIOD": turn[0].shape[0] if turn else 1},
     )
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
     nothing = jax.ShapeDtypeStruct((1,), qkv[0].dtype)  # for an argument that is not written
@@ -197,55 +204,68 @@ def _run(spec: Spec, backward: bool, *args):
     """`_forward` or `_backward` on each device's rows and heads."""
     qkv = "btcad" if spec.joined else "btad btad btad"  # c = query, key, value
     context = "btad bat"  # and log-sum-exp
-    function, takes, gives = (
-        (_backward, f"bt bas {context} btad {qkv}", qkv) if backward else (_forward, f"bt bas {qkv}", context)
-    )
+    if backward:
+        angles = _angles(args[5]) if spec.turned else ""
+        function, takes, gives = _backward, f"bt bas {context} btad {angles} {qkv}", qkv
+    else:
+        function, takes, gives = _forward, f"bt bas {qkv}", context
     run = on_each_share(functools.partial(function, spec=spec), spec.mesh, takes, gives)
     return run(*args)
 
 
-def _with_bias(bias: jax.Array | None, qkv):
-    """`qkv` itself, or the product [B,T,3AD] in it plus the bias [3,A,D] as [B,T,3,A,D]."""
-    if bias is None:
-        return qkv
-    (product,) = qkv
-    biased = product + bias.reshape(-1).astype(product.dtype)
-    return (biased.reshape(*product.shape[:2], *bias.shape),)
+def _angles(cos: jax.Array) -> str:
+    """Axes of cosines and sines for `on_each_share`: those of each row, or the same for all."""
+    return "xtd xtd" if cos.shape[0] == 1 else "btd btd"
+
+
+def _prepared(spec: Spec, bias: jax.Array | None, turn: tuple[jax.Array, ...], qkv):
+    """`qkv` itself, or the product in it plus the bias [3,A,D], and turned, as [B,T,3,A,D]."""
+    if bias is not None:
+        (product,) = qkv
+        biased = product + bias.reshape(-1).astype(product.dtype)
+        qkv = (biased.reshape(*product.shape[:2], *bias.shape),)
+    if turn:
+        takes = f"btcad {_angles(turn[0])}"
+        qkv = on_each_share(lambda *args: (turned_in_place(*args),), spec.mesh, takes, "btcad")(*qkv, *turn)
+    return qkv
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(spec: Spec, ids, seeds, bias, *qkv):
-    return _run(spec, False, ids, seeds, *_with_bias(bias, qkv))[0]
+def _attend(spec: Spec, ids, seeds, bias, turn, *qkv):
+    return _run(spec, False, ids, seeds, *_prepared(spec, bias, turn, qkv))[0]
 
 
-def _attend_forward(spec, ids, seeds, bias, *qkv):
-    qkv = _with_bias(bias, qkv)
+def _attend_forward(spec, ids, seeds, bias, turn, *qkv):
+    qkv = _prepared(spec, bias, turn, qkv)
     o, lse = _run(spec, False, ids, seeds, *qkv)
     # Named so that a rematerialisation policy can keep them and never run the forward kernel twice.
     o, lse = checkpoint_name(o, "attention_residuals"), checkpoint_name(lse, "attention_residuals")
-    return o, (ids, seeds, bias, o, lse, qkv)
+    return o, (ids, seeds, bias, turn, o, lse, qkv)
 
 
 def _attend_backward(spec, residuals, do):
-    ids, seeds, bias, o, lse, qkv = residuals
-    gradients = _run(spec, True, ids, seeds, o, lse, do.astype(o.dtype), *qkv)
+    ids, seeds, bias, turn, o, lse, qkv = residuals
+    gradients = _run(spec, True, ids, seeds, o, lse, do.astype(o.dtype), *turn, *qkv)
     dbias = None
     if bias is not None:
         # Not summed inside the kernel, although it holds the numbers: measured, that costs more
-        # (8 % of the kernel) than this pass over memory. The keys' bias has no gradient: it adds
-        # the same to all scores of a query, which softmax does not see.
+        # (8 % of the kernel) than this pass over memory. The keys' bias has no gradient unless they are
+        # turned: it adds the same to all scores of a query, which softmax does not see.
         (joined,) = gradients
-        of_queries, of_values = (jnp.sum(joined[:, :, part].astype(jnp.float32), axis=(0, 1)) for part in (0, 2))
-        dbias = jnp.stack([of_queries, jnp.zeros_like(of_queries), of_values])
+        of_queries, of_keys, of_values = (
+            jnp.sum(joined[:, :, part].astype(jnp.float32), axis=(0, 1)) if part != 1 or turn else None
+            for part in range(3)
+        )
+        dbias = jnp.stack([of_queries, jnp.zeros_like(of_queries) if of_keys is None else of_keys, of_values])
         gradients = (joined.reshape(*joined.shape[:2], -1),)
-    return None, None, dbias, *gradients
+    return None, None, dbias, None, *gradients
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def flash_attention(
-    qkv, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, window=None, bias=None
+    qkv, attention_mask, seeds=None, dropout_rate=0.0, tiling=None, window=None, bias=None, turn=None
 ) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v with dropout on the probabilities, fused.
 
@@ -259,6 +279,7 @@ def flash_attention(
       dropout_rate: of the attention weights; kept ones are divided by `keep_probability` of it.
       tiling: a Tiling; by default `Tiling.for_length(T)`.
       bias: [3, A, D], still to be added to a product.
+      turn: cosines and sines (rotary.Turn) by which queries and keys of a product are still to be turned.
 
     Returns:
       [B, T, A, D], in q's type. Softmax and sums are float32.
@@ -283,9 +304,16 @@ def flash_attention(
     ids = jnp.pad(attention_mask.astype(jnp.int32), ((0, 0), (0, extra)), constant_values=_PADDING_ID)
     window = seen_window(window, length)
     tiling = tiling or Tiling.for_length(length + extra, window=window)
-    spec = Spec(float(dropout_rate), 1.0 / math.sqrt(head), tiling, len(qkv) == 1, window, current_mesh())
-    qkv = (jnp.pad(x, ((0, 0), (0, extra), *[(0, 0)] * (x.ndim - 2))) for x in qkv)
-    return _attend(spec, ids, seeds, bias, *qkv)[:, :length]
+    if turn is not None and not writes_in_place():
+        if bias is not None:
+            qkv, bias = (add_bias(qkv[0], bias.reshape(-1)).reshape(batch, length, *bias.shape),), None
+        qkv, turn = (turned(*qkv, turn),), None
+    how = len(qkv) == 1, window, turn is not None, current_mesh()
+    spec = Spec(float(dropout_rate), 1.0 / math.sqrt(head), tiling, *how)
+    turn, qkv = (
+        tuple(jnp.pad(x, ((0, 0), (0, extra), *[(0, 0)] * (x.ndim - 2))) for x in each) for each in (turn or (), qkv)
+    )
+    return _attend(spec, ids, seeds, bias, turn, *qkv)[:, :length]
 
 
 def attention(query, key, value, attention_mask, *how, **window) -> jax.Array:
@@ -296,16 +324,17 @@ def attention(query, key, value, attention_mask, *how, **window) -> jax.Array:
     return _attention((query, key, value), None, attention_mask, *how, **window)
 
 
-def joined_attention(product, bias, attention_mask, *how, **window) -> jax.Array:
-    """`attention` for a product [B, T, 3 A D] and its bias [3, A, D], or [B, T, 3, A, D] and None."""
-    return _attention((product,), bias, attention_mask, *how, **window)
+def joined_attention(product, bias, attention_mask, *how, **options) -> jax.Array:
+    """`attention` for a product [B, T, 3 A D] and its bias [3, A, D], or [B, T, 3, A, D] and None; see
+    `flash_attention` for its `turn`."""
+    return _attention((product,), bias, attention_mask, *how, **options)
 
 
 def _attention(
-    qkv, bias, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False, window=None
+    qkv, bias, attention_mask, dropout_rate=0.0, dropout_key=None, several_pairs=False, window=None, turn=None
 ) -> jax.Array:
     (batch, length), heads = qkv[0].shape[:2], (qkv[0] if bias is None else bias).shape[-2]
     rate = 0.0 if dropout_key is None else dropout_rate
     seeds = stream_seeds(dropout_key, batch, heads) if rate > 0.0 else None
     tiling = Tiling.for_length(length, several_pairs, seen_window(window, length))
-    return flash_attention(qkv, attention_mask, seeds, rate, tiling, window, bias)
+    return flash_attention(qkv, attention_mask, seeds, rate, tiling, window, bias, turn)

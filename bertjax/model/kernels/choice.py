@@ -28,7 +28,7 @@ from bertjax.model.kernels import (
 )
 from bertjax.model.kernels.gated_gelu import gated_gelu
 from bertjax.model.kernels.gelu import Activation, gated, gelu_erf, gelu_tanh
-from bertjax.model.kernels.rotary import Turn, turned, turned_in_place
+from bertjax.model.kernels.rotary import Turn, turned
 from bertjax.model.layers import Dense, LayerNorm, Multiply, activation, add_bias, product
 from bertjax.model.mesh import HEADS_AXIS, current_mesh, rows_are_placed
 from bertjax.model.presets import BertConfig, Execution
@@ -85,7 +85,7 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
     xla = execution.pointwise == "xla" or (jax.default_backend() == "gpu" and not _triton_runs())
     before, act, width = config.norm == "before", activation(config.hidden_act), config.intermediate_size
     norm: Callable[..., Pair] = functools.partial(add_norm, words=execution.dropout_words, before=before)
-    activated, gate, turn = functools.partial(dense_activation, act), gated(act), turned
+    activated, gate = functools.partial(dense_activation, act), gated(act)
     float8_products = execution.dtype == "float8"
     if float8_products:  # XLA would have cuBLASLt compute a GELU behind a product, which it cannot in 8 bits
         activated = functools.partial(dense_activation, lambda u: act(jax.lax.optimization_barrier(u)))
@@ -96,10 +96,6 @@ def choose(config: BertConfig, execution: Execution, batch: int, length: int) ->
             activated = bias_gelu.dense_gelu
         if act in (gelu_tanh, gelu_erf) and width % 16 == 0:
             gate = functools.partial(gated_gelu, tanh=act is gelu_tanh)
-        if gpu_launch.writes_in_place() and config.head_size & (config.head_size - 1) == 0:
-            turn = turned_in_place
-    if joined is not None:
-        joined = functools.partial(joined, turned=turn)
     forward = functools.partial(feed_forward, activated, gate)
     if not xla and float8_products and act in (gelu_tanh, gelu_erf) and width % 128 == 0:
         forward = functools.partial(float8.feed_forward, forward, act is gelu_tanh)
@@ -199,21 +195,13 @@ def dense_gated(gated: Activation, dense: Dense, gate: Dense, x: jax.Array) -> j
 
 
 def joined_attention(
-    kernel: ModuleType,
-    product: jax.Array,
-    bias: jax.Array | None,
-    *how,
-    turned: Callable[[jax.Array, Turn], jax.Array] = turned,
-    turn: Turn | None = None,
-    **window,
+    kernel: ModuleType, product: jax.Array, bias: jax.Array | None, *how, turn: Turn | None = None, **window
 ) -> jax.Array:
-    """See Kernels. What the kernel does not do itself, bias, turn and split, comes before it."""
-    in_place = getattr(kernel, "joined_attention", None)
-    if not (in_place and turn is None):
-        if bias is not None:
-            product, bias = add_bias(product, bias.reshape(-1)).reshape(*product.shape[:2], *bias.shape), None
-        if turn is not None:
-            product = turned(product, turn)
-    if in_place:
-        return in_place(product, bias, *how, **window)
+    """See Kernels. A kernel without a `joined_attention` of its own gets what bias, turn and split make."""
+    if hasattr(kernel, "joined_attention"):
+        return kernel.joined_attention(product, bias, *how, turn=turn, **window)
+    if bias is not None:
+        product = add_bias(product, bias.reshape(-1)).reshape(*product.shape[:2], *bias.shape)
+    if turn is not None:
+        product = turned(product, turn)
     return kernel.attention(*(product[:, :, part] for part in range(3)), *how, **window)

@@ -72,6 +72,17 @@ def _rows(pointer, start, COUNT: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.co
 
 
 @triton.jit
+def _store_turned_back(pointer, x, cos, sin, start, COUNT: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr):
+    """x [COUNT, HEAD], turned back by its tokens' angles, to the vectors of a head from token `start` on."""
+    HALF: tl.constexpr = HEAD // 2
+    first, second = tl.split(tl.permute(tl.reshape(x, (COUNT, 2, HALF)), (0, 2, 1)))
+    c, s = tl.load(_rows(cos, start, COUNT, HEAD, HALF)), tl.load(_rows(sin, start, COUNT, HEAD, HALF))
+    kind = pointer.dtype.element_ty
+    tl.store(_rows(pointer, start, COUNT, STRIDE, HALF), (first * c + second * s).to(kind))
+    tl.store(_rows(pointer + HALF, start, COUNT, STRIDE, HALF), (second * c - first * s).to(kind))
+
+
+@triton.jit
 def _words(seeds, HEADS: tl.constexpr):
     """The head's two words."""
     at = seeds + (tl.program_id(2) * HEADS + tl.program_id(1)) * 2
@@ -133,16 +144,18 @@ def attention_forward(
 
 @triton.jit
 def attention_backward(
-    seeds, bounds, q, k, v, ids, do, lse, delta, dq, dk, dv,
+    seeds, bounds, q, k, v, ids, do, lse, delta, cos, sin, dq, dk, dv,
     LENGTH: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, JOINED: tl.constexpr,
     SCALE: tl.constexpr, FACTOR: tl.constexpr, KEEP: tl.constexpr, THRESHOLD: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr, OVER: tl.constexpr, OF_KEYS: tl.constexpr, OF_QUERIES: tl.constexpr,
+    BLOCK: tl.constexpr, OVER: tl.constexpr, OF_KEYS: tl.constexpr, OF_QUERIES: tl.constexpr, TURNED: tl.constexpr,
+    PERIOD: tl.constexpr,
 ):  # fmt: skip
     """BLOCK tokens of one head: dk and dv of these keys and dq of these queries, each over OVER tokens a time.
 
     Every program goes over all queries, so delta comes ready made: working it out here cost more
     than the pass over o and its gradient that makes it. FACTOR: what dq and dk still lack. JOINED:
-    dq alone is written, [B,T,3,A,D].
+    dq alone is written, [B,T,3,A,D]. TURNED: queries and keys came turned, their gradients go back
+    unturned; cos and sin [PERIOD, T, D], of row i those of i % PERIOD.
     """
     WIDTH: tl.constexpr = HEADS * HEAD
     STRIDE: tl.constexpr = 3 * WIDTH if JOINED else WIDTH
@@ -156,6 +169,8 @@ def attention_backward(
     lse += (row * HEADS + head) * LENGTH
     delta += (row * HEADS + head) * LENGTH
     ids += row * LENGTH
+    cos += (row % PERIOD) * (LENGTH * HEAD)
+    sin += (row % PERIOD) * (LENGTH * HEAD)
     words = _words(seeds, HEADS)
     own = mine + tl.arange(0, BLOCK)
     own_ids = tl.load(ids + own)
@@ -184,7 +199,10 @@ def attention_backward(
                 dp = tl.where(keep, dp, 0.0)
             ds = p * (dp - tl.load(delta + other)[None, :])
             dkey = tl.dot(ds.to(query.dtype), query, dkey)
-        tl.store(_rows(dk, mine, BLOCK, STRIDE, HEAD), (dkey * FACTOR).to(dk.dtype.element_ty))
+        if TURNED:
+            _store_turned_back(dk, dkey * FACTOR, cos, sin, mine, BLOCK, STRIDE, HEAD)
+        else:
+            tl.store(_rows(dk, mine, BLOCK, STRIDE, HEAD), (dkey * FACTOR).to(dk.dtype.element_ty))
         tl.store(_rows(dv, mine, BLOCK, STRIDE, HEAD), (dvalue * (1.0 / KEEP)).to(dv.dtype.element_ty))
 
     if OF_QUERIES:  # tiles are [queries, keys]
@@ -205,4 +223,7 @@ def attention_backward(
                 dp = tl.where(attention_keep(words, mine, start, BLOCK, OVER, THRESHOLD, False), dp, 0.0)
             ds = p * (dp - own_delta[:, None])
             dquery = tl.dot(ds.to(keys.dtype), keys, dquery)
-        tl.store(_rows(dq, mine, BLOCK, STRIDE, HEAD), (dquery * FACTOR).to(dq.dtype.element_ty))
+        if TURNED:
+            _store_turned_back(dq, dquery * FACTOR, cos, sin, mine, BLOCK, STRIDE, HEAD)
+        else:
+            tl.store(_rows(dq, mine, BLOCK, STRIDE, HEAD), (dquery * FACTOR).to(dq.dtype.element_ty))

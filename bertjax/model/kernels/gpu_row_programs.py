@@ -45,14 +45,20 @@ def hidden_keep(words, token, columns, THRESHOLD: tl.constexpr):
 
 
 @triton.jit
-def _load(pointer, START: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """float32 of a part of a vector, 0 beyond its end."""
+def _read(pointer, START: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """A part of a vector, 0 beyond its end."""
     columns = START + tl.arange(0, SIZE)
     if START + SIZE > WIDTH:
         x = tl.load(pointer + columns, mask=columns < WIDTH, other=0.0)
     else:
         x = tl.load(pointer + columns)
-    return x.to(tl.float32)
+    return x
+
+
+@triton.jit
+def _load(pointer, START: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """The same in float32."""
+    return _read(pointer, START, SIZE, WIDTH).to(tl.float32)
 
 
 @triton.jit
@@ -124,7 +130,13 @@ def residual_norm_forward(
 
 
 @triton.jit
-def _gradients(dx, x, mean, slope, reciprocal, dz, dh, dr, words, token, START: tl.constexpr, SIZE: tl.constexpr,
+def _read_three(z, dz, dy, row, START: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    at = tl.cast(row, tl.int64) * WIDTH
+    return _read(z + at, START, SIZE, WIDTH), _read(dz + at, START, SIZE, WIDTH), _read(dy + at, START, SIZE, WIDTH)
+
+
+@triton.jit
+def _gradients(dx, x, mean, slope, reciprocal, own_dz, dh, dr, words, token, START: tl.constexpr, SIZE: tl.constexpr,
                WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, BEFORE: tl.constexpr):  # fmt: skip
     """A part of the gradients of the residual and of h, stored; that of h is returned, float32.
 
@@ -132,7 +144,7 @@ def _gradients(dx, x, mean, slope, reciprocal, dz, dh, dr, words, token, START: 
     """
     dx = (dx - mean - x * slope) * reciprocal
     if BEFORE:
-        dx += _load(dz, START, SIZE, WIDTH)
+        dx += own_dz
     _store(dr, dx, START, SIZE, WIDTH)
     if THRESHOLD > 0:
         dx = tl.where(hidden_keep(words, token, START + tl.arange(0, SIZE), THRESHOLD), dx * FACTOR, 0.0)
@@ -145,31 +157,37 @@ def residual_norm_backward(
     words, tokens, z, dz, dy, scale, dh, dr, sums,
     WIDTH: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr,
     THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, EPSILON: tl.constexpr,
-    BEFORE: tl.constexpr,
+    BEFORE: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     """sums [programs, 3, WIDTH]: what these rows add to the gradients of scale, bias and `before`.
 
-    BEFORE: dz and dy are the gradients of z and of y; else both are of y.
+    BEFORE: dz and dy are the gradients of z and of y; else both are of y. BIASED: False where there is neither
+    bias nor `before`, and sums [programs, 1, WIDTH]. The next row is read while this one is worked on.
     """
     scale_0 = _load(scale, 0, FIRST, WIDTH)
     dscale_0 = tl.full((FIRST,), 0.0, tl.float32)
     dbias_0 = tl.full((FIRST,), 0.0, tl.float32)
     dbefore_0 = tl.full((FIRST,), 0.0, tl.float32)
+    key = tl.load(words), tl.load(words + 1)
+    start = tl.program_id(0) * ROWS
+    z_0, dz_0, dy_0 = _read_three(z, dz, dy, start, 0, FIRST, WIDTH)
     if REST > 0:
         scale_1 = _load(scale, FIRST, REST, WIDTH)
         dscale_1 = tl.full((REST,), 0.0, tl.float32)
         dbias_1 = tl.full((REST,), 0.0, tl.float32)
         dbefore_1 = tl.full((REST,), 0.0, tl.float32)
-    key = tl.load(words), tl.load(words + 1)
-    start = tl.program_id(0) * ROWS
+        z_1, dz_1, dy_1 = _read_three(z, dz, dy, start, FIRST, REST, WIDTH)
     for i in range(0, ROWS):
         row = start + i
+        following = start + tl.minimum(i + 1, ROWS - 1)
         at = tl.cast(row, tl.int64) * WIDTH
         token = tl.load(tokens + row)
-        x_0 = _load(z + at, 0, FIRST, WIDTH)
+        x_0, own_0, g_0 = z_0.to(tl.float32), dz_0.to(tl.float32), dy_0.to(tl.float32)
+        z_0, dz_0, dy_0 = _read_three(z, dz, dy, following, 0, FIRST, WIDTH)
         total = tl.sum(x_0, 0)
         if REST > 0:
-            x_1 = _load(z + at, FIRST, REST, WIDTH)
+            x_1, own_1, g_1 = z_1.to(tl.float32), dz_1.to(tl.float32), dy_1.to(tl.float32)
+            z_1, dz_1, dy_1 = _read_three(z, dz, dy, following, FIRST, REST, WIDTH)
             total = total + tl.sum(x_1, 0)
         mean = total * (1.0 / WIDTH)
         x_0 = x_0 - mean
@@ -179,42 +197,47 @@ def residual_norm_backward(
             squares = squares + tl.sum(x_1 * x_1, 0)
         reciprocal = tl.rsqrt(squares * (1.0 / WIDTH) + EPSILON)
         x_0 = x_0 * reciprocal
-        dy_0 = _load(dy + at, 0, FIRST, WIDTH)
         if not BEFORE:
-            dy_0 += _load(dz + at, 0, FIRST, WIDTH)
-        dx_0 = dy_0 * scale_0
+            g_0 += own_0
+        dx_0 = g_0 * scale_0
         total = tl.sum(dx_0, 0)
         slope = tl.sum(dx_0 * x_0, 0)
         if REST > 0:
             x_1 = x_1 * reciprocal
-            dy_1 = _load(dy + at, FIRST, REST, WIDTH)
             if not BEFORE:
-                dy_1 += _load(dz + at, FIRST, REST, WIDTH)
-            dx_1 = dy_1 * scale_1
+                g_1 += own_1
+            dx_1 = g_1 * scale_1
             total = total + tl.sum(dx_1, 0)
             slope = slope + tl.sum(dx_1 * x_1, 0)
         mean, slope = total * (1.0 / WIDTH), slope * (1.0 / WIDTH)
-        dbefore_0 += _gradients(
-            dx_0, x_0, mean, slope, reciprocal, dz + at, dh + at, dr + at, key, token, 0, FIRST,
+        dx_0 = _gradients(
+            dx_0, x_0, mean, slope, reciprocal, own_0, dh + at, dr + at, key, token, 0, FIRST,
             WIDTH, THRESHOLD, FACTOR, BEFORE,
         )  # fmt: skip
-        dscale_0 += dy_0 * x_0
-        dbias_0 += dy_0
+        dscale_0 += g_0 * x_0
+        if BIASED:
+            dbias_0 += g_0
+            dbefore_0 += dx_0
         if REST > 0:
-            dbefore_1 += _gradients(
-                dx_1, x_1, mean, slope, reciprocal, dz + at, dh + at, dr + at, key, token, FIRST, REST,
+            dx_1 = _gradients(
+                dx_1, x_1, mean, slope, reciprocal, own_1, dh + at, dr + at, key, token, FIRST, REST,
                 WIDTH, THRESHOLD, FACTOR, BEFORE,
             )  # fmt: skip
-            dscale_1 += dy_1 * x_1
-            dbias_1 += dy_1
-    sums += tl.program_id(0).to(tl.int64) * (3 * WIDTH)
+            dscale_1 += g_1 * x_1
+            if BIASED:
+                dbias_1 += g_1
+                dbefore_1 += dx_1
+    PARTS: tl.constexpr = 3 if BIASED else 1
+    sums += tl.program_id(0).to(tl.int64) * (PARTS * WIDTH)
     _store(sums, dscale_0, 0, FIRST, WIDTH)
-    _store(sums + WIDTH, dbias_0, 0, FIRST, WIDTH)
-    _store(sums + 2 * WIDTH, dbefore_0, 0, FIRST, WIDTH)
     if REST > 0:
         _store(sums, dscale_1, FIRST, REST, WIDTH)
-        _store(sums + WIDTH, dbias_1, FIRST, REST, WIDTH)
-        _store(sums + 2 * WIDTH, dbefore_1, FIRST, REST, WIDTH)
+    if BIASED:
+        _store(sums + WIDTH, dbias_0, 0, FIRST, WIDTH)
+        _store(sums + 2 * WIDTH, dbefore_0, 0, FIRST, WIDTH)
+        if REST > 0:
+            _store(sums + WIDTH, dbias_1, FIRST, REST, WIDTH)
+            _store(sums + 2 * WIDTH, dbefore_1, FIRST, REST, WIDTH)
 
 
 @triton.jit
@@ -271,18 +294,17 @@ def gated_gelu_backward(u, g, du, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUM
 @triton.jit
 def turn(
     x, cos, sin, PERIOD: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
-    DIRECTION: tl.constexpr,
 ):  # fmt: skip
     """Queries or keys of x [rows, 3, HEADS, 2 HALF] turned, in place.
 
-    Row i turns by row i % PERIOD of cos and sin [PERIOD, 2 HALF]. DIRECTION: -1 turns back.
+    Row i turns by row i % PERIOD of cos and sin [PERIOD, 2 HALF].
     """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, HALF)
     angles = (rows % PERIOD)[:, None] * (2 * HALF) + columns[None, :]
-    c, s = tl.load(cos + angles), tl.load(sin + angles) * DIRECTION
+    c, s = tl.load(cos + angles), tl.load(sin + angles)
     at = (rows * (6 * HEADS * HALF) + tl.program_id(1) * (2 * HEADS * HALF))[:, None] + columns[None, :]
-    for _ in range(0, HEADS):
+    for _ in tl.static_range(0, HEADS):
         first, second = tl.load(x + at).to(tl.float32), tl.load(x + at + HALF).to(tl.float32)
         tl.store(x + at, (first * c - second * s).to(x.dtype.element_ty))
         tl.store(x + at + HALF, (second * c + first * s).to(x.dtype.element_ty))

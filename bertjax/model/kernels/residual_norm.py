@@ -30,7 +30,6 @@ from bertjax.model.kernels.gpu_launch import launch
 from bertjax.model.mesh import current_mesh, on_each_share
 
 Pair = tuple[jax.Array, jax.Array]
-SUMS = 3  # gradients that backward adds up over tokens: scale, bias, b
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +37,17 @@ class _Spec:
     rate: float
     epsilon: float
     before: bool
+    biased: bool  # whether there is a bias, of the norm or of the product
     mesh: Mesh | None
 
 
-def _rows(width: int) -> int:
-    """Of a program, forward; what was fastest on an H100."""
-    return 4 if width >= 1024 else 8
+# (rows, warps) of a program and, backward, the rows that one partial sum is made of: what was fastest on an H200.
+def _forward_shape(width: int) -> tuple[int, int]:
+    return (2, 2) if width >= 1024 else (8, 1)
+
+
+def _backward_rows(width: int, biased: bool) -> int:
+    return 16 if width >= 1024 or not biased else 32
 
 
 def _constants(spec: _Spec, width: int, rows: int) -> dict[str, int | float]:
@@ -65,27 +69,28 @@ def _forward(h, b, r, scale, bias, words, tokens, *, spec: _Spec):
     """One shard's y and z, [B,T,H]."""
     batch, length, width = h.shape
     count = batch * length
-    rows = math.gcd(count, _rows(width))
+    rows, warps = _forward_shape(width)
+    rows = math.gcd(count, rows)
     flat = jax.ShapeDtypeStruct((count, width), h.dtype)
     arrays = words, tokens, h, b, r, scale, bias
     constants = _constants(spec, width, rows)
-    y, z = launch("residual_norm_forward", (count // rows,), arrays, [flat] * 2, **constants)
+    y, z = launch("residual_norm_forward", (count // rows,), arrays, [flat] * 2, warps, **constants)
     return y.reshape(h.shape), z.reshape(h.shape)
 
 
 def _backward(z, dz, dy, scale, words, tokens, *, spec: _Spec):
-    """One shard's dh, dr [B,T,H] and partial sums [B, programs a row, SUMS, H]."""
+    """One shard's dh, dr [B,T,H] and partial sums [B, programs a row, 3, H], of scale, bias and b, or only of scale."""
     batch, length, width = z.shape
     count = batch * length
-    rows = math.gcd(length, 4 * _rows(width))  # of which one partial sum is made
+    rows, parts = math.gcd(length, _backward_rows(width, spec.biased)), 3 if spec.biased else 1
     flat = jax.ShapeDtypeStruct((count, width), z.dtype)
     of_h = flat if spec.rate else jax.ShapeDtypeStruct((1, 1), z.dtype)  # not written without dropout
-    results = [of_h, flat, jax.ShapeDtypeStruct((count // rows, SUMS, width), jnp.float32)]
+    results = [of_h, flat, jax.ShapeDtypeStruct((count // rows, parts, width), jnp.float32)]
     arrays, constants = (words, tokens, z, dz, dy, scale), _constants(spec, width, rows)
-    constants["BEFORE"] = spec.before
+    constants |= {"BEFORE": spec.before, "BIASED": spec.biased}
     dh, dr, sums = launch("residual_norm_backward", (count // rows,), arrays, results, **constants)
     dh = dh if spec.rate else dr
-    return (dh.reshape(z.shape), dr.reshape(z.shape), sums.reshape(batch, length // rows, SUMS, width))
+    return (dh.reshape(z.shape), dr.reshape(z.shape), sums.reshape(batch, length // rows, parts, width))
 
 
 def _run(spec: _Spec, backward: bool, *args):
@@ -112,7 +117,8 @@ def _norm_backward(spec, residuals, cotangents):
     z, scale, words, tokens = residuals
     dz, dy = (c.astype(z.dtype) for c in cotangents)
     dh, dr, sums = _run(spec, True, z, dz, dy, scale, words, tokens)
-    dscale, dbias, db = jnp.sum(sums, axis=(0, 1))
+    dscale, *biases = jnp.sum(sums, axis=(0, 1))
+    dbias, db = biases or (None, None)
     return dh, db, dr, dscale, dbias, None, None
 
 
@@ -126,8 +132,8 @@ def residual_layer_norm(
 
     Args:
       h, residual: [B, T, H] of one type; H a multiple of 16.
-      h_bias: float32 [H].
-      scale, bias: float32 [H], of the LayerNorm.
+      h_bias: float32 [H], or None.
+      scale, bias: float32 [H], of the LayerNorm; bias may be None.
       words: uint32 [2] of `dropout_bits.key_words`, needed when dropout_rate > 0.
       dropout_rate, epsilon: Python floats.
       before: return the sum beside its norm, for networks whose norms come before the sub-layers.
@@ -146,16 +152,16 @@ def residual_layer_norm(
         raise ValueError("dropout_rate > 0 needs words (dropout_bits.key_words)")
     if words is None:
         words = jnp.zeros((2,), jnp.uint32)
-    spec = _Spec(float(dropout_rate), float(epsilon), before, current_mesh())
+    biased = h_bias is not None or bias is not None
+    spec = _Spec(float(dropout_rate), float(epsilon), before, biased, current_mesh())
     tokens = lax.iota(jnp.uint32, h.shape[0] * h.shape[1]).reshape(h.shape[:2])
-    scale, bias, h_bias = (x.astype(jnp.float32) for x in (scale, bias, h_bias))
+    none = jnp.zeros(scale.shape, jnp.float32)
+    scale, bias, h_bias = (none if x is None else x.astype(jnp.float32) for x in (scale, bias, h_bias))
     return _norm(spec, h, h_bias, residual, scale, bias, words, tokens)
 
 
 def add_norm(bias, norm, product, residual, rate: float, key: jax.Array | None, before: bool) -> Pair:
     """See choice.Kernels."""
     words, rate = (None, 0.0) if key is None else (key_words(key), rate)
-    scale = norm.scale[...]
-    none = jnp.zeros_like(scale)
-    h_bias, norm_bias = (none if b is None else b[...] for b in (bias, norm.bias))
-    return residual_layer_norm(product, h_bias, residual, scale, norm_bias, words, rate, norm.epsilon, before)
+    h_bias, norm_bias = (None if b is None else b[...] for b in (bias, norm.bias))
+    return residual_layer_norm(product, h_bias, residual, norm.scale[...], norm_bias, words, rate, norm.epsilon, before)

@@ -6,18 +6,15 @@ bias before it and the turn, over queries, keys and values of one product as the
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from bertjax.model.kernels.gpu_launch import launch
-from bertjax.model.mesh import current_mesh, on_each_share
 
-ROWS, WARPS = 32, 4  # of a program
+ROWS, WARPS = 16, 8  # of a program
 Turn = tuple[jax.Array, jax.Array]  # cosines and sines [B or 1, T, D], float32; both halves of D are equal
 
 
@@ -33,39 +30,15 @@ def turned(x: jax.Array, turn: Turn) -> jax.Array:
     return (halves * cos + jnp.flip(halves, -2) * sin).reshape(x.shape).astype(x.dtype)
 
 
-def _run(direction: int, product, cos, sin):
-    """One shard's [B,T,3,A,D], queries and keys turned, or turned back."""
+def turned_in_place(product: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """`turned` of [B, T, 3, A, D] as one kernel that touches queries and keys alone (GPU); D is a power of two.
+
+    Without a gradient of its own: attention_triton turns back what comes out of its backward kernel.
+    """
     batch, length, _, heads, size = product.shape
     count, rows = batch * length, math.gcd(length, ROWS)
     flat = [x.reshape(-1, *x.shape[2:]) for x in (product, cos, sin)]
     shape = jax.ShapeDtypeStruct(flat[0].shape, product.dtype)
-    how = {"PERIOD": flat[1].shape[0], "HEADS": heads, "HALF": size // 2, "ROWS": rows, "DIRECTION": direction}
+    how = {"PERIOD": flat[1].shape[0], "HEADS": heads, "HALF": size // 2, "ROWS": rows}
     (made,) = launch("turn", (count // rows, 2), flat, [shape], WARPS, in_place=0, **how)
-    return (made.reshape(product.shape),)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _turned(mesh: Mesh | None, product, cos, sin):
-    return _everywhere(mesh, 1, product, cos, sin)
-
-
-def _everywhere(mesh, direction: int, product, cos, sin):
-    angles = "xtd" if cos.shape[0] == 1 else "btd"
-    run = on_each_share(functools.partial(_run, direction), mesh, f"btpad {angles} {angles}", "btpad")
-    return run(product, cos, sin)[0]
-
-
-def _turned_forward(mesh, product, cos, sin):
-    return _turned(mesh, product, cos, sin), (cos, sin)
-
-
-def _turned_backward(mesh, turn, g):
-    return _everywhere(mesh, -1, g, *turn), *map(jnp.zeros_like, turn)
-
-
-_turned.defvjp(_turned_forward, _turned_backward)
-
-
-def turned_in_place(product: jax.Array, turn: Turn) -> jax.Array:
-    """`turned` of [B, T, 3, A, D] as one kernel that touches queries and keys alone (GPU); D is a power of two."""
-    return _turned(current_mesh(), product, *turn)
+    return made.reshape(product.shape)
