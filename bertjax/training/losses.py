@@ -6,9 +6,6 @@ once, so that accumulation gives the loss of the large batch. Logits of any type
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-
-LOWEST = np.float32(-1e38)  # below every logit, and finite: its difference from itself is 0
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -21,35 +18,19 @@ def scored_cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Arra
     """(negative log probability, whether the label has the largest logit), both float32 [...].
 
     Over logits [..., C] and int labels [...]. Logits of a vocabulary are the largest arrays of a step, so passes over
-    them are counted: maximum and sum forward (on a GPU in one pass), one pass backward. The label's logit is a gather,
-    whose gradient here is part of that one pass and no scatter.
+    them are counted: maximum and sum forward, one pass backward. The label's logit is a gather, whose gradient here is
+    part of that one pass and no scatter.
     """
     return _cross_entropy_forward(logits, labels)[0]
 
 
 def _cross_entropy_forward(logits: jax.Array, labels: jax.Array) -> tuple:
     wide = logits.astype(jnp.float32)
-    top, total = jax.lax.platform_dependent(wide, cuda=_top_and_sum_in_one_pass, default=_top_and_sum)
-    log_sum = top + jnp.log(total)
+    top = jnp.max(wide, axis=-1)
+    log_sum = top + jnp.log(jnp.sum(jnp.exp(wide - top[..., None]), axis=-1))
     picked = jnp.take_along_axis(wide, labels[..., None], axis=-1, mode="clip")[..., 0]
     correct = (picked >= top).astype(jnp.float32)
     return (log_sum - picked, correct), (logits, labels, log_sum)
-
-
-def _top_and_sum(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The largest of x [..., C], and the sum of exp(x - largest)."""
-    top = jnp.max(x, axis=-1)
-    return top, jnp.sum(jnp.exp(x - top[..., None]), axis=-1)
-
-
-def _top_and_sum_in_one_pass(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same by sums that are rescaled as the largest grows (Milakov & Gimelshein 2018, arXiv:1805.02867)."""
-
-    def merged(a: tuple, b: tuple) -> tuple:
-        top = jnp.maximum(a[0], b[0])
-        return top, a[1] * jnp.exp(a[0] - top) + b[1] * jnp.exp(b[0] - top)
-
-    return jax.lax.reduce((x, jnp.ones_like(x)), (LOWEST, np.float32(0)), merged, (x.ndim - 1,))
 
 
 def _cross_entropy_backward(residuals: tuple, cotangents: tuple) -> tuple[jax.Array, None]:

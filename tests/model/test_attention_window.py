@@ -115,7 +115,7 @@ def test_value_and_gradients_equal_loops(attend, length, window):
     [
         pytest.param(dataclasses.replace(SMALL, block_q=32, backward_over=32), 96, marks=pytest.mark.slow),
         (Tiling(block_q=16, block_k=32, backward_block=32, backward_over=16), 64),  # forward visits all tiles
-        (dataclasses.replace(SMALL, backward_launches=2), 32),
+        (dataclasses.replace(SMALL, dq_block=32), 32),
     ],
 )
 def test_every_tiling_gives_the_same(tiling, length):

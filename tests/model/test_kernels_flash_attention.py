@@ -22,7 +22,7 @@ AXES = ("data", "fsdp", "tensor")
 SMALL = {"block_q": 16, "block_k": 16, "backward_block": 16, "backward_over": 16}
 WHOLE = Tiling(**SMALL)
 BOUNDED = Tiling(**SMALL, bounded=True)
-TWICE = Tiling(**SMALL, backward_launches=2)
+TWICE = Tiling(**SMALL, dq_block=32)
 
 
 def reference(q, k, v, ids, seeds, rate):

@@ -46,8 +46,8 @@ class Tiling:
       backward_block, backward_over, backward_warps, backward_stages: of the backward kernel: tokens
         of a program, and how many others it meets at a time. It multiplies seven times a tile: for
         dk and dv of its keys it goes over all queries, then for dq over all keys.
-      backward_launches: 2 for dk and dv first and dq in a second launch, which take fewer registers:
-        faster where rows are long.
+      dq_block, dq_warps: of a second launch that makes dq, whose programs take fewer registers and so more queries:
+        faster where rows are long. 0: one launch makes all three.
       bounded: visit only the tiles that segments and window let be seen. Forward pays for the loop of
         unknown length (8 % where rows are full), so it is bounded for packed rows and windows alone;
         backward always is.
@@ -61,7 +61,8 @@ class Tiling:
     backward_over: int = 32
     backward_warps: int = 4
     backward_stages: int = 3
-    backward_launches: int = 1
+    dq_block: int = 0
+    dq_warps: int = 8
     bounded: bool = False
 
     @classmethod
@@ -69,7 +70,7 @@ class Tiling:
         """The tiling to use for rows of `length` tokens, tuned on an H200."""
         if several_pairs or (window is not None and length > 128):
             return cls(bounded=True)
-        return cls(backward_over=64, backward_launches=2) if length >= 1024 else cls()
+        return cls(backward_over=64, dq_block=128) if length >= 1024 else cls()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,35 +168,37 @@ def _backward(ids, seeds, o, lse, do, *rest, spec: Spec):
     turn, qkv = (rest[:2], rest[2:]) if spec.turned else ((), rest)
     batch, length, heads, head = _dimensions(qkv, spec)
     tiling = spec.tiling
-    block = math.gcd(length, tiling.backward_block)
     keep = keep_probability(spec.rate)
     delta = jnp.sum(o.astype(jnp.float32) * do.astype(jnp.float32), axis=-1) * keep
-    over = math.gcd(length, tiling.backward_over)
-    bounds = tile_bounds(ids, block, over, spec.window)
     delta = delta.transpose(0, 2, 1)
-    arrays = [seeds, bounds, *(qkv * 3 if spec.joined else qkv), ids, do, lse, delta, *(turn or (delta, delta))]
-    run = functools.partial(
-        launch,
-        "attention_backward",
-        (length // block, heads, batch),
-        warps=tiling.backward_warps,
-        stages=tiling.backward_stages,
-        **_constants(spec, length, heads, head),
-        **{"FACTOR": spec.scale / keep, "BLOCK": block, "OVER": over},
-        **{"TURNED": bool(turn), "PERIOD": turn[0].shape[0] if turn else 1},
-    )
+    over = math.gcd(length, tiling.backward_over)
+    constants = _constants(spec, length, heads, head) | {"FACTOR": spec.scale / keep, "OVER": over}
+    constants |= {"TURNED": bool(turn), "PERIOD": turn[0].shape[0] if turn else 1}
+
+    def run(block: int, warps: int, keys: bool, queries: bool, results, before=()):
+        """dk and dv, dq, or all three; `before`: the first result, written in part."""
+        block = math.gcd(length, block)
+        bounds = tile_bounds(ids, block, over, spec.window)
+        arrays = [seeds, bounds, *(qkv * 3 if spec.joined else qkv), ids, do, lse, delta, *(turn or (delta, delta))]
+        how = {"in_place": len(arrays)} if before else {}
+        how |= constants | {"BLOCK": block, "OF_KEYS": keys, "OF_QUERIES": queries}
+        grid = length // block, heads, batch
+        arrays += before
+        return launch("attention_backward", grid, arrays, results, warps, tiling.backward_stages, **how)
+
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv]
     nothing = jax.ShapeDtypeStruct((1,), qkv[0].dtype)  # for an argument that is not written
     if spec.joined:
         results += [nothing] * 2
-    if tiling.backward_launches == 1 or (spec.joined and not writes_in_place()):
-        gradients = run(arrays, results, OF_KEYS=True, OF_QUERIES=True)
+    of_keys, of_queries = (tiling.backward_block, tiling.backward_warps), (tiling.dq_block, tiling.dq_warps)
+    if not tiling.dq_block or (spec.joined and not writes_in_place()):
+        gradients = run(*of_keys, True, True, results)
     elif spec.joined:
-        joined, *_ = run(arrays, results, OF_KEYS=True, OF_QUERIES=False)
-        gradients = run([*arrays, joined], results, in_place=len(arrays), OF_KEYS=False, OF_QUERIES=True)
+        joined, *_ = run(*of_keys, True, False, results)
+        gradients = run(*of_queries, False, True, results, [joined])
     else:
-        _, dk, dv = run(arrays, [nothing, *results[1:]], OF_KEYS=True, OF_QUERIES=False)
-        dq, *_ = run(arrays, [results[0], nothing, nothing], OF_KEYS=False, OF_QUERIES=True)
+        _, dk, dv = run(*of_keys, True, False, [nothing, *results[1:]])
+        dq, *_ = run(*of_queries, False, True, [results[0], nothing, nothing])
         gradients = dq, dk, dv
     return gradients[: len(qkv)]
 
