@@ -87,6 +87,7 @@ class TableTask(TextTask):
             remedy=". The task's options 'text' and 'label' name other columns, 'headerless' those "
             "of a file without a header",
             own=True,
+            label=self.label,
         )
         if split == "train" and self.label not in table.columns:
             raise ValueError(f"{path}: no column {self.label!r} to train on; found {', '.join(table.columns)}")

@@ -127,7 +127,7 @@ class GlueTask(TextTask):
         headerless = self.spec.headerless
         if headerless is not None and split.startswith("test"):
             headerless = ("index", *self.spec.text)
-        table = read_table(path, self.spec.text, headerless, skip_short=self.spec.skip_short)
+        table = read_table(path, self.spec.text, headerless, skip_short=self.spec.skip_short, label=self.spec.label)
         notes = [f"{table.skipped} short rows skipped"] if table.skipped else []
         records = self._records(table, notes)
         return self._split(split, records, file_fingerprint(path), notes)

@@ -44,6 +44,7 @@ def read_table(
     skip_short: bool = False,
     remedy: str = "",
     own: bool = False,
+    label: str | None = None,
 ) -> Table:
     """Reads .tsv/.txt (tabs, quotes are text), .csv (quotes quote), .jsonl (an object a line) or a data set by name.
 
@@ -55,7 +56,10 @@ def read_table(
       remedy: what else the error for a missing column says.
       own: whether the file is a user's own, and of no benchmark, where quotes that look like CSV's are text.
 
-    Raises ValueError with file and line for a missing column or a row of the wrong width.
+      label: the column of the gold, which need not be there.
+
+    Raises ValueError with file and line for a missing column, one that is read and named twice, or a row of the wrong
+    width.
     """
     name = plain_name(path.name)
     if is_name(path):
@@ -86,7 +90,7 @@ def read_table(
             f"{path}:1: expected {expected}; found {len(first)} columns: {', '.join(first):.200}"
             + (_other_separator(first) or remedy)
         )
-    if twice := [name for name in required if columns.count(name) > 1]:
+    if twice := [name for name in (*required, label) if columns.count(name) > 1]:
         raise ValueError(f"{path}:1: the header names {', '.join(map(repr, twice))} twice")
     rows = []
     for line, cells in lines:

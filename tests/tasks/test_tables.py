@@ -73,6 +73,9 @@ def test_a_column_that_is_read_stands_in_the_header_once(tmp_path):
     path = write(tmp_path / "a.csv", "x,x,z,z\n1,2,3,4\n")
     with pytest.raises(ValueError, match="a.csv:1: the header names 'x' twice"):
         read_table(path, ["x"])
+    assert read_table(path, [], label="y").rows  # what is not read may
+    with pytest.raises(ValueError, match="a.csv:1: the header names 'z' twice"):
+        read_table(path, [], label="z")  # the last would be learnt
 
 
 def test_a_row_of_the_wrong_width_is_an_error_with_file_line_and_columns(tmp_path):
