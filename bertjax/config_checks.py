@@ -153,7 +153,7 @@ def _of_phases(phases: Any, limit: int) -> Iterator[str]:
         if steps < 1:
             yield f"config.phases={phases!r}: a phase of {steps} steps; at least 1"
         if length < 5:
-            yield (f"config.phases={phases!r}: {length} tokens have no room for [CLS] A [SEP] B [SEP]; at least 5")
+            yield f"config.phases={phases!r}: {length} tokens have no room for [CLS] A [SEP] B [SEP]; at least 5"
         if length < previous:
             yield (
                 f"config.phases={phases!r} shrinks from {previous} to {length} tokens; put the shorter phase first "

@@ -125,7 +125,9 @@ def check_push(name: str, private: bool, setting: str) -> None:
     except network_errors() as error:
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
         if status == 403:
-            raise ValueError(f"{setting}={name}: the token of HF_TOKEN or `hf auth login` may not write") from None
+            raise ValueError(
+                f"{setting}={name}: the token of HF_TOKEN or `hf auth login` may not write there"
+            ) from None
         if status == 401:
             raise ValueError(
                 f"{setting}={name}: {where} does not know the token of HF_TOKEN or `hf auth login`; make one that may "
