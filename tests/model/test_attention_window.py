@@ -236,3 +236,31 @@ def test_a_negative_window_is_refused():
     for attend in (attention_reference.attention, attention_triton.attention):
         with pytest.raises(ValueError, match="at least 0"):
             attend(q, k, v, ids, window=-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("length", "window"), [(128, 64), (512, 64), (512, None), (1024, 64), (1024, None)])
+def test_compiled_kernels_with_turn_and_window_are_right_and_bit_identical_from_run_to_run(length, window):
+    if jax.default_backend() != "gpu":
+        pytest.skip("needs a GPU")
+    arrays, ids = inputs(length, heads=2, head=64)
+    product, g = jnp.stack(arrays[:3], axis=2).astype(jnp.bfloat16), arrays[3].astype(jnp.bfloat16)
+    turns = turn(length, 64)
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def both(kernel, several, product, g):
+        def attend(product):
+            return joined_attention(kernel, product, None, ids, 0.0, None, several, turn=turns, window=window)
+
+        out, pull = jax.vjp(attend, product)
+        return out, *pull(g)
+
+    with jax.default_matmul_precision("highest"):
+        want = both(attention_reference, False, product.astype(jnp.float32), g.astype(jnp.float32))
+    for several in (False, True):
+        got = both(attention_triton, several, product, g)
+        for a, b in zip(got, want, strict=True):
+            assert jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b) < 1e-2
+        for _ in range(5):
+            for a, b in zip(got, both(attention_triton, several, product, g), strict=True):
+                np.testing.assert_array_equal(a, b)
