@@ -5,7 +5,6 @@ the files of answers have.
 """
 
 import dataclasses
-import html
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +13,9 @@ import numpy as np
 
 from bertjax import inference
 from bertjax.data import objects
+from bertjax.interop import loading
 from bertjax.interop.loading import LoadedModel, load_model, open_source
+from bertjax.log import notebook
 from bertjax.model import heads
 from bertjax.tasks.inputs import COLUMNS
 from bertjax.tasks.make import ASKED, remembered, task_name
@@ -64,13 +65,8 @@ class Predictions:
 
     def _repr_html_(self) -> str:
         rows = [(_asked_text(record), _shown(record, self[i])) for i, record in enumerate(self.records[:_SHOWN_ROWS])]
-        cells = "".join(
-            f'<tr><td style="text-align:left">{html.escape(text)}</td>'
-            f'<td style="text-align:left">{html.escape(answer)}</td></tr>'
-            for text, answer in rows
-        )
         more = f"<p>and {len(self) - len(rows):,} more</p>" if len(rows) < len(self) else ""
-        return f"<table><tr><th>input</th><th>{self.task}</th></tr>{cells}</table>{more}"
+        return notebook.table([("input", self.task), *rows], "left") + more
 
 
 def predict(
@@ -149,7 +145,7 @@ def asked(name: str | None, model: LoadedModel | str) -> str:
             name = _ANSWERED.get(type(model.model))
         if name is None:
             raise ValueError(f"{model} does not say what it was fine-tuned for: give --task, one of {', '.join(TASKS)}")
-    found = task_name(_ALIASES.get(name, name), (*TASKS, *ASKED, "swag"))
+    found = task_name(name, (*TASKS, *ASKED, "swag"))
     if found == "swag":
         raise ValueError("multiple choice is answered by bertjax.tools.evaluate --out=DIR")
     return ASKED.get(found, found)
@@ -231,22 +227,8 @@ TASKS: dict[str, tuple[Callable[..., Answered], str]] = {
     "ner": (_tag, "token-classification"),
     "qa": (_answer, "question-answering"),
 }
-_ALIASES = {
-    "mlm": "fill-mask",
-    "masked-lm": "fill-mask",
-    "nsp": "next-sentence",
-    "squad": "qa",
-    "question-answering": "qa",
-}
-_ANSWERED = {
-    heads.BertForPreTraining: "fill-mask",
-    heads.BertForMaskedLM: "fill-mask",
-    heads.BertForNextSentencePrediction: "next-sentence",
-    heads.BertForSequenceClassification: "classify",
-    heads.BertForTokenClassification: "ner",
-    heads.BertForQuestionAnswering: "qa",
-    heads.BertForMultipleChoice: "swag",
-}
+_ANSWERED = {loading.TASKS[head]: name for name, (_, head) in TASKS.items()}
+_ANSWERED |= {heads.BertForPreTraining: "fill-mask", heads.BertForMultipleChoice: "swag"}
 
 
 def _asked_text(record: dict[str, Any]) -> str:

@@ -143,10 +143,6 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:500] or type(error).__name__
 
 
-def _no_split(name: HfName, split: str, known: Any) -> ValueError:
-    return ValueError(f"{name}: there is no split {split!r}; it has {', '.join(map(str, known))}")
-
-
 def _hf_pieces(path: str) -> Pieces:
     name = HfName.parse(path)
     split = name.split or "train"
@@ -154,7 +150,7 @@ def _hf_pieces(path: str) -> Pieces:
     with _explained(name):
         streams = builder.as_streaming_dataset()
     if split not in streams:
-        raise _no_split(name, split, streams)
+        raise ValueError(f"{name}: there is no split {split!r}; it has {', '.join(map(str, streams))}")
     with _explained(name):
         stream = streams[split]
         parts, count = [stream], stream.num_shards

@@ -79,11 +79,12 @@ class Dense:
     def write(self, directory: Path) -> None:
         """Its configuration and its weights, by the names of sentence-transformers."""
         out, size = self.weight.shape
+        package = "linear" if self.activation == "Identity" else "activation"
         values = {
             "in_features": size,
             "out_features": out,
             "bias": self.bias is not None,
-            "activation_function": f"torch.nn.modules.{_home(self.activation)}.{self.activation}",
+            "activation_function": f"torch.nn.modules.{package}.{self.activation}",
             **({"use_residual": True} if self.residual is not False else {}),
         }
         _write_json(directory / "config.json", values)
@@ -178,10 +179,6 @@ class SentenceSettings:
 
 def _write_json(path: Path, values: Any) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _home(activation: str) -> str:
-    return "linear" if activation == "Identity" else "activation"
 
 
 def read(directory: Path) -> SentenceSettings | None:

@@ -114,11 +114,11 @@ def named(key: str, value: float | None) -> tuple[str, str]:
     return name, form.format(value)
 
 
-def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and values, side by side."""
+def table(rows: Sequence[tuple[str, str]], values: str = "right") -> str:
+    """Names, and values at the right or left of their column."""
     cells = "".join(
         f'<tr><td style="text-align:left">{html.escape(name)}</td>'
-        f'<td style="text-align:right">{html.escape(value)}</td></tr>'
+        f'<td style="text-align:{values}">{html.escape(value)}</td></tr>'
         for name, value in rows
     )
     return f'<table style="color:inherit">{cells}</table>'

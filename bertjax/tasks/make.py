@@ -42,7 +42,9 @@ _ALIASES = {
     **dict.fromkeys(("classify", "classification", "text-classification", "sequence-classification"), "table"),
     **dict.fromkeys(("token-classification", "named-entities"), "ner"),
     **dict.fromkeys(("tagging", "pos"), "tag"),
-    "multiple-choice": "swag",
+    **{"multiple-choice": "swag", "nsp": "next-sentence"},
+    **dict.fromkeys(("mlm", "masked-lm"), "fill-mask"),
+    **dict.fromkeys(("squad", "question-answering"), "qa"),
     **dict.fromkeys(("squad-v1", "squad-v1.1"), "squad1.1"),
     **dict.fromkeys(("squad-v2", "squad-v2.0"), "squad2.0"),
 }
