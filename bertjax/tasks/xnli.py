@@ -77,14 +77,14 @@ class XnliTask(TextTask):
         self.check_split(split)
         wanted = self.train_languages if split == "train" else self.languages
         if is_name(self.source):
-            paths = [pathlib.Path(f"{self.source},{name}:{split.replace('dev', 'validation')}") for name in wanted]
-            records = [r for path, name in zip(paths, wanted, strict=True) for r in _named_records(path, name, wanted)]
+            named = split.replace("dev", "validation")
+            paths, columns = [pathlib.Path(f"{self.source},{name}:{named}") for name in wanted], ("label", *NAMED)
         elif split == "train":
-            paths = [self._find(_training_file(language)) for language in wanted]
-            records = [r for path, name in zip(paths, wanted, strict=True) for r in _records(path, _TRAINING, (name,))]
+            paths, columns = [self._find(_training_file(language)) for language in wanted], _TRAINING
         else:
-            paths = [self._find(self.splits[split])]
-            records = _records(paths[0], _SCORED, wanted)
+            paths, columns = [self._find(self.splits[split])], _SCORED
+        # A file for each language, or one whose rows say theirs.
+        records = [r for path, name in zip(paths, wanted, strict=False) for r in _records(path, columns, wanted, name)]
         counts = {language: sum(record.language == language for record in records) for language in wanted}
         if empty := [language for language, count in counts.items() if not count]:
             raise ValueError(f"{paths[0]} holds no row of language {', '.join(map(repr, empty))}")
@@ -131,20 +131,11 @@ def _training_file(language: str) -> str:
     return f"multinli.train.{language}.tsv"
 
 
-def _named_records(path: pathlib.Path, language: str, languages: Sequence[str]) -> list[XnliRecord]:
-    """The rows of hf:facebook/xnli,LANGUAGE:SPLIT."""
-    records = []
-    for number, (where, row, texts) in enumerate(read_table(path, ("label", "premise", "hypothesis")).texts(NAMED)):
-        key = f"{language}-{number}" if len(languages) > 1 else str(number)
-        records.append(XnliRecord(key, *texts, row["label"], where, language))
-    return records
-
-
-def _records(path: pathlib.Path, columns: Sequence[str], languages: Sequence[str]) -> list[XnliRecord]:
-    """The rows of a file that are of these languages (of its only one, if it does not say)."""
+def _records(path: pathlib.Path, columns: Sequence[str], languages: Sequence[str], own: str) -> list[XnliRecord]:
+    """The rows of a file, or of a data set by name, that are of these languages (`own` if it does not say)."""
     records = []
     for number, (where, row, texts) in enumerate(read_table(path, columns).texts(columns[1:3])):
-        language = row.get("language", languages[0])
+        language = row.get("language", own)
         if language not in languages:
             continue
         label = _TRANSLATED.get(row[columns[0]], row[columns[0]])
