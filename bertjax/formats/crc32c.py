@@ -22,30 +22,13 @@ _TABLES = _tables()
 @compiled
 def masked_crc32c_of_array(data):
     """The masked checksum of uint8 [n], as uint64, for compiled callers."""
-    crc = np.uint32(0xFFFFFFFF)
-    n = len(data)
-    i = 0
-    while i + 8 <= n:
-        low = crc ^ (
-            np.uint32(data[i])
-            | np.uint32(data[i + 1]) << np.uint32(8)
-            | np.uint32(data[i + 2]) << np.uint32(16)
-            | np.uint32(data[i + 3]) << np.uint32(24)
-        )
-        crc = (
-            _TABLES[7, low & np.uint32(255)]
-            ^ _TABLES[6, (low >> np.uint32(8)) & np.uint32(255)]
-            ^ _TABLES[5, (low >> np.uint32(16)) & np.uint32(255)]
-            ^ _TABLES[4, low >> np.uint32(24)]
-            ^ _TABLES[3, data[i + 4]]
-            ^ _TABLES[2, data[i + 5]]
-            ^ _TABLES[1, data[i + 6]]
-            ^ _TABLES[0, data[i + 7]]
-        )
-        i += 8
-    while i < n:
-        crc = _TABLES[0, (crc ^ np.uint32(data[i])) & np.uint32(255)] ^ (crc >> np.uint32(8))
-        i += 1
+    crc, n = np.uint32(0xFFFFFFFF), len(data)
+    for begin in range(0, n - 7, 8):
+        before, crc = np.uint64(crc), np.uint32(0)
+        for k in range(8):
+            crc ^= _TABLES[7 - k, data[begin + k] ^ (before >> np.uint64(8 * k)) & np.uint64(255)]
+    for i in range(n // 8 * 8, n):
+        crc = _TABLES[0, (crc ^ data[i]) & np.uint32(255)] ^ (crc >> np.uint32(8))
     crc = np.uint32(crc ^ np.uint32(0xFFFFFFFF))
     rotated = np.uint32(crc >> np.uint32(15)) | np.uint32(crc << np.uint32(17))
     return np.uint64(np.uint32(rotated + np.uint32(0xA282EAD8)))
