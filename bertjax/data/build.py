@@ -46,7 +46,6 @@ class Progress(NamedTuple):
     bytes_done: int
     bytes: int
     tokens: int
-    seconds: float
     tokens_per_second: float  # of the shards made in this run
     eta_seconds: float
 
@@ -340,7 +339,6 @@ def _build_shards(
                 bytes_done=sum(sizes[number] for number in records),
                 bytes=sum(sizes),
                 tokens=sum(record["tokens"] for record in records.values()),
-                seconds=seconds,
                 tokens_per_second=sum(records[number]["tokens"] for number in made) / seconds if seconds else 0.0,
                 eta_seconds=left / rate if rate else float("inf"),
             )

@@ -66,11 +66,8 @@ def model_card(
     if data:
         lines += ["", "## Data", "", data]
     if recipe:
-        rows = [
-            f"| {what} | {value:.6g} |" if isinstance(value, float) else f"| {what} | {value} |"
-            for what, value in recipe.items()
-        ]
-        lines += ["", "## Training", "", "| | |", "|---|---|", *rows]
+        shown = {what: f"{value:.6g}" if isinstance(value, float) else value for what, value in recipe.items()}
+        lines += ["", "## Training", "", "| | |", "|---|---|", *(f"| {what} | {shown[what]} |" for what in shown)]
     for title, text in (sections or {}).items():
         lines += ["", f"## {title}", "", text]
     return "\n".join(lines) + "\n"

@@ -92,12 +92,10 @@ def _find(table, code, word, first, end):
         piece = table.slots[slot]
         start = table.starts[piece]
         if table.starts[piece + 1] - start == end - first:
-            same = True
-            for i in range(end - first):
-                if table.letters[start + i] != word[first + i]:
-                    same = False
-                    break
-            if same:
+            same = 0
+            while same < end - first and table.letters[start + same] == word[first + same]:
+                same += 1
+            if same == end - first:
                 return table.ids[piece]
         slot = (slot + np.uint64(1)) & mask
     return np.int32(-1)

@@ -24,21 +24,14 @@ _ASCII_WORD = re.compile(r"[0-9A-Za-z]+|[!-/:-@\[-`{-~]")
 # must not make them grow without bound.
 _TABLE_LIMIT = 1 << 16
 
-_CJK_RANGES = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
+_CJK = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
 )
 
 
 def is_cjk(char: str) -> bool:
     """True for the CJK ideographs that the original isolates (not kana, not hangul)."""
-    return any(low <= ord(char) <= high for low, high in _CJK_RANGES)
+    return _CJK.match(char) is not None
 
 
 def is_punctuation(char: str) -> bool:

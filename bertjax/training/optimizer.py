@@ -49,11 +49,7 @@ def learning_rate_schedule(
       peak: the highest rate (which 'linear' with warm-up only approaches).
       warmup_steps, total_steps: in optimizer steps; 0 <= warmup_steps <= total_steps.
     """
-
-    def schedule(step: jax.Array | int) -> jax.Array:
-        return jnp.float32(peak) * share_of_peak(name, step, warmup_steps, total_steps, decay_share)
-
-    return schedule
+    return lambda step: jnp.float32(peak) * share_of_peak(name, step, warmup_steps, total_steps, decay_share)
 
 
 def share_of_peak(name: str, step: Any, warmup_steps: Any, total_steps: Any, decay_share: float) -> jax.Array:
@@ -108,11 +104,7 @@ def make_optimizer(
     Raises:
       ValueError: unknown name or option, or (at init) a rule that matches no parameter, or rules that freeze all.
     """
-    schedule = (
-        learning_rate
-        if callable(learning_rate)
-        else (lambda step: jnp.full_like(jnp.asarray(step, jnp.float32), learning_rate))
-    )
+    schedule = learning_rate if callable(learning_rate) else lambda step: jnp.float32(learning_rate)
     excluded = re.compile(settings.no_decay)
 
     def decayed(tree: Params) -> Params:
