@@ -112,10 +112,7 @@ class EndlessBatches:
     def epochs(self, steps: int) -> float:
         """How often `steps` batches go through the corpus (of a mixture, through each: mean)."""
         shares = self._counts / self._counts.sum()
-        each = [
-            steps * self.batch_size * share / rows.rows_per_epoch
-            for share, rows in zip(shares, self.corpora, strict=True)
-        ]
+        each = steps * self.batch_size * shares / [rows.rows_per_epoch for rows in self.corpora]
         return float(np.dot(shares, each))
 
 

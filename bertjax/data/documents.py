@@ -39,7 +39,7 @@ def read_documents(
             yield from read_extent(extent, options, counts)
 
 
-def read_extent(extent: Extent, reading: Reading, counts: dict[str, int] | None = None) -> Iterator[Document]:
+def read_extent(extent: Extent, reading: Reading, counts: Counter[str] | None = None) -> Iterator[Document]:
     """Documents of one extent; those without text are left out.
 
     `counts` receives what was noticed: 'empty_documents', 'long_documents_cut', 'undecodable_lines', and of
@@ -48,7 +48,7 @@ def read_extent(extent: Extent, reading: Reading, counts: dict[str, int] | None 
     Raises:
       ValueError: not UTF-8, not JSON, a record without the field, a line beyond `max_line_mb`; with file and line.
     """
-    counts = {} if counts is None else counts
+    counts = Counter() if counts is None else counts
     segment = extent.format != "text" if reading.segment is None else reading.segment
     language = "en" if reading.language == "auto" else reading.language
     for name, paragraphs in _READERS[extent.format](extent, reading, counts):
@@ -61,13 +61,13 @@ def read_extent(extent: Extent, reading: Reading, counts: dict[str, int] | None 
                 sentences.append(paragraph)
             size += len(paragraph)
             if len(sentences) >= MAX_SENTENCES or size >= MAX_CHARACTERS:
-                _count(counts, "long_documents_cut")
+                counts["long_documents_cut"] += 1
                 yield Document(sentences, name)
                 sentences, size, cut = [], 0, True
         if sentences:
             yield Document(sentences, name)
         elif not cut and extent.format not in ("text", "blocks"):  # there, blank lines in a row are not a document
-            _count(counts, "empty_documents")
+            counts["empty_documents"] += 1
 
 
 class Preview(NamedTuple):
@@ -107,7 +107,7 @@ def preview(files: Sequence[str], reading: Reading) -> Preview:
 
 def _paragraphs_of_file(path: str, reading: Reading) -> Iterator[str]:
     for extent in plan_extents([path], reading, 1 << 62)[0]:
-        for _, paragraphs in _READERS[extent.format](extent, reading, {}):
+        for _, paragraphs in _READERS[extent.format](extent, reading, Counter()):
             yield from paragraphs
 
 
@@ -121,7 +121,7 @@ def settled(files: Sequence[str], reading: Reading) -> Reading:
 _Raw = Iterator[tuple[str, Iterable[str]]]
 
 
-def _read_blocks(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
+def _read_blocks(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
     lines = _lines(extent, reading, counts)
     ended = False
 
@@ -141,11 +141,11 @@ def _read_blocks(extent: Extent, reading: Reading, counts: dict[str, int]) -> _R
         yield "", paragraphs()
 
 
-def _read_prose(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
+def _read_prose(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
     yield os.path.basename(extent.path), (line for _, line in _lines(extent, reading, counts) if line)
 
 
-def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
+def _read_jsonl(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
     for offset, line in _lines(extent, reading, counts):
         if 0 <= extent.end <= offset:
             return
@@ -178,7 +178,7 @@ def _read_jsonl(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Ra
         yield str(record.get("id", "")), _paragraphs(texts, wrong)
 
 
-def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
+def _read_wikiextractor(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
     lines = ((offset, line) for offset, line in _lines(extent, reading, counts) if line)
     tag, ended, begun = "", False, extent.start == 0
 
@@ -190,19 +190,19 @@ def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]
                 tag = ""
                 return
             if line.startswith("<doc "):
-                _count(counts, "unclosed_documents")
+                counts["unclosed_documents"] += 1
                 tag, ended = line, 0 <= extent.end <= offset
                 return
             if not (is_first and line == title):  # the title stands first, once more
                 is_first = False
                 yield line
-        _count(counts, "unclosed_documents")
+        counts["unclosed_documents"] += 1
         tag = ""
 
     for offset, line in lines:
         if not line.startswith("<doc "):
             if begun:  # before the first tag of an extent it belongs to the one before
-                _count(counts, "lines_outside_documents")
+                counts["lines_outside_documents"] += 1
             continue
         tag, begun, ended = line, True, 0 <= extent.end <= offset
         while tag and not ended:
@@ -211,7 +211,7 @@ def _read_wikiextractor(extent: Extent, reading: Reading, counts: dict[str, int]
             return
 
 
-def _read_parquet(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
+def _read_parquet(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
     def wrong(problem: str) -> ValueError:
         return ValueError(f"{extent.path}: {problem}")
 
@@ -230,7 +230,7 @@ def _read_parquet(extent: Extent, reading: Reading, counts: dict[str, int]) -> _
         raise ValueError(f"{extent.path} is not a readable Parquet file: {error}") from error
 
 
-def _read_named(extent: Extent, reading: Reading, counts: dict[str, int]) -> _Raw:
+def _read_named(extent: Extent, reading: Reading, counts: Counter[str]) -> _Raw:
     pieces = open_pieces(extent.path, reading.field)
     for where, row in pieces.rows(extent.start, extent.end):
 
@@ -258,7 +258,7 @@ _READERS = {
 }
 
 
-def _whole_characters(text: Any, reading: Reading, counts: dict[str, int]) -> Any:
+def _whole_characters(text: Any, reading: Reading, counts: Counter[str]) -> Any:
     """`text` with U+FFFD for lone surrogates; UnicodeEncodeError when reading strictly."""
     content = json.dumps(text, ensure_ascii=False)
     try:
@@ -266,7 +266,7 @@ def _whole_characters(text: Any, reading: Reading, counts: dict[str, int]) -> An
     except UnicodeEncodeError:
         if reading.errors == "strict":
             raise
-        _count(counts, "undecodable_lines")
+        counts["undecodable_lines"] += 1
         content = content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return json.loads(content)
 
@@ -294,7 +294,7 @@ def _paragraphs(texts: Iterable[str | Sequence[str] | None], wrong: Callable[[st
     return found
 
 
-def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator[tuple[int, str]]:
+def _lines(extent: Extent, reading: Reading, counts: Counter[str]) -> Iterator[tuple[int, str]]:
     """(byte offset, stripped text) of each line that begins at or after the extent's start.
 
     Does not stop at its end: where the last document ends is for the caller to say.
@@ -317,7 +317,7 @@ def _lines(extent: Extent, reading: Reading, counts: dict[str, int]) -> Iterator
                         f"{start + error.start} of the file is not valid UTF-8 ({error.reason}). Convert the file to "
                         "UTF-8, or read it with errors=replace, which counts such lines"
                     ) from None
-                _count(counts, "undecodable_lines")
+                counts["undecodable_lines"] += 1
                 line = data.decode("utf-8", "replace")
             yield start, line.strip()
 
@@ -361,7 +361,3 @@ def _line_number(path: str, offset: int) -> int:
 def _attribute(tag: str, name: str) -> str:
     _, _, rest = tag.partition(f' {name}="')
     return rest.partition('"')[0]
-
-
-def _count(counts: dict[str, int], name: str) -> None:
-    counts[name] = counts.get(name, 0) + 1

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import pytest
 import zstandard
@@ -80,7 +81,7 @@ def test_half_surrogates_in_json_are_refused_or_counted(tmp_path):
     path.write_text('{"text": "a \\ud83d\\ude00"}\n{"text": "b \\uD800 c"}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl, line 2: an escape"):
         sentences(path)
-    counts = {}
+    counts = Counter()
     found = [d.sentences for d in read_documents(path, errors="replace", counts=counts)]
     assert found == [["a \U0001f600"], ["b \ufffd c"]] and counts == {"undecodable_lines": 1}
 
@@ -163,7 +164,7 @@ def test_bytes_that_are_not_utf8_name_file_line_and_byte(tmp_path):
     path.write_bytes(b"ok\ncaf\xe9\nok\n")
     with pytest.raises(ValueError, match=r"latin\.txt, line 2: byte 0xe9 at offset 6 .*UTF-8"):
         sentences(path)
-    counts = {}
+    counts = Counter()
     assert sentences(path, errors="replace", counts=counts) == [["ok", "caf\ufffd", "ok"]]
     assert counts == {"undecodable_lines": 1}
 
@@ -209,7 +210,7 @@ def test_files_that_are_not_on_a_disk_are_refused_with_what_to_do(tmp_path):
 def test_a_document_without_text_is_left_out_and_counted(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "One."}\n{"text": " "}\n{"text": "Two."}\n')
-    counts = {}
+    counts = Counter()
     found = [document.sentences for document in read_documents(path, counts=counts)]
     assert found == [["One."], ["Two."]] and counts == {"empty_documents": 1}
 
@@ -217,7 +218,7 @@ def test_a_document_without_text_is_left_out_and_counted(tmp_path):
 def test_documents_beyond_the_longest_go_on_as_the_next_one(tmp_path, monkeypatch):
     monkeypatch.setattr("bertjax.data.documents.MAX_SENTENCES", 4)
     (tmp_path / "a.txt").write_text("".join(f"s{i}\n" for i in range(10)))
-    counts = {}
+    counts = Counter()
     read = sentences(tmp_path / "a.txt", counts=counts)
     assert read == [["s0", "s1", "s2", "s3"], ["s4", "s5", "s6", "s7"], ["s8", "s9"]]
     assert counts == {"long_documents_cut": 2}
@@ -305,7 +306,7 @@ def test_a_long_line_is_refused_in_every_extent_without_reading_it(tmp_path):
         file.truncate(1 << 28)
         file.seek(6)
         file.write(b"x" * (1 << 16))  # so that the first bytes are text
-    counts = {}
+    counts = Counter()
     for start in (0, 1 << 27):
         with pytest.raises(ValueError, match="line 3: longer than 16 MiB"):
             list(read_extent(Extent(str(path), "text", start, -1, 1), Reading(), counts))
@@ -319,7 +320,7 @@ def test_documents_of_too_many_characters_go_on_as_the_next_one(tmp_path, monkey
         ("wikiextractor", '<doc id="1" title="t">\n' + "abcde\n" * 5 + "</doc>\n"),
     ):
         (tmp_path / "a").write_text(text)
-        counts = {}
+        counts = Counter()
         assert sentences(tmp_path / "a", form, counts=counts) == [["abcde", "abcde"], ["abcde", "abcde"], ["abcde"]]
         assert counts == {"long_documents_cut": 2}
 
@@ -330,11 +331,11 @@ def test_wikiextractor_documents_without_an_end_are_read_and_counted(tmp_path):
         '</doc>\nlost too\n<doc id="3" url="u" title="C">\nC\nc\n'
     )
     (tmp_path / "wiki_00").write_text(content)
-    counts = {}
+    counts = Counter()
     docs = list(read_documents(tmp_path / "wiki_00", "wikiextractor", counts=counts))
     assert [(d.id, d.sentences) for d in docs] == [("1", ["a"]), ("2", ["b"]), ("3", ["c"])]
     assert counts == {"unclosed_documents": 2, "lines_outside_documents": 2}
-    counts = {}
+    counts = Counter()
     for start in range(0, len(content), 7):  # the same, whoever reads which part
         end = start + 7 if start + 7 < len(content) else -1
         extent = Extent(str(tmp_path / "wiki_00"), "wikiextractor", start, end, 7)
