@@ -18,7 +18,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.formats.files import write_whole
+from bertjax.formats.files import write_json
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +59,14 @@ def write_manifest(directory: epath.Path, step: int, metrics: Mapping[str, float
         "metrics": {name: float(value) for name, value in metrics.items()},
         "files": _fingerprints(directory),
     }
-    write_whole(directory / MANIFEST, json.dumps(content, indent=1))
+    write_json(directory / MANIFEST, content)
 
 
 def amend_manifest(directory: epath.Path, metrics: Mapping[str, float]) -> None:
     """Adds to the metrics in the manifest of a checkpoint, and leaves the rest as it is."""
     content = json.loads((directory / MANIFEST).read_text())
     content["metrics"] |= {name: float(value) for name, value in metrics.items()}
-    write_whole(directory / MANIFEST, json.dumps(content, indent=1))
+    write_json(directory / MANIFEST, content)
 
 
 def _fingerprints(directory: epath.Path) -> dict[str, tuple[int, int]]:

@@ -213,6 +213,11 @@ def read_json(path: str | os.PathLike[str], kind: type = object) -> Any:
     return value
 
 
+def write_json(path: str | os.PathLike[str], value: Any, **form: Any) -> None:
+    """Writes JSON as `write_whole` does; `form`: arguments of json.dumps, whose indent is 1 here."""
+    write_whole(path, json.dumps(value, **{"indent": 1, **form}) + "\n")
+
+
 def parse_json(content: str | bytes, source: str) -> Any:
     """The value of JSON text; ValueError names `source`, the file (and line) that it is from."""
     try:

@@ -18,7 +18,7 @@ import numpy as np
 import safetensors.numpy
 
 from bertjax.formats.arrays import Header, LoadError, read_safetensors, safetensors_headers
-from bertjax.formats.files import parse_json, whole_directory
+from bertjax.formats.files import parse_json, whole_directory, write_json
 from bertjax.formats.torch_pickle import read_torch_pickle, torch_headers
 from bertjax.interop.names import HUGGING_FACE, Naming, hugging_face_place
 from bertjax.interop.sentence_transformers import SentenceSettings
@@ -328,7 +328,7 @@ def write_directory(
         values["label2id"] = {name: i for i, name in sorted(labels.items())}
     with whole_directory(target, overwrite) as directory:
         safetensors.numpy.save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
-        (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+        write_json(directory / "config.json", values, indent=2)
         if tokenizer is not None:
             tokenizer.save(directory, config.max_position_embeddings, segments=config.type_vocab_size > 1)
         if sentence is not None:

@@ -11,7 +11,6 @@ here is refused by name.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 import safetensors.numpy
 
 from bertjax.formats.arrays import LoadError, read_safetensors
-from bertjax.formats.files import read_json
+from bertjax.formats.files import read_json, write_json
 from bertjax.formats.torch_pickle import read_torch_pickle
 
 # What each pooling makes of the states [tokens, H] of one text, and the place of each token in it, from 1.
@@ -87,7 +86,7 @@ class Dense:
             "activation_function": f"torch.nn.modules.{package}.{self.activation}",
             **({"use_residual": True} if self.residual is not False else {}),
         }
-        _write_json(directory / "config.json", values)
+        write_json(directory / "config.json", values)
         named = {"linear.weight": self.weight, "linear.bias": self.bias, "residual.weight": self.residual}
         tensors = {name: np.ascontiguousarray(x) for name, x in named.items() if isinstance(x, np.ndarray)}
         safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -166,19 +165,15 @@ class SentenceSettings:
         else:
             pooling["pooling_mode"] = list(self.pooling)
         lengths = {"max_seq_length": self.max_length, "do_lower_case": self.lower_case}
-        _write_json(directory / "modules.json", modules)
-        _write_json(directory / "sentence_bert_config.json", lengths)
-        _write_json(directory / "1_Pooling/config.json", pooling | {"include_prompt": self.include_prompt})
+        write_json(directory / "modules.json", modules)
+        write_json(directory / "sentence_bert_config.json", lengths)
+        write_json(directory / "1_Pooling/config.json", pooling | {"include_prompt": self.include_prompt})
         if self.prompts:
             prompts = {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt}
-            _write_json(directory / "config_sentence_transformers.json", prompts | {"similarity_fn_name": "cosine"})
+            write_json(directory / "config_sentence_transformers.json", prompts | {"similarity_fn_name": "cosine"})
         for path, step in zip(paths[2:], self.steps, strict=True):
             if isinstance(step, Dense):
                 step.write(directory / path)
-
-
-def _write_json(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read(directory: Path) -> SentenceSettings | None:

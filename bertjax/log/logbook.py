@@ -19,7 +19,7 @@ import jax
 from etils import epath
 
 from bertjax.config import LogSettings
-from bertjax.formats.files import scratch_directory, write_whole
+from bertjax.formats.files import scratch_directory, write_json, write_whole
 from bertjax.interruption import drop_unwritable_output
 from bertjax.log.sinks import WANDB_FILE, CsvSink, Sink, TensorBoardSink, WandbSink
 from bertjax.process.hardware import describe
@@ -78,7 +78,7 @@ class Logbook:
         truncate_records(path, start_step, self._write)
         if start_step and not (path.exists() and path.stat().st_size):
             self._write(f"{path.name} is lost: curves and report begin at step {start_step:,}")
-        write_whole(self.directory / HARDWARE_FILE, json.dumps(describe(), indent=1) + "\n")
+        write_json(self.directory / HARDWARE_FILE, describe())
         self._file = open(path, "a", encoding="utf-8")
         self._complained = False
         self._sinks: list[Sink] = []

@@ -5,7 +5,6 @@ Out: lines on the console, and in the work directory `model/` (Hugging Face's la
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.config import FREE_ON_RESUME, Config, flatten, phases, total_steps
-from bertjax.formats.files import write_whole
+from bertjax.formats.files import write_json, write_whole
 from bertjax.interop import huggingface, load_model
 from bertjax.interop.card import model_card
 from bertjax.log.logbook import Logbook, read_records
@@ -68,7 +67,7 @@ def finish(job: PretrainingJob, params: Any, step: int, metrics: dict[str, float
         "results": told,
         "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
     }
-    write_whole(logbook.directory / "result.json", json.dumps(result, indent=1) + "\n")
+    write_json(logbook.directory / "result.json", result)
     write_whole(model / "README.md", card(job, step, told, examples))
     readers = "transformers and bertjax.load_model"
     if huggingface.class_name(job.model_config, job.architecture)[1] == OWN:
@@ -141,7 +140,7 @@ def fill_masks(job: PretrainingJob, model: pathlib.Path, logbook: Logbook) -> li
         predictions = [(filling.token, filling.probability) for filling in first]
         examples.append({"text": text, "predictions": predictions})
         logbook.message(f"  {text}\n    {_words(predictions)}")
-    write_whole(logbook.directory / "examples.json", json.dumps(examples, indent=1))
+    write_json(logbook.directory / "examples.json", examples)
     return examples
 
 

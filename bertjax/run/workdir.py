@@ -4,7 +4,6 @@ Out: the step to go on from; a refusal that lists what differs; or the old run d
 """
 
 import contextlib
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +13,7 @@ import jax
 from etils import epath
 
 from bertjax.config import Config, differences, resume_conflicts
-from bertjax.formats.files import parse_json, write_whole
+from bertjax.formats.files import parse_json, write_json, write_whole
 from bertjax.log.report.runs import STARTS_FILE
 from bertjax.run.checkpoint import Checkpoints
 from bertjax.training.programs import DIRECTORY as PROGRAMS_DIRECTORY
@@ -133,8 +132,7 @@ def goes_on_with(
 def write_records(directory: pathlib.Path, config: Config, facts: Mapping[str, str], **more: Any) -> None:
     """Writes what `step_to_resume` and `goes_on_with` read; `more` stands beside the facts."""
     write_whole(directory / RECORD, config.to_json())
-    content = json.dumps({**facts, **more}, indent=1, ensure_ascii=False)
-    write_whole(directory / FACTS[config.job], content + "\n")
+    write_json(directory / FACTS[config.job], {**facts, **more}, ensure_ascii=False)
 
 
 def _other_run(workdir: epath.Path, changes: Sequence[str]) -> ValueError:

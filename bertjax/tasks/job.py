@@ -16,6 +16,7 @@ from etils import epath
 
 from bertjax.config import Config
 from bertjax.formats.checkpoint import resolve_directory
+from bertjax.formats.files import write_json
 from bertjax.interop import load_pretrained_params
 from bertjax.interop.names import heads_in
 from bertjax.log.logbook import Logbook, counted
@@ -31,7 +32,7 @@ from bertjax.tasks.finetune import FineTuner, Training
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.make import TASKS, make_task, remembered, task_name
 from bertjax.tasks.pretrained import Pretrained
-from bertjax.tasks.results import result_json, save_model, summary_line, write_json, write_predictions
+from bertjax.tasks.results import result_json, save_model, summary_line, write_predictions
 from bertjax.tasks.task import Rows, Task, adopt_labels, respelled
 from bertjax.tasks.text_task import TextTask
 from bertjax.training import sharding
@@ -112,7 +113,7 @@ class TaskJob:
             tuner.task.null_threshold = float(done.scores.details["best_f1_thresh"])
         result = result_json(tuner, done, self.config.init_from)
         if jax.process_index() == 0:
-            write_json(directory / "result.json", result)
+            write_json(directory / "result.json", result, allow_nan=False)
         files = write_predictions(tuner, done.params, self.predict, directory)
         save_model(tuner, done.params, directory / "model", result)
         written = [("predictions", path.name) for path in files]

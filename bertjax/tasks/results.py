@@ -6,7 +6,6 @@ In: a FineTuner and what one of its trainings gave. Out: files in the work direc
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import pathlib
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 
 from bertjax.config import Config
-from bertjax.formats.files import write_whole
+from bertjax.formats.files import write_json
 from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import class_name, write_directory
 from bertjax.log.report import as_warning
@@ -76,11 +75,6 @@ def recorded(config: Config) -> dict[str, dict[str, Any]]:
     return {"run": run, "settings": settings}
 
 
-def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes JSON; NaN and infinities, which JSON lacks, are refused."""
-    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
 def summary_line(task: Any, trained: Trained) -> str:
     """'mrpc: accuracy_f1 0.8512 (step 345 of 345; ...)' with the flags that make it doubtful."""
     numbers = ", ".join(f"{name} {value:.4f}" for name, value in trained.scores.values.items())
@@ -110,7 +104,7 @@ def write_predictions(
         if name in splits:
             paths += tuner.task.write(split, features, outputs, directory)
         for file, content in files.items():
-            write_json(directory / file, content)
+            write_json(directory / file, content, allow_nan=False)
     return paths
 
 

@@ -6,7 +6,6 @@ Windows, max-context, candidate search and null score follow run_squad.py of goo
 answer is the stretch of the original passage between the character offsets of its tokens, so it needs no re-alignment.
 """
 
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 
 from bertjax.data.named import is_name, read_rows
 from bertjax.data.opening import read_text
-from bertjax.formats.files import parse_json, write_whole
+from bertjax.formats.files import parse_json, write_json
 from bertjax.tasks import squad_score
 from bertjax.tasks.batches import Features
 from bertjax.tasks.encoding import Window, passage_tokens, passage_windows
@@ -314,8 +313,7 @@ class SquadTask(Task):
         paths = []
         for name, content in contents.items():
             paths.append(directory / f"{name}_{split.name}.json")
-            text = json.dumps(content, indent=1, ensure_ascii=False)
-            write_whole(paths[-1], text + "\n")
+            write_json(paths[-1], content, ensure_ascii=False)
         return paths
 
     def examples(self, split: Split, rows: Rows, outputs: Outputs) -> list[Example]:

@@ -18,7 +18,7 @@ from etils import epath
 
 from bertjax import markdown
 from bertjax.config import Config, differences, flatten
-from bertjax.formats.files import read_json, write_whole
+from bertjax.formats.files import read_json, write_json, write_whole
 from bertjax.log.logbook import counted
 from bertjax.run.claim import claim
 from bertjax.tasks.finetune import PER_RUN, NoFiniteScore, Trained
@@ -141,7 +141,7 @@ def check_identity(directory: pathlib.Path, identity: dict[str, Any]) -> None:
     """Writes sweep.json, or compares it with what an earlier part of the search wrote."""
     path = directory / "sweep.json"
     if not path.exists():
-        write_whole(path, json.dumps(identity, indent=1) + "\n")
+        write_json(path, identity)
     elif differing := differences(flatten(read_json(path)), flatten(json.loads(json.dumps(identity)))):
         raise ValueError(f"{directory} holds another search ({'; '.join(differing)}); choose another directory")
 

@@ -5,7 +5,6 @@
 """
 
 import abc
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax.formats.files import write_whole
+from bertjax.formats.files import write_json, write_whole
 
 SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 # Names by which vocabularies call them, in order of preference.
@@ -214,7 +213,7 @@ class Tokenizer(abc.ABC):
         config = self._config() | ({"model_max_length": min(lengths)} if lengths else {})
         config |= {} if segments else {"model_input_names": ["input_ids", "attention_mask"]}
         # The vocabulary last: without it there is no tokenizer, without the casing a guess at one.
-        write_whole(directory / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        write_json(directory / CONFIG_FILE, config, indent=2, ensure_ascii=False)
         write_whole(directory / self.VOCABULARY_FILE, self._content())
 
     @abc.abstractmethod

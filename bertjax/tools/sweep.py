@@ -179,10 +179,11 @@ def _check(runs: Iterable[tuple[Mapping[str, Any], Config]], base: Mapping[str, 
 
 def _keep(tuner: Any, trained: Trained, workdir: pathlib.Path) -> None:
     """Writes the best model so far and what it scored."""
-    from bertjax.tasks.results import result_json, save_model, write_json
+    from bertjax.formats.files import write_json
+    from bertjax.tasks.results import result_json, save_model
 
     result = result_json(tuner, trained, trained.settings.init_from)
-    write_json(workdir / "result.json", result)
+    write_json(workdir / "result.json", result, allow_nan=False)
     save_model(tuner, trained.params, workdir / "best", result)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bertjax.config import OptimizerSettings, finetune_config, frozen, walk
+from bertjax.formats import files
 from bertjax.model import heads
 from bertjax.model.heads import init_params
 from bertjax.model.layers import described
@@ -158,12 +159,12 @@ def test_predictions_do_not_depend_on_bucket_batch_or_devices(tuner):
 
 def test_a_json_file_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "finetune.json"
-    results.write_json(path, {"seed": 1})
+    files.write_json(path, {"seed": 1})
 
     def stopped(source, target):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", stopped)
     with pytest.raises(KeyboardInterrupt):
-        results.write_json(path, {"seed": 2})
+        files.write_json(path, {"seed": 2})
     assert json.loads(path.read_text()) == {"seed": 1}
