@@ -26,11 +26,7 @@ from bertjax.formats.hub import network_errors
 # Data sets of fewer files are cut further, where their format allows that: Parquet at its row groups.
 _FEW_FILES = 64
 # A task's split -> what data sets call it, the first that is there.
-_SPLITS = {
-    "train": ("train",),
-    "dev": ("validation", "dev", "val", "valid", "validation_matched"),
-    "test": ("test", "test_matched"),
-}
+_SPLITS = {"train": "train", "dev": "validation dev val valid validation_matched", "test": "test test_matched"}
 _HF = re.compile(r"hf:(?P<name>[^@,:]+)(@(?P<revision>[^,:]+))?(,(?P<config>[^,:]+))?(:(?P<split>.+))?")
 
 
@@ -253,7 +249,7 @@ def splits_of(path: str) -> dict[str, str]:
         )
     left, found = list(map(str, _prepared(name).info.splits)), {}
     for split, theirs in _SPLITS.items():
-        if known := [own for own in theirs if own in left]:
+        if known := [own for own in theirs.split() if own in left]:
             found[split] = known[0]
             left.remove(known[0])
     return found | {split: split for split in left if split not in found}

@@ -192,13 +192,8 @@ def _draw(tables, drawing, document, first, start, target):
     else:
         b_from, b_to = a_to, np.int64(ends[end - 1])
     a_from, a_to, b_from, b_to = _truncate(a_from, a_to, b_from, b_to, drawing.max_tokens, state)
-    pair = Pair(
-        address + a_from,
-        a_to - a_from,
-        tables.document_addresses[b_document] + b_from,
-        b_to - b_from,
-        np.int64(is_random),
-    )
+    b_address = tables.document_addresses[b_document] + b_from
+    pair = Pair(address + a_from, a_to - a_from, b_address, b_to - b_from, np.int64(is_random))
     return pair, next_first, next_start
 
 

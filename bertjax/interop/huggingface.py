@@ -74,12 +74,7 @@ CLASS_PREFIXES = {
 }
 BERT_ALONE = ("BertForPreTraining", "BertForNextSentencePrediction")
 
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+WEIGHT_FILES = "model.safetensors model.safetensors.index.json pytorch_model.bin pytorch_model.bin.index.json".split()
 
 
 def is_hugging_face(directory: str | Path) -> bool:

@@ -326,13 +326,8 @@ def miniature(layers: int, hidden: int, **overrides: Any) -> BertConfig:
     """
     if hidden % 64:
         raise ValueError(f"hidden={hidden} must be a multiple of 64, the size of one head")
-    return BertConfig(
-        num_hidden_layers=layers,
-        hidden_size=hidden,
-        num_attention_heads=hidden // 64,
-        intermediate_size=4 * hidden,
-        **overrides,
-    )
+    sizes = dict(hidden_size=hidden, num_attention_heads=hidden // 64, intermediate_size=4 * hidden)
+    return BertConfig(num_hidden_layers=layers, **sizes, **overrides)
 
 
 def modern(layers: int, hidden: int, inner: int, **overrides: Any) -> BertConfig:

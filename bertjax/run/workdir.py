@@ -23,12 +23,8 @@ RECORD = "config.json"  # the settings that a run was begun with
 FACTS = {"pretrain": "corpus.json", "finetune": "finetune.json"}
 KINDS = {"pretrain": "pre-training", "finetune": "fine-tuning"}
 # Files of a run beside its checkpoints; `delete_run` leaves all others alone.
-FILES = (
-    RECORD,
-    STARTS_FILE,
-    *FACTS.values(),
-    *("metrics.jsonl examples.json map.json result.json report.html checkpoints.evaluations.json".split()),
-)
+_TOLD = "metrics.jsonl examples.json map.json result.json report.html checkpoints.evaluations.json".split()
+FILES = (RECORD, STARTS_FILE, *FACTS.values(), *_TOLD)
 
 
 class DamagedRecord(ValueError):

@@ -309,13 +309,8 @@ class Training:
         self.tuner, batches = tuner, tuner.training_batches(settings)
         self.steps_per_epoch = batches.steps_per_epoch
         every = max(1, batches.steps_per_epoch // settings.task.evaluations_per_epoch)
-        self.config = settings.replace(
-            {
-                "eval.every_steps": every,
-                "checkpoint.every_steps": every,
-                "checkpoint.metric": f"eval/{tuner.task.metric}",
-            }
-        )
+        own = {"checkpoint.every_steps": every, "checkpoint.metric": f"eval/{tuner.task.metric}"}
+        self.config = settings.replace({"eval.every_steps": every, **own})
         steps = batches.steps_per_epoch * settings.task.epochs
 
         def stream(first_step: int) -> Iterator[Mapping[str, np.ndarray]]:

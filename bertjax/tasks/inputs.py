@@ -23,12 +23,8 @@ from bertjax.tasks.tables import TableWriter, check_tsv, read_table
 
 Input = str | tuple[str, ...]
 
-COLUMNS = {
-    "fill-mask": ("text",),
-    "classify": ("text",),
-    "qa": ("question", "context"),
-    "next-sentence": ("first", "second"),
-}
+COLUMNS = {"fill-mask": ("text",), "classify": ("text",), "qa": ("question", "context")}
+COLUMNS |= {"next-sentence": ("first", "second")}
 # Columns of the answers in a table.
 _ADDED = {
     "classify": ("prediction", "probability", "probabilities"),
@@ -221,11 +217,8 @@ class Output:
         if self._kind not in ("csv", "tsv"):
             return
         two = any("\t" in text if isinstance(text, str) else len(text) > 1 for text in inputs.texts)
-        self._columns = (
-            inputs.columns
-            or {"ner": ("words",), "classify": ("text_a", "text_b") if two else ("text",)}.get(task)
-            or COLUMNS[task]
-        )
+        usual = COLUMNS | {"ner": ("words",), "classify": ("text_a", "text_b") if two else ("text",)}
+        self._columns = inputs.columns or usual[task]
         columns = [*self._columns, *_ADDED[task]]
         if twice := [name for name in columns if columns.count(name) > 1]:
             raise ValueError(f"the answers would have two columns {twice[0]!r}; rename it, or write --out=FILE.jsonl")

@@ -141,11 +141,8 @@ class NerTask(Task):
         for ids, types, mine, positions in found:
             sentences, numbers = places[mine].T
             outside = () if rows else tuple(map(tuple, places[dropped]))
-            row = {
-                "input_ids": ids,
-                "token_type_ids": types,
-                "window": TaggedWindow(positions, sentences, numbers, outside),
-            }
+            window = TaggedWindow(positions, sentences, numbers, outside)
+            row = {"input_ids": ids, "token_type_ids": types, "window": window}
             if split.labelled:
                 row["tags"], row["tag_weights"] = np.zeros(len(ids), np.int32), np.zeros(len(ids), np.float32)
                 here = ((split.records[s], w) for s, w in places[mine])

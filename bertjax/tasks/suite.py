@@ -50,12 +50,9 @@ def prepare(config: Config, workdir: str, mesh: Any = None) -> Suite:
             f"{data} holds no training data of a GLUE task; expected a folder such as "
             f"{', '.join(folder.name for folder in folders.values())}"
         )
-    missing = [name for name in folders if name not in present]
-    print(
-        f"GLUE from {data}: {', '.join(present)}"
-        + (f"; not there, so left out: {', '.join(missing)}" if missing else ""),
-        flush=True,
-    )
+    missing = ", ".join(name for name in folders if name not in present)
+    left_out = f"; not there, so left out: {missing}" if missing else ""
+    print(f"GLUE from {data}: {', '.join(present)}{left_out}", flush=True)
     jobs = {}
     for name in present:
         predict = config.task.predict
@@ -83,18 +80,12 @@ def run(suite: Suite, **output: Any) -> dict[str, dict[str, float]]:
         results[name] = job.run(prepared, **output)["scores"]
         if name == "mnli":
             tuner, model = prepared.tuner, prepared.workdir / "model"
-            same = dict(
-                settings=tuner.settings, execution=tuner.model.execution, mesh=tuner.mesh, model_directory=model
-            )
-            scores = job.evaluate(job.make_task("mnli", data_of(suite.data, "mnli")), split="dev_mismatched", **same)
+            how = dict(settings=tuner.settings, execution=tuner.model.execution, mesh=tuner.mesh, model_directory=model)
+            scores = job.evaluate(job.make_task("mnli", data_of(suite.data, "mnli")), split="dev_mismatched", **how)
             results["mnli_mm"] = dict(scores.values)
             if is_name(suite.data) or (pathlib.Path(suite.data) / GLUE["ax"].folder).is_dir():
-                job.evaluate(
-                    job.make_task("ax", data_of(suite.data, "ax")),
-                    split="test",
-                    write_to=prepared.workdir if first else None,
-                    **same,
-                )
+                diagnostic = job.make_task("ax", data_of(suite.data, "ax"))
+                job.evaluate(diagnostic, split="test", write_to=prepared.workdir if first else None, **how)
     if not first:
         return results
     table = glue_table(results)

@@ -115,10 +115,8 @@ def sweep(
         with open(path, "a", encoding="utf-8") as file:
             file.write(outcome.to_json())
         flags = "".join(f"  [{flag}]" for flag in outcome.flags)
-        say(
-            f"run {number}/{len(runs)}: {described(setting, settings.seed)}: {outcome.value:.4f}{flags}, "
-            f"{outcome.seconds:.1f} s"
-        )
+        told = f"{described(setting, settings.seed)}: {outcome.value:.4f}{flags}, {outcome.seconds:.1f} s"
+        say(f"run {number}/{len(runs)}: {told}")
     return outcomes
 
 

@@ -356,13 +356,9 @@ def read_layout(
     if {step["type"] for step in processor.get("processors", [processor])} <= {"ByteLevel"}:
         return Layout.bert(cls, sep)
     if one.ids.count(a) == two.ids.count(a) == two.ids.count(b) == 1:
-        middle, end = two.ids.index(a) + 1, two.ids.index(b)
-        layout = Layout(
-            tuple(one.ids[: one.ids.index(a)]),
-            tuple(two.ids[middle:end]),
-            tuple(one.ids[one.ids.index(a) + 1 :]),
-            two.type_ids[end],
-        )
+        text, middle, end = one.ids.index(a), two.ids.index(a) + 1, two.ids.index(b)
+        parts = (one.ids[:text], two.ids[middle:end], one.ids[text + 1 :])
+        layout = Layout(*map(tuple, parts), two.type_ids[end])
         if (
             layout.prefix[:1] == (cls,)
             and layout.suffix[-1:] == (sep,)

@@ -89,11 +89,7 @@ class WordCounts:
         self._count_buffer()
         self._fold()
         if self.forgotten:
-            log.info(
-                "%d occurrences of rare words were forgotten to stay within %d distinct words",
-                self.forgotten,
-                self._max_words,
-            )
+            log.info("%d occurrences of rare words were forgotten to keep to %d words", self.forgotten, self._max_words)
         if not self._words:
             raise ValueError("no words to train a vocabulary on: the sentences are empty")
         return rank(self._words)
@@ -153,12 +149,8 @@ def _needs_marks(word: str) -> bool:
 def warn_of_few(found: int, wanted: int) -> None:
     """Says when a corpus gives fewer than the wanted entries."""
     if found < wanted:
-        log.warning(
-            "the corpus gives only %d of the %d entries asked for: train on more text, or set vocab_size=%d",
-            found,
-            wanted,
-            found,
-        )
+        remedy = "train on more text, or set vocab_size=%d"
+        log.warning(f"the corpus gives only %d of the %d entries asked for: {remedy}", found, wanted, found)
 
 
 def rank(words: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -98,14 +98,10 @@ class Parser(argparse.ArgumentParser):
         """'. Did you mean --input?' where a flag has a name like that, or of that meaning."""
         known = [name for action in self._actions for name in action.option_strings]
         name = unknown.partition("=")[0]
-        alike = [
-            f"--{other}"
-            for names in SYNONYMS
-            if name.lstrip("-") in names
-            for other in sorted(names)
-            if f"--{other}" in known
-        ]
-        close = alike or difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), known, 1, 0.7)
+        alike = [f"--{other}" for names in SYNONYMS if name.lstrip("-") in names for other in sorted(names)]
+        close = [flag for flag in alike if flag in known] or difflib.get_close_matches(
+            name.replace("-", "_").replace("__", "--", 1), known, 1, 0.7
+        )
         if not close and self.takes_settings:
             from bertjax.config_checks import meant
 

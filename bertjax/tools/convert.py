@@ -26,7 +26,7 @@ from bertjax.data.opening import read_lines
 from bertjax.formats import hub
 from bertjax.interop import LoadError
 from bertjax.interop.card import model_card
-from bertjax.interop.huggingface import WEIGHT_FILES, class_name, write_directory
+from bertjax.interop.huggingface import class_name, is_hugging_face, write_directory
 from bertjax.interop.loading import ARCHITECTURES, TASKS, LoadedModel, largest_difference, load_model
 from bertjax.interop.sentence_transformers import POOLINGS, SentenceSettings, normalise
 from bertjax.model.heads import BertForMaskedLM, BertForPreTraining, TaskNetwork
@@ -224,8 +224,7 @@ def push(source: str, out: str | None, name: str, private: bool) -> str:
       OSError: it could not be pushed; with the command that tries again.
     """
     origin = Path(source).expanduser()
-    whole = (place for place in (origin, origin / "model") if any((place / file).is_file() for file in WEIGHT_FILES))
-    model = Path(out).expanduser() if out else next(whole, None)
+    model = Path(out).expanduser() if out else next(filter(is_hugging_face, (origin, origin / "model")), None)
     if model is None:
         raise ValueError(f"{source} holds no model in Hugging Face's layout to push as it is; --out=DIR writes one")
     run = origin.parent if origin.name == "model" else origin

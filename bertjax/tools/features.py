@@ -39,11 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         choices=("model", *POOLINGS),
         help="one vector a sentence instead; model: as its sentence-transformers files say (else the mean)",
     )
-    add(
-        "--prompt",
-        metavar="NAME",
-        help="of a sentence-transformers model, with --pooling: what stands before each text",
-    )
+    add("--prompt", metavar="NAME", help="with --pooling, of a sentence-transformers model: what precedes each text")
     add("--batch_size", type=int, default=32, help="rows (default 32)")
     add("--dtype", default="float32", choices=DTYPES, help="of the arithmetic (default float32)")
     flags = parser.parse_args(arguments)

@@ -49,26 +49,18 @@ def prediction_config() -> ml_collections.ConfigDict:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = make_parser("predict", __doc__)
-    parser.add_argument("--model", required=True, metavar="DIR")
-    parser.add_argument(
-        "--task",
-        help=f"{', '.join(TASKS)}, or the name of a fine-tuning task; default: what the model was fine-tuned for",
-    )
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR")
+    add("--task", help=f"{', '.join(TASKS)}, or the name of a fine-tuning task; default: the model's own")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--text", action="append", help="an input; may be given several times")
     given.add_argument("--file", metavar="FILE", help="inputs: lines, a table, .conll, SQuAD or hf:NAME,CONFIG:SPLIT")
-    parser.add_argument(
-        "--columns",
-        metavar="NAME,NAME",
-        help="of the texts in a table; default: those that the model was fine-tuned on",
+    add("--columns", metavar="NAME,NAME", help="of the texts in a table; default: what the model was fine-tuned on")
+    add(
+        "--out", metavar="FILE", help=".csv, .tsv, .jsonl, .conll (ner) or .json (qa); default: on screen, as the input"
     )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        help=".csv, .tsv, .jsonl, .conll (ner) or .json (qa); default: the screen, in the form of the input",
-    )
-    parser.add_argument("--top_k", type=int, help="candidates for each [MASK] (default 5)")
-    parser.add_argument("--dtype", choices=DTYPES, help="in place of --config.execution.dtype; float16 too")
+    add("--top_k", type=int, help="candidates for each [MASK] (default 5)")
+    add("--dtype", choices=DTYPES, help="in place of --config.execution.dtype; float16 too")
     short = {"batch_size": "task.eval_batch_size", "max_length": "task.max_length"}
     add_settings(parser, prediction_config, short)
     options = parser.parse_args(arguments)

@@ -188,13 +188,8 @@ def task_head(name: str, options: Mapping[str, Any]) -> tuple[str, int]:
     if name in GLUE:
         names = GLUE[name].names
         return "classification" if names else "regression", len(names) or 1
-    # CoNLL-2003 has 9 tags.
-    known = {
-        "ner": ("tagging", 9),
-        "tag": ("tagging", 9),
-        "swag": ("multiple_choice", 1),
-        "xnli": ("classification", 3),
-    }
+    tags = ("tagging", 9)  # of CoNLL-2003
+    known = {"ner": tags, "tag": tags, "swag": ("multiple_choice", 1), "xnli": ("classification", 3)}
     return ("spans", 2) if name.startswith("squad") else known.get(name, (options.get("head", "classification"), 2))
 
 

@@ -45,13 +45,7 @@ def parser() -> Parser:
     """The command line."""
     parser = make_parser("sweep", __doc__)
     add = parser.add_argument
-    add(
-        "--workdir",
-        required=True,
-        type=lambda text: pathlib.Path(text).expanduser(),
-        metavar="DIR",
-        help="where runs.jsonl, sweep.md, best/ go",
-    )
+    add("--workdir", required=True, type=pathlib.Path, metavar="DIR", help="where runs.jsonl, sweep.md, best/ go")
     add(
         "--search",
         action="append",
@@ -82,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from bertjax.formats.checkpoint import CheckpointError
 
     with refusals("sweep", 1, CheckpointError):
-        print(run(config, search, range(flags.seeds), flags.workdir))
+        print(run(config, search, range(flags.seeds), flags.workdir.expanduser()))
 
 
 def searched(flags: Any) -> dict[str, list[Any]]:

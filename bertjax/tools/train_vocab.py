@@ -44,11 +44,7 @@ def parser() -> Parser:
     )
     add_boolean(parser, "tokenize_chinese_chars", None, "isolate CJK ideographs (default true; wordpiece only)")
     add("--num_unused", type=int, least=0, help="[unusedN] rows (default vocab_size / 30, at most 994; wordpiece only)")
-    add(
-        "--min_char_count",
-        type=int,
-        help="rarer characters get no entry (default 2; 1 in under 10000 characters; wordpiece only)",
-    )
+    add("--min_char_count", type=int, help="least count (default 2; 1 in under 10000 characters; wordpiece only)")
     add(
         "--max_chars",
         type=int,
@@ -56,16 +52,10 @@ def parser() -> Parser:
         "vocab_size; wordpiece only)",
     )
     add(
-        "--max_words",
-        type=int,
-        default=2_000_000,
-        help="distinct words held in memory, about 250 bytes each (default 2000000)",
+        "--max_words", type=int, default=2_000_000, help="distinct words in memory, of 250 bytes each (default 2000000)"
     )
     add(
-        "--heldout",
-        action="append",
-        metavar="PATTERN",
-        help="text to measure on (default: every 100th line of the input, not trained on)",
+        "--heldout", action="append", metavar="PATTERN", help="text to measure on (default: every 100th line, kept out)"
     )
     add("--compare", metavar="DIR_OR_VOCAB", help="a vocabulary to measure beside the new one")
     add_fields(parser, Reading, "format", "field", "errors", "max_line_mb")
@@ -91,14 +81,8 @@ def train(flags: argparse.Namespace) -> None:
     # What is needed only at the end is opened now: counting may take hours.
     other = load_tokenizer(flags.compare) if flags.compare else None
     measured = list(itertools.islice(read_lines(flags.heldout, flags), _MEASURED_LINES)) if flags.heldout else []
-    for name in (
-        "model",
-        "vocab_size",
-        "do_lower_case",
-        "strip_accents",
-        *_OF_WORDPIECE * (not other_kind),
-        "max_words",
-    ):
+    shown = ("model", "vocab_size", "do_lower_case", "strip_accents", *_OF_WORDPIECE * (not other_kind), "max_words")
+    for name in shown:
         value = getattr(flags, name)
         print(f"{name} = {'default' if value is None else value}")
     started = time.monotonic()

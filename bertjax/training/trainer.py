@@ -146,13 +146,7 @@ class Trainer:
         return self._once("abstract state", objective, state)
 
     def _state_of(self, params: Any) -> TrainState:
-        return TrainState(
-            step=jnp.int32(0),
-            params=params,
-            opt_state=self.optimizer.init(params),
-            skipped=jnp.int32(0),
-            skipped_in_row=jnp.int32(0),
-        )
+        return TrainState(jnp.int32(0), params, self.optimizer.init(params), jnp.int32(0), jnp.int32(0))
 
     def _drawn(self, objective: Objective, seed: jax.Array | int) -> TrainState:
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), INIT_STREAM)

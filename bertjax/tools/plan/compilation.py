@@ -142,7 +142,8 @@ def _work(answer: Any, config: Config, piece: Slice | None, number: int, *how: A
 
 def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: bool, dump: pathlib.Path) -> Compiled:
     """The step from the cache, or compiled, or refused without compilation."""
-    info, platform = stage.info, stage.trainer.mesh.devices.flat[0].platform
+    info, trainer = stage.info, stage.trainer
+    platform = trainer.mesh.devices.flat[0].platform
     # A process that takes more than there is makes the machine swap, and then Linux ends it.
     if (
         piece is None
@@ -151,17 +152,12 @@ def _compiled(stage: Stage, piece: Slice | None, cache: pathlib.Path, quick: boo
     ):
         say(f"{info.name}: not compiled, since by arithmetic it takes more memory than is free")
         return Compiled(wanted=int(wanted), limit=limit)
-    traced = stage.trainer.train_step(stage.objective).trace(stage.trainer.abstract_state(stage.objective), stage.batch)
+    traced = trainer.train_step(stage.objective).trace(trainer.abstract_state(stage.objective), stage.batch)
     lowered = traced.lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),))
     # Everything that decides what the compiler makes of a program.
     versions = map(importlib.metadata.version, ["jax", "jaxlib", *(["libtpu"] if platform == "tpu" else [])])
-    parts = [
-        lowered.as_text(),
-        piece.name if piece else "local",
-        platform,
-        *versions,
-        repr(stage.trainer.compiler_options),
-    ]
+    place = piece.name if piece else "local"
+    parts = [lowered.as_text(), place, platform, *versions, repr(trainer.compiler_options)]
     path = cache / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}.json.gz"
     found = load(path)
     # What did not fit this machine may fit now: there may be more memory free.
