@@ -24,12 +24,9 @@ REFUSALS = (ValueError, OSError, MemoryError, ImportError, EOFError, zlib.error,
 EXIT_PREEMPTED = 75
 # Packages whose own classes of errors tell of a network, a bucket or a file.
 OUTSIDE = ("aiohttp", "gcsfs", "google", "safetensors", "wandb")
-_NO_ROOM, _NO_ACCESS = "make room, then repeat the command", "this user may not read or write it"
 REMEDIES = {
-    errno.ENOSPC: _NO_ROOM,
-    errno.EDQUOT: _NO_ROOM,
-    errno.EACCES: _NO_ACCESS,
-    errno.EPERM: _NO_ACCESS,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, then repeat the command"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "this user may not read or write it"),
     errno.EROFS: "choose a place that can be written",
 }
 

@@ -53,12 +53,8 @@ def is_remote(path: epath.Path) -> bool:
 
 def write_manifest(directory: epath.Path, step: int, metrics: Mapping[str, float]) -> None:
     """Describes all files that are in the directory of a checkpoint now."""
-    content = {
-        "step": step,
-        "time": time.time(),
-        "metrics": {name: float(value) for name, value in metrics.items()},
-        "files": _fingerprints(directory),
-    }
+    numbers = {name: float(value) for name, value in metrics.items()}
+    content = {"step": step, "time": time.time(), "metrics": numbers, "files": _fingerprints(directory)}
     write_json(directory / MANIFEST, content)
 
 

@@ -51,11 +51,8 @@ def fetch(name: str | Path, tokenizer_only: bool = False) -> Path:
                 raise
             listed = None  # as in transformers: without a connection, what the cache holds
         patterns = _patterns(listed or (), tokenizer_only)
-        return Path(
-            huggingface_hub.snapshot_download(
-                model, revision=revision, allow_patterns=patterns, local_files_only=listed is None
-            )
-        )
+        how = dict(revision=revision, allow_patterns=patterns, local_files_only=listed is None)
+        return Path(huggingface_hub.snapshot_download(model, **how))
     except errors.GatedRepoError:
         reason = f"{where}/{model} is open only to those who accepted its terms: do so there, and set HF_TOKEN"
     except errors.RevisionNotFoundError:

@@ -6,13 +6,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    "bytes": _FIELD.TYPE_BYTES,
-    "fixed32": _FIELD.TYPE_FIXED32,
-    "float": _FIELD.TYPE_FLOAT,
-    "int64": _FIELD.TYPE_INT64,
-    "string": _FIELD.TYPE_STRING,
-}
+_SCALARS = {kind: getattr(_FIELD, f"TYPE_{kind.upper()}") for kind in "bytes fixed32 float int64 string".split()}
 
 
 def declare(**messages: Mapping[int, str]) -> dict[str, Any]:

@@ -39,11 +39,7 @@ log = logging.getLogger(__name__)
 _FILLED = 0.9  # of the rows of a word table; released models pad theirs to a multiple of 64 or 128
 
 # kind of source -> its weight files (of a run the manifests, which hold their checksums)
-_WEIGHTS = {
-    "huggingface": ("*.safetensors", "*.bin"),
-    "tf1": ("*.data-*",),
-    "bertjax": ("checkpoints/*/manifest.json",),
-}
+_FILES = {"huggingface": ("*.safetensors", "*.bin"), "tf1": ("*.data-*",), "bertjax": ("checkpoints/*/manifest.json",)}
 # Weights in formats that are not read, and what turns them into one that is.
 _OTHER_WEIGHTS = {
     "flax_model.msgpack": "from_flax=True, with a transformers below 5",
@@ -174,7 +170,7 @@ class Source:
         """Hash of the weight files' names, sizes and first MiB, by which other weights at the same
         place are told apart without reading them all."""
         digest = hashlib.sha256()
-        for pattern in _WEIGHTS[self.kind]:
+        for pattern in _FILES[self.kind]:
             for path in sorted(self.directory.glob(pattern)):
                 digest.update(f"{path.name} {path.stat().st_size}\n".encode())
                 with open(path, "rb") as file:
@@ -231,16 +227,10 @@ def _recognise(path: Path) -> Source:
         config, settings = huggingface.read_config(directory)
         naming = HUGGING_FACE[settings.get("model_type") or "bert"]
         naming = dataclasses.replace(naming, tied=settings.get("tie_word_embeddings") in (None, True))
-        return Source(
-            "huggingface",
-            config,
-            settings,
-            naming,
-            lambda: huggingface.read_state_dict(directory, naming),
-            lambda: huggingface.read_headers(directory, naming),
-            directory,
-            sentence=sentence,
-        )
+        read = [
+            functools.partial(f, directory, naming) for f in (huggingface.read_state_dict, huggingface.read_headers)
+        ]
+        return Source("huggingface", config, settings, naming, *read, directory, sentence=sentence)
     if (path / "finetune.json").is_file():
         return _finetuned(path)
     if (path / "checkpoints").is_dir():
@@ -255,15 +245,8 @@ def _recognise(path: Path) -> Source:
     prefix = tf1.find_prefix(path)
     if prefix is not None:
         config, settings = tf1.read_config(prefix)
-        return Source(
-            "tf1",
-            config,
-            settings,
-            google_place,
-            lambda: tf1.read_variables(prefix),
-            lambda: tf1.read_headers(prefix),
-            prefix.parent,
-        )
+        read = [functools.partial(f, prefix) for f in (tf1.read_variables, tf1.read_headers)]
+        return Source("tf1", config, settings, google_place, *read, prefix.parent)
     if path.is_file():
         raise LoadError(f"{path} is a file; give the directory that it is in")
     if not path.exists():

@@ -281,15 +281,8 @@ class FineTuner:
         state = training.start(checkpoints)
         step, total = int(state.step), training.phases[-1].until_step
         clock = Clock(total, checkpoints.metrics(step) if step else None, started)
-        self.trainer.fit(
-            state,
-            training.phases,
-            training.config,
-            logbook=logbook or Logbook(None),
-            checkpoints=checkpoints,
-            evaluate=training.evaluate,
-            clock=clock,
-        )
+        how = dict(logbook=logbook or Logbook(None), checkpoints=checkpoints, evaluate=training.evaluate, clock=clock)
+        self.trainer.fit(state, training.phases, training.config, **how)
         return training.outcome(clock)
 
 

@@ -23,8 +23,12 @@ from bertjax.tasks.tables import TableWriter, check_tsv, read_table
 
 Input = str | tuple[str, ...]
 
-COLUMNS = {"fill-mask": ("text",), "classify": ("text",), "qa": ("question", "context")}
-COLUMNS |= {"next-sentence": ("first", "second")}
+COLUMNS = {
+    "fill-mask": ("text",),
+    "classify": ("text",),
+    "qa": ("question", "context"),
+    "next-sentence": ("first", "second"),
+}
 # Columns of the answers in a table.
 _ADDED = {
     "classify": ("prediction", "probability", "probabilities"),

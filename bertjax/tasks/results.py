@@ -60,8 +60,12 @@ def result_json(tuner: FineTuner, trained: Trained, checkpoint: str) -> dict[str
 def recorded(config: Config) -> dict[str, dict[str, Any]]:
     """The settings of a run as its files have them: 'run', what a search varies first, and 'settings', the others."""
     task, optimizer = dataclasses.asdict(config.task), dataclasses.asdict(config.optimizer)
-    run = {"learning_rate": optimizer.pop("learning_rate"), "batch_size": config.batch_size}
-    run |= {"epochs": task.pop("epochs"), "seed": config.seed}
+    run = {
+        "learning_rate": optimizer.pop("learning_rate"),
+        "batch_size": config.batch_size,
+        "epochs": task.pop("epochs"),
+        "seed": config.seed,
+    }
     for name in ("name", "data", "options", "metric", "predict"):  # of the task, not of its training
         del task[name]
     del optimizer["warmup_steps"]  # task.warmup is

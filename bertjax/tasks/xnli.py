@@ -57,8 +57,8 @@ class XnliTask(TextTask):
         name = "all" if self.languages == LANGUAGES else "_".join(self.languages)
         super().__init__(f"xnli_{name}", "classification", _LABELS)
         self.source = pathlib.Path(source)
-        self.splits = {"train": ",".join(map(_training_file, self.train_languages))}
-        self.splits |= {"dev": "xnli.dev.tsv", "test": "xnli.test.tsv"}
+        train = ",".join(map(_training_file, self.train_languages))
+        self.splits = {"train": train, "dev": "xnli.dev.tsv", "test": "xnli.test.tsv"}
 
     @property
     def metric_names(self) -> tuple[str, ...]:

@@ -115,13 +115,8 @@ def _byte_level(words: list[tuple[str, int]], wanted: int, normalizer: dict[str,
 
 def _unigram(words: list[tuple[str, int]], wanted: int, normalizer: dict[str, Any]) -> dict[str, Any]:
     few = sum(len(word) * count for word, count in words) < _FEW_CHARACTERS
-    learnt = learn_pieces(
-        words,
-        "unigram",
-        wanted + 1,
-        seed_sentencepiece_size=max(100_000, _SEEDS * wanted),
-        character_coverage=1.0 if few else _COVERED,
-    )
+    covered, seeds = 1.0 if few else _COVERED, max(100_000, _SEEDS * wanted)
+    learnt = learn_pieces(words, "unigram", wanted + 1, seed_sentencepiece_size=seeds, character_coverage=covered)
     *head, mask = families.SPECIALS.values()
     pieces = [*((name, 0.0) for name in head), *learnt[:wanted], (mask, 0.0)]
     return families.unigram(pieces, families.SPECIALS, normalizer=normalizer)

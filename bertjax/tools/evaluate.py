@@ -91,15 +91,8 @@ def evaluate(flags: Any, config: Config) -> dict[str, Any]:
     task = job.make_task(name, directory, options)
     if flags.out:
         flags.out.mkdir(parents=True, exist_ok=True)
-    scores = job.evaluate(
-        task,
-        flags.model,
-        config,
-        flags.split,
-        write_to=flags.out,
-        labels=labels,
-        execution=Execution.of(config.execution, jax.default_backend()),
-    )
+    execution = Execution.of(config.execution, jax.default_backend())
+    scores = job.evaluate(task, flags.model, config, flags.split, execution, write_to=flags.out, labels=labels)
     found = {"scores": None} if scores is None else {"scores": dict(scores.values), "flags": list(scores.flags)}
     return {
         "model": str(model.source.directory if model.source.kind == "huggingface" else flags.model),

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add(
         "--pooling",
         choices=("model", *POOLINGS),
-        help="one vector a sentence instead; model: as its sentence-transformers files say (else the mean)",
+        help="one vector a sentence; model: as its own files say, or the mean",
     )
     add("--prompt", metavar="NAME", help="with --pooling, of a sentence-transformers model: what precedes each text")
     add("--batch_size", type=int, default=32, help="rows (default 32)")

@@ -51,12 +51,8 @@ def parser() -> Parser:
         help="characters with entries (default 1000, or as many as cover 99.95 %% of the text, at most a third of "
         "vocab_size; wordpiece only)",
     )
-    add(
-        "--max_words", type=int, default=2_000_000, help="distinct words in memory, of 250 bytes each (default 2000000)"
-    )
-    add(
-        "--heldout", action="append", metavar="PATTERN", help="text to measure on (default: every 100th line, kept out)"
-    )
+    add("--max_words", type=int, default=2_000_000, help="words held in memory, 250 bytes each (default 2000000)")
+    add("--heldout", action="append", metavar="PATTERN", help="text to measure on (default: every 100th line)")
     add("--compare", metavar="DIR_OR_VOCAB", help="a vocabulary to measure beside the new one")
     add_fields(parser, Reading, "format", "field", "errors", "max_line_mb")
     return parser

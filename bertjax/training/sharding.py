@@ -144,11 +144,8 @@ def fetch(tree: Any, mesh: Mesh) -> Any:
 
 def abstract(tree: Any, mesh: Mesh) -> Any:
     """ShapeDtypeStructs with shardings: the target that a checkpoint is restored into."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
-        tree_shardings(tree, mesh),
-    )
+    shardings = tree_shardings(tree, mesh)
+    return jax.tree.map(lambda leaf, own: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=own), tree, shardings)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
