@@ -34,11 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--columns", metavar="NAME,NAME", help="of the texts in a .csv, .tsv or .jsonl file (default text)")
     add("--out", required=True, metavar="FILE", help=".jsonl or .npz")
     add("--layers", help="list indices, with commas; 0 is the embeddings (default -1)")
-    add(
-        "--pooling",
-        choices=("model", *POOLINGS),
-        help="one vector a sentence; model: as its own files say, or the mean",
-    )
+    add("--pooling", choices=("model", *POOLINGS), help="one vector a sentence; model: as its files say, or the mean")
     add("--prompt", metavar="NAME", help="with --pooling, of a sentence-transformers model: what precedes each text")
     add("--batch_size", type=int, default=32, help="rows (default 32)")
     add("--dtype", default="float32", choices=DTYPES, help="of the arithmetic (default float32)")

@@ -56,11 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.add_argument("--text", action="append", help="an input; may be given several times")
     given.add_argument("--file", metavar="FILE", help="inputs: lines, a table, .conll, SQuAD or hf:NAME,CONFIG:SPLIT")
     add("--columns", metavar="NAME,NAME", help="of the texts in a table; default: what the model was fine-tuned on")
-    add(
-        "--out",
-        metavar="FILE",
-        help=".csv, .tsv, .jsonl, .conll (ner) or .json (qa); default: the screen, as the input",
-    )
+    add("--out", metavar="FILE", help=".csv, .tsv, .jsonl, .conll (ner) or .json (qa); default: screen, as the input")
     add("--top_k", type=int, help="candidates for each [MASK] (default 5)")
     add("--dtype", choices=DTYPES, help="in place of --config.execution.dtype; float16 too")
     short = {"batch_size": "task.eval_batch_size", "max_length": "task.max_length"}
