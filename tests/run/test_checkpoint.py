@@ -157,7 +157,7 @@ def test_nothing_old_is_deleted_when_the_new_one_fails(tmp_path, monkeypatch):
     def full_disk(path, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bertjax.formats.checkpoint.write_whole", full_disk)
+    monkeypatch.setattr("bertjax.formats.checkpoint.write_json", full_disk)
     checkpoints.save(2, state_of(2))
     with pytest.raises(CheckpointError, match=r"step 2 .* No space left .* untouched: \[1\]"):
         checkpoints.wait()
