@@ -129,7 +129,7 @@ class Loop:
         batches = phase.batches(self.step - self.clock.phase_start)
         try:
             self._before_compiling()
-            batches = itertools.chain([self._next(batches, phase)], batches)  # the first beside the compiler
+            batches = itertools.chain([self._next(batches, phase, first=True)], batches)  # beside the compiler
             self.watchdog.doing("compiling the step", "the compiler", patiently=True)
             self.trainer.wait_for("train", phase.objective)
             self._before_compiling()
@@ -173,7 +173,10 @@ class Loop:
         self.logbook.close()
         raise stopped
 
-    def _next(self, batches: Iterator[Mapping[str, np.ndarray]], phase: Phase) -> Mapping[str, np.ndarray]:
+    def _next(
+        self, batches: Iterator[Mapping[str, np.ndarray]], phase: Phase, first: bool = False
+    ) -> Mapping[str, np.ndarray]:
+        """Raises _StopRequested if the run is to stop while the `first` batch is made."""
         self.watchdog.doing(
             f"the batch of step {self.step + 1}",
             "the disk of config.data.corpus, or a data worker",
@@ -181,7 +184,7 @@ class Loop:
         )
         with self.meter.waiting_for_data():
             try:
-                if self.meter.compiling:  # in a thread: until workers have started, or pairs are indexed, takes long
+                if first:  # in a thread: until workers have started, or pairs are indexed, takes long
                     batch = result(ThreadPoolExecutor(1).submit(next, batches, None), self._while_waiting)
                 else:
                     batch = next(batches, None)
