@@ -44,7 +44,13 @@ class PretrainingObjective:
             masked = mask_tokens(key, batch["input_ids"], batch["attention_mask"], self.masking)
         # Drawn once: XLA would draw a token's mask again for each of its hidden units, where words are looked up.
         masked = jax.lax.optimization_barrier(masked)
-        return {**batch, **dict(zip(("input_ids", "mlm_positions", "mlm_labels", "mlm_weights"), masked, strict=True))}
+        return {
+            **batch,
+            "input_ids": masked.input_ids,
+            "mlm_positions": masked.positions,
+            "mlm_labels": masked.labels,
+            "mlm_weights": masked.weights,
+        }
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Masked tokens and pairs of the global batch."""

@@ -44,7 +44,11 @@ def parser() -> Parser:
     )
     add_boolean(parser, "tokenize_chinese_chars", None, "isolate CJK ideographs (default true; wordpiece only)")
     add("--num_unused", type=int, least=0, help="[unusedN] rows (default vocab_size / 30, at most 994; wordpiece only)")
-    add("--min_char_count", type=int, help="least count (default 2; 1 in under 10000 characters; wordpiece only)")
+    add(
+        "--min_char_count",
+        type=int,
+        help="rarer characters get no entry (default 2; 1 in under 10000 characters; wordpiece only)",
+    )
     add(
         "--max_chars",
         type=int,
@@ -52,7 +56,12 @@ def parser() -> Parser:
         "vocab_size; wordpiece only)",
     )
     add("--max_words", type=int, default=2_000_000, help="words held in memory, 250 bytes each (default 2000000)")
-    add("--heldout", action="append", metavar="PATTERN", help="text to measure on (default: every 100th line)")
+    add(
+        "--heldout",
+        action="append",
+        metavar="PATTERN",
+        help="text to measure on (default: every 100th line, not trained on)",
+    )
     add("--compare", metavar="DIR_OR_VOCAB", help="a vocabulary to measure beside the new one")
     add_fields(parser, Reading, "format", "field", "errors", "max_line_mb")
     return parser
