@@ -102,3 +102,8 @@ def test_a_room_depends_only_on_rooms_before_it():
 def test_imports_are_found(tmp_path, line, rooms):
     (tmp_path / "module.py").write_text(line)
     assert imports(tmp_path / "module.py") == rooms
+
+
+def test_no_module_is_longer_than_400_lines():
+    lines = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert not {str(path): count for path, count in lines.items() if count > 400}

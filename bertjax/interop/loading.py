@@ -349,15 +349,8 @@ def load_model(
             labels = ()
     model = kind(source.config, execution or Execution(), **options)
     params, fresh = fit(source, model, jax.random.key(seed), reinitialise_head)
-    return LoadedModel(
-        model,
-        jax.tree.map(jax.numpy.asarray, params),
-        source.tokenizer,
-        dict(enumerate(labels)) or None,
-        source.settings,
-        tuple(fresh),
-        source.sentence,
-    )
+    params, names = jax.tree.map(jax.numpy.asarray, params), dict(enumerate(labels)) or None
+    return LoadedModel(model, params, source.tokenizer, names, source.settings, tuple(fresh), source.sentence)
 
 
 def _declared(source: Source) -> type[heads.BertNetwork]:
@@ -387,9 +380,7 @@ def _stored_labels(source: Source) -> int | None:
     return None
 
 
-def largest_difference(
-    one: Callable[..., Any], other: Callable[..., Any], vocabulary: int, shape: tuple[int, int]
-) -> float:
+def largest_difference(one: Callable, other: Callable, vocabulary: int, shape: tuple[int, int]) -> float:
     """Largest absolute difference of two models' outputs on the same random rows, of ids below `vocabulary`; over
     the classes that both have."""
     ids = np.random.default_rng(0).integers(0, vocabulary, shape).astype(np.int32)

@@ -21,7 +21,7 @@ from bertjax.interop.card import model_card
 from bertjax.log.logbook import Logbook, read_records
 from bertjax.log.report.runs import STARTS_FILE
 from bertjax.model.model_types import OWN
-from bertjax.model.presets import parameter_count
+from bertjax.model.size import parameter_count
 from bertjax.run.run import model_text
 from bertjax.training import sharding
 from bertjax.training.loop import NotFiniteError

@@ -19,7 +19,8 @@ from bertjax.formats.checkpoint import resolve_directory
 from bertjax.interop import check_pretrained, check_vocabulary, huggingface, load_pretrained_params, open_source
 from bertjax.log.logbook import Logbook
 from bertjax.model.heads import pretraining_network
-from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, flops_per_row, parameter_count
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.size import PRETRAINING_HEADS, flops_per_row, parameter_count
 from bertjax.pretraining import finish
 from bertjax.pretraining.corpora import open_corpus
 from bertjax.pretraining.objective import PretrainingObjective, make_objective

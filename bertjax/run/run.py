@@ -19,7 +19,8 @@ from bertjax.config import Config, decides_bits
 from bertjax.formats import hub
 from bertjax.log.logbook import Logbook
 from bertjax.log.report import as_warning, write_report
-from bertjax.model.presets import PRETRAINING_HEADS, BertConfig, Execution, parameter_count
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.size import PRETRAINING_HEADS, parameter_count
 from bertjax.process.clock import Budget, Clock, reach
 from bertjax.process.distributed import wait_for_all
 from bertjax.run.checkpoint import Checkpoints

@@ -20,7 +20,8 @@ from bertjax.formats.files import write_json
 from bertjax.interop import load_pretrained_params
 from bertjax.interop.names import heads_in
 from bertjax.log.logbook import Logbook, counted
-from bertjax.model.presets import Execution, parameter_count
+from bertjax.model.presets import Execution
+from bertjax.model.size import parameter_count
 from bertjax.process import hardware
 from bertjax.process.agreement import require_same
 from bertjax.process.clock import Clock

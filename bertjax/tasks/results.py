@@ -19,7 +19,7 @@ from bertjax.formats.files import write_json
 from bertjax.interop.card import model_card
 from bertjax.interop.huggingface import class_name, write_directory
 from bertjax.log.report import as_warning
-from bertjax.model.presets import parameter_count
+from bertjax.model.size import parameter_count
 from bertjax.tasks.kinds import KINDS
 from bertjax.tasks.make import plain, to_remember
 from bertjax.tasks.shown import on_map, shown

@@ -18,7 +18,8 @@ import numpy as np
 
 from bertjax.config import Config, phases
 from bertjax.data.rows import pairs_per_row
-from bertjax.model.presets import BertConfig, Execution, flops_per_row, parameter_count
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.size import flops_per_row, parameter_count
 from bertjax.pretraining import job as pretraining
 from bertjax.pretraining.objective import make_objective
 from bertjax.process import hardware

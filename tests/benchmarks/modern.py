@@ -27,7 +27,8 @@ import numpy as np
 
 from bertjax import markdown
 from bertjax.data.rows import pairs_per_row
-from bertjax.model.presets import BertConfig, flops_per_row, modern
+from bertjax.model.presets import BertConfig, modern
+from bertjax.model.size import flops_per_row
 from tests.benchmarks import harness
 
 RATE = 0.3  # of the tokens are predicted

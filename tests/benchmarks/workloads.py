@@ -7,7 +7,8 @@ import dataclasses
 
 import numpy as np
 
-from bertjax.model.presets import PRESETS, flops_per_row
+from bertjax.model.presets import PRESETS
+from bertjax.model.size import flops_per_row
 
 MASK_ID, SPECIAL_IDS = 103, (0, 101, 102)  # of the original vocabularies
 

@@ -13,7 +13,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from bertjax.model.heads import BertForPreTraining, BertForTokenClassification, init_params
 from bertjax.model.layers import LayerNorm, activation
 from bertjax.model.lookup import gather_positions, small_table_lookup
-from bertjax.model.presets import BertConfig, Execution, parameter_count
+from bertjax.model.presets import BertConfig, Execution
+from bertjax.model.size import parameter_count
 
 CONFIG = BertConfig(
     vocab_size=50,

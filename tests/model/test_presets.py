@@ -2,7 +2,8 @@
 
 import pytest
 
-from bertjax.model.presets import PRESETS, BertConfig, Execution, flops_per_row, miniature, parameter_count
+from bertjax.model.presets import PRESETS, BertConfig, Execution, miniature
+from bertjax.model.size import flops_per_row, parameter_count
 
 
 @pytest.mark.parametrize(

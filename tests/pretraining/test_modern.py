@@ -10,7 +10,8 @@ import pytest
 from bertjax.config import frozen, phases, total_steps
 from bertjax.config_checks import check_config
 from bertjax.interop import load_model
-from bertjax.model.presets import BertConfig, parameter_count
+from bertjax.model.presets import BertConfig
+from bertjax.model.size import parameter_count
 from bertjax.pretraining import job as pretraining
 from bertjax.run.run import run
 
