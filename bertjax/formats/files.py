@@ -46,8 +46,9 @@ def whole_file(path: str | os.PathLike[str], mode: str = "w", partial: Path | No
 def _written(path: Path, mode: str, partial: Path) -> Iterator[IO[Any]]:
     # Half a surrogate pair, which JSON can escape, has no other form in UTF-8.
     text = {} if "b" in mode else dict(encoding="utf-8", errors="backslashreplace", newline="")
+    file = _alone(path, partial, mode, text)
     try:
-        with open(partial, mode, **text) as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -59,6 +60,23 @@ def _written(path: Path, mode: str, partial: Path) -> Iterator[IO[Any]]:
     with contextlib.suppress(OSError):  # not every file system has this
         os.fsync(directory)
     os.close(directory)
+
+
+def _alone(path: Path, partial: Path, mode: str, text: dict[str, Any]) -> IO[Any]:
+    """The empty file `partial`, locked while it is open: two programs that write one file at once would mix it."""
+    while True:
+        file = open(partial, mode, opener=lambda name, flags: os.open(name, flags & ~os.O_TRUNC, 0o666), **text)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise BlockingIOError(error.errno, "another process is writing this file", str(path)) from None
+        except OSError:  # some network file systems have no locks
+            pass
+        if same_file(file, partial):  # or it has become another process's `path` meanwhile
+            file.truncate()
+            return file
+        file.close()
 
 
 @contextlib.contextmanager

@@ -55,6 +55,20 @@ def test_an_error_while_writing_leaves_nothing_and_a_bad_place_shows_at_once(tmp
         pytest.fail("opened")
 
 
+def test_a_file_that_another_process_is_writing_is_refused_and_left_to_it(tmp_path):
+    path = tmp_path / "out.txt"
+    with whole_file(path) as first:
+        first.write("the first ")
+        first.flush()
+        with pytest.raises(OSError, match="another process is writing this file"), whole_file(path):
+            pytest.fail("opened")
+        first.write("alone")
+    assert path.read_text() == "the first alone"
+    with whole_file(path) as again:
+        again.write("again")
+    assert path.read_text() == "again"
+
+
 def test_half_a_surrogate_pair_is_written_as_json_escapes_it(tmp_path):
     write_whole(tmp_path / "out.json", json.dumps({"text": "a\ud800"}, ensure_ascii=False))
     assert json.loads((tmp_path / "out.json").read_text()) == {"text": "a\ud800"}
