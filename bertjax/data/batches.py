@@ -15,7 +15,9 @@ Process p of n computes its contiguous slice of the B rows and touches nothing e
 import copy
 import dataclasses
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
 from typing import Protocol, Self
 
 import numpy as np
@@ -275,6 +277,12 @@ def prefetch(batches: ByStep, start_step: int = 0, *, buffer: int = 4, workers: 
     dataset = steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=buffer))
     if workers:
         flags.FLAGS.mark_as_parsed()  # Grain reads its own from it
+        # A run that is stopped while a thread compiles leaves at once, and the tracker of processes removes what the
+        # workers shared. It is started here, without its warnings that it had to.
+        options = sys.warnoptions[:]
+        sys.warnoptions.append("ignore:resource_tracker")
+        resource_tracker.ensure_running()
+        sys.warnoptions[:] = options
         dataset = dataset.mp_prefetch(
             grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=max(buffer, 1)),
             worker_init_fn=lambda index, count: leave_signals_to_parent(),

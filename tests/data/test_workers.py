@@ -31,12 +31,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_workers_work_on_after_sigterm_to_all_and_end_with_a_parent_that_is_killed(tmp_path):
+def test_workers_work_on_after_sigterm_to_all_and_end_in_silence_with_a_parent_that_is_killed(tmp_path):
     (tmp_path / "parent.py").write_text(PARENT)
     parent = subprocess.Popen(
         [sys.executable, tmp_path / "parent.py"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -58,6 +59,7 @@ def test_workers_work_on_after_sigterm_to_all_and_end_with_a_parent_that_is_kill
         while alive := [pid for pid in workers if os.path.exists(f"/proc/{pid}")]:
             assert time.monotonic() < deadline, alive
             time.sleep(0.1)
+        assert "leaked" not in parent.stderr.read()
     finally:
         try:
             os.killpg(parent.pid, signal.SIGKILL)
